@@ -533,7 +533,7 @@ _ASSUMPTIONS_OF_EXAMPLES = (
         "the gradient that is clipped as one example's depends on no other example: neither "
         "network nor loss mixes the examples of a batch, or takes data or labels from elsewhere",
         "asserted",
-        "clipping bounds nothing; privpart verify-gradients compares them with one by one",
+        "clipping bounds nothing; privpart audit gradients compares them with one by one",
     ),
     Assumption(
         "loop",

@@ -20,7 +20,6 @@ from joblib import Parallel, delayed
 from torch import Tensor, nn
 
 from accounting import Independent, Participation
-from accounting.pages import drawing
 from privpart import (
     LocalTraining,
     PartialModel,
@@ -31,6 +30,7 @@ from privpart import (
     Users,
     fit,
 )
+from privpart.cli.pages import drawing
 from privpart.data import cohorts_in_turn
 from privpart.data.tasks import next_word, speaking_roles, which_play
 from privpart.data.tasks.shakespeare import BEGIN, SHA256, UNKNOWN, TextTask

@@ -21,7 +21,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy, one_hot, softmax
 
 from attacks import leakage, observe, suite
 from attacks.networks import RESNET8_GROUPS, relu_resnet8
-from attacks.picture import grid
+from privpart.cli.pages.picture import grid
 
 PUBLISHED = {"full": (17.07, 25.57), "#1": (12.53, 15.02), "#10": (13.84, 16.88)}
 SIDE = 32

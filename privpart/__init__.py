@@ -4,6 +4,7 @@ Names are imported when they are used, so that ``privpart epsilon`` never pays f
 """
 
 from importlib import import_module
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -119,4 +120,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:  # noqa: ANN401  PEP 562
     if name in _HOME:
         return getattr(import_module(f"privpart.{_HOME[name]}"), name)
+    if name == "__version__":
+        return version("privpart")
     raise AttributeError(f"module 'privpart' has no attribute {name!r}")

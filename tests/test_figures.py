@@ -36,10 +36,9 @@ from accounting import (
 )
 from accounting.report import up
 from attacks.defences import DefencePoint
-from attacks.picture import defence_curve
 from privpart.cli.demo_tables import Accuracy
-from privpart.cli.frontier_plots import draw_frontier
-from privpart.cli.plots import draw_accuracy
+from privpart.cli.pages.picture import defence_curve
+from privpart.cli.pages.plots import draw_accuracy, draw_frontier
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -40,7 +40,7 @@ def test_it_has_exactly_three_packages_that_are_typed_and_answers_alone(wheel, t
     assert top == {"accounting", "attacks", "privpart"}
     assert {f"{package}/py.typed" for package in top} <= set(names)
     plans = {f"privpart/experiment/plans/{name}.toml" for name in ("digits", "fashion_mnist")}
-    assert plans | {"accounting/pages/page.html"} <= set(names)
+    assert plans | {"privpart/cli/pages/page.html"} <= set(names)
     assert not [name for name in names if "test" in name or "__pycache__" in name]
 
     zipfile.ZipFile(wheel).extractall(tmp_path)

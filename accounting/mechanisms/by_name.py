@@ -31,6 +31,26 @@ from accounting.mechanisms.tree import BinaryTree, EstimatorName, ReleaseName
 from accounting.participation import Participation
 
 
+class BandMF:
+    """BandMF by its name: a banded Toeplitz encoder, fitted and with normalised columns."""
+
+    name = "bandmf"
+    fitted = True
+
+    @classmethod
+    def from_options(
+        cls,
+        participation: Participation,
+        *,
+        bands: int | None = None,
+        objective: ObjectiveName | None = None,
+    ) -> Mechanism:
+        """Fit the encoder to the participation; it is recorded as a Toeplitz one."""
+        return Toeplitz.from_options(
+            participation, bands=bands, fit=True, normalize_columns=True, objective=objective
+        )
+
+
 class FromFile:
     """Stands for the mechanism in a file, whatever that is; see ``read_mechanism``."""
 
@@ -72,10 +92,11 @@ OFFERED: tuple[Any, ...] = (
     Toeplitz,
     BufferedToeplitz,
     BandedInverse,
+    BandMF,
     FromFile,
 )
 """Classes that people choose by name, in the order in which a command lists them."""
-RECORDED: tuple[Any, ...] = (*OFFERED[:-1], Dense, Grouped, PrunedTree)
+RECORDED: tuple[Any, ...] = (*OFFERED[:-2], Dense, Grouped, PrunedTree)
 """Classes that ``mechanism_from_dict`` reads."""
 
 _OFFERED = {made.name: made for made in OFFERED}

@@ -9,9 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from accounting.pages import drawing
-from privpart.cli.frontier_plots import draw_frontier
-from privpart.cli.plots import sweep_figures
+from privpart.cli.pages import drawing
+from privpart.cli.pages.plots import draw_frontier, sweep_figures
 from privpart.experiment.sweep_store import Point
 
 ROOT = Path(__file__).parents[2]

@@ -13,7 +13,7 @@ from statistics import mean, stdev
 from matplotlib.figure import Figure
 from scipy.stats import t as student
 
-from accounting.pages import drawing
+from privpart.cli.pages import drawing
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -9,6 +9,7 @@ import typer
 from accounting import ConfigError, checks
 from accounting.report import down, up
 from privpart.cli import options
+from privpart.cli.idle import beside, without
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv, fill_lines, print_table
 
@@ -23,6 +24,9 @@ _HIDDEN = (
     "runs on other machines, or about the same people under another name, are not in this book",
     "whoever is in two populations has spent both",
 )
+_OF_ONE = without("population", "a limit is of one population")
+_NO_LIMIT = beside("remove_limit", "sets no limit")
+_OF_A_LIMIT = (_OF_ONE, _NO_LIMIT)
 
 
 def budget(
@@ -40,6 +44,7 @@ def budget(
             "pass it (exit code 3).",
             show_default=False,
         ),
+        _OF_A_LIMIT,
     ] = None,
     delta: Annotated[
         float | None,
@@ -48,15 +53,19 @@ def budget(
             "of the runs'.",
             show_default=False,
         ),
+        _NO_LIMIT,
     ] = None,
     raise_limit: Annotated[
         bool,
         typer.Option(
             "--raise-limit", help="With --limit-epsilon: allow it to be above the present limit."
         ),
+        (*_OF_A_LIMIT, without("limit_epsilon", "nothing is raised")),
     ] = False,
     remove_limit: Annotated[
-        bool, typer.Option("--remove-limit", help="Remove the limit; the book keeps that it was.")
+        bool,
+        typer.Option("--remove-limit", help="Remove the limit; the book keeps that it was."),
+        _OF_ONE,
     ] = False,
     form: options.FormatOption = Format.TABLE,
 ) -> None:

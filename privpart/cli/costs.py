@@ -11,8 +11,10 @@ import typer
 
 from accounting import ConfigError, checks
 from privpart.cli import options
+from privpart.cli.idle import OF_A_PLAN, OF_SGD, beside, without
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv, plain_console
+from privpart.cli.schedule import print_schedule
 
 if TYPE_CHECKING:  # imported where used: other commands must start without torch
     from rich.table import Table
@@ -28,6 +30,7 @@ _LINK = "Network"
 _MEGA = 1e6
 _GIGA = 1e9
 _LARGEST_BATCH = 65_536
+_ONE_ROUND = beside("schedule", "is over all rounds of the plan, beside full training")
 
 
 def costs(
@@ -41,40 +44,63 @@ def costs(
             "code that it names is imported."
         ),
     ] = None,
+    schedule: Annotated[
+        bool,
+        typer.Option(
+            "--schedule",
+            help="Show which group of a plan's [schedule] trains in which round, and what a client "
+            "spends on all of them. Code that the plan names is not imported.",
+        ),
+        without("plan", "a schedule is part of a plan"),
+    ] = False,
     train: Annotated[
         list[str] | None,
         typer.Option(help="Pattern of trainable parameters; may be repeated."),
+        _ONE_ROUND,
     ] = None,
     ladder: Annotated[
         bool,
         typer.Option("--ladder", help="All steps of the freeze ladder; default without --train."),
+        _ONE_ROUND,
     ] = False,
     examples: Annotated[
-        int, typer.Option(help="Examples that a client holds.", rich_help_panel=_WORK)
+        int, typer.Option(help="Examples that a client holds.", rich_help_panel=_WORK), OF_A_PLAN
     ] = 100,
-    epochs: Annotated[int, typer.Option(help="Passes over them.", rich_help_panel=_WORK)] = 1,
+    epochs: Annotated[
+        int, typer.Option(help="Passes over them.", rich_help_panel=_WORK), OF_A_PLAN
+    ] = 1,
     batch_size: Annotated[
-        int, typer.Option(help="Examples per local step.", rich_help_panel=_WORK)
+        int, typer.Option(help="Examples per local step.", rich_help_panel=_WORK), OF_A_PLAN
     ] = 16,
     optimizer: Annotated[
-        Literal["sgd", "adam"], typer.Option(help="Optimizer of the client.", rich_help_panel=_WORK)
+        Literal["sgd", "adam"],
+        typer.Option(help="Optimizer of the client.", rich_help_panel=_WORK),
+        OF_A_PLAN,
     ] = "sgd",
-    momentum: Annotated[float, typer.Option(help="Momentum of sgd.", rich_help_panel=_WORK)] = 0.0,
+    momentum: Annotated[
+        float, typer.Option(help="Momentum of sgd.", rich_help_panel=_WORK), (OF_A_PLAN, OF_SGD)
+    ] = 0.0,
     down: Annotated[
         float,
         typer.Option(
             help="Download in MB/s; both defaults are from Wang et al. 2021.", rich_help_panel=_LINK
         ),
+        _ONE_ROUND,
     ] = 0.75,
-    up: Annotated[float, typer.Option(help="Upload in MB/s.", rich_help_panel=_LINK)] = 0.25,
+    up: Annotated[
+        float, typer.Option(help="Upload in MB/s.", rich_help_panel=_LINK), _ONE_ROUND
+    ] = 0.25,
     measure: Annotated[
         bool,
         typer.Option(
             "--measure", help="Also measure time and memory of a local step on this machine."
         ),
+        OF_A_PLAN,
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="Also write a bar chart to this file (.png, .svg, .pdf).")
+        Path | None,
+        typer.Option(help="Also write a bar chart to this file (.png, .svg, .pdf)."),
+        _ONE_ROUND,
     ] = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
@@ -85,10 +111,15 @@ def costs(
     Example: privpart costs emnist_cnn --train '!dense1.*'
 
     Example: privpart costs --plan plan.toml
+
+    Example: privpart costs --plan examples/fedpart_digits.toml --schedule
     """
     from privpart.client import LocalTraining
     from privpart.measure.costs import Bandwidth
 
+    if plan is not None and schedule and model is None:
+        print_schedule(plan, form)
+        return
     bandwidth = Bandwidth(down * _MEGA, up * _MEGA)
     if plan is not None and model is not None:
         raise ConfigError(f"model={model}: --plan names a network as well; give one of them.")
@@ -104,7 +135,7 @@ def costs(
     with _memory_for(batch_size):
         rows = _rows(subject, bandwidth, measure=measure)
     if plot is not None:
-        from privpart.cli.plots import draw_costs
+        from privpart.cli.pages.plots import draw_costs
 
         draw_costs(
             rows, title=f"{name}: one client, one round, as shares of full training", path=plot

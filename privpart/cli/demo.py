@@ -13,6 +13,7 @@ import typer
 
 from accounting import checks
 from accounting.checks import ConfigError
+from privpart.cli.idle import OF_FOLDER
 from privpart.cli.progress import progress_of_rounds
 from privpart.cli.sweep import processors
 from privpart.engines.options import EngineOptions
@@ -47,7 +48,7 @@ def demo(
     ),
     data: Annotated[DataName, typer.Option(help="What to train on.")] = DataName.DIGITS,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with Fashion-MNIST's four idx files.")
+        Path | None, typer.Option(help="Folder with Fashion-MNIST's four idx files."), OF_FOLDER
     ] = None,
     seed: Annotated[
         int, typer.Option(help="First seed; the same seed gives the same numbers.")
@@ -67,8 +68,8 @@ def demo(
     file = sweep_file(data, data_dir, range(seed, seed + seeds))
     _make_folder(out)
 
-    from attacks import picture
-    from privpart.cli import demo_tables, plots
+    from privpart.cli import demo_tables
+    from privpart.cli.pages import picture, plots
     from privpart.experiment.sweep import CellTrainer
     from privpart.experiment.sweep_file import sweep_of
     from privpart.experiment.task_data import plan_data

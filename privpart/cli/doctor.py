@@ -18,6 +18,7 @@ import typer
 from accounting import ConfigError
 from accounting.report import up
 from privpart.cli import options
+from privpart.cli.idle import without
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv
 
@@ -57,6 +58,7 @@ def doctor(
     all_clients: Annotated[
         bool,
         typer.Option("--all-clients", help="Read every client's examples, not the first hundred."),
+        without("plan", "there are no clients to read"),
     ] = False,
     form: options.FormatOption = Format.TABLE,
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from accounting.report import printable
+from privpart.cli.idle import where
 
 
 def export(
@@ -23,7 +24,9 @@ def export(
         ),
     ] = "full",
     plan: Annotated[
-        Path | None, typer.Option(help="The run's plan file, if it and its code were moved.")
+        Path | None,
+        typer.Option(help="The run's plan file, if it and its code were moved."),
+        where("part", "trained", "needs no plan"),
     ] = None,
 ) -> None:
     """Write the model of the last committed round, with the privacy statement in its metadata.

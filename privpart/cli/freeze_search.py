@@ -12,6 +12,7 @@ import typer
 from accounting import checks
 from privpart.cli import options
 from privpart.cli.demo import ENGINE, DataName, sweep_file
+from privpart.cli.idle import OF_FOLDER
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv, plain_console
 from privpart.cli.sweep import processors
@@ -32,7 +33,7 @@ def freeze_search(
         DataName, typer.Option(help="Public or proxy data to train on.")
     ] = DataName.DIGITS,
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with Fashion-MNIST's four idx files.")
+        Path | None, typer.Option(help="Folder with Fashion-MNIST's four idx files."), OF_FOLDER
     ] = None,
     tolerance: Annotated[
         float,

@@ -186,7 +186,7 @@ def _show(
         if table:
             (out / f"{name}.csv").write_text(as_csv(table), encoding="utf-8")
     if rows:
-        from privpart.cli.frontier_plots import draw_frontier
+        from privpart.cli.pages.plots import draw_frontier
 
         draw_frontier(rows, study.file.title or "Study", out)
     document = {

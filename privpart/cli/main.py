@@ -16,10 +16,9 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
-from inspect import signature
 from typing import Annotated, Any, NoReturn
 
 # Before torch and pydantic are imported: a folder on PYTHONPATH that has the metadata of a package
@@ -32,7 +31,7 @@ from typer.core import TyperGroup
 
 from accounting import ConfigError
 from accounting.report import printable
-from privpart.cli import audit, flower, sweep
+from privpart.cli import audit, sweep
 from privpart.cli.budget import calibrate, epsilon, mechanisms
 from privpart.cli.budget_book import budget
 from privpart.cli.close import close
@@ -44,12 +43,9 @@ from privpart.cli.freeze_search import freeze_search
 from privpart.cli.frontier import frontier
 from privpart.cli.idle import Command
 from privpart.cli.init import init
-from privpart.cli.inspect import inspect
 from privpart.cli.report import report
-from privpart.cli.schedule import schedule
 from privpart.cli.train import train
 from privpart.cli.verify import verify
-from privpart.cli.verify_gradients import verify_gradients
 
 
 class _Root(TyperGroup):
@@ -59,6 +55,10 @@ class _Root(TyperGroup):
         """Escape what rich would take for markup, such as [table], and run the command."""
         _escape_help(self)
         return super().main(*args, **kwargs)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  click's, vendored
+        """Take ``help COMMAND`` for ``COMMAND --help``."""
+        return super().parse_args(ctx, [*args[1:], "--help"] if args[:1] == ["help"] else args)
 
 
 def _escape_help(command: Any) -> None:  # noqa: ANN401  click's, vendored
@@ -72,33 +72,21 @@ app = typer.Typer(
     cls=_Root,
     help="Differential privacy for partially trained models in federated learning.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
 )
-_COMMANDS = (
-    epsilon,
-    calibrate,
-    mechanisms,
-    init,
-    doctor,
-    train,
-    close,
-    report,
-    verify,
-    budget,
-    export,
-    schedule,
-    inspect,
-    costs,
-    freeze_search,
-    frontier,
-    verify_gradients,
-    demo,
-)
-for _command in _COMMANDS:
-    app.command(cls=Command)(_command)
-app.add_typer(sweep.app, name="sweep")
-app.add_typer(audit.app, name="audit")
-app.add_typer(flower.app, name="flower")
+_BUDGET, _TRAIN, _REPORT, _AUDIT, _STUDY = "Budget", "Train", "Report", "Audit", "Study"
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    _BUDGET: (epsilon, calibrate, mechanisms, budget, costs),
+    _TRAIN: (init, doctor, train, close),
+    _REPORT: (report, verify, export),
+    _STUDY: (frontier, freeze_search, demo),
+}
+for _panel in _BUDGET, _TRAIN, _REPORT, _STUDY:
+    for _command in _PANELS[_panel]:
+        app.command(cls=Command, rich_help_panel=_panel)(_command)
+app.add_typer(audit.app, name="audit", rich_help_panel=_AUDIT)
+app.add_typer(sweep.app, name="sweep", rich_help_panel=_STUDY)
 
 
 def _print_version(wanted: bool) -> None:
@@ -179,25 +167,20 @@ _EXPECTED_FAULTS = (
 _REFUSED = {"BudgetExceededError": 3, "MissingExtraError": 7}
 """Exit codes of what else is refused than bad input."""
 _FAULT = 70
-_OPTIONS = {
-    name
-    for command in (
-        *_COMMANDS,
-        sweep.run,
-        audit.leakage.leakage,
-        audit.defences.defences,
-        audit.epsilon.epsilon,
-    )
-    for name in signature(command).parameters
-}
 
 
 def _as_option(message: str) -> str:
     """Write the option as it is typed: ``max_epsilon=0: ...`` becomes ``--max-epsilon 0: ...``."""
     name, equals, rest = message.partition("=")
-    if equals and name in _OPTIONS:
+    if equals and name in _parameters(typer.main.get_command(app)):
         return f"--{name.replace('_', '-')} {rest}"
     return message
+
+
+def _parameters(command: Any) -> set[str]:  # noqa: ANN401  click's, vendored
+    """Names of every option and argument of a command and of those below it."""
+    below = (_parameters(inner) for inner in getattr(command, "commands", {}).values())
+    return {parameter.name for parameter in command.params}.union(*below)
 
 
 if __name__ == "__main__":

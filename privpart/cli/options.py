@@ -26,14 +26,6 @@ class Format(StrEnum):
     CSV = "csv"
 
 
-class Against(StrEnum):
-    """What a picture of epsilon varies."""
-
-    NOISE = "noise"
-    ROUNDS = "rounds"
-    PARTICIPATIONS = "participations"
-
-
 _ROUNDS = typer.Option(help="Training rounds, each of which releases a model.")
 _DELTA = typer.Option(help="Delta of the guarantee, strictly between 0 and 1.")
 Rounds = Annotated[int, _ROUNDS]

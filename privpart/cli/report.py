@@ -11,6 +11,7 @@ from accounting import ConfigError, PrivacyReport, checks
 from accounting.checks import MissingExtraError
 from accounting.report import printable, up
 from privpart.cli import options
+from privpart.cli.idle import beside, without
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv, report_row
 
@@ -22,6 +23,7 @@ _EXCEEDED = 3
 _UNSOUND = 5
 _LEFT_ITS_PLAN = 6
 _WIDTH = 96
+_NO_REPORT = beside("about_template", "prints a file to be filled in, and no report")
 _REGISTRY = "An entry of OpenDP's registry of deployments"
 
 
@@ -30,21 +32,25 @@ def report(
     delta: Annotated[
         float | None,
         typer.Option(help="Delta; default: the plan's.", show_default=False),
+        _NO_REPORT,
     ] = None,
-    allow_large_delta: options.AllowLargeDelta = False,
+    allow_large_delta: Annotated[
+        options.AllowLargeDelta, (_NO_REPORT, without("delta", "the run has its own delta"))
+    ] = False,
     vouch: Annotated[
         list[str] | None,
         typer.Option(
             help="Code of an assumption that you vouch for, such as 'choices'; may be repeated. "
             "The report says so."
         ),
+        _NO_REPORT,
     ] = None,
-    public_key: options.PublicKey = None,
-    max_epsilon: options.MaxEpsilon = None,
+    public_key: Annotated[options.PublicKey, _NO_REPORT] = None,
+    max_epsilon: Annotated[options.MaxEpsilon, _NO_REPORT] = None,
     statement: Annotated[
-        bool, typer.Option("--statement", help="Print the report as prose.")
+        bool, typer.Option("--statement", help="Print the report as prose."), _NO_REPORT
     ] = False,
-    html: options.HtmlOption = None,
+    html: Annotated[options.HtmlOption, _NO_REPORT] = None,
     registry: Annotated[
         Path | None,
         typer.Option(
@@ -52,6 +58,7 @@ def report(
             "or .json).",
             rich_help_panel=_REGISTRY,
         ),
+        _NO_REPORT,
     ] = None,
     about: Annotated[
         Path | None,
@@ -59,6 +66,7 @@ def report(
             help="TOML file with what only you know: who publishes what, why and for whom.",
             rich_help_panel=_REGISTRY,
         ),
+        without("registry", "no entry is written"),
     ] = None,
     schema: Annotated[
         Path | None,
@@ -66,6 +74,7 @@ def report(
             help="The registry's JSON schema (.yaml or .json), which the entry must satisfy.",
             rich_help_panel=_REGISTRY,
         ),
+        without("registry", "no entry is written"),
     ] = None,
     about_template: Annotated[
         bool,
@@ -75,7 +84,9 @@ def report(
             rich_help_panel=_REGISTRY,
         ),
     ] = False,
-    form: options.FormatOption = Format.TABLE,
+    form: Annotated[
+        options.FormatOption, (beside("statement", "prints prose"), _NO_REPORT)
+    ] = Format.TABLE,
 ) -> None:
     """Report the guarantee of a run and whether it holds, from the run's ledger.
 

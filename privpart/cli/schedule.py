@@ -1,13 +1,12 @@
-"""``privpart schedule``: which groups train in which round, and the costs for a client."""
+"""``privpart costs --schedule``: which groups train in which round, and what a client spends."""
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import typer
 
 from accounting import ConfigError
-from privpart.cli import options
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv, plain_console
 
@@ -21,18 +20,10 @@ _MEGA = 1e6
 _GIGA = 1e9
 
 
-def schedule(
-    plan: Annotated[Path, typer.Option(help="Plan file with a table [schedule].")],
-    every: Annotated[
-        int, typer.Option(help="Distance between the rounds in which the client takes part.")
-    ] = 1,
-    form: options.FormatOption = Format.TABLE,
-) -> None:
-    """Show a plan's schedule and measure a client's bytes and FLOPs, compared with full training.
+def print_schedule(plan: Path, form: Format) -> None:
+    """Print a plan's schedule, and a client's bytes and FLOPs compared with full training.
 
     Code that the plan names is not imported; bytes and FLOPs are then left out.
-
-    Example: privpart schedule --plan examples/fedpart_digits.toml
     """
     from privpart.experiment.plan_file import read
     from privpart.plan import active_rounds
@@ -59,20 +50,19 @@ def schedule(
     else:
         from privpart.experiment.training import training
 
-        costs = _costs(chosen, training(chosen), rounds, every)
+        costs = _costs(chosen, training(chosen), rounds)
     if form is Format.JSON:
         document = {
             "schema": "privpart/schedule/1",
             "rounds": [list(active) for active in rounds],
             "groups": groups,
-            "every": every,
             "costs": costs,
         }
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
     elif form is Format.CSV:
         typer.echo(as_csv(groups), nl=False)
     else:
-        _print(rounds, groups, costs, every)
+        _print(rounds, groups, costs)
 
 
 def _layers(names: tuple[str, ...]) -> list[str]:
@@ -80,9 +70,7 @@ def _layers(names: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
 
 
-def _costs(
-    plan: "PlanFile", setup: "Training", rounds: "Rounds", every: int
-) -> list[dict[str, Any]]:
+def _costs(plan: "PlanFile", setup: "Training", rounds: "Rounds") -> list[dict[str, Any]]:
     from privpart.measure.costs import computation_share, run_costs
 
     users = cast("Users", setup.clients)  # of a built-in task
@@ -98,9 +86,7 @@ def _costs(
             (users.x[batch], users.y[batch]),
             local=plan.client,
             examples=held,
-            every=every,
         )
-        mine = own[::every]
         rows.append(
             {
                 "training": name,
@@ -109,15 +95,13 @@ def _costs(
                 "bytes_down_whole": found.bytes_down_whole,
                 "bytes_down_changed": found.bytes_down_changed,
                 "flops": found.flops,
-                "equation_6": sum(computation_share(active, groups) for active in mine) / len(mine),
+                "equation_6": sum(computation_share(active, groups) for active in own) / len(own),
             }
         )
     return rows
 
 
-def _print(
-    rounds: "Rounds", groups: list[dict[str, Any]], costs: list[dict[str, Any]], every: int
-) -> None:
+def _print(rounds: "Rounds", groups: list[dict[str, Any]], costs: list[dict[str, Any]]) -> None:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
@@ -138,8 +122,7 @@ def _print(
     console.print(layers)
     if not costs:
         return
-    when = "in every round" if every == 1 else f"in every {every}th round"
-    table = Table(title=f"A client {when}", box=SIMPLE_HEAD, title_justify="left")
+    table = Table(title="A client in every round", box=SIMPLE_HEAD, title_justify="left")
     table.add_column("")
     for column in ("MB up", "MB down, whole", "MB down, changed", "GFLOP", "Eq. 6"):
         table.add_column(column, justify="right")

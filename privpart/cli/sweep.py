@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from accounting import checks
 from accounting.report import up
 from privpart.cli import options
-from privpart.cli.idle import Command
+from privpart.cli.idle import Command, where
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv, plain_console
 from privpart.cli.progress import trainings_told
@@ -75,6 +75,7 @@ def run(
             "by default 15 minutes until a cell is finished, then a minute, or 50 times the "
             "longest time between two rounds so far. One process (-j 1) has none."
         ),
+        where("jobs", 1, "one process trains every cell itself"),
     ] = None,
     html: options.HtmlOption = None,
     form: options.FormatOption = Format.TABLE,
@@ -148,7 +149,7 @@ def _run(
 
 
 def _show(store: "SweepStore", out: Path, form: Format, html: Path | None) -> None:
-    from privpart.cli import plots
+    from privpart.cli.pages import plots
 
     points, axes = store.points(), store.axes
     rows = [_row(point, axes) for point in points]

@@ -9,7 +9,7 @@ import typer
 
 from accounting import ConfigError, checks
 from privpart.cli import options
-from privpart.cli.idle import typed
+from privpart.cli.idle import beside, typed, where, without
 from privpart.cli.options import Format
 from privpart.engines.options import Batching, EngineOptions, Precision
 
@@ -41,17 +41,23 @@ def train(
             help="With --resume: continue a copy of which this machine did not see every round. "
             "You vouch that no other copy will ever be continued.",
         ),
+        without("resume", "there is no run to adopt"),
     ] = False,
     fork_of: Annotated[
         Path | None,
         typer.Option(
             help="Start from the model of another run, with a new key; its cost is added."
         ),
+        beside("resume", "the run has its start and its noise"),
     ] = None,
     seed: Annotated[
         int | None,
         typer.Option(
             help="Take the noise from this seed, for simulations: the run is then NOT private."
+        ),
+        (
+            beside("resume", "the run has its start and its noise"),
+            beside("fork_of", "a fork of a private run has a secret key"),
         ),
     ] = None,
     evaluate_every: Annotated[
@@ -99,6 +105,7 @@ def train(
             "clients. By default 15 minutes, then 50 times the time of the slowest client so far.",
             rich_help_panel=_ENGINE,
         ),
+        where("workers", 1, "one process has no workers"),
     ] = _DEFAULTS.worker_timeout,
     explain: Annotated[
         bool,

@@ -184,7 +184,7 @@ class _GhostLoss:
                     raise ConfigError(
                         f"backward(): the gradient of an example has norm {float(norm):g} alone "
                         f"and {float(norms[i]):g} by Opacus in its batch. A parameter is used "
-                        "outside its layer, or examples are mixed (see privpart verify-gradients)."
+                        "outside its layer, or examples are mixed (see privpart audit gradients)."
                     )
         finally:
             module.enable_hooks()

@@ -322,7 +322,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                     f"{name}: its gradient is not the mean of its per-example gradients. It was "
                     "used outside its layer, in a penalty for instance; or its gradient was "
                     "changed before the step, by clip_grad_norm_ or a GradScaler for instance; or "
-                    "its per-example gradients are wrong (see privpart verify-gradients)."
+                    "its per-example gradients are wrong (see privpart audit gradients)."
                 )
 
     def _factors(self, samples: list[Tensor | None]) -> Tensor:

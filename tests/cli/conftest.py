@@ -12,7 +12,7 @@ def privpart_process():
     """Run ``privpart`` with these arguments as a person does; loading torch takes seconds."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "privpart.cli.main", *arguments]
+        command = [sys.executable, "-m", "privpart", *arguments]
         return subprocess.run(command, capture_output=True, text=True)
 
     return run

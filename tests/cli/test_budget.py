@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -51,10 +52,6 @@ def test_exact_is_the_default_and_json_is_the_whole_of_stdout(privpart):
         (["--max-epsilon", "0"], "--max-epsilon 0: must be positive"),
         (["--mechanism", "independent", "--restart-every", "4"], "only for --mechanism tree"),
         (["--mechanism", "forest"], "'independent'"),
-        (
-            ["--plot-against", "rounds"],
-            "without --plot: nothing is drawn; add --plot, or leave",
-        ),
         (["--plan", "plan.toml"], "already contains these values; leave out --rounds, --noise"),
     ],
 )
@@ -92,7 +89,7 @@ def test_budget_gate_for_pipelines(privpart):
 def test_budgets_never_pay_for_torch():
     code = (
         "import sys, privpart.cli.main, privpart, accounting;"
-        "heavy = {'torch', 'opacus', 'dp_accounting', 'sklearn', 'matplotlib'};"
+        "heavy = {'torch', 'opacus', 'dp_accounting', 'sklearn', 'matplotlib', 'jinja2'};"
         "sys.exit(', '.join(heavy & set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -204,12 +201,11 @@ def test_a_delta_beside_a_plan_or_a_log(privpart, tmp_path):
     assert "the log has 20 clients" in fewer.stderr
 
 
-@pytest.mark.parametrize("against", ["noise", "rounds", "participations"])
-def test_plot(privpart, against, tmp_path):
+def test_plot(privpart, tmp_path):
     picture = tmp_path / "epsilon.png"
     run = ["--rounds", "64", "--delta", "1e-6", "--noise-multiplier", "4",
            "--max-participations", "3", "--min-separation", "8"]  # fmt: skip
-    done = privpart("epsilon", *run, "--plot", str(picture), "--plot-against", against)
+    done = privpart("epsilon", *run, "--plot", str(picture))
     assert done.returncode == 0, done.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -344,3 +340,12 @@ def test_a_narrow_terminal_gets_fewer_columns(monkeypatch, capsys):
 def test_completion_can_be_installed(privpart):
     done = privpart("--help")
     assert "--install-completion" in done.stdout
+
+
+def test_help_and_the_nearest_option_by_meaning(privpart, privpart_process):
+    asked = [privpart("epsilon", "--help"), privpart("epsilon", "-h"), privpart("help", "epsilon")]
+    assert len({done.stdout for done in asked}) == 1
+    assert privpart_process("--version").stdout.strip() == version("privpart")
+    assert __import__("privpart").__version__ == version("privpart")
+    for typed, option in (("--noise", "--noise-multiplier"), ("--clients", "--population")):
+        assert option in privpart("epsilon", typed, "3").stderr

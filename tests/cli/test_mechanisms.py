@@ -71,6 +71,18 @@ def test_every_row_meets_the_same_target(privpart):
         assert footprint(mechanism).state_vectors == row["state_vectors"]
 
 
+def test_the_options_of_a_row_make_that_row(privpart):
+    run = ["mechanisms", "--rounds", "64", "--delta", "1e-6", "--max-participations", "3",
+           "--min-separation", "16", "--format", "json"]  # fmt: skip
+    rows = json.loads(privpart(*run).stdout)["rows"]
+    for row in rows:
+        typed = [*run, *row["options"].split(), "--only", "as given"]
+        (again,) = json.loads(privpart(*typed).stdout)["rows"]
+        assert again["options"] == row["options"]
+        assert again["mechanism_parameters"] == row["mechanism_parameters"]
+    assert "--mechanism bandmf --bands 16" in {row["options"] for row in rows}
+
+
 def test_memory_and_draws():
     rows = rows_of(in_page())
     cost = {name: (int(row["state"]), float(row["draws"])) for name, row in rows.items()}

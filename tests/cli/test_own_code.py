@@ -178,7 +178,7 @@ def test_what_a_plan_costs_is_answered_without_its_code(project, privpart):
         )
         + "[schedule]\ncycles = 2\nrounds_per_group = 1\nwarm_up = 4\nbetween = 4\n"
     )
-    shown = privpart("schedule", "--plan", str(project / "turns.toml"))
+    shown = privpart("costs", "--schedule", "--plan", str(project / "turns.toml"))
     assert shown.returncode == 0, shown.stderr
     assert "does not import" in shown.stderr
     assert privpart("epsilon", "--plan", str(project / "turns.toml")).returncode == 0
@@ -218,7 +218,7 @@ def test_metadata_beside_a_plan_get_none_of_its_code_run(
 
     if unset is not None:
         monkeypatch.setenv(unset, UNSET[unset])
-    privpart_process("schedule", "--plan", str(project / "plan.toml"))
+    privpart_process("costs", "--schedule", "--plan", str(project / "plan.toml"))
     assert code.with_suffix(".ran").exists() == (unset is not None)  # the power twins
 
 

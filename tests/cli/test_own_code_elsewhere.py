@@ -123,7 +123,7 @@ def test_costs_refuses_in_one_sentence(arguments, says, project, privpart):
 def test_inspect_draws_the_network_of_a_run(project, privpart):
     pytest.importorskip("matplotlib")
     out = project / "pictures"
-    done = privpart("inspect", str(project / "run"), "--out", str(out), "--rounds", "2")
+    done = privpart("audit", "inspect", str(project / "run"), "--out", str(out), "--rounds", "2")
     assert done.returncode == 0, done.stderr
     assert "imports ./elsewhere_code.py:network" in done.stderr
     assert {path.name for path in out.iterdir()} == {"steps.png", "features.png", "kernels.png"}

@@ -28,12 +28,11 @@ from attacks.lower_bounds.bounds import Bound
 from attacks.networks import smooth_lenet
 from privpart.cli.audit.replica import Scored
 from privpart.cli.audit.verdict import EpsilonAudit
-from privpart.cli.options import Against
 from privpart.cli.pages.budget import budget_page, front_page
 from privpart.cli.pages.lower_bounds import lower_bounds_page
+from privpart.cli.pages.plots import budget_figure, front_figure, sweep_figures
 from privpart.cli.pages.run import run_page, unreadable_page
 from privpart.cli.pages.sweep import sweep_page
-from privpart.cli.plots import budget_figure, front_figure, sweep_figures
 from privpart.data.tasks import digits
 from privpart.experiment.sweep_store import Point
 from privpart.run.evidence import Check
@@ -188,7 +187,7 @@ def _audit():
 def _budget():
     report = run_report_of("private").guarantee
     choice = MechanismChoice(name=MechanismName("tree"))
-    figure = budget_figure(choice, RUN, report, against=Against.NOISE, target=5.0)
+    figure = budget_figure(choice, RUN, report, target=5.0)
     return budget_page(report, figure, 5.0)
 
 

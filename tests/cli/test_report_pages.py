@@ -19,12 +19,12 @@ from page_checks import page_text
 from typer.main import get_command
 
 from accounting import BinaryTree, Participation
-from accounting.pages import drawing
 from accounting.report import up
 from privpart import PrivacyPlan, RunFolder, Server, fit
 from privpart.cli.main import app
+from privpart.cli.pages import drawing
+from privpart.cli.pages.plots import sweep_figures
 from privpart.cli.pages.run import without_places
-from privpart.cli.plots import sweep_figures
 from privpart.cli.registry import template
 from privpart.experiment.sweep_store import Point
 from privpart.run.folder import create_run

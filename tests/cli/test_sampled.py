@@ -265,7 +265,7 @@ def test_a_plan_that_samples_is_accounted_for_or_refused_in_a_sentence(privpart,
     for refused, said in (
         (["epsilon", "--plan", plan, "--cross-check"], "leave out --cross-check"),
         (["mechanisms", "--plan", plan], "calibrate --sampling"),
-        (["schedule", "--plan", plan], "no table [schedule]"),
+        (["costs", "--schedule", "--plan", plan], "no table [schedule]"),
     ):
         result = privpart(*refused)
         assert (result.returncode, said in result.stderr) == (2, True), result.stderr

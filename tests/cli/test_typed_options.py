@@ -1,8 +1,7 @@
 """What was typed counts: every option of every command beside everything that makes it idle.
 
-The options come from the parser itself, so that a new one is missing from the table until somebody
-says what it depends on; each is typed with its own default where it has one, which must make no
-difference.
+The options and their rules come from the parser itself; each option is typed with its own default
+where it has one, which must make no difference.
 """
 
 import inspect
@@ -14,7 +13,7 @@ from typer.main import get_command
 
 from accounting import BandedInverse, BinaryTree, BufferedToeplitz, Independent, Toeplitz
 from accounting.checks import ConfigError
-from privpart.cli.idle import TABLE, refuse_idle
+from privpart.cli.idle import refuse_idle, rules_of
 from privpart.cli.main import app
 
 PLAN = "examples/digits.toml"
@@ -23,7 +22,7 @@ SAMPLES = {
     "sampling": "poisson", "expected_batch": "10", "bins": "8", "draws": "10000",
     "draw_seed": "0", "noise_multiplier": "1.0", "delta": "1e-5", "log": "log.csv",
     "population": "1000", "max_epsilon": "20", "plot": "x.png",
-    "plot_against": "noise", "max_participations": "1", "min_separation": "1",
+    "max_participations": "1", "min_separation": "1",
     "mechanism_file": "m.json", "restart_every": "8", "bands": "2", "coefficients": "1,0.5",
     "objective": "rmse", "buffers": "3", "decay": "0.9", "scale": "0.1", "vouch": "choices",
     "out": "out", "against": "run", "train": "dense1.*", "jobs": "1", "data_dir": "folder",
@@ -65,7 +64,6 @@ CASES = {
     "calibrate": [FITTED, [*FITTED, "--solve", "rounds", "--noise-multiplier", "4"]],
     "mechanisms": [["--rounds", "64", "--delta", "1e-6"]],
     "init": [["mine"]],
-    "flower init": [["mine"]],
     "doctor": [PLANNED],
     "train": [[*PLANNED, "--out", "run"], RESUMED, [*RESUMED, "--workers", "2"]],
     "close": [["run"]],
@@ -73,9 +71,8 @@ CASES = {
     "report": [["run", "--delta", "1e-6"], ["run", "--registry", "x.yaml"]],
     "budget": [[], ["mine"], ["mine", "--limit-epsilon", "4"]],
     "verify": [["run", "m.safetensors"]],
-    "verify-gradients": [["./task.py:gradients"]],
-    "schedule": [PLANNED],
-    "inspect": [["run", "--out", "out"]],
+    "audit gradients": [["./task.py:gradients"]],
+    "audit inspect": [["run", "--out", "out"]],
     "costs": [["emnist_cnn"]],
     "freeze-search": [[], FASHION],
     "frontier": [["study.toml", "--out", "out"]],
@@ -93,89 +90,46 @@ CASES = {
 }  # fmt: skip
 """Complete command lines that nothing idle is in; every option matters in one of them."""
 SITUATIONS = {
-    ("epsilon", "plan"): [PLANNED],
-    ("epsilon", "statement"): [[*TYPED, "--statement"]],
-    ("epsilon", "plot"): [TYPED],
-    ("epsilon", "sampling"): [TYPED, POISSON, BINS, POISSON, BINS, APART],
-    ("calibrate", "sampling"): [
-        FITTED,
-        FITTED_POISSON,
-        FITTED_BINS,
+    "epsilon": [PLANNED, [*TYPED, "--statement"], POISSON, BINS, APART],
+    "calibrate": [
         FITTED_POISSON,
         FITTED_BINS,
         FITTED_APART,
-    ],
-    ("epsilon", "draws"): [BINS],
-    ("calibrate", "solve"): [
-        FITTED,
         [*FITTED, "--solve", "max-participations", "--noise-multiplier", "4"],
         [*FITTED, "--solve", "min-separation", "--noise-multiplier", "4"],
-        [*FITTED, "--solve", "rounds", "--noise-multiplier", "4"],
-        [*FITTED, "--solve", "rounds", "--noise-multiplier", "4"],
     ],
-    ("mechanisms", "plan"): [PLANNED],
-    ("mechanisms", "only"): [["--rounds", "64", "--delta", "1e-6", "--only", "bandmf"]] * 2,
-    ("doctor", "plan"): [[]],
-    ("train", "resume"): [RESUMED, [*PLANNED, "--out", "run"]],
-    ("train", "fork_of"): [[*PLANNED, "--out", "run", "--fork-of", "old"]],
-    ("train", "workers"): [RESUMED],
-    ("export", "part"): [["run", "--out", "m.safetensors", "--part", "trained"]],
-    ("report", "statement"): [["run", "--statement"]],
-    ("report", "delta"): [["run"]],
-    ("report", "registry"): [["run"]],
-    ("report", "about_template"): [["run", "--about-template"]],
-    ("budget", "population"): [[]],
-    ("budget", "remove_limit"): [["mine", "--remove-limit"]],
-    ("budget", "limit_epsilon"): [["mine"]],
-    ("costs", "plan"): [PLANNED],
-    ("costs", "optimizer"): [["emnist_cnn", "--optimizer", "adam"]],
-    ("freeze-search", "data"): [[]],
-    ("demo", "data"): [[]],
-    ("sweep run", "jobs"): [["sweep.toml", "--out", "out", "--jobs", "1"]],
-    ("audit leakage", "plan"): [OF_A_PLAN, OF_A_PLAN, OF_A_FILE],
-    ("audit leakage", "tokens"): [
-        OF_A_FILE,
+    "mechanisms": [PLANNED, ["--rounds", "64", "--delta", "1e-6", "--only", "bandmf"]],
+    "doctor": [[]],
+    "train": [[*PLANNED, "--out", "run", "--fork-of", "old"]],
+    "export": [["run", "--out", "m.safetensors", "--part", "trained"]],
+    "report": [["run"], ["run", "--statement"], ["run", "--about-template"]],
+    "budget": [["mine", "--remove-limit"]],
+    "costs": [PLANNED, [*PLANNED, "--schedule"], ["emnist_cnn", "--optimizer", "adam"]],
+    "sweep run": [["sweep.toml", "--out", "out", "--jobs", "1"]],
+    "audit leakage": [
         [*OF_A_PLAN, "--tokens", "t.safetensors"],
-        OF_A_PLAN,
-        OF_A_PLAN,
+        [*LEAKING, *LOCAL, "--optimizer", "adam"],
+        [*LEAKING, "--attack", "invert_dense"],
+        [*LEAKING, "--gradient", "g.safetensors"],
+        [*LEAKING, "--mode", "eval"],
+        [*LEAKING, "--batch", "2"],
     ],
-    ("audit defences", "plan"): [DEFENDED_PLAN, DEFENDED_PLAN, DEFENDED_FILE],
-    ("audit defences", "tokens"): [
-        DEFENDED_FILE,
+    "audit defences": [
         [*DEFENDED_PLAN, "--tokens", "t.safetensors"],
-        DEFENDED_PLAN,
+        [*DEFENDED, *LOCAL, "--optimizer", "adam"],
+        [*DEFENDED, "--attack", "invert_dense"],
+        [*DEFENDED, "--mode", "eval"],
+        [*DEFENDED, "--noise-multiplier", "0"],
     ],
-    ("audit defences", "batch"): [DEFENDED_FILE],
-    ("audit leakage", "data"): [LEAKING],
-    ("audit leakage", "local_steps"): [LEAKING],
-    ("audit leakage", "optimizer"): [[*LEAKING, *LOCAL, "--optimizer", "adam"]],
-    ("audit leakage", "attack"): [[*LEAKING, "--attack", "invert_dense"]],
-    ("audit leakage", "gradient"): [
-        LEAKING,
-        [*LEAKING, "--gradient", "g.safetensors"],
-        [*LEAKING, "--gradient", "g.safetensors"],
-    ],
-    ("audit leakage", "mode"): [[*LEAKING, "--mode", "eval"]],
-    ("audit defences", "mode"): [[*DEFENDED, "--mode", "eval"]],
-    ("audit leakage", "clip"): [LEAKING],
-    ("audit leakage", "noise_multiplier"): [LEAKING],
-    ("audit leakage", "batch"): [OF_A_FILE, [*LEAKING, "--batch", "2"]],
-    ("audit defences", "data"): [DEFENDED],
-    ("audit defences", "local_steps"): [DEFENDED],
-    ("audit defences", "optimizer"): [[*DEFENDED, *LOCAL, "--optimizer", "adam"]],
-    ("audit defences", "attack"): [[*DEFENDED, "--attack", "invert_dense"]],
-    ("audit epsilon", "run"): [["run"]],
-    ("audit epsilon", "simulate"): [[*PLANNED, "--replay"]],
-    ("audit defences", "noise_multiplier"): [[*DEFENDED, "--noise-multiplier", "0"]],
 }
-"""Per command and deciding option, a line without idle options for each rule, in their order."""
+"""More complete lines of a command; each of its rules holds in one of all these."""
 OPTIONS_OF = {
     "tree": BinaryTree, "independent": Independent, "toeplitz": Toeplitz, "blt": BufferedToeplitz,
     "banded-inverse": BandedInverse,
 }  # fmt: skip
 NOT_THE_MECHANISM = {
     "help", "rounds", "noise_multiplier", "delta", "plan", "log", "method", "population",
-    "cross_check", "max_epsilon", "plot", "plot_against", "statement", "form", "mechanism",
+    "cross_check", "max_epsilon", "plot", "statement", "form", "mechanism",
     "max_participations", "min_separation", "fixed_order", "mechanism_file", "target_epsilon",
     "solve", "optimal", "only", "sampling", "expected_batch", "bins", "draws",
     "draw_seed", "html", "allow_large_delta",
@@ -191,7 +145,8 @@ def commands(group, *words):
             yield " ".join((*words, name)), command
 
 
-COMMANDS = dict(commands(get_command(app)))
+ROOT = get_command(app)
+COMMANDS = dict(commands(ROOT))
 
 
 def options_of(command):
@@ -207,38 +162,14 @@ def options_of(command):
     return found
 
 
-def ruled(command):
-    return {name for rule in TABLE[command].idle for name in rule.options.split()}
-
-
 def lines_of(command):
-    """Every rule of a command with a line in which it holds."""
-    left = {key: list(lines) for key, lines in SITUATIONS.items()}
-    return [(rule, left[command, rule.owner].pop(0)) for rule in TABLE[command].idle]
-
-
-def test_every_option_of_every_command_is_in_the_table_once():
-    assert COMMANDS.keys() == TABLE.keys()
-    for command, options in TABLE.items():
-        free = set(options.free.split())
-        assert not free & ruled(command)
-        assert free | ruled(command) == set(options_of(command))
-        assert {rule.owner for rule in options.idle} <= set(options_of(command))
-
-
-def test_every_line_is_for_a_rule():
-    for (command, owner), lines in SITUATIONS.items():
-        assert len(lines) == sum(rule.owner == owner for rule in TABLE[command].idle)
+    return [*CASES[command], *SITUATIONS.get(command, [])]
 
 
 def refused(command, line):
     """What is refused in a line that is not run."""
-    context = root = get_command(app).make_context("privpart", ["--help"], resilient_parsing=True)
-    *groups, name = command.split()
-    for group in groups:
-        inner = context.command.commands[group]
-        context = inner.make_context(group, [], parent=context, resilient_parsing=True)
-    assert root.parent is None
+    *_, name = command.split()
+    context = ROOT.make_context("privpart", ["--help"], resilient_parsing=True)
     with COMMANDS[command].make_context(name, list(line), parent=context) as own:
         try:
             refuse_idle(own)
@@ -247,31 +178,33 @@ def refused(command, line):
     return ""
 
 
-def idle_cases():
-    for command in TABLE:
-        for rule, line in lines_of(command):
-            for name in rule.options.split():
-                typed = options_of(command)[name]
-                label = f"{command}-{rule.owner}-{name}"
-                yield pytest.param(command.split(), line, typed, rule.why, id=label)
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_an_option_matters_somewhere_and_each_of_its_rules_refuses_it_elsewhere(command):
+    lines = lines_of(command)
+    assert all(refused(command, line) == "" for line in lines)
+    answers = {
+        name: [refused(command, [*line, *typed]) for line in lines]
+        for name, typed in options_of(command).items()
+    }
+    assert [name for name, said in answers.items() if "" not in said] == []
+    for name, rule in rules_of(COMMANDS[command]):
+        end = f": {rule.why}; leave out {options_of(command)[name][0]}."
+        added = f"{rule.why}; add "
+        assert any(said.endswith(end) or added in said for said in answers[name]), (name, rule)
 
 
-@pytest.mark.parametrize(("command", "line", "typed", "why"), [*idle_cases()])
-def test_what_has_no_effect_is_refused_with_its_default_too(privpart, command, line, typed, why):
-    done = privpart(*command, *line, *typed)
+@pytest.mark.parametrize("command", [c for c in COMMANDS if [*rules_of(COMMANDS[c])]])
+def test_what_has_no_effect_is_refused_with_its_default_too(privpart, command):
+    line, typed = next(
+        (line, typed)
+        for line in lines_of(command)
+        for typed in options_of(command).values()
+        if refused(command, [*line, *typed])
+    )
+    done = privpart(*command.split(), *line, *typed)
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1
-    assert why in done.stderr
-    assert done.stderr.endswith(f"leave out {typed[0]}.\n")
-
-
-@pytest.mark.parametrize("command", list(TABLE))
-def test_what_has_an_effect_is_not(command):
-    lines = [*CASES[command], *(line for _, line in lines_of(command))]
-    for line in lines:
-        assert refused(command, line) == ""
-    for name, typed in options_of(command).items():
-        assert any(refused(command, [*line, *typed]) == "" for line in lines), name
+    assert "leave out " in done.stderr
 
 
 def test_the_mechanisms_rows_that_only_leaves_out():

@@ -1,4 +1,4 @@
-"""Flower app: what `privpart flower init` writes is read by Flower, and takes nobody's place."""
+"""Flower app: what `privpart init --flower` writes is read by Flower, and takes nobody's place."""
 
 import sys
 import tomllib

@@ -75,9 +75,9 @@ def _write(
     out: Path,
     form: Format,
 ) -> None:
-    from attacks import picture
     from privpart.cli.audit import tables
     from privpart.cli.audit.store import writing
+    from privpart.cli.pages import picture
 
     score = "rouge" if options.of_text else "psnr"
     content = {

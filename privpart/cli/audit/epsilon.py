@@ -14,6 +14,7 @@ import typer
 from accounting import Guarantee, checks
 from accounting.checks import ConfigError
 from accounting.report import up
+from privpart.cli.idle import beside, without
 from privpart.cli.options import Format, HtmlOption
 from privpart.cli.output import as_csv
 
@@ -34,6 +35,8 @@ PICTURE = "epsilon.png"
 _LEAST_CANARIES = 20
 _MOST_VALUES = 5 * 10**7
 _SIMULATED = "With --simulate"
+_OF_A_RUN = beside("run", "has a plan, canaries and noise of its own")
+_OF_CANARIES = without("simulate", "no canaries are simulated")
 
 
 class ViolationOnly(StrEnum):
@@ -54,14 +57,16 @@ def epsilon(
         Path | None, typer.Argument(help="Folder of a finished run whose plan had [canaries].")
     ] = None,
     plan: Annotated[
-        Path | None, typer.Option(help="Plan whose server is run again; nothing real is touched.")
+        Path | None,
+        typer.Option(help="Plan whose server is run again; nothing real is touched."),
+        _OF_A_RUN,
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Folder for report.json and epsilon.png; default: RUN/audit."),
     ] = None,
     simulate: Annotated[
-        bool, typer.Option("--simulate", help="Run a replica of --plan with canaries.")
+        bool, typer.Option("--simulate", help="Run a replica of --plan with canaries."), _OF_A_RUN
     ] = False,
     replay: Annotated[
         bool,
@@ -69,17 +74,25 @@ def epsilon(
             "--replay",
             help="Run a replica of --plan twice with the same noise, with and without one client.",
         ),
+        _OF_A_RUN,
     ] = False,
     count: Annotated[
-        int, typer.Option(help="Canaries per run.", rich_help_panel=_SIMULATED)
+        int,
+        typer.Option(help="Canaries per run.", rich_help_panel=_SIMULATED),
+        (_OF_A_RUN, _OF_CANARIES),
     ] = 1000,
-    runs: Annotated[int, typer.Option(help="Number of runs.", rich_help_panel=_SIMULATED)] = 4,
+    runs: Annotated[
+        int,
+        typer.Option(help="Number of runs.", rich_help_panel=_SIMULATED),
+        (_OF_A_RUN, _OF_CANARIES),
+    ] = 4,
     observer: Annotated[
         Observer,
         typer.Option(
             help="'all' sees the model of every round, 'last' the last one only.",
             rich_help_panel=_SIMULATED,
         ),
+        (_OF_A_RUN, _OF_CANARIES),
     ] = Observer.ALL,
     seed: Annotated[
         int | None,
@@ -88,6 +101,7 @@ def epsilon(
             "which the report names. A seed that was chosen by its result proves nothing.",
             show_default=False,
         ),
+        _OF_A_RUN,
     ] = None,
     confidence: Annotated[float, typer.Option(help="Of each bound, in (0, 1).")] = 0.95,
     fail_on: Annotated[
@@ -340,7 +354,7 @@ def _progress(total: int) -> "Iterator[Step]":
 
 
 def _write(found: "EpsilonAudit", folder: Path, form: Format) -> None:
-    from privpart.cli.plots import draw_scores
+    from privpart.cli.pages.plots import draw_scores
     from privpart.run.canaries import AUDIT_REPORT
 
     values = found.to_dict()

@@ -83,9 +83,9 @@ def _run(options: LeakageOptions, out: Path) -> "LeakageReport":
 
 
 def _write(report: "LeakageReport", out: Path, form: Format, html: Path | None) -> None:
-    from attacks import picture
     from privpart.cli.audit import tables
     from privpart.cli.audit.store import writing
+    from privpart.cli.pages import picture
 
     told = tables.told(report)
     with writing(out):

@@ -11,16 +11,43 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar, get_type_hints
 
+import numpy as np
 import typer
 
 from accounting import checks
 from accounting.checks import ConfigError
+from privpart.cli.idle import OF_FOLDER, OF_SGD, Idle, beside, where, without
 
 _CLIENT = "The client's training"
 _ATTACK = "The attack"
 _TEXT = "Text"
 _DIGITS, _SHOWN = 6, 60  # of the rounds of a view, and of what is quoted in an error
 _LATER = frozenset({"before", "plan", "tokens", "words", "pad", "length", "send_buffers"})
+
+
+_WITHOUT_SEARCH = frozenset({"invert_dense", "bag_of_tokens", "predicted_tokens", "span_test"})
+"""Attacks in closed form, whatever the effort."""
+_OF_IMAGES = (beside("plan", "is of text"), beside("tokens", "is of text"))
+_LOCAL = where("local_steps", 0, "sends a gradient")
+_SEARCHES = (
+    Idle(
+        "batch",
+        lambda values: values["batch"] == 1 and (values["plan"], values["tokens"]) != (None, None),
+        "one sentence needs no search",
+    ),
+    Idle(
+        "attack",
+        lambda values: bool(values["attack"]) and set(values["attack"]) <= _WITHOUT_SEARCH,
+        "needs no search",
+    ),
+)
+_CUT = without("plan", "sentences are as long as they are")
+_OF_TOKENS = without("tokens", "a plan has its own")
+_NO_EPSILON = Idle(
+    "noise_multiplier",
+    lambda values: not np.any(values["noise_multiplier"]),  # one level, or a list
+    "has no epsilon",
+)
 
 
 class Effort(StrEnum):
@@ -70,13 +97,17 @@ class AuditOptions:
             help="lenet, relu-lenet, mlp, resnet8, or your own, which is called without arguments: "
             "MODULE:FUNCTION or ./FILE.py:FUNCTION."
         ),
+        beside("plan", "has a model of its own"),
     ] = None
     data: Annotated[
         str | None,
         typer.Option(help="digits, fashion-mnist, or a .safetensors file with x and y."),
+        _OF_IMAGES,
     ] = None
     trials: Annotated[
-        int, typer.Option(help="Updates to attack, each of --batch images or sentences.")
+        int,
+        typer.Option(help="Updates to attack, each of --batch images or sentences."),
+        beside("gradient", "is one update, which already contains its noise"),
     ] = 10
     batch: Annotated[int, typer.Option(help="Images or sentences per update.")] = 1
     weights: Annotated[
@@ -95,24 +126,33 @@ class AuditOptions:
         typer.Option(
             help="Weights before the round; --gradient then holds those after it. Same formats."
         ),
+        without("gradient", "the weights after the round are missing"),
     ] = None
     data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with Fashion-MNIST's four idx files.")
+        Path | None,
+        typer.Option(help="Folder with Fashion-MNIST's four idx files."),
+        (*_OF_IMAGES, OF_FOLDER),
     ] = None
     mode: Annotated[
-        Mode, typer.Option(help="Mode of the model's layers.", rich_help_panel=_CLIENT)
+        Mode, typer.Option(help="Mode of the model's layers.", rich_help_panel=_CLIENT), _OF_IMAGES
     ] = Mode.TRAIN
     local_steps: Annotated[
         int, typer.Option(help="Local steps; 0 sends a gradient.", rich_help_panel=_CLIENT)
     ] = 0
     learning_rate: Annotated[
-        float, typer.Option(help="Learning rate of the local steps.", rich_help_panel=_CLIENT)
+        float,
+        typer.Option(help="Learning rate of the local steps.", rich_help_panel=_CLIENT),
+        _LOCAL,
     ] = 0.1
     optimizer: Annotated[
-        Optimizer, typer.Option(help="Optimizer of the local steps.", rich_help_panel=_CLIENT)
+        Optimizer,
+        typer.Option(help="Optimizer of the local steps.", rich_help_panel=_CLIENT),
+        _LOCAL,
     ] = Optimizer.SGD
     momentum: Annotated[
-        float, typer.Option(help="Momentum of sgd, in [0, 1).", rich_help_panel=_CLIENT)
+        float,
+        typer.Option(help="Momentum of sgd, in [0, 1).", rich_help_panel=_CLIENT),
+        (_LOCAL, OF_SGD),
     ] = 0.0
     send_buffers: Annotated[
         bool,
@@ -121,23 +161,35 @@ class AuditOptions:
             help="Clients also send running statistics of batch normalisation.",
             rich_help_panel=_CLIENT,
         ),
+        (
+            *_OF_IMAGES,
+            where("mode", "eval", "statistics are not those of the batch"),
+            beside("gradient", "has its buffers, or has not"),
+        ),
     ] = False
     delta: Annotated[
-        float, typer.Option(help="Delta of the accountant's epsilon.", rich_help_panel=_CLIENT)
+        float,
+        typer.Option(help="Delta of the accountant's epsilon.", rich_help_panel=_CLIENT),
+        _NO_EPSILON,
     ] = 1e-5
     hide_labels: Annotated[
         bool,
         typer.Option("--hide-labels", help="Infer the labels.", rich_help_panel=_ATTACK),
     ] = False
     effort: Annotated[
-        Effort, typer.Option(help="Budget of each attack.", rich_help_panel=_ATTACK)
+        Effort, typer.Option(help="Budget of each attack.", rich_help_panel=_ATTACK), _SEARCHES
     ] = Effort.NORMAL
     attack: Annotated[
         list[str] | None,
         typer.Option(help="Run only this attack; repeatable.", rich_help_panel=_ATTACK),
     ] = None
     decoys: Annotated[
-        int, typer.Option(help="Images to hide the truth among.", rich_help_panel=_ATTACK)
+        int,
+        typer.Option(help="Images to hide the truth among.", rich_help_panel=_ATTACK),
+        (
+            *_OF_IMAGES,
+            Idle("batch", lambda values: values["batch"] > 1, "is not ranked among decoys"),
+        ),
     ] = 50
     plan: Annotated[
         Path | None,
@@ -160,10 +212,12 @@ class AuditOptions:
             help="Cut the sentences of a plan to so many tokens; shorter ones are left out.",
             rich_help_panel=_TEXT,
         ),
+        (_CUT, beside("tokens", "are as long as they are")),
     ] = None
     pad: Annotated[
         int | None,
         typer.Option(help="Id of the padding in --tokens.", rich_help_panel=_TEXT),
+        _OF_TOKENS,
     ] = None
     seed: Annotated[int, typer.Option(help="Seed of weights, starting points and noise.")] = 0
 
@@ -238,6 +292,7 @@ class LeakageOptions(AuditOptions):
             help="Text of each token of --tokens, one a line as in BERT's vocab.txt.",
             rich_help_panel=_TEXT,
         ),
+        _OF_TOKENS,
     ] = None
     schedule: Annotated[
         str | None,
@@ -249,6 +304,7 @@ class LeakageOptions(AuditOptions):
     noise_multiplier: Annotated[
         float,
         typer.Option(help="Noise standard deviation / clip; 0 is none.", rich_help_panel=_CLIENT),
+        without("clip", "noise has no scale"),
     ] = 0.0
 
     def refuse(self) -> None:

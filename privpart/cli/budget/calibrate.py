@@ -24,6 +24,7 @@ from privpart.cli import options
 from privpart.cli.budget.options import Limits, with_shared_options
 from privpart.cli.budget.progress import shown_fits
 from privpart.cli.budget.sampled import (
+    OF_ONE_ACCOUNTANT,
     Bins,
     DrawCount,
     ExpectedBatch,
@@ -32,7 +33,7 @@ from privpart.cli.budget.sampled import (
     print_sampled,
     typed_sampling,
 )
-from privpart.cli.idle import typed
+from privpart.cli.idle import typed, where
 from privpart.cli.options import Format, MethodName
 from privpart.cli.output import print_report
 
@@ -72,7 +73,9 @@ def calibrate(
         ),
     ] = Unknown.NOISE_MULTIPLIER,
     noise_multiplier: Annotated[
-        float | None, typer.Option(help="The noise, when solving for something else.")
+        float | None,
+        typer.Option(help="The noise, when solving for something else."),
+        where("solve", "noise-multiplier", "finds this"),
     ] = None,
     choice: MechanismChoice,
     limits: Limits,
@@ -82,7 +85,7 @@ def calibrate(
     expected_batch: ExpectedBatch = None,
     bins: Bins = None,
     draws: DrawCount = None,
-    method: options.MethodOption = MethodName.EXACT,
+    method: Annotated[options.MethodOption, OF_ONE_ACCOUNTANT] = MethodName.EXACT,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Find the least noise, or the most training, whose epsilon does not exceed a target.

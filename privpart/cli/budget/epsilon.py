@@ -17,6 +17,7 @@ from privpart.cli import options
 from privpart.cli.budget.options import Limits, accept_planned_delta, with_shared_options
 from privpart.cli.budget.progress import shown_fits
 from privpart.cli.budget.sampled import (
+    OF_ONE_ACCOUNTANT,
     Bins,
     DrawCount,
     DrawSeed,
@@ -27,20 +28,26 @@ from privpart.cli.budget.sampled import (
     print_sampled,
     typed_sampling,
 )
-from privpart.cli.idle import typed
-from privpart.cli.options import Against, Format, MethodName
+from privpart.cli.idle import OF_A_PLAN, beside, typed
+from privpart.cli.options import Format, MethodName
 from privpart.cli.output import print_report
 
 if TYPE_CHECKING:  # imported where used: it needs torch
     from privpart.plan import PrivacyPlan
 
+_REPORTED = beside("sampling", "decides who takes part, and has a report of its own")
+_PROSE = beside("statement", "prints prose")
 _EXCEEDED = 3
 _LEFT_ITS_PLAN = 6
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Everything that the figures depend on."""
+    """Everything that the figures depend on.
+
+    Attributes:
+        sampled: the plan, if it samples who takes part; its accountant is then another.
+    """
 
     choice: MechanismChoice
     participation: Participation
@@ -49,18 +56,20 @@ class _Run:
     delta: float
     stated: bool
     population: int | None
+    sampled: "PrivacyPlan | None" = None
 
 
 @with_shared_options
 def epsilon(
     context: typer.Context,
     *,
-    rounds: options.RoundsUnlessPlanned = None,
+    rounds: Annotated[options.RoundsUnlessPlanned, OF_A_PLAN] = None,
     noise_multiplier: Annotated[
         float | None,
         typer.Option(
             help="Noise standard deviation per coordinate / clip norm, on the scale of the sum."
         ),
+        OF_A_PLAN,
     ] = None,
     delta: options.DeltaUnlessPlanned = None,
     plan: Annotated[
@@ -75,8 +84,9 @@ def epsilon(
             help="Who took part when: a run folder, or a CSV file with the columns client and "
             "round. Its cost is shown beside what was promised; without a promise, alone."
         ),
+        _REPORTED,
     ] = None,
-    method: options.MethodOption = MethodName.EXACT,
+    method: Annotated[options.MethodOption, OF_ONE_ACCOUNTANT] = MethodName.EXACT,
     population: options.Population = None,
     allow_large_delta: options.AllowLargeDelta = False,
     sampling: SamplingOption = None,
@@ -85,20 +95,23 @@ def epsilon(
     draws: DrawCount = None,
     draw_seed: DrawSeed = None,
     cross_check: Annotated[
-        bool, typer.Option("--cross-check", help="Cross-check by dp-accounting (a second more).")
+        bool,
+        typer.Option("--cross-check", help="Cross-check by dp-accounting (a second more)."),
+        _REPORTED,
     ] = False,
     max_epsilon: options.MaxEpsilon = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Also draw epsilon into this picture (.png, .svg, .pdf).")
-    ] = None,
-    plot_against: Annotated[
-        Against | None, typer.Option(help="What the picture varies; by default the noise.")
+        Path | None,
+        typer.Option(help="Also draw epsilon into this picture (.png, .svg, .pdf)."),
+        _REPORTED,
     ] = None,
     statement: Annotated[
-        bool, typer.Option("--statement", help="Print the report in plain English instead.")
+        bool,
+        typer.Option("--statement", help="Print the report in plain English instead."),
+        _REPORTED,
     ] = False,
-    html: options.HtmlOption = None,
-    form: options.FormatOption = Format.TABLE,
+    html: Annotated[options.HtmlOption, _REPORTED] = None,
+    form: Annotated[options.FormatOption, _PROSE] = Format.TABLE,
 ) -> None:
     """Report the (epsilon, delta) of a planned run.
 
@@ -117,22 +130,13 @@ def epsilon(
             method=method if "method" in typed(context) else None,
         )
         figures = (rounds, noise_multiplier, delta)
-        found = _print_sample(sampling, choice, figures, given, form, allow_large=allow_large_delta)
-        _within(found, limit)
+        spent = _of_sampling(sampling, choice, figures, given, form, allow_large=allow_large_delta)
+        _within(spent, limit)
         return
     histories = None if log is None else histories_of(log)
     population = _counted(population, histories)
     if plan is not None:
-        promised, run = _planned(plan, delta, population, allow_large=allow_large_delta)
-        if promised.sampling is not None:
-            report = _sampled_report(context, promised, run)
-            _write_page(run, report, html, limit, Against.NOISE)
-            if statement:
-                typer.echo(report.statement())
-            else:
-                print_report(report, form)
-            _within(report.epsilon, limit)
-            return
+        run = _of_plan(plan, delta, population, allow_large=allow_large_delta)
     elif rounds is None or noise_multiplier is None or delta is None:
         raise ConfigError(
             "--rounds, --noise-multiplier and --delta are needed; or --plan FILE, which has them."
@@ -140,10 +144,13 @@ def epsilon(
     else:
         _refuse_silent_limits(limits, limit, histories)
         checks.accept_delta(delta, population, allow_large=allow_large_delta)
-        run = _typed_run(choice, limits, rounds, noise_multiplier, delta, histories, population)
-    report = _report(run, histories, method, cross_check=cross_check)
-    _write_page(run, report, html, limit, plot_against or Against.NOISE)
-    _plot(run, report, plot_against or Against.NOISE, plot, limit)
+        run = _of_options(choice, limits, rounds, noise_multiplier, delta, histories, population)
+    if run.sampled is not None:
+        report = _sampled_report(context, run.sampled, run)
+    else:
+        report = _report(run, histories, method, cross_check=cross_check)
+    _write_page(run, report, html, limit)
+    _plot(run, report, plot, limit)
     if statement:
         typer.echo(report.statement())
     else:
@@ -151,7 +158,7 @@ def epsilon(
     _judge(report, limit)
 
 
-def _print_sample(
+def _of_sampling(
     sampling: SamplingName,
     choice: MechanismChoice,
     figures: tuple[int | None, float | None, float | None],
@@ -191,7 +198,7 @@ def _refuse_silent_limits(
         )
 
 
-def _typed_run(
+def _of_options(
     choice: MechanismChoice,
     limits: Limits,
     rounds: int,
@@ -215,6 +222,26 @@ def _typed_run(
     return _Run(choice, participation, mechanism, noise_multiplier, delta, stated, population)
 
 
+def _of_plan(path: Path, delta: float | None, population: int | None, *, allow_large: bool) -> _Run:
+    """Read a plan file. It takes a second, because plans contain optimisers, which need torch."""
+    from privpart.experiment.plan_file import read
+
+    plan = read(path)
+    population = accept_planned_delta(plan, delta, population, allow_large=allow_large)
+    with shown_fits():
+        promised = plan.privacy_plan()
+    return _Run(
+        plan.privacy.mechanism,
+        promised.participation,
+        promised.mechanism,
+        promised.noise_multiplier,
+        plan.privacy.delta if delta is None else delta,
+        stated=True,
+        population=population,
+        sampled=None if promised.sampling is None else promised,
+    )
+
+
 def _sampled_report(context: typer.Context, promised: "PrivacyPlan", run: _Run) -> PrivacyReport:
     """Return the report of a plan that samples.
 
@@ -229,27 +256,6 @@ def _sampled_report(context: typer.Context, promised: "PrivacyPlan", run: _Run) 
             f"{listed}."
         )
     return promised.report(run.delta, population=run.population)
-
-
-def _planned(
-    path: Path, delta: float | None, population: int | None, *, allow_large: bool
-) -> tuple["PrivacyPlan", _Run]:
-    """Read a plan file. It takes a second, because plans contain optimisers, which need torch."""
-    from privpart.experiment.plan_file import read
-
-    plan = read(path)
-    population = accept_planned_delta(plan, delta, population, allow_large=allow_large)
-    with shown_fits():
-        promised = plan.privacy_plan()
-    return promised, _Run(
-        plan.privacy.mechanism,
-        promised.participation,
-        promised.mechanism,
-        promised.noise_multiplier,
-        plan.privacy.delta if delta is None else delta,
-        stated=True,
-        population=population,
-    )
 
 
 def histories_of(log: Path) -> dict[str, list[int]]:
@@ -305,38 +311,34 @@ def _report(
     )
 
 
-def _write_page(
-    run: _Run, report: PrivacyReport, html: Path | None, limit: float | None, against: Against
-) -> None:
+def _write_page(run: _Run, report: PrivacyReport, html: Path | None, limit: float | None) -> None:
     """Write the page of a budget, with a picture where one mechanism of one group is varied."""
     if html is None:
         return
     from privpart.cli.pages.budget import budget_page
-    from privpart.cli.plots import budget_figure
+    from privpart.cli.pages.plots import budget_figure
 
     figure = None
     if run.mechanism.groups is None and report.sampling is None:
-        figure = budget_figure(run.choice, run.participation, report, against=against, target=limit)
+        figure = budget_figure(run.choice, run.participation, report, target=limit)
     budget_page(report, figure, limit).write(html)
 
 
-def _plot(
-    run: _Run, report: PrivacyReport, against: Against, path: Path | None, target: float | None
-) -> None:
+def _plot(run: _Run, report: PrivacyReport, path: Path | None, target: float | None) -> None:
     if path is None:
         return
     if run.mechanism.groups is not None:
         raise ConfigError(
             "plot: varies a mechanism of one group; leave it out with a [schedule] or shared keys."
         )
-    from privpart.cli.plots import draw_budget
+    from privpart.cli.pages.plots import draw_budget
 
-    draw_budget(run.choice, run.participation, report, against=against, path=path, target=target)
+    draw_budget(run.choice, run.participation, report, path=path, target=target)
 
 
 def _one_stream(run: _Run, form: Format) -> list[tuple[str, str]]:
     """Return the sensitivity of the same mechanism without groups, for comparison."""
-    if run.mechanism.groups is None or form is not Format.TABLE:
+    if run.mechanism.groups is None or run.sampled is not None or form is not Format.TABLE:
         return []
     found = run.choice.build(run.participation).sensitivity(run.participation)
     known = "" if found.exact else " at most"

@@ -7,7 +7,7 @@ sums. The front is the mechanisms that no other beats with as little memory.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,17 +15,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from accounting import (
-    BandedInverse,
-    BinaryTree,
-    BufferedToeplitz,
     ConfigError,
     Grouped,
     Guarantee,
-    Independent,
     Mechanism,
     Participation,
     PrunedTree,
-    Toeplitz,
     checks,
     footprint,
     optimize,
@@ -35,17 +30,23 @@ from accounting.error import prefix_error
 from accounting.fit_cache import kept_figures
 from accounting.guarantee import mu_upper
 from accounting.mechanisms.by_name import MechanismChoice, MechanismName
+from accounting.mechanisms.tree import EstimatorName, ReleaseName
 from accounting.report import shown_parameters, up
 from privpart.cli import options
 from privpart.cli.budget.options import Limits, accept_planned_delta, with_shared_options
 from privpart.cli.budget.progress import shown_fits
-from privpart.cli.idle import typed
+from privpart.cli.idle import OF_A_PLAN, Idle, typed
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv, print_table
 
 if TYPE_CHECKING:
     from privpart.experiment.plan_file import PlanFile
 
+_WITHOUT_OPTIMAL = Idle(
+    "only",
+    lambda values: values["only"] is not None and values["only"] not in "dense, optimal",
+    "leaves out 'dense, optimal'",
+)
 _PREFIX_ROUNDS = 2048
 """The most rounds whose prefix release is accounted in about a second; the time is cubic."""
 _BANDED_ROUNDS = 8192
@@ -58,7 +59,7 @@ _DRAWS = (2, 4, 16)
 def mechanisms(
     context: typer.Context,
     *,
-    rounds: options.RoundsUnlessPlanned = None,
+    rounds: Annotated[options.RoundsUnlessPlanned, OF_A_PLAN] = None,
     delta: options.DeltaUnlessPlanned = None,
     plan: Annotated[
         Path | None,
@@ -83,6 +84,7 @@ def mechanisms(
             help="Add the numerically optimal matrix for the root mean squared error, one "
             "participation only (15 seconds at 1600 rounds).",
         ),
+        _WITHOUT_OPTIMAL,
     ] = False,
     plot: Annotated[
         Path | None,
@@ -124,8 +126,8 @@ def mechanisms(
     offered = _rows_of(planned, participation, own, optimal=optimal)
     rows = _on_front(
         [
-            _row(label, mechanism, participation, target_epsilon, delta)
-            for label, mechanism in _built(offered, only)
+            _row(offer, mechanism, participation, target_epsilon, delta)
+            for offer, mechanism in _built(offered, only)
         ]
     )
     title = _title(participation, target_epsilon, delta)
@@ -150,24 +152,39 @@ def _draw(
 ) -> None:
     """Write the picture and the page that were asked for."""
     if plot is not None:
-        from privpart.cli.plots import draw_front
+        from privpart.cli.pages.plots import draw_front
 
         draw_front(rows, title=title, path=plot)
     if html is not None:
         from privpart.cli.pages.budget import front_page
-        from privpart.cli.plots import front_figure
+        from privpart.cli.pages.plots import front_figure
 
         front_page(rows, title, front_figure(rows, title=title), warnings).write(html)
 
 
-def _built(offered: "Iterator[Offer]", only: str | None) -> list[tuple[str, Mechanism]]:
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A row before it is computed.
+
+    Attributes:
+        label: name of the row.
+        build: makes its mechanism, which may take a fit.
+        options: what makes the same mechanism on the command line; "" if nothing does.
+    """
+
+    label: str
+    build: Callable[[], Mechanism]
+    options: str = ""
+
+
+def _built(offered: Iterator[Offer], only: str | None) -> list[tuple[Offer, Mechanism]]:
     """Make all mechanisms first: what is refused must not come after a minute of calibration."""
     with shown_fits():
-        rows = [(label, build()) for label, build in offered if (only or "") in label]
+        rows = [(offer, offer.build()) for offer in offered if (only or "") in offer.label]
     if not rows:
         raise ConfigError(f"only={only}: no mechanism has a name that contains this.")
-    first = {mechanism: label for label, mechanism in reversed(rows)}  # fits drop useless buffers
-    return [(label, mechanism) for label, mechanism in rows if first[mechanism] == label]
+    first = {mechanism: offer for offer, mechanism in reversed(rows)}  # fits drop useless buffers
+    return [(offer, mechanism) for offer, mechanism in rows if first[mechanism] is offer]
 
 
 _LISTED = "mechanism_parameters"
@@ -195,10 +212,6 @@ def _read(path: Path) -> "PlanFile":
     return plan
 
 
-Offer = tuple[str, Callable[[], Mechanism]]
-"""Name of a row, and what makes its mechanism, which may take a fit."""
-
-
 def _own(choice: MechanismChoice, given: frozenset[str]) -> MechanismChoice | None:
     """Return the mechanism that was typed, if any was."""
     named = {field.name for field in fields(MechanismChoice)} | {"mechanism", "mechanism_file"}
@@ -215,10 +228,11 @@ def _rows_of(
     shared = plan is not None and plan.select is not None and plan.select.takes_turns
     if plan is None or (plan.schedule is None and not shared):
         if own is not None:
-            yield f"{own.name}, as given", partial(own.build, participation)
+            yield Offer(f"{own.name}, as given", partial(own.build, participation), as_typed(own))
         if plan is not None:
             planned = plan.privacy.mechanism
-            yield f"{planned.name}, as given", partial(planned.build, participation)
+            build = partial(planned.build, participation)
+            yield Offer(f"{planned.name}, as given", build, as_typed(planned))
         yield from _candidates(participation, optimal=optimal)
         return
     if optimal:
@@ -236,64 +250,86 @@ def _group_by_group(plan: "PlanFile", participation: Participation) -> Iterator[
         kinds = {f"{own.name}, as planned": own} | kinds
     for label, choice in kinds.items():
         build = partial(choice.build_grouped, groups.schedule, groups.sizes, participation)
-        yield f"{label}, per group", build
-        yield f"{label}, one stream", partial(choice.build, participation)
+        yield Offer(f"{label}, per group", build)
+        yield Offer(f"{label}, one stream", partial(choice.build, participation))
     nodes = [PrunedTree(participation.rounds, tuple(own)) for own in groups.active_rounds()]
-    yield (
-        "tree, one, pruned",
-        partial(Grouped, tuple(groups.schedule), tuple(nodes), tuple(groups.sizes)),
-    )
+    pruned = partial(Grouped, tuple(groups.schedule), tuple(nodes), tuple(groups.sizes))
+    yield Offer("tree, one, pruned", pruned)
 
 
 def _candidates(participation: Participation, *, optimal: bool) -> Iterator[Offer]:
     n = participation.rounds
-    yield "independent", partial(Independent, n)
     small = n <= _BANDED_ROUNDS
-    for draws in _DRAWS if small else _DRAWS[:1]:
-        if draws <= n:
-            fitted = partial(
-                BandedInverse.from_options,
-                participation,
-                bands=draws,
-                fit=True,
-                normalize_columns=True,
+    draws = [bands for bands in (_DRAWS if small else _DRAWS[:1]) if bands <= n]
+    offered = {
+        "independent": _choice("independent"),
+        **{
+            f"banded inverse, {bands}": _choice(
+                "banded-inverse", bands=bands, fit=True, normalize_columns=True
             )
-            yield f"banded inverse, {draws}", fitted
-    for buffers in _BUFFERS:
-        label = f"blt, {buffers} buffer{'s' if buffers > 1 else ''}"
-        yield label, partial(BufferedToeplitz.from_options, participation, buffers=buffers)
-    yield "tree", partial(BinaryTree, n)
-    yield "tree, online", partial(BinaryTree, n, estimator="online")
+            for bands in draws
+        },
+        **{
+            f"blt, {buffers} buffer{'s' if buffers > 1 else ''}": _choice("blt", buffers=buffers)
+            for buffers in _BUFFERS
+        },
+        "tree": _choice("tree"),
+        "tree, online": _choice("tree", estimator=EstimatorName.ONLINE),
+    }
     if n <= _PREFIX_ROUNDS:
-        prefix = partial(BinaryTree, n, estimator="online", release="prefix")
-        yield "tree, online, prefix", prefix
-    if not small:
+        offered["tree, online, prefix"] = _choice(
+            "tree", estimator=EstimatorName.ONLINE, release=ReleaseName.PREFIX
+        )
+    if small:
+        for bands in _widths(participation):
+            offered[f"bandmf, {bands} bands"] = _choice("bandmf", bands=bands)
+        offered["toeplitz, square root"] = _choice("toeplitz")
+    else:
         typer.echo(
             f"privpart: left out above {_BANDED_ROUNDS} rounds: banded inverses of more than two "
             "bands, Toeplitz encoders, the prefix release of trees.",
             err=True,
         )
-        return
-    yield from _banded(participation)
-    yield "toeplitz, square root", partial(Toeplitz.square_root, n)
-    if optimal:
-        yield "dense, optimal", partial(optimize, "dense", participation)
+    for label, choice in offered.items():
+        yield Offer(label, partial(choice.build, participation), as_typed(choice))
+    if small and optimal:
+        yield Offer("dense, optimal", partial(optimize, "dense", participation))
 
 
-def _banded(participation: Participation) -> Iterator[Offer]:
-    """Yield BandMF: fitted and column-normalised, while the bands fit into the separation."""
+def _choice(name: str, **options: Any) -> MechanismChoice:  # noqa: ANN401  fields of a choice
+    return MechanismChoice(name=MechanismName(name), **options)
+
+
+def as_typed(choice: MechanismChoice) -> str:
+    """Write a choice as the options that make it.
+
+    >>> as_typed(_choice("blt", buffers=2))
+    '--mechanism blt --buffers 2'
+    """
+    words = [f"--mechanism {choice.name}"] if choice.file is None else []
+    for option in fields(choice):
+        value = getattr(choice, option.name)
+        if option.name in ("name", "fingerprint") or value == option.default:
+            continue
+        flag = "mechanism-file" if option.name == "file" else option.name.replace("_", "-")
+        words.append(f"--{flag}")
+        if isinstance(value, tuple):
+            words.append(",".join(map(repr, value)))
+        elif value is not True:
+            words.append(str(value))
+    return " ".join(words)
+
+
+def _widths(participation: Participation) -> list[int]:
+    """Return the bands of the BandMF rows, as many as fit into the separation."""
     n, b = participation.rounds, participation.min_separation
     widest = n if participation.max_participations == 1 else b
     widths = {min(2**power, widest) for power in range(3, widest.bit_length() + 1)}
-    for bands in sorted(width for width in widths if width > 1):
-        built = partial(
-            Toeplitz.from_options, participation, bands=bands, fit=True, normalize_columns=True
-        )
-        yield f"bandmf, {bands} bands", built
+    return sorted(width for width in widths if width > 1)
 
 
 def _row(
-    label: str,
+    offer: Offer,
     mechanism: Mechanism,
     participation: Participation,
     target_epsilon: float,
@@ -306,7 +342,8 @@ def _row(
     reach = math.sqrt(sensitivity.squared)
     rmse, worst = reach * cost["deviation"], reach * cost["largest_deviation"]
     return {
-        "mechanism": label,
+        "mechanism": offer.label,
+        "options": offer.options,
         "sensitivity_squared": sensitivity.squared,
         "sensitivity_exact": sensitivity.exact,
         "rmse": rmse / reached.mu,
@@ -415,3 +452,6 @@ def _print_rows(rows: Sequence[dict[str, Any]], title: str) -> None:
         f"* least rmse with as few state vectors; rmse ratio: to {rows[0]['rmse_ratio_to']}, "
         "the least shown"
     )
+    for row in rows:
+        if row["front"] and row["options"]:
+            typer.echo(f"{row['mechanism']}: {row['options']}")

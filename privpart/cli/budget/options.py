@@ -16,7 +16,7 @@ from accounting import ConfigError, FixedOrder, Participation, checks
 from accounting.mechanisms.by_name import MechanismChoice, MechanismName
 from accounting.mechanisms.toeplitz import ObjectiveName
 from accounting.mechanisms.tree import EstimatorName, ReleaseName
-from privpart.cli.idle import typed
+from privpart.cli.idle import OF_A_PLAN, Idle, Values, beside, typed, where
 
 if TYPE_CHECKING:  # imported where used: it needs torch
     from privpart.experiment.plan_file import PlanFile
@@ -24,6 +24,34 @@ if TYPE_CHECKING:  # imported where used: it needs torch
 _TREE = "Trees"
 _FILTER = "Toeplitz, BLT and banded inverses"
 _FILE = MechanismName("file")
+
+
+def _hides_the_own_row(values: Values) -> bool:
+    """Whether --only leaves out the row of the typed mechanism."""
+    row = f"{'file' if values['mechanism_file'] else values['mechanism']}, as given"
+    return values["only"] is not None and values["only"] not in row
+
+
+_OF_A_MECHANISM = (
+    OF_A_PLAN,
+    Idle("only", _hides_the_own_row, "leaves out the row of this mechanism"),
+)
+_SAMPLED = beside("sampling", "decides who takes part")
+_OF_LIMITS = (OF_A_PLAN, _SAMPLED)
+_IN_ANY_ORDER = Idle(
+    "solve", lambda values: values["solve"] != "noise-multiplier", "is for clients in any order"
+)
+_APART = Idle(
+    "sampling",
+    lambda values: values["sampling"] in ("poisson", "balls-in-bins"),
+    "decides itself how far a member's rounds are apart",
+)
+
+
+def _solved(name: str) -> Idle:
+    return where("solve", name, "finds this")
+
+
 DEFAULT_MECHANISM = MechanismChoice(name=MechanismName("tree"))
 
 
@@ -96,9 +124,10 @@ def mechanism_choice(
         MechanismName,
         typer.Option(
             help="What correlates the noise over the rounds. 'toeplitz' is the square-root matrix, "
-            "'banded-inverse' needs no memory, 'blt' is fitted to the participation for the least "
-            "root mean squared error.",
+            "'banded-inverse' needs no memory, 'blt' and 'bandmf' are fitted to the participation "
+            "for the least root mean squared error.",
         ),
+        _OF_A_MECHANISM,
     ] = DEFAULT_MECHANISM.name,
     mechanism_file: Annotated[
         Path | None,
@@ -106,24 +135,28 @@ def mechanism_choice(
             help="The mechanism in a file: JSON, as --format json prints it, or a dense encoder "
             "as .npy."
         ),
+        _OF_A_MECHANISM,
     ] = None,
     restart_every: Annotated[
         int | None,
         typer.Option(
             help="Rounds per tree; by default one tree spans all rounds.", rich_help_panel=_TREE
         ),
+        _OF_A_MECHANISM,
     ] = None,
     estimator: Annotated[
         EstimatorName,
         typer.Option(
             help="'online' (Honaker) has less noise at the same cost.", rich_help_panel=_TREE
         ),
+        _OF_A_MECHANISM,
     ] = EstimatorName.VANILLA,
     completed: Annotated[
         bool,
         typer.Option(
             "--completed", help="Complete each tree before a restart.", rich_help_panel=_TREE
         ),
+        _OF_A_MECHANISM,
     ] = False,
     release: Annotated[
         ReleaseName,
@@ -132,6 +165,7 @@ def mechanism_choice(
             "ever leave the server.",
             rich_help_panel=_TREE,
         ),
+        _OF_A_MECHANISM,
     ] = ReleaseName.NODES,
     bands: Annotated[
         int | None,
@@ -139,6 +173,7 @@ def mechanism_choice(
             help="Diagonals of 'toeplitz', by default all; draws per round of 'banded-inverse'.",
             rich_help_panel=_FILTER,
         ),
+        _OF_A_MECHANISM,
     ] = None,
     coefficients: Annotated[
         str | None,
@@ -148,6 +183,7 @@ def mechanism_choice(
             "DP-lambda-CGD.)",
             rich_help_panel=_FILTER,
         ),
+        _OF_A_MECHANISM,
     ] = None,
     normalize_columns: Annotated[
         bool,
@@ -156,6 +192,7 @@ def mechanism_choice(
             help="Divide each column of the encoder of 'toeplitz' or 'banded-inverse' by its norm.",
             rich_help_panel=_FILTER,
         ),
+        _OF_A_MECHANISM,
     ] = False,
     fit: Annotated[
         bool,
@@ -165,6 +202,7 @@ def mechanism_choice(
             "--normalize-columns this is BandMF.",
             rich_help_panel=_FILTER,
         ),
+        _OF_A_MECHANISM,
     ] = False,
     objective: Annotated[
         ObjectiveName | None,
@@ -173,20 +211,24 @@ def mechanism_choice(
             "or the largest.",
             rich_help_panel=_FILTER,
         ),
+        _OF_A_MECHANISM,
     ] = None,
     buffers: Annotated[
         int | None,
         typer.Option(
             help="Buffers of a fitted 'blt', 1 to 5; by default 3.", rich_help_panel=_FILTER
         ),
+        _OF_A_MECHANISM,
     ] = None,
     decay: Annotated[
         str | None,
         typer.Option(help="Decays of 'blt', as 0.9,0.99.", rich_help_panel=_FILTER),
+        _OF_A_MECHANISM,
     ] = None,
     scale: Annotated[
         str | None,
         typer.Option(help="Scales of 'blt', one per decay.", rich_help_panel=_FILTER),
+        _OF_A_MECHANISM,
     ] = None,
 ) -> MechanismChoice:
     """Return the mechanism that the options describe."""
@@ -215,6 +257,7 @@ def participation_limits(
             help="Most rounds in which one client takes part. Without it, 1, and a warning: "
             "nothing here enforces it."
         ),
+        (*_OF_LIMITS, _solved("max-participations")),
     ] = None,
     min_separation: Annotated[
         int | None,
@@ -222,6 +265,7 @@ def participation_limits(
             help="Least distance |i - j| between two of a client's rounds; 1, the default, allows "
             "consecutive ones."
         ),
+        (OF_A_PLAN, _solved("min-separation"), _APART),
     ] = None,
     fixed_order: Annotated[
         bool,
@@ -230,6 +274,7 @@ def participation_limits(
             help="Every pass takes --min-separation rounds, in one public order: a client's rounds "
             "are multiples of that apart.",
         ),
+        (*_OF_LIMITS, _IN_ANY_ORDER),
     ] = False,
 ) -> Limits:
     """Return the limits that the options describe."""

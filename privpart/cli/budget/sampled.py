@@ -32,6 +32,7 @@ from accounting.cohorts import Sampled, Sampling, sampled_claim
 from accounting.mechanisms.by_name import MechanismChoice
 from accounting.monte_carlo import bands_of
 from accounting.report import Assumption, SampledClaim, large_delta, up
+from privpart.cli.idle import OF_A_PLAN, Idle, where, without
 from privpart.cli.options import Format, MethodName
 from privpart.cli.output import as_csv, condition, fill_lines
 
@@ -39,6 +40,22 @@ if TYPE_CHECKING:
     from accounting.subsampled import SampledMethod
 
 _SAMPLING = "Sampling, where the server can hide who takes part"
+_NOISE_ONLY = Idle(
+    "solve",
+    lambda values: values["solve"] != "noise-multiplier",
+    "is for a run that hides nobody",
+)
+_SAMPLED = (OF_A_PLAN, _NOISE_ONLY)
+_OF_A_SAMPLER = (*_SAMPLED, without("sampling", "nobody is sampled"))
+_POISSON = where("sampling", "poisson", "has no bins, and needs no draws")
+_BINS = where("sampling", "balls-in-bins", "needs the bins alone")
+_B_MIN_SEP = where("sampling", "b-min-sep", "has no bins, and is estimated by draws")
+_NOT_DRAWN = Idle(
+    "draws",
+    lambda values: values["sampling"] == "balls-in-bins" and values["draws"] is None,
+    "nothing is drawn",
+)
+OF_ONE_ACCOUNTANT = (_BINS, _B_MIN_SEP)
 
 
 class SamplingName(StrEnum):
@@ -59,6 +76,7 @@ SamplingOption = Annotated[
         "its last one (at most as many bands).",
         rich_help_panel=_SAMPLING,
     ),
+    _SAMPLED,
 ]
 ExpectedBatch = Annotated[
     float | None,
@@ -66,12 +84,14 @@ ExpectedBatch = Annotated[
         help="Expected members per round, of --population; for 'poisson' and 'b-min-sep'.",
         rich_help_panel=_SAMPLING,
     ),
+    (*_OF_A_SAMPLER, _BINS),
 ]
 Bins = Annotated[
     int | None,
     typer.Option(
         help="Bins, and rounds of a pass; for 'balls-in-bins'.", rich_help_panel=_SAMPLING
     ),
+    (*_OF_A_SAMPLER, _POISSON, _B_MIN_SEP),
 ]
 DrawCount = Annotated[
     int | None,
@@ -81,6 +101,7 @@ DrawCount = Annotated[
         "takes a million by default. The probability of error is part of delta.",
         rich_help_panel=_SAMPLING,
     ),
+    (*_OF_A_SAMPLER, _POISSON),
 ]
 DrawSeed = Annotated[
     int | None,
@@ -90,6 +111,7 @@ DrawSeed = Annotated[
         "alone the probability of error holds.",
         rich_help_panel=_SAMPLING,
     ),
+    (*_OF_A_SAMPLER, _POISSON, _NOT_DRAWN),
 ]
 
 _MILLION = 1_000_000

@@ -1,1 +1,1 @@
-"""Pages: the HTML form of what the commands print; each is laid out by ``accounting.pages``."""
+"""Pages: the HTML form of what the commands print, and every picture of the commands."""

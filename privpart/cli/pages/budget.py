@@ -5,7 +5,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from accounting.pages.guarantee import (
+from accounting.report import PrivacyReport, up
+from privpart.cli.pages.guarantee import (
     assumptions_section,
     coverage_section,
     guarantee_section,
@@ -13,8 +14,7 @@ from accounting.pages.guarantee import (
     mechanism_facts,
     statement_of,
 )
-from accounting.pages.page import Facts, Page, Picture, Points, Section, Tone, table_of
-from accounting.report import PrivacyReport, up
+from privpart.cli.pages.page import Facts, Page, Picture, Points, Section, Tone, table_of
 
 
 def budget_page(report: PrivacyReport, figure: Figure | None, limit: float | None) -> Page:

@@ -5,12 +5,33 @@ from pathlib import Path
 
 from rich.table import Table as RichTable
 
-from accounting.pages.page import Block, Page, Photograph, Points, Section, Table, table_of
 from attacks import LeakageReport, TextReport
 from attacks.report import Verdict
-from attacks.text.page import TONES, marked_sentences
+from attacks.text.report import TextRow, TextTrial
 from privpart.cli.audit.tables import Told
+from privpart.cli.pages.page import (
+    Block,
+    Marked,
+    Page,
+    Photograph,
+    Points,
+    Prose,
+    Section,
+    Table,
+    Tone,
+    table_of,
+)
 
+TONES: dict[Verdict, Tone] = {
+    "recovered": "bad",
+    "partial": "bad",
+    "no gain": "caution",
+    "ambiguous": "caution",
+    "attack failed": "caution",
+    "nothing sent": "plain",
+    "void": "plain",
+}
+"""Tone of each verdict on a page, of images, too."""
 _SAYS: dict[Verdict, str] = {
     "recovered": "Recovered: the update gives data of its client away",
     "partial": "Partly recovered: the update tells more than a guess would",
@@ -25,6 +46,25 @@ _LEAD = (
     "shows nothing."
 )
 _VOID = "Nothing was attacked, and nothing follows about privacy."
+
+_LEGEND = Marked(
+    "Marks",
+    (
+        (
+            "plain",
+            "key",
+            "",
+            (
+                ("right", "read, and in order"),
+                ("moved", "known to be in the batch, its place not known"),
+                ("", "not read"),
+                ("false", "read, but false"),
+            ),
+        ),
+    ),
+    " \u00b7 ",
+)
+_Pieces = tuple[tuple[str, str], ...]
 
 
 def leakage_page(report: LeakageReport, told: Told, picture: Path) -> Page:
@@ -73,3 +113,94 @@ def page_table(table: RichTable) -> Table:
     header = [str(column.header) for column in columns]
     rows = list(zip(*(map(str, column.cells) for column in columns), strict=True))
     return table_of(str(table.title or ""), header, rows)
+
+
+def marked_sentences(
+    report: TextReport, *, words: Sequence[str] = (), sentences: int = 24
+) -> tuple[Block, ...]:
+    """Return each true sentence with its tokens marked, and what was read, per view.
+
+    Args:
+        report: of the audit.
+        words: text of each token by id; other tokens are shown as numbers.
+        sentences: greatest number of sentences.
+    """
+    blocks: list[Block] = [_LEGEND]
+    for number, truth in enumerate(report.truth[:sentences]):
+        lines = [line for row in report.rows for line in _lines(row, number, truth, words)]
+        told = _glue(words).join(_word(token, words) for token in truth)
+        heading = f"Sentence {number + 1}: {told}"
+        blocks.append(Marked(heading, tuple(lines), _glue(words)))
+    if (left := len(report.truth) - sentences) > 0:
+        blocks.append(Prose((f"{left} more sentences are in report.json.",)))
+    return tuple(blocks)
+
+
+def _lines(
+    row: TextRow, number: int, truth: Sequence[int], words: Sequence[str]
+) -> list[tuple[Tone, str, str, _Pieces]]:
+    trial = row.best[number]
+    who = "" if row.adversary == "server" else f", {row.adversary}"
+    name = f"{row.view}, {row.share:.1%} sent{who}"
+    tone = TONES[trial.verdict]
+    if trial.untried is not None:
+        return [(tone, trial.verdict, name, ())]
+    found = [(tone, str(trial.verdict), name, _marked(truth, trial, words))]
+    if read := _read(truth, trial, words):
+        found.append((tone, str(trial.verdict), f"{row.view}, read as", read))
+    return found
+
+
+def _marked(truth: Sequence[int], trial: TextTrial, words: Sequence[str]) -> _Pieces:
+    """Return the true sentence with the tokens marked that were read."""
+    known = trial.read.bag | {token for one in trial.read.sentences for token in one}
+    right = {i for i, _ in aligned(truth, trial.score.found)}
+    return tuple(
+        ("right" if i in right else "moved" if token in known else "", _word(token, words))
+        for i, token in enumerate(truth)
+    )
+
+
+def _read(truth: Sequence[int], trial: TextTrial, words: Sequence[str]) -> _Pieces:
+    """Return the sentence as it was read, unless it is the true one."""
+    found = trial.score.found
+    if trial.score.exact or not found:
+        return ()
+    right = {j for _, j in aligned(truth, found)}
+    return tuple(("" if j in right else "false", _word(t, words)) for j, t in enumerate(found))
+
+
+def aligned(truth: Sequence[int], found: Sequence[int]) -> list[tuple[int, int]]:
+    """Return positions (i, j) of a longest common subsequence.
+
+    >>> aligned([5, 6, 7], [6, 9, 7])
+    [(1, 0), (2, 2)]
+    """
+    longest = [[0] * (len(found) + 1) for _ in range(len(truth) + 1)]
+    for i in reversed(range(len(truth))):
+        for j in reversed(range(len(found))):
+            longest[i][j] = (
+                1 + longest[i + 1][j + 1]
+                if truth[i] == found[j]
+                else max(longest[i + 1][j], longest[i][j + 1])
+            )
+    pairs, i, j = [], 0, 0
+    while i < len(truth) and j < len(found):
+        if truth[i] == found[j]:
+            pairs.append((i, j))
+            i, j = i + 1, j + 1
+        elif longest[i + 1][j] >= longest[i][j + 1]:
+            i += 1
+        else:
+            j += 1
+    return pairs
+
+
+def _glue(words: Sequence[str]) -> str:
+    """Return what stands between two tokens: nothing between characters."""
+    return "" if words and max(map(len, words)) == 1 else " "
+
+
+def _word(token: int, words: Sequence[str]) -> str:
+    text = words[token] if 0 <= token < len(words) else f"#{token}"
+    return text if text.strip() else "\u2423"

@@ -1,10 +1,10 @@
 """Page of lower bounds on epsilon: what an audit proves, beside what the accountant says."""
 
-from accounting.pages.page import Facts, Page, Picture, Points, Section, table_of
 from accounting.report import down, up
 from attacks.lower_bounds.bounds import percent
 from privpart.cli.audit.verdict import SURE, EpsilonAudit
-from privpart.cli.plots import scores_figure
+from privpart.cli.pages.page import Facts, Page, Picture, Points, Section, table_of
+from privpart.cli.pages.plots import scores_figure
 
 _LEFT_OUT = ("replica",)
 

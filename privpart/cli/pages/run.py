@@ -11,8 +11,9 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from accounting.checks import is_large_delta
-from accounting.pages import drawing
-from accounting.pages.guarantee import (
+from accounting.report import Assumption, up
+from privpart.cli.pages import drawing
+from privpart.cli.pages.guarantee import (
     BADGES,
     assumptions_section,
     badged,
@@ -22,7 +23,7 @@ from accounting.pages.guarantee import (
     mechanism_facts,
     statement_of,
 )
-from accounting.pages.page import (
+from privpart.cli.pages.page import (
     Badged,
     Block,
     Facts,
@@ -33,7 +34,6 @@ from accounting.pages.page import (
     Section,
     Tone,
 )
-from accounting.report import Assumption, up
 from privpart.run.evidence import Check
 from privpart.run.report import RunReport
 

@@ -5,8 +5,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from accounting.pages.page import Page, Picture, Pictures, Points, Section, table_of
 from accounting.report import up
+from privpart.cli.pages.page import Page, Picture, Pictures, Points, Section, table_of
 
 
 def sweep_page(

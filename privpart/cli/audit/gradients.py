@@ -1,4 +1,4 @@
-"""``privpart verify-gradients``: whether per-example gradients are those of each example alone."""
+"""``privpart audit gradients``: whether per-example gradients are those of each example alone."""
 
 import json
 import sys
@@ -17,7 +17,7 @@ from privpart.cli.output import as_csv
 _WRONG = 5
 
 
-def verify_gradients(
+def gradients(
     target: Annotated[
         str,
         typer.Argument(
@@ -35,17 +35,17 @@ def verify_gradients(
 
     Exit code 5 if an error exceeds the tolerance: the clip norm then bounds nothing.
 
-    Example: privpart verify-gradients ./task.py:gradients
+    Example: privpart audit gradients ./task.py:gradients
     """
     limit = checks.positive("tolerance", tolerance)
     from privpart.experiment import own_code
-    from privpart.measure.gradients import verify_gradients as compare
+    from privpart.measure.gradients import verify_gradients
 
     own_code.refuse_malformed(target)
     typer.echo(f"privpart: imports {target}", err=True)
     with redirect_stdout(sys.stderr):  # what the code prints is no part of the result
         function = own_code.load(target, Path.cwd())
-        made = own_code.call(function, target, "verify-gradients")
+        made = own_code.call(function, target, "audit gradients")
         if not isinstance(made, tuple) or len(made) != 3:
             raise ConfigError(
                 f"{target}: returned {own_code.described(made)}; must return three things: module, "
@@ -56,7 +56,7 @@ def verify_gradients(
         def mean_loss(*arguments: Any) -> Any:  # noqa: ANN401  of the user's function
             return own_code.call(loss, target, "loss", *arguments)
 
-        found = compare(module, mean_loss, batch)
+        found = verify_gradients(module, mean_loss, batch)
     rows = [asdict(one) | {"equal": one.error <= limit} for one in found]
     wrong = [one for one in found if not one.error <= limit]
     if form is Format.JSON:

@@ -12,8 +12,9 @@ import math
 from matplotlib.figure import Figure
 
 from accounting import gaussian
-from accounting.pages import drawing
-from accounting.pages.page import (
+from accounting.report import Assumption, PrivacyReport, claims, down, up
+from privpart.cli.pages import drawing
+from privpart.cli.pages.page import (
     Badged,
     Block,
     Facts,
@@ -25,7 +26,6 @@ from accounting.pages.page import (
     Tone,
     table_of,
 )
-from accounting.report import Assumption, PrivacyReport, claims, down, up
 
 BADGES: dict[str, tuple[Tone, str]] = {
     "violated": ("bad", "violated"),

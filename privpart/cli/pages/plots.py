@@ -1,7 +1,4 @@
-"""Plots: the pictures that the commands draw, with matplotlib and without torch.
-
-They are one file, because they share what a figure looks like.
-"""
+"""Plots: the pictures that the commands draw, with matplotlib and without torch."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from accounting import ConfigError, Participation, PrivacyReport
+from accounting import Participation, PrivacyReport
 from accounting import guarantee as guarantee_of
 from accounting.mechanisms import MechanismChoice
-from accounting.pages import drawing
 from accounting.report import up
-from privpart.cli.options import Against
+from privpart.cli.pages import drawing
 
 if TYPE_CHECKING:  # only for annotations: a budget's picture must not import torch
     from torch import Tensor
@@ -34,11 +30,10 @@ _RESOURCES = {
     "memory": "memory_bytes",
 }
 _POINTS = 25
-_AXES = {
-    Against.NOISE: "noise multiplier",
-    Against.ROUNDS: "rounds",
-    Against.PARTICIPATIONS: "participations of one client, at most",
-}
+_AWAY = 2.6
+"""Where results without noise stand beside a budget: at so many times the largest epsilon."""
+_APART = 0.02
+"""Share of the axis by which each further arm is moved to the right."""
 
 
 def draw_accuracy(
@@ -85,12 +80,11 @@ def draw_budget(
     run: Participation,
     report: PrivacyReport,
     *,
-    against: Against,
     path: Path,
     target: float | None = None,
 ) -> None:
     """Write ``budget_figure``; the suffix sets the format."""
-    drawing.save(budget_figure(choice, run, report, against=against, target=target), path)
+    drawing.save(budget_figure(choice, run, report, target=target), path)
 
 
 def budget_figure(
@@ -98,16 +92,11 @@ def budget_figure(
     run: Participation,
     report: PrivacyReport,
     *,
-    against: Against,
     target: float | None = None,
 ) -> Figure:
-    """Draw epsilon along one axis through the run of ``report``, and the target if there is one."""
-    points = _curve(choice, run, report, against)
-    here = {
-        Against.NOISE: report.noise_multiplier,
-        Against.ROUNDS: report.rounds,
-        Against.PARTICIPATIONS: report.max_participations,
-    }[against]
+    """Draw epsilon against noise around the run of ``report``, and the target if there is one."""
+    points = _curve(choice, run, report)
+    here = report.noise_multiplier
     figure, axes = drawing.panel()
     xs, ys = zip(*points, strict=True)
     axes.plot(xs, ys, color=drawing.SERIES[0], marker=".")
@@ -122,10 +111,7 @@ def budget_figure(
     )
     if target is not None:
         drawing.target(axes, target, f"target ε = {target:g}")
-    if against is Against.PARTICIPATIONS:
-        axes.set_xlabel(_AXES[against])
-    else:
-        drawing.log_axis(axes.xaxis, _AXES[against])
+    drawing.log_axis(axes.xaxis, "noise multiplier")
     drawing.log_axis(axes.yaxis, f"ε at δ = {drawing.short(report.delta)}")
     drawing.title(
         axes,
@@ -136,49 +122,12 @@ def budget_figure(
 
 
 def _curve(
-    choice: MechanismChoice, run: Participation, report: PrivacyReport, against: Against
+    choice: MechanismChoice, run: Participation, report: PrivacyReport
 ) -> list[tuple[float, float]]:
-    if against is Against.NOISE:
-        mechanism = choice.build(run)
-        noises = [report.noise_multiplier * 10 ** (i / 12 - 1) for i in range(_POINTS)]
-        return [
-            (
-                z,
-                guarantee_of(mechanism, run, noise_multiplier=z, method=report.method).epsilon(
-                    report.delta
-                ),
-            )
-            for z in noises
-        ]
-    if choice.file is not None and against is Against.ROUNDS:
-        raise ConfigError(f"plot_against={against}: the mechanism in the file has its own rounds.")
-    if choice.fitted:
-        raise ConfigError(
-            f"plot_against={against}: {choice.name} is fitted to each participation, so one noise "
-            "multiplier means different noise along the curve. Plot against noise."
-        )
-    runs = _runs(run, against)
-    return [
-        (
-            float(r.rounds if against is Against.ROUNDS else r.max_participations),
-            guarantee_of(
-                choice.build(r), r, noise_multiplier=report.noise_multiplier, method=report.method
-            ).epsilon(report.delta),
-        )
-        for r in runs
-    ]
-
-
-def _runs(run: Participation, against: Against) -> list[Participation]:
-    """Return the participations along the curve, the planned one among them."""
-    n, k, b = run.rounds, run.max_participations, run.min_separation
-    kind = type(run)
-    if against is Against.ROUNDS:
-        lengths = sorted({max(1, round(n * 10 ** (i / 12 - 1))) for i in range(_POINTS)} | {n})
-        return [kind(m, min(k, -(-m // b)), b) for m in lengths]
-    most = -(-n // b)
-    counts = sorted({max(1, round(most * i / _POINTS)) for i in range(1, _POINTS + 1)} | {1, k})
-    return [kind(n, m, b) for m in counts]
+    mechanism = choice.build(run)
+    noises = [report.noise_multiplier * 10 ** (i / 12 - 1) for i in range(_POINTS)]
+    spent = [guarantee_of(mechanism, run, noise_multiplier=z, method=report.method) for z in noises]
+    return [(z, own.epsilon(report.delta)) for z, own in zip(noises, spent, strict=True)]
 
 
 def draw_front(rows: Sequence[Mapping[str, Any]], *, title: str, path: Path) -> None:
@@ -418,3 +367,121 @@ def scores_figure(scores: NDArray[np.float64], present: NDArray[np.bool_], mu: f
     axes.set_ylabel("density")
     axes.legend(frameon=False, fontsize=8, labelcolor=drawing.INK)
     return figure
+
+
+def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> None:
+    """Write ``accuracy-epsilon.png`` and ``accuracy-bytes.png`` of a study; bands are intervals.
+
+    Args:
+        rows: of its frontier, see ``privpart.experiment.study.frontier``.
+        title: of both figures.
+        out: folder to write to.
+    """
+    mechanisms = list(dict.fromkeys(r["mechanism"] for r in rows if r["epsilon"] is not None))
+    said = f"{title}\nsimulation with seeded noise: not private"
+    if mechanisms:
+        wide = 1.2 + 5.2 * len(mechanisms)
+        figure = Figure(figsize=(wide, 6.4), layout="constrained")
+        above, below = figure.subplots(
+            2, len(mechanisms), sharex="col", sharey="row", squeeze=False
+        )
+        for number, mechanism in enumerate(mechanisms):
+            _draw_budgets(above[number], rows, mechanism)
+            _draw_differences(below[number], rows, mechanism)
+        above[0].set_ylabel("metric on test examples")
+        below[0].set_ylabel("difference to the first arm, by seed")
+        above[0].legend(frameon=False, fontsize=8)
+        figure.suptitle(said, fontsize=9)
+        drawing.save(figure, out / "accuracy-epsilon.png")
+    figure = Figure(figsize=(6.4, 3.9), layout="constrained")
+    panel = figure.add_subplot()
+    levels = list(dict.fromkeys((r["mechanism"], r["level"]) for r in rows))
+    for number, (mechanism, level) in enumerate(levels):
+        own = [r for r in rows if (r["mechanism"], r["level"]) == (mechanism, level)]
+        name = (
+            "no noise" if own[0]["epsilon"] is None else f"{mechanism}, ε = {up(own[0]['epsilon'])}"
+        )
+        colour = drawing.SERIES[number % len(drawing.SERIES)]
+        _draw_band(panel, own, [r["bytes_up"] for r in own], colour, name)
+    drawing.log_axis(panel.xaxis, "bytes that a client sends in a round")
+    panel.set_ylabel("metric on test examples")
+    panel.set_title(said, fontsize=9)
+    panel.grid(alpha=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.legend(frameon=False, fontsize=8)
+    drawing.save(figure, out / "accuracy-bytes.png")
+
+
+def _draw_budgets(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism: str) -> None:
+    """Draw the arms of one mechanism against epsilon, and without noise at the right edge."""
+    edge = _without_noise_at(rows, mechanism)
+    for number, arm in enumerate(dict.fromkeys(r["arm"] for r in rows)):
+        colour = drawing.SERIES[number % len(drawing.SERIES)]
+        own = [r for r in rows if r["arm"] == arm and r["mechanism"] == mechanism]
+        if own:
+            moved = _apart(rows, mechanism) ** number if len(own) == 1 else 1.0
+            _draw_band(panel, own, [moved * r["epsilon"] for r in own], colour, arm)
+        for row in (r for r in rows if r["arm"] == arm and r["epsilon"] is None):
+            away = edge * _apart(rows, mechanism) ** number
+            low, high = row["low"] or row["metric"], row["high"] or row["metric"]
+            panel.plot([away, away], [low, high], color=colour)
+            panel.plot([away], [row["metric"]], color=colour, marker="s")
+    panel.set_xscale("log")
+    panel.set_title(mechanism, fontsize=9)
+    panel.grid(alpha=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_differences(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism: str) -> None:
+    """Draw each arm's paired difference to the first, with its interval."""
+    edge = _without_noise_at(rows, mechanism)
+    for number, arm in enumerate(dict.fromkeys(r["arm"] for r in rows)):
+        own = [r for r in rows if r["arm"] == arm and r["difference_low"] is not None]
+        for row in own:
+            if row["mechanism"] != mechanism and row["epsilon"] is not None:
+                continue
+            silent = row["epsilon"] is None
+            x = (edge if silent else row["epsilon"]) * _apart(rows, mechanism) ** number
+            ends = [row["difference_low"], row["difference_high"]]
+            colour = drawing.SERIES[number % len(drawing.SERIES)]
+            panel.plot([x, x], ends, color=colour)
+            panel.plot([x], [row["difference"]], color=colour, marker="s" if silent else "o")
+    panel.axhline(0, color="#444444", linewidth=0.8)
+    # the last panel of a column: its ticks are those of all
+    levels = sorted({r["epsilon"] for r in rows if r["mechanism"] == mechanism})
+    ticks = {level: up(level) for level in levels}
+    if any(r["epsilon"] is None for r in rows):
+        ticks[edge] = "no noise"
+    panel.set_xticks(list(ticks), list(ticks.values()))
+    panel.minorticks_off()
+    panel.set_xlabel("epsilon, log scale")
+    panel.grid(alpha=0.3)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
+def _without_noise_at(rows: Sequence[Mapping[str, Any]], mechanism: str) -> float:
+    """Return where on the axis of epsilon the first arm's result without noise stands."""
+    return _AWAY * float(max(r["epsilon"] for r in rows if r["mechanism"] == mechanism))
+
+
+def _apart(rows: Sequence[Mapping[str, Any]], mechanism: str) -> float:
+    """Return the factor between the places of two arms at one epsilon."""
+    least = float(min(r["epsilon"] for r in rows if r["mechanism"] == mechanism))
+    return float((_without_noise_at(rows, mechanism) / least) ** _APART)
+
+
+def _draw_band(
+    panel: Axes,
+    rows: Sequence[Mapping[str, Any]],
+    places: Sequence[float],
+    colour: str,
+    name: str,
+) -> None:
+    order = sorted(range(len(rows)), key=lambda i: places[i])
+    ordered, xs = [rows[i] for i in order], [places[i] for i in order]
+    lows = [row["metric"] if row["low"] is None else row["low"] for row in ordered]
+    highs = [row["metric"] if row["high"] is None else row["high"] for row in ordered]
+    panel.plot(xs, [row["metric"] for row in ordered], color=colour, marker="o", label=name)
+    if len(xs) == 1:  # a band would have no width
+        panel.vlines(xs, lows, highs, color=colour)
+    panel.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0)

@@ -11,15 +11,15 @@ from matplotlib.axes import Axes
 from page_checks import page_text
 
 from accounting import BinaryTree, ConfigError, Participation, PrivacyReport
-from accounting.pages import drawing, page
-from accounting.pages.guarantee import (
+from accounting.report import Assumption
+from privpart.cli.pages import drawing, page
+from privpart.cli.pages.guarantee import (
     LAYERS,
     assumptions_section,
     attack_curve,
     epsilon_curve,
     guarantee_section,
 )
-from accounting.report import Assumption
 
 HOSTILE = "<script>alert(1)</script> \"'&{{ 7*7 }} $x^{ \x1b[2K \u202eoops"
 

@@ -1,4 +1,4 @@
-"""``privpart verify-gradients``: per-example gradients against those of each example alone."""
+"""``privpart audit gradients``: per-example gradients against those of each example alone."""
 
 import json
 import sys
@@ -51,13 +51,13 @@ def task(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_a_layer_that_mixes_examples_is_found(privpart, task):
-    done = privpart("verify-gradients", f"{task}:good", "--format", "json")
+    done = privpart("audit", "gradients", f"{task}:good", "--format", "json")
     found = json.loads(done.stdout)
     assert (done.returncode, found["equal"], len(found["parameters"])) == (0, True, 4)
     assert all(row["error"] < 1e-6 for row in found["parameters"])
-    assert "4 of 4 parameters" in privpart("verify-gradients", f"{task}:good").stdout
+    assert "4 of 4 parameters" in privpart("audit", "gradients", f"{task}:good").stdout
 
-    done = privpart("verify-gradients", f"{task}:mixing", "--format", "json")
+    done = privpart("audit", "gradients", f"{task}:mixing", "--format", "json")
     wrong = {row["parameter"]: row["error"] for row in json.loads(done.stdout)["parameters"]}
     assert done.returncode == 5
     assert wrong["0.weight"] > 0.1
@@ -74,6 +74,6 @@ def test_a_layer_that_mixes_examples_is_found(privpart, task):
 )
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_a_mistake_is_one_sentence(privpart, task, name, said):
-    done = privpart("verify-gradients", f"{task}:{name}")
+    done = privpart("audit", "gradients", f"{task}:{name}")
     assert done.returncode == 2
     assert said in " ".join(done.stderr.split())

@@ -1,4 +1,4 @@
-"""``privpart inspect``: FedPart's diagnostics of one run or of two, with pictures."""
+"""``privpart audit inspect``: FedPart's diagnostics of one run or of two, with pictures."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def inspect(
     the plan names; the run's guarantee does not cover its
     results.
 
-    Example: privpart inspect run --out pictures
+    Example: privpart audit inspect run --out pictures
     """
     if checks.count("rounds", rounds) < 2:
         raise ConfigError(f"rounds={rounds}: must be at least 2, to see the effect of averaging.")
@@ -125,7 +125,7 @@ def _draw(
     features: "dict[str, Features]",
     kernels_of: "dict[str, Training | None]",
 ) -> None:
-    from privpart.cli import plots
+    from privpart.cli.pages import plots
 
     plots.draw_steps(steps, out / "steps.png")
     several = len(features) > 1

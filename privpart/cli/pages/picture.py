@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from accounting.pages import drawing
 from accounting.report import up
 from attacks.defences import ScoredPoint
 from attacks.report import VERDICTS, LeakageReport, LeakageRow, Verdict
+from privpart.cli.pages import drawing
 
 COLOURS: dict[Verdict, str] = {
     "recovered": "#a3140f",

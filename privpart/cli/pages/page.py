@@ -21,8 +21,8 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from accounting.checks import ConfigError
-from accounting.pages import drawing
 from accounting.report import printable
+from privpart.cli.pages import drawing
 
 Tone = Literal["good", "caution", "bad", "plain"]
 TONES: Mapping[Tone, tuple[str, str, str, str]] = {
@@ -254,7 +254,7 @@ class _numbered_pictures:  # noqa: N801  called by the template like a function
 @cache
 def _template() -> Template:
     environment = Environment(
-        loader=PackageLoader("accounting", "pages"),
+        loader=PackageLoader("privpart.cli", "pages"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
