@@ -180,7 +180,7 @@ class PrivacyPlan:
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, ready for JSON."""
         adaptive = self.adaptive_clipping
-        values = {
+        return {
             "mechanism": self.mechanism.to_dict(),
             "participation": asdict(self.participation),
             "clip_norm": float(self.clip_norm),
@@ -188,14 +188,10 @@ class PrivacyPlan:
             "report_goal": self.report_goal,
             "minimum_cohort": self.minimum_cohort,
             "adaptive_clipping": None if adaptive is None else asdict(adaptive),
+            "sampling": None if self.sampling is None else sampling_to_dict(self.sampling),
+            "estimate": None if self.estimate is None else asdict(self.estimate),
             "context": self.context,
         }
-        # Left out of plans without sampling, whose hashes are older than the field.
-        if self.sampling is not None:
-            values["sampling"] = sampling_to_dict(self.sampling)
-        if self.estimate is not None:
-            values["estimate"] = asdict(self.estimate)
-        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "PrivacyPlan":
@@ -210,9 +206,9 @@ class PrivacyPlan:
             own["participation"] = Participation(**own["participation"])
             if (adaptive := own["adaptive_clipping"]) is not None:
                 own["adaptive_clipping"] = AdaptiveClipping(**adaptive)
-            if (sampling := own.get("sampling")) is not None:
+            if (sampling := own["sampling"]) is not None:
                 own["sampling"] = sampling_from_dict(sampling)
-            if (estimate := own.get("estimate")) is not None:
+            if (estimate := own["estimate"]) is not None:
                 own["estimate"] = Estimate(**estimate)
             return cls(**own)
         except (TypeError, KeyError, ValueError, AttributeError) as error:

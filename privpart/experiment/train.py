@@ -37,7 +37,6 @@ from privpart.experiment.training import (
     Training,
     population_hash,
     population_name,
-    refuse_short_cohorts,
     training,
     without_canaries,
 )
@@ -330,9 +329,7 @@ def check_promise(promised: PrivacyPlan, setup: Training, fork_of: Path | None =
     Raises:
         ConfigError: it cannot.
     """
-    if promised.sampling is None:
-        refuse_short_cohorts(promised, setup.cohorts)
-    else:
+    if promised.sampling is not None:
         refuse_sampled(promised, setup.plan.privacy.delta, fork_of)
     refuse_noise(promised.update_noise_multiplier, setup.start.numel())
     setup.rehearse(promised)

@@ -32,11 +32,11 @@ from privpart.engines.options import EngineOptions
 from privpart.experiment import own_code
 from privpart.experiment.isolation import refuse_carriers
 from privpart.experiment.metric import Accuracy, Metric, measured
-from privpart.experiment.plan_file import Model, PlanFile, short_cohort
+from privpart.experiment.plan_file import Model, PlanFile, refuse_short_cohorts
 from privpart.experiment.select_table import SelectChoice
 from privpart.experiment.task_data import Reader, held_out_of, plan_data, read_task
 from privpart.loop import Callback, Engine, RoundRecord, fit
-from privpart.messages import ClientId, client_id, id_order, may_take_part
+from privpart.messages import ClientId, client_id, id_order
 from privpart.model import PartialModel
 from privpart.noise.cohorts import SampledCohorts, distinct_ids, ids_hash
 from privpart.noise.source import NoiseSource, SeededSource
@@ -570,6 +570,7 @@ def _cohorts(plan: PlanFile, clients: Clients) -> Sequence[Sequence[ClientId]]:
         raise ConfigError(
             f"data.clients_per_round={size}: there are {len(ids)} clients; must be at most as many."
         )
+    refuse_short_cohorts(plan.privacy, size, len(ids))
     return partition.cohorts_in_turn(
         ids=ids, size=size, rounds=plan.privacy.rounds, data_seed=plan.data.seed
     )
@@ -635,24 +636,6 @@ def _select_engine(
         localize=None if choice.words is None else localize_tokens(UNKNOWN),
         turns=turns,
     )
-
-
-def refuse_short_cohorts(plan: PrivacyPlan, cohorts: Sequence[Sequence[ClientId]]) -> None:
-    """Check that a plan's limits let enough clients take part in every round.
-
-    Raises:
-        ConfigError: the first round that falls short although every client answers.
-    """
-    limits, taken = plan.participation, dict[ClientId, list[int]]()
-    for round_, cohort in enumerate(cohorts):
-        came = 0
-        for client in set(cohort):
-            before = taken.setdefault(client, [])
-            if may_take_part(limits, before, round_):
-                before.append(round_)
-                came += 1
-        if came < plan.minimum_cohort:
-            raise short_cohort(len(cohorts), round_, came, plan.minimum_cohort)
 
 
 def refuse_misfit(

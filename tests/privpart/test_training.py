@@ -49,7 +49,7 @@ def test_partitions_of_a_plan():
         ({"alpha": 1.0}, "alpha"),
         ({"partition": "pathological", "alpha": 1.0}, "alpha"),
         ({"partition": "pathological"}, "classes_each"),
-        ({"task": "cifar10"}, "data.directory: cifar10 is read from files"),
+        ({"task": "cifar10"}, "data.directory: is missing; cifar10"),
     ],
 )
 def test_data_that_do_not_fit(data, says):
