@@ -10,8 +10,6 @@ or on how clients are computed.
 A plan may name code of its author: a network, clients, a loss, a metric. Nothing here runs that
 code, so a plan from elsewhere can be read and accounted for. ``PlanFile.code`` hashes its source,
 and the hash becomes part of the privacy plan of a run.
-
-The format, and what a plan implies, are one file: a table and its rules are read together.
 """
 
 import difflib
@@ -242,6 +240,7 @@ class Model(_Table):
             groups: see ``PartialModel``.
             fingerprint: see ``PartialModel``.
         """
+        # An object's weights are somebody's work: only keep = [] says that a seed replaces them.
         overwritten = isinstance(module, nn.Module) and self.seed is not None and not self.keep
         return PartialModel(
             self.network if module is None else module,
@@ -440,6 +439,7 @@ class PlanFile(_Table):
         named = self.references()
         if not named and self.model.weights is None:
             return None
+        # Weights are data, but they decide what is trained as code does.
         record = own_code.record(named, self.folder)
         if self.model.weights is not None:
             record["files"][self.model.weights] = _file_hash(self.folder / self.model.weights)
@@ -459,7 +459,8 @@ class PlanFile(_Table):
         p, count = self.privacy, population or self.stated_population
         if p.noise_multiplier == 0:
             return ""
-        unjudged = count is None and p.allow_large_delta  # training knows how many there are
+        # Training knows how many clients there are, and judges then.
+        unjudged = count is None and p.allow_large_delta
         allowed = checks.is_large_delta(p.delta) if unjudged else p.allow_large_delta
         return checks.accept_delta(p.delta, count, allow_large=allowed)
 
@@ -518,7 +519,9 @@ class PlanFile(_Table):
         layout = Layout.of(model, spaces)
         choosers = self.choosers(layout)
         with torch.device("meta"):  # refuses selections that no smaller network fits
-            shrunk(self.model.network(), spaces, [own.m for own in self.select.chosen.values()])
+            shrunk(
+                self.model.network(), spaces, [choice.m for choice in self.select.chosen.values()]
+            )
         return Turns.of(layout, choosers, self.privacy.rounds) if self.select.takes_turns else None
 
     def choosers(
@@ -592,6 +595,7 @@ class PlanFile(_Table):
         delta = self.privacy.delta
         if sampler is None:
             return calibrate(mechanism, participation, target_epsilon=target, delta=delta)
+        # A search over noise would choose among estimates, which none of their bounds allows.
         if estimate is not None:
             raise ConfigError(
                 "privacy.target_epsilon: cannot be met by an estimate, which is made once, after "
@@ -644,12 +648,11 @@ def validated(
 
     With ``in_python`` the tables need not say which network and clients there are: they are passed
     to ``privpart.train``.
-
-    Pydantic's strict mode keeps ``true`` and ``"3"`` from passing as numbers. Its strict mode for
-    JSON, unlike the one for Python values, still takes a list for a tuple, a table for a dataclass
-    and a string for an enum.
     """
     try:
+        # Strict keeps ``true`` and ``"3"`` from passing as numbers. Strict JSON, unlike strict
+        # Python values, still takes a list for a tuple, a table for a dataclass, a string for an
+        # enum.
         plan = PlanFile.model_validate_json(to_json(values), strict=True)
         plan._folder, plan._tables = (folder or Path()).resolve(), values
         plan.privacy.mechanism.refuse_idle(values["privacy"]["mechanism"].keys())
@@ -657,8 +660,10 @@ def validated(
         raise ConfigError(f"{name} is not a valid plan: privacy.mechanism: {error}") from None
     except ValidationError as error:
         faults = [_sentence(fault) for fault in error.errors()]
-        told = f" {faults[0]}" if len(faults) == 1 else "".join(f"\n  {fault}" for fault in faults)
-        raise ConfigError(f"{name} is not a valid plan:{told}") from None
+        listed = (
+            f" {faults[0]}" if len(faults) == 1 else "".join(f"\n  {fault}" for fault in faults)
+        )
+        raise ConfigError(f"{name} is not a valid plan:{listed}") from None
     if not in_python and (missing := _missing(plan)):
         raise ConfigError(f"{name} is not a valid plan: {missing}")
     return plan
@@ -696,6 +701,7 @@ def refuse_short_cohorts(privacy: Privacy, size: int, users: int | None) -> None
         size: clients of a cohort.
         users: how many clients there are; None if that is not known yet.
     """
+    # All members of a cohort come again together, after every other cohort.
     turns = privacy.rounds if users is None else users // size
     repeats = privacy.max_participations if turns >= privacy.min_separation else 1
     first, remaining = (turns * repeats, 0) if size >= privacy.minimum_cohort else (0, size)
@@ -973,17 +979,19 @@ _BOUNDS = {
 def _sentence(fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = _keys_at(fault["loc"][:-1])
-        near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1, cutoff=0.0)
-        return f"{where}: no such key. The nearest is {near[0]}; all keys are {', '.join(known)}."
+        keys = _keys_at(fault["loc"][:-1])
+        near = difflib.get_close_matches(str(fault["loc"][-1]), keys, n=1, cutoff=0.0)
+        return f"{where}: no such key. The nearest is {near[0]}; all keys are {', '.join(keys)}."
     if fault["type"] in ("missing", "missing_argument"):
         return f"{where}: is missing."
     if fault["type"] in _BOUNDS:
         key, words = _BOUNDS[fault["type"]]
         return f"{where}={fault['input']}: must be {words} {fault['ctx'][key]}."
     if fault["type"] == "value_error":
-        says = str(fault["ctx"]["error"])
-        return f"{where}: {says}" if where else says  # no key where tables contradict each other
+        reason = str(fault["ctx"]["error"])
+        return (
+            f"{where}: {reason}" if where else reason
+        )  # no key where tables contradict each other
     return f"{where}: {fault['msg']}; this is {fault['input']!r}."
 
 

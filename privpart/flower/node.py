@@ -151,7 +151,7 @@ class Node:
         refuse_over_network(chosen)
         code = chosen.code()
         own = Own(clients=clients)
-        setup = training(chosen, own=own, options=options, report=to_stderr, part=True)
+        setup = training(chosen, objects=own, options=options, report=to_stderr, part=True)
         promised = setup.promise(code)
         ids = sorted(setup.clients.ids, key=id_order)
         if share is not None:

@@ -187,13 +187,13 @@ def serve(
 
     own = Own(remote=remote)
     if resumes:
-        run, setup = resume_run(out, plan=chosen, own=own, options=EngineOptions())
+        run, setup = resume_run(out, plan=chosen, objects=own, options=EngineOptions())
     else:
         run, setup = begin(
             chosen,
             out,
             text=plan.read_text(encoding="utf-8"),
-            own=own,
+            objects=own,
             seed=settings.seed,
             options=EngineOptions(),
         )
