@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from privpart.client import LocalTraining, client_update
     from privpart.data.users import Users
     from privpart.engines.embedded import EmbeddedEngine
+    from privpart.engines.protocol import Engine
     from privpart.engines.workers import WorkerError
     from privpart.example_level import FTRLEngine
     from privpart.experiment.metric import Accuracy
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from privpart.loop import (
         CohortRefusedError,
         CohortTooSmallError,
-        Engine,
+        DivergedError,
         RoundRecord,
         fit,
     )
@@ -41,8 +42,9 @@ _HOME = {
     "CohortRefusedError": "loop",
     "CohortTooSmallError": "loop",
     "Constant": "start_values",
+    "DivergedError": "loop",
     "EmbeddedEngine": "engines.embedded",
-    "Engine": "loop",
+    "Engine": "engines.protocol",
     "FTRLEngine": "example_level",
     "FlowerEngine": "flower.engine",
     "Glorot": "start_values",
@@ -80,6 +82,7 @@ __all__ = [
     "CohortRefusedError",
     "CohortTooSmallError",
     "Constant",
+    "DivergedError",
     "EmbeddedEngine",
     "Engine",
     "FTRLEngine",

@@ -1,6 +1,6 @@
 """Tables of docs/study.md, from what ``privpart frontier`` and the study's other scripts wrote.
 
-Run: ``python examples/studies/accuracy_tables.py``; reads benchmarks/results/study and prints Markdown.
+Run: ``python examples/studies/accuracy_tables.py``; prints Markdown from benchmarks/results/study.
 
 Accuracies are means over seeds in percent. An interval is Student's t at 95 %, of a mean or of a
 difference paired by seed, which is bold where the interval excludes zero.

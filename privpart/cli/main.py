@@ -173,6 +173,7 @@ _EXPECTED_FAULTS = (
     "MetricsError",
     "CohortTooSmallError",
     "CohortRefusedError",
+    "DivergedError",
     "WorkerError",
 )
 _REFUSED = {"BudgetExceededError": 3, "MissingExtraError": 7}

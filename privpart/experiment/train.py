@@ -147,6 +147,7 @@ def train(
         BudgetExceededError: the run would pass the limit of its population (`privpart budget`).
         CohortTooSmallError, StorageError, WorkerError: nothing of the round was released; call
             again with ``resume=True``.
+        DivergedError: most updates of a round were not finite; the round is committed.
         MetricsError: a file of metrics could not be written; the round is committed.
     """
     given = Own(module, clients, loss, augment, metric)
@@ -624,7 +625,8 @@ def finish(
     """Train the rounds of a run that are not committed yet; return their records.
 
     Raises:
-        ConfigError, CohortTooSmallError, StorageError, WorkerError: see ``Training.run``.
+        ConfigError, CohortTooSmallError, DivergedError, StorageError, WorkerError: see
+            ``Training.run``.
     """
     accuracy = isinstance(setup.metric, Accuracy)
     bar = ProgressBar(run.plan.rounds, done=run.rounds, accuracy=accuracy)

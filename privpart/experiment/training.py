@@ -27,13 +27,14 @@ from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_
 from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.methods import fetched
 from privpart.engines.options import EngineOptions
+from privpart.engines.protocol import Engine
 from privpart.experiment import own_code
 from privpart.experiment.isolation import refuse_carriers
 from privpart.experiment.metric import Accuracy, Metric, measured
 from privpart.experiment.plan_file import Model, PlanFile, refuse_short_cohorts
 from privpart.experiment.select_table import SelectChoice
 from privpart.experiment.task_data import Reader, held_out_of, plan_data, read_task
-from privpart.loop import Callback, Engine, RoundRecord, fit
+from privpart.loop import Callback, RoundRecord, fit
 from privpart.messages import ClientId, client_id, id_order
 from privpart.model import PartialModel
 from privpart.noise.cohorts import SampledCohorts, distinct_ids
@@ -210,6 +211,7 @@ class Training:
         commit: Callable[[Server, RoundCounts], None] | None = None,
         evaluate_every: int | None = None,
         callbacks: Sequence[Callback] = (),
+        stop_if_diverged: bool = True,
     ) -> tuple[Server, list[RoundRecord]]:
         """Train on one thread; return the server after the last round, and a record per round.
 
@@ -222,10 +224,11 @@ class Training:
             commit: see ``fit``.
             evaluate_every: rounds between evaluations by the metric; None leaves them out.
             callbacks: see ``fit``.
+            stop_if_diverged: see ``fit``.
 
         Raises:
-            ConfigError, CohortTooSmallError, WorkerError: see ``fit`` and the engine; a plan with a
-                table [canaries] has none to train with.
+            ConfigError, CohortTooSmallError, DivergedError, WorkerError: see ``fit`` and the
+                engine; a plan with a table [canaries] has none to train with.
         """
         engine, cohorts = self._with_canaries()
         torch.set_num_threads(1)  # small models lose time to more threads
@@ -247,6 +250,7 @@ class Training:
                 evaluate_every=evaluate_every if measures else None,
                 callbacks=callbacks,
                 health=health,
+                stop_if_diverged=stop_if_diverged,
             )
         return server, records
 

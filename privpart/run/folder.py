@@ -644,6 +644,7 @@ class RunFolder:
             received=counts.received,
             clients=clients,
             summed=counts.summed,
+            summed_by=counts.summed_by,
         )
         self._note(coming=row.chain)
         self._ledger.append(row, clients)  # the point of no return

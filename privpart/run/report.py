@@ -18,6 +18,7 @@ from accounting import Participation, PrivacyReport, footprint
 from accounting.checks import ConfigError, parsed_json
 from accounting.guarantee import Guarantee
 from accounting.report import Assumption, AssumptionStatus
+from privpart.engines.protocol import OWN_ENGINES
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.canaries import measured_from_below
@@ -351,14 +352,20 @@ def _rows_compared(ledger: str, facts: Mapping[str, Any]) -> _Words:
     )
 
 
-def _clipping(rows: Sequence[Row]) -> str:
-    summed = sum(row.summed > 0 for row in rows)
+def _clipping(rows: Sequence[Row]) -> _Words:
+    summed = [row for row in rows if row.summed]
     if not summed:
-        return "the server clips every update again"
-    return (
-        f"in {summed} of {len(rows)} rounds the run's own engine clipped clients of one step and "
-        "handed over their sum, which the server cannot clip again; it clips every other update "
-        "again"
+        return "enforced", "the server clips every update again"
+    rest = "sums, which the server cannot clip again; it clips every other update again"
+    if others := sum(row.summed_by not in OWN_ENGINES for row in summed):
+        return "asserted", (
+            f"in {others} of {len(rows)} rounds an engine that is not this package's, or was "
+            f"changed, says that it clipped each update, and handed over {rest}"
+        )
+    by = ", ".join(sorted({str(row.summed_by) for row in summed}))
+    return "enforced", (
+        f"in {len(summed)} of {len(rows)} rounds this package's {by} clipped each update and "
+        f"handed over {rest}"
     )
 
 
@@ -368,8 +375,8 @@ def _floating_point(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[Assumpt
     if summed := sum(row.summed > 0 for row in rows):
         return (
             "asserted",
-            f"in {summed} of {len(rows)} rounds the run's own engine summed updates in floating "
-            "point before the server rounded them",
+            f"in {summed} of {len(rows)} rounds an engine summed updates in floating point before "
+            "the server rounded them",
         )
     return (
         "enforced",
@@ -391,7 +398,7 @@ def _with_evidence(
     said: dict[str, _Words] = {
         "floating-point": _floating_point(rows, dict(facts)),
         "participation": _participation(rows, facts),
-        "clipping": ("enforced", _clipping(rows)),
+        "clipping": _clipping(rows),
         "divisor": ("enforced", "the server divides by the plan's report_goal"),
     }
     if facts.get("unit") == "example":

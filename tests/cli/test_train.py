@@ -104,6 +104,21 @@ def test_a_seeded_run_does_not_depend_on_the_number_of_workers(privpart, plan, t
     assert torch.equal(*found)
 
 
+def test_a_run_whose_training_diverges_stops_and_says_so(privpart, plan, tmp_path):
+    """It went on to its end and spent its budget, on noise alone."""
+    text = plan.read_text().replace("learning_rate = 0.1", "learning_rate = 3e38\nepochs = 9")
+    text = text.replace('["dense2.*"]', '["*"]')
+    own, out = tmp_path / "plan.toml", tmp_path / "run"
+    own.write_text(text)
+    for rounds in (1, 2):
+        again = ["--resume"] if rounds == 2 else ["--plan", str(own)]
+        told = privpart("train", *again, "--out", str(out))
+        assert (told.returncode, told.stdout) == (70, "")
+        assert f"round {rounds - 1}: 4 of the 4 updates were not finite" in told.stderr
+        found = json.loads(privpart("report", str(out), "--format", "json").stdout)
+        assert (found["rounds"], found["complete"], found["deviations"]) == (rounds, False, [])
+
+
 def test_a_changed_ledger_is_one_sentence(done, privpart, tmp_path):
     changed = tmp_path / "changed"
     changed.mkdir()

@@ -396,6 +396,7 @@ def test_ghost_sums_on_the_device(accelerator):
         totals.append(torch.empty(model.dim, dtype=torch.float64))
         clients = TASK.clients[:4]
         start = model.flat.cpu().clone()
-        assert work.sum(TASK, clients, start, totals[-1]) == 1  # who has no examples
+        norms = work.sum(TASK, clients, start, totals[-1])
+        assert [norm > 0.2 for norm in norms] == [True, True, True, False]  # who has no examples
     assert (totals[0] - totals[1]).norm() < 1e-5
     assert totals[0].norm() > 0.1

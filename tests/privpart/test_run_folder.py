@@ -315,7 +315,7 @@ def test_a_ledger_of_another_schema(folder):
     with sqlite3.connect(folder / "ledger.sqlite") as db:
         db.execute("""UPDATE run SET value = '"privpart/ledger/9"' WHERE name = 'schema'""")
     db.close()
-    assert "reads 'privpart/ledger/4', 'privpart/ledger/3'" in refusal(folder)
+    assert "reads 'privpart/ledger/5', 'privpart/ledger/3'" in refusal(folder)
 
 
 def test_a_lost_key(folder):

@@ -281,7 +281,8 @@ class Together(Clients):
 
     def sums(self, task, start):
         total = torch.full((3,), self.value * len(task.clients), dtype=torch.float64)
-        yield from [task.sum_of(task.clients, total, 0)] * bool(task.clients)
+        norms = [1.0] * len(task.clients)
+        yield from [task.sum_of(task.clients, total, norms)] * bool(task.clients)
 
 
 def test_neither_sums_nor_clients_computed_together_are_taken(tmp_path):
