@@ -34,9 +34,9 @@ from privpart import (
 )
 from privpart.data import cohorts_once_each, iid_users
 from privpart.data.tasks import digits
+from privpart.measure.costs import message_bytes
 from privpart.messages import ClientHealth, ClientId, ClientUpdate, RoundTask
 from privpart.models import small_cnn
-from privpart.wire import encode_update
 
 ROUNDS, USERS, DELTA, SEED = 36, 1437, 1e-5, 7
 PARTS = {"strong": ["*"], "weak": ["conv*", "norm.*", "dense2.*"]}
@@ -196,7 +196,7 @@ def main() -> None:
     print("class    trains   would send (bytes)")
     for name, engine in zip(PARTS, engines, strict=True):
         share = engine.model.dim / whole.dim
-        print(f"{name:<7} {share:>7.1%} {len(encode_update(engine.model, engine.model.flat)):>20,}")
+        print(f"{name:<7} {share:>7.1%} {message_bytes(engine.model):>20,}")
 
     def accuracy(parameters: Tensor) -> float:
         whole.load(parameters)

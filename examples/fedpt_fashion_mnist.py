@@ -30,8 +30,8 @@ from privpart import (
 from privpart.data import cohorts_once_each, iid_users
 from privpart.data.tasks import Task, fashion_mnist
 from privpart.experiment.metric import accuracy as accuracy_on
+from privpart.measure.costs import message_bytes
 from privpart.models import MODELS, emnist_cnn
-from privpart.wire import encode_model
 
 PARTS = MODELS["emnist_cnn"].ladder
 NEVER_CLIPS, MOMENTUM = 1e3, 0.5
@@ -100,7 +100,7 @@ def main() -> None:
         found = [100 * results[part, seed] for seed in range(chosen.seeds)]
         share = model.dim / model.parameter_count
         print(
-            f"{part:<14} {share:>7.2%} {len(encode_model(model)):>16,}   "
+            f"{part:<14} {share:>7.2%} {message_bytes(model):>16,}   "
             f"{' '.join(f'{a:.2f}' for a in found)}   mean {mean(found):.2f}"
         )
     differences = [

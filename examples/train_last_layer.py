@@ -22,8 +22,8 @@ from privpart import (
 )
 from privpart.data import cohorts_once_each, iid_users
 from privpart.data.tasks import digits
+from privpart.measure.costs import message_bytes
 from privpart.models import small_cnn
-from privpart.wire import encode_update
 
 ROUNDS, USERS, DELTA = 72, 1437, 1e-5
 
@@ -38,8 +38,7 @@ def main() -> None:
         seed=7,
     )
     print(model.describe())
-    update = encode_update(model, model.flat)
-    print(f"frozen part {model.fingerprint}, update {len(update):,} bytes\n")
+    print(f"frozen part {model.fingerprint}, update {message_bytes(model):,} bytes\n")
 
     plan = PrivacyPlan(
         mechanism=BinaryTree(ROUNDS),

@@ -50,6 +50,7 @@ def matching_parameters(
         raise ConfigError(
             f"the module, a {type(module).__name__}, has no parameters: nothing can train."
         )
+    # exclusions alone mean all the other parameters
     positive = [p for p in patterns if not p.startswith("!")] or ["*"]
     wanted = {name for p in positive for name in _matches(module, p, own_names, option)}
     excluded = [p[1:] for p in patterns if p.startswith("!")]
@@ -76,19 +77,25 @@ def freeze_ladder(module: nn.Module, blocks: Sequence[str] = ()) -> dict[str, tu
     >>> list(freeze_ladder(network))
     ['full', 'freeze 2.*', 'freeze 2.*, 0.*']
     """
-    found = {block: (block,) for block in blocks} or _layers(module)
+    patterns_of = {block: (block,) for block in blocks} or _layers(module)
     sizes = {name: p.numel() for name, p in module.named_parameters()}
-    names = {block: set(matching_parameters(module, found[block], "blocks")) for block in found}
+    names = {
+        block: set(matching_parameters(module, patterns_of[block], "blocks"))
+        for block in patterns_of
+    }
     largest = sorted(names, key=lambda block: -sum(sizes[name] for name in names[block]))
     ladder: dict[str, tuple[str, ...]] = {"full": ("*",)}
     frozen: list[str] = []
     still: set[str] = set()
     for block in largest:
         if names[block] <= still:
-            continue  # part of a larger block that is frozen already
+            # part of a larger block that is frozen already
+            continue
         still |= names[block]
         frozen.append(block)
-        patterns = [f"!{pattern}" for one in frozen for pattern in found[one]]
+        patterns = [
+            f"!{pattern}" for frozen_block in frozen for pattern in patterns_of[frozen_block]
+        ]
         ladder[f"freeze {', '.join(frozen)}"] = tuple(patterns)
     return ladder
 
@@ -98,10 +105,10 @@ def parameters_by_layer(module: nn.Module) -> dict[str, list[str]]:
 
     A tied parameter belongs to the first layer that holds it.
     """
-    found: dict[str, list[str]] = {}
+    layers: dict[str, list[str]] = {}
     for name, _ in module.named_parameters():
-        found.setdefault(name.rpartition(".")[0], []).append(name)
-    return found
+        layers.setdefault(name.rpartition(".")[0], []).append(name)
+    return layers
 
 
 def _layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -113,17 +120,18 @@ def _layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
     ][-1]
     head = {id(parameter) for parameter in last.parameters(recurse=False)}
     parameters = dict(module.named_parameters())
-    found: dict[str, tuple[str, ...]] = {}
+    patterns: dict[str, tuple[str, ...]] = {}
     for prefix, names in parameters_by_layer(module).items():
         is_norm = "Norm" in type(module.get_submodule(prefix)).__name__
         if is_norm or any(id(parameters[name]) in head for name in names):
             continue
-        whole = f"{prefix}.*"
-        if prefix and matching_parameters(module, [whole]) == tuple(names):
-            found[whole] = (whole,)
-        else:  # the layer holds other layers, or a tied parameter that belongs to another layer
-            found[prefix or ", ".join(names)] = tuple(names)
-    return found
+        pattern = f"{prefix}.*"
+        if prefix and matching_parameters(module, [pattern]) == tuple(names):
+            patterns[pattern] = (pattern,)
+        else:
+            # the layer holds other layers, or a tied parameter that belongs to another layer
+            patterns[prefix or ", ".join(names)] = tuple(names)
+    return patterns
 
 
 def first_names(module: nn.Module) -> dict[str, str]:
@@ -136,21 +144,21 @@ def _matches(module: nn.Module, pattern: str, own_names: dict[str, str], option:
     kind, is_type, wanted = pattern.partition("type:")
     if is_type and not kind:
         candidates = _names_by_type(module)
-        found = {
+        matches = {
             name for name, kinds in candidates.items() if any(fnmatchcase(k, wanted) for k in kinds)
         }
         near = sorted({kinds[0] for kinds in candidates.values()})
     else:
         wanted = pattern
-        found = {name for name in own_names if fnmatchcase(name, pattern)}
+        matches = {name for name in own_names if fnmatchcase(name, pattern)}
         near = list(own_names)
-    if not found:
+    if not matches:
         close = difflib.get_close_matches(wanted.rstrip(".*"), near, n=3, cutoff=0.3)
         raise ConfigError(
             f"{option}: pattern {pattern!r} matches no parameter. Near it: "
             f"{', '.join(close or near[:5])}."
         )
-    return {own_names[name] for name in found}
+    return {own_names[name] for name in matches}
 
 
 def _names_by_type(module: nn.Module) -> dict[str, list[str]]:
@@ -171,20 +179,20 @@ def layer_groups(module: nn.Module) -> tuple[tuple[str, ...], ...]:
     >>> layer_groups(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2)))
     (('0.weight', '0.bias', '1.weight', '1.bias'), ('2.weight', '2.bias'))
     """
-    known = {name for name, _ in module.named_parameters()}
+    first = {name for name, _ in module.named_parameters()}
     groups: list[list[str]] = []
     waiting: list[str] = []
     for prefix, layer in module.named_modules():
-        own = [n for n, _ in layer.named_parameters(prefix, recurse=False) if n in known]
-        if not own:
+        layer_names = [n for n, _ in layer.named_parameters(prefix, recurse=False) if n in first]
+        if not layer_names:
             continue
         if "Norm" not in type(layer).__name__:
-            groups.append(waiting + own)
+            groups.append(waiting + layer_names)
             waiting = []
         elif groups:
-            groups[-1] += own
+            groups[-1] += layer_names
         else:
-            waiting += own
+            waiting += layer_names
     if waiting:
         groups.append(waiting)
     return tuple(map(tuple, groups))
@@ -219,8 +227,8 @@ def trained_groups(
         raise ConfigError(
             f"no group has {', '.join(lost)}: every trainable parameter must be in one."
         )
-    own = (tuple(n for n in trainable if home[n] == number) for number in range(len(groups)))
-    return tuple(names for names in own if names)
+    trained = (tuple(n for n in trainable if home[n] == number) for number in range(len(groups)))
+    return tuple(names for names in trained if names)
 
 
 def parts_of(mechanism: Mechanism, flat: Tensor) -> list[Tensor]:

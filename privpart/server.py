@@ -158,7 +158,7 @@ class Server:
         self._noise: NoiseStream | GroupedNoise | None = None
         self._grid: Grid | None = None
         if plan.noise_multiplier:
-            self._noise, self._grid = _noise_and_grid(
+            self._noise, self._grid = noise_and_grid(
                 plan, start.numel(), plan.update_noise_multiplier, source, 0
             )
         self._restarts: frozenset[int] = frozenset()
@@ -167,7 +167,7 @@ class Server:
         if plan.adaptive_clipping is not None:
             self._restarts = restarts(plan.mechanism)
             z = plan.adaptive_clipping.bit_noise_multiplier
-            self._bit_noise, self._bit_grid = _noise_and_grid(plan, 1, z, source, 1)
+            self._bit_noise, self._bit_grid = noise_and_grid(plan, 1, z, source, 1)
         self._coming: Future[Tensor | None] | None = None
         # Vectors that every round reuses: fresh memory costs as much as the arithmetic.
         self._drawn: Tensor | None = None
@@ -659,7 +659,7 @@ class RoundSum:
         )
 
 
-def _noise_and_grid(
+def noise_and_grid(
     plan: PrivacyPlan, dim: int, noise_multiplier: float, source: NoiseSource, stream: int
 ) -> tuple[NoiseStream | GroupedNoise, Grid]:
     """Return the noise of updates of length ``dim``, and the grid whose steps it counts in."""

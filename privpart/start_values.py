@@ -130,15 +130,15 @@ def default_initializers(module: nn.Module) -> dict[str, Initializer]:
     LoRA adapters, by name: 0 for B, so that they leave a pretrained network as it is; A is as
     ``peft`` has it, uniform to 1/sqrt(fan_in), or Gaussian of scale 1 for embeddings.
     """
-    found: dict[str, Initializer] = {}
+    initializers: dict[str, Initializer] = {}
     for prefix, layer in module.named_modules():
         for name, parameter in layer.named_parameters(prefix, recurse=False):
             initializer = _of_adapter(name, parameter.shape)
             if initializer is None:
                 initializer = _of_layer(layer, name.rpartition(".")[2])
             if initializer is not None:
-                found[name] = initializer
-    return found
+                initializers[name] = initializer
+    return initializers
 
 
 def _of_adapter(name: str, shape: torch.Size) -> Initializer | None:
@@ -176,7 +176,8 @@ def _of_layer(layer: nn.Module, kind: str) -> Initializer | None:
 GENERATOR = 2
 """Version of the generated bits, sent in every message. Version 1 drew words from SHAKE-128."""
 
-_CHUNK = 1 << 16  # words per step, so that words, indices and table stay in the cache
+# words per step, so that words, indices and table stay in the cache
+_CHUNK = 1 << 16
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MIX = 0x9E3779B97F4A7C15 - 2**64
@@ -224,15 +225,16 @@ def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
         tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        bits = real.view(_INTEGERS[real.itemsize]).numpy()  # NumPy has no bfloat16
+        # NumPy has no bfloat16
+        bits = real.view(_INTEGERS[real.itemsize]).numpy()
         digest.update(bits.astype(bits.dtype.newbyteorder("<")).tobytes())
     return digest.hexdigest()[:32]
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
+def same_bits(first: Tensor, other: Tensor) -> bool:
     """Whether two dense tensors agree in shape, dtype, device and every bit, also of NaN or -0."""
-    kinds = {(tensor.shape, tensor.dtype, tensor.device) for tensor in (one, other)}
-    return len(kinds) == 1 and torch.equal(_words(one), _words(other))
+    kinds = {(tensor.shape, tensor.dtype, tensor.device) for tensor in (first, other)}
+    return len(kinds) == 1 and torch.equal(_words(first), _words(other))
 
 
 def checksum(tensors: Iterable[Tensor]) -> int:
@@ -240,16 +242,17 @@ def checksum(tensors: Iterable[Tensor]) -> int:
 
     Unlike ``tensors_fingerprint`` it is fast, and no match for somebody who chooses the bits.
     """
-    found, elsewhere = 0, []
+    total, elsewhere = 0, []
     for tensor in tensors:
         words = _words(tensor)
         if tensor.is_cpu:
-            found = zlib.crc32(words.numpy().data, found)
+            total = zlib.crc32(words.numpy().data, total)
         else:
             elsewhere.append(_weighted(words))
-    if elsewhere:  # read at once, because each reading waits for an accelerator
-        found = zlib.crc32(torch.stack(elsewhere).cpu().numpy().data, found)
-    return found
+    # read at once, because each reading waits for an accelerator
+    if elsewhere:
+        total = zlib.crc32(torch.stack(elsewhere).cpu().numpy().data, total)
+    return total
 
 
 def _words(tensor: Tensor) -> Tensor:
@@ -261,7 +264,8 @@ def _words(tensor: Tensor) -> Tensor:
 def _weighted(words: Tensor) -> Tensor:
     """Return the sum of words modulo 2^64, each times an odd number that depends on its place."""
     total = torch.zeros((), dtype=torch.int64, device=words.device)
-    for part in torch.split(words, 2**22):  # each takes several vectors of 64-bit integers
+    # each takes several vectors of 64-bit integers
+    for part in torch.split(words, 2**22):
         weights = torch.arange(1, len(part) + 1, device=part.device) * _MIX
         for shift in (30, 27, 31):  # as in SplitMix64
             weights = (weights ^ (weights >> shift)) * _MIX
@@ -295,9 +299,9 @@ def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> t
             inside = set(file.keys())
             if lost := [w.names[0] for w in wanted if w.required and not inside & set(w.names)]:
                 raise ConfigError(_not_inside(path, lost, inside))
-            for each in wanted:
-                found = {n: file.get_tensor(n) for n in each.names if n in inside}
-                values.append(_checked(path, found, each.tensor) if found else None)
+            for target in wanted:
+                stored = {n: file.get_tensor(n) for n in target.names if n in inside}
+                values.append(_checked(path, stored, target.tensor) if stored else None)
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file.") from None
     except (OSError, SafetensorError) as error:
@@ -307,10 +311,10 @@ def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> t
             ".bin and .pt, are not opened: save them by safetensors.torch.save_file."
         ) from None
     with torch.no_grad():
-        for each, value in zip(wanted, values, strict=True):
+        for target, value in zip(wanted, values, strict=True):
             if value is not None:
-                each.tensor.copy_(value)
-    return tuple(sorted(inside - {name for each in wanted for name in each.names}))
+                target.tensor.copy_(value)
+    return tuple(sorted(inside - {name for target in wanted for name in target.names}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,17 +334,23 @@ def _wanted(module: nn.Module, names: Iterable[str]) -> list[_Wanted]:
     if unknown := [name for name in names if name not in parameters]:
         raise ConfigError(f"names: {unknown[0]!r} is not a parameter of the module.")
     chosen = {id(parameters[name]): parameters[name] for name in names}
-    found = [_Wanted(p, tuple(aliases[key]), True) for key, p in chosen.items()]
+    targets = [_Wanted(p, tuple(aliases[key]), True) for key, p in chosen.items()]
     for prefix, layer in module.named_modules():
-        own = list(layer.parameters(recurse=False))
-        if own and not any(id(parameter) in chosen for parameter in own):
+        parameters_of_layer = list(layer.parameters(recurse=False))
+        if parameters_of_layer and not any(
+            id(parameter) in chosen for parameter in parameters_of_layer
+        ):
             continue
         for name, buffer in layer.named_buffers(prefix, recurse=False):
             kind = name.rpartition(".")[2]
             if kind not in layer._non_persistent_buffers_set:
                 # files from before torch 0.4.1 do not have the number of batches
-                found.append(_Wanted(buffer, (name,), bool(own) and kind != "num_batches_tracked"))
-    return found
+                targets.append(
+                    _Wanted(
+                        buffer, (name,), bool(parameters_of_layer) and kind != "num_batches_tracked"
+                    )
+                )
+    return targets
 
 
 def _not_inside(path: str | Path, lost: list[str], inside: set[str]) -> str:
@@ -352,11 +362,11 @@ def _not_inside(path: str | Path, lost: list[str], inside: set[str]) -> str:
     )
 
 
-def _checked(path: str | Path, found: Mapping[str, Tensor], expected: Tensor) -> Tensor:
+def _checked(path: str | Path, stored: Mapping[str, Tensor], expected: Tensor) -> Tensor:
     """Return the value of one tensor, by whatever names the file has it."""
     floating = expected.is_floating_point()
     accepted = _FLOATS if floating else (expected.dtype,)
-    for name, value in found.items():
+    for name, value in stored.items():
         if value.dtype not in accepted:
             kind = "floating point" if floating else expected.dtype
             raise ConfigError(f"{path}: {name!r} is {value.dtype}; must be {kind}.")
@@ -367,9 +377,9 @@ def _checked(path: str | Path, found: Mapping[str, Tensor], expected: Tensor) ->
             )
         if floating and not value.to(expected.dtype).isfinite().all():
             raise ConfigError(f"{path}: {name!r} holds NaN or infinity in float32: must be finite.")
-    first, *others = found.values()
-    if any(not torch.equal(first, other) for other in others):
-        names = " and ".join(map(repr, sorted(found)))
+    first, *duplicates = stored.values()
+    if any(not torch.equal(first, other) for other in duplicates):
+        names = " and ".join(map(repr, sorted(stored)))
         raise ConfigError(
             f"{path}: {names} are one parameter of the module and differ in the file. Remove one."
         )
@@ -378,15 +388,18 @@ def _checked(path: str | Path, found: Mapping[str, Tensor], expected: Tensor) ->
 
 def _gather(table: NDArray[np.float32], key: bytes, out: NDArray[np.float32]) -> None:
     """Fill ``out``, shape (n,), with the table entries that the key's words index."""
+    # AES in counter mode: a stream that any machine computes alike
     stream = Cipher(algorithms.AES256(key), modes.CTR(bytes(16))).encryptor()
     zeros = bytes(2 * _CHUNK)
-    words = np.empty(_CHUNK + 8, "<u2")  # update_into wants room for one more block of 8 words
+    # update_into wants room for one more block of 8 words
+    words = np.empty(_CHUNK + 8, "<u2")
     index = np.empty(_CHUNK, np.intp)
     for start in range(0, len(out), _CHUNK):
         part = out[start : start + _CHUNK]
         stream.update_into(zeros[: 2 * len(part)], words.data.cast("B"))
         index[: len(part)] = words[: len(part)]
-        np.take(table, index[: len(part)], out=part, mode="clip")  # mode "clip" avoids a copy
+        # mode "clip" avoids a copy
+        np.take(table, index[: len(part)], out=part, mode="clip")
 
 
 def _table(drawn: Normal | Uniform) -> NDArray[np.float32]:
@@ -401,6 +414,7 @@ def _quantiles() -> NDArray[np.float32]:
     """Return the medians of 65,536 equally likely slices of N(0, 1), in multiples of 2^-20."""
     normal = NormalDist()
     upper = [round(normal.inv_cdf(0.5 + (i + 0.5) / 65536) * 2**20) for i in range(32768)]
+    # symmetric by construction, whatever the maths library rounds
     half = np.array(upper, "<i4")
     table = np.concatenate([-half[::-1], half])
     if hashlib.sha256(table.tobytes()).hexdigest() != _TABLE_SHA256:

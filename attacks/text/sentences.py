@@ -112,7 +112,6 @@ def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
     labels = range(count) if seen.labels is None else sorted(set(seen.labels.tolist()))
     for sentence in sentences:
         tokens = _filled(reader, [sentence])
-        rank = span(seen, source).rank
         tried = []
         for label in labels:
             y = torch.tensor([label])
@@ -120,12 +119,17 @@ def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
             part = {k: v - sent[k] / reader.seen.shape[0] for k, v in seen.update.items()}
             rounding = seen.resolution * norm(seen.update) / max(norm(part), 1e-300)
             left = replace(seen, update=part, rounding=rounding)  # its rank may still be too high
-            tried.append((span(left, source).rank, label, left))
+            tried.append((_rank(left, source), label, left))
         best = min(tried, key=lambda one: one[:2])
-        if best[0] >= rank:
+        if best[0] >= _rank(seen, source):
             return None
         seen = replace(best[2], shape=(seen.shape[0] - 1, seen.shape[1]))
     return reader.of(seen)
+
+
+def _rank(seen: TextObservation, source: Source) -> int:
+    """Return the rank of what a layer sent, without what rounding leaves of a known sentence."""
+    return span(replace(seen, rounding=max(HALF, seen.resolution)), source).rank
 
 
 def _improved(

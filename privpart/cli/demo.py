@@ -123,7 +123,7 @@ def _train(
 ) -> list["Accuracy"]:
     from privpart.cli.demo_tables import Accuracy
     from privpart.experiment.sweep import rounds_of, train_cells
-    from privpart.wire import encode_update
+    from privpart.measure.costs import message_bytes
 
     bar = progress.add_task("training", total=sum(map(rounds_of, cells)))
 
@@ -144,7 +144,7 @@ def _train(
             accuracies=tuple(results[number].accuracy for number in own),
             trained=results[own[0]].trained,
             parameter_count=results[own[0]].parameter_count,
-            update_bytes=len(encode_update(sent[part], sent[part].flat)),
+            update_bytes=message_bytes(sent[part]),
         )
         for (part, _), own in points.items()
     ]

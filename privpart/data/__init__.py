@@ -12,9 +12,7 @@ from privpart.data.partition import (
     cohorts_once_each,
     dirichlet_users,
     iid_users,
-    natural_users,
     pathological_users,
-    users_of,
 )
 from privpart.data.users import Users
 
@@ -34,7 +32,5 @@ __all__ = [
     "from_npz",
     "from_tensors",
     "iid_users",
-    "natural_users",
     "pathological_users",
-    "users_of",
 ]

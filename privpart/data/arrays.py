@@ -16,13 +16,11 @@ from privpart.data.batches import (
     as_tensors,
     leaves_of,
     map_leaves,
-    not_finite,
     take,
-    tensors_of,
 )
 from privpart.data.clients import IndexedClients
 from privpart.data.index import Index
-from privpart.data.users import Users
+from privpart.data.users import Users, refuse_not_finite
 
 _OF_USERS = {torch.float32, torch.int64}
 _ZIP = b"PK"
@@ -67,6 +65,7 @@ def from_npz(
     path = Path(path)
     try:
         with path.open("rb") as raw:
+            # np.load would read an .npy file, too
             if raw.read(len(_ZIP)) != _ZIP:
                 raise ConfigError(f"{path}: is not an npz file, which np.savez writes.")
             raw.seek(0)
@@ -76,7 +75,8 @@ def from_npz(
         raise ConfigError(f"{path}: there is no such file.") from None
     except ConfigError:
         raise
-    except (Exception, MemoryError) as error:  # the bytes are not trusted
+    except (Exception, MemoryError) as error:
+        # the bytes are not trusted
         why = " ".join(str(error).split())[:300]
         raise ConfigError(
             f"{path}: cannot be read as an npz file ({type(error).__name__}: {why})."
@@ -98,7 +98,7 @@ def clients_of(
         return IndexedClients(index, partial(_rows_of, stored))
     tensors = [as_tensors(part, name) for name, part in parts]
     for (name, _), part in zip(parts, tensors, strict=True):
-        _refuse_not_finite(name, part, index)
+        refuse_not_finite(name, part, index)
     if not pair:
         return IndexedClients(index, partial(take, tensors[0]))
     x, y = tensors
@@ -121,9 +121,9 @@ class _OnDisk:
         return leaf
 
     def __reduce__(self) -> tuple[Any, ...]:
-        own = cast("np.memmap[Any, Any]", self.array)
-        order = "F" if own.flags.f_contiguous and not own.flags.c_contiguous else "C"
-        return _opened, (own.filename, own.dtype, own.offset, own.shape, order)
+        array = cast("np.memmap[Any, Any]", self.array)
+        order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+        return _opened, (array.filename, array.dtype, array.offset, array.shape, order)
 
 
 def _opened(filename: Any, dtype: Any, offset: int, shape: Any, order: Any) -> _OnDisk:  # noqa: ANN401
@@ -145,7 +145,8 @@ def _refuse_shapes(name: str, part: Batch, index: Index) -> None:
     for leaf_name, leaf in leaves_of(part, name):
         shape = getattr(leaf, "shape", None)
         if shape is None:
-            as_tensor(leaf, leaf_name)  # says that it is not an array
+            # raises the error that it is not an array
+            as_tensor(leaf, leaf_name)
         if not shape or shape[0] != index.rows:
             raise ConfigError(
                 f"{leaf_name} has {f'{shape[0]} rows' if shape else 'no rows'}, and {index.rows} "
@@ -164,17 +165,6 @@ def _refuse_objects(name: str, leaf: np.ndarray[Any, Any], index: Index) -> None
         f"{type(leaf[row]).__name__}; must be a number. An array of objects becomes one of numbers "
         "with .astype('float32')."
     )
-
-
-def _refuse_not_finite(name: str, part: Batch, index: Index) -> None:
-    for leaf_name, tensor in tensors_of(part, name):
-        if (bad := not_finite(tensor)) is not None:
-            row = int(bad[0])
-            raise ConfigError(
-                f"{leaf_name}, row {row} (client {index.owner(row)!r}): holds NaN, infinity or a "
-                "number too large for float32; must be finite numbers. Remove the row or fill the "
-                "gap."
-            )
 
 
 def _member(file: Any, name: str, path: Path) -> Any:  # noqa: ANN401  NumPy's

@@ -43,7 +43,7 @@ def tensors_of(batch: Batch, name: str = "examples") -> Iterator[tuple[str, Tens
 def map_leaves(function: Callable[[Any, str], Any], nest: Any, name: str = "examples") -> Any:  # noqa: ANN401
     """Return the nest with ``function`` applied to each leaf and its name."""
     if isinstance(nest, Mapping):
-        return {key: map_leaves(function, own, f"{name}[{key!r}]") for key, own in nest.items()}
+        return {key: map_leaves(function, value, f"{name}[{key!r}]") for key, value in nest.items()}
     if isinstance(nest, tuple | list):
         return _like(nest, [map_leaves(function, v, f"{name}[{k}]") for k, v in enumerate(nest)])
     return function(nest, name)
@@ -131,9 +131,9 @@ def stack(items: Sequence[Any], name: str = "examples") -> Batch:
     tensors = [i if isinstance(i, Tensor) else torch.from_numpy(_numbers(i, name)) for i in items]
     kinds = {(tensor.dtype, tensor.shape) for tensor in tensors}
     if len(kinds) > 1:
-        found = " and ".join(sorted(f"{kind} {tuple(shape)}" for kind, shape in kinds)[:2])
+        differing = " and ".join(sorted(f"{kind} {tuple(shape)}" for kind, shape in kinds)[:2])
         raise ConfigError(
-            f"{name}: examples of one client are {found}; all must have one type and shape: "
+            f"{name}: examples of one client are {differing}; all must have one type and shape: "
             "crop, resize or pad them."
         )
     return _converted(torch.stack(tensors), name)
@@ -142,7 +142,8 @@ def stack(items: Sequence[Any], name: str = "examples") -> Batch:
 def not_finite(tensor: Tensor) -> Tensor | None:
     """Return the rows that contain NaN or infinity; None if no row does."""
     if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.sum().isfinite():
-        return None  # a sum is finite only if all of its terms are
+        # a sum is finite only if all of its terms are
+        return None
     rows = (~tensor.isfinite()).reshape(len(tensor), -1).any(dim=1).nonzero().flatten()
     return rows if len(rows) else None
 
@@ -186,6 +187,7 @@ def _numbers(leaf: object, name: str) -> np.ndarray[Any, Any]:
         raise ConfigError(f"{name}: has type {array.dtype}; must be numbers. {advice}")
     if array.dtype.itemsize > np.dtype(np.float64).itemsize:
         array = array.astype(np.float64)  # long double
+    # torch takes neither foreign byte order nor negative strides, and warns of read-only memory
     native = array.astype(array.dtype.newbyteorder("="), copy=False)
     writable = native if native.flags.writeable else native.copy()
     return writable if all(step >= 0 for step in writable.strides) else writable.copy()
@@ -203,6 +205,7 @@ def _converted(tensor: Tensor, name: str) -> Tensor:
         if len(tensor) and int(tensor.cpu().numpy().max()) >= 2**63:
             raise ConfigError(f"{name}: has whole numbers of 2^63 or above, which int64 lacks.")
         return tensor.to(torch.int64)
+    # a column of truth values holds labels; a mask of more dimensions stays one
     if tensor.dtype in _INTEGERS or (tensor.dtype is torch.bool and tensor.dim() == 1):
         return tensor.to(torch.int64)
     if tensor.dtype not in (torch.float32, torch.int64, torch.bool):

@@ -116,18 +116,19 @@ class IndexedClients:
         rows = self.index[client]
         try:
             batch = self.fetch(rows)
-            found = count_rows(batch)
+            count = count_rows(batch)
         except ConfigError as error:
             raise ConfigError(f"client {client!r}: {error}") from error.__cause__
-        except Exception as error:  # code of the user's, or of a library that reads files
+        except Exception as error:
+            # code of the user's, or of a library that reads files
             why = " ".join(str(error).split())
             raise ConfigError(
                 f"client {client!r}: its examples ({shown_rows(rows)}) could not be made: "
                 f"{type(error).__name__}: {why[:500]}"
             ) from error
-        if found != len(rows):
+        if count != len(rows):
             raise ConfigError(
-                f"client {client!r}: {found} examples were made of its {len(rows)} rows; must be "
+                f"client {client!r}: {count} examples were made of its {len(rows)} rows; must be "
                 "one per row."
             )
         return batch
@@ -147,24 +148,25 @@ def check_clients(clients: Clients, *, limit: int | None = None, classes: int | 
             without examples, values that are not finite, a label out of range, or examples unlike
             the first client's.
     """
-    most = None if limit is None else checks.count("limit", limit)
+    maximum = None if limit is None else checks.count("limit", limit)
     kinds: Kinds = {}
-    seen: set[ClientId] = set()
+    distinct: set[ClientId] = set()
+    # ids of all clients, also beyond the limit: reading them asks nobody
     for listed in clients.ids:
         client = client_id(listed)
-        if client in seen:
+        if client in distinct:
             raise ConfigError(f"client {client!r}: two clients have this id.")
-        seen.add(client)
-    if not seen:
+        distinct.add(client)
+    if not distinct:
         raise ConfigError("clients: there is no client.")
     first = client_id(clients.ids[0])
     asked = 0
-    for asked, listed in enumerate(islice(clients.ids, most), 1):  # noqa: B007  counted
+    for asked, listed in enumerate(islice(clients.ids, maximum), 1):  # noqa: B007  counted
         client = client_id(listed)
         batch = clients.examples(client)
-        own = kinds_of(client, batch, None)
-        kinds = kinds or own
-        refuse_other_kinds(client, own, first, kinds)
+        batch_kinds = kinds_of(client, batch, None)
+        kinds = kinds or batch_kinds
+        refuse_other_kinds(client, batch_kinds, first, kinds)
         if classes is not None and isinstance(batch, tuple | list) and len(batch) > 1:
             refuse_labels(client, batch[1], classes)
     return asked
@@ -182,10 +184,10 @@ def kinds_of(client: ClientId, batch: Batch, rows: Tensor | None) -> Kinds:
         ConfigError: no example, no tensor, tensors of different lengths, or values not finite.
     """
     try:
-        found = count_rows(batch)
+        rows_of_batch = count_rows(batch)
     except ConfigError as error:
         raise ConfigError(f"client {client!r}: {error}") from None
-    if not found:
+    if not rows_of_batch:
         raise ConfigError(f"client {client!r}: has no example; leave it out.")
     kinds: Kinds = {}
     for name, tensor in tensors_of(batch):
@@ -199,25 +201,26 @@ def kinds_of(client: ClientId, batch: Batch, rows: Tensor | None) -> Kinds:
     return kinds
 
 
-def refuse_other_kinds(client: ClientId, own: Kinds, first: ClientId, expected: Kinds) -> None:
+def refuse_other_kinds(client: ClientId, actual: Kinds, first: ClientId, expected: Kinds) -> None:
     """Check that a client's examples are like those of the first client.
 
     Raises:
         ConfigError: other tensors, another type, another shape.
     """
-    if own == expected:
+    if actual == expected:
         return
-    if own.keys() != expected.keys():
+    if actual.keys() != expected.keys():
         raise ConfigError(
-            f"client {client!r}: its examples are {', '.join(own)}; those of client {first!r} are "
-            f"{', '.join(expected)}."
+            f"client {client!r}: its examples are {', '.join(actual)}; those of client {first!r} "
+            f"are {', '.join(expected)}."
         )
-    for name, (kind, shape) in own.items():
+    for name, (kind, shape) in actual.items():
         wanted, like = expected[name]
         if kind is not wanted:
             raise ConfigError(
                 f"client {client!r}: {name} has type {kind}; that of client {first!r} has {wanted}."
             )
+        # token ids are padded to the longest text of a client, images are not
         free = not kind.is_floating_point and len(shape) == len(like)
         if shape != like and not free:
             raise ConfigError(

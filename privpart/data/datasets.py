@@ -40,24 +40,22 @@ def from_dataset(
             column that is not there, or as for ``IndexedClients``.
     """
     _refuse_others(dataset)
-    if _is_hugging_face(dataset):
-        index = _index_of(dataset, user)
+    hugging_face = _is_hugging_face(dataset)
+    if isinstance(user, str):
+        index = _index_of_column(dataset, user, hugging_face=hugging_face)
+    else:
+        index = Index.of_owners(user)
+    if index.rows != len(dataset):
+        raise ConfigError(
+            f"user: has {index.rows} ids, the dataset has {len(dataset)} items; each item needs "
+            "the id of its client."
+        )
+    if hugging_face:
         return IndexedClients(index, _HuggingFaceRows(dataset, user, examples))
     if examples is not None:
         raise ConfigError(
             "examples: is for Hugging Face datasets; put the conversion into the dataset's "
             "__getitem__."
-        )
-    if isinstance(user, str):
-        raise ConfigError(
-            f"user={user!r}: only a Hugging Face dataset has columns; must be a list with the id "
-            "of each item's client."
-        )
-    index = Index.of_owners(user)
-    if index.rows != len(dataset):
-        raise ConfigError(
-            f"user: has {index.rows} ids, the dataset has {len(dataset)} items; each item needs "
-            "the id of its client."
         )
     return IndexedClients(index, _ItemRows(dataset))
 
@@ -74,7 +72,8 @@ class _ItemRows:
     def _item(self, row: int) -> Any:  # noqa: ANN401
         try:
             return self.dataset[row]
-        except Exception as error:  # the user's code
+        except Exception as error:
+            # the user's code
             why = " ".join(str(error).split())[:500]
             raise ConfigError(f"dataset[{row}] raised {type(error).__name__}: {why}") from error
 
@@ -105,7 +104,8 @@ class _HuggingFaceRows:
 
 
 def _is_hugging_face(dataset: object) -> bool:
-    library = sys.modules.get("datasets")  # whoever has such a dataset has imported it
+    # whoever has such a dataset has imported it
+    library = sys.modules.get("datasets")
     kind = getattr(library, "Dataset", None)
     return isinstance(kind, type) and isinstance(dataset, kind)
 
@@ -124,20 +124,18 @@ def _refuse_others(dataset: object) -> None:
         )
 
 
-def _index_of(dataset: Any, user: str | Iterable[object]) -> Index:  # noqa: ANN401
-    """Return the index of a Hugging Face dataset, whose other columns are not read."""
-    if not isinstance(user, str):
-        index = Index.of_owners(user)
-        if index.rows != len(dataset):
-            raise ConfigError(
-                f"user: has {index.rows} ids, the dataset has {len(dataset)} rows; each row needs "
-                "the id of its client."
-            )
-        return index
+def _index_of_column(dataset: Any, user: str, *, hugging_face: bool) -> Index:  # noqa: ANN401
+    """Read the column of ids and no other one."""
+    if not hugging_face:
+        raise ConfigError(
+            f"user={user!r}: only a Hugging Face dataset has columns; must be a list with the id "
+            "of each item's client."
+        )
     if user not in dataset.column_names:
         raise ConfigError(
             f"user={user!r}: the dataset has no such column, but {', '.join(dataset.column_names)}."
         )
+    # Arrow reads whole numbers without Python objects, but makes floats of a column with gaps
     column = dataset.select_columns([user]).with_format("arrow")[:].column(user)
     values = column.to_pylist() if column.null_count else column.to_numpy()
     return Index.of_owners(values, f"column {user!r}")

@@ -61,6 +61,7 @@ class _Files:
         client = self.index.owner(int(rows[0]))
         folder = self.root / str(client)
         files = _files(folder, self.pattern)
+        # a row is a number of a file, so a new file would move all later ones
         if len(files) != len(rows):
             raise ConfigError(
                 f"{folder} has {len(files)} files that fit {self.pattern!r}, and had {len(rows)} "
@@ -71,7 +72,8 @@ class _Files:
     def _loaded(self, file: Path) -> Any:  # noqa: ANN401
         try:
             return self.load(file)
-        except Exception as error:  # the user's code, or a damaged file
+        except Exception as error:
+            # the user's code, or a damaged file
             why = " ".join(str(error).split())[:500]
             raise ConfigError(
                 f"load({str(file)!r}) raised {type(error).__name__}: {why}"

@@ -127,7 +127,8 @@ def _read(pd: Any, path: Path, user: str) -> "pd.DataFrame":  # noqa: ANN401
             return table
         if kind is not None:
             return pd.read_parquet(path)
-    except Exception as error:  # the bytes are not trusted
+    except Exception as error:
+        # the bytes are not trusted
         why = " ".join(str(error).split())[:300]
         raise ConfigError(f"{path}: cannot be read ({type(error).__name__}: {why}).") from None
     raise ConfigError(f"{path}: must end in .csv, .csv.gz or .parquet; or pass a DataFrame.")

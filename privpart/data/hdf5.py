@@ -56,6 +56,7 @@ def federated_hdf5(path: Path, *, x: str = "pixels", y: str = "label") -> tuple[
             sets = [
                 (_dataset(groups, user, x, h5py), _dataset(groups, user, y, h5py)) for user in names
             ]
+            # before anything is read: data sets may declare more than they store
             declared = sum(dataset.nbytes for pair in sets for dataset in pair)
             if declared > _MAX_EXPANSION * path.stat().st_size:
                 raise ValueError(f"it declares {declared} bytes, more than it can contain")
@@ -64,7 +65,8 @@ def federated_hdf5(path: Path, *, x: str = "pixels", y: str = "label") -> tuple[
                 for user, (inputs, labels) in zip(names, sets, strict=True)
             ]
         return _users(parts), names
-    except Exception as error:  # the bytes are not trusted, and HDF5 has errors of every kind
+    except Exception as error:
+        # the bytes are not trusted, and HDF5 has errors of every kind
         why = " ".join(str(error).split())
         raise ConfigError(f"{path} is not a federated HDF5 file with {x} and {y}: {why}.") from None
 
@@ -72,12 +74,12 @@ def federated_hdf5(path: Path, *, x: str = "pixels", y: str = "label") -> tuple[
 def _dataset(groups: Any, user: str, name: str, h5py: Any) -> Any:  # noqa: ANN401  h5py's
     """Return one data set of a user, not yet read; refuse data that another file holds."""
     group = groups[user]
-    found = group.get(name) if isinstance(group, h5py.Group) else None
-    if not isinstance(found, h5py.Dataset):
+    dataset = group.get(name) if isinstance(group, h5py.Group) else None
+    if not isinstance(dataset, h5py.Dataset):
         raise ValueError(f"user {user} has no data set {name}")
-    if found.file.filename != groups.file.filename or found.external or found.is_virtual:
+    if dataset.file.filename != groups.file.filename or dataset.external or dataset.is_virtual:
         raise ValueError(f"{name} of user {user} points to another file")
-    return found
+    return dataset
 
 
 def _part(user: str, inputs: _Array, labels: _Array) -> tuple[_Array, _Array]:
@@ -92,7 +94,8 @@ def _part(user: str, inputs: _Array, labels: _Array) -> tuple[_Array, _Array]:
             f"user {user} has inputs of shape {inputs.shape} and labels of shape {labels.shape}; "
             "every input needs one label"
         )
-    with np.errstate(over="ignore"):  # too large for float32 becomes infinity, refused below
+    # too large for float32 becomes infinity, refused below
+    with np.errstate(over="ignore"):
         values = inputs.astype(np.float32, copy=False)
     if not np.isfinite(values).all():
         raise ValueError(f"user {user} has NaN or infinity among the inputs")

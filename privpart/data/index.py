@@ -21,7 +21,8 @@ from privpart.messages import ClientId, client_id, is_client_id
 
 _Array = np.ndarray[Any, Any]
 
-_SLICE = 4096  # ids that are made into Python objects at a time
+# ids that are made into Python objects at a time
+_SLICE = 4096
 
 
 class ClientIds(Sequence[ClientId]):
@@ -36,8 +37,10 @@ class ClientIds(Sequence[ClientId]):
     def __init__(
         self, numbers: Tensor | list[int], text: Tensor, ends: Tensor, *, unsigned: bool
     ) -> None:
-        self._numbers = numbers  # int64, the bits of uint64, or a list of larger ones
-        self._unsigned = unsigned  # torch 2.13 cannot unpickle a tensor of uint64
+        # int64, the bits of uint64, or a list of larger ones
+        self._numbers = numbers
+        # torch 2.13 cannot unpickle a tensor of uint64
+        self._unsigned = unsigned
         self._text = text
         self._ends = ends
 
@@ -63,9 +66,9 @@ class ClientIds(Sequence[ClientId]):
                 )
         numbers: list[Any] = ordered[: len(of_numbers)]
         strings: list[Any] = ordered[len(of_numbers) :]
-        own, unsigned = _compact(numbers)
-        found = cls(own, *_joined(strings), unsigned=unsigned)
-        return found, np.array(places, dtype=np.int64)
+        compact, unsigned = _compact(numbers)
+        client_ids = cls(compact, *_joined(strings), unsigned=unsigned)
+        return client_ids, np.array(places, dtype=np.int64)
 
     @classmethod
     def of_array(cls, numbers: _Array) -> "ClientIds":
@@ -82,8 +85,9 @@ class ClientIds(Sequence[ClientId]):
     def __getitem__(self, place: slice) -> list[ClientId]: ...
     def __getitem__(self, place: int | slice) -> ClientId | list[ClientId]:
         if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
-        place = range(len(self))[place]  # negative places, and IndexError
+            return [self[position] for position in range(*place.indices(len(self)))]
+        # negative places, and IndexError
+        place = range(len(self))[place]
         if place >= len(self._numbers):
             return self._encoded()(place - len(self._numbers)).decode()
         if isinstance(self._numbers, list):
@@ -125,8 +129,9 @@ class ClientIds(Sequence[ClientId]):
     @property
     def nbytes(self) -> int:
         """Memory in bytes."""
-        own = self._numbers
-        size = sum(number.__sizeof__() + 8 for number in own) if isinstance(own, list) else 0
+        numbers = self._numbers
+        large = numbers if isinstance(numbers, list) else []
+        size = sum(number.__sizeof__() + 8 for number in large)
         return sum(t.nbytes for t in self._tensors()) + size
 
     def shared(self) -> "ClientIds":
@@ -190,21 +195,22 @@ class Index:
             if ids is not None:
                 raise ConfigError(f"ids: {name} is a dict, which already contains them.")
             ids, indices = indices.keys(), indices.values()
-        held = [_as_rows(rows, f"{name}[{place}]") for place, rows in enumerate(indices)]
-        if not held:
+        rows_of_clients = [_as_rows(rows, f"{name}[{place}]") for place, rows in enumerate(indices)]
+        if not rows_of_clients:
             raise ConfigError(f"{name}: is empty; must hold the rows of at least one client.")
-        order: Iterable[int] = range(len(held))
-        found: Sequence[ClientId] = range(len(held))
+        order: Iterable[int] = range(len(rows_of_clients))
+        client_ids: Sequence[ClientId] = range(len(rows_of_clients))
         if ids is not None:
-            found, places = ClientIds.of(ids)
-            if len(found) != len(held):
+            client_ids, places = ClientIds.of(ids)
+            if len(client_ids) != len(rows_of_clients):
                 raise ConfigError(
-                    f"ids: {len(found)} ids for {len(held)} clients' rows; each client needs both."
+                    f"ids: {len(client_ids)} ids for {len(rows_of_clients)} clients' rows; each "
+                    "client needs both."
                 )
             order = places.tolist()
-        parts = [held[place] for place in order]
+        parts = [rows_of_clients[place] for place in order]
         ends = torch.from_numpy(np.fromiter(map(len, parts), np.int64, len(parts)).cumsum())
-        return cls(found, _narrow(ends), _narrow_rows(torch.cat(parts)))
+        return cls(client_ids, _narrow(ends), _narrow_rows(torch.cat(parts)))
 
     @classmethod
     def of_owners(cls, owners: object, name: str = "user") -> "Index":
@@ -224,6 +230,7 @@ class Index:
             ids = ClientIds.of_array(distinct)
         else:
             distinct_ids = list(dict.fromkeys(values))
+            # sort distinct ids only: there are far fewer of them than examples
             ids, order = ClientIds.of(distinct_ids, name)
             rank = np.empty(len(order), dtype=np.int64)
             rank[order] = np.arange(len(order))
@@ -241,9 +248,9 @@ class Index:
 
         Rows that remain belong to nobody.
         """
-        each = len(rows) // clients
-        ends = torch.arange(each, clients * each + 1, each) if each else torch.zeros(clients)
-        return cls(range(clients), _narrow(ends.long()), _narrow_rows(rows[: clients * each]))
+        size = len(rows) // clients
+        ends = torch.arange(size, clients * size + 1, size) if size else torch.zeros(clients)
+        return cls(range(clients), _narrow(ends.long()), _narrow_rows(rows[: clients * size]))
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -258,6 +265,7 @@ class Index:
         last = ends[places].astype(np.int64)
         first = np.where(places > 0, ends[places - 1], 0).astype(np.int64)
         lengths = last - first
+        # all ranges at once, without a loop in Python:
         # row k of a client is k places behind its first one
         before = np.repeat(first - (lengths.cumsum() - lengths), lengths)
         rows = torch.from_numpy(before + np.arange(len(before)))
@@ -308,6 +316,7 @@ class Index:
             return None
         if self._rows is None:
             return self.rows - 1 if self.rows > rows else None
+        # the extremes tell whether any row is out of range
         extremes = (int(self._rows.min()), int(self._rows.max()))
         return next((row for row in extremes if not 0 <= row < rows), None)
 
@@ -317,17 +326,18 @@ class Index:
         return Index(ids, _share(self._ends), None if self._rows is None else _share(self._rows))
 
     def _at(self, place: int) -> Tensor:
-        ends: Any = self._ends.numpy()  # whose elements are read in a fifth of a tensor's time
+        # NumPy reads an element in a fifth of a tensor's time
+        ends: Any = self._ends.numpy()
         start, end = int(ends[place - 1]) if place else 0, int(ends[place])
         return torch.arange(start, end) if self._rows is None else self._rows[start:end].long()
 
     def _places(self, clients: Sequence[ClientId]) -> _Array:
         numbers = self.ids.as_array() if isinstance(self.ids, ClientIds) else None
-        whole = [client for client in clients if type(client) is int]
-        if whole and len(whole) == len(clients) and not isinstance(numbers, list):
+        integers = [client for client in clients if type(client) is int]
+        if integers and len(integers) == len(clients) and not isinstance(numbers, list):
             limits = np.iinfo(np.int64 if numbers is None else numbers.dtype)
-            if limits.min <= min(whole) and max(whole) <= limits.max:
-                asked = np.array(whole, dtype=limits.dtype)
+            if limits.min <= min(integers) and max(integers) <= limits.max:
+                asked = np.array(integers, dtype=limits.dtype)
                 places = asked if numbers is None else numbers.searchsorted(asked)
                 inside = (places >= 0) & (places < len(self if numbers is None else numbers))
                 if inside.all() and (numbers is None or (numbers[places] == asked).all()):
@@ -452,7 +462,8 @@ def _as_rows(rows: object, name: str) -> Tensor:
         except (TypeError, ValueError, RuntimeError):
             raise ConfigError(f"{name}: must be a list of rows, whole numbers.") from None
         if rows.shape == (0,):
-            rows = rows.long()  # torch makes floats of an empty list
+            # torch makes floats of an empty list
+            rows = rows.long()
     if rows.dtype is torch.bool:
         raise ConfigError(
             f"{name}: holds truth values; must be rows: use torch.nonzero(it).flatten()."

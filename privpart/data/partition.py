@@ -1,11 +1,11 @@
 """Partition: which user holds which examples, and which users form the cohort of a round.
 
-Users are alike (``iid_users``), differ in their mix of labels (``dirichlet_users``,
-``pathological_users``) or are the authors of their examples (``natural_users``).
+Users are alike (``iid_users``) or differ in their mix of labels (``dirichlet_users``,
+``pathological_users``). ``Index.of_owners`` deals examples to their authors.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Protocol, overload
+from collections.abc import Sequence
+from typing import overload
 
 import numpy as np
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.data.index import Index
-from privpart.data.users import Users
 from privpart.messages import ClientId
 
 
@@ -25,8 +24,8 @@ def iid_users(examples: int, *, users: int, data_seed: int) -> Index:
         Per user, the rows of their examples, in a few bytes per user.
     """
     users = checks.count("users", users)
-    each = examples // users
-    if each == 0:
+    size = examples // users
+    if size == 0:
         raise ConfigError(f"users={users}: there are only {examples} examples: use fewer users.")
     order = torch.randperm(examples, generator=torch.Generator().manual_seed(data_seed))
     return Index.of_equal_parts(order, users)
@@ -96,7 +95,8 @@ def cohorts_in_turn(
     if turns == 0:
         raise ConfigError(f"size={size}: must be at most users={len(population)}.")
     once = cohorts_once_each(ids=population, rounds=turns, data_seed=data_seed)
-    cohorts = [cohort[:size] for cohort in once]  # cycles share these lists
+    # cycles share these lists
+    cohorts = [cohort[:size] for cohort in once]
     return [cohorts[r % turns] for r in range(checks.rounds(rounds))]
 
 
@@ -133,25 +133,26 @@ def dirichlet_users(y: Tensor, *, users: int, alpha: float, data_seed: int) -> l
     """
     users = checks.count("users", users)
     alpha = checks.positive("alpha", alpha)
-    each = _share(len(y), users)
+    size = _share(len(y), users)
     generator = np.random.default_rng(data_seed)
     labels = y.numpy()
-    left = [generator.permutation(np.flatnonzero(labels == c)).tolist() for c in np.unique(labels)]
-    frequency = np.array([len(rows) for rows in left]) / len(labels)
-    found = []
+    pools = [generator.permutation(np.flatnonzero(labels == c)).tolist() for c in np.unique(labels)]
+    frequency = np.array([len(rows) for rows in pools]) / len(labels)
+    users_rows = []
     for _ in range(users):
         logs = _log_gamma_draws(alpha * frequency, generator)
-        own: list[int] = []
-        while len(own) < each:
-            open_ = np.array([bool(rows) for rows in left])
+        user_rows: list[int] = []
+        while len(user_rows) < size:
+            open_ = np.array([bool(rows) for rows in pools])
             # in logarithms: at a small alpha the share of every remaining label may round to zero
             weights = np.exp(np.where(open_, logs - logs[open_].max(), -np.inf))
-            wanted = generator.multinomial(each - len(own), weights / weights.sum())
-            for rows, count in zip(left, wanted, strict=True):
+            # a label may run out within a draw; the loop draws what is missing from the others
+            wanted = generator.multinomial(size - len(user_rows), weights / weights.sum())
+            for rows, count in zip(pools, wanted, strict=True):
                 taken = min(int(count), len(rows))
-                own += [rows.pop() for _ in range(taken)]
-        found.append(torch.tensor(own))
-    return found
+                user_rows += [rows.pop() for _ in range(taken)]
+        users_rows.append(torch.tensor(user_rows))
+    return users_rows
 
 
 def pathological_users(y: Tensor, *, users: int, classes_each: int, data_seed: int) -> list[Tensor]:
@@ -168,62 +169,11 @@ def pathological_users(y: Tensor, *, users: int, classes_each: int, data_seed: i
     size = _share(len(y), users * classes_each)
     generator = torch.Generator().manual_seed(checks.count("data_seed", data_seed, minimum=0))
     order = torch.randperm(len(y), generator=generator)
+    # stable, so that examples of one label stay shuffled
     order = order[torch.sort(y[order], stable=True).indices]
     shards = torch.split(order[: size * users * classes_each], size)
     dealt = torch.randperm(len(shards), generator=generator).view(users, classes_each).tolist()
-    return [torch.cat([shards[shard] for shard in own]) for own in dealt]
-
-
-def natural_users(owners: Sequence[str | int]) -> dict[str | int, Tensor]:
-    """Assign each example to its author.
-
-    Args:
-        owners: per example, the name or number of its author.
-
-    Returns:
-        Author -> rows of their examples, in order of first appearance.
-    """
-    found: dict[str | int, list[int]] = {}
-    for row, owner in enumerate(owners):
-        found.setdefault(owner, []).append(row)
-    return {owner: torch.tensor(rows) for owner, rows in found.items()}
-
-
-class Partitions(Protocol):
-    """Users by number: the interface of flwr-datasets' partitioners."""
-
-    @property
-    def num_partitions(self) -> int:
-        """Number of users."""
-        ...
-
-    def load_partition(self, partition_id: int) -> object:
-        """Return the examples of one user."""
-        ...
-
-
-def users_of(partitions: Partitions, examples: Callable[[object], tuple[Tensor, Tensor]]) -> Users:
-    """Return the users of an object with ``num_partitions`` and ``load_partition(i)``.
-
-    A user may hold no example.
-
-    Args:
-        partitions: source of the users.
-        examples: converts the value of ``load_partition`` to (x, y), shapes (n, ...) and (n,).
-
-    Raises:
-        ConfigError: there is no user, or x and y differ in length.
-    """
-    if not partitions.num_partitions >= 1:
-        raise ConfigError("partitions: must contain at least one user.")
-    parts = [examples(partitions.load_partition(user)) for user in range(partitions.num_partitions)]
-    for user, (x, y) in enumerate(parts):
-        if len(x) != len(y):
-            raise ConfigError(f"user {user} has {len(x)} examples but {len(y)} labels.")
-    lengths = [len(y) for _, y in parts]
-    rows = torch.split(torch.arange(sum(lengths)), lengths)
-    x, y = (torch.cat(joined) for joined in zip(*parts, strict=True))
-    return Users(x, y, rows, allow_empty=True)
+    return [torch.cat([shards[shard] for shard in numbers]) for numbers in dealt]
 
 
 def _share(examples: int, parts: int) -> int:

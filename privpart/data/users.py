@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.data.batches import not_finite
+from privpart.data.batches import Batch, not_finite, tensors_of
 from privpart.data.clients import refuse_empty
 from privpart.data.index import Index
 from privpart.messages import ClientId
 
-_X = (torch.float32, torch.int64, torch.int32)  # whole numbers: those that an embedding accepts
+# whole numbers: those that an embedding accepts
+_X = (torch.float32, torch.int64, torch.int32)
 _Y = (torch.int64, torch.float32)
 
 
@@ -53,6 +54,7 @@ class Users:
         if isinstance(indices, Index) and ids is not None:
             raise ConfigError("ids: the index already contains them.")
         index = indices if isinstance(indices, Index) else Index.of_rows(indices, ids)
+        # torch would take a negative row from the end
         if (row := index.outside(len(x))) is not None:
             raise ConfigError(
                 f"row {row} of {len(x)}, which client {index.owner(row)!r} holds: rows must be "
@@ -61,7 +63,7 @@ class Users:
         if not allow_empty:
             refuse_empty(index)
         for name, tensor in (("x", x), ("y", y)):
-            _refuse_not_finite(name, tensor, index)
+            refuse_not_finite(name, tensor, index)
         self.x = x
         self.y = y
         self.indices = index
@@ -91,9 +93,9 @@ class Users:
     @classmethod
     def _of(cls, x: Tensor, y: Tensor, indices: Index) -> "Users":
         """Return users of parts that were checked before."""
-        made = cls.__new__(cls)
-        made.x, made.y, made.indices = x, y, indices
-        return made
+        users = cls.__new__(cls)
+        users.x, users.y, users.indices = x, y, indices
+        return users
 
 
 def _refuse_types(x: Tensor, y: Tensor) -> None:
@@ -116,12 +118,17 @@ def _refuse_types(x: Tensor, y: Tensor) -> None:
         raise ConfigError(f"x has {len(x)} rows, y has {len(y)}: each example needs one label.")
 
 
-def _refuse_not_finite(name: str, tensor: Tensor, index: Index) -> None:
-    """Raise if a row that somebody holds contains NaN or infinity."""
-    bad = not_finite(tensor)
-    held = [] if bad is None else index.held(bad.cpu())[:1].tolist()
-    for row in held:
-        raise ConfigError(
-            f"{name}, row {row} (client {index.owner(row)!r}): holds NaN or infinity; must be "
-            "finite numbers. Remove the row or fill the gap."
-        )
+def refuse_not_finite(name: str, batch: Batch, index: Index) -> None:
+    """Check that rows that a client holds contain neither NaN nor infinity.
+
+    Raises:
+        ConfigError: by tensor, row and client.
+    """
+    for leaf, tensor in tensors_of(batch, name):
+        bad = not_finite(tensor)
+        rows = [] if bad is None else index.held(bad.cpu())[:1].tolist()
+        for row in rows:
+            raise ConfigError(
+                f"{leaf}, row {row} (client {index.owner(row)!r}): holds NaN, infinity or a number "
+                "too large for float32; must be finite numbers. Remove the row or fill the gap."
+            )

@@ -54,10 +54,10 @@ def id_of(name: object) -> ClientId | None:
     if type(name) is not str or len(name) > _LONGEST_NAME:
         return None
     try:
-        found = json.loads(name)
+        client = json.loads(name)
     except (ValueError, RecursionError):
         return None
-    return found if is_client_id(found) and id_text(found) == name else None
+    return client if is_client_id(client) and id_text(client) == name else None
 
 
 def plain_text(text: object) -> str:
@@ -75,15 +75,16 @@ def agreement(
         "plan": plan,
         "layout": layout,
         "fingerprint": model.fingerprint,
-        "seed": "" if model.seed is None else str(model.seed),  # has 128 bits, a field only 64
+        # a seed has 128 bits, a field of Flower only 64
+        "seed": "" if model.seed is None else str(model.seed),
     }
 
 
-def difference(found: Mapping[str, object], own: Mapping[str, str]) -> str | None:
+def difference(fields: Mapping[str, object], expected: Mapping[str, str]) -> str | None:
     """Return in which field another side's agreement differs from one's own; None if in none."""
-    for name, value in own.items():
-        if found.get(name) != value:
-            return f"{name} is {plain_text(found.get(name))!r}, here it is {value!r}"
+    for name, value in expected.items():
+        if fields.get(name) != value:
+            return f"{name} is {plain_text(fields.get(name))!r}, here it is {value!r}"
     return None
 
 
@@ -102,6 +103,7 @@ def float_vector(array: Any, dim: int) -> Tensor | None:  # noqa: ANN401  of any
     ``Array.numpy`` would reserve as much memory as the bytes of a stranger claim to need.
     """
     data = array.data
+    # the length is checked before any of it is parsed
     if type(data) is not bytes or len(data) > 4 * dim + _LONGEST_HEADER:
         return None
     file = io.BytesIO(data)
@@ -109,7 +111,8 @@ def float_vector(array: Any, dim: int) -> Tensor | None:  # noqa: ANN401  of any
         if np.lib.format.read_magic(file) != (1, 0):
             return None
         shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-    except Exception:  # NumPy's parser raises types of its own
+    except Exception:
+        # NumPy's parser raises types of its own
         return None
     if shape != (dim,) or dtype != np.dtype("<f4") or len(data) - file.tell() != 4 * dim:
         return None

@@ -93,6 +93,7 @@ class _Round:
             self.waiting.difference_update(answer.clients)
             return True
         self.waiting.discard(answer.client)
+        # a slow node may answer both attempts
         if answer.client in self.came:
             return False
         self.came.add(answer.client)
@@ -181,13 +182,16 @@ class FlowerEngine:
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield the answers to a task as they arrive, and what was refused."""
-        found = self._answers(task, start)
-        if task.sum_clip_norm is not None:  # integers, which sum to the same in any order
-            yield from cast("Iterator[ClientUpdate]", found)  # the server counts the refusals
+        answers = self._answers(task, start)
+        # a sum of integers is the same in any order
+        if task.sum_clip_norm is not None:
+            # the server counts the refusals
+            yield from cast("Iterator[ClientUpdate]", answers)
             return
+        # floats sum differently in another order, so the cohort's order is restored
         place = {client: number for number, client in enumerate(task.clients)}
         updates = []
-        for answer in found:
+        for answer in answers:
             if isinstance(answer, ClientUpdate):
                 updates.append(answer)
             else:
@@ -214,24 +218,25 @@ class FlowerEngine:
         while True:
             self._ask(this)
             yield from filter(this.counts, self._received(this))
-            left = end - time.monotonic()
-            if not this.waiting or left <= 0:
+            remaining = end - time.monotonic()
+            if not this.waiting or remaining <= 0:
                 return
-            time.sleep(min(self.poll, left))
+            time.sleep(min(self.poll, remaining))
 
     def _ask(self, this: "_Round") -> None:
         """Send the task to the nodes that are here and have clients that were not asked yet."""
-        here = set(self.grid.get_node_ids())
+        connected = set(self.grid.get_node_ids())
         by_node: dict[int, list[ClientId]] = {}
         for client in this.unasked:
             by_node.setdefault(self.owners[client], []).append(client)
-        most = max(1, _MESSAGE_BYTES // (4 * self.model.dim))
-        for node in sorted(here & by_node.keys()):
+        limit = max(1, _MESSAGE_BYTES // (4 * self.model.dim))
+        for node in sorted(connected & by_node.keys()):
             clients = sorted(by_node[node], key=id_order)
-            for few in (clients[at : at + most] for at in range(0, len(clients), most)):
+            for few in (clients[at : at + limit] for at in range(0, len(clients), limit)):
                 if self._push("train", this.content(few), _Asked(node, tuple(few)), this):
                     this.unasked.difference_update(few)
-        for node in sorted(here - self._met) if not self.authenticated else ():
+        # without authentication a client may come back under a new node
+        for node in sorted(connected - self._met) if not self.authenticated else ():
             if self._push("query", question(this.agreed), _Asked(node), this):
                 self._met.add(node)
 
@@ -276,14 +281,15 @@ class FlowerEngine:
                 self._met.discard(to.node)
         except RefusedReplyError as error:
             yield self._refused(to, this, error.reason, str(error), to.clients)
-        except Exception as error:  # whatever the objects of a reply raise
-            said = f"sent something that cannot be read ({type(error).__name__})"
-            yield self._refused(to, this, "malformed", said, to.clients)
+        except Exception as error:
+            # whatever the objects of a reply raise
+            sentence = f"sent something that cannot be read ({type(error).__name__})"
+            yield self._refused(to, this, "malformed", sentence, to.clients)
 
     def _refused(
-        self, to: "_Asked", this: "_Round", why: Reason, said: str, clients: Iterable[ClientId]
+        self, to: "_Asked", this: "_Round", why: Reason, sentence: str, clients: Iterable[ClientId]
     ) -> RefusedAnswer:
-        self._report(f"node {to.node}, round {this.task.round}: {said}; refused ({why}).")
+        self._report(f"node {to.node}, round {this.task.round}: {sentence}; refused ({why}).")
         return RefusedAnswer(why, tuple(clients))
 
     def _updates(
@@ -303,28 +309,32 @@ class FlowerEngine:
         for name, array in arrays.items():
             client = id_of(name)
             if client is None or client not in missing:
-                said = f"answered for client {plain_text(name)}, whom it was not asked for"
-                yield self._refused(to, this, "not asked", said, ())
+                sentence = f"answered for client {plain_text(name)}, whom it was not asked for"
+                yield self._refused(to, this, "not asked", sentence, ())
                 continue
+            # a client counts once, whatever a node repeats
             missing.discard(client)
             vector = float_vector(array, dim)
             if vector is None:
-                said = f"client {client!r} sent no float32 vector of {dim} parameters"
-                yield self._refused(to, this, "wrong shape or type", said, (client,))
+                sentence = f"client {client!r} sent no float32 vector of {dim} parameters"
+                yield self._refused(to, this, "wrong shape or type", sentence, (client,))
             else:
                 yield task.update(client, vector)
         if missing:
-            said = f"left out {len(missing)} of the {len(to.clients)} clients that it was asked for"
-            yield self._refused(to, this, "malformed", said, missing)
+            sentence = (
+                f"left out {len(missing)} of the {len(to.clients)} clients that it was asked for"
+            )
+            yield self._refused(to, this, "malformed", sentence, missing)
 
     def _move(self, node: int, claimed: Iterable[ClientId]) -> None:
         """Let a node without authentication answer for clients whose own node is gone."""
-        here = set(self.grid.get_node_ids())
+        connected = set(self.grid.get_node_ids())
         moved = 0
         for client in claimed:
             if client not in self.owners or self.owners[client] == node:
                 continue
-            if self.owners[client] in here:
+            # whoever is connected keeps its clients: a claim must not take them over
+            if self.owners[client] in connected:
                 self._report(
                     f"node {node}: says that it has client {client!r}, which is one of node "
                     f"{self.owners[client]}; ignored."
@@ -341,9 +351,9 @@ class FlowerEngine:
     def _tell_missing(self, this: "_Round") -> None:
         task = this.task
         nodes = Counter(self.owners[client] for client in task.clients if client not in this.came)
-        here = set(self.grid.get_node_ids()) if nodes else set()
+        connected = set(self.grid.get_node_ids()) if nodes else set()
         for node, clients in sorted(nodes.items()):
-            state = "is connected" if node in here else "is not connected"
+            state = "is connected" if node in connected else "is not connected"
             self._report(
                 f"node {node}, round {task.round}: {clients} of its clients are missing from the "
                 f"round; it {state}."
@@ -357,16 +367,16 @@ def _arrays(content: Any, this: _Round) -> Mapping[str, Any]:  # noqa: ANN401  o
         RefusedReplyError: it has other records, or is not of this round, plan or model.
     """
     if set(content) != {"updates", "task"}:
-        said = f"sent the records {plain_text(sorted(content))}, must be task and updates"
-        raise RefusedReplyError("malformed", said)
+        why = f"sent the records {plain_text(sorted(content))}, must be task and updates"
+        raise RefusedReplyError("malformed", why)
     arrays, fields = content["updates"], content["task"]
     if type(arrays) is not flower().ArrayRecord or type(fields) is not flower().ConfigRecord:
         raise RefusedReplyError("malformed", "sent records of other types")
     if (other := difference(fields, this.agreed)) is not None:
         raise RefusedReplyError("another plan", other)
     if type(fields.get("round")) is not int or fields["round"] != this.task.round:
-        said = f"answered round {plain_text(fields.get('round'))}"
-        raise RefusedReplyError("another round", said)
+        why = f"answered round {plain_text(fields.get('round'))}"
+        raise RefusedReplyError("another round", why)
     if set(fields) != {*this.agreed, "round"}:
         raise RefusedReplyError("malformed", f"sent the fields {plain_text(sorted(fields))}")
     return cast("Mapping[str, Any]", arrays)

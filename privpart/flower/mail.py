@@ -30,8 +30,8 @@ class NoAnswerError(Exception):
 class RefusedReplyError(Exception):
     """A reply of which nothing can be used, and why."""
 
-    def __init__(self, reason: Reason, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, reason: Reason, sentence: str) -> None:
+        super().__init__(sentence)
         self.reason: Reason = reason
 
 
@@ -78,7 +78,8 @@ class Look(threading.Thread):
         """Download the answer; keep the error that it raises."""
         try:
             self.found = list(self._grid.pull_messages([self._name]))
-        except Exception as error:  # of the network, or of parsing what a stranger sent
+        except Exception as error:
+            # of the network, or of parsing what a stranger sent
             self.error = error
 
 
@@ -100,20 +101,21 @@ def replies(
             look.start()
             look.join(max(_SHORTEST_LOOK, end - time.monotonic()))
         if look.is_alive():
+            # the download continues; the next call looks again
             looks[name] = look
             continue
         if look.error is not None:
             grid.get_node_ids()  # raises the error if it is the network's
-            said = f"sent something that Flower cannot read ({type(look.error).__name__})"
-            yield name, RefusedReplyError("malformed", said)
+            sentence = f"sent something that Flower cannot read ({type(look.error).__name__})"
+            yield name, RefusedReplyError("malformed", sentence)
         for reply in look.found:
             yield name, reply
 
 
 def replied(reply: Any) -> str:  # noqa: ANN401  Flower's Message
     """Return the id of the message that a reply answers; an empty text if it names none."""
-    found = getattr(getattr(reply, "metadata", None), "reply_to_message_id", "")
-    return found if isinstance(found, str) else ""
+    message_id = getattr(getattr(reply, "metadata", None), "reply_to_message_id", "")
+    return message_id if isinstance(message_id, str) else ""
 
 
 def content_of(reply: Any, node: int) -> Any:  # noqa: ANN401  Flower's Message and RecordDict
@@ -128,8 +130,8 @@ def content_of(reply: Any, node: int) -> Any:  # noqa: ANN401  Flower's Message 
         if code in SILENCE:
             raise NoAnswerError(f"gave no answer: {SILENCE[code]} (Flower's error {code})")
         raise RefusedReplyError("declined", f"gave no answer (Flower's error {code})")
-    if (found := reply.metadata.src_node_id) != node:
-        raise RefusedReplyError("not asked", f"node {found} answered in its place")
+    if (source := reply.metadata.src_node_id) != node:
+        raise RefusedReplyError("not asked", f"node {source} answered in its place")
     content = reply.content
     if set(content) == {"declined"}:
         why = content["declined"].get("why", "without a reason")

@@ -61,10 +61,11 @@ def client_app(
     def node(context: Any) -> Node:  # noqa: ANN401  Flower's Context
         """Return the node of this process; simulations have several in one."""
         share = _share(context.node_config)
+        # a simulation runs several nodes in one process
         key = (context.node_id, share)
         if key not in nodes:
-            own = None if clients is None else clients(context)
-            nodes[key] = Node.of(Path(plan), share, own, settings)
+            population = None if clients is None else clients(context)
+            nodes[key] = Node.of(Path(plan), share, population, settings)
         return nodes[key]
 
     def train(message: Any, context: Any) -> Any:  # noqa: ANN401  Flower's Message and Context
@@ -90,7 +91,8 @@ def _answered(message: Any, act: Callable[[], Any]) -> Any:  # noqa: ANN401  Flo
     except DeclinedError as error:
         to_stderr(f"declined a task: {error}")
         content = _decline(str(error))
-    except (Exception, SystemExit) as error:  # Flower would send its text to the server, or nothing
+    except (Exception, SystemExit) as error:
+        # Flower would send its text to the server, or nothing
         to_stderr(f"failed at a task ({type(error).__name__}):")
         traceback.print_exc()
         content = _decline("an error; see the log of the node")
@@ -150,9 +152,10 @@ class Node:
         chosen = read(plan, in_python=clients is not None)
         refuse_over_network(chosen)
         code = chosen.code()
-        own = Own(clients=clients)
-        setup = training(chosen, objects=own, options=options, report=to_stderr, part=True)
+        objects = Own(clients=clients)
+        setup = training(chosen, objects=objects, options=options, report=to_stderr, part=True)
         promised = setup.promise(code)
+        # a fixed order, so that shares of all nodes are disjoint
         ids = sorted(setup.clients.ids, key=id_order)
         if share is not None:
             ids = ids[share[0] :: share[1]]
@@ -179,23 +182,24 @@ class Node:
         flwr, fields = flower(), content["task"]
         task, start = self._task(fields), self._start(content["model"]["trainable"])
         arrays = {
-            id_text(found.client): flwr.Array(found.update.detach().numpy())
-            for found in self.setup.engine.run(task, start)
+            id_text(answer.client): flwr.Array(answer.update.detach().numpy())
+            for answer in self.setup.engine.run(task, start)
         }
-        said = {**agreement(self.setup.model, self.plan, task.active), "round": task.round}
+        reply = {**agreement(self.setup.model, self.plan, task.active), "round": task.round}
         return flwr.RecordDict(
-            {"updates": flwr.ArrayRecord(arrays), "task": flwr.ConfigRecord(said)}
+            {"updates": flwr.ArrayRecord(arrays), "task": flwr.ConfigRecord(reply)}
         )
 
     def _refuse(self, fields: Mapping[str, Any], active: Sequence[int] | None) -> None:
-        own = agreement(self.setup.model, self.plan, active)
-        if (said := difference(fields, own)) is not None:
-            raise DeclinedError(f"the server's {said}")
+        expected = agreement(self.setup.model, self.plan, active)
+        if (why := difference(fields, expected)) is not None:
+            raise DeclinedError(f"the server's {why}")
 
     def _task(self, fields: Mapping[str, Any]) -> RoundTask:
         round_, clip_norm = fields.get("round"), fields.get("clip_norm")
         if type(round_) is not int or not 0 <= round_ < self.promised.rounds:
             raise DeclinedError(f"the server's round is {plain_text(round_)}; the plan has others")
+        # by the node's own plan; the server's word must agree with it below
         active = self.promised.active(round_)
         self._refuse(fields, active)
         own_active = round_fields(RoundTask(round_, (), 1.0, "", active))["active"]
@@ -214,7 +218,7 @@ class Node:
         )
 
     def _start(self, array: Any) -> Tensor:  # noqa: ANN401  Flower's Array
-        found = float_vector(array, self.setup.model.dim)
-        if found is None or not found.isfinite().all():
+        vector = float_vector(array, self.setup.model.dim)
+        if vector is None or not vector.isfinite().all():
             raise DeclinedError("the server sent no finite vector of the model's parameters")
-        return found
+        return vector

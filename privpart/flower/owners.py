@@ -54,13 +54,13 @@ def hosted(
             answers = isinstance(reply, RefusedReplyError) or replied(reply) == name
             node = asked.pop(name, -1) if answers else -1
             try:
-                found = _hosted_by(reply, node, say)
+                clients = _hosted_by(reply, node, say)
             except NoAnswerError as error:
                 say(f"node {node}: {error}; it is asked again when it is connected.")
                 met.discard(node)
                 continue
-            if found is not None:
-                _enter(owners, node, found)
+            if clients is not None:
+                _enter(owners, node, clients)
                 answered.add(node)
         _wait_for_nodes(len(answered), nodes, f"{len(met)} were connected", end, poll)
     if not owners:
@@ -93,7 +93,8 @@ def _hosted_by(reply: Any, node: int, say: Report) -> list[ClientId] | None:  # 
         raise
     except RefusedReplyError as error:
         say(f"node {node}: {error}; refused ({error.reason}).")
-    except Exception as error:  # whatever the objects of a reply raise
+    except Exception as error:
+        # whatever the objects of a reply raise
         say(f"node {node}: sent something that cannot be read ({type(error).__name__}); refused.")
     return None
 
@@ -106,10 +107,10 @@ def listed(content: Any) -> list[ClientId]:  # noqa: ANN401  of anybody
     """
     if set(content) != {"clients"} or set(content["clients"]) != {"schema", "ids"}:
         raise RefusedReplyError("malformed", "did not answer with its clients")
-    found = [id_of(name) for name in content["clients"]["ids"]]
-    if None in found or len(set(found)) < len(found):
+    clients = [id_of(name) for name in content["clients"]["ids"]]
+    if None in clients or len(set(clients)) < len(clients):
         raise RefusedReplyError("malformed", "its clients are not a list of ids, each once")
-    return cast("list[ClientId]", found)
+    return cast("list[ClientId]", clients)
 
 
 def _enter(owners: dict[ClientId, int], node: int, clients: Iterable[ClientId]) -> None:

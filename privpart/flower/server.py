@@ -74,7 +74,8 @@ def server_app(
         try:
             settings = Settings.of(given, context.run_config)
             serve(grid, Path(plan), settings, callbacks=callbacks)
-        except ConfigError as error:  # Flower logs a trace, which says nothing of a wrong setting
+        except ConfigError as error:
+            # Flower logs a trace, which says nothing of a wrong setting
             to_stderr(f"the run has stopped: {error}")
             raise error.with_traceback(None) from None
         except Exception as error:
@@ -123,22 +124,23 @@ class Settings:
         Raises:
             ConfigError: one was given in both, or is missing, or a name is almost that of one.
         """
-        for name in sorted(config.keys() - given.keys()):  # others may be for clients of one's own
+        # others may be for clients of one's own
+        for name in sorted(config.keys() - given.keys()):
             if near := difflib.get_close_matches(name.replace("-", "_"), given, 1, 0.8):
                 raise ConfigError(f"{name}: is not a setting; write {near[0]}, or rename yours.")
-        found = {name: value for name, value in given.items() if value is not None}
+        values = {name: value for name, value in given.items() if value is not None}
         for name in given.keys() & config.keys():
-            if name in found:
+            if name in values:
                 raise ConfigError(
                     f"{name}: is given to server_app and in [tool.flwr.app.config]; give it once."
                 )
-            found[name] = config[name]
+            values[name] = config[name]
         for name in ("out", "nodes", "authenticated"):
-            if name not in found:
+            if name not in values:
                 raise ConfigError(
                     f"{name}: is missing; give it to server_app, or in [tool.flwr.app.config]."
                 )
-        return cls(**found)
+        return cls(**values)
 
 
 def serve(
@@ -159,10 +161,10 @@ def serve(
     out, chosen = Path(settings.out), read(plan)
     refuse_over_network(chosen)
     resumes = holds_a_run(out)
-    known = _recorded_owners(out, settings, chosen) if resumes else None
+    recorded = _recorded_owners(out, settings, chosen) if resumes else None
 
     def remote(model: PartialModel) -> FlowerEngine:
-        owners = known
+        owners = recorded
         if owners is None:
             agreed = agreement(model, _promised(chosen, model))
             owners = hosted(
@@ -185,15 +187,15 @@ def serve(
             report=report,
         )
 
-    own = Own(remote=remote)
+    objects = Own(remote=remote)
     if resumes:
-        run, setup = resume_run(out, plan=chosen, objects=own, options=EngineOptions())
+        run, setup = resume_run(out, plan=chosen, objects=objects, options=EngineOptions())
     else:
         run, setup = begin(
             chosen,
             out,
             text=plan.read_text(encoding="utf-8"),
-            objects=own,
+            objects=objects,
             seed=settings.seed,
             options=EngineOptions(),
         )
@@ -220,6 +222,7 @@ def _recorded_owners(out: Path, settings: Settings, plan: PlanFile) -> dict[Clie
     Raises:
         ConfigError: the run is of one machine, of another plan, or was made with other settings.
     """
+    # facts only: the run is not opened before its settings are known to agree
     ledger = Ledger(out / "ledger.sqlite", read_only=True)
     ledger.close()
     facts = ledger.facts

@@ -1,14 +1,12 @@
 """Costs: bytes, seconds, FLOPs and memory that a round or a whole run takes from one client.
 
-All values are measured on encoded messages and on a local step that is run; none is estimated from
-parameter counts. FLOPs are those of convolutions and matrix products, two per multiply-add. The
-backward pass is counted as it runs, so a frozen layer above a trained one costs its input gradient
-only.
+Bytes are those of encoded messages; FLOPs and memory those of a local step that is run. FLOPs are
+those of convolutions and matrix products, two per multiply-add. The backward pass is counted as it
+runs, so a frozen layer above a trained one costs its input gradient only.
 
-FedPart (Wang et al. 2024) has formulas for partial rounds: ``uplink_share`` (Eq. 5) and
-``computation_share`` (Eq. 6). Eq. 6 lets every layer from the output down to the trained one
-compute both gradients. Frozen layers need no weight gradient, so a real client computes less: see
-``run_costs``.
+FedPart's formula for partial rounds, ``computation_share`` (Wang et al. 2024, Eq. 6), lets every
+layer from the output down to the trained one compute both gradients. Frozen layers need no weight
+gradient, so a real client computes less: see ``run_costs``.
 """
 
 import math
@@ -17,6 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from safetensors.torch import save
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -27,7 +26,9 @@ from privpart.client import LocalTraining, batch_loss
 from privpart.data.batches import Batch, count_rows, take
 from privpart.model import PartialModel
 from privpart.plan import Rounds
-from privpart.wire import encode_model, encode_update
+
+# layout, direction, seed, hashes of plan and model, and the round
+_HEADER = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,22 @@ class ClientCosts:
         )
 
 
+def message_bytes(model: PartialModel, active: Sequence[int] | None = None) -> int:
+    """Size of a message with the active parameters, in either direction: 4 d + 64 + about 80 bytes.
+
+    The server sends trainable parameters and a seed, a client returns their change (FedPT,
+    Algorithm 1, lines 3 and 10): a header and one float32 vector as safetensors. Neither holds
+    weights that come from the seed or were shipped before, or local parts. Flower adds fields of
+    its own.
+
+    >>> from torch import nn
+    >>> message_bytes(PartialModel(lambda: nn.Linear(9, 1), seed=7))
+    176
+    """
+    vector = torch.cat([model.flat[span] for span in model.spans(active)])
+    return _HEADER + len(save({"trainable": vector}))
+
+
 def client_costs(
     model: PartialModel,
     batch: Batch,
@@ -123,18 +140,17 @@ def client_costs(
             trainable part in either case.
     """
     model.train_only(active)
-    update = torch.cat([model.flat[span] for span in model.spans(active)])
-    seen = _examples_seen(local, checks.count("examples", examples))
+    passed = _examples_seen(local, checks.count("examples", examples))
     rows = min(examples, count_rows(batch))
     batch = take(batch, torch.arange(rows))
     forward, backward = _flops(model, batch, local)
     costs = ClientCosts(
-        trained=len(update),
+        trained=model.active_dim(active),
         numbers=model.parameter_count,
-        bytes_down=len(encode_model(model)),
-        bytes_up=len(encode_update(model, update, active=active)),
-        forward_flops=forward * seen // rows,
-        backward_flops=backward * seen // rows,
+        bytes_down=message_bytes(model),
+        bytes_up=message_bytes(model, active),
+        forward_flops=forward * passed // rows,
+        backward_flops=backward * passed // rows,
         memory=_memory(model, batch, local, active),
     )
     model.train_only()
@@ -167,18 +183,19 @@ def _flops(model: PartialModel, batch: Batch, local: LocalTraining) -> tuple[int
 def _memory(
     model: PartialModel, batch: Batch, local: LocalTraining, active: Sequence[int] | None
 ) -> StepMemory:
-    kept: dict[int, int] = {}
+    sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
+        # by storage, since several operations may save one tensor
         storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     tensors = [*model.module.parameters(), *model.module.buffers()]
     resident = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     with saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = batch_loss(model.module, batch, local.loss)
-    activations = sum(size for place, size in kept.items() if place not in resident)
+    activations = sum(size for place, size in sizes.items() if place not in resident)
     del loss
     trained = sum(model.flat[span].nbytes for span in model.spans(active))
     return StepMemory(
@@ -229,11 +246,6 @@ def parameters_sent(rounds: Rounds, sizes: Sequence[int]) -> int:
     return sum(sizes[group] for active in rounds for group in active)
 
 
-def uplink_share(groups: int) -> float:
-    """Return a partial round's mean share of a full round's uplink, 1/M (FedPart, Eq. 5)."""
-    return 1 / checks.count("groups", groups)
-
-
 def computation_share(active: Sequence[int], groups: int) -> float:
     """Return a round's share of a full round's computation in FedPart's model.
 
@@ -254,8 +266,8 @@ def changed_groups(rounds: Rounds, since: int | None, now: int) -> tuple[int, ..
     The client holds the model as sent in ``since``, so groups that trained in ``since`` or later
     have changed. ``since`` is None in the client's first round, which needs all groups.
     """
-    every = rounds if since is None else rounds[since:now]
-    return tuple(sorted({group for active in every for group in active}))
+    past = rounds if since is None else rounds[since:now]
+    return tuple(sorted({group for active in past for group in active}))
 
 
 def run_costs(
@@ -277,16 +289,17 @@ def run_costs(
         examples: number of examples that the client holds, >= 1.
         every: distance between the client's rounds, >= 1; the first is round 0.
     """
-    own = range(0, len(rounds), checks.count("every", every))
+    numbers = range(0, len(rounds), checks.count("every", every))
     kinds = {
         active: client_costs(model, batch, local=local, examples=examples, active=active)
-        for active in dict.fromkeys(rounds[t] for t in own)
+        for active in dict.fromkeys(rounds[t] for t in numbers)
     }
-    missing = [changed_groups(rounds, t - every if t else None, t) for t in own]
-    sizes = {groups: len(encode_model(model, active=groups)) for groups in dict.fromkeys(missing)}
-    costs = [kinds[rounds[t]] for t in own]
+    # what a client lacks depends on its last round
+    missing = [changed_groups(rounds, t - every if t else None, t) for t in numbers]
+    sizes = {groups: message_bytes(model, groups) for groups in dict.fromkeys(missing)}
+    costs = [kinds[rounds[t]] for t in numbers]
     return RunCosts(
-        rounds=len(own),
+        rounds=len(numbers),
         bytes_up=sum(c.bytes_up for c in costs),
         bytes_down_whole=sum(c.bytes_down for c in costs),
         bytes_down_changed=sum(sizes[groups] for groups in missing),

@@ -55,30 +55,32 @@ def verify_gradients(module: nn.Module, loss: LossOfBatch, batch: Batch) -> list
             number, or a module that Opacus does not take.
     """
     rows = checks.count("rows of the batch", count_rows(batch), minimum=2)
-    own = copy.deepcopy(module)
-    for layer in own.modules():
+    network = copy.deepcopy(module)
+    # both ways must compute the same function
+    for layer in network.modules():
         if isinstance(layer, nn.modules.dropout._DropoutNd):
             layer.eval()
-    named = {name: p for name, p in own.named_parameters() if p.requires_grad}
+    named = {name: p for name, p in network.named_parameters() if p.requires_grad}
     if not named:
         raise ConfigError("module: no parameter trains (requires_grad).")
-    alone = [_gradients(own, loss, take(batch, torch.tensor([i])), named) for i in range(rows)]
-    together = _of_opacus(own, loss, batch, named)
-    longest = max(float(g.double().norm()) for one in alone for g in one.values())
+    alone = [_gradients(network, loss, take(batch, torch.tensor([i])), named) for i in range(rows)]
+    together = _of_opacus(network, loss, batch, named)
+    longest = max(float(g.double().norm()) for gradients in alone for g in gradients.values())
     return [
-        _compared(name, together[name], [one[name] for one in alone], longest) for name in named
+        _compared(name, together[name], [gradients[name] for gradients in alone], longest)
+        for name in named
     ]
 
 
 def _gradients(
     module: nn.Module, loss: LossOfBatch, batch: Batch, named: dict[str, nn.Parameter]
 ) -> dict[str, Tensor]:
-    found = torch.autograd.grad(
+    computed = torch.autograd.grad(
         _checked(loss(module, batch)), list(named.values()), allow_unused=True
     )
     return {
-        name: torch.zeros_like(p) if own is None else own
-        for (name, p), own in zip(named.items(), found, strict=True)
+        name: torch.zeros_like(p) if gradient is None else gradient
+        for (name, p), gradient in zip(named.items(), computed, strict=True)
     }
 
 
@@ -97,8 +99,10 @@ def _of_opacus(
         torch.autograd.backward(loss(wrapped, batch))
     except (NotImplementedError, RuntimeError, ValueError) as error:
         raise ConfigError(f"module: Opacus does not take it: {str(error).strip()}") from None
-    found = {name: getattr(p, "grad_sample", None) for name, p in named.items()}
-    return {name: own if isinstance(own, Tensor) else None for name, own in found.items()}
+    samples = {name: getattr(p, "grad_sample", None) for name, p in named.items()}
+    return {
+        name: sample if isinstance(sample, Tensor) else None for name, sample in samples.items()
+    }
 
 
 def _compared(
@@ -106,10 +110,10 @@ def _compared(
 ) -> GradientCheck:
     shape = tuple(alone[0].shape)
     if together is None or together.shape != (len(alone), *shape):
-        used = any(bool(own.any()) for own in alone)
+        used = any(bool(gradient.any()) for gradient in alone)
         return GradientCheck(name, shape, math.inf if used else 0.0, 0)
     pairs = zip(together, alone, strict=True)
-    lengths = [float((own.double() - one.double()).norm()) for own, one in pairs]
+    lengths = [float((gradient.double() - single.double()).norm()) for gradient, single in pairs]
     differences = [math.inf if math.isnan(length) else length for length in lengths]
     worst = max(range(len(alone)), key=differences.__getitem__)
     error = differences[worst] / longest if longest else math.inf if differences[worst] else 0.0

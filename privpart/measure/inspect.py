@@ -113,11 +113,12 @@ def mask_ratio(
     model.train_only()
     deviation = torch.empty(count, model.dim)
     for number, row in enumerate(deviation):
-        one = take(examples, torch.tensor([number]))
+        example = take(examples, torch.tensor([number]))
         model.gradient.zero_()
-        batch_loss(model.module, one, loss).backward()  # type: ignore[no-untyped-call]
+        batch_loss(model.module, example, loss).backward()  # type: ignore[no-untyped-call]
         row.copy_(model.gradient)
     model.gradient.zero_()
+    # squares are summed per mask below
     deviation.sub_(deviation.mean(dim=0)).square_()
 
     def length(columns: Tensor | slice) -> float:
@@ -148,18 +149,19 @@ def maximal_activation(
     layers = dict(module.named_modules())
     if layer not in layers:
         raise ConfigError(f"layer={layer!r}: must be one of {', '.join(filter(None, layers))}.")
-    seen: list[Tensor] = []
-    handle = layers[layer].register_forward_hook(lambda _m, _x, output: seen.append(output))
+    outputs: list[Tensor] = []
+    handle = layers[layer].register_forward_hook(lambda _m, _x, output: outputs.append(output))
     image = start.clone().requires_grad_()
     optimizer = torch.optim.Adam([image], lr=0.05)
     try:
         for _ in range(checks.count("steps", steps)):
-            seen.clear()
+            outputs.clear()
             module(image[None])
-            if not 0 <= channel < seen[0].shape[1]:
-                raise ConfigError(f"channel={channel}: {layer} has {seen[0].shape[1]} channels.")
-            (image.grad,) = torch.autograd.grad(-seen[0][0, channel].mean(), image)
+            if not 0 <= channel < outputs[0].shape[1]:
+                raise ConfigError(f"channel={channel}: {layer} has {outputs[0].shape[1]} channels.")
+            (image.grad,) = torch.autograd.grad(-outputs[0][0, channel].mean(), image)
             optimizer.step()
+            # an image outside of the range would compare saturation, not features
             image.data.clamp_(0, 1)
     finally:
         handle.remove()

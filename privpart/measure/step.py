@@ -66,8 +66,10 @@ def measured_step(
     """
     if not _RESET_PEAK.exists():
         raise ConfigError("measure=True: needs Linux, to reset a process's peak memory.")
-    named = replace(local, loss="cross_entropy", augment=None)  # JSON holds no functions
+    # JSON holds no functions
+    named = replace(local, loss="cross_entropy", augment=None)
     job = json.dumps([name, list(train), asdict(named), repeats])
+    # two processes, because returning freed blocks takes time
     time = _child(job, os.environ)
     memory = _child(job, os.environ | _RETURN_FREED_BLOCKS)
     return MeasuredStep(tuple(time["seconds"]), int(memory["peak_bytes"]))
@@ -101,18 +103,19 @@ def _run(job: str) -> dict[str, Any]:
             lambda: example_network(name), train=train, seed=0, initializers=start_values
         )
         start, batch = model.flat.clone(), example_batch(name, batch_size)
-        own = replace(local, loss=MODELS[name].loss)
+        training = replace(local, loss=MODELS[name].loss)
 
         def step() -> float:
             began = process_time()
             client_update(
-                model, start, batch, local=own, clip_norm=1.0, generator=torch.Generator()
+                model, start, batch, local=training, clip_norm=1.0, generator=torch.Generator()
             )
             return process_time() - began
 
         return step
 
-    build("small_cnn", ["*"], 2)()  # loads the libraries, which are not memory of the model
+    # loads the libraries, which are not memory of the model
+    build("small_cnn", ["*"], 2)()
     empty = _resident("VmRSS")
     step = build(name, train, local.batch_size)
     step()

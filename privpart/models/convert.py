@@ -55,7 +55,8 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
     >>> replace_batch_norm(nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48)))[1].num_groups
     16
     """
-    from opacus.validators import ModuleValidator  # slow to import, and few networks need it
+    # slow to import, and few networks need it
+    from opacus.validators import ModuleValidator
 
     norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
     # deepcopy takes an object that is in its memo for a finished copy

@@ -5,21 +5,15 @@ Communication- and Memory-Efficient Federated Learning".
 """
 
 from privpart.select.delivery import (
-    QUANTIZED_ROWS,
-    ROWS,
     broadcast,
     on_demand,
-    on_demand_uncached,
     pregenerated,
     private,
 )
 from privpart.select.disclosure import (
     DeviceOnly,
-    Released,
     SelectLedger,
     SelectReport,
-    ServerSees,
-    publish,
 )
 from privpart.select.engine import SelectEngine, localize_bags, localize_tokens
 from privpart.select.keys import (
@@ -34,18 +28,14 @@ from privpart.select.layout import KeySpace, Layout, Part
 from privpart.select.primitive import aggregate_mean, fed_select
 
 __all__ = [
-    "QUANTIZED_ROWS",
-    "ROWS",
     "DeviceOnly",
     "IndependentKeys",
     "KeySpace",
     "Layout",
     "Part",
-    "Released",
     "SelectEngine",
     "SelectLedger",
     "SelectReport",
-    "ServerSees",
     "SharedKeys",
     "StructuredKeys",
     "aggregate_mean",
@@ -54,10 +44,8 @@ __all__ = [
     "localize_bags",
     "localize_tokens",
     "on_demand",
-    "on_demand_uncached",
     "pregenerated",
     "private",
-    "publish",
     "random",
     "random_top",
     "top",

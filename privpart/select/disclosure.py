@@ -1,8 +1,7 @@
-"""Disclosure: types that say who may know a value, a ledger of who saw what, and the report of it.
+"""Disclosure: values that must stay on a device, a ledger of who saw what, and the report of it.
 
-``DeviceOnly``, ``ServerSees`` and ``Released`` are not interchangeable: a function that publishes
-accepts only ``Released``, in the type checker and at run time. A value leaves its device for a
-server or a store only through ``DeviceOnly.show``, which records it in the ledger.
+A value of a client is ``DeviceOnly``. It reaches a server or a store only through ``show``, which
+records that in the ledger.
 
 ``SelectReport`` keeps two claims apart. Differential privacy bounds what recipients of the model
 learn. It gives no protection against the parties that deliver slices and sum updates: they know
@@ -15,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, NoReturn, TypeVar, get_args
 
 from accounting import Guarantee, checks
-from accounting.checks import ConfigError
 from accounting.report import up
 
 Party = Literal["server", "store", "second store"]
@@ -23,23 +21,6 @@ Party = Literal["server", "store", "second store"]
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
-
-
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """Record that a party saw data of a client in the clear in some round.
-
-    Attributes:
-        party: who saw it.
-        round: round number, from 0.
-        client: number of the client.
-        what: kind of data, for instance "words keys"; never the value itself.
-    """
-
-    party: Party
-    round: int
-    client: int
-    what: str
 
 
 @dataclass(slots=True)
@@ -51,24 +32,21 @@ class SelectLedger:
     Attributes:
         bytes_down: bytes sent to each client.
         bytes_up: bytes received from each client.
-        computed_by_server: evaluations of the select function by the server or a store.
-        computed_on_devices: evaluations of the select function by clients.
-        sightings: disclosures in the clear.
+        sightings: pairs of a party and a kind of data that it saw in the clear, such as "words
+            keys"; never the data itself.
     """
 
     bytes_down: Counter[int] = field(default_factory=Counter)
     bytes_up: Counter[int] = field(default_factory=Counter)
-    computed_by_server: int = 0
-    computed_on_devices: int = 0
-    sightings: set[Sighting] = field(default_factory=set)
+    sightings: set[tuple[Party, str]] = field(default_factory=set)
 
     def seen_by(self, party: Party) -> tuple[str, ...]:
         """Return the kinds of data that ``party`` saw of any client, sorted."""
-        return tuple(sorted({s.what for s in self.sightings if s.party == party}))
+        return tuple(sorted(what for observer, what in self.sightings if observer == party))
 
 
-class _Guarded(Generic[_T]):
-    """A value that cannot be printed or pickled by accident."""
+class DeviceOnly(Generic[_T]):
+    """A value that must stay on its device: it cannot be printed or pickled by accident."""
 
     __slots__ = ("_value",)
 
@@ -81,70 +59,20 @@ class _Guarded(Generic[_T]):
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError(f"{type(self).__name__}: must not leave this process.")
 
-
-class ServerSees(_Guarded[_T]):
-    """A value in the clear at a party that is trusted with it; it must not be released."""
-
-    __slots__ = ()
-
-    def at_party(self) -> _T:
-        """Return the value, for code that runs at the party that received it."""
-        return self._value
-
-
-class DeviceOnly(_Guarded[_T]):
-    """A value that must stay on its device."""
-
-    __slots__ = ()
-
     def on_device(self, use: Callable[[_T], _R]) -> "DeviceOnly[_R]":
         """Apply ``use`` on the device; the result must stay on the device as well."""
         return DeviceOnly(use(self._value))
 
-    def show(
-        self, ledger: SelectLedger, party: Party, *, round_: int, client: int, what: str
-    ) -> ServerSees[_T]:
+    def show(self, ledger: SelectLedger, party: Party, what: str) -> _T:
         """Send the value to ``party`` in the clear and record that in the ledger."""
+        # a party that no report names must not see anything
         checks.choice("party", party, get_args(Party))
-        ledger.sightings.add(Sighting(party, round_, client, what))
-        return ServerSees(self._value)
+        ledger.sightings.add((party, what))
+        return self._value
 
     def for_training(self) -> _T:
         """Return the value, for code that runs on the device: local training and clipping."""
         return self._value
-
-
-@dataclass(frozen=True, slots=True)
-class Released(Generic[_T]):
-    """A value that anyone may see.
-
-    Attributes:
-        value: the released value.
-        why: guarantee that the release spends, or the reason why it depends on no client.
-    """
-
-    value: _T
-    why: Guarantee | str
-
-    def __post_init__(self) -> None:
-        if isinstance(self.value, _Guarded):
-            raise ConfigError(f"{type(self.value).__name__}: must not be wrapped in Released.")
-        if not self.why:
-            raise ConfigError("why='': give the guarantee, or say why no client matters.")
-
-
-def publish(value: Released[_T]) -> _T:
-    """Return the released value, for a file or a screen.
-
-    Raises:
-        ConfigError: ``value`` is not ``Released``.
-    """
-    if type(value) is not Released:
-        raise ConfigError(
-            f"{type(value).__name__}: must not be released. Publish only Released values: noised "
-            "ones, or ones that depend on no client."
-        )
-    return value.value
 
 
 SeenByParty = tuple[tuple[Party, tuple[str, ...]], ...]
@@ -161,8 +89,8 @@ def merge_seen(*seen: SeenByParty | None) -> SeenByParty | None:
     if not any(seen):
         return None
     kinds: dict[Party, set[str]] = {party: set() for party in get_args(Party)}
-    for own in seen:
-        for party, what in own or ():
+    for parties in seen:
+        for party, what in parties or ():
             kinds[party] |= set(what)
     return tuple((party, tuple(sorted(what))) for party, what in kinds.items())
 
@@ -172,8 +100,7 @@ class SelectReport:
     """Claims about a run with selection: the guarantee, and what each party saw without one.
 
     Attributes:
-        guarantee: covers everything released: the model, and key histograms if there are any. None
-            if the run had no noise or seeded noise.
+        guarantee: covers the released model. None if the run had no noise or seeded noise.
         delta: failure probability of the guarantee, in (0, 1).
         seen: kinds of data that each party saw in the clear.
     """

@@ -22,8 +22,8 @@ from privpart.data.users import Users
 from privpart.engines.methods import client_generator
 from privpart.messages import ClientUpdate, RoundTask
 from privpart.model import PartialModel
-from privpart.select.delivery import KEY_BYTES, ROWS, Delivery, Fetch, Request, Select, on_demand
-from privpart.select.disclosure import DeviceOnly, Released, SelectLedger
+from privpart.select.delivery import KEY_BYTES, Delivery, Fetch, Request, on_demand
+from privpart.select.disclosure import DeviceOnly, SelectLedger
 from privpart.select.keys import IndependentKeys, KeyChooser
 from privpart.select.layout import KeySpace, Layout, assemble, deselect
 from privpart.select.primitive import Keys
@@ -32,7 +32,8 @@ from privpart.select.turns import Turns
 Localize = Callable[[Tensor, Tensor, Sequence[Keys]], tuple[Tensor, Tensor]]
 """Translate (x, y) to a client's smaller network, given the client's keys per key space."""
 
-_CACHED_NETWORKS = 8  # one per combination of numbers of keys
+# one per combination of numbers of keys
+_CACHED_NETWORKS = 8
 
 
 class SelectEngine:
@@ -48,7 +49,6 @@ class SelectEngine:
         choosers: one chooser of keys per key space.
         data_seed: seed of the order of examples, used exactly as in ``EmbeddedEngine``.
         delivery: ``broadcast``, ``on_demand``, ``pregenerated`` or ``private``.
-        select: whether rows travel unchanged or transformed.
         localize: translates examples to the smaller network; None if inputs do not change.
         ledger: receives the costs and disclosures of the delivery.
         turns: groups of slices under shared keys; the server's vector is then the model's at
@@ -72,7 +72,6 @@ class SelectEngine:
         choosers: Sequence[KeyChooser],
         data_seed: int,
         delivery: Delivery = on_demand,
-        select: Select = ROWS,
         localize: Localize | None = None,
         ledger: SelectLedger | None = None,
         turns: Turns | None = None,
@@ -89,12 +88,12 @@ class SelectEngine:
         self.choosers = choosers
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
         self.delivery = delivery
-        self.select = select
         self.localize = localize
         self.ledger = SelectLedger() if ledger is None else ledger
         self.turns = turns
         self._first = server_model.flat.clone()
-        self._names = [  # names in the ledger: random keys say nothing about anyone's data
+        # names in the ledger: random keys say nothing about anyone's data
+        self._names = [
             f"random {name}" if isinstance(choose, IndependentKeys) else name
             for name, choose in zip(self.layout.names, choosers, strict=True)
         ]
@@ -121,16 +120,17 @@ class SelectEngine:
 
         An update has shape (d,); with ``turns``, it has the length of the round's active groups.
         """
-        whole = start if self.turns is None else self.turns.whole(self._first, start)
-        matrices = [whole[table] for table in self.layout.tables]
-        fetches = [self.delivery(x, self.select, self.ledger) for x in matrices]
+        model = start if self.turns is None else self.turns.whole(self._first, start)
+        matrices = [model[table] for table in self.layout.tables]
+        # one preparation per round and key space, for all clients
+        fetches = [self.delivery(x, self.ledger) for x in matrices]
         for client in task.clients:
             if not isinstance(client, int) or client < 0:
                 raise ConfigError(
                     f"client {client!r}: clients that select have whole numbers from 0 as ids, "
                     "from which their random keys are drawn."
                 )
-            update = self._train(task, client, whole, matrices, fetches)
+            update = self._train(task, client, model, matrices, fetches)
             if self.turns is not None:
                 update = self.turns.active_part(update, task.round, task.active)
             yield task.update(client, update)
@@ -141,7 +141,7 @@ class SelectEngine:
         Every client reveals the same kinds of data in every round, so a report can state them
         before the run begins.
         """
-        kept = self.ledger
+        ledger = self.ledger
         self.ledger = SelectLedger()
         active = None if self.turns is None else self.turns.schedule[0]
         start = self._first if self.turns is None else self._first[self.turns.order]
@@ -149,7 +149,7 @@ class SelectEngine:
             list(self.run(RoundTask(0, (0,), 1.0, "", active), start))
             return self.ledger
         finally:
-            self.ledger = kept
+            self.ledger = ledger
 
     def _train(
         self,
@@ -161,17 +161,18 @@ class SelectEngine:
     ) -> Tensor:
         chosen = [choose(task.round, client) for choose in self.choosers]
         slices = [
-            self._receive(task.round, client, name, keys, x, fetch)
+            self._receive(client, name, keys, x, fetch)
             for name, keys, x, fetch in zip(self._names, chosen, matrices, fetches, strict=True)
         ]
         shared = start[self.layout.shared]
         self.ledger.bytes_down[client] += shared.nbytes
-        own = [k.value if isinstance(k, Released) else k.for_training() for k in chosen]
-        model, layout = self._network(tuple(map(len, own)))
+        selected = [k.for_training() if isinstance(k, DeviceOnly) else k for k in chosen]
+        model, layout = self._network(tuple(map(len, selected)))
         rows = self.users.indices[client]
         x, y = self.users.x[rows], self.users.y[rows]
         if self.localize is not None:
-            x, y = self.localize(x, y, own)
+            x, y = self.localize(x, y, selected)
+        # clipped before it is deselected, which preserves its norm
         update = client_update(
             model,
             assemble(layout, shared, slices),
@@ -180,31 +181,29 @@ class SelectEngine:
             clip_norm=task.clip_norm,
             generator=client_generator(self.data_seed, task.round, client),
         )
-        self._upload(task.round, client, update, chosen)
-        return deselect(self.layout, layout, update, own)
+        self._upload(client, update, chosen)
+        return deselect(self.layout, layout, update, selected)
 
     def _receive(
         self,
-        round_: int,
         client: int,
         space: str,
-        keys: DeviceOnly[Keys] | Released[Keys],
+        keys: DeviceOnly[Keys] | Keys,
         x: Tensor,
         fetch: Fetch,
     ) -> Tensor:
         """Return the slices of one key space; under public keys they arrive by broadcast."""
         if isinstance(keys, DeviceOnly):
-            return fetch(Request(round_, client, space, keys))
-        slices = self.select.slices(x, keys.value)
+            return fetch(Request(client, space, keys))
+        slices = x[list(keys)]
         self.ledger.bytes_down[client] += slices.nbytes
-        return self.select.decode(slices)
+        return slices
 
     def _upload(
         self,
-        round_: int,
         client: int,
         update: Tensor,
-        chosen: Sequence[DeviceOnly[Keys] | Released[Keys]],
+        chosen: Sequence[DeviceOnly[Keys] | Keys],
     ) -> None:
         """Record the upload: the client's update, and the keys of the slices that it updates.
 
@@ -215,9 +214,8 @@ class SelectEngine:
         self.ledger.bytes_up[client] += update.nbytes
         for space, keys in zip(self._names, chosen, strict=True):
             if isinstance(keys, DeviceOnly):
-                what = f"{space} keys, with the update"
-                seen = keys.show(self.ledger, "server", round_=round_, client=client, what=what)
-                self.ledger.bytes_up[client] += KEY_BYTES * len(seen.at_party())
+                shown = keys.show(self.ledger, "server", f"{space} keys, with the update")
+                self.ledger.bytes_up[client] += KEY_BYTES * len(shown)
 
 
 def localize_bags(x: Tensor, y: Tensor, keys: Sequence[Keys]) -> tuple[Tensor, Tensor]:
@@ -245,8 +243,8 @@ def localize_tokens(unknown: int = 0) -> Localize:
             )
         unknown_position = keys[0].index(unknown)
         labels = positions(keys[0], y, missing=-100)
-        known = (labels >= 0).any(dim=1)
-        return positions(keys[0], x[known], missing=unknown_position), labels[known]
+        has_label = (labels >= 0).any(dim=1)
+        return positions(keys[0], x[has_label], missing=unknown_position), labels[has_label]
 
     return localize
 

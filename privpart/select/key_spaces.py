@@ -75,7 +75,8 @@ def key_spaces(network: nn.Module) -> dict[str, KeySpace]:
     layers = dict(network.named_children())
     conv2, dense1 = layers.get("conv2"), layers.get("dense1")
     if isinstance(conv2, nn.Conv2d) and isinstance(dense1, nn.Linear):
-        pixels = dense1.in_features // conv2.out_channels  # of one filter's output map
+        # of one filter's output map
+        pixels = dense1.in_features // conv2.out_channels
         size = 4 * round(pixels**0.5)
         return {"filters": cnn_filters(size, norm=isinstance(layers.get("norm"), nn.GroupNorm))}
     if isinstance(dense1, nn.Linear) and isinstance(layers.get("dense2"), nn.Linear):
@@ -94,14 +95,15 @@ def shrunk(network: nn.Module, spaces: Sequence[KeySpace], counts: Sequence[int]
     for space, count in zip(spaces, counts, strict=True):
         for part in space.parts:
             owner, _, name = part.parameter.rpartition(".")
-            layer, whole = network.get_submodule(owner), network.get_parameter(part.parameter)
+            layer, parameter = network.get_submodule(owner), network.get_parameter(part.parameter)
+            # a group must keep whole channels
             if isinstance(layer, nn.GroupNorm) and count % layer.num_groups:
                 raise ConfigError(
                     f"{count} {space.name}: must be a multiple of the {layer.num_groups} groups "
                     f"of {owner!r}. Use another number, or a network without it."
                 )
-            kept = whole.detach().narrow(part.dim, 0, count * part.block).clone()
-            setattr(layer, name, nn.Parameter(kept))
+            values = parameter.detach().narrow(part.dim, 0, count * part.block).clone()
+            setattr(layer, name, nn.Parameter(values))
     return network
 
 

@@ -2,7 +2,7 @@
 
 Structured keys are computed from a client's data and reveal something about it, so they are
 ``DeviceOnly``. Random keys contain no client data. Shared keys are the same for all clients of a
-round and follow from a public seed, so they are ``Released``; FEDSELECT is then a broadcast of a
+round and follow from a public seed, so they are public; FEDSELECT is then a broadcast of a
 smaller model (Charles et al. 2022, section 4.1.2).
 
 Keys are returned in ascending order, so the position of a slice in the client's model does not
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.select.disclosure import DeviceOnly, Released
+from privpart.select.disclosure import DeviceOnly
 from privpart.select.primitive import Keys
 
 Counts = NDArray[np.int64]
@@ -59,8 +59,8 @@ def pad(keys: Keys, m: int, size: int, generator: np.random.Generator) -> Keys:
     """
     if not len(keys) <= checks.count("m", m) <= size:
         raise ConfigError(f"m={m}: must be at least the {len(keys)} keys and at most K={size}.")
-    others = np.setdiff1d(np.arange(size), keys)
-    decoys = generator.choice(others, m - len(keys), replace=False)
+    unused = np.setdiff1d(np.arange(size), keys)
+    decoys = generator.choice(unused, m - len(keys), replace=False)
     return tuple(sorted([*keys, *decoys.tolist()]))
 
 
@@ -85,17 +85,18 @@ class StructuredKeys:
     def __call__(self, round_: int, client: int) -> DeviceOnly[Keys]:
         """Return the keys of ``client`` in a round."""
         m = self.m if isinstance(self.m, int) else self.m(client)
-        own = DeviceOnly(self.counts(client))
-        return own.on_device(lambda counts: self._choose(counts, m, round_, client))
+        private = DeviceOnly(self.counts(client))
+        return private.on_device(lambda counts: self._choose(counts, m, round_, client))
 
     def _choose(self, counts: Counts, m: int, round_: int, client: int) -> Keys:
         if not len(self.always) <= m <= len(counts):
             raise ConfigError(f"m={m}: must be from {len(self.always)} to K={len(counts)}.")
-        left = counts.copy()
-        left[list(self.always)] = 0
+        remaining = counts.copy()
+        # keys that everybody selects are not chosen again
+        remaining[list(self.always)] = 0
         room = m - len(self.always)
         generator = np.random.default_rng((self.data_seed, client, round_))
-        chosen = self.strategy(left, room, generator) if room else ()
+        chosen = self.strategy(remaining, room, generator) if room else ()
         # the decoys stay the same: an observer could tell changing ones from the client's own keys
         decoys = np.random.default_rng((self.data_seed, client))
         return pad(tuple(sorted((*self.always, *chosen))), m, len(counts), decoys)
@@ -143,23 +144,24 @@ class SharedKeys:
             raise ConfigError(f"m={self.m}: must be at most K={self.size}.")
         checks.count("seed", self.seed, minimum=0)
 
-    def __call__(self, round_: int, client: int) -> Released[Keys]:
+    def __call__(self, round_: int, client: int) -> Keys:
         """Return the keys of a round; they are equal for all clients, machines and versions."""
         coins = f"privpart keys|{self.seed}|{checks.count('round', round_, minimum=0)}|"
 
         def coin(key: int) -> bytes:
             return hashlib.sha256(f"{coins}{key}".encode()).digest()
 
+        # by SHA-256, since generators of libraries change between versions
         drawn = sorted(range(self.size), key=coin)[: self.m]
-        return Released(tuple(sorted(drawn)), "drawn from public coins")
+        return tuple(sorted(drawn))
 
     def rounds_of_keys(self, rounds: int) -> list[list[int]]:
         """Return, per key, the rounds that draw it, ascending; the accountant needs these."""
-        found: list[list[int]] = [[] for _ in range(self.size)]
+        rounds_by_key: list[list[int]] = [[] for _ in range(self.size)]
         for number in range(checks.count("rounds", rounds)):
-            for key in self(number, 0).value:
-                found[key].append(number)
-        return found
+            for key in self(number, 0):
+                rounds_by_key[key].append(number)
+        return rounds_by_key
 
 
 KeyChooser = StructuredKeys | IndependentKeys | SharedKeys

@@ -77,6 +77,7 @@ class Layout:
             if len(sizes := {len(c) for c in columns}) != 1:
                 raise ConfigError(f"key space {space.name!r}: parts have {sorted(sizes)} slices.")
             tables.append(torch.cat(columns, dim=1))
+        # mark positions that no slice has taken; what stays free is shared
         free = torch.ones(model.dim, dtype=torch.bool)
         for space, table in zip(spaces, tables, strict=True):
             uses = torch.bincount(table.flatten(), minlength=model.dim)
@@ -133,8 +134,8 @@ def assemble(client: Layout, shared: Tensor, slices: Sequence[Tensor]) -> Tensor
         )
     flat = shared.new_empty(client.dim)
     flat[client.shared] = shared
-    for table, own in zip(client.tables, slices, strict=True):
-        flat[table] = own
+    for table, values in zip(client.tables, slices, strict=True):
+        flat[table] = values
     return flat
 
 
@@ -161,8 +162,8 @@ def deselect(server: Layout, client: Layout, update: Tensor, keys: Sequence[Keys
     keys = [distinct_keys(z, size) for z, size in zip(keys, server.sizes, strict=True)]
     full = update.new_zeros(server.dim)
     full[server.shared] = update[client.shared]
-    for rows, own in zip(server.selected(keys), client.tables, strict=True):
-        full[rows] = update[own]
+    for rows, positions in zip(server.selected(keys), client.tables, strict=True):
+        full[rows] = update[positions]
     return full
 
 
@@ -173,31 +174,32 @@ def distinct_keys(keys: Keys, size: int) -> Keys:
         ConfigError: there are no keys, one is not a whole number from 0 to size - 1, or one is
             repeated.
     """
-    found = tuple(checks.count("key", key, minimum=0) for key in keys)
-    if not found or len(set(found)) != len(found) or max(found) >= size:
+    checked = tuple(checks.count("key", key, minimum=0) for key in keys)
+    if not checked or len(set(checked)) != len(checked) or max(checked) >= size:
         raise ConfigError(
-            f"{len(found)} keys: must be at least one, each below {size}, and none twice. A key "
+            f"{len(checked)} keys: must be at least one, each below {size}, and none twice. A key "
             "repeated m times would let one client move its slice by sqrt(m) times the clip norm."
         )
-    return found
+    return checked
 
 
 def _positions(model: PartialModel) -> dict[str, Tensor]:
     """Return the positions of each trained parameter, in the parameter's shape."""
     parameters = dict(model.module.named_parameters())
     begin = 0
-    found = {}
+    positions = {}
     for name in model.trainable:
         shape = parameters[name].shape
-        found[name] = torch.arange(begin, begin + shape.numel()).view(shape)
+        positions[name] = torch.arange(begin, begin + shape.numel()).view(shape)
         begin += shape.numel()
-    return found
+    return positions
 
 
 def _part(spans: dict[str, Tensor], part: Part) -> Tensor:
     """Return the positions of the slices of one part, shape (K, width)."""
     if "{key}" in part.parameter:
         members: list[Tensor] = []
+        # members of a module list are numbered without gaps
         while (name := part.parameter.format(key=len(members))) in spans:
             members.append(spans[name].flatten())
         if not members:

@@ -5,7 +5,6 @@ of the package must agree with; devices, bytes and privacy play no part in it.
 """
 
 from collections.abc import Callable, Sequence
-from itertools import product
 from typing import TypeVar
 
 import torch
@@ -16,8 +15,6 @@ from accounting.checks import ConfigError
 
 X = TypeVar("X")
 Y = TypeVar("Y")
-X2 = TypeVar("X2")
-Y2 = TypeVar("Y2")
 U = TypeVar("U")
 
 Keys = tuple[int, ...]
@@ -35,7 +32,7 @@ def fed_select(x: X, keys: Sequence[Keys], select: Callable[[X, int], Y]) -> lis
     >>> fed_select("abc", [(2, 0), (1,)], lambda x, k: x[k])
     [['c', 'a'], ['b']]
     """
-    return [[select(x, key) for key in own] for own in keys]
+    return [[select(x, key) for key in client_keys] for client_keys in keys]
 
 
 def aggregate_mean(
@@ -68,61 +65,3 @@ def aggregate_mean(
     divisor = checks.count("divisor", divisor)
     parts = [deselect(u, z).double() for u, z in zip(updates, keys, strict=True)]
     return torch.stack(parts).sum(dim=0) / divisor
-
-
-def everything(x: X, key: int) -> X:
-    """Return x for every key: the select function that turns FEDSELECT into BROADCAST (3.3)."""
-    return x
-
-
-def with_broadcast(select: Callable[[X, int], Y]) -> Callable[[tuple[X, X2], int], tuple[Y, X2]]:
-    """Return a select function on (x, y) that selects from x and broadcasts y (section 3.3)."""
-    return lambda both, key: (select(both[0], key), both[1])
-
-
-def pair_key(first: int, second: int, second_size: int) -> int:
-    """Encode a pair of keys as one key in [K1 K2], in mixed radix."""
-    return first * second_size + second
-
-
-def both(
-    first: Callable[[X, int], Y], second: Callable[[X2, int], Y2], second_size: int
-) -> Callable[[tuple[X, X2], int], tuple[Y, Y2]]:
-    """Return a select function on pairs (x1, x2), with keys from ``pair_key`` (section 3.3)."""
-
-    def select(x: tuple[X, X2], key: int) -> tuple[Y, Y2]:
-        one, two = divmod(key, second_size)
-        return first(x[0], one), second(x[1], two)
-
-    return select
-
-
-def sequence_key(keys: Keys, size: int) -> int:
-    """Encode m keys from [K] as one key in [K^m].
-
-    >>> sequence_key((1, 0, 2), 3)
-    11
-    """
-    one = 0
-    for key in keys:
-        one = one * size + key
-    return one
-
-
-def as_one_key(
-    select: Callable[[X, int], Y], size: int, length: int
-) -> Callable[[X, int], list[Y]]:
-    """Return a select function that returns all m slices for one key from ``sequence_key``.
-
-    Only of theoretical use: pregenerating its slices takes K^m of them, see ``all_sequences``.
-    """
-
-    def slices_of(x: X, one: int) -> list[Y]:
-        return [select(x, one // size**place % size) for place in reversed(range(length))]
-
-    return slices_of
-
-
-def all_sequences(size: int, length: int) -> list[Keys]:
-    """Return every sequence of ``length`` keys, in the order of ``sequence_key``."""
-    return list(product(range(size), repeat=length))

@@ -21,7 +21,8 @@ from accounting.checks import ConfigError
 Bits = NDArray[np.uint8]
 """Packed queries, shape (m, ceil(K / 8)), one bit per record; or records, shape (m, size)."""
 
-_CACHE = 1 << 18  # bytes of records per pass: all queries read them while they are cached
+# bytes of records per pass: all queries read them while they are cached
+_CACHE = 1 << 18
 
 
 def queries(keys: Sequence[int], size: int) -> tuple[Bits, Bits]:
@@ -45,6 +46,7 @@ def queries(keys: Sequence[int], size: int) -> tuple[Bits, Bits]:
         raise ConfigError(f"{len(wanted)} keys: must be at least one, and each below {size}.")
     coins = secrets.token_bytes(len(wanted) * width)
     first = np.frombuffer(coins, np.uint8).reshape(len(wanted), width)
+    # one bit differs; each query alone is uniform
     second = first.copy()
     second[np.arange(len(wanted)), wanted // 8] ^= (1 << (wanted % 8)).astype(np.uint8)
     return first, second
@@ -104,14 +106,15 @@ def most_keys(size: int, record_bytes: int) -> int:
     >>> most_keys(10_000, 384), most_keys(64, 103_556)
     (1175, 31)
     """
-    whole = checks.count("size", size) * checks.count("record_bytes", record_bytes)
-    return (whole - 1) // (query_bytes(size) + 2 * record_bytes)
+    broadcast_bytes = checks.count("size", size) * checks.count("record_bytes", record_bytes)
+    return (broadcast_bytes - 1) // (query_bytes(size) + 2 * record_bytes)
 
 
 def _as_words(records: Bits) -> NDArray[np.uint64]:
     """Return the bytes as 64-bit words, padded with zeros."""
     count, size = records.shape
     if size % 8:
+        # whole words, of which XOR takes eight bytes at a time
         padded = np.zeros((count, -(-size // 8) * 8), np.uint8)
         padded[:, :size] = records
         records = padded

@@ -50,15 +50,16 @@ class Turns:
             if not isinstance(choose, SharedKeys):
                 always.append(table.flatten())
                 continue
-            for key, own in enumerate(choose.rounds_of_keys(rounds)):
-                if own:
+            for key, numbers in enumerate(choose.rounds_of_keys(rounds)):
+                if numbers:
                     groups.append(table[key])
-                    members.append(own)
+                    members.append(numbers)
+        # shared parameters train in every round, as group 0
         if len(first := torch.cat(always).sort().values):
             groups.insert(0, first)
             members.insert(0, list(range(rounds)))
-        for group, own in enumerate(members):
-            for number in own:
+        for group, numbers in enumerate(members):
+            for number in numbers:
                 drawn[number].append(group)
         return cls(tuple(groups), tuple(map(tuple, drawn)))
 
@@ -74,9 +75,9 @@ class Turns:
 
     def whole(self, first: Tensor, parameters: Tensor) -> Tensor:
         """Return ``first``, shape (d,), with the server's vector, shape (d',), at its positions."""
-        found = first.clone()
-        found[self.order] = parameters
-        return found
+        model = first.clone()
+        model[self.order] = parameters
+        return model
 
     def active_part(self, update: Tensor, round_: int, active: Sequence[int] | None) -> Tensor:
         """Return the part of an update, shape (d,), that the server sums in a round.

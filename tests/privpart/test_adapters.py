@@ -20,7 +20,6 @@ from privpart.data import (
     from_frame,
     from_npz,
     from_tensors,
-    natural_users,
 )
 from privpart.data.index import Index
 
@@ -84,7 +83,7 @@ def test_users_that_could_not_train_are_refused(x, y, rows, sentence):
 
 def test_users_by_id():
     x, y = torch.rand(4, 2), torch.rand(4)
-    users = Users(x, y, natural_users(OWNERS.tolist()))
+    users = Users(x, y, Index.of_owners(OWNERS))
     assert list(users.ids) == ["a", "b", "c"]
     assert equal(users.examples("b"), (x[[0, 2]], y[[0, 2]]))
     assert list(users.on(torch.device("cpu")).ids) == ["a", "b", "c"]
@@ -468,7 +467,7 @@ def test_a_hugging_face_dataset():
         from_dataset(datasets.DatasetDict(train=data), user="who")
     with refused("dataset: is a IterableDataset; must have a length"):
         from_dataset(data.to_iterable_dataset(), user="who")
-    with refused("user: has 1 ids, the dataset has 4 rows"):
+    with refused("user: has 1 ids, the dataset has 4 items"):
         from_dataset(data, user=["a"])
     gaps = datasets.Dataset.from_dict({"who": ["a", None], "x": [1.0, 2.0]})
     with refused(r"column 'who'\[1\]: is missing"):

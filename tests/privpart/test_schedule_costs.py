@@ -10,7 +10,6 @@ from privpart.measure.costs import (
     computation_share,
     parameters_sent,
     run_costs,
-    uplink_share,
 )
 from privpart.models import MODELS, build_network
 from privpart.plan import Schedule
@@ -73,7 +72,7 @@ def test_the_realised_share_is_not_one_over_m():
         assert parameters_sent(rounds, groups) / sum(groups) / len(rounds) == pytest.approx(share)
         partial = [active for active in rounds if len(active) == 1]
         mean = parameters_sent(tuple(partial), groups) / sum(groups) / len(partial)
-        assert mean == pytest.approx(uplink_share(len(groups)))
+        assert mean == pytest.approx(1 / len(groups))  # Eq. 5
 
 
 def test_computation_by_the_paper_s_model():
@@ -84,7 +83,7 @@ def test_computation_by_the_paper_s_model():
     # Table 1's Comp.: 3.21 of 4.38 TFLOP is the limit 2/3 in 20 of 25 rounds, not Eq. 6 with M = 10
     assert pytest.approx(3.213, abs=1e-3) == 4.382 * (5 + 20 * 2 / 3) / 25
     with pytest.raises(ConfigError, match="groups=0"):
-        uplink_share(0)
+        computation_share([0], 0)
 
 
 def partial_model(**sizes):

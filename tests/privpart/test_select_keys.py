@@ -9,7 +9,6 @@ from accounting import BinaryTree, ConfigError, Participation
 from privpart.select import (
     DeviceOnly,
     IndependentKeys,
-    Released,
     SharedKeys,
     StructuredKeys,
     random,
@@ -80,7 +79,7 @@ def test_the_number_of_keys_may_differ_between_clients():
 def test_all_keys_are_the_whole_model_in_its_own_order():
     assert structured(8)(0, 0).for_training() == tuple(range(8))
     assert IndependentKeys(8, 8, data_seed=1)(0, 0).for_training() == tuple(range(8))
-    assert SharedKeys(8, 8, seed=1)(3, 0).value == tuple(range(8))
+    assert SharedKeys(8, 8, seed=1)(3, 0) == tuple(range(8))
 
 
 def test_independent_keys_differ_between_clients_and_rounds_and_repeat_with_the_seed():
@@ -92,9 +91,8 @@ def test_independent_keys_differ_between_clients_and_rounds_and_repeat_with_the_
 
 def test_shared_keys_are_public_equal_for_all_and_new_each_round():
     chooser = SharedKeys(64, 16, seed=0)
-    assert type(chooser(0, 0)) is Released
-    assert {chooser(4, client).value for client in range(9)} == {chooser(4, 0).value}
-    assert len({chooser(r, 0).value for r in range(9)}) == 9
+    assert {chooser(4, client) for client in range(9)} == {chooser(4, 0)}
+    assert len({chooser(r, 0) for r in range(9)}) == 9
 
 
 def test_keys_of_private_data_stay_on_the_device():
@@ -110,7 +108,7 @@ def test_shared_keys_as_groups_cost_a_slice_less_than_one_tree_over_all_rounds()
     lengths = list(map(len, rounds))
     assert sum(lengths) == 300 * 16
     assert 50 <= min(lengths) <= max(lengths) <= 100
-    assert [key for key in range(64) if 7 in rounds[key]] == list(chooser(7, 0).value)
+    assert [key for key in range(64) if 7 in rounds[key]] == list(chooser(7, 0))
 
     def squared(rounds):
         return BinaryTree(rounds).sensitivity(Participation(rounds)).squared
@@ -120,8 +118,8 @@ def test_shared_keys_as_groups_cost_a_slice_less_than_one_tree_over_all_rounds()
 
 
 def test_shared_keys_are_the_same_on_every_machine():
-    assert SharedKeys(8, 3, seed=5)(2, 0).value == (0, 3, 7)
-    other = {SharedKeys(8, 3, seed=seed)(round_, 0).value for seed in (5, 6) for round_ in (2, 3)}
+    assert SharedKeys(8, 3, seed=5)(2, 0) == (0, 3, 7)
+    other = {SharedKeys(8, 3, seed=seed)(round_, 0) for seed in (5, 6) for round_ in (2, 3)}
     assert len(other) == 4
 
 

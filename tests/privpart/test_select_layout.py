@@ -230,13 +230,6 @@ def test_duplicate_and_impossible_keys_are_refused(keys):
     assert deselect(BIG, small, torch.zeros(small.dim), [(1, 0)]).shape == (BIG.dim,)
 
 
-def test_with_m_copies_of_a_key_additive_deselection_is_sqrt_m_times_as_long():
-    """Why duplicates are refused: the clipped update would exceed its clip norm."""
-    update = torch.full((4, 1), 0.5)  # norm 1
-    full = torch.zeros(6, 1).index_add_(0, torch.tensor([2, 2, 2, 2]), update)
-    assert (update.norm(), full.norm()) == (1, 2)
-
-
 @pytest.mark.parametrize(
     ("spaces", "message"),
     [

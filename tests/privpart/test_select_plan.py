@@ -186,7 +186,7 @@ def realised(chosen):
         for position in layout.shared.tolist():
             active[position].add(number)
         for table, choose in zip(layout.tables, engine.choosers, strict=True):
-            for key in choose(number, 0).value:
+            for key in choose(number, 0):
                 for position in table[key].tolist():
                     active[position].add(number)
     return active

@@ -1,4 +1,4 @@
-"""Primitive: the paper's equations against literal loops, and its merging identities."""
+"""Primitive: the paper's equations against literal loops."""
 
 import pytest
 import torch
@@ -7,15 +7,6 @@ from hypothesis import strategies as st
 
 from accounting import ConfigError
 from privpart.select import aggregate_mean, fed_select
-from privpart.select.primitive import (
-    all_sequences,
-    as_one_key,
-    both,
-    everything,
-    pair_key,
-    sequence_key,
-    with_broadcast,
-)
 
 
 def row(x, key):
@@ -55,45 +46,6 @@ def test_each_client_gets_its_slices_in_its_own_order(problem, select):
             slices.append(select(x, key))
         expected.append(slices)
     assert equal(fed_select(x, keys, select), expected)
-
-
-@given(problems())
-def test_broadcast_is_a_select(problem):
-    x, keys = problem
-    for (received,) in fed_select(x, [(0,)] * len(keys), everything):
-        assert received is x
-
-
-@given(problems(), SELECTS)
-def test_a_broadcast_merges_into_a_select(problem, select):
-    x, keys = problem
-    y = torch.tensor([7.0, 8.0])
-    merged = fed_select((x, y), keys, with_broadcast(select))
-    assert equal([[one for one, _ in own] for own in merged], fed_select(x, keys, select))
-    assert all(other is y for own in merged for _, other in own)
-
-
-@given(problems(), problems(), SELECTS, SELECTS)
-def test_two_selects_merge_into_one_of_mixed_radix(one, two, select1, select2):
-    (x1, keys1), (x2, keys2) = one, two
-    pairs = [list(zip(a, b, strict=False)) for a, b in zip(keys1, keys2, strict=False)]
-    keys = [tuple(pair_key(a, b, len(x2)) for a, b in own) for own in pairs]
-    assert all(0 <= key < len(x1) * len(x2) for own in keys for key in own)
-    merged = fed_select((x1, x2), keys, both(select1, select2, len(x2)))
-    first = fed_select(x1, [tuple(a for a, _ in own) for own in pairs], select1)
-    second = fed_select(x2, [tuple(b for _, b in own) for own in pairs], select2)
-    assert equal([[a for a, _ in own] for own in merged], first)
-    assert equal([[b for _, b in own] for own in merged], second)
-
-
-@given(st.integers(1, 4), st.integers(1, 4), SELECTS, st.data())
-def test_m_keys_are_one_key_among_all_sequences(size, length, select, data):
-    x = torch.arange(size * 2.0).view(size, 2)
-    own = tuple(data.draw(st.integers(0, size - 1)) for _ in range(length))
-    one = sequence_key(own, size)
-    assert all_sequences(size, length)[one] == own
-    at_once = fed_select(x, [(one,)], as_one_key(select, size, length))
-    assert equal(at_once[0][0], fed_select(x, [own], select)[0])
 
 
 def scatter(size):

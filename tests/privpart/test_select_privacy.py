@@ -18,7 +18,6 @@ from privpart.select import (
     SelectLedger,
     SelectReport,
 )
-from privpart.select.disclosure import Sighting
 
 N, K, CLIP, Z = 8, 6, 0.5, 1.0
 RARE = 4
@@ -132,7 +131,7 @@ def test_sum_moves_by_at_most_clip_norm_whatever_a_client_selects(m):
 
 def ledger(*seen):
     own = SelectLedger()
-    own.sightings |= {Sighting(party, 0, client, what) for party, what in seen for client in (0, 1)}
+    own.sightings |= set(seen)
     return own
 
 

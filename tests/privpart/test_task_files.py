@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from accounting import ConfigError
-from privpart.data import dirichlet_users, natural_users, pathological_users, users_of
+from privpart.data import dirichlet_users, pathological_users
 from privpart.data.tasks import cifar10, cifar100, emnist, next_word, speaking_roles, which_play
 from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN, WHEEL
 
@@ -95,30 +95,6 @@ def test_pathological_users_hold_few_classes():
     assert max(len(y[own].unique()) for own in users) == 2
     other = pathological_users(y, users=50, classes_each=2, data_seed=2)
     assert not all(torch.equal(a, b) for a, b in zip(users, other, strict=True))
-
-
-def test_natural_users_and_other_peoples_partitions():
-    users = natural_users(["b", "a", "b", "c"])
-    assert {name: rows.tolist() for name, rows in users.items()} == {
-        "b": [0, 2],
-        "a": [1],
-        "c": [3],
-    }
-
-    class Theirs:
-        num_partitions = 3
-
-        def load_partition(self, partition_id):
-            return {"img": [[float(partition_id)]] * partition_id, "label": [1] * partition_id}
-
-    def examples(part):
-        return torch.tensor(part["img"]).reshape(-1, 1), torch.tensor(part["label"], dtype=int)
-
-    found = users_of(Theirs(), examples)
-    assert [own.tolist() for own in found.indices] == [[], [0], [1, 2]]
-    assert found.x[found.indices[2]].tolist() == [[2.0], [2.0]]
-    with pytest.raises(ConfigError, match="user 1 has 1 examples but 0 labels"):
-        users_of(Theirs(), lambda part: (examples(part)[0], torch.empty(0)))
 
 
 PLAY = """# A Play

@@ -69,8 +69,8 @@ def digits() -> Task:
 
 def _digits_file() -> Path:
     """Return the file in scikit-learn's folder; to import the package takes 2 seconds."""
-    found = find_spec("sklearn")
-    folders = [] if found is None else found.submodule_search_locations or []
+    spec = find_spec("sklearn")
+    folders = [] if spec is None else spec.submodule_search_locations or []
     for folder in folders:
         path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
         if path.is_file():

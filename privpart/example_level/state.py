@@ -1,0 +1,150 @@
+"""State: what a run folder keeps after each step, and gives back when the run is resumed."""
+
+import json
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accounting.checks import ConfigError
+from privpart.example_level.optimizer import FTRLOptimizer, Scheduler
+from privpart.messages import ClientId
+from privpart.noise.source import NoiseSource
+from privpart.plan import PrivacyPlan
+
+_SCHEMA = "privpart/example-level/1"
+
+
+class StepState:
+    """What a run folder keeps after each step; see ``Committed``."""
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        source: NoiseSource,
+        optimizer: FTRLOptimizer,
+        scheduler: Scheduler,
+    ) -> None:
+        self.plan_hash = plan.hash
+        self.last_clip_norm = plan.clip_norm
+        self.source = source
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+
+    @property
+    def round(self) -> int:
+        """Steps done."""
+        return self._optimizer.passes.done
+
+    @property
+    def _device(self) -> torch.device:
+        first: Tensor = self._optimizer.trained[0]
+        return first.device
+
+    @property
+    def cohort(self) -> tuple[int, ...]:
+        """Numbers of the examples of the last step."""
+        return tuple(self._optimizer.passes.batch(self.round - 1))
+
+    @property
+    def parameters(self) -> Tensor:
+        """The released parameters, shape (d,)."""
+        return torch.cat([p.detach().reshape(-1).float().cpu() for p in self._optimizer.trained])
+
+    def load_start(self, start: Tensor) -> None:
+        """Raise: runs of examples are not forked."""
+        raise ConfigError("a run of examples is not a fork: it has no start model of its own.")
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return parameters, optimiser, scheduler, noise and torch's random numbers."""
+        noise = self._optimizer.noise.state_dict()
+        original = self._optimizer.original_optimizer
+        _refuse_unkept(original)
+        tensors = {"parameters": self.parameters, "random": torch.get_rng_state().to(torch.int32)}
+        if self._device.type == "cuda":
+            tensors["random_device"] = torch.cuda.get_rng_state(self._device).to(torch.int32)
+        tensors |= {f"optimizer.{k}": t.cpu() for k, t in _optimizer_tensors(original).items()}
+        # absent where the draws can be made again
+        if "state" in noise:
+            tensors["noise"] = noise.pop("state")
+        groups = [
+            {k: v for k, v in group.items() if k != "params"} for group in original.param_groups
+        ]
+        values = {"schema": _SCHEMA, "plan": self.plan_hash, "round": self.round, "noise": noise}
+        values |= {"groups": groups, "scheduler": self._scheduler.state_dict()}
+        try:
+            return tensors, json.loads(json.dumps(values, allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"optimizer, scheduler: their settings cannot be kept in a file: {error}."
+            ) from None
+
+    def load_state_dict(
+        self,
+        tensors: dict[str, Tensor],
+        values: dict[str, Any],
+        participations: dict[ClientId, list[int]],
+    ) -> None:
+        """Restore what ``state_dict`` returned.
+
+        Raises:
+            ConfigError: it is of another run, module or scheduler.
+        """
+        if values.get("schema") != _SCHEMA or values.get("plan") != self.plan_hash:
+            raise ConfigError("the state is of another run, or not of one of examples.")
+        unread = dict(tensors)
+        parameters, random = unread.pop("parameters"), unread.pop("random")
+        if parameters.shape != self.parameters.shape:
+            raise ConfigError("the state is of another module.")
+        if (coins := unread.pop("random_device", None)) is not None and self._device.type == "cuda":
+            torch.cuda.set_rng_state(coins.to(torch.uint8), self._device)
+        noise = dict(values["noise"])
+        if (state := unread.pop("noise", None)) is not None:
+            noise["state"] = state
+        self._optimizer.noise.load_state_dict(noise)
+        start = 0
+        with torch.no_grad():
+            for p in self._optimizer.trained:
+                p.copy_(parameters[start : start + p.numel()].view_as(p))
+                start += p.numel()
+        original = self._optimizer.original_optimizer
+        _load_optimizer_tensors(
+            original, {name.removeprefix("optimizer."): tensor for name, tensor in unread.items()}
+        )
+        for group, settings in zip(original.param_groups, values["groups"], strict=True):
+            group.update(settings)
+        self._scheduler.load_state_dict(values["scheduler"])
+        # last, since loading may draw
+        torch.set_rng_state(random.to(torch.uint8))
+        self._optimizer.passes.resume(values["round"])
+
+
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the optimiser's state by "parameter.name"; there is none before the first step."""
+    return {
+        f"{number}.{name}": value
+        for number, state in optimizer.state_dict()["state"].items()
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Restore the state that ``_optimizer_tensors`` returned."""
+    restored = optimizer.state_dict()
+    # optimizers of torch have no state before their first step
+    restored["state"] = {}
+    for key, value in tensors.items():
+        number, _, name = key.partition(".")
+        restored["state"].setdefault(int(number), {})[name] = value
+    optimizer.load_state_dict(restored)
+
+
+def _refuse_unkept(optimizer: torch.optim.Optimizer) -> None:
+    for state in optimizer.state_dict()["state"].values():
+        for name, value in state.items():
+            if value is not None and not isinstance(value, Tensor):
+                raise ConfigError(
+                    f"optimizer: keeps {name!r} as a {type(value).__name__}, and a run folder only "
+                    "tensors, so a resumed run would differ. Use another optimizer, or no folder."
+                )
