@@ -98,8 +98,8 @@ class PrivacyPlan:
         at_least_tiny(self.clip_norm)
         checks.nonnegative("noise_multiplier", self.noise_multiplier)
         checks.count("report_goal", self.report_goal, maximum=_MOST_CLIENTS)
-        least = 1 if self.sampling is None else 0
-        checks.count("minimum_cohort", self.minimum_cohort, minimum=least)
+        minimum = 1 if self.sampling is None else 0
+        checks.count("minimum_cohort", self.minimum_cohort, minimum=minimum)
         if self.participation.fixed_order:
             raise ConfigError(
                 "participation: a FixedOrder is for budgets; a server enforces how often and how "
@@ -130,6 +130,7 @@ class PrivacyPlan:
                 "adaptive_clipping: cannot be combined with sampling; the amplification is proved "
                 "for one clip norm."
             )
+        # Computed only to be refused in time: a mechanism that the sampler's proof does not cover.
         self._sampled(sampling, self.noise_multiplier or 1.0)
         if self.participation != (drawn := participation_of(sampling, self.rounds)):
             raise ConfigError(
@@ -157,7 +158,7 @@ class PrivacyPlan:
         return groups.schedule[round_] if round_ < self.rounds else ()
 
     def may_clip_to(self, clip_norm: float, round_: int) -> bool:
-        """Return whether clients may be told this clip norm in a round."""
+        """Whether clients may be told this clip norm in a round."""
         first, adaptive = float(self.clip_norm), self.adaptive_clipping
         if adaptive is None:
             return clip_norm == first
@@ -180,7 +181,7 @@ class PrivacyPlan:
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, ready for JSON."""
         adaptive = self.adaptive_clipping
-        values = {
+        return {
             "mechanism": self.mechanism.to_dict(),
             "participation": asdict(self.participation),
             "clip_norm": float(self.clip_norm),
@@ -188,14 +189,10 @@ class PrivacyPlan:
             "report_goal": self.report_goal,
             "minimum_cohort": self.minimum_cohort,
             "adaptive_clipping": None if adaptive is None else asdict(adaptive),
+            "sampling": None if self.sampling is None else sampling_to_dict(self.sampling),
+            "estimate": None if self.estimate is None else asdict(self.estimate),
             "context": self.context,
         }
-        # Left out of plans without sampling, whose hashes are older than the field.
-        if self.sampling is not None:
-            values["sampling"] = sampling_to_dict(self.sampling)
-        if self.estimate is not None:
-            values["estimate"] = asdict(self.estimate)
-        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "PrivacyPlan":
@@ -205,16 +202,16 @@ class PrivacyPlan:
             ConfigError: missing or unknown fields, or values out of range.
         """
         try:
-            own = dict(values)
-            own["mechanism"] = mechanism_from_dict(own["mechanism"])
-            own["participation"] = Participation(**own["participation"])
-            if (adaptive := own["adaptive_clipping"]) is not None:
-                own["adaptive_clipping"] = AdaptiveClipping(**adaptive)
-            if (sampling := own.get("sampling")) is not None:
-                own["sampling"] = sampling_from_dict(sampling)
-            if (estimate := own.get("estimate")) is not None:
-                own["estimate"] = Estimate(**estimate)
-            return cls(**own)
+            fields = dict(values)
+            fields["mechanism"] = mechanism_from_dict(fields["mechanism"])
+            fields["participation"] = Participation(**fields["participation"])
+            if (adaptive := fields["adaptive_clipping"]) is not None:
+                fields["adaptive_clipping"] = AdaptiveClipping(**adaptive)
+            if (sampling := fields["sampling"]) is not None:
+                fields["sampling"] = sampling_from_dict(sampling)
+            if (estimate := fields["estimate"]) is not None:
+                fields["estimate"] = Estimate(**estimate)
+            return cls(**fields)
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ConfigError(f"not a valid privacy plan: {error}.") from None
 
@@ -350,8 +347,8 @@ def strip_chart(rounds: Rounds, *, names: Sequence[str] | None = None, width: in
         columns = range(start, min(start + width, len(rounds)))
         ruler = "".join(f"{t:<10}" for t in columns if t % 10 == 0 and t >= start)
         lines.append(f"{'':<{margin}} {' ' * (-start % 10)}{ruler}".rstrip())
-        for label, own in zip(labels, map(set, active), strict=True):
-            marks = "".join("#" if t in own else "." for t in columns)
+        for label, trained in zip(labels, map(set, active), strict=True):
+            marks = "".join("#" if t in trained else "." for t in columns)
             lines.append(f"{label:<{margin}} {marks}")
     return "\n".join(lines)
 
@@ -406,12 +403,12 @@ class AdaptiveClipping:
         return min(first * _CLIP_NORM_RANGE, max(first / _CLIP_NORM_RANGE, wanted))
 
     def reaches(self, clip_norm: float, steps: int, *, first: float) -> bool:
-        """Return whether so many steps from ``first`` may come to a clip norm."""
+        """Whether so many steps from ``first`` may come to a clip norm."""
         if steps == 0 or not 0 < clip_norm < math.inf:
             return clip_norm == first
-        most = math.log(_CLIP_NORM_RANGE)
-        down = min(most, steps * self.rate * (1 - self.quantile))
-        up = min(most, steps * self.rate * self.quantile)
+        limit = math.log(_CLIP_NORM_RANGE)
+        down = min(limit, steps * self.rate * (1 - self.quantile))
+        up = min(limit, steps * self.rate * self.quantile)
         return -down - 1e-9 <= math.log(clip_norm / first) <= up + 1e-9
 
 
@@ -421,10 +418,10 @@ def restarts(mechanism: Mechanism) -> frozenset[int]:
     Raises:
         ConfigError: the mechanism correlates its noise over all rounds.
     """
-    every = mechanism.restart_every
-    if every is None:
+    period = mechanism.restart_every
+    if period is None:
         raise ConfigError(
             f"adaptive clipping with {mechanism.name}: the clip norm may change only where the "
             "noise restarts. Use a BinaryTree with restart_every, or Independent."
         )
-    return frozenset(range(every, mechanism.rounds, every))
+    return frozenset(range(period, mechanism.rounds, period))

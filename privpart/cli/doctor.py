@@ -69,18 +69,24 @@ def doctor(
     Example: privpart doctor --plan plan.toml
     """
     with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result
-        found = [*_installation(), *(() if plan is None else _plan(plan, all_clients=all_clients))]
+        findings = [
+            *_installation(),
+            *(() if plan is None else _plan(plan, all_clients=all_clients)),
+        ]
     if form is Format.JSON:
-        document = {"schema": "privpart/doctor/1", "findings": [asdict(one) for one in found]}
+        document = {
+            "schema": "privpart/doctor/1",
+            "findings": [asdict(finding) for finding in findings],
+        }
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
     elif form is Format.CSV:
-        typer.echo(as_csv([asdict(one) for one in found]), nl=False)
+        typer.echo(as_csv([asdict(finding) for finding in findings]), nl=False)
     else:
-        width = max(len(one.check) for one in found)
-        for one in found:
-            mark = {"ok": "  ", "note": "- ", "fault": "! "}[one.status]
-            typer.echo(f"{mark}{one.check:<{width}}  {one.found}")
-    if any(one.status == "fault" for one in found):
+        width = max(len(finding.check) for finding in findings)
+        for finding in findings:
+            mark = {"ok": "  ", "note": "- ", "fault": "! "}[finding.status]
+            typer.echo(f"{mark}{finding.check:<{width}}  {finding.found}")
+    if any(finding.status == "fault" for finding in findings):
         raise typer.Exit(2)
 
 
@@ -109,7 +115,7 @@ def _installation() -> Iterator[Finding]:
 def _writable(
     check: str, folder: Path, advice: str, status: Literal["note", "fault"] = "fault"
 ) -> Finding:
-    """Return whether files can be written and flushed in a folder, or would be created there."""
+    """Whether files can be written and flushed in a folder, or would be created there."""
     place = folder.resolve()
     while not place.exists() and place != place.parent:
         place = place.parent
@@ -124,7 +130,7 @@ def _writable(
 
 
 def _guard() -> Finding:
-    """Return whether the rollback guards are this user's own."""
+    """Whether the rollback guards are this user's own."""
     from privpart.run.store import refuse_shared
     from privpart.run.witness import VARIABLE, directory
 
@@ -149,8 +155,8 @@ def _plan(path: Path, *, all_clients: bool) -> Iterator[Finding]:
         yield Finding("epsilon", _cost(plan))
         tell_of_code(plan)
         setup = training(plan, report=lambda _: None)
-        said = plan.accept_delta(len(setup.clients.ids))
-        yield Finding("delta", said or f"{plan.privacy.delta:g}", "note" if said else "ok")
+        warning = plan.accept_delta(len(setup.clients.ids))
+        yield Finding("delta", warning or f"{plan.privacy.delta:g}", "note" if warning else "ok")
         yield from _parts(setup)
         yield _examples(setup, None if all_clients else _CHECKED)
         yield _seconds(setup)
@@ -201,9 +207,9 @@ def _parts(setup: "Training") -> Iterator[Finding]:
         yield Finding("metric", f"{setup.evaluate(setup.start):.4g} before training")
 
 
-def _names(names: tuple[str, ...], most: int = 4) -> str:
-    shown = ", ".join(names[:most])
-    return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+def _names(names: tuple[str, ...], limit: int = 4) -> str:
+    shown = ", ".join(names[:limit])
+    return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown
 
 
 def _examples(setup: "Training", limit: int | None) -> Finding:
@@ -226,8 +232,8 @@ def _seconds(setup: "Training") -> Finding:
         cohort = tuple(setup.cohorts[0])
     else:  # anybody: only the time matters
         cohort = tuple(distinct_ids(setup.clients.ids)[: promised.report_goal])
-    some = cohort[:_TIMED]
-    task = RoundTask(0, some, promised.clip_norm, promised.hash, promised.active(0))
+    timed = cohort[:_TIMED]
+    task = RoundTask(0, timed, promised.clip_norm, promised.hash, promised.active(0))
 
     def once() -> float:
         began = time.perf_counter()
@@ -237,7 +243,7 @@ def _seconds(setup: "Training") -> Finding:
 
     with setup.engine:
         once()  # chooses a method and warms up
-        seconds = once() / len(some) * len(cohort)
+        seconds = once() / len(timed) * len(cohort)
     rounds = promised.rounds
     return Finding(
         "time",

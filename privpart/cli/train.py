@@ -252,8 +252,8 @@ def _train(run: "RunFolder", setup: "Training", evaluate_every: int, *, tensorbo
     if not records:
         return
     last = records[-1]
-    said = at_chance(setup.metric, last.metric)
-    if said:
-        typer.echo(f"privpart: {said}.", err=True)
+    warning = at_chance(setup.metric, last.metric)
+    if warning:
+        typer.echo(f"privpart: {warning}.", err=True)
     if last.health is not None:
         typer.echo(f"privpart: health of the last round, not for release: {last.health}", err=True)

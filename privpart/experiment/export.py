@@ -91,12 +91,19 @@ def export(
     if path.exists():
         raise ConfigError(f"out={out}: exists; choose another name, or remove it.")
     try:
-        if part == "peft":
+        if part == "trained":
+            tensors = _trained(folder)
+        elif setup is None:
+            raise TypeError(f"part={part}: needs the run's training; pass setup")
+        elif part == "peft":
             _export_adapter(folder, path, setup)
+            return path
         else:
-            found = _trained(folder) if part == "trained" else _state_dict(folder, setup)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            save_file(found, path, metadata=privacy_metadata(folder, part))
+            # Cloned, so that a tied parameter is written under each of its names.
+            values = released_module(folder, setup).state_dict()
+            tensors = {name: value.clone().contiguous() for name, value in values.items()}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, path, metadata=privacy_metadata(folder, part))
     except OSError as error:
         raise ConfigError(f"out={out}: cannot be written: {error}.") from None
     return path
@@ -112,7 +119,7 @@ def privacy_metadata(
     path = Path(folder)
     shown = gather(path) if evidence is None else evidence
     facts, rows = shown.facts, shown.rows
-    found = {
+    metadata = {
         "format": "pt",
         "privpart.part": part,
         "privpart.run_id": facts["run_id"],
@@ -121,21 +128,21 @@ def privacy_metadata(
         "privpart.public_key": facts["public_key"],
     }
     if not facts["plan"]["noise_multiplier"]:
-        said = "no noise was added, so there is no guarantee"
-        return found | {"privpart.statement": said, "privpart.status": "no-guarantee"}
+        statement = "no noise was added, so there is no guarantee"
+        return metadata | {"privpart.statement": statement, "privpart.status": "no-guarantee"}
     report = report_of(shown, path)
     guarantee = report.guarantee
-    found |= {
+    metadata |= {
         "privpart.statement": guarantee.statement(),
         "privpart.status": guarantee.status,
         "privpart.plan": report.plan,
     }
     if guarantee.status in ("holds", "conditional"):  # no figure stands beside a broken promise
-        found |= {
+        metadata |= {
             "privpart.epsilon": repr(guarantee.epsilon),
             "privpart.delta": repr(guarantee.delta),
         }
-    return found
+    return metadata
 
 
 def _trained(folder: str | Path) -> dict[str, Tensor]:
@@ -143,25 +150,18 @@ def _trained(folder: str | Path) -> dict[str, Tensor]:
     parameters, facts = released_parameters(folder)
     if (shapes := facts.get("parameters")) is None:
         raise ConfigError(
-            f"{folder}: its ledger does not name the parameters, which runs whose clients select "
-            "do not record. Export the full model."
+            f"{folder}: its ledger does not name the parameters, which clients that select do not "
+            "record. Export the full model."
         )
     sizes = [int(torch.Size(shape).numel()) for _, shape in shapes]
     parts = torch.split(parameters, sizes)
-    return {name: own.view(shape).clone() for (name, shape), own in zip(shapes, parts, strict=True)}
+    return {
+        name: values.view(shape).clone()
+        for (name, shape), values in zip(shapes, parts, strict=True)
+    }
 
 
-def _state_dict(folder: str | Path, setup: "Training | None") -> dict[str, Tensor]:
-    """Return the whole state dict; a tied parameter is written under each of its names."""
-    if setup is None:
-        raise TypeError("the full model needs the run's training")
-    module = released_module(folder, setup)
-    return {name: tensor.clone().contiguous() for name, tensor in module.state_dict().items()}
-
-
-def _export_adapter(folder: str | Path, out: Path, setup: "Training | None") -> None:
-    if setup is None:
-        raise TypeError("an adapter needs the run's training")
+def _export_adapter(folder: str | Path, out: Path, setup: "Training") -> None:
     module: Any = released_module(folder, setup)
     if not hasattr(module, "peft_config") or not hasattr(module, "save_pretrained"):
         raise ConfigError(
@@ -169,11 +169,11 @@ def _export_adapter(folder: str | Path, out: Path, setup: "Training | None") -> 
         )
     from peft import get_peft_model_state_dict
 
-    held = {tensor.data_ptr() for tensor in get_peft_model_state_dict(module).values()}
+    pointers = {tensor.data_ptr() for tensor in get_peft_model_state_dict(module).values()}
     parameters = dict(module.named_parameters())
-    lost = [n for n in setup.model.trainable if parameters[n].data_ptr() not in held]
+    lost = [n for n in setup.model.trainable if parameters[n].data_ptr() not in pointers]
     seeded = set(setup.model.frozen) - set(setup.model.kept)
-    lost += [n for n in sorted(seeded) if parameters[n].data_ptr() not in held]
+    lost += [n for n in sorted(seeded) if parameters[n].data_ptr() not in pointers]
     if lost:
         raise ConfigError(
             f"part=peft: an adapter does not hold {lost[0]}"

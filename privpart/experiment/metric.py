@@ -48,7 +48,7 @@ class Accuracy:
         return accuracy(module, self.x, self.y)
 
     def at_chance(self, value: float) -> bool:
-        """Return whether guessing reaches this accuracy in at least one of twenty data sets."""
+        """Whether guessing reaches this accuracy in at least one of twenty data sets."""
         return value <= self.chance + 1.645 * self._spread
 
 
@@ -64,7 +64,9 @@ def accuracy(module: nn.Module, x: Tensor, y: Tensor) -> float:
 
     def right(network: nn.Module) -> float:
         batches = zip(torch.split(x, _BATCH), torch.split(y, _BATCH), strict=True)
-        return sum(int((network(some).argmax(dim=-1) == labels).sum()) for some, labels in batches)
+        return sum(
+            int((network(inputs).argmax(dim=-1) == labels).sum()) for inputs, labels in batches
+        )
 
     return in_evaluation(right, module) / int((y >= 0).sum())
 
@@ -87,19 +89,19 @@ def measured(metric: Metric, module: nn.Module, name: str = "metric") -> float:
     Raises:
         ConfigError: the metric is of another type than a number, or raised an error of its own.
     """
-    found: Any
+    value: Any
     try:
-        found = in_evaluation(metric, module)
+        value = in_evaluation(metric, module)
     except ConfigError:
         raise
     except Exception as error:  # somebody else's code
         raise ConfigError(f"{name}: raised {type(error).__name__}: {error}.") from error
-    if isinstance(found, np.generic) or (isinstance(found, Tensor) and found.numel() == 1):
-        found = found.item()
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        of_shape = f" of shape {tuple(found.shape)}" if hasattr(found, "shape") else ""
-        raise ConfigError(f"{name}: returned {described(found)}{of_shape}; must be one number.")
-    return float(found)
+    if isinstance(value, np.generic) or (isinstance(value, Tensor) and value.numel() == 1):
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        of_shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        raise ConfigError(f"{name}: returned {described(value)}{of_shape}; must be one number.")
+    return float(value)
 
 
 def at_chance(metric: Metric | None, value: float | None) -> str:

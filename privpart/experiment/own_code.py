@@ -54,10 +54,9 @@ _OUR_FOLDERS = tuple(
     for package in ("accounting", "attacks", "privpart")
 )
 _SITES = {"site-packages", "dist-packages"}
-_PYTHON_FOLDERS = tuple(
-    os.path.realpath(sysconfig.get_path(name, vars={"platbase": sys.base_exec_prefix})) + "/"
-    for name in ("stdlib", "platstdlib")
-)
+_STANDARD = sysconfig.get_path("stdlib")
+_FOREIGN = ("<", *_OUR_FOLDERS, f"{_STANDARD}/", f"{os.path.realpath(_STANDARD)}/")
+"""Where the paths of files begin that are not the author's."""
 _SUFFIXES = (*SOURCE_SUFFIXES, *EXTENSION_SUFFIXES, *BYTECODE_SUFFIXES)
 _IN_FILE = re.compile(r"(?P<path>.*\.py):(?P<name>[^\W\d]\w*)")
 _IN_MODULE = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
@@ -73,7 +72,7 @@ _first_digest: dict[str, str] = {}
 
 
 def is_reference(text: str) -> bool:
-    """Return whether a value of a plan names code, rather than something that privpart has.
+    """Whether a value of a plan names code, rather than something that privpart has.
 
     >>> is_reference("./task.py:network"), is_reference("cross_entropy")
     (True, False)
@@ -122,7 +121,7 @@ class _Reference:
         return cls(text, None, match["module"], match["name"])
 
     def file(self, folder: Path) -> Path:
-        """Return the absolute path; links are kept, because Python imports beside the link."""
+        """Absolute path; links are kept, because Python imports beside the link."""
         return _absolute(folder / (self.path or ""))
 
 
@@ -159,6 +158,7 @@ class _Project(NamedTuple):
                 if path.exists() and stat.S_ISREG((status := path.stat()).st_mode):
                     files.append(path)
                     size += status.st_size
+            # Checked folder by folder, since a plan may lie beside a large data set.
             if len(files) > _MOST_FILES or size > _MOST_BYTES:
                 raise ConfigError(
                     f"{_shown(str(self.folder))}: has more than {_MOST_FILES:,} Python files or "
@@ -207,7 +207,7 @@ def record(references: Mapping[str, str], folder: Path) -> dict[str, Any]:
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "references": dict(sorted(references.items())),
         "files": dict(sorted(files.items())),
-        "distributions": dict(sorted(item for some in versions.values() for item in some)),
+        "distributions": dict(sorted(item for items in versions.values() for item in items)),
     }
 
 
@@ -265,23 +265,23 @@ def record_hash(record: Mapping[str, Any]) -> str:
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each difference of two records, without a full stop."""
-    found = []
+    sentences = []
     if before.get("python") != now.get("python"):
-        found.append(f"Python was {before.get('python')} and is {now.get('python')}")
+        sentences.append(f"Python was {before.get('python')} and is {now.get('python')}")
     for table in ("references", "files", "distributions"):
         old, new = before.get(table, {}), now.get(table, {})
         for name in sorted(old.keys() | new.keys()):
             if name not in new:
-                found.append(f"{name} is gone")
+                sentences.append(f"{name} is gone")
             elif name not in old:
-                found.append(f"{name} is new")
+                sentences.append(f"{name} is new")
             elif old[name] != new[name]:
-                found.append(
+                sentences.append(
                     f"{name} has changed"
                     if table == "files"
                     else f"{name} was {old[name]} and is {new[name]}"
                 )
-    return found
+    return sentences
 
 
 # Importing and calling it
@@ -330,6 +330,7 @@ def _import(reference: _Reference, folder: Path) -> ModuleType:
             added = str(file.parent)
             sys.path.insert(0, added)
     importlib.invalidate_caches()
+    # A file that changes after this instant may differ from what is in memory.
     now, earlier = time.time_ns(), set(sys.modules)
     try:
         if file is not None:
@@ -419,8 +420,8 @@ def _refuse_changed(name: str, path: Path, *, needed: bool) -> None:
     """
     before = _before_import.get(name) or (_process_start() if name in _EARLIER else _BEGAN)
     digest = _read(path)[0]
-    seen = str(path) in _first_digest
-    if needed and not seen and path.stat().st_ctime_ns >= before:
+    repeated = str(path) in _first_digest
+    if needed and not repeated and path.stat().st_ctime_ns >= before:
         raise ConfigError(
             f"{_shown(str(path))}: may have changed since this process imported it; start a new "
             "process, which imports privpart before it."
@@ -482,9 +483,17 @@ def _told(error: BaseException) -> str:
         place, text = f"{_shown(error.filename)}:{error.lineno}", error.msg
     else:
         frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-        own = [(file, line) for file, line in frames if _is_own(file)]
-        file, line = (own or frames)[-1]
-        place, text = f"{_shown(file)}:{line}", _message(error)
+        theirs = [
+            (file, line)
+            for file, line in frames
+            if not (file.startswith(_FOREIGN) or _is_in_site(file))
+        ]
+        file, line = (theirs or frames)[-1]
+        place = f"{_shown(file)}:{line}"
+        try:
+            text = _line(str(error)).rstrip(".")
+        except Exception:  # people's own errors may fail to print
+            text = ""
     kind = type(error).__name__
     if isinstance(error, ConfigError) and text:
         return f"{place}: {text}."  # ours, a sentence already
@@ -504,13 +513,6 @@ def described(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def _message(error: BaseException) -> str:
-    try:
-        return _line(str(error)).rstrip(".")
-    except Exception:  # people's own errors may fail to print
-        return ""
-
-
 def _line(text: str) -> str:
     """Return the first line that says something, cut to a bearable length."""
     lines = (" ".join(line.split()) for line in text[: 20 * _LONGEST].splitlines())
@@ -528,23 +530,10 @@ def _not_found(reference: _Reference, folder: Path) -> str:
 
 
 def _near(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, [known for known in names if known[:1] != "_"], n=3)
+    near = difflib.get_close_matches(
+        name, [candidate for candidate in names if candidate[:1] != "_"], n=3
+    )
     return f"; near it: {', '.join(near)}" if near else ""
-
-
-def _is_own(file: str) -> bool:
-    """Return whether a file is neither Python's, nor installed, nor ours."""
-    if file.startswith(("<", *_OUR_FOLDERS)):
-        return False
-    return not (_is_in_site(file) or _is_pythons(file))
-
-
-def _is_pythons(file: str) -> bool:
-    if _is_in_site(file):
-        return False
-    # load asks this of every module in memory, and to resolve a path takes longer than all else
-    plain = file.startswith(_PYTHON_FOLDERS) and ".." not in file and not Path(file).is_symlink()
-    return plain or os.path.realpath(file).startswith(_PYTHON_FOLDERS)
 
 
 def _is_in_site(file: str) -> bool:
@@ -561,5 +550,5 @@ def _absolute(path: Path) -> Path:
 
 def _shown(file: str) -> str:
     """Return a path as people would write it: from here, where it lies below."""
-    here = f"{os.getcwd()}/"  # noqa: PTH109
-    return file.removeprefix(here)
+    folder = f"{os.getcwd()}/"  # noqa: PTH109
+    return file.removeprefix(folder)

@@ -33,13 +33,14 @@ def digest(value: object) -> str:
 def _network(module: nn.Module) -> str:
     """Return a network's layers, as it prints itself, and the source of their classes."""
     kinds = {type(layer) for layer in module.modules()}
-    own = sorted(_source(kind) for kind in kinds if not kind.__module__.startswith(_TORCH))
-    return "\n".join([repr(module), *own])
+    sources = sorted(_source(kind) for kind in kinds if not kind.__module__.startswith(_TORCH))
+    return "\n".join([repr(module), *sources])
 
 
 def _text(value: Any, depth: int) -> str:  # noqa: ANN401  anything
     """Return a text of a value that is the same in every process."""
     kind = type(value).__name__
+    # Objects may contain each other; beyond this depth only their type counts.
     if depth == 0 or value is None or isinstance(value, str | bytes | int | float):
         return repr(value) if depth else kind
     if isinstance(value, Tensor | np.ndarray):
@@ -62,13 +63,13 @@ def _text(value: Any, depth: int) -> str:  # noqa: ANN401  anything
 def _callable(value: Any, depth: int) -> str:  # noqa: ANN401  a function, method or class
     function = getattr(value, "__func__", value)
     cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    held = [
+    values = [
         cells,
         getattr(function, "__defaults__", None),
         getattr(function, "__kwdefaults__", None),
     ]
     owner = [getattr(value, "__self__", None)] if inspect.ismethod(value) else []
-    return f"{_source(function)} {_text([held, owner], depth)}"
+    return f"{_source(function)} {_text([values, owner], depth)}"
 
 
 def _source(value: Any) -> str:  # noqa: ANN401  a function or class

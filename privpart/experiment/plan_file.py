@@ -10,8 +10,6 @@ or on how clients are computed.
 A plan may name code of its author: a network, clients, a loss, a metric. Nothing here runs that
 code, so a plan from elsewhere can be read and accounted for. ``PlanFile.code`` hashes its source,
 and the hash becomes part of the privacy plan of a run.
-
-The format, and what a plan implies, are one file: a table and its rules are read together.
 """
 
 import difflib
@@ -61,14 +59,13 @@ from privpart.select.turns import Turns
 from privpart.server import ServerOptimizer
 from privpart.start_values import seed_bytes
 
-_LATER_OPTIONS = {
-    "privacy": ("sampling", "allow_large_delta"),
-    "privacy.mechanism": ("normalize_columns", "fit", "objective", "file", "fingerprint"),
-    "model": ("name", "factory", "weights", "keep", "local"),
-    "data": ("task", "clients", "options", "metric", "population", "held_out", "measured_on"),
-    "client": ("augment", "alternate"),
-}
-"""Options that plans of 0.1.0 did not have, by table."""
+_WITH_USERS = ("fed-emnist", "shakespeare")
+"""Tasks whose examples already belong to users."""
+_MOST_PARAMETERS = 2**31
+"""8 GB, of which a server holds several copies: parameters, sum and noise."""
+_MOST_USERS = 10**8
+_MOST_SEED = 2**63 - 1
+"""The largest seed of a torch generator."""
 
 
 class _Table(BaseModel):
@@ -243,6 +240,7 @@ class Model(_Table):
             groups: see ``PartialModel``.
             fingerprint: see ``PartialModel``.
         """
+        # An object's weights are somebody's work: only keep = [] says that a seed replaces them.
         overwritten = isinstance(module, nn.Module) and self.seed is not None and not self.keep
         return PartialModel(
             self.network if module is None else module,
@@ -303,25 +301,40 @@ class Data(_Table):
         default=None, description="of the files of a built-in task; digits have none"
     )
     users: int | None = Field(
-        default=None, description="to deal the examples to; None if the task has its own users"
+        default=None,
+        ge=1,
+        le=_MOST_USERS,
+        description="to deal the examples to; None if the task has its own users",
     )
     clients_per_round: int | None = Field(
-        default=None, description="needed, unless [privacy.sampling] draws them"
+        default=None,
+        ge=1,
+        le=_MOST_USERS,
+        description="needed, unless [privacy.sampling] draws them",
     )
     partition: Literal["iid", "dirichlet", "pathological"] = Field(
         default="iid", description="how a task's examples are dealt to the users"
     )
-    alpha: float | None = Field(default=None, description="of a dirichlet partition, > 0")
-    classes_each: int | None = Field(default=None, description="of a pathological partition, >= 1")
+    alpha: float | None = Field(default=None, gt=0, description="of a dirichlet partition, > 0")
+    classes_each: int | None = Field(
+        default=None, ge=1, description="of a pathological partition, >= 1"
+    )
     held_out: int = Field(
         default=0,
+        ge=0,
+        le=_MOST_USERS,
         description="users who are public and whom nobody trains on, the same for every seed; "
         "where a task is dealt to users, beside those in users",
     )
     measured_on: Literal["held-out"] | None = Field(
         default=None, description="users in place of the test examples, of which none is kept then"
     )
-    seed: int = Field(default=0, description="of the deal, the cohorts and the clients' batches")
+    seed: int = Field(
+        default=0,
+        ge=0,
+        le=_MOST_SEED,
+        description="of the deal, the cohorts and the clients' batches",
+    )
 
 
 class CanaryTable(_Table):
@@ -331,8 +344,12 @@ class CanaryTable(_Table):
     towards ``minimum_cohort`` and moves the sum by up to the clip norm; ``report_goal`` stays.
     """
 
-    count: int = Field(description="directions; about half of the canaries take part")
-    seed: int = Field(default=0, description="of the directions, which are public")
+    count: int = Field(
+        ge=20, le=10**5, description="directions; about half of the canaries take part"
+    )
+    seed: int = Field(
+        default=0, ge=0, le=_MOST_SEED, description="of the directions, which are public"
+    )
     observer: Literal["all", "last"] = Field(
         default="all", description="sees the model of every round, or the last one only"
     )
@@ -388,35 +405,26 @@ class PlanFile(_Table):
     def to_json(self) -> str:
         """Return all values, defaults included, as canonical JSON.
 
-        Options that came later are left out unless they are used, so that a plan keeps its hash.
+        Absent options are left out, so that a plan keeps its hash when one is added to the format.
         """
-        values = self.model_dump(mode="json", by_alias=True)
-        for table, later in _LATER_OPTIONS.items():
-            *path, last = table.split(".")
-            at = values
-            for name in path:
-                at = at[name]
-            at[last] = {
-                key: value
-                for key, value in at[last].items()
-                if key not in later or value not in (None, False, [], {})
-            }
-        if self.canaries is None:
-            del values["canaries"]
+        values = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
-    def references(self) -> dict[str, str]:
-        """Return the code that the plan names, by key, such as "model.factory"."""
-        named = {
+    def named(self) -> dict[str, object]:
+        """Return the values that may name code, by key, such as "model.factory"."""
+        return {
             "model.factory": self.model.factory,
             "data.clients": self.data.clients,
             "data.metric": self.data.metric,
             "client.loss": self.client.loss,
             "client.augment": self.client.augment,
         }
+
+    def references(self) -> dict[str, str]:
+        """Return the code that the plan names, by key."""
         return {
             key: value
-            for key, value in named.items()
+            for key, value in self.named().items()
             if isinstance(value, str) and own_code.is_reference(value)
         }
 
@@ -431,6 +439,7 @@ class PlanFile(_Table):
         named = self.references()
         if not named and self.model.weights is None:
             return None
+        # Weights are data, but they decide what is trained as code does.
         record = own_code.record(named, self.folder)
         if self.model.weights is not None:
             record["files"][self.model.weights] = _file_hash(self.folder / self.model.weights)
@@ -450,7 +459,8 @@ class PlanFile(_Table):
         p, count = self.privacy, population or self.stated_population
         if p.noise_multiplier == 0:
             return ""
-        unjudged = count is None and p.allow_large_delta  # training knows how many there are
+        # Training knows how many clients there are, and judges then.
+        unjudged = count is None and p.allow_large_delta
         allowed = checks.is_large_delta(p.delta) if unjudged else p.allow_large_delta
         return checks.accept_delta(p.delta, count, allow_large=allowed)
 
@@ -486,8 +496,8 @@ class PlanFile(_Table):
         ``sizes`` are those of the groups, for a network that is not ``builtin``.
         """
         choice = self.privacy.mechanism
-        if self.privacy.sampling is not None:
-            return choice.build(sampled_passes(self.privacy.rounds, self.privacy.sampling.bins))
+        if (sampling := self.privacy.sampling) is not None:
+            return choice.build(sampled_passes(self.privacy.rounds, sampling.bins))
         if self.select is not None and (turns := self.turns(self.model.partial())) is not None:
             return choice.build_grouped(turns.schedule, turns.sizes, self.participation())
         if self.schedule is None:
@@ -509,7 +519,9 @@ class PlanFile(_Table):
         layout = Layout.of(model, spaces)
         choosers = self.choosers(layout)
         with torch.device("meta"):  # refuses selections that no smaller network fits
-            shrunk(self.model.network(), spaces, [own.m for own in self.select.chosen.values()])
+            shrunk(
+                self.model.network(), spaces, [choice.m for choice in self.select.chosen.values()]
+            )
         return Turns.of(layout, choosers, self.privacy.rounds) if self.select.takes_turns else None
 
     def choosers(
@@ -541,51 +553,56 @@ class PlanFile(_Table):
         Raises:
             ConfigError: values out of range, or not exactly one of noise and target.
         """
-        p = self.privacy
+        p, sampling = self.privacy, self.privacy.sampling
         checks.probability("delta", p.delta)
-        if p.sampling is not None:
-            return self._sampled_plan(p.sampling, code)
-        participation, mechanism = self.participation(), self.mechanism(sizes)
+        mechanism, sampler, estimate = self.mechanism(sizes), None, None
+        cohort: float = self.data.clients_per_round or 0
+        if sampling is None:
+            participation = self.participation()
+        else:
+            population = self.population()
+            cohort = max(1, round(sampling.expected(population)))
+            sampler, estimate = sampling.sampler(mechanism, population), sampling.estimate()
+            participation = participation_of(sampler, p.rounds)
         return PrivacyPlan(
             mechanism=mechanism,
             participation=participation,
             clip_norm=p.clip_norm,
-            noise_multiplier=_noise_multiplier(p, mechanism, participation),
-            report_goal=_size(self.data) if p.report_goal is None else p.report_goal,
-            minimum_cohort=p.minimum_cohort,
+            noise_multiplier=self._noise_multiplier(mechanism, participation, sampler, estimate),
+            report_goal=int(cohort) if p.report_goal is None else p.report_goal,
+            minimum_cohort=p.minimum_cohort if sampling is None else 0,
             adaptive_clipping=p.adaptive_clipping,
-            context=self.context(code),
-        )
-
-    def _sampled_plan(self, sampling: Sampling, code: dict[str, Any] | None) -> PrivacyPlan:
-        """Return the promise of a plan that samples; an estimate gets a fresh seed each time."""
-        p, mechanism, population = self.privacy, self.mechanism(), self.population()
-        sampler, estimate = sampling.sampler(mechanism, population), sampling.estimate()
-        if (p.noise_multiplier is None) == (p.target_epsilon is None):
-            raise _one_of_noise_and_target(p)
-        noise = p.noise_multiplier
-        if p.target_epsilon is not None:
-            if estimate is not None:
-                raise ConfigError(
-                    "privacy.target_epsilon: cannot be met by an estimate, which is made once, "
-                    "after everything else is chosen. Give the noise_multiplier that `privpart "
-                    "calibrate --sampling` found."
-                )
-            noise = least_sampled_noise(
-                mechanism, sampler, target_epsilon=p.target_epsilon, delta=p.delta
-            )
-        goal = max(1, round(sampling.expected(population)))
-        return PrivacyPlan(
-            mechanism=mechanism,
-            participation=participation_of(sampler, p.rounds),
-            clip_norm=p.clip_norm,
-            noise_multiplier=noise or 0.0,
-            report_goal=goal if p.report_goal is None else p.report_goal,
-            minimum_cohort=0,
             sampling=sampler,
             estimate=estimate,
             context=self.context(code),
         )
+
+    def _noise_multiplier(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        sampler: Sampler | None,
+        estimate: Estimate | None,
+    ) -> float:
+        noise, target = self.privacy.noise_multiplier, self.privacy.target_epsilon
+        if (noise is None) == (target is None):
+            raise ConfigError(
+                "privacy: give either noise_multiplier or target_epsilon; "
+                f"this plan has {'neither' if noise is None else 'both'}."
+            )
+        if target is None:
+            return float(noise or 0.0)
+        delta = self.privacy.delta
+        if sampler is None:
+            return calibrate(mechanism, participation, target_epsilon=target, delta=delta)
+        # A search over noise would choose among estimates, which none of their bounds allows.
+        if estimate is not None:
+            raise ConfigError(
+                "privacy.target_epsilon: cannot be met by an estimate, which is made once, after "
+                "everything else is chosen. Give the noise_multiplier that `privpart calibrate "
+                "--sampling` found."
+            )
+        return least_sampled_noise(mechanism, sampler, target_epsilon=target, delta=delta)
 
 
 def read(path: str | Path, *, in_python: bool = False) -> PlanFile:
@@ -631,12 +648,11 @@ def validated(
 
     With ``in_python`` the tables need not say which network and clients there are: they are passed
     to ``privpart.train``.
-
-    Pydantic's strict mode keeps ``true`` and ``"3"`` from passing as numbers. Its strict mode for
-    JSON, unlike the one for Python values, still takes a list for a tuple, a table for a dataclass
-    and a string for an enum.
     """
     try:
+        # Strict keeps ``true`` and ``"3"`` from passing as numbers. Strict JSON, unlike strict
+        # Python values, still takes a list for a tuple, a table for a dataclass, a string for an
+        # enum.
         plan = PlanFile.model_validate_json(to_json(values), strict=True)
         plan._folder, plan._tables = (folder or Path()).resolve(), values
         plan.privacy.mechanism.refuse_idle(values["privacy"]["mechanism"].keys())
@@ -644,8 +660,10 @@ def validated(
         raise ConfigError(f"{name} is not a valid plan: privacy.mechanism: {error}") from None
     except ValidationError as error:
         faults = [_sentence(fault) for fault in error.errors()]
-        told = f" {faults[0]}" if len(faults) == 1 else "".join(f"\n  {fault}" for fault in faults)
-        raise ConfigError(f"{name} is not a valid plan:{told}") from None
+        listed = (
+            f" {faults[0]}" if len(faults) == 1 else "".join(f"\n  {fault}" for fault in faults)
+        )
+        raise ConfigError(f"{name} is not a valid plan:{listed}") from None
     if not in_python and (missing := _missing(plan)):
         raise ConfigError(f"{name} is not a valid plan: {missing}")
     return plan
@@ -673,36 +691,26 @@ def _file_hash(path: Path) -> str:
         raise ConfigError(f"model.weights: {path} cannot be read: {error.strerror}.") from None
 
 
-def _noise_multiplier(p: Privacy, mechanism: Mechanism, participation: Participation) -> float:
-    if (p.noise_multiplier is None) == (p.target_epsilon is None):
-        raise _one_of_noise_and_target(p)
-    if p.target_epsilon is None:
-        return float(p.noise_multiplier or 0.0)
-    return calibrate(mechanism, participation, target_epsilon=p.target_epsilon, delta=p.delta)
+def refuse_short_cohorts(privacy: Privacy, size: int, users: int | None) -> None:
+    """Refuse plans whose cohorts run out of clients that may still take part.
 
+    Cohorts take turns, so the limits let either all members of a cohort come again, or none.
 
-def _one_of_noise_and_target(p: Privacy) -> ConfigError:
-    return ConfigError(
-        "privacy: give either noise_multiplier or target_epsilon; "
-        f"this plan has {'neither' if p.noise_multiplier is None else 'both'}."
-    )
-
-
-def _size(data: Data) -> int:
-    """Return the clients per round of a plan that does not sample, which has them."""
-    return data.clients_per_round or 0
-
-
-_WITH_USERS = ("fed-emnist", "shakespeare")
-"""Tasks whose examples already belong to users."""
-_WITHOUT_FOLDER = ("digits", "fashion-mnist")
-"""The first comes with scikit-learn, the second has a known place on Debian."""
-_MOST_PARAMETERS = 2**31
-"""8 GB, of which a server holds several copies: parameters, sum and noise."""
-_MOST_USERS = 10**8
-_LEAST_CANARIES, _MOST_CANARIES = 20, 10**5
-_MOST_SEED = 2**63 - 1
-"""The largest seed of a torch generator."""
+    Args:
+        privacy: the limits.
+        size: clients of a cohort.
+        users: how many clients there are; None if that is not known yet.
+    """
+    # All members of a cohort come again together, after every other cohort.
+    turns = privacy.rounds if users is None else users // size
+    repeats = privacy.max_participations if turns >= privacy.min_separation else 1
+    first, remaining = (turns * repeats, 0) if size >= privacy.minimum_cohort else (0, size)
+    if first < privacy.rounds:
+        raise ConfigError(
+            f"rounds={privacy.rounds}: from round {first} on, the limits on participation leave "
+            f"{remaining} clients, {privacy.minimum_cohort} are required. Plan fewer rounds, "
+            "smaller cohorts, or more participations (which cost more)."
+        )
 
 
 def _refuse_misfits(plan: "PlanFile") -> None:
@@ -712,77 +720,211 @@ def _refuse_misfits(plan: "PlanFile") -> None:
         ConfigError: the first fault.
     """
     _refuse_sampling(plan)
-    _refuse_clients(plan)
-    _refuse_own(plan)
-    if plan.data.task is not None:
-        _refuse_task(plan.data)
-    _refuse_users(plan.data, sampled=plan.privacy.sampling is not None)
-    _refuse_held_out(plan.data)
-    _refuse_population(plan.data)
+    if plan.select is not None:
+        _refuse_select(plan)
+    _refuse_task(plan)
+    _refuse_references(plan)
+    _refuse_keys(plan.data)
+    _refuse_data(plan.data)
     _refuse_start(plan.model)
+    if plan.model.seed is not None:
+        seed_bytes(plan.model.seed)
     if plan.model.name is not None:
         _refuse_network(plan.model)
     _refuse_schedule(plan)
-    _refuse_short_cohorts(plan)
-    plan.accept_delta()
     if plan.canaries is not None:
-        _refuse_canaries(plan, plan.canaries)
+        _refuse_canaries(plan)
+    size = plan.data.clients_per_round
+    if size is None:
+        plan.population()
+    else:
+        refuse_short_cohorts(plan.privacy, size, plan.data.users)
+    plan.accept_delta()
 
 
-def _refuse_canaries(plan: "PlanFile", table: CanaryTable) -> None:
-    """Refuse runs whose released models cannot be read for canaries."""
-    checks.count("canaries.count", table.count, minimum=_LEAST_CANARIES, maximum=_MOST_CANARIES)
-    checks.count("canaries.seed", table.seed, minimum=0, maximum=_MOST_SEED)
-    if plan.select is not None:
-        raise ConfigError("canaries: cannot be combined with [select]; leave one of them out.")
-    if plan.privacy.sampling is not None:
-        raise ConfigError(
-            "canaries: cannot be combined with [privacy.sampling]: a canary's rounds are chosen, "
-            "not drawn. Leave one of them out."
-        )
-    if plan.privacy.adaptive_clipping is not None:
-        raise ConfigError(
-            "canaries: cannot be combined with adaptive_clipping, under which a canary's update "
-            "has no fixed length; leave one of them out."
-        )
-    if plan.privacy.noise_multiplier == 0:
-        raise ConfigError("canaries: without noise there is no epsilon to audit; leave them out.")
-    if plan.server.kind != "sgd":
-        raise ConfigError(
-            f"canaries: the noised sums cannot be computed from models that {plan.server.kind} "
-            'made. Use kind = "sgd" in [server], or leave [canaries] out and audit a replica '
-            "(privpart audit epsilon --plan FILE --simulate)."
-        )
+def _refuse_if(fault: object, sentence: str) -> None:
+    if fault:
+        raise ConfigError(sentence)
 
 
-_OF_COHORTS = ("minimum_cohort", "max_participations", "min_separation")
+def _refuse_references(plan: "PlanFile") -> None:
+    for key, reference in plan.named().items():
+        if reference is not None and reference not in get_args(LossName):
+            try:
+                own_code.refuse_malformed(str(reference))
+            except ConfigError as error:
+                raise ConfigError(f"{key}: {error}") from None
 
 
 def _refuse_sampling(plan: "PlanFile") -> None:
     """Refuse what sampling decides, and what its proof does not cover (docs/sampling.md)."""
     privacy, data, sampling = plan.privacy, plan.data, plan.privacy.sampling
+    size = data.clients_per_round
     if sampling is None:
+        _refuse_if(size is None, "data.clients_per_round: is missing.")
         return
-    if data.clients_per_round is not None:
-        raise ConfigError("data.clients_per_round: is drawn by [privacy.sampling]; leave it out.")
-    for key in _OF_COHORTS:
-        if key in privacy.model_fields_set:
-            raise ConfigError(
-                f"privacy.{key}: follows from [privacy.sampling], and every round is released, "
-                "whoever came; leave it out."
-            )
-    for key, uncovered in (
+    _refuse_if(size, "data.clients_per_round: is drawn by [privacy.sampling]; leave it out.")
+    for key in ("minimum_cohort", "max_participations", "min_separation"):
+        _refuse_if(
+            key in privacy.model_fields_set,
+            f"privacy.{key}: follows from [privacy.sampling], and every round is released, "
+            "whoever came; leave it out.",
+        )
+    for key, table in (
         ("privacy.adaptive_clipping", privacy.adaptive_clipping),
         ("schedule", plan.schedule),
         ("select", plan.select),
     ):
-        if uncovered is not None:
-            raise ConfigError(
-                f"{key}: cannot be combined with [privacy.sampling]; its proof does not cover it."
-            )
-    if sampling.population is not None and data.users is not None:
-        raise ConfigError("privacy.sampling.population: is data.users of this plan; leave it out.")
-    plan.population()
+        _refuse_if(
+            table,
+            f"{key}: cannot be combined with [privacy.sampling]; its proof does not cover it.",
+        )
+    _refuse_if(
+        sampling.population is not None and data.users is not None,
+        "privacy.sampling.population: is data.users of this plan; leave it out.",
+    )
+
+
+def _refuse_select(plan: "PlanFile") -> None:
+    model, client = plan.model, plan.client
+    _refuse_if(plan.schedule, "schedule: cannot be combined with [select]; leave one of them out.")
+    _refuse_if(
+        client.objective == "moon",
+        "client.objective: clients that select keep no model of their own, which moon needs; "
+        "use fedavg or fedprox.",
+    )
+    _refuse_if(
+        model.name is None or plan.data.task is None,
+        "select: needs a network of privpart.models and a built-in task. privpart.select does "
+        "the same for your own from Python.",
+    )
+    _refuse_if(
+        model.keep or model.local or client.augment,
+        "select: clients that select train a smaller network from the seed, without kept or "
+        "local parts or augmentation; leave keep, local and augment out.",
+    )
+
+
+def _refuse_task(plan: "PlanFile") -> None:
+    model, data, loss = plan.model, plan.data, plan.client.loss
+    plays = data.task == "shakespeare"
+    other_loss = loss in get_args(LossName) and loss != "cross_entropy"
+    _refuse_if(
+        plays and model.name in set(MODELS) - {"word_lm"},
+        'model.name: shakespeare is next-word prediction; its model is "word_lm".',
+    )
+    _refuse_if(
+        data.task and not plays and model.name == "word_lm",
+        'data.task: word_lm predicts the next word; its task is "shakespeare".',
+    )
+    _refuse_if(
+        data.task and other_loss,
+        f"client.loss={loss}: every built-in task has one label per example. Use "
+        "cross_entropy, or a function of your own.",
+    )
+    _refuse_if(
+        model.name is not None and model.factory is not None,
+        "model: has both name and factory; give one of them.",
+    )
+    _refuse_if(
+        data.task is not None and data.clients is not None,
+        "data: has both task and clients; give one of them.",
+    )
+
+
+def _refuse_keys(data: "Data") -> None:
+    """Refuse keys that this kind of data does not take, and ask for those that it needs."""
+    skews = {"iid": [], "dirichlet": ["alpha"], "pathological": ["classes_each"]}
+    dealt = data.task is not None and data.task not in _WITH_USERS
+    needs = ["users", *skews[data.partition]] if dealt else []
+    takes = [*needs, "partition"] if dealt else []
+    takes += ["options"] if data.clients else []
+    if data.task not in (None, "digits"):
+        takes += ["directory"]
+        needs += [] if data.task == "fashion-mnist" else ["directory"]  # Debian has a known place
+    kind: str = data.task or "clients of your own"
+    kind += f" ({data.partition})" if dealt else ""
+    for key in ("directory", "users", "options", "partition", "alpha", "classes_each"):
+        present = key in data.model_fields_set and getattr(data, key) is not None
+        if present and key not in takes:
+            raise ConfigError(f"data.{key}: is not for {kind}; leave it out.")
+        if key in needs and not present:
+            files = " Its files are not downloaded for you." if key == "directory" else ""
+            raise ConfigError(f"data.{key}: is missing; {kind} needs it.{files}")
+
+
+def _refuse_data(data: "Data") -> None:
+    size = data.clients_per_round
+    _refuse_if(
+        size and data.users and size > data.users,
+        f"data.clients_per_round={size}: must be at most data.users={data.users}.",
+    )
+    _refuse_if(
+        data.measured_on is not None and not data.held_out,
+        'data.measured_on="held-out": nobody is held out; set held_out.',
+    )
+    _refuse_if(
+        data.measured_on is not None and data.metric is not None,
+        "data.measured_on: data.metric is a function of your own, which measures on what it "
+        "likes; leave one of them out.",
+    )
+    if data.population is not None:
+        try:
+            refuse_population(data.population)
+        except ConfigError as error:
+            raise ConfigError(f"data.{error}") from None
+        _refuse_if(
+            is_public(data.population),
+            f"data.population={data.population!r}: {PUBLIC_DATA!r} is for the public data of "
+            "built-in tasks, which have such a name without being given one; choose another.",
+        )
+
+
+def _refuse_start(model: "Model") -> None:
+    """Refuse start values that are ambiguous: nothing may replace pretrained weights unasked."""
+    builtin, seeded = model.name is not None, model.seed is not None
+    _refuse_if(
+        builtin and not seeded,
+        "model.seed: is missing; a network of privpart.models starts from it.",
+    )
+    _refuse_if(
+        builtin and model.keep and model.weights is None,
+        "model.keep: a network of privpart.models has no weights of its own; name their file "
+        "in weights.",
+    )
+    _refuse_if(
+        not builtin and not seeded and model.keep is not None,
+        "model.keep: without seed all weights are kept. Leave it out, or give a seed for the "
+        "others.",
+    )
+    _refuse_if(
+        not builtin and seeded and model.keep is None,
+        f"model.seed={model.seed}: would replace the network's own weights. Say which stay: "
+        'keep = ["*"] and the like, or keep = [] if none do.',
+    )
+    _refuse_if(
+        seeded and model.weights is not None and not model.keep,
+        "model.weights: no parameter takes its start value from the file. Name those that do "
+        "in keep.",
+    )
+
+
+def _refuse_network(model: "Model") -> None:
+    """Refuse networks that cannot be built, trained in part, or held in memory."""
+    for name, value in model.sizes.items():
+        for size in value if isinstance(value, list) else [value]:
+            if isinstance(size, int):  # the network refuses other types
+                checks.count(f"model.sizes.{name}", int(size), minimum=0, maximum=_MOST_PARAMETERS)
+    with torch.device("meta"):  # shapes only
+        network = model.network()
+    refuse_batch_statistics(network)
+    matching_parameters(network, model.train)
+    total = sum(parameter.numel() for parameter in network.parameters())
+    if total > _MOST_PARAMETERS:
+        raise ConfigError(
+            f"model.sizes: the network has {total:,} parameters; must be at most "
+            f"{_MOST_PARAMETERS:,}."
+        )
 
 
 def _refuse_schedule(plan: "PlanFile") -> None:
@@ -801,225 +943,55 @@ def _refuse_schedule(plan: "PlanFile") -> None:
         )
 
 
-def _refuse_clients(plan: "PlanFile") -> None:
-    if plan.select is not None and plan.schedule is not None:
-        raise ConfigError("schedule: cannot be combined with [select]; leave one of them out.")
-    if plan.data.task == "shakespeare" and plan.model.name in set(MODELS) - {"word_lm"}:
-        raise ConfigError(
-            'model.name: shakespeare is next-word prediction; its model is "word_lm".'
-        )
-    if plan.data.task not in (None, "shakespeare") and plan.model.name == "word_lm":
-        raise ConfigError('data.task: word_lm predicts the next word; its task is "shakespeare".')
-    if plan.select is not None and plan.client.objective == "moon":
-        raise ConfigError(
-            "client.objective: clients that select keep no model of their own, which moon needs; "
-            "use fedavg or fedprox."
-        )
-    builtin = plan.data.task is not None and plan.client.loss in get_args(LossName)
-    if builtin and plan.client.loss != "cross_entropy":
-        raise ConfigError(
-            f"client.loss={plan.client.loss}: every built-in task has one label per example. Use "
-            "cross_entropy, or a function of your own."
-        )
-    if plan.select is not None and (plan.model.name is None or plan.data.task is None):
-        raise ConfigError(
-            "select: needs a network of privpart.models and a built-in task. privpart.select does "
-            "the same for your own from Python."
-        )
-    if plan.select is not None and (plan.model.keep or plan.model.local or plan.client.augment):
-        raise ConfigError(
-            "select: clients that select train a smaller network from the seed, without kept or "
-            "local parts or augmentation; leave keep, local and augment out."
-        )
-
-
-def _refuse_own(plan: "PlanFile") -> None:
-    """Refuse two networks or populations, malformed names of code, and options of neither."""
-    model, data, loss = plan.model, plan.data, plan.client.loss
-    if model.name is not None and model.factory is not None:
-        raise ConfigError("model: has both name and factory; give one of them.")
-    if data.task is not None and data.clients is not None:
-        raise ConfigError("data: has both task and clients; give one of them.")
-    if data.clients is None and data.options:
-        raise ConfigError("data.options: are arguments of data.clients, which is missing.")
-    if data.task is None:
-        _refuse_options_of_tasks(data)
-    named = {
-        "model.factory": model.factory,
-        "data.clients": data.clients,
-        "data.metric": data.metric,
-        "client.augment": plan.client.augment,
-        "client.loss": None if loss in get_args(LossName) else loss,
-    }
-    for key, reference in named.items():
-        if reference is not None:
-            _refuse_reference(key, str(reference))
-
-
-def _refuse_reference(key: str, reference: str) -> None:
-    try:
-        own_code.refuse_malformed(reference)
-    except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from None
-
-
-def _refuse_options_of_tasks(data: "Data") -> None:
-    for name in ("directory", "users", "alpha", "classes_each"):
-        if getattr(data, name) is not None:
-            raise ConfigError(f"data.{name}: is for built-in tasks; leave it out.")
-    if data.partition != "iid":
-        raise ConfigError("data.partition: is for built-in tasks; leave it out.")
-
-
-def _refuse_start(model: "Model") -> None:
-    """Refuse start values that are ambiguous: nothing may replace pretrained weights unasked."""
-    if model.seed is not None:
-        seed_bytes(model.seed)
-    if model.name is None:
-        _refuse_start_of_own(model)
-    elif model.seed is None:
-        raise ConfigError("model.seed: is missing; a network of privpart.models starts from it.")
-    elif model.keep and model.weights is None:
-        raise ConfigError(
-            "model.keep: a network of privpart.models has no weights of its own; name their file "
-            "in weights."
-        )
-    if model.weights is not None and model.seed is not None and not model.keep:
-        raise ConfigError(
-            "model.weights: no parameter takes its start value from the file. Name those that do "
-            "in keep."
-        )
-
-
-def _refuse_start_of_own(model: "Model") -> None:
-    if model.seed is None and model.keep is not None:
-        raise ConfigError(
-            "model.keep: without seed all weights are kept. Leave it out, or give a seed for the "
-            "others."
-        )
-    if model.seed is not None and model.keep is None:
-        raise ConfigError(
-            f"model.seed={model.seed}: would replace the network's own weights. Say which stay: "
-            'keep = ["*"] and the like, or keep = [] if none do.'
-        )
-
-
-def _refuse_task(data: "Data") -> None:
-    """Refuse options of another task or partition, and missing ones."""
-    given = data.task in _WITH_USERS
-    if given != (data.users is None) or (given and data.partition != "iid"):
-        says = "has users of its own; leave users and partition out" if given else "needs users"
-        raise ConfigError(f"data: {data.task} {says}.")
-    for name, owner in (("alpha", "dirichlet"), ("classes_each", "pathological")):
-        if (getattr(data, name) is not None) != (data.partition == owner):
-            raise ConfigError(f"data.{name}: a {owner} partition needs it; leave it out of others.")
-    checks.count("data.seed", data.seed, minimum=0, maximum=_MOST_SEED)
-    if data.directory is None and data.task not in _WITHOUT_FOLDER:
-        raise ConfigError(
-            f"data.directory: {data.task} is read from files; name their folder. They are not "
-            "downloaded for you."
-        )
-    if data.directory is not None and data.task == "digits":
-        raise ConfigError("data.directory: digits come with scikit-learn; leave it out.")
-
-
-def _refuse_users(data: "Data", *, sampled: bool) -> None:
-    size = 1
-    if data.clients_per_round is None and not sampled:
-        raise ConfigError("data.clients_per_round: is missing.")
-    if data.clients_per_round is not None:
-        size = checks.count("data.clients_per_round", data.clients_per_round, maximum=_MOST_USERS)
-    if data.alpha is not None:
-        checks.positive("data.alpha", data.alpha)
-    if data.classes_each is not None:
-        checks.count("data.classes_each", data.classes_each)
-    if data.users is not None:
-        users = checks.count("data.users", data.users, maximum=_MOST_USERS)
-        if size > users:
-            raise ConfigError(f"data.clients_per_round={size}: must be at most data.users={users}.")
-
-
-def _refuse_held_out(data: "Data") -> None:
-    """Refuse a measure on held-out users that there are none of, or that the metric ignores."""
-    checks.count("data.held_out", data.held_out, minimum=0, maximum=_MOST_USERS)
-    if data.measured_on is not None and not data.held_out:
-        raise ConfigError('data.measured_on="held-out": nobody is held out; set held_out.')
-    if data.measured_on is not None and data.metric is not None:
-        raise ConfigError(
-            "data.measured_on: data.metric is a function of your own, which measures on what it "
-            "likes; leave one of them out."
-        )
-
-
-def _refuse_population(data: "Data") -> None:
-    if data.population is None:
-        return
-    try:
-        refuse_population(data.population)
-    except ConfigError as error:
-        raise ConfigError(f"data.{error}") from None
-    if is_public(data.population):
-        raise ConfigError(
-            f"data.population={data.population!r}: {PUBLIC_DATA!r} is for the public data of "
-            "built-in tasks, which have such a name without being given one; choose another."
-        )
-
-
-def _refuse_network(model: "Model") -> None:
-    """Refuse networks that cannot be built, trained in part, or held in memory."""
-    for name, value in model.sizes.items():
-        for size in value if isinstance(value, list) else [value]:
-            if isinstance(size, int):  # the network refuses other types
-                checks.count(f"model.sizes.{name}", int(size), minimum=0, maximum=_MOST_PARAMETERS)
-    with torch.device("meta"):  # shapes only
-        network = model.network()
-    refuse_batch_statistics(network)
-    matching_parameters(network, model.train)
-    if (total := sum(own.numel() for own in network.parameters())) > _MOST_PARAMETERS:
-        raise ConfigError(
-            f"model.sizes: the network has {total:,} parameters; must be at most "
-            f"{_MOST_PARAMETERS:,}."
-        )
-
-
-def _refuse_short_cohorts(plan: "PlanFile") -> None:
-    """Refuse plans whose cohorts run out of clients that may still take part.
-
-    Cohorts take turns, so the limits let either all members of a cohort come again, or none.
-    """
-    limits, size = plan.privacy, _size(plan.data)
-    if limits.sampling is not None:
-        return
-    if size < limits.minimum_cohort:
-        raise short_cohort(limits.rounds, 0, size, limits.minimum_cohort)
-    if plan.data.users is None:
-        return
-    turns = plan.data.users // size
-    short = turns * (limits.max_participations if turns >= limits.min_separation else 1)
-    if short < limits.rounds:
-        raise short_cohort(limits.rounds, short, 0, limits.minimum_cohort)
-
-
-def short_cohort(rounds: int, round_: int, came: int, least: int) -> ConfigError:
-    """Return the error of a run whose limits leave too few clients from a round on."""
-    return ConfigError(
-        f"rounds={rounds}: from round {round_} on, the limits on participation leave "
-        f"{came} clients, {least} are required. Plan fewer rounds, smaller cohorts, or more "
-        "participations (which cost more)."
+def _refuse_canaries(plan: "PlanFile") -> None:
+    """Refuse why released models cannot be read for canaries."""
+    privacy, kind = plan.privacy, plan.server.kind
+    _refuse_if(plan.select, "canaries: cannot be combined with [select]; leave one of them out.")
+    _refuse_if(
+        privacy.sampling,
+        "canaries: cannot be combined with [privacy.sampling]: a canary's rounds are chosen, "
+        "not drawn. Leave one of them out.",
     )
+    _refuse_if(
+        privacy.adaptive_clipping,
+        "canaries: cannot be combined with adaptive_clipping, under which a canary's update "
+        "has no fixed length; leave one of them out.",
+    )
+    _refuse_if(
+        privacy.noise_multiplier == 0,
+        "canaries: without noise there is no epsilon to audit; leave them out.",
+    )
+    _refuse_if(
+        kind != "sgd",
+        f"canaries: the noised sums cannot be computed from models that {kind} made. Use "
+        'kind = "sgd" in [server], or leave [canaries] out and audit a replica (privpart audit '
+        "epsilon --plan FILE --simulate).",
+    )
+
+
+_BOUNDS = {
+    "greater_than": ("gt", "above"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than_equal": ("le", "at most"),
+}
 
 
 def _sentence(fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        known = _keys_at(fault["loc"][:-1])
-        near = difflib.get_close_matches(str(fault["loc"][-1]), known, n=1, cutoff=0.0)
-        return f"{where}: no such key. The nearest is {near[0]}; all keys are {', '.join(known)}."
+        keys = _keys_at(fault["loc"][:-1])
+        near = difflib.get_close_matches(str(fault["loc"][-1]), keys, n=1, cutoff=0.0)
+        return f"{where}: no such key. The nearest is {near[0]}; all keys are {', '.join(keys)}."
     if fault["type"] in ("missing", "missing_argument"):
         return f"{where}: is missing."
+    if fault["type"] in _BOUNDS:
+        key, words = _BOUNDS[fault["type"]]
+        return f"{where}={fault['input']}: must be {words} {fault['ctx'][key]}."
     if fault["type"] == "value_error":
-        says = str(fault["ctx"]["error"])
-        return f"{where}: {says}" if where else says  # no key where tables contradict each other
+        reason = str(fault["ctx"]["error"])
+        return (
+            f"{where}: {reason}" if where else reason
+        )  # no key where tables contradict each other
     return f"{where}: {fault['msg']}; this is {fault['input']!r}."
 
 

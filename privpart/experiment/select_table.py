@@ -121,14 +121,14 @@ class SelectChoice:
         Raises:
             ConfigError: the network does not have a chosen key space.
         """
-        known = key_spaces(network)
+        spaces = key_spaces(network)
         for name in self.chosen:
-            if name not in known:
+            if name not in spaces:
                 raise ConfigError(
                     f"select.{name}: this network has none. Clients can select its "
-                    f"{' and '.join(known) or 'nothing'}."
+                    f"{' and '.join(spaces) or 'nothing'}."
                 )
-        return [known[name] for name in self.chosen]
+        return [spaces[name] for name in self.chosen]
 
     def choosers(
         self,
@@ -149,17 +149,19 @@ class SelectChoice:
         Raises:
             ConfigError: m exceeds K, or is too small for the words of ``always``.
         """
-        found: list[KeyChooser] = []
+        choosers: list[KeyChooser] = []
         for (name, choice), size in zip(self.chosen.items(), sizes, strict=True):
-            least = len(always) + 1 if choice.structured else 1
-            if not least <= choice.m <= size:
-                raise ConfigError(f"select.{name}.m={choice.m}: must be from {least} to K={size}.")
+            minimum = len(always) + 1 if choice.structured else 1
+            if not minimum <= choice.m <= size:
+                raise ConfigError(
+                    f"select.{name}.m={choice.m}: must be from {minimum} to K={size}."
+                )
             if choice.keys == "shared":
-                found.append(SharedKeys(size, choice.m, choice.seed))
+                choosers.append(SharedKeys(size, choice.m, choice.seed))
             elif choice.structured and counts is not None:
-                found.append(
+                choosers.append(
                     StructuredKeys(counts, choice.m, _STRATEGIES[choice.keys], data_seed, always)
                 )
             else:
-                found.append(IndependentKeys(size, choice.m, data_seed))
-        return found
+                choosers.append(IndependentKeys(size, choice.m, data_seed))
+        return choosers

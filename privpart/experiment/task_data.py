@@ -61,10 +61,11 @@ def plan_data(data: Data, network: nn.Module, read: "Reader | None" = None) -> P
     """
     if data.task is None:
         raise TypeError("a plan without a task has clients of its own")
-    found = (read or read_task)(data.task, data.directory, _words(data, network))
-    if isinstance(found, PlanData):
-        return _without_held_out(found, data)
-    rows = torch.arange(len(found.train_y))
+    task = (read or read_task)(data.task, data.directory, _words(data, network))
+    if isinstance(task, PlanData):
+        return _without_held_out(task, data)
+    # Each held-out user has as many examples as the others, all of which leave the training set.
+    rows = torch.arange(len(task.train_y))
     public = rows[:0]
     if data.held_out:
         users = (data.users or 0) + data.held_out
@@ -72,11 +73,11 @@ def plan_data(data: Data, network: nn.Module, read: "Reader | None" = None) -> P
             raise ConfigError(f"data.held_out={data.held_out}: {users} users are more than images.")
         order = torch.randperm(len(rows), generator=_fixed())
         public, rows = order.tensor_split([data.held_out * (len(rows) // users)])
-    x, y = (found.train_x, found.train_y) if not data.held_out else _at(found, rows)
+    x, y = (task.train_x, task.train_y) if not data.held_out else _at(task, rows)
     dealt = Users(x, y, _dealt(y, data, data.users or 0))
     if data.measured_on is not None:
-        return PlanData(dealt, *_at(found, public))
-    return PlanData(dealt, found.test_x, found.test_y)
+        return PlanData(dealt, *_at(task, public))
+    return PlanData(dealt, task.test_x, task.test_y)
 
 
 def _at(task: tasks.Task, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -87,17 +88,17 @@ def _fixed() -> torch.Generator:
     return torch.Generator().manual_seed(_HELD_OUT_SEED)
 
 
-def _without_held_out(found: PlanData, data: Data) -> PlanData:
+def _without_held_out(task: PlanData, data: Data) -> PlanData:
     """Return users of a task that says who they are, without those held out."""
     if not data.held_out:
-        return found
-    users, public = held_out_of(found.users, data.held_out)
+        return task
+    users, public = held_out_of(task.users, data.held_out)
     if not isinstance(users, Users):
         raise TypeError("some of Users are Users")
     if data.measured_on is None:
-        return PlanData(users, found.test_x, found.test_y, found.words)
-    own = torch.cat([found.users.indices[client] for client in public])
-    return PlanData(users, found.users.x[own], found.users.y[own], found.words)
+        return PlanData(users, task.test_x, task.test_y, task.words)
+    rows = torch.cat([task.users.indices[client] for client in public])
+    return PlanData(users, task.users.x[rows], task.users.y[rows], task.words)
 
 
 def held_out_of(clients: Clients, count: int) -> tuple[Clients, list[ClientId]]:
@@ -113,11 +114,11 @@ def held_out_of(clients: Clients, count: int) -> tuple[Clients, list[ClientId]]:
         )
     drawn = torch.randperm(len(ids), generator=_fixed()).tolist()
     public = sorted(drawn[:count])
-    kept = [ids[place] for place in sorted(drawn[count:])]
+    remaining = [ids[place] for place in sorted(drawn[count:])]
     if isinstance(clients, Users):
-        rows = {client: clients.indices[client] for client in kept}
+        rows = {client: clients.indices[client] for client in remaining}
         return Users(clients.x, clients.y, rows, allow_empty=True), [ids[p] for p in public]
-    return SomeClients(clients, kept), [ids[place] for place in public]
+    return SomeClients(clients, remaining), [ids[place] for place in public]
 
 
 def read_task(task: str, directory: Path | None, words: int) -> tasks.Task | PlanData:

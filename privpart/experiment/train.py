@@ -1,7 +1,7 @@
 """Train: begin or resume a run of a plan in a folder, from the command line or from Python.
 
 ``privpart.train`` and the command ``privpart train`` both go through ``begin``, ``resume`` and
-``finish``. These are one file, because what one of them keeps in the ledger another compares.
+``finish``: what ``begin`` records in the ledger, ``resume`` compares.
 """
 
 import difflib
@@ -35,15 +35,14 @@ from privpart.experiment.training import (
     Own,
     RemoteEngine,
     Training,
-    population_hash,
     population_name,
-    refuse_short_cohorts,
     training,
     without_canaries,
 )
 from privpart.grid import refuse_noise
 from privpart.loop import Callback, HealthFile, MetricsFiles, ProgressBar, RoundRecord
 from privpart.messages import ClientUpdate, RoundTask, client_id, id_order
+from privpart.noise.cohorts import ids_hash
 from privpart.plan import PrivacyPlan
 from privpart.run.canaries import (
     FACT,
@@ -165,11 +164,11 @@ def train(
     try:
         if resume and holds_a_run(out):
             run, setup = resume_run(
-                Path(out), plan=chosen, own=given, canaries=canaries, options=engine
+                Path(out), plan=chosen, objects=given, canaries=canaries, options=engine
             )
         else:
             run, setup = begin(
-                chosen, Path(out), own=given, seed=seed, canaries=canaries, options=engine
+                chosen, Path(out), objects=given, seed=seed, canaries=canaries, options=engine
             )
         with run:
             _refuse_other_seed(run, seed)
@@ -180,18 +179,21 @@ def train(
 
 
 def _refuse_other_seed(run: RunFolder, seed: int | None) -> None:
-    kept = run.facts["seed"]
-    if seed is not None and seed != kept:
-        said = "a secret key; leave seed out" if kept is None else f"seed={kept}; leave this out"
-        raise ConfigError(f"seed={seed}: the noise of {run.path} comes from {said}.")
+    first = run.facts["seed"]
+    if seed is not None and seed != first:
+        origin = (
+            "a secret key; leave seed out" if first is None else f"seed={first}; leave this out"
+        )
+        raise ConfigError(f"seed={seed}: the noise of {run.path} comes from {origin}.")
 
 
-def _refuse_other_types(own: Own, out: object, callbacks: object) -> None:
-    if own.module is not None and not isinstance(own.module, nn.Module):
-        raise ConfigError(f"module: is {described(own.module)}; must be a torch.nn.Module.")
-    if own.metric is not None and not callable(own.metric):
+def _refuse_other_types(objects: Own, out: object, callbacks: object) -> None:
+    if objects.module is not None and not isinstance(objects.module, nn.Module):
+        raise ConfigError(f"module: is {described(objects.module)}; must be a torch.nn.Module.")
+    if objects.metric is not None and not callable(objects.metric):
         raise ConfigError(
-            f"metric: is {described(own.metric)}; must be a function from the module to a number."
+            f"metric: is {described(objects.metric)}; must be a function from the module to a "
+            "number."
         )
     if not isinstance(out, str | os.PathLike):
         raise ConfigError(f"out: is {described(out)}; must be the path of a folder.")
@@ -203,13 +205,13 @@ def _refuse_other_types(own: Own, out: object, callbacks: object) -> None:
 
 
 def _engine_options(options: Mapping[str, Any]) -> EngineOptions:
-    known = [field.name for field in fields(EngineOptions)]
+    names = [field.name for field in fields(EngineOptions)]
     for name in options:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+        if name not in names:
+            near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
             raise ConfigError(
                 f"{name}: no such option. The nearest is {near}; all of the engine are "
-                f"{', '.join(known)}."
+                f"{', '.join(names)}."
             )
     return EngineOptions(**options)
 
@@ -241,7 +243,7 @@ def begin(
     out: Path,
     *,
     text: str | None = None,
-    own: Own | None = None,
+    objects: Own | None = None,
     fork_of: Path | None = None,
     seed: int | None = None,
     canaries: CanaryMaker | None = None,
@@ -253,7 +255,7 @@ def begin(
         plan: what to train.
         out: folder of the run.
         text: the plan file as it was written; None keeps the plan's values.
-        own: objects that are not in the plan.
+        objects: objects that are not in the plan.
         fork_of: run whose model to start from; its cost is added.
         seed: of the noise, for a simulation; None draws a secret key.
         canaries: makes the clients of a table [canaries].
@@ -263,24 +265,28 @@ def begin(
         ConfigError: see ``training``, ``RunFolder.create`` and ``fork``.
         BudgetExceededError: the run would pass the limit of its population; nothing was created.
     """
-    own = own or Own()
+    objects = objects or Own()
     if seed is not None and fork_of is not None:
         raise ConfigError(f"seed={seed}: a fork of a private run needs a secret key.")
     code = plan.code()
     # A run with noise from a seed must be repeatable, so a probe of this machine's speed may not
     # choose how its clients are computed.
-    setup = training(plan, own=own, options=replace(options, deterministic=seed is not None))
+    setup = training(
+        plan, objects=objects, options=replace(options, deterministic=seed is not None)
+    )
+    # Hashed before and after its import, or what ran may not be what is recorded.
     if plan.code() != code:
         raise ConfigError("plan: the code that it names changed while it was loaded; begin again.")
-    if said := plan.accept_delta(len(setup.clients.ids)):
-        sys.stderr.write(f"privpart: warning: {said}\n")
+    if warning := plan.accept_delta(len(setup.clients.ids)):
+        sys.stderr.write(f"privpart: warning: {warning}\n")
     promised = setup.promise(code)
     check_promise(promised, setup, fork_of)
-    facts = _facts(plan, setup, own, code)
+    facts = _facts(plan, setup, objects, code)
     key = new_canary_key(seed)
     if plan.canaries is not None:
         facts[FACT] = {**plan.canaries.model_dump(), "key": canary_key_hash(key)}
     setup = _planted(setup, promised, canaries, key)
+    # Nothing exists before this: whatever is refused leaves no folder and enters no budget book.
     facts |= {"plan_tables": plan.tables} if text is None else {"plan_file": text}
     if fork_of is None:
         run = create_run(out, promised, seed=seed, facts=facts)
@@ -298,10 +304,10 @@ def _write_key(run: RunFolder, key: bytes) -> None:
     try:
         write_canary_key(run.path, key)
     except OSError as error:
-        said = _end_unspent(run)
+        advice = _end_unspent(run)
         run.close()
         raise StorageError(
-            f"{run.path}: the key of the canaries cannot be written: {error}. {said}"
+            f"{run.path}: the key of the canaries cannot be written: {error}. {advice}"
         ) from None
 
 
@@ -331,10 +337,8 @@ def check_promise(promised: PrivacyPlan, setup: Training, fork_of: Path | None =
     Raises:
         ConfigError: it cannot.
     """
-    if promised.sampling is None:
-        refuse_short_cohorts(promised, setup.cohorts)
-    else:
-        refuse_sampled(promised, setup.plan.privacy.delta, fork_of)
+    if promised.sampling is not None:
+        _refuse_sampled(promised, setup.plan.privacy.delta, fork_of)
     refuse_noise(promised.update_noise_multiplier, setup.start.numel())
     setup.rehearse(promised)
     if setup.plan.data.task is None and setup.metric is not None:
@@ -355,11 +359,11 @@ def check_plans(
     Raises:
         ConfigError: the first fault, after the name of its plan.
     """
-    others: dict[str, Any] = {"privacy": True, "server": True, "client": {"learning_rate"}}
-    others |= {"model": {"seed"}, "data": {"seed"}}
+    excluded: dict[str, Any] = {"privacy": True, "server": True, "client": {"learning_rate"}}
+    excluded |= {"model": {"seed"}, "data": {"seed"}}
     alike: dict[str, dict[str, tuple[str, PlanFile]]] = {}
     for name, plan in plans:
-        parts = plan.model_dump_json(exclude=others)
+        parts = plan.model_dump_json(exclude=excluded)
         parts += "sampled" * (plan.privacy.sampling is not None)
         promise = plan.model_dump_json(include={"privacy"})
         alike.setdefault(parts, {}).setdefault(promise, (name, plan))
@@ -375,7 +379,7 @@ def check_plans(
                 raise ConfigError(f"{name}: {error}") from None
 
 
-def refuse_sampled(promised: PrivacyPlan, delta: float, fork_of: Path | None) -> None:
+def _refuse_sampled(promised: PrivacyPlan, delta: float, fork_of: Path | None) -> None:
     """Check, before a run that samples begins, that its epsilon can be computed.
 
     Raises:
@@ -403,7 +407,7 @@ def _planted(
         return setup
     if canaries is None:
         raise without_canaries()
-    made = canaries(
+    clients = canaries(
         promised.mechanism,
         promised.participation,
         dim=setup.start.numel(),
@@ -411,12 +415,12 @@ def _planted(
         momentum=setup.plan.server.momentum,
         **table.model_dump(),
     )
-    refuse_same_ids(setup.clients.ids, made)
-    return replace(setup, canaries=made)
+    refuse_same_ids(setup.clients.ids, clients)
+    return replace(setup, canaries=clients)
 
 
 def _facts(
-    plan: PlanFile, setup: Training, own: Own, code: dict[str, Any] | None
+    plan: PlanFile, setup: Training, objects: Own, code: dict[str, Any] | None
 ) -> dict[str, Any]:
     """Return what the ledger keeps of a run besides its privacy plan."""
     facts: dict[str, Any] = {"delta": plan.privacy.delta}
@@ -424,12 +428,12 @@ def _facts(
     facts["population_name"] = population_name(plan, setup.clients)
     facts["population_size"] = len(setup.clients.ids)
     if plan.data.task is None or plan.privacy.sampling is not None:
-        facts["population"] = population_hash(setup.clients)
+        facts["population"] = ids_hash(setup.clients.ids)
     if code is not None:
         facts |= {"code": code, "plan_folder": str(plan.folder)}
-    if (passed := _passed(own)) is not None:
+    if (passed := _passed(objects)) is not None:
         facts["passed"] = passed
-    if own.remote is not None:
+    if objects.remote is not None:
         facts |= cast("RemoteEngine", setup.trainer).facts
     if plan.select is None:
         views = setup.model.views(setup.model.flat)
@@ -440,6 +444,7 @@ def _facts(
 
 def _frozen(setup: Training) -> dict[str, str]:
     """Return the hash of each tensor of the network that training leaves as it is, by name."""
+    # Trained parameters are views of one flat tensor, so they share its storage.
     trained = setup.model.flat.untyped_storage().data_ptr()
     return {
         name: tensor_hash(tensor)
@@ -452,7 +457,7 @@ def resume_run(
     out: Path,
     *,
     plan: PlanFile | Path | None = None,
-    own: Own | None = None,
+    objects: Own | None = None,
     adopt: bool = False,
     canaries: CanaryMaker | None = None,
     options: EngineOptions,
@@ -463,7 +468,7 @@ def resume_run(
     Args:
         out: folder of the run.
         plan: the run's plan, if its file was moved or to check that it is the same.
-        own: the objects that the run was begun with.
+        objects: those that the run was begun with.
         adopt: see ``RunFolder.open``.
         canaries: makes the clients of a table [canaries].
         options: how the engine computes clients.
@@ -472,16 +477,19 @@ def resume_run(
     Raises:
         ConfigError: the plan, its code, the model or the population is not the run's.
     """
-    own = own or Own()
+    objects = objects or Own()
     run = RunFolder.open(out, adopt=adopt)
     try:
-        kept = kept_plan(run.facts, out, plan)
-        refuse_changed(run.facts, kept, own, out)
-        tell(kept)
+        recorded = kept_plan(run.facts, out, plan)
+        refuse_changed(run.facts, recorded, objects, out)
+        tell(recorded)
+        # As in ``begin``: noise from a seed must meet the same updates again.
         private = run.facts["seed"] is None
-        setup = training(kept, own=own, options=replace(options, deterministic=not private))
+        setup = training(
+            recorded, objects=objects, options=replace(options, deterministic=not private)
+        )
         refuse_other_parts(run.facts, setup, out)
-        key = b"" if kept.canaries is None else read_canary_key(out, run.facts)
+        key = b"" if recorded.canaries is None else read_canary_key(out, run.facts)
         return run, _planted(setup, run.plan, canaries, key)
     except BaseException:
         run.close()
@@ -501,11 +509,11 @@ def released_setup(
     """
     ledger = Ledger(out / "ledger.sqlite", read_only=True)
     ledger.close()
-    kept = kept_plan(ledger.facts, out, plan)
-    own = Own(remote=lambda _: _Absent(ledger.facts)) if "owners" in ledger.facts else Own()
-    refuse_changed(ledger.facts, kept, own, out)
-    tell(kept)
-    setup = training(kept, own=own, report=lambda _: None)
+    recorded = kept_plan(ledger.facts, out, plan)
+    objects = Own(remote=lambda _: _Absent(ledger.facts)) if "owners" in ledger.facts else Own()
+    refuse_changed(ledger.facts, recorded, objects, out)
+    tell(recorded)
+    setup = training(recorded, objects=objects, report=lambda _: None)
     refuse_other_parts(ledger.facts, setup, out)
     return setup
 
@@ -542,38 +550,38 @@ def kept_plan(facts: Mapping[str, Any], out: Path, plan: PlanFile | Path | None)
         )
     name, folder = f"the plan of {out}", Path(facts.get("plan_folder", "."))
     if (tables := facts.get("plan_tables")) is not None:
-        kept = validated(tables, name=name, folder=folder, in_python=True)
+        recorded = validated(tables, name=name, folder=folder, in_python=True)
     else:
-        kept = parse(facts.get("plan_file", ""), name=name, folder=folder, in_python=True)
+        recorded = parse(facts.get("plan_file", ""), name=name, folder=folder, in_python=True)
     if plan is None:
-        return kept
+        return recorded
     chosen = plan if isinstance(plan, PlanFile) else read(plan, in_python=True)
-    if chosen.hash != kept.hash:
-        told = f"plan={plan}" if isinstance(plan, Path) else "plan"
-        raise ConfigError(f"{told}: is not the run's plan; leave it out, or begin another run.")
+    if chosen.hash != recorded.hash:
+        argument = f"plan={plan}" if isinstance(plan, Path) else "plan"
+        raise ConfigError(f"{argument}: is not the run's plan; leave it out, or begin another run.")
     return chosen
 
 
-def refuse_changed(facts: Mapping[str, Any], kept: PlanFile, own: Own, out: Path) -> None:
+def refuse_changed(facts: Mapping[str, Any], recorded: PlanFile, objects: Own, out: Path) -> None:
     """Check, without running it, that the code of a run is what it was when the run began.
 
     Raises:
         ConfigError: what has changed.
     """
-    if "owners" in facts and own.remote is None:
+    if "owners" in facts and objects.remote is None:
         raise ConfigError(
             f"{out}: the clients of this run are on nodes of a Flower federation; continue it "
             "there, with flwr run."
         )
     code = facts.get("code")
-    if code is not None and (found := own_code.changes(code, kept.code() or {})):
+    if code is not None and (differences := own_code.changes(code, recorded.code() or {})):
         raise ConfigError(
-            f"{out}: the code of this run has changed: {'; '.join(found)}. Restore it, or begin a "
-            "new run or a fork (--fork-of)."
+            f"{out}: the code of this run has changed: {'; '.join(differences)}. Restore it, or "
+            "begin a new run or a fork (--fork-of)."
         )
-    if kept.context(code) != facts["plan"].get("context"):
+    if recorded.context(code) != facts["plan"].get("context"):
         raise ConfigError(f"{out}: the plan file in its ledger is not the run's.")
-    passed, now = facts.get("passed"), _passed(own)
+    passed, now = facts.get("passed"), _passed(objects)
     if passed is not None and now is None:
         raise ConfigError(
             f"{out}: this run was begun from Python, with {', '.join(passed)} passed to "
@@ -598,7 +606,7 @@ def refuse_other_parts(facts: Mapping[str, Any], setup: Training, out: Path) -> 
             "parameters train. A factory must return the same network every time: load the weights "
             "from a file, or give [model] a seed."
         )
-    if "population" in facts and facts["population"] != population_hash(setup.clients):
+    if "population" in facts and facts["population"] != ids_hash(setup.clients.ids):
         raise ConfigError(
             f"{out}: the clients' ids are not those that the run was begun with. Pass the same "
             "clients, in the same order."
@@ -629,6 +637,7 @@ def finish(
     log = None if planted is None else ReleaseLog(run.path, planted.width)
 
     def commit(server: Server, counts: RoundCounts) -> None:
+        # The log first: a row too many is dropped on resume, a missing one could not be made again.
         if log is not None and planted is not None:
             log.append(planted.project(server.parameters))
         run.commit(server, counts)
@@ -665,13 +674,13 @@ def _unspent_if_refused(run: RunFolder) -> Iterator[None]:
         raise ConfigError(f"{error} {_end_unspent(run)}") from error
 
 
-def _passed(own: Own) -> dict[str, str] | None:
+def _passed(objects: Own) -> dict[str, str] | None:
     """Return what stands for each Python object in the ledger; None if there is none."""
-    found = {
+    digests = {
         name: digest(value)
         for name in ("module", "loss", "augment", "metric")
-        if (value := getattr(own, name)) is not None
+        if (value := getattr(objects, name)) is not None
     }
-    if own.clients is not None:
-        found["clients"] = "by id"  # see population_hash
-    return found or None
+    if objects.clients is not None:
+        digests["clients"] = "by id"  # see ids_hash
+    return digests or None

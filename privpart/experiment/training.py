@@ -3,8 +3,6 @@
 ``training`` puts a plan together and ``Training.run`` trains it. ``privpart train``, ``sweep``,
 ``demo`` and ``freeze-search`` and ``privpart.train`` all train through these two functions. What a
 plan names of its author's code is imported and called here, and nowhere else.
-
-What is put together and what is refused are one file, because both follow the plan's tables.
 """
 
 import hashlib
@@ -33,13 +31,13 @@ from privpart.engines.protocol import Engine
 from privpart.experiment import own_code
 from privpart.experiment.isolation import refuse_carriers
 from privpart.experiment.metric import Accuracy, Metric, measured
-from privpart.experiment.plan_file import Model, PlanFile, short_cohort
+from privpart.experiment.plan_file import Model, PlanFile, refuse_short_cohorts
 from privpart.experiment.select_table import SelectChoice
 from privpart.experiment.task_data import Reader, held_out_of, plan_data, read_task
 from privpart.loop import Callback, RoundRecord, fit
-from privpart.messages import ClientId, client_id, id_order, may_take_part
+from privpart.messages import ClientId, client_id, id_order
 from privpart.model import PartialModel
-from privpart.noise.cohorts import SampledCohorts, distinct_ids, ids_hash
+from privpart.noise.cohorts import SampledCohorts, distinct_ids
 from privpart.noise.source import NoiseSource, SeededSource
 from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
@@ -141,12 +139,12 @@ class Training:
         It covers the frozen part and which parameters train. Where slices take turns, it also
         covers their positions and the values of slices that never train.
         """
-        found = hashlib.sha256(f"{self.model.fingerprint} {self.model.trainable_hash}".encode())
+        digest = hashlib.sha256(f"{self.model.fingerprint} {self.model.trainable_hash}".encode())
         if self._turns is not None:
             never = self._turns.whole(self.first, torch.zeros_like(self.start))
             for tensor in (self._turns.order, never):
-                found.update(tensor.numpy().tobytes())
-        return found.hexdigest()
+                digest.update(tensor.numpy().tobytes())
+        return digest.hexdigest()
 
     def whole(self, parameters: Tensor) -> Tensor:
         """Return the model's flat vector, shape (d,), from the server's parameters."""
@@ -289,7 +287,7 @@ class Own:
 def training(
     plan: PlanFile,
     *,
-    own: Own | None = None,
+    objects: Own | None = None,
     options: EngineOptions | None = None,
     report: Callable[[str], None] | None = None,
     part: bool = False,
@@ -299,7 +297,7 @@ def training(
 
     Args:
         plan: what to train. The code that it names is imported and called.
-        own: objects in place of what the plan would name.
+        objects: objects in place of what the plan would name.
         options: how the engine computes clients; None takes the defaults. ``sums`` is always
             allowed where clients take one step, which gain most by it: the engine is trusted,
             because it simulates every client.
@@ -313,9 +311,9 @@ def training(
             does not fit them, more users than examples, more clients in a round than users,
             options that the clients of this plan would not follow, code that fails.
     """
-    own = own or Own()
+    objects = objects or Own()
     code = _named_code(plan)
-    local = _local(plan, own, code)
+    local = _local(plan, objects, code)
     options = options or EngineOptions()
     options = replace(options, sums=options.sums or local.steps == 1)
     if options.cache_prefix is None and _each_example_once(plan, local):
@@ -323,17 +321,18 @@ def training(
     if plan.privacy.sampling is not None:
         options = _each_alone(options)
     options.refuse(local, selects=plan.select is not None)
-    model = _model(plan, own, code)
-    if plan.data.held_out and (part or own.remote is not None):
+    model = _model(plan, objects, code)
+    if plan.data.held_out and (part or objects.remote is not None):
         raise ConfigError(
             f"data.held_out={plan.data.held_out}: the clients are elsewhere, where nobody is held "
             "out; leave it out, and let those nodes not take part."
         )
-    if own.remote is not None:
-        return _remote(plan, own, code, model, own.remote)
-    clients, metric = _clients(plan, own, code, model.module, read)
+    if objects.remote is not None:
+        return _remote(plan, objects, code, model, objects.remote)
+    clients, metric = _clients(plan, objects, code, model.module, read)
     refuse_misfit(model, clients, local, metric)
-    if plan.select is None and (plan.model.name is None or code or own.loss or own.augment):
+    # The package's own networks and losses keep nothing between clients; its tests show that.
+    if plan.select is None and (plan.model.name is None or code or objects.loss or objects.augment):
         refuse_carriers(model, clients, local)
     engine: EmbeddedEngine | SelectEngine
     if plan.select is not None:
@@ -352,7 +351,7 @@ def training(
 
 
 def _each_example_once(plan: PlanFile, local: LocalTraining) -> bool:
-    """Return whether no example is seen twice in the whole training."""
+    """Whether no example is seen twice in the whole training."""
     one_pass = local.steps == 1 or (local.steps is None and local.epochs == 1)
     fixed = plan.privacy.sampling is None
     return fixed and one_pass and plan.privacy.max_participations == 1
@@ -360,16 +359,16 @@ def _each_example_once(plan: PlanFile, local: LocalTraining) -> bool:
 
 def _remote(
     plan: PlanFile,
-    own: Own,
+    objects: Own,
     code: "Code",
     model: PartialModel,
     make: Callable[[PartialModel], RemoteEngine],
 ) -> Training:
     """Put a plan together whose clients are elsewhere, where their nodes check their examples."""
-    metric = own.metric or cast("Metric | None", code.get("data.metric"))
+    metric = objects.metric or cast("Metric | None", code.get("data.metric"))
     if plan.data.task is not None:
-        found = plan_data(plan.data, model.module)
-        metric = metric or Accuracy(found.test_x, found.test_y)
+        task = plan_data(plan.data, model.module)
+        metric = metric or Accuracy(task.test_x, task.test_y)
     engine = make(model)
     cohorts = _cohorts(plan, engine.clients)
     return Training(plan, model, engine, cohorts, metric, model.flat.clone())
@@ -419,10 +418,10 @@ def _named_code(plan: PlanFile) -> Code:
     return {key: calling(key, reference) for key, reference in plan.references().items()}
 
 
-def _local(plan: PlanFile, own: Own, code: Code) -> LocalTraining:
+def _local(plan: PlanFile, objects: Own, code: Code) -> LocalTraining:
     """Return how clients train, with functions in place of the names of code."""
     changes: dict[str, Any] = {}
-    for name, given in (("loss", own.loss), ("augment", own.augment)):
+    for name, given in (("loss", objects.loss), ("augment", objects.augment)):
         key = f"client.{name}"
         if given is not None and key in code:
             raise ConfigError(f"{name}: the plan names one as well; give one of them.")
@@ -433,17 +432,17 @@ def _local(plan: PlanFile, own: Own, code: Code) -> LocalTraining:
     return replace(plan.client, **changes)
 
 
-def _model(plan: PlanFile, own: Own, code: Code) -> PartialModel:
+def _model(plan: PlanFile, objects: Own, code: Code) -> PartialModel:
     table = plan.model
-    if own.module is not None and (table.name is not None or table.factory is not None):
+    if objects.module is not None and (table.name is not None or table.factory is not None):
         raise ConfigError("module: the plan's table [model] names a network as well; give one.")
-    if own.module is None and table.name is None and table.factory is None:
+    if objects.module is None and table.name is None and table.factory is None:
         raise ConfigError("module: is missing; pass one, or name it in the plan's table [model].")
     # a copy, because a PartialModel takes a module's parameters over
-    module = _built(table, code) if own.module is None else _copied(own.module)
+    module = _built(table, code) if objects.module is None else _copied(objects.module)
     if table.weights is not None:
-        kept = matching_parameters(module, table.keep or ["*"], "keep")
-        load_weights(module, plan.folder / table.weights, kept)
+        names = matching_parameters(module, table.keep or ["*"], "keep")
+        load_weights(module, plan.folder / table.weights, names)
     if plan.select is not None:
         return table.partial(groups=plan.groups())
     model = table.partial(module, groups=plan.groups())
@@ -481,19 +480,19 @@ def _built(table: Model, code: Code) -> nn.Module:
 
 
 def _clients(
-    plan: PlanFile, own: Own, code: Code, network: nn.Module, read: Reader
+    plan: PlanFile, objects: Own, code: Code, network: nn.Module, read: Reader
 ) -> tuple[Clients, Metric | None]:
     """Return the population, and the metric that the model is measured by."""
     data = plan.data
-    if own.clients is not None and (data.task is not None or data.clients is not None):
+    if objects.clients is not None and (data.task is not None or data.clients is not None):
         raise ConfigError("clients: the plan's table [data] names clients as well; give one.")
-    if own.metric is not None and data.metric is not None:
+    if objects.metric is not None and data.metric is not None:
         raise ConfigError("metric: the plan names one as well; give one of them.")
-    metric = own.metric or cast("Metric | None", code.get("data.metric"))
+    metric = objects.metric or cast("Metric | None", code.get("data.metric"))
     if data.task is not None:
-        found = plan_data(data, network, read)
-        return found.users, metric or Accuracy(found.test_x, found.test_y)
-    clients = own.clients
+        task = plan_data(data, network, read)
+        return task.users, metric or Accuracy(task.test_x, task.test_y)
+    clients = objects.clients
     if clients is None:
         if data.clients is None:
             raise ConfigError(
@@ -511,8 +510,8 @@ def _clients(
 
 def _accuracy_on(clients: Clients, public: Sequence[ClientId]) -> Accuracy:
     """Return the accuracy on the examples of held-out users, which must have labels."""
-    found = [clients.examples(client) for client in public]
-    for client, batch in zip(public, found, strict=True):
+    batches = [clients.examples(client) for client in public]
+    for client, batch in zip(public, batches, strict=True):
         pair = isinstance(batch, tuple) and len(batch) == 2
         if not pair or not all(isinstance(part, Tensor) for part in batch):
             raise ConfigError(
@@ -520,7 +519,8 @@ def _accuracy_on(clients: Clients, public: Sequence[ClientId]) -> Accuracy:
                 "(x, y), so there is no accuracy; name a metric of your own that measures on "
                 "held-out users (metric in a study's table [tuning])."
             )
-    pairs = cast("list[tuple[Tensor, Tensor]]", found)
+    # Checked above, one by one.
+    pairs = cast("list[tuple[Tensor, Tensor]]", batches)
     x, y = (torch.cat([pair[part] for pair in pairs]) for part in (0, 1))
     return Accuracy(x, y)
 
@@ -569,11 +569,13 @@ def _cohorts(plan: PlanFile, clients: Clients) -> Sequence[Sequence[ClientId]]:
                 f"privacy.sampling: the plan is for a population of {stated}, there are "
                 f"{len(ids)} clients; both must be the same."
             )
+        # A run draws them from its secret key, round by round.
         return ()
     if size > len(ids):
         raise ConfigError(
             f"data.clients_per_round={size}: there are {len(ids)} clients; must be at most as many."
         )
+    refuse_short_cohorts(plan.privacy, size, len(ids))
     return partition.cohorts_in_turn(
         ids=ids, size=size, rounds=plan.privacy.rounds, data_seed=plan.data.seed
     )
@@ -588,11 +590,6 @@ def without_canaries() -> ConfigError:
     )
 
 
-def population_hash(clients: Clients) -> str:
-    """Return 20 hex digits of the ids of all clients, in order."""
-    return ids_hash(clients.ids)
-
-
 def population_name(plan: PlanFile, clients: Clients) -> str:
     """Return the name under which the budget book keeps what these people have spent.
 
@@ -604,10 +601,11 @@ def population_name(plan: PlanFile, clients: Clients) -> str:
         return plan.data.population
     if plan.data.task is not None:
         return PUBLIC_DATA + plan.data.task
-    found = hashlib.sha256()
-    for one in sorted(map(client_id, clients.ids), key=id_order):
-        found.update(f"{one!r}\n".encode())
-    return f"ids:{found.hexdigest()[:20]}"
+    # Sorted, so that the order in which a loader lists people does not make another population.
+    digest = hashlib.sha256()
+    for name in sorted(map(client_id, clients.ids), key=id_order):
+        digest.update(f"{name!r}\n".encode())
+    return f"ids:{digest.hexdigest()[:20]}"
 
 
 def _select_engine(
@@ -623,8 +621,8 @@ def _select_engine(
         words = users.y[users.indices[client]]
         return np.asarray(np.bincount(words[words >= 0], minlength=layout.sizes[0]))
 
-    def smaller(*kept: int) -> PartialModel:
-        network = shrunk(plan.model.network(), spaces, kept)
+    def smaller(*sizes: int) -> PartialModel:
+        network = shrunk(plan.model.network(), spaces, sizes)
         return plan.model.partial(network, fingerprint=model.fingerprint)  # same frozen part
 
     return SelectEngine(
@@ -641,24 +639,6 @@ def _select_engine(
     )
 
 
-def refuse_short_cohorts(plan: PrivacyPlan, cohorts: Sequence[Sequence[ClientId]]) -> None:
-    """Check that a plan's limits let enough clients take part in every round.
-
-    Raises:
-        ConfigError: the first round that falls short although every client answers.
-    """
-    limits, taken = plan.participation, dict[ClientId, list[int]]()
-    for round_, cohort in enumerate(cohorts):
-        came = 0
-        for client in set(cohort):
-            before = taken.setdefault(client, [])
-            if may_take_part(limits, before, round_):
-                before.append(round_)
-                came += 1
-        if came < plan.minimum_cohort:
-            raise short_cohort(len(cohorts), round_, came, plan.minimum_cohort)
-
-
 def refuse_misfit(
     model: PartialModel, clients: Clients, local: LocalTraining, metric: Metric | None
 ) -> None:
@@ -669,13 +649,14 @@ def refuse_misfit(
             a label is not below the number of outputs.
     """
     network = model.module
+    # Lent, so that nothing that this trial leaves in the module stays in the start state.
     with model.lent(model.flat.clone()), seeded(0, torch.device("cpu"), everything=True):
         if isinstance(clients, Users) and local.loss == "cross_entropy":
             refuse_other_shapes(network, clients, metric)
         batch, _ = first_batch(clients, local)
-        found = batch_loss(network, batch, local.loss)
+        loss = batch_loss(network, batch, local.loss)
         trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-        gradients = torch.autograd.grad(found, trained, allow_unused=True)
+        gradients = torch.autograd.grad(loss, trained, allow_unused=True)
     model.verify()
     if all(gradient is None for gradient in gradients):
         raise ConfigError("client.loss: does not depend on any parameter that trains.")

@@ -153,7 +153,7 @@ class Node:
         refuse_over_network(chosen)
         code = chosen.code()
         objects = Own(clients=clients)
-        setup = training(chosen, own=objects, options=options, report=to_stderr, part=True)
+        setup = training(chosen, objects=objects, options=options, report=to_stderr, part=True)
         promised = setup.promise(code)
         # a fixed order, so that shares of all nodes are disjoint
         ids = sorted(setup.clients.ids, key=id_order)

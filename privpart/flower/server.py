@@ -189,13 +189,13 @@ def serve(
 
     objects = Own(remote=remote)
     if resumes:
-        run, setup = resume_run(out, plan=chosen, own=objects, options=EngineOptions())
+        run, setup = resume_run(out, plan=chosen, objects=objects, options=EngineOptions())
     else:
         run, setup = begin(
             chosen,
             out,
             text=plan.read_text(encoding="utf-8"),
-            own=objects,
+            objects=objects,
             seed=settings.seed,
             options=EngineOptions(),
         )

@@ -157,7 +157,7 @@ PLANS = [
             {"metric = ": "metrics = "}),
     Mistake("task and clients", ("data: has both task and clients", "give one"),
             {"[data]\n": '[data]\ntask = "digits"\n'}),
-    Mistake("options without clients", ("data.options", "data.clients, which is missing"),
+    Mistake("options without clients", ("data.options", "leave it out"),
             named("clients", "") | {"[data]\n": '[data]\ntask = "digits"\nusers = 20\n'}
             | named("metric", "") | BUILTIN),
     Mistake("users of own clients", ("data.users", "leave it out"),

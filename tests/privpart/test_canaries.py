@@ -124,7 +124,7 @@ def test_a_table_needs_someone_who_makes_canaries_and_the_other_way_round(tmp_pa
     with pytest.raises(ConfigError, match="nothing here makes them"):
         train(tmp_path / "run", canaries=None)
     assert not (tmp_path / "run").exists()
-    setup = training(validated(PLAN, in_python=True), own=Own(network(), clients()))
+    setup = training(validated(PLAN, in_python=True), objects=Own(network(), clients()))
     with pytest.raises(ConfigError, match="nothing here makes them"):  # a sweep, for instance
         setup.run(setup.promise(), SeededSource(0))
     without = {key: value for key, value in PLAN.items() if key != "canaries"}

@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 from accounting import ConfigError, FixedOrder, Independent, Participation
 from privpart.cli.main import app
 from privpart.data import cohorts_in_turn
-from privpart.experiment import plan_file
 from privpart.experiment.plan_file import validated
 from privpart.experiment.task_data import plan_data
-from privpart.experiment.training import refuse_short_cohorts, training
+from privpart.experiment.training import training
+from privpart.messages import may_take_part
 from privpart.models import build_network
 from privpart.plan import PrivacyPlan
 
@@ -61,12 +61,17 @@ REFUSED = [
     ([("model", 'groups = [["*"]]')], "model.groups: need a table"),
     ([("model", "seed = -1")], "seed=-1: must be at least 0"),
     ([("model", 'name = "resnet8"\nsizes = { norm = "batch" }')], "is a BatchNorm2d"),
-    ([("data", 'task = "emnist"')], "data.directory: emnist is read from files"),
-    ([("data", 'directory = "here"')], "data.directory: digits come with scikit-learn"),
-    ([("data", 'task = "fed-emnist"\ndirectory = "here"')], "data: fed-emnist has users of its"),
-    ([("data", "alpha = 1.0")], "data.alpha: a dirichlet partition needs it"),
-    ([("data", 'partition = "dirichlet"\nalpha = 0.0')], "data.alpha=0: must be positive"),
+    ([("data", 'task = "emnist"')], "data.directory: is missing; emnist .iid. needs it. Its files"),
+    ([("data", 'directory = "here"')], "data.directory: is not for digits .iid.; leave"),
+    ([("data", 'task = "fed-emnist"\ndirectory = "here"')], "data.users: is not for fed-emnist;"),
+    ([("data", "alpha = 1.0")], "data.alpha: is not for digits .iid"),
+    ([("data", 'partition = "dirichlet"\nalpha = 0.0')], "data.alpha=0.0: must be above 0"),
     ([("data", 'partition = "pathological"\nclasses_each = 0')], "data.classes_each=0: must be"),
+    ([("data", 'partition = "dirichlet"')], "data.alpha: is missing; digits .dirichlet. needs it"),
+    ([("data", 'partition = "pathological"')], "data.classes_each: is missing; digits .path"),
+    ([("data", 'partition = "pathological"\nalpha = 1.0')], "data.alpha: is not for digits .path"),
+    ([("data", 'task = "cifar10"')], "data.directory: is missing; cifar10 .iid. needs it"),
+    ([("data", "options = { each = 3 }")], "data.options: is not for digits"),
     ([("data", "seed = -1")], "data.seed=-1: must be at least 0"),
     ([("data", "clients_per_round = 41")], "data.clients_per_round=41: must be at most data.users"),
     ([("schedule", "cycles = 3")], "privacy.rounds=4: the schedule has 39 rounds for 4 groups"),
@@ -150,20 +155,16 @@ def test_short_cohorts_are_those_of_the_cohorts_themselves(seed):
     tables["privacy"]["minimum_cohort"] = least
     tables["data"] |= {"users": users, "clients_per_round": size}
     cohorts = cohorts_in_turn(users=users, size=size, rounds=rounds, data_seed=0)
-    promised = PrivacyPlan(
-        mechanism=plan_file.MechanismChoice(name="independent").build(Participation(rounds)),
-        participation=Participation(rounds, k, b),
-        clip_norm=1.0,
-        noise_multiplier=1.0,
-        report_goal=1,
-        minimum_cohort=least,
-    )
-    try:
-        refuse_short_cohorts(promised, cohorts)
-    except ConfigError as error:
-        with pytest.raises(ConfigError, match=re.escape(str(error))):
-            validated(tables)
-        return
+    limits, past = Participation(rounds, k, b), {client: [] for client in range(users)}
+    for round_, cohort in enumerate(cohorts):
+        able = [client for client in cohort if may_take_part(limits, past[client], round_)]
+        for client in able:
+            past[client].append(round_)
+        if len(able) < least:
+            short = f"from round {round_} on, .* leave {len(able)} clients, {least} are"
+            with pytest.raises(ConfigError, match=short):
+                validated(tables)
+            return
     validated(tables)
 
 

@@ -145,11 +145,11 @@ def test_a_run_trains_on_the_cohorts_of_its_key_whatever_they_are(tmp_path):
 def test_clients_are_computed_alone_so_that_no_rounding_tells_who_else_was_drawn(tmp_path):
     chosen = plan_file.parse(TEXT, **OWN)
     own = Own(SMALL, CLIENTS)
-    setup = training(chosen, own=own)
+    setup = training(chosen, objects=own)
     assert setup.engine.options.deterministic
     assert not setup.engine.method.vectorized
     with pytest.raises(ConfigError, match="no client's rounding"):
-        training(chosen, own=own, options=EngineOptions(batching="vmap"))
+        training(chosen, objects=own, options=EngineOptions(batching="vmap"))
 
 
 def test_a_population_of_another_size_is_refused(tmp_path):

@@ -331,11 +331,11 @@ WRONG = [
         {"model": {"name": "word_lm", "sizes": LM, "seed": 7}, "select": None},
         'task is "shakespeare"',
     ),
-    ({"data": {"task": "digits", "clients_per_round": 3}}, "digits needs users"),
+    ({"data": {"task": "digits", "clients_per_round": 3}}, "data.users: is missing; digits"),
     (PLAYS | {"data": {"task": "shakespeare", "clients_per_round": 3}}, "data.directory"),
     (
         PLAYS | {"data": {"task": "shakespeare", "users": 3, "clients_per_round": 3}},
-        "has users of its own; leave users and partition out",
+        "data.directory: is missing; shakespeare needs it",
     ),
     (
         {"data": {"task": "shakespeare", "clients_per_round": 3}},

@@ -159,7 +159,7 @@ def test_a_plan_of_ones_own_is_measured_on_held_out_users_alone():
     x = torch.randn(12, 2, generator=torch.Generator().manual_seed(0))
     users = Users(x, torch.arange(12) % 2, {i: [i] for i in range(12)})
     plan = validated(PLAN, in_python=True)
-    setup = training(plan, own=Own(torch.nn.Linear(2, 2), users), report=lambda _: None)
+    setup = training(plan, objects=Own(torch.nn.Linear(2, 2), users), report=lambda _: None)
     assert len(setup.clients.ids) == 9
     public = [i for i in range(12) if i not in set(setup.clients.ids)]
     assert torch.equal(setup.test[0], x[public])
@@ -172,9 +172,9 @@ def test_a_plan_of_ones_own_is_measured_on_held_out_users_alone():
             return {"x": x[client : client + 1]}
 
     with pytest.raises(ConfigError, match="name a metric of your own"):
-        training(plan, own=Own(torch.nn.Linear(2, 2), Named()), report=lambda _: None)
+        training(plan, objects=Own(torch.nn.Linear(2, 2), Named()), report=lambda _: None)
     with pytest.raises(ConfigError, match="the clients are elsewhere"):
-        training(plan, own=Own(torch.nn.Linear(2, 2), users), report=lambda _: None, part=True)
+        training(plan, objects=Own(torch.nn.Linear(2, 2), users), report=lambda _: None, part=True)
 
 
 def test_a_task_with_users_of_its_own_holds_some_out(monkeypatch):

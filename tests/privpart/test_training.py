@@ -42,21 +42,6 @@ def test_partitions_of_a_plan():
     assert distinct(setup(partition="pathological", classes_each=2)) < 3
 
 
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        ({"partition": "dirichlet"}, "alpha"),
-        ({"alpha": 1.0}, "alpha"),
-        ({"partition": "pathological", "alpha": 1.0}, "alpha"),
-        ({"partition": "pathological"}, "classes_each"),
-        ({"task": "cifar10"}, "data.directory: cifar10 is read from files"),
-    ],
-)
-def test_data_that_do_not_fit(data, says):
-    with pytest.raises(ConfigError, match=says):
-        setup(**data)
-
-
 SELECT = {"select": {"delivery": "on-demand", "filters": {"keys": "independent", "m": 2}}}
 TURNS = {"schedule": {"warm_up": 0, "cycles": 1, "rounds_per_group": 1}}
 PROX = {"client": {"learning_rate": 0.1, "objective": "fedprox", "mu": 0.1}}
