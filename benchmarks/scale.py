@@ -29,7 +29,7 @@ from accounting import Independent, Participation
 from privpart import EmbeddedEngine, PartialModel, PrivacyPlan, SecretSource, Server, fit
 from privpart.client import LocalTraining
 from privpart.data import Users, cohorts_in_turn, iid_users
-from privpart.engines.workers import keep_freed_memory
+from privpart.pool import keep_freed_memory
 
 RESULTS = Path(__file__).parent / "results" / "scale.json"
 _MILLION = 1_000_000

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 from privpart.cli.frontier_leakage import leakage_of
-from privpart.experiment.study.study_file import read_study
 from privpart.experiment.task_data import read_task
+from privpart.study.study_file import read_study
 
 
 def main() -> None:
@@ -26,9 +26,9 @@ def main() -> None:
     torch.set_num_threads(1)
     study, read = read_study(options.study), lru_cache(maxsize=1)(read_task)
     rows = []
-    for arm in study.file.arms:
+    for arm in study.arms:
         group = next(group for group in study.groups if group.arm == arm)
-        plan = study.final_cells(group, study.points[0])[0].candidates[0]
+        plan = study.final_cells(group, study.points[0])[0].plan
         began = time.process_time()
         found = leakage_of(plan, read)
         rows.append({"arm": arm, **found, "cpu_seconds": round(time.process_time() - began, 1)})

@@ -21,11 +21,11 @@ import torch
 
 from privpart.client import client_update
 from privpart.experiment.plan_file import PlanFile
-from privpart.experiment.study.client_side import client_side
-from privpart.experiment.study.study_file import Study, read_study
 from privpart.experiment.training import training
 from privpart.measure.step import _RESET_PEAK, _RETURN_FREED_BLOCKS, _resident
 from privpart.model import PartialModel
+from privpart.study.client_side import client_side
+from privpart.study.study_file import Study, read_study
 
 PROCESSES = 5
 STEPS = 5
@@ -34,7 +34,7 @@ STEPS = 5
 def plan_of(study: Study, arm: str) -> PlanFile:
     """Return the plan of an arm at the study's first level."""
     group = next(group for group in study.groups if group.arm == arm)
-    return study.final_cells(group, study.points[0])[0].candidates[0]
+    return study.final_cells(group, study.points[0])[0].plan
 
 
 def measured(path: str, arm: str) -> int:
@@ -74,7 +74,7 @@ def main() -> None:
         print(json.dumps(measured(options.study, options.arm)))
         return
     study, rows = read_study(options.study), []
-    for arm in study.file.arms:
+    for arm in study.arms:
         command = [sys.executable, __file__, options.study, "--arm", arm]
         environment = os.environ | _RETURN_FREED_BLOCKS
         found = [

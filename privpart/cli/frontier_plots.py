@@ -19,7 +19,7 @@ def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> N
     """Write ``accuracy-epsilon.png`` and ``accuracy-bytes.png`` of a study; bands are intervals.
 
     Args:
-        rows: of its frontier, see ``privpart.experiment.study.frontier``.
+        rows: of its frontier, see ``privpart.study.frontier``.
         title: of both figures.
         out: folder to write to.
     """

@@ -298,7 +298,6 @@ TABLE: Mapping[str, Options] = {
         ),
     ),
     "verify-gradients": Options(free="target tolerance form"),
-    "freeze-search": Options(free="data tolerance seeds jobs form", idle=(_DATA_DIR,)),
     "frontier": Options(free="file out jobs device tune_only audit form"),
     "demo": Options(free="out data seed seeds jobs", idle=(_DATA_DIR,)),
     "sweep run": Options(

@@ -38,7 +38,6 @@ from privpart.cli.costs import costs
 from privpart.cli.demo import demo
 from privpart.cli.doctor import doctor
 from privpart.cli.export import export
-from privpart.cli.freeze_search import freeze_search
 from privpart.cli.frontier import frontier
 from privpart.cli.idle import Command
 from privpart.cli.init import init
@@ -69,7 +68,6 @@ _COMMANDS = (
     schedule,
     inspect,
     costs,
-    freeze_search,
     frontier,
     verify_gradients,
     demo,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # only for annotations: a budget's picture must not import to
     from torch import Tensor
 
     from privpart.cli.demo_tables import Accuracy
-    from privpart.experiment.sweep_store import Point
+    from privpart.study.store import Point
 
 _RESOURCES = {
     "bytes down": "bytes_down",

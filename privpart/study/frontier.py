@@ -3,22 +3,19 @@
 Arms are compared at the same mechanism and level, seed by seed: trainings of one seed share the
 partition, the cohorts and, where a model has a seed, the start. Intervals are Student's t at 95 %,
 of one comparison each; they cover the seeds of the trainings and not the choice of the values.
-
-Importing it does not load torch.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from scipy.special import stdtrit
 
-if TYPE_CHECKING:  # only for annotations
-    from privpart.experiment.study.stages import ChosenPoint, StudyTrial
-    from privpart.experiment.study.study_file import Group, Study
-    from privpart.experiment.sweep_store import CellResult
+from privpart.study.stages import ChosenPoint, chosen_point, trials_of
+from privpart.study.store import CellResult
+from privpart.study.study_file import Group, Study
 
 LEVEL = 0.95
 Verdict = Literal["better", "worse", "undecided", "reference"]
@@ -60,13 +57,13 @@ class Reached:
         cpu_seconds: of all its trainings, trials included.
     """
 
-    group: "Group"
-    choice: "ChosenPoint"
-    by_seed: Mapping[int, "CellResult"]
+    group: Group
+    choice: ChosenPoint
+    by_seed: Mapping[int, CellResult]
     cpu_seconds: float
 
     @property
-    def any(self) -> "CellResult":
+    def any(self) -> CellResult:
         """One of the results; all have the same plan, up to the seeds."""
         return next(iter(self.by_seed.values()))
 
@@ -75,65 +72,80 @@ class Reached:
         return [self.by_seed[seed].accuracy for seed in sorted(seeds or self.by_seed)]
 
 
-def rows_of(study: "Study", reached: Sequence[Reached]) -> list[dict[str, Any]]:
+def chosen_points(study: Study, results: Mapping[str, CellResult]) -> dict[Group, ChosenPoint]:
+    """Return the choice of each group that has one."""
+    choices = {group: chosen_point(study, group, results) for group in study.groups}
+    return {group: best for group, best in choices.items() if best is not None}
+
+
+def reached_of(study: Study, results: Mapping[str, CellResult]) -> list[Reached]:
+    """Return what each group reached that has a final result with a finite metric."""
+    reached = []
+    for group, best in chosen_points(study, results).items():
+        by_seed = {
+            cell.seed: results[cell.key]
+            for cell in study.final_cells(group, best.point)
+            if cell.key in results and math.isfinite(results[cell.key].accuracy)
+        }
+        trials = [c for trial in trials_of(study, group, results) for c in trial.cells]
+        spent = sum(results[cell.key].cpu_seconds for cell in trials)
+        spent += sum(result.cpu_seconds for result in by_seed.values())
+        if by_seed:
+            reached.append(Reached(group, best, by_seed, spent))
+    return reached
+
+
+def rows_of(study: Study, reached: Sequence[Reached]) -> list[dict[str, Any]]:
     """Return one row per group that has a final result; see docs/study.md for the columns."""
-    reference = {
-        (own.group.mechanism, own.group.level): own
-        for own in reached
-        if own.group.arm == study.reference
+    references = {
+        (r.group.mechanism, r.group.level): r for r in reached if r.group.arm == study.reference
     }
-    return [
-        _row(study, own, reference.get((own.group.mechanism, own.group.level))) for own in reached
-    ]
+    return [_row(study, r, references.get((r.group.mechanism, r.group.level))) for r in reached]
 
 
-def _row(study: "Study", own: Reached, reference: Reached | None) -> dict[str, Any]:
-    found, any_ = Interval.of(own.metrics()), own.any
+def _row(study: Study, reached: Reached, reference: Reached | None) -> dict[str, Any]:
+    interval, result = Interval.of(reached.metrics()), reached.any
     return {
-        **own.group.labels,
-        "epsilon": any_.epsilon,
-        "delta": any_.delta if any_.epsilon is not None else None,
-        "noise_multiplier": any_.noise_multiplier,
-        "trained": any_.trained,
-        "parameters": any_.parameter_count,
-        "seeds": len(own.by_seed),
-        "missing_seeds": len(study.file.final.seeds) - len(own.by_seed),
-        "metric": found.mean,
-        "low": found.low,
-        "high": found.high,
-        **_difference(study, own, reference),
+        **reached.group.labels,
+        "epsilon": result.epsilon,
+        "delta": result.delta if result.epsilon is not None else None,
+        "noise_multiplier": result.noise_multiplier,
+        "trained": result.trained,
+        "parameters": result.parameter_count,
+        "seeds": len(reached.by_seed),
+        "missing_seeds": len(study.file.final.seeds) - len(reached.by_seed),
+        "metric": interval.mean,
+        "low": interval.low,
+        "high": interval.high,
+        **_difference(study, reached, reference),
         "trials": study.trials,
-        "held_out_metric": own.choice.score,
-        **own.choice.point,
-        "cpu_seconds": round(own.cpu_seconds, 1),
+        "held_out_metric": reached.choice.score,
+        **reached.choice.point,
+        "cpu_seconds": round(reached.cpu_seconds, 1),
     }
 
 
-def _difference(study: "Study", own: Reached, reference: Reached | None) -> dict[str, Any]:
+def _difference(study: Study, reached: Reached, reference: Reached | None) -> dict[str, Any]:
     columns = ("difference", "difference_low", "difference_high", "verdict")
-    if own is reference:
+    if reached is reference:
         return dict(zip(columns, (0.0, None, None, "reference"), strict=True))
-    both = sorted(set(own.by_seed) & set(reference.by_seed)) if reference else []
+    both = sorted(set(reached.by_seed) & set(reference.by_seed)) if reference else []
     if reference is None or not both:
         return dict.fromkeys(columns)
-    pairs = zip(own.metrics(both), reference.metrics(both), strict=True)
-    found = Interval.of([mine - theirs for mine, theirs in pairs])
-    values = (found.mean, found.low, found.high, found.verdict(study.file.better))
+    pairs = zip(reached.metrics(both), reference.metrics(both), strict=True)
+    gain = Interval.of([metric - base for metric, base in pairs])
+    values = (gain.mean, gain.low, gain.high, gain.verdict(study.file.better))
     return dict(zip(columns, values, strict=True))
 
 
-def tuning_rows(
-    study: "Study",
-    trials: Mapping["Group", Sequence["StudyTrial"]],
-    results: Mapping[str, "CellResult"],
-    chosen: Mapping["Group", "ChosenPoint"],
-) -> Iterator[dict[str, Any]]:
+def tuning_rows(study: Study, results: Mapping[str, CellResult]) -> Iterator[dict[str, Any]]:
     """Yield one row per training of the tuning, whose metric is that on held-out users."""
-    for group, own in trials.items():
+    chosen = chosen_points(study, results)
+    for group in study.groups:
         best = chosen.get(group)
-        for trial in own:
-            taken = best is not None and best.trial == trial.number
-            more = {"trial": trial.number, "chosen": taken}
+        for trial in trials_of(study, group, results):
+            is_chosen = best is not None and best.trial == trial.number
+            more = {"trial": trial.number, "chosen": is_chosen}
             for cell in trial.cells:
                 if cell.key in results:
                     yield _training(group, cell.seed, results[cell.key], trial.point, more)
@@ -141,13 +153,13 @@ def tuning_rows(
 
 def final_rows(reached: Sequence[Reached]) -> Iterator[dict[str, Any]]:
     """Yield one row per training of the final stage, whose metric is that on test examples."""
-    for own in reached:
-        for seed, result in own.by_seed.items():
-            yield _training(own.group, seed, result, own.choice.point, {})
+    for r in reached:
+        for seed, result in r.by_seed.items():
+            yield _training(r.group, seed, result, r.choice.point, {})
 
 
 def _training(
-    group: "Group", seed: int, result: "CellResult", point: Mapping[str, Any], more: dict[str, Any]
+    group: Group, seed: int, result: CellResult, point: Mapping[str, Any], more: dict[str, Any]
 ) -> dict[str, Any]:
     return {
         **group.labels,
