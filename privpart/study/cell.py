@@ -23,13 +23,13 @@ Changes = Mapping[str, Any]
 """Dotted name of a plan field -> its new value."""
 
 
-class Table(BaseModel):
+class FileTable(BaseModel):
     """A table of a file that people write."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-AnyFile = TypeVar("AnyFile", bound=Table)
+AnyFile = TypeVar("AnyFile", bound=FileTable)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.study.cell import BasePlan, Cell, Changes, Table, read_file
+from privpart.study.cell import BasePlan, Cell, Changes, FileTable, read_file
 
 LEAST_SEEDS = 5
 """Final seeds that an interval over seeds asks for."""
@@ -44,7 +44,7 @@ _NEAR = 1 / 6
 """Share of a range on either side of the best point that refining covers."""
 
 
-class Range(Table):
+class Range(FileTable):
     """Values from ``low`` to ``high``, spread evenly or, with ``scale = "log"``, by ratio."""
 
     low: float
@@ -74,7 +74,7 @@ class Range(Table):
         return (value - self.low) / (self.high - self.low)
 
 
-class Noise(Table):
+class Noise(FileTable):
     """Levels: budgets that each mechanism's noise is solved for, or noise multipliers."""
 
     epsilon: list[float] = Field(default_factory=list)
@@ -101,7 +101,7 @@ class Noise(Table):
         return {f"{v:g}": {f"privacy.{field}": v} for v in self.epsilon or self.multiplier}
 
 
-class Trials(Table):
+class Trials(FileTable):
     """Table ``[tuning]``: how each group's values are chosen.
 
     Attributes:
@@ -170,7 +170,7 @@ class Trials(Table):
         return [[(shift[j] + k * ratio ** -(j + 1)) % 1 for j in range(size)] for k in range(count)]
 
 
-class Freeze(Table):
+class Freeze(FileTable):
     """Table ``[freeze]``: what to freeze is searched for by FedPT's four steps (section 3.1).
 
     Attributes:
@@ -186,13 +186,13 @@ class Freeze(Table):
         return self
 
 
-class Final(Table):
+class Final(FileTable):
     """Table ``[final]``: the seeds of the trainings that are tested."""
 
     seeds: list[int] = Field(min_length=1)
 
 
-class StudyFile(Table):
+class StudyFile(FileTable):
     """A whole study, as people write it. ``read_study`` makes it from a TOML file.
 
     Attributes:

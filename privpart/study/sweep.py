@@ -9,12 +9,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from accounting.checks import ConfigError
-from privpart.study.cell import BasePlan, Cell, Changes, Table, read_file
+from privpart.study.cell import BasePlan, Cell, Changes, FileTable, read_file
 
 _NOISE = ("privacy.noise_multiplier", "privacy.target_epsilon")
 
 
-class SweepFile(Table):
+class SweepFile(FileTable):
     """A whole sweep, as people write it.
 
     Attributes:
