@@ -81,7 +81,7 @@ def main() -> None:
             json.loads(subprocess.check_output(command, env=environment, text=True))
             for _ in range(PROCESSES)
         ]
-        computed = client_side(plan_of(study, arm)).memory_bytes
+        computed = client_side(plan_of(study, arm))["memory_bytes"]
         rows.append(
             {
                 "arm": arm,

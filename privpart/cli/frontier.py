@@ -192,7 +192,7 @@ def _by_arm(
             continue
         typer.echo(f"measuring a client of {group.arm} ...", err=True)
         plan = study.final_cells(group, best.point)[0].plan
-        columns[group.arm] = client_side(plan, read).columns()
+        columns[group.arm] = client_side(plan, read)
         if audit:
             typer.echo(f"attacking an update of {group.arm} ...", err=True)
             try:

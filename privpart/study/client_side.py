@@ -5,11 +5,9 @@ send less in some. FLOPs, seconds and memory are those of the client's own local
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from functools import partial
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -18,38 +16,21 @@ from privpart.client import client_update
 from privpart.experiment.plan_file import PlanFile
 from privpart.experiment.task_data import Reader, read_task
 from privpart.experiment.training import Training, first_batch, training
-from privpart.measure.costs import ClientCosts, client_costs
+from privpart.measure.costs import client_costs
 from privpart.messages import client_id
 from privpart.select.engine import SelectEngine
 
 _REPEATS = 7
 
 
-@dataclass(frozen=True, slots=True)
-class ClientSide:
-    """One round of one client, as the mean over the plan's rounds.
-
-    Attributes:
-        bytes_up: of the client's message.
-        bytes_down: of the server's message, which holds all that trains.
-        client_flops: of the local training; None where clients select slices.
-        client_seconds: processor seconds of the local training on this machine, the median.
-        memory_bytes: of a local step in the round that takes most; None where clients select.
-    """
-
-    bytes_up: int
-    bytes_down: int
-    client_flops: int | None
-    client_seconds: float
-    memory_bytes: int | None
-
-    def columns(self) -> dict[str, Any]:
-        """Return the columns of a table."""
-        return asdict(self)
-
-
-def client_side(plan: PlanFile, read: Reader = read_task) -> ClientSide:
+def client_side(plan: PlanFile, read: Reader = read_task) -> dict[str, Any]:
     """Measure one client of a plan on one thread; the plan's code is imported and called.
+
+    Returns:
+        ``bytes_up`` and ``bytes_down`` of the messages; the server's holds all that trains.
+        ``client_flops`` of the local training, and ``memory_bytes`` of a local step in the round
+        that takes most, both None where clients select slices. ``client_seconds``: processor
+        seconds of the local training on this machine, the median.
 
     Raises:
         ConfigError: see ``training``.
@@ -58,33 +39,31 @@ def client_side(plan: PlanFile, read: Reader = read_task) -> ClientSide:
     setup = training(plan, report=lambda _: None, read=read)
     if isinstance(setup.trainer, SelectEngine):
         ledger = setup.trainer.rehearse()
-        seconds = _seconds(setup.trainer.rehearse)
-        return ClientSide(ledger.bytes_up[0], ledger.bytes_down[0], None, seconds, None)
-    return _of_rounds(setup)
-
-
-def _of_rounds(setup: Training) -> ClientSide:
-    plan, model = setup.plan, setup.model
+        return {
+            "bytes_up": ledger.bytes_up[0],
+            "bytes_down": ledger.bytes_down[0],
+            "client_flops": None,
+            "client_seconds": _seconds(setup.trainer.rehearse),
+            "memory_bytes": None,
+        }
     local = setup.engine.local_of(0)
     batch, examples = first_batch(setup.clients, local)
-    groups = len(model.groups)
-    rounds = (None,) if plan.schedule is None else plan.schedule.rounds(groups)
-    kinds = Counter[tuple[int, ...] | None](rounds)
-    found: dict[tuple[int, ...] | None, tuple[ClientCosts, float]] = {}
-    for active in kinds:
-        costs = client_costs(model, batch, local=local, examples=examples, active=active)
-        found[active] = (costs, _seconds(partial(_update, setup, active)))
-
-    def over_rounds(of: Callable[[ClientCosts, float], float]) -> float:
-        return sum(count * of(*found[active]) for active, count in kinds.items()) / len(rounds)
-
-    return ClientSide(
-        round(over_rounds(lambda costs, _: costs.bytes_up)),
-        round(over_rounds(lambda costs, _: costs.bytes_down)),
-        round(over_rounds(lambda costs, _: costs.forward_flops + costs.backward_flops)),
-        over_rounds(lambda _, seconds: seconds),
-        max(costs.memory.total for costs, _ in found.values()),
-    )
+    schedule = plan.schedule
+    rounds = (None,) if schedule is None else schedule.rounds(len(setup.model.groups))
+    costs, seconds = {}, {}
+    for active in dict.fromkeys(rounds):
+        costs[active] = client_costs(
+            setup.model, batch, local=local, examples=examples, active=active
+        )
+        seconds[active] = _seconds(partial(_update, setup, active))
+    flops = [costs[r].forward_flops + costs[r].backward_flops for r in rounds]
+    return {
+        "bytes_up": round(mean(costs[r].bytes_up for r in rounds)),
+        "bytes_down": round(mean(costs[r].bytes_down for r in rounds)),
+        "client_flops": round(mean(flops)),
+        "client_seconds": mean(seconds[r] for r in rounds),
+        "memory_bytes": max(cost.memory.total for cost in costs.values()),
+    }
 
 
 def _update(setup: Training, active: tuple[int, ...] | None) -> None:
@@ -101,9 +80,9 @@ def _update(setup: Training, active: tuple[int, ...] | None) -> None:
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    taken = []
+    seconds = []
     for _ in range(_REPEATS + 1):
         began = time.process_time()
         run()
-        taken.append(time.process_time() - began)
-    return median(taken[1:])  # the first one warms up
+        seconds.append(time.process_time() - began)
+    return median(seconds[1:])  # the first one warms up

@@ -87,8 +87,8 @@ def reached_of(study: Study, results: Mapping[str, CellResult]) -> list[Reached]
             for cell in study.final_cells(group, best.point)
             if cell.key in results and math.isfinite(results[cell.key].accuracy)
         }
-        trials = [c for trial in trials_of(study, group, results) for c in trial.cells]
-        spent = sum(results[cell.key].cpu_seconds for cell in trials)
+        trials = trials_of(study, group, results)
+        spent = sum(results[cell.key].cpu_seconds for _, cells in trials for cell in cells)
         spent += sum(result.cpu_seconds for result in by_seed.values())
         if by_seed:
             reached.append(Reached(group, best, by_seed, spent))
@@ -143,12 +143,11 @@ def tuning_rows(study: Study, results: Mapping[str, CellResult]) -> Iterator[dic
     chosen = chosen_points(study, results)
     for group in study.groups:
         best = chosen.get(group)
-        for trial in trials_of(study, group, results):
-            is_chosen = best is not None and best.trial == trial.number
-            more = {"trial": trial.number, "chosen": is_chosen}
-            for cell in trial.cells:
+        for number, (point, cells) in enumerate(trials_of(study, group, results)):
+            more = {"trial": number, "chosen": best is not None and best.trial == number}
+            for cell in cells:
                 if cell.key in results:
-                    yield _training(group, cell.seed, results[cell.key], trial.point, more)
+                    yield _training(group, cell.seed, results[cell.key], point, more)
 
 
 def final_rows(reached: Sequence[Reached]) -> Iterator[dict[str, Any]]:

@@ -21,19 +21,8 @@ from privpart.study.study_file import Group, Study
 AXES = ("arm", "mechanism", "level", "trial")
 
 
-@dataclass(frozen=True, slots=True)
-class StudyTrial:
-    """One point that a group tries.
-
-    Attributes:
-        number: from 0; those that refine come last.
-        point: its values.
-        cells: its trainings, one per tuning seed.
-    """
-
-    number: int
-    point: Changes
-    cells: Sequence[Cell]
+Trial = tuple[Changes, Sequence[Cell]]
+"""A point that a group tries, and its trainings, one per tuning seed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +40,15 @@ class ChosenPoint:
     score: float
 
 
-def trials_of(study: Study, group: Group, results: Mapping[str, CellResult]) -> list[StudyTrial]:
+def trials_of(study: Study, group: Group, results: Mapping[str, CellResult]) -> list[Trial]:
     """Return the trials of a group: those that refine are known once the first are done."""
-    trials = _trials(study, group, study.points)
-    best = _best(study, trials, results)
+    points = study.points
+    cells = [study.tuning_cells(group, number, point) for number, point in enumerate(points)]
+    best = _best(study, [*zip(points, cells, strict=True)], results)
     if best is not None:
-        trials += _trials(study, group, study.file.tuning.near(best.point), len(trials))
-    return trials
+        points = points + study.file.tuning.near(best.point)
+        cells = [study.tuning_cells(group, number, point) for number, point in enumerate(points)]
+    return [*zip(points, cells, strict=True)]
 
 
 def chosen_point(
@@ -77,25 +68,16 @@ def chosen_point(
     return _best(study, trials, results) if len(trials) == study.trials else None
 
 
-def _trials(
-    study: Study, group: Group, points: Sequence[Changes], first: int = 0
-) -> list[StudyTrial]:
-    return [
-        StudyTrial(number, point, study.tuning_cells(group, number, point))
-        for number, point in enumerate(points, first)
-    ]
-
-
 def _best(
-    study: Study, trials: Sequence[StudyTrial], results: Mapping[str, CellResult]
+    study: Study, trials: Sequence[Trial], results: Mapping[str, CellResult]
 ) -> ChosenPoint | None:
-    if any(cell.key not in results for trial in trials for cell in trial.cells):
+    if any(cell.key not in results for _, cells in trials for cell in cells):
         return None
-    scored = [
-        ChosenPoint(t.number, t.point, mean(results[cell.key].accuracy for cell in t.cells))
-        for t in trials
+    choices = [
+        ChosenPoint(number, point, mean(results[cell.key].accuracy for cell in cells))
+        for number, (point, cells) in enumerate(trials)
     ]
-    finite = [choice for choice in scored if math.isfinite(choice.score)]
+    finite = [choice for choice in choices if math.isfinite(choice.score)]
     return max(finite, key=lambda choice: _sign(study) * choice.score, default=None)
 
 
@@ -109,9 +91,9 @@ def remaining(study: Study, store: Store, *, tune_only: bool) -> int:
     missing: list[Cell] = []
     for group in study.groups:
         trials = trials_of(study, group, done)
-        missing += [c for trial in trials for c in trial.cells if c.key not in done]
+        missing += [c for _, cells in trials for c in cells if c.key not in done]
         # any trial stands for one that is not known yet, as all have as many rounds
-        missing += [*trials[0].cells] * (study.trials - len(trials))
+        missing += [*trials[0][1]] * (study.trials - len(trials))
         best = chosen_point(study, group, done)
         if not tune_only:
             cells = study.final_cells(group, study.points[0] if best is None else best.point)
@@ -126,9 +108,9 @@ def stages(study: Study, store: Store, *, tune_only: bool = False) -> Iterator[l
         for _ in ("the whole space", "near the best"):
             results = store.results()
             trials = [trial for group in groups for trial in trials_of(study, group, results)]
-            cells = [cell for trial in trials for cell in trial.cells if cell.key not in tried]
-            yield cells
-            tried |= {cell.key for cell in cells}  # those that failed would fail again
+            untried = [cell for _, cells in trials for cell in cells if cell.key not in tried]
+            yield untried
+            tried |= {cell.key for cell in untried}  # those that failed would fail again
         if not tune_only:
             results = store.results()
             choices = [(group, chosen_point(study, group, results)) for group in groups]

@@ -61,11 +61,10 @@ class Range(FileTable):
 
     def at(self, share: float) -> float:
         """Return the value at a share of the way, in [0, 1), to three significant digits."""
+        value = self.low + (self.high - self.low) * share
         if self.scale == "log":
-            found = self.low * (self.high / self.low) ** share
-        else:
-            found = self.low + (self.high - self.low) * share
-        return float(f"{found:.{_DIGITS}g}")
+            value = self.low * (self.high / self.low) ** share
+        return float(f"{value:.{_DIGITS}g}")
 
     def share(self, value: float) -> float:
         """Return the share of the way at which a value lies, the inverse of ``at``."""
@@ -140,24 +139,25 @@ class Trials(FileTable):
         """
         return [
             {
-                f: _value(values, share)
-                for (f, values), share in zip(self.space.items(), at, strict=True)
+                field: values.at(share)
+                if isinstance(values, Range)
+                else values[math.floor(share * len(values))]
+                for (field, values), share in zip(self.space.items(), shares, strict=True)
             }
-            for at in self._shares(self.trials, "trials")
+            for shares in self._shares(self.trials, "trials")
         ]
 
     def near(self, best: Changes) -> list[Changes]:
         """Return the points that refine a best one: within a sixth of each range, same choices."""
-        found: list[Changes] = []
-        for at in self._shares(self.refine, "refine"):
-            point: dict[str, Any] = {}
-            for (field, values), share in zip(self.space.items(), at, strict=True):
-                point[field] = best[field]
+        points: list[Changes] = []
+        for shares in self._shares(self.refine, "refine"):
+            point = dict(best)
+            for (field, values), share in zip(self.space.items(), shares, strict=True):
                 if isinstance(values, Range):
                     moved = values.share(best[field]) + _NEAR * (2 * share - 1)
                     point[field] = values.at(min(max(moved, 0.0), 1.0))
-            found.append(point)
-        return found
+            points.append(point)
+        return points
 
     def _shares(self, count: int, stage: str) -> list[list[float]]:
         """Return points of the unit cube, shifted by the seed and the stage."""
@@ -370,18 +370,18 @@ def read_study(path: str | Path) -> Study:
 def _refuse_metric(study: Study) -> None:
     """Refuse a tuning that would read the test users, or nobody."""
     data, tuning = study.base.tables.get("data", {}), study.file.tuning
-    own = isinstance(data, Mapping) and "metric" in data
-    if own and tuning.metric is None:
+    metric = data.get("metric") if isinstance(data, Mapping) else None
+    if metric is not None and tuning.metric is None:
         raise ConfigError(
             "tuning.metric: is missing. The plan's data.metric measures on test users, whom the "
             "tuning must not see; name a function that measures on held-out users."
         )
-    if own and tuning.metric == data["metric"]:
+    if metric is not None and tuning.metric == metric:
         raise ConfigError(
             f"tuning.metric={tuning.metric}: is the plan's data.metric, so values would be chosen "
             "on the test users; name another function."
         )
-    if not own and tuning.metric is not None:
+    if metric is None and tuning.metric is not None:
         raise ConfigError(
             "tuning.metric: the plan has no data.metric to replace; leave it out, and trials are "
             "measured by the accuracy on held-out users."
@@ -413,24 +413,18 @@ def _refuse_change(where: str, fields: Iterable[str], fixed: Iterable[str], why:
 
 def _overlapping(field: str, fixed: Iterable[str]) -> bool:
     """Return whether ``field`` is one of ``fixed``, holds one, or is in one."""
-    return any(f"{own}.".startswith(f"{field}.") or field.startswith(f"{own}.") for own in fixed)
+    return any(f"{f}.".startswith(f"{field}.") or field.startswith(f"{f}.") for f in fixed)
 
 
 def _refuse_other_users(study: Study) -> None:
     """Refuse arms with different data: who is held out, and who is tested on, depends on them."""
-    found: dict[str, str] = {}
+    arms: dict[str, str] = {}
     for group in study.groups:
         (cell, *_) = study.final_cells(group, study.points[0])
-        found.setdefault(cell.plan.data.model_dump_json(exclude={"seed"}), group.arm)
-    if len(found) > 1:
-        one, other, *_ = found.values()
+        arms.setdefault(cell.plan.data.model_dump_json(exclude={"seed"}), group.arm)
+    if len(arms) > 1:
+        first, other, *_ = arms.values()
         raise ConfigError(
-            f"arms.{other}: has other values in [data] than arms.{one}, so other users would be "
+            f"arms.{other}: has other values in [data] than arms.{first}, so other users would be "
             "held out; every arm must have the same."
         )
-
-
-def _value(values: Range | list[Any], share: float) -> Any:  # noqa: ANN401  of a TOML file
-    return (
-        values.at(share) if isinstance(values, Range) else values[math.floor(share * len(values))]
-    )

@@ -123,13 +123,6 @@ def test_a_study_of_ones_own_code_is_tuned_tested_and_resumed(folder):
     assert rows_of(folder, "final") == final
 
 
-def test_a_fault_is_one_sentence(folder):
-    (folder / "study.toml").write_text(changed(("trials = 2", "trails = 2"), text=STUDY))
-    told = frontier(folder)
-    assert told.exit_code != 0
-    assert "trails" in str(told.exception)
-
-
 def test_what_train_refuses_is_refused_before_any_trial(folder, monkeypatch):
     """15 of 20 clients train, 4 in each round: nobody is left for round 3."""
     monkeypatch.setattr(runner, "run_cell", None)
