@@ -83,6 +83,8 @@ def test_a_job_that_hangs_or_kills_its_process_fails_alone(monkeypatch, queued):
         assert "sent nothing for 0.3 seconds and was taken to hang" in str(found["hangs"])
         assert found["c"] == "c ends"
         assert 3 <= len(started) <= 4
+    assert pool._any_finished
+    assert pool._longest > 0
     pool.close()
     with pytest.raises(WorkerError, match="was ended"):
         pool.idle()
