@@ -10,7 +10,7 @@ FLOWER_READY := $(FLOWER)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit messages docs flower slow bench mutants wheel-check clean
+.PHONY: help setup demo test lint types unit messages docs flower slow portable bench mutants wheel-check clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,16 @@ flower: messages  ## install Flower; then a deployment with TLS on this machine,
 slow: $(READY) $(FLOWER_READY)  ## the tests that take minutes
 	$(BIN)/pytest -n 2 -q -m slow
 	$(FLOWER)/bin/python -m pytest -q -m slow tests/flower
+
+NUMERICAL := tests/accounting tests/privpart tests/attacks
+SETTINGS := $(foreach kind,default avx2 avx512,ATEN_CPU_CAPABILITY=$(kind)) DNNL_MAX_CPU_ISA=SSE41 \
+  MKL_CBWR=COMPATIBLE $(foreach n,1 2 4,"OMP_NUM_THREADS=$(n) MKL_NUM_THREADS=$(n)")
+
+portable: $(READY)  ## the numerical tests, rounded as on other processors and with 1, 2, 4 threads (hours)
+	@failed=; for setting in $(SETTINGS); do \
+	  echo "$$setting"; \
+	  env $$setting $(BIN)/pytest -n 2 --dist worksteal -q $(NUMERICAL) || failed="$$failed, $$setting"; \
+	done; test -z "$$failed" || { echo "failed with$${failed#,}"; exit 1; }
 
 mutants: $(READY)  ## break the accounting on purpose and list the mutants that no test notices (hours)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutants]'

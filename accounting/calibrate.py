@@ -16,7 +16,8 @@ from accounting.guarantee import METHODS, Guarantee, Method, guarantee, mu_upper
 from accounting.mechanisms import Mechanism
 from accounting.monte_carlo import BMinSep, EstimatedGuarantee
 from accounting.participation import Participation
-from accounting.random_allocation import BallsInBins
+from accounting.random_allocation import BallsInBins, TooFineError
+from accounting.report import up
 from accounting.subsampled import SampledMethod
 
 
@@ -99,16 +100,30 @@ def least_sampled_noise(
         within 1e-4 of it, relatively, unless the accountant jumps there.
 
     Raises:
-        ConfigError: a value out of range, or a mechanism or target that the accountant cannot
-            reach.
+        ConfigError: a value out of range, a mechanism or target that the accountant cannot reach,
+            or a target below which the grid of ``BallsInBins`` ends: the noise found there would
+            be more than is needed.
     """
     target, delta = _target(target_epsilon, delta, "exact")
+    enough = _unsampled_noise(mechanism, sampling, target, delta)
 
     def epsilon(noise: float) -> float:
         run = sampled_guarantee(mechanism, sampling, noise_multiplier=noise, method=method)
         return run.epsilon(delta)
 
-    return _descend(epsilon, target, _unsampled_noise(mechanism, sampling, target, delta))
+    binned = isinstance(sampling, BallsInBins)
+    edge = f"target_epsilon={target:g}: the grid on which bins are accounted for ends before it, "
+    unsampled = f"account without the sampling, which noise_multiplier={enough:.5g} meets."
+    try:
+        noise = _descend(epsilon, target, enough)
+    except TooFineError:
+        raise ConfigError(f"{edge}so the least noise is not known; {unsampled}") from None
+    if binned and (found := epsilon(noise)) < target * (1 - 1e-4):
+        raise ConfigError(
+            f"{edge}at epsilon {found:.4g} with noise_multiplier={noise:.5g}; less noise than that "
+            f"would do, and how much is not known. Take these two, or {unsampled}"
+        )
+    return noise
 
 
 def estimated_noise(
@@ -140,7 +155,7 @@ def estimated_noise(
     if (found := final.epsilon(delta)) > target:
         raise ConfigError(
             f"target_epsilon={target:g}: the one estimate, with noise_multiplier={noise:g}, came "
-            f"out at {found:.5g}. Another estimate would be another answer, wrong with its own "
+            f"out at {up(found, 5)}. Another estimate would be another answer, wrong with its own "
             "probability: allow for that, or use more draws."
         )
     return final
@@ -158,19 +173,20 @@ def _descend(
 ) -> float:
     """Return a noise below about ``enough`` whose epsilon is within ``close`` below the target.
 
-    ``epsilon`` falls with the noise, and raises where there is too little for it. Its logarithm is
-    nearly a line in that of the noise, so each step follows the chord of the last two; where that
-    leaves the bracket, or did not halve it three times running, the step halves it.
+    ``epsilon`` falls with the noise, and raises where there is too little for it; where that is,
+    is found within 1e-3. Its logarithm is nearly a line in that of the noise, so each step follows
+    the chord of the last two; where that leaves the bracket, or did not halve it three times
+    running, the step halves it.
     """
     found = epsilon(enough)
     while found > target:  # an accountant on a grid may be above the curve
         enough *= 1.05
         found = epsilon(enough)
-    low, high, best = 0.0, enough, found
+    low, high, best, near = 0.0, enough, found, 1e-9
     points = [(enough, found)]
     slow = 0
     for _ in range(_MOST_STEPS):
-        if best >= target * (1 - close) or high - low <= 1e-9 * high:
+        if best >= target * (1 - close) or high - low <= near * high:
             break
         half = math.sqrt(low * high) if low else high / 2
         noise = half if slow >= _PATIENCE else _on_chord(points, target * (1 - close / 2), half)
@@ -185,7 +201,7 @@ def _descend(
         if at <= target:
             high, best = noise, at
         else:
-            low = noise
+            low, near = noise, 1e-3 if at == math.inf else 1e-9
         slow = slow + 1 if high - low > before / 2 else 0
     return high
 

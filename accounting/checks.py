@@ -4,18 +4,25 @@ Every test is written positively (``if not x > 0``): each comparison with NaN is
 written the other way round accepts NaN, which then becomes a plausible epsilon.
 """
 
+import json
 import math
 import operator
 from collections.abc import Iterable, Sequence
-from typing import SupportsFloat, SupportsIndex
+from typing import Any, NoReturn, SupportsFloat, SupportsIndex
 
 
 class ConfigError(ValueError):
     """Invalid argument; the message says what was passed, what is allowed and what to do."""
 
 
+class MissingExtraError(ConfigError):
+    """An optional package is not installed; the message says how to install it."""
+
+
 _GOOGOL = 10**100
 """As a float, this number and its square are finite. Python refuses to print very long integers."""
+_ROUNDED = 1 + 1e-12
+"""So that a product of floats that is 1 is not rounded to less."""
 MOST_ROUNDS = 1_000_000
 """Sensitivities of this many rounds take seconds with few participations, minutes with the most."""
 MOST_SEED = 2**63 - 1
@@ -75,6 +82,82 @@ def probability(name: str, value: SupportsFloat, *, hint: str = "") -> float:
     return number
 
 
+def is_large_delta(delta: SupportsFloat, population: int | None = None) -> bool:
+    """Whether delta is 1 / population or more; 0.1 or more if the population is not known.
+
+    Publishing the data of one unit, chosen at random, has such a delta (Dwork and Roth 2014,
+    section 2.3).
+    """
+    number = probability("delta", delta)
+    if population is None:
+        return number >= 0.1
+    return number * count("population", population) * _ROUNDED >= 1
+
+
+def delta_warning(
+    delta: SupportsFloat, population: int | None = None, *, unit: str = "client"
+) -> str:
+    """Return a warning if delta is not far below 1 / population; "" if it is.
+
+    Far below is less than 0.1 / population. If the population is not known, less than 1e-4, which
+    is sound for 1,000 units.
+
+    >>> print(delta_warning(1e-5, 50_000))
+    delta=1e-05: is 0.5 / 50,000; for 50,000 clients it should be below 0.1 / 50,000.
+    >>> delta_warning(1e-6, 50_000)
+    ''
+    """
+    number = probability("delta", delta)
+    large = is_large_delta(number, population)
+    random_one = f"publishing the data of one {unit}, chosen at random, has such a delta"
+    if population is None:
+        if large:
+            return f"delta={number:g}: is too large for any number of {unit}s: {random_one}."
+        if number < 1e-4:
+            return ""
+        return (
+            f"delta={number:g}: is sound for fewer than {math.ceil(0.1 / number):,} {unit}s, and "
+            "how many there are was not given (population)."
+        )
+    share = number * population * _ROUNDED
+    if share < 0.1:
+        return ""
+    sound = f"for {population:,} {unit}s it should be below 0.1 / {population:,}."
+    if large:
+        return f"delta={number:g}: is 1 / {population:,} or more: {random_one}; {sound}"
+    return f"delta={number:g}: is {share:.2g} / {population:,}; {sound}"
+
+
+def accept_delta(
+    delta: SupportsFloat,
+    population: int | None = None,
+    *,
+    allow_large: bool = False,
+    unit: str = "client",
+) -> str:
+    """Return the warning about a delta, "" if there is none, unless it must be refused.
+
+    Args:
+        delta: in (0, 1).
+        population: number of units, if known.
+        allow_large: accepts a delta of 1 / population or more. Reports say that it is too large.
+        unit: what the population is of.
+
+    Raises:
+        ConfigError: delta is out of range, large without ``allow_large``, or not large with it.
+    """
+    number = probability("delta", delta)
+    said = delta_warning(number, population, unit=unit)
+    if is_large_delta(number, population) == allow_large:
+        return said
+    if allow_large:
+        raise ConfigError(
+            f"allow_large_delta=True: has no effect, delta={number:g} is allowed without it; leave "
+            "it out."
+        )
+    raise ConfigError(f"{said} Or allow it (allow_large_delta), and every report will repeat this.")
+
+
 def reals(name: str, values: Iterable[SupportsFloat]) -> tuple[float, ...]:
     """Return ``values`` as a tuple of at least one finite float."""
     try:
@@ -94,6 +177,29 @@ def choice(name: str, value: str, allowed: Sequence[str]) -> str:
     if value not in allowed:
         raise ConfigError(f"{name}={value!r}: must be one of {', '.join(allowed)}.")
     return value
+
+
+def parsed_json(text: str | bytes) -> Any:  # noqa: ANN401  any JSON
+    """Return what a JSON text says.
+
+    Raises:
+        ValueError: it is not JSON, names a key twice, of which other readers take the other value,
+            or holds NaN or an infinity.
+        RecursionError: it is nested too deeply.
+    """
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise ValueError(f"the key {key[:80]!a} is there twice")
+            found[key] = value
+        return found
+
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no number")
+
+    return json.loads(text, object_pairs_hook=once, parse_constant=refuse)
 
 
 def _shown(number: int) -> str:

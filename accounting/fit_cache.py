@@ -113,7 +113,7 @@ def _read(path: Path, key: Mapping[str, Any], built: Callable[[Any], Made]) -> M
     try:
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:  # a pipe would never end
             return None
-        held = json.loads(path.read_text(encoding="utf-8"))
+        held = checks.parsed_json(path.read_text(encoding="utf-8"))
         wanted = json.loads(json.dumps(_versioned(key)))  # in which a tuple is a list
         return built(held["value"]) if held["key"] == wanted else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):

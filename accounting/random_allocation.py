@@ -62,6 +62,10 @@ MOST_ENCODED = 4096
 """Rounds above which an encoder is too large to be written out."""
 
 
+class TooFineError(ConfigError):
+    """There is so little noise that a grid of ``_POINTS`` is too coarse for it."""
+
+
 @dataclass(frozen=True, slots=True)
 class BallsInBins:
     """Each member is put into one bin, at random, once; round i takes the members of bin i mod T.
@@ -361,9 +365,9 @@ def _fits(mu: float, bins: int, *, refuse: bool = False) -> bool:
     widest = math.exp(min(mu * _FAR + mu * mu / 2, 700.0))
     fine = (3.0 * bins + widest) / _POINTS <= _COARSEST
     if refuse and not fine:
-        raise ConfigError(
-            f"noise_multiplier: mu={mu:g} without sampling is too large for bins to help here; "
-            "leave out the sampling, or use more noise."
+        raise TooFineError(
+            f"noise_multiplier: mu={mu:g} without sampling is too large for the grid of this "
+            "accountant, whatever bins would save; leave out the sampling, or use more noise."
         )
     return fine
 

@@ -5,9 +5,13 @@ nothing about the next one.
 """
 
 import csv
+import re
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -151,8 +155,9 @@ def read_log(path: Path) -> dict[str, list[int]]:
     """Return each client's rounds, from a CSV file with the columns client and round.
 
     Raises:
-        ConfigError: the file cannot be read, is too large, has no such columns, a client has
-            whitespace around it, or a round is not a whole number from 0 on.
+        ConfigError: the file cannot be read, is too large, has no such columns or one twice, a row
+            of another length, a client whose name may look like another's, or a round that is not a
+            whole number from 0 on.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
@@ -160,40 +165,61 @@ def read_log(path: Path) -> dict[str, list[int]]:
                 f"log {path}: has {path.stat().st_size:,} bytes; at most {_MOST_BYTES:,} are read."
             )
         with path.open(newline="", encoding="utf-8-sig") as file:
-            return _histories(path, csv.DictReader(file))
+            return _histories(path, csv.reader(file, strict=True))
     except OSError as error:
         raise ConfigError(f"log {path}: cannot be read: {error.strerror}.") from None
     except (UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"log {path}: is not a CSV file: {error}.") from None
 
 
-def _histories(path: Path, rows: "csv.DictReader[str]") -> dict[str, list[int]]:
-    names = rows.fieldnames or ()
+def _histories(path: Path, rows: Any) -> dict[str, list[int]]:  # noqa: ANN401  csv's own type
+    names: list[str] = next(rows, [])
     if missing := {"client", "round"} - set(names):
         raise ConfigError(
             f"log {path}: its first line must name the columns client and round; it lacks "
             f"{' and '.join(sorted(missing))}."
         )
+    alike = Counter(unicodedata.normalize("NFKC", name).strip().casefold() for name in names)
+    if twice := [name for name, count in alike.items() if count > 1]:
+        raise ConfigError(f"log {path}: has two columns {twice[0][:80]!a}; leave one of them out.")
+    client_at, round_at = names.index("client"), names.index("round")
     found: dict[str, list[int]] = {}
-    for number, row in enumerate(rows, start=2):
-        if number > _MOST_ROWS:
+    for count, row in enumerate(filter(None, rows), start=1):  # without empty lines
+        if count > _MOST_ROWS:
             raise ConfigError(f"log {path}: has more than {_MOST_ROWS:,} rows.")
-        client, taken = row["client"], row["round"]
-        if not client or not taken or not (taken.isascii() and taken.isdigit()):
-            raise ConfigError(
-                f"log {path}, line {number}: must hold a client and a round, a whole number from 0 "
-                "on."
-            )
-        if client != client.strip():  # kept apart, one client would look like two
-            raise ConfigError(
-                f"log {path}, line {number}: client {client[:80]!a} has whitespace around it; "
-                "remove it."
-            )
-        if len(taken) > _LONGEST:
-            raise ConfigError(
-                f"log {path}, line {number}: a round must be below {checks.MOST_ROUNDS:,}."
-            )
+        fault = f"has {len(row)} fields, the first line {len(names)}"
+        if len(row) == len(names):
+            client, taken = row[client_at], row[round_at]
+            fault = ("" if client in found else _fault_of_name(client)) or _fault_of_round(taken)
+        if fault:
+            raise ConfigError(f"log {path}, line {rows.line_num}: {fault}.")
         found.setdefault(client, []).append(int(taken))
     if not found:
         raise ConfigError(f"log {path}: lists no participation.")
     return found
+
+
+_UNSEEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\ufe00-\ufe0f\U000e0100-\U000e01ef]"
+)
+"""Printable characters that no screen shows: joiners, fillers, variation selectors."""
+
+
+def _fault_of_name(name: str) -> str:
+    """Return why one client could be listed as two under such a name; "" if it could not."""
+    if not name:
+        return "must hold a client and a round"
+    if name != name.strip():
+        return f"client {name[:80]!a} has whitespace around it; remove it"
+    if not name.isprintable() or _UNSEEN.search(name):
+        return f"client {name[:80]!a} has characters that cannot be seen; remove them"
+    if not unicodedata.is_normalized("NFKC", name):
+        normal = unicodedata.normalize("NFKC", name)
+        return f"client {name[:80]!a} is not in normal form (NFKC); write {normal[:80]!a}"
+    return ""
+
+
+def _fault_of_round(text: str) -> str:
+    if not (text.isascii() and text.isdigit()):
+        return "must hold a client and a round, a whole number from 0 on"
+    return f"a round must be below {checks.MOST_ROUNDS:,}" if len(text) > _LONGEST else ""

@@ -179,6 +179,8 @@ class PrivacyReport:
                     f"{name}={claimed:g}: the other figures imply at least {least:g}."
                 )
         required = _REQUIRED_ASSUMPTIONS | ({"hidden-sample"} if amplified else set())
+        if checks.is_large_delta(self.delta, self.population):
+            required.add("delta")
         if missing := required - {a.code for a in self.assumptions}:
             raise ConfigError(f"assumptions lack {', '.join(sorted(missing))}.")
         if not self.not_covered:
@@ -244,6 +246,7 @@ class PrivacyReport:
             assumptions=(
                 *_assumptions(mechanism, participation, unit),
                 *(() if sampled is None else sampled.assumptions),
+                *large_delta(delta, population, unit),
             ),
             tpr_at_fpr=tuple((fpr, run.tpr_at_fpr(fpr)) for fpr in _FALSE_POSITIVE_RATES),
             cross_check=run.cross_check(delta, cross_check),
@@ -287,6 +290,8 @@ class PrivacyReport:
         relevant = (a for a in self.assumptions if a.severity != "negligible")
         if any(a.status in ("asserted", "violated") for a in relevant):
             return "conditional"
+        if checks.is_large_delta(self.delta, self.population):
+            return "conditional"  # whatever was vouched for
         return "holds"
 
     @property
@@ -308,13 +313,10 @@ class PrivacyReport:
             )
         if self.realised is not None and self.realised.deviations:
             found.append(f"the log breaks the promise: {'; '.join(self.realised.deviations)}.")
-        if self.population is not None and self.delta >= 1 / self.population:
-            found.append(
-                f"delta={self.delta:g} is 1/population or more: publishing one {self.unit}'s data "
-                "at random would pass. Use a delta well below 1/population."
-            )
+        if large := checks.delta_warning(self.delta, self.population, unit=self.unit):
+            found.append(large)
         if self.epsilon > 10:
-            found.append(f"epsilon={self.epsilon:.4g} is above 10: by itself it promises little.")
+            found.append(f"epsilon={up(self.epsilon)} is above 10: by itself it promises little.")
         if self.noise_source == "seeded":
             found.append("the noise is seeded: whoever knows the seed can subtract it.")
         return tuple(found)
@@ -379,7 +381,7 @@ class PrivacyReport:
     def from_json(cls, text: str) -> "PrivacyReport":
         """Return the report that ``to_json`` wrote; errors as for ``from_dict``."""
         try:
-            values = json.loads(text)
+            values = checks.parsed_json(text)
         except (TypeError, ValueError) as error:
             raise ConfigError(f"not JSON: {error}") from None
         if not isinstance(values, dict):
@@ -468,15 +470,34 @@ def _assumptions(
     found = (*_common_assumptions(participation, unit), *prefix)
     if unit != "example":
         return found
+    whose = ", and in each step the network gets the rows of the examples dealt for it, each once"
     own = (
         replace(
             a,
-            text=_TEXTS_OF_EXAMPLES.get(a.code, a.text),
+            text=_TEXTS_OF_EXAMPLES.get(a.code, a.text + whose * (a.code == "participation")),
             consequence=a.consequence.replace("cohort", "batch"),
         )
         for a in found
     )
     return (*own, *_ASSUMPTIONS_OF_EXAMPLES)
+
+
+def large_delta(delta: float, population: int | None, unit: str) -> tuple[Assumption, ...]:
+    """Return a condition that is not met, so that no status of a large delta is "holds"."""
+    if not checks.is_large_delta(delta, population):
+        return ()
+    of = "any number of" if population is None else f"{population:,}"
+    return (
+        Assumption(
+            "delta",
+            f"delta is far below 1 / number of {unit}s",
+            "violated",
+            f"publishing the data of one {unit}, chosen at random, has such a delta; read "
+            "epsilon at a smaller one",
+            "theoretical",
+            f"delta {delta:g} for {of} {unit}s",
+        ),
+    )
 
 
 _PREFIX_ONLY = Assumption(
@@ -507,7 +528,7 @@ _ASSUMPTIONS_OF_EXAMPLES = (
     Assumption(
         "gradients",
         "the gradient that is clipped as one example's depends on no other example: neither "
-        "network nor loss mixes the examples of a batch",
+        "network nor loss mixes the examples of a batch, or takes data or labels from elsewhere",
         "asserted",
         "clipping bounds nothing; privpart verify-gradients compares them with one by one",
     ),
@@ -520,7 +541,8 @@ _ASSUMPTIONS_OF_EXAMPLES = (
     ),
     Assumption(
         "data",
-        "the data set gives the same example under the same number in every pass",
+        "the data set gives the same example under the same number in every pass, another one "
+        "under every other number, and no row of a batch depends on two of them",
         "asserted",
         "an example takes part more often, or nearer together, than stated",
     ),
@@ -576,7 +598,8 @@ def _common_assumptions(participation: Participation, unit: str) -> tuple[Assump
 
 _STATUS_SENTENCES = {
     "holds": "The guarantee holds: all that it rests on was enforced, verified or vouched for.",
-    "conditional": "The guarantee is conditional: part of what it rests on was not checked.",
+    "conditional": "The guarantee is conditional: part of what it rests on was not checked, or is "
+    "not met.",
     "does-not-hold": "The guarantee DOES NOT HOLD; its figures are void.",
     "not-private": "This run IS NOT PRIVATE: its noise can be computed again from a seed.",
 }
@@ -695,7 +718,9 @@ def up(value: float, digits: int = 4) -> str:
     >>> up(1.74298), up(1e-6), up(0.12345), up(0.0)
     ('1.743', '1e-06', '0.1235', '0')
     """
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(Decimal(repr(value)))
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(
+        Decimal(repr(float(value)))
+    )
     return f"{float(rounded):.{digits}g}"
 
 
@@ -705,7 +730,7 @@ def down(value: float, digits: int = 4) -> str:
     >>> down(1.74298), down(0.12345)
     ('1.742', '0.1234')
     """
-    rounded = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(Decimal(repr(value)))
+    rounded = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(Decimal(repr(float(value))))
     return f"{float(rounded):.{digits}g}"
 
 

@@ -6,7 +6,7 @@ first.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,13 +19,14 @@ from accounting.checks import ConfigError
 from attacks.observation import Observation
 from attacks.reconstruction.batch_statistics import statistics_gap
 from attacks.reconstruction.reconstruct import flat
-from attacks.update import as_double, clip_scale, ready, simulated_update
+from attacks.rounding import first_least, same
+from attacks.update import LocalSteps, as_double, clip_scale, ready, simulated_update
 
 EXPLAINED = 1e-3  # relative residual that reduced precision may leave; 3 % of the norm
 _CHANCE = 1e-9  # that true noise is called false
 _LABELS = 100  # greatest number of labels to try instead of the given one
 _EXACT = 1e-12  # residuals below it are equal: float32 leaves no less
-_HANDICAP = 4.0
+_TIE = 4.0  # residuals within this factor are equal: a term more fits some rounding, too
 _RATES = 12  # learning rates to try, each corrected by what the one before left
 _MANY = 30  # values that three terms of a loss cannot match by chance
 _MOST_DECAY = 10.0  # weight decay above which a fit is chance
@@ -136,7 +137,7 @@ def _causes(
     """Return what is likely wrong; of what was tried, only what would explain the update."""
     if found.residual < found.least:
         return ("it contains less noise than the noise multiplier says",)
-    if not torch.equal(replay(model, observation, x, y), replay(model, observation, x, y)):
+    if not same(replay(model, observation, x, y), replay(model, observation, x, y)):
         return ("mode: the model's forward pass is random, so that no examples explain its update",)
     weights = flat(as_double(observation.state[name]) for name in observation.update)
     seen = _values(observation)
@@ -144,14 +145,11 @@ def _causes(
         return ("it is weights, not an update: subtract those before the round (before)",)
     fits = [(left, clause) for left, clause in _fits(model, observation, x, y) if left < found.most]
     if fits:
-        return (min(fits, key=lambda one: one[0])[1],)
-    others = (
-        _exchanged(model, observation, x, y, found.most),
-        _another_label(model, observation, x, y, found.most),
-        _descent(model, observation, x, y),
-    )
-    return tuple(clause for clause in others if clause) or (
-        "other weights (of another round?), other examples, labels or scaling of the inputs, "
+        least = max(_EXACT, min(left for left, _ in fits))
+        return (next(clause for left, clause in fits if left <= _TIE * least),)
+    return (
+        _descent(model, observation, x, y)
+        or "other weights (of another round?), other examples, labels or scaling of the inputs, "
         "another loss, or noise that is not stated",
     )
 
@@ -161,23 +159,22 @@ def _fits(
 ) -> Iterator[tuple[float, str]]:
     """Yield (residual, clause) of updates with which this one may have been confused.
 
-    All but the first must be clearly better to be believed.
+    The simplest come first: of those that explain it as well as the best, the first is believed.
     """
     seen = _values(observation)
-    handicap = 1.0
     for mode, local, clause in _variants(observation):
         other = replace(observation, training=mode, local=local, clip=None)
         try:
             scale, left = _scaled(replay(model, other, x, y), seen)
         except ConfigError:  # dropout, which this mode would need
             continue
-        told = clause + _of_scale(scale, other, observation, float(seen.norm()))
-        yield handicap * max(left, _EXACT), told
-        handicap = _HANDICAP
-    clause, left = _another_rate(model, observation, x, y)
-    yield handicap * max(left, _EXACT), clause
-    clause, left = _another_loss(model, replace(observation, local=None, clip=None), x, y)
-    yield handicap * max(left, _EXACT), clause
+        yield left, clause + _of_scale(scale, other, observation, float(seen.norm()))
+    if observation.local is not None:
+        yield _another_rate(model, observation, observation.local, x, y)
+        yield _exchanged(model, observation, x, y)
+    yield from _another_loss(model, replace(observation, local=None, clip=None), x, y)
+    if y.shape == (1,):  # not several, nor the tokens of a language model
+        yield _another_label(model, observation, x, y)
 
 
 def _variants(observation: Observation) -> Iterator[tuple[bool, Any, str]]:
@@ -194,23 +191,24 @@ def _variants(observation: Observation) -> Iterator[tuple[bool, Any, str]]:
 def _of_scale(scale: float, used: Observation, stated: Observation, size: float) -> str:
     """Return what a factor between the update and that of the images means."""
     joint = "; " if used.training != stated.training or used.local != stated.local else ""
-    if math.isclose(scale, 1, rel_tol=0.02):
-        return ""
+    if math.isclose(scale, 1, rel_tol=0.02) and (joint or stated.clip is not None):
+        return "" if joint else f"it is not clipped to a norm of {stated.clip:g}"
+    times = f"{joint}it is {_figure(scale)} times the gradient"
     if used.local is None and scale < 0:
-        return (
-            f"{joint}it is {scale:.3g} times the gradient: a change of the weights after one step "
-            f"of learning rate {-scale:.3g}"
-        )
+        rate = _figure(-scale)
+        return f"{times}: a change of the weights after one step of learning rate {rate}"
     if used.local is not None:
         if math.isclose(scale, -1, rel_tol=0.02):
             return f"{joint}it is before - after; send after - before"
-        return f"{joint}it is {scale:.3g} times that change: another learning rate or clip"
+        return f"{joint}it is {_figure(scale)} times that change: another learning rate or clip"
     if scale < 1 and stated.clip is None:
-        return (
-            f"{joint}it is {scale:.3g} times the gradient: clipped to its norm {size:.3g}, or "
-            "another reduction of the loss"
-        )
-    return f"{joint}it is {scale:.3g} times the gradient: another reduction of the loss, or clip"
+        return f"{times}: clipped to its norm {_figure(size)}, or another reduction of the loss"
+    return f"{times}: another reduction of the loss, or clip"
+
+
+def _figure(value: float, digits: int = 3) -> str:
+    """Return a number in so many digits, which its last bits do not decide: 1.125 is a tie."""
+    return f"{float(f'{value:.6g}'):.{digits}g}"
 
 
 def _scaled(said: Tensor, seen: Tensor) -> tuple[float, float]:
@@ -219,84 +217,81 @@ def _scaled(said: Tensor, seen: Tensor) -> tuple[float, float]:
     if length == 0:
         return 0.0, 1.0
     scale = float(said @ seen) / length
-    return scale, float((scale * said - seen).square().sum() / seen.square().sum())
+    return scale, _residual(scale * said, seen)
+
+
+def _residual(said: Tensor, seen: Tensor) -> float:
+    return float((said - seen).square().sum() / seen.square().sum())
 
 
 def _another_label(
-    model: nn.Module, observation: Observation, x: Tensor, y: Tensor, most: float
-) -> str:
-    """Return a clause on the label of one image that explains the update in place of ``y``."""
-    if y.shape != (1,):  # several, or the tokens of a language model
-        return ""
+    model: nn.Module, observation: Observation, x: Tensor, y: Tensor
+) -> tuple[float, str]:
+    """Return the residual and a clause of the label of one image that explains the update best."""
     seen = _values(observation)
     net = ready(model, observation.training).double()
     with torch.no_grad():
         logits = net(as_double(x))
-    for label in range(min(logits.shape[1], _LABELS)):
-        said = replay(model, observation, x, torch.full_like(y, label))
-        if float((said - seen).square().sum() / seen.square().sum()) <= most:
-            return f"labels: {label} explains it, not {int(y)}"
-    return ""
+    labels = [torch.full_like(y, label) for label in range(min(logits.shape[1], _LABELS))]
+    left = [_residual(replay(model, observation, x, label), seen) for label in labels]
+    best = first_least(left)
+    return left[best], f"labels: {best} explains it, not {int(y)}"
 
 
 def _exchanged(
-    model: nn.Module, observation: Observation, x: Tensor, y: Tensor, most: float
-) -> str:
-    """Return a clause on weights before the round that are those after it, and the reverse."""
-    if observation.local is None:
-        return ""
+    model: nn.Module, observation: Observation, x: Tensor, y: Tensor
+) -> tuple[float, str]:
+    """Return the residual and a clause of weights before the round that are those after it."""
     begin = dict(observation.state)
     for name, change in observation.update.items():
         begin[name] = as_double(begin[name]) + as_double(change)
-    seen = _values(observation)
-    gap = replay(model, replace(observation, state=begin), x, y) + seen
-    if float(gap.square().sum() / seen.square().sum()) > most:
-        return ""
-    return "the weights before and after the round are exchanged"
+    other = replay(model, replace(observation, state=begin), x, y)
+    left = _residual(-other, _values(observation))
+    return left, "the weights before and after the round are exchanged"
 
 
 def _another_rate(
-    model: nn.Module, observation: Observation, x: Tensor, y: Tensor
-) -> tuple[str, float]:
-    """Return a clause on the learning rate that fits best, and the residual that it leaves."""
-    local, seen, left = observation.local, _values(observation), math.inf
-    if local is None:
-        return "", left
-    rate = local.learning_rate
+    model: nn.Module, observation: Observation, local: LocalSteps, x: Tensor, y: Tensor
+) -> tuple[float, str]:
+    """Return the residual that the learning rate leaves that fits best, and a clause on it."""
+    seen, left, rate = _values(observation), math.inf, local.learning_rate
     for _ in range(_RATES):
         tried = replace(observation, local=replace(local, learning_rate=rate), clip=None)
         scale, left = _scaled(replay(model, tried, x, y), seen)
         if not 0 < scale * rate < math.inf:
-            return "", math.inf
+            return math.inf, ""
         if math.isclose(scale, 1, rel_tol=1e-6):
             break
         rate *= scale
-    return f"the learning rate: {rate:.3g} explains it, not {local.learning_rate:g}", left
+    return left, f"the learning rate: {_figure(rate)} explains it, not {local.learning_rate:g}"
 
 
-def _another_loss(model: nn.Module, plain: Observation, x: Tensor, y: Tensor) -> tuple[str, float]:
-    """Return a clause on weight decay and label smoothing, and the residual that they leave.
+def _another_loss(
+    model: nn.Module, plain: Observation, x: Tensor, y: Tensor
+) -> Iterator[tuple[float, str]]:
+    """Yield the residual and a clause of label smoothing, of weight decay, and of both.
 
-    Both add to the gradient linearly, so that a least-squares fit finds them.
+    Both add to the gradient linearly, so that a least-squares fit finds them. Each is tried without
+    the other, so that no share decides that is 0 but for rounding.
     """
     seen = _values(plain)
     if plain.loss is not cross_entropy or len(seen) < _MANY:
-        return "", math.inf
+        return
+    given = replay(model, plain, x, y)
     uniform = replay(model, replace(plain, loss=_uniform_loss), x, y)
     weights = flat(as_double(plain.state[name]) for name in plain.update)
-    terms = torch.stack([replay(model, plain, x, y), uniform, weights], 1)
-    share = torch.linalg.lstsq(terms, seen[:, None]).solution[:, 0]
-    left = float((terms @ share - seen).square().sum() / seen.square().sum())
-    total = float(share[0] + share[1])
-    parts: Mapping[str, float] = {
-        "label smoothing": float(share[1]) / total,
-        "weight decay": float(share[2]) / total,
-    }
-    possible = 0 <= parts["label smoothing"] <= 1 and 0 <= parts["weight decay"] <= _MOST_DECAY
-    if not possible:
-        return "", math.inf
-    told = [f"{name} {value:.2g}" for name, value in parts.items() if abs(value) > 1e-4]
-    return f"loss: cross-entropy with {' and '.join(told)} explains it", left
+    for smooths, decays in ((True, False), (False, True), (True, True)):
+        columns = [given, *[uniform] * smooths, *[weights] * decays]
+        terms = torch.stack(columns, 1)
+        shares = torch.linalg.lstsq(terms, seen[:, None]).solution[:, 0]
+        total = float(shares[: 1 + smooths].sum()) or math.nan
+        smoothing = float(shares[1]) / total if smooths else 0.0
+        decay = float(shares[-1]) / total if decays else 0.0
+        if 0 <= smoothing <= 1 and 0 <= decay <= _MOST_DECAY:
+            parts = [f"label smoothing {_figure(smoothing, 2)}"] * smooths
+            parts += [f"weight decay {_figure(decay, 2)}"] * decays
+            clause = f"loss: cross-entropy with {' and '.join(parts)} explains it"
+            yield _residual(terms @ shares, seen), clause
 
 
 def _uniform_loss(logits: Tensor, _labels: Tensor) -> Tensor:

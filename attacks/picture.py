@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from accounting.pages import drawing
+from accounting.report import up
 from attacks.defences import ScoredPoint
 from attacks.report import VERDICTS, LeakageReport, LeakageRow, Verdict
 
@@ -177,7 +178,7 @@ def defence_curve(points: Sequence[ScoredPoint], path: Path) -> None:
         above = axes.secondary_xaxis("top")
         above.set_xticks(
             levels,
-            ["∞" if (value := epsilon[level]) is None else f"{value:.3g}" for level in levels],
+            ["∞" if (value := epsilon[level]) is None else up(value) for level in levels],
         )
         above.minorticks_off()
         above.set_xlabel(f"epsilon at δ = {points[0].delta:g}, by the accountant alone", fontsize=9)

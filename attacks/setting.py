@@ -1,5 +1,6 @@
 """Setting: what every audit is told of an update, and the rules that images and text share."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -14,6 +15,7 @@ from accounting.checks import ConfigError
 from attacks.explain import Explanation, explain
 from attacks.observation import Observation, check_entries, noise_std_of, select
 from attacks.report import Adversary, TrialT, Verdict, most_severe, with_union
+from attacks.rounding import first_least
 from attacks.update import LocalSteps, Loss, norm
 
 SeenT = TypeVar("SeenT", bound=Observation)
@@ -179,13 +181,13 @@ class Setting:
 
     def least_explained(self, net: nn.Module) -> Explanation:
         """Return the explanation of the view, adversary and batch that is explained least."""
-        found = (
+        found = [
             explain(net, self.observe(view, adversary, number), *self.client(number))
             for adversary in self.everyone
             for view in self.every_view
             for number in self.batches
-        )
-        return max(found, key=lambda one: one.excess)
+        ]
+        return found[first_least([-one.excess for one in found], -math.inf)]
 
     def row_of(
         self, view: str, adversary: Adversary, seen: Sequence[Observation]

@@ -13,28 +13,23 @@ the same images on the same start values, in eval mode, and may spend the same p
 papers do (DLG, deepleakage) and to iDLG, which infers its one.
 """
 
-import argparse
-import json
-import os
+import frame
+
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_name] = "1"  # before numpy loads
-
 import audit_peers_stock as stock
 import numpy as np
 import torch
-from audit_peers_cases import NETWORKS, SIZE, Block, Network, Normalised, batch_of
-from machine import machine
-from peers_environment import NotInstalledError, _run, environment, installed
-from processes import finished
+from audit_peers_cases import NETWORKS, Block, Network, Normalised, batch_of, photographs
+from peers_environment import NotInstalledError, environment, installed, run
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -43,7 +38,7 @@ from attacks.metrics import match_batch, psnr, wilson
 from attacks.reconstruction.reconstruct import FALLING, GOOD_ENOUGH
 from attacks.report import RECOVERED_DB
 
-RESULT = Path(__file__).parent / "results" / "audit_peers.json"
+RESULT = frame.RESULTS / "audit_peers.json"
 TRIALS = {1: 8, 2: 6, 4: 5, 8: 4}  # batches of each size, each of other images and start values
 BUDGET = 10.0  # processor seconds
 OURS = "privpart"
@@ -84,23 +79,6 @@ class Case:
         return list(torch.autograd.grad(cross_entropy(model(x), self.y), model.parameters()))
 
 
-@cache
-def photographs() -> Tensor:
-    """Return 32 colour images (3, 32, 32) in [0, 1]: windows of scikit-learn's two photographs."""
-    from sklearn.datasets import load_sample_images
-
-    windows = []
-    for picture in load_sample_images().images:
-        scaled = torch.from_numpy(np.array(picture[:384, :640])).float() / 255
-        for row in scaled.reshape(4, 96, 640, 3):
-            for left in range(0, 384, 96):
-                window = row[:, left : left + 96].reshape(SIZE, 3, SIZE, 3, 3).mean((1, 3))
-                windows.append(window.permute(2, 0, 1))
-    half = len(windows) // 2
-    mixed = [windows[i // 2 + half * (i % 2)] for i in range(len(windows))]
-    return torch.stack(mixed)
-
-
 def ours(case: Case) -> dict[str, Any]:
     """Return what our attacks find within the budget, the best by its own residual."""
     model = Normalised(case.network, case.inside()).eval()
@@ -112,25 +90,23 @@ def ours(case: Case) -> dict[str, Any]:
         labels=case.y,
     )
     left = case.budget
-    found: dict[str, Reconstruction] = {}
+    tried: dict[str, Reconstruction] = {}
     for name, attack, share in _plan(model, seen):
-        steps = _count(share * left, _each(attack, case.budget))
+        steps = max(1, int(share * left / _each(attack, case.budget)))
         began = time.process_time()
-        tried = attack(steps)
+        image = attack(steps)
         left -= time.process_time() - began
-        if tried is not None:
-            found[name] = tried
-        if tried is not None and tried.match <= GOOD_ENOUGH:
-            break
-    chosen = min(found, key=lambda name: found[name].match)
-    own = {name: _decibels(one.x, case.x) for name, one in found.items()}
-    matches = {name: one.match for name, one in found.items()}
+        if image is not None:
+            tried[name] = image
+            if image.match <= GOOD_ENOUGH:
+                break
+    chosen = min(tried, key=lambda name: tried[name].match)
     return {
-        "x": found[chosen].x,
+        "x": tried[chosen].x,
         "seconds": case.budget - left,
         "chosen": chosen,
-        "psnr_by_attack": own,
-        "match_by_attack": matches,
+        "psnr_by_attack": {name: _decibels(one.x, case.x) for name, one in tried.items()},
+        "match_by_attack": {name: one.match for name, one in tried.items()},
     }
 
 
@@ -159,29 +135,22 @@ def _each(attack: Counted, budget: float) -> float:
     attack(1)
     steps = 4
     while True:
-        began = time.process_time()
-        attack(steps)
-        spent = time.process_time() - began
+        spent = frame.seconds(partial(attack, steps)).cpu
         if spent >= TIMING * budget or steps >= MOST_TIMED:  # an attack may end by itself
             return spent / steps
         steps *= 4
 
 
-def _count(seconds: float, each: float) -> int:
-    return max(1, int(seconds / each))
-
-
 def by_stock(side: str, case: Case) -> dict[str, Any]:
     """Return what a stock attack finds; the image is in [0, 1]."""
-    network = case.network
-    model, target, shape = case.inside(), case.gradient(), tuple(case.x.shape)
+    network, shape = case.network, tuple(case.x.shape)
+    model, target = case.inside(), case.gradient()
     generator = torch.Generator().manual_seed(case.trial)
     start = time.process_time()
     if side == "Inverting Gradients, as published":
         bounds = ((0 - network.mean) / network.std, (1 - network.mean) / network.std)
-        x, _ = stock.inverting_gradients(
-            model, target, case.y, shape, bounds, case.budget, generator
-        )
+        args = model, target, case.y, shape, bounds, case.budget, generator
+        x = stock.inverting_gradients(*args)
     else:
         attack = stock.dlg if side == "DLG, as published" else stock.idlg
         x = attack(model, target, shape, case.budget, generator)
@@ -192,30 +161,25 @@ STOCK = ("Inverting Gradients, as published", "DLG, as published", "iDLG, as pub
 SIDES = [OURS, *STOCK, *BREACHING]
 
 
-def by_breaching(jobs: Sequence[tuple[str, Case]], python: Path) -> list[dict[str, Any]]:
-    """Return what breaching finds in each job; it runs in an environment of its own."""
+def by_breaching(side: str, case: Case, python: Path) -> dict[str, Any]:
+    """Return what breaching finds; it runs in an environment of its own."""
     with tempfile.TemporaryDirectory(prefix="audit-peers") as folder:
-        for number, (side, case) in enumerate(jobs):
-            np.savez(
-                Path(folder) / f"{number:04}.job.npz",
-                network=case.name,
-                seed=case.trial,
-                mode=BREACHING[side],
-                budget=case.budget,
-                labels=case.y.numpy(),
-                **{f"g{i}": g.numpy() for i, g in enumerate(case.gradient())},
-            )
-        _run([str(python), str(Path(__file__).parent / "audit_peers_breaching.py"), folder])
-        answers = []
-        for number in range(len(jobs)):
-            with np.load(Path(folder) / f"{number:04}.out.npz") as answer:
-                answers.append(dict(answer))
-    return [
-        {"error": str(one["error"])}
-        if "error" in one
-        else {"x": torch.from_numpy(one["x"]), "seconds": float(one["seconds"])}
-        for one in answers
-    ]
+        job, answer = Path(folder) / "job.npz", Path(folder) / "answer.npz"
+        np.savez(
+            job,
+            network=case.name,
+            seed=case.trial,
+            mode=BREACHING[side],
+            budget=case.budget,
+            labels=case.y.numpy(),
+            **{f"g{i}": g.numpy() for i, g in enumerate(case.gradient())},
+        )
+        script = Path(__file__).parent / "audit_peers_breaching.py"
+        run([str(python), str(script), str(job), str(answer)])
+        with np.load(answer) as found:
+            if "error" in found:
+                return {"error": str(found["error"])}
+            return {"x": torch.from_numpy(found["x"]), "seconds": float(found["seconds"])}
 
 
 def _decibels(x: Tensor, truth: Tensor) -> list[float]:
@@ -223,28 +187,6 @@ def _decibels(x: Tensor, truth: Tensor) -> list[float]:
     images = x.double().nan_to_num(0.5).clamp(0, 1)
     found: list[float] = psnr(images[match_batch(images, truth)], truth.double()).tolist()
     return found
-
-
-KEY = ("network", "batch", "side", "trial", "budget")
-
-
-def key(side: str, case: Case) -> tuple[Any, ...]:
-    """Return what a run is known by."""
-    return case.name, len(case.y), side, case.trial, case.budget
-
-
-def row(side: str, case: Case, mean: Tensor, found: dict[str, Any]) -> dict[str, Any]:
-    """Return a run as JSON types."""
-    what = dict(zip(KEY, key(side, case), strict=True))
-    if "error" in found:
-        return what | {"error": found["error"]}
-    x = found.pop("x")
-    guess = mean.expand_as(case.x).double()
-    return what | {
-        "psnr": _decibels(x, case.x),
-        "psnr_of_the_mean_image": psnr(guess, case.x.double()).tolist(),
-        **found,
-    }
 
 
 def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -291,7 +233,7 @@ def _spread(batches: list[list[float]]) -> list[float]:
 
 
 def table(lines: Sequence[dict[str, Any]]) -> str:
-    """Return the summary as markdown: a row per network, budget and batch, a column per side."""
+    """Return the summary as Markdown: a row per network, budget and batch, a column per side."""
     head = ["network, batch", "images", "mean image", *SIDES]
     rows: dict[tuple[Any, ...], dict[str, str]] = {}
     for line in lines:
@@ -309,38 +251,38 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
             f"{line['psnr_median']:.1f}{spread}; {line['batches_with_one_recovered']} of "
             f"{line['batches']} ({least:.0%} to {most:.0%}); {line['cpu_seconds_median']:.0f} s"
         )
-    text = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    text = []
     for (network, budget, batch), cells in rows.items():
-        own = [cells.get(name, "-") for name in head[1:]]
         much = "" if budget == BUDGET else f", {budget:.0f} s"
-        text.append(f"| {network}, {batch}{much} | {' | '.join(own)} |")
-    return "\n".join(text)
+        text.append([f"{network}, {batch}{much}", *(cells.get(name, "-") for name in head[1:])])
+    return frame.markdown(head, text)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One run: what one side finds in one batch."""
+KEY = ("network", "batch", "side", "trial", "budget")
+Cell = tuple[str, int, str, int, float]
+"""What a run is known by."""
 
-    name: str
-    batch: int
-    side: str
-    trial: int
-    budget: float
 
-    def run(self, python: Path | None) -> dict[str, Any]:
-        """Return the run as JSON types; ``python`` is the interpreter that has breaching."""
-        torch.set_num_threads(1)
-        images = photographs()
-        _warm()
-        case = Case(self.name, self.trial, *batch_of(images, self.batch, self.trial), self.budget)
-        if self.side in BREACHING:
-            assert python is not None  # noqa: S101  cells of breaching are left out without it
-            (found,) = by_breaching([(self.side, case)], python)
-        else:
-            found = ours(case) if self.side == OURS else by_stock(self.side, case)
-        at = machine("torch")
-        told = f"{at['processor']}, {at['cores']} cores, torch {at['packages']['torch']}"
-        return row(self.side, case, images.mean(0), found) | {"machine": told}
+def result_of(cell: Cell, python: Path | None) -> dict[str, Any]:
+    """Run one side on one batch; ``python`` is the interpreter that has breaching."""
+    name, batch, side, trial, budget = cell
+    torch.set_num_threads(1)
+    images = photographs()
+    _warm()
+    case = Case(name, trial, *batch_of(images, batch, trial), budget)
+    if side in BREACHING and python is not None:
+        found = by_breaching(side, case, python)
+    else:
+        found = ours(case) if side == OURS else by_stock(side, case)
+    row = dict(zip(KEY, cell, strict=True)) | {"machine": frame.where()}
+    if "error" in found:
+        return row | found
+    guess = images.mean(0).expand_as(case.x).double()
+    return row | {
+        "psnr": _decibels(found.pop("x"), case.x),
+        "psnr_of_the_mean_image": psnr(guess, case.x.double()).tolist(),
+        **found,
+    }
 
 
 @cache
@@ -351,55 +293,55 @@ def _warm() -> None:
 
 def main() -> None:
     """Run what is missing, trial by trial, and write the results after each run."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--networks", nargs="*", default=list(NETWORKS), choices=list(NETWORKS))
-    parser.add_argument("--batches", nargs="*", type=int, default=list(TRIALS))
-    parser.add_argument("--trials", type=int, default=max(TRIALS.values()))
-    parser.add_argument("--sides", nargs="*", default=SIDES, choices=SIDES)
-    parser.add_argument("--budget", type=float, default=BUDGET)
-    parser.add_argument("--result", type=Path, default=RESULT)
-    parser.add_argument("--processes", type=int, default=1, help="runs at a time")
-    parser.add_argument("--breaching", type=Path, default=None, help="interpreter that has it")
-    options = parser.parse_args()
+    quick = {"networks": ["LeNet, sigmoid"], "batches": [1], "trials": 1, "budget": 0.5}
+    given = frame.options(
+        __doc__,
+        RESULT.name,
+        quick=quick | {"sides": [OURS, *STOCK]},
+        networks=frame.among(NETWORKS),
+        batches=tuple(TRIALS),
+        trials=max(TRIALS.values()),
+        sides=frame.among(SIDES),
+        budget=BUDGET,
+        processes=1,
+        breaching={"type": Path, "help": "interpreter that has it"},
+    )
+    result = frame.Result(
+        given.result, "torch", "numpy", "scipy", indent=1, processes=given.processes
+    )
     settings = {"features": FEATURES, "success_db": RECOVERED_DB}
-    old = json.loads(options.result.read_text()) if options.result.exists() else {}
-    runs = old["runs"] if old.get("settings") == json.loads(json.dumps(settings)) else []
-    try:
-        env = installed(options.breaching) if options.breaching else environment("breaching")
-        versions: Any = env.versions
-    except NotInstalledError as error:
-        env, versions = None, {"left_out": f"not installed: {error}"}
+    runs = result.old["runs"] if result.old.get("settings") == settings else []
+    python, versions = None, result.old.get("breaching", {})
+    if set(given.sides) & set(BREACHING):
+        try:
+            known = given.breaching
+            env = installed(known, "breaching") if known else environment("breaching")
+            python, versions = env.python, env.versions
+        except NotInstalledError as error:
+            versions = {"left_out": f"not installed: {error}"}
+            frame.show("breaching", versions)
     have = {tuple(r[k] for k in KEY) for r in runs}
     todo = [
         cell
-        for cell in cells(options)
-        if (cell.name, cell.batch, cell.side, cell.trial, cell.budget) not in have
-        and (env is not None or cell.side not in BREACHING)
+        for cell in cells(given)
+        if cell not in have and (python is not None or cell[2] not in BREACHING)
     ]
-    python = None if env is None else env.python
-    for found in finished([partial(cell.run, python) for cell in todo], options.processes):
-        runs.append(found)
-        document = {
-            "method": __doc__,
-            "machine": machine("torch", "numpy", "scipy") | {"processes": options.processes},
-            "breaching": versions,
-            "settings": settings,
-            "table": summary(runs),
-            "runs": runs,
-        }
-        options.result.write_text(json.dumps(document, indent=1) + "\n")
+    for row in frame.finished([partial(result_of, cell, python) for cell in todo], given.processes):
+        runs.append(row)
+        result.write(
+            method=__doc__, breaching=versions, settings=settings, table=summary(runs), runs=runs
+        )
     print(table(summary(runs)))
 
 
-def cells(options: argparse.Namespace) -> Iterator[Cell]:
+def cells(given: Any) -> Iterator[Cell]:
     """Return every run that the options ask for: all sides of a batch, batch after batch."""
-    for trial in range(options.trials):
-        for name in options.networks:
-            for batch in options.batches:
-                for side in options.sides:
-                    alone = side.startswith("iDLG") and batch > 1
-                    if trial < TRIALS.get(batch, options.trials) and not alone:
-                        yield Cell(name, batch, side, trial, options.budget)
+    for trial, name, batch, side in product(
+        range(given.trials), given.networks, given.batches, given.sides
+    ):
+        alone = side.startswith("iDLG") and batch > 1
+        if trial < TRIALS.get(batch, given.trials) and not alone:
+            yield name, batch, side, trial, given.budget
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ attack the inside with normalised images, each as its own papers do. The gradien
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -120,6 +122,23 @@ NETWORKS = {
     "ConvNet, ReLU": Network(convnet, 0.5, 0.25),
     "ResNet-8, ReLU": Network(resnet8, 0.5, 0.25),
 }
+
+
+@cache
+def photographs() -> Tensor:
+    """Return 32 colour images (3, 32, 32) in [0, 1]: windows of scikit-learn's two photographs."""
+    from sklearn.datasets import load_sample_images
+
+    windows = []
+    for picture in load_sample_images().images:
+        scaled = torch.from_numpy(np.array(picture[:384, :640])).float() / 255
+        for row in scaled.reshape(4, 96, 640, 3):
+            for left in range(0, 384, 96):
+                window = row[:, left : left + 96].reshape(SIZE, 3, SIZE, 3, 3).mean((1, 3))
+                windows.append(window.permute(2, 0, 1))
+    half = len(windows) // 2
+    mixed = [windows[i // 2 + half * (i % 2)] for i in range(len(windows))]
+    return torch.stack(mixed)
 
 
 def batch_of(images: Tensor, size: int, trial: int) -> tuple[Tensor, Tensor]:

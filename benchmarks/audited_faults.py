@@ -6,38 +6,32 @@ Each fault of ``tests/privpart/faulty_servers.py`` is put into the real server, 
 over 64 rounds that restarts every 16, 76,042 parameters, noise multiplier 4, a client in at most 4
 rounds 16 apart. A paired replay runs it twice; the canaries, 1,000 per run, run it once and then
 four times. A VIOLATION is at 99.99 %, over all bounds of the audit. CPU time is that of the whole
-audit. ``--seeds N`` repeats everything. The last lines are what 1,000 canaries cost the server
-beyond being clients, at 10^6 parameters: making their updates and reading the released model.
+audit. ``--seeds N`` repeats everything. "overhead" is what 1,000 canaries cost the server beyond
+being clients, at 10^6 parameters: making their updates and reading the released model.
 """
 
-import argparse
-import json
-import os
+import frame
+
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_name] = "1"  # before numpy loads
-sys.path.append(str(Path(__file__).parent.parent / "tests" / "privpart"))
-
 import torch
-from faulty_servers import FAULTY
-from machine import machine
 
 from accounting import BinaryTree, Participation
 from attacks.lower_bounds.planted import PlantedCanaries
 from privpart import PrivacyPlan, SeededSource, Server, ServerOptimizer
-from privpart.cli.audit.replica import Replica, Scored, canary_scores, paired_replay
+from privpart.cli.audit.replica import Replica, canary_scores, paired_replay
 from privpart.cli.audit.verdict import EpsilonAudit, judged
 
-DIM = 76_042
-DELTA = 1e-5
-COUNT = 1000
-RUNS = 4
+sys.path.append(str(Path(__file__).parent.parent / "tests" / "privpart"))
+from faulty_servers import FAULTY
+
+DELTA, COUNT, RUNS = 1e-5, 1000, 4
 PLAN = PrivacyPlan(
     mechanism=BinaryTree(64, restart_every=16),
     participation=Participation(64, 4, 16),
@@ -45,45 +39,34 @@ PLAN = PrivacyPlan(
     noise_multiplier=4.0,
     report_goal=100,
 )
-RESULTS = Path(__file__).parent / "results" / "audited_faults.json"
 
 
-def audit(**found: Any) -> EpsilonAudit:  # noqa: ANN401
-    """Return the verdict on scores or replays."""
-    return judged({}, PLAN.guarantee(), delta=DELTA, confidence=0.95, **found)
-
-
-def row(audited: EpsilonAudit, began: float) -> dict[str, Any]:
-    """Return what a table needs of an audit that began at a CPU time."""
+def row(began: float | None, **evidence: Any) -> dict[str, Any]:
+    """Return what a table needs of an audit of scores or replays that began at a CPU time."""
+    audited: EpsilonAudit = judged({}, PLAN.guarantee(), delta=DELTA, confidence=0.95, **evidence)
     return {
         "verdict": audited.verdict,
         "bounds": {bound.method: round(bound.epsilon, 4) for bound in audited.bounds},
         "reasons": list(audited.reasons),
-        "cpu_seconds": round(time.process_time() - began, 2),
+        "cpu_seconds": None if began is None else round(time.process_time() - began, 2),
     }
 
 
-def first(scored: Scored) -> Scored:
-    """Return the canaries of the first run alone."""
-    return replace(scored, scores=scored.scores[:COUNT], present=scored.present[:COUNT])
-
-
-def measured(server: Callable[..., Server], seed: int) -> dict[str, Any]:
+def measured(server: Callable[..., Server], seed: int, dim: int) -> dict[str, Any]:
     """Audit a server in every way."""
-    replica = Replica(PLAN, DIM, ServerOptimizer(learning_rate=0.3, momentum=0.9), server)
+    replica = Replica(PLAN, dim, ServerOptimizer(learning_rate=0.3, momentum=0.9), server)
     began = time.process_time()
     replays = paired_replay(replica, seed=seed, delta=DELTA, confidence=0.95)
-    found = {"replay": row(audit(replays=replays), began)}
+    rows = {"replay": row(began, replays=replays)}
     began = time.process_time()
     scored = canary_scores(replica, count=COUNT, runs=RUNS, seed=seed)
-    found[f"canaries, {RUNS} runs"] = row(audit(scored=scored), began)
-    one = row(audit(scored=first(scored)), began)
-    one["cpu_seconds"] = None  # the runs are timed together
-    found["canaries, 1 run"] = one
-    return found
+    rows[f"canaries, {RUNS} runs"] = row(began, scored=scored)
+    first = replace(scored, scores=scored.scores[:COUNT], present=scored.present[:COUNT])
+    rows["canaries, 1 run"] = row(None, scored=first)  # the runs are timed together
+    return rows
 
 
-def overhead(dim: int = 10**6) -> dict[str, float]:
+def overhead(dim: int) -> dict[str, float]:
     """Return milliseconds of a server's update, a canary's making, and reading a model, medians."""
     plan = replace(PLAN, mechanism=BinaryTree(64), participation=Participation(64))
     canaries = PlantedCanaries(
@@ -93,49 +76,49 @@ def overhead(dim: int = 10**6) -> dict[str, float]:
     client = canaries.clients(0)[0]
     update = canaries.update(client, 0, plan.clip_norm)
 
-    def rounds(updates: int) -> float:
+    def round_of(updates: int) -> float:
         task = server.task([])
         time.sleep(1.0)  # the noise is drawn while clients train
-        began = time.process_time()
-        server.run_round(task.update(i + 1000 * server.round, update) for i in range(updates))
-        return 1000 * (time.process_time() - began)
+        answers = (task.update(i + 1000 * server.round, update) for i in range(updates))
+        return 1000 * frame.seconds(lambda: server.run_round(answers)).cpu
 
-    def each(function: Callable[[], object]) -> float:
-        times = []
-        for _ in range(9):
-            began = time.process_time()
-            function()
-            times.append(1000 * (time.process_time() - began))
-        return sorted(times)[4]
-
-    few, many = (sorted(rounds(k) for _ in range(5))[2] for k in (1, 51))
+    few, many = (median(round_of(k) for _ in range(5)) for k in (1, 51))
+    jobs = {
+        "a_canary_made_ms": lambda: canaries.update(client, 0, plan.clip_norm),
+        "a_model_read_ms": lambda: canaries.project(server.parameters),
+    }
+    times = frame.in_turns(jobs, 9, warm=False)
     return {
         "round_of_one_update_ms": round(few, 2),
         "each_further_update_ms": round((many - few) / 50, 3),
-        "a_canary_made_ms": round(each(lambda: canaries.update(client, 0, plan.clip_norm)), 3),
-        "a_model_read_ms": round(each(lambda: canaries.project(server.parameters)), 2),
-    }
+    } | {name: round(1000 * median(s.cpu for s in own), 3) for name, own in times.items()}
 
 
 def main() -> None:
-    """Measure, print and write each fault as it comes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1)
-    seeds = parser.parse_args().seeds
-    found: dict[str, Any] = {
-        "machine": machine("torch", "numpy"),
-        "accountant": {"epsilon": PLAN.guarantee().epsilon(DELTA), "mu": PLAN.guarantee().mu},
-        "overhead": overhead(),
-        "faults": {},
+    quick = {"dim": 2000, "faults": ["none", next(iter(FAULTY))]}
+    servers = {"none": Server, **FAULTY}
+    given = frame.options(
+        __doc__,
+        "audited_faults.json",
+        quick=quick,
+        seeds=1,
+        dim=76_042,
+        faults=frame.among(servers),
+    )
+    result = frame.Result(given.result, "torch", "numpy")
+    promise = PLAN.guarantee()
+    about = {
+        "accountant": {"epsilon": promise.epsilon(DELTA), "mu": promise.mu},
+        "overhead": overhead(10_000 if given.quick else 10**6),
     }
-    print(json.dumps(found["overhead"]))
-    for name, server in {"none": Server, **FAULTY}.items():
-        found["faults"][name] = [measured(server, seed) for seed in range(seeds)]
-        for audited in found["faults"][name]:
-            print(name)
-            for how, a in audited.items():
-                print(f"    {how}: {a['verdict']} {a['bounds']} {a['cpu_seconds']}", flush=True)
-        RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+    frame.show("overhead", about["overhead"])
+    faults: dict[str, Any] = {}
+    for name in given.faults:
+        faults[name] = [measured(servers[name], seed, given.dim) for seed in range(given.seeds)]
+        for audited in faults[name]:
+            for how, one in audited.items():
+                frame.show(f"{name}: {how}", one, "verdict", "bounds", "cpu_seconds")
+        result.write(**about, faults=faults)
 
 
 if __name__ == "__main__":

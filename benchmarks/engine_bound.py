@@ -11,49 +11,36 @@ of_peak  the client's products per processor second, over the highest rate of th
          same products. Recurrent layers are not counted.
 """
 
-import argparse
-import json
+import frame
+
 import statistics
-import time
-from pathlib import Path
 from typing import Any
 
 import torch
-from engine_cases import CASES, Plain
-from machine import machine
+from engine_cases import CASES, DEFAULT, SMALLEST, Plain
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-RESULT = Path(__file__).parent / "results" / "engine_bound.json"
 _PRODUCTS = ("conv", "addmm", "aten::mm", "bmm", "lstm", "mkldnn", "attention")
-_LAYOUTS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
-_CASES = list(CASES)[:6]
 
 
 def peak(turns: int) -> float:
     """Return the most operations per second of a float32 product, one multiply-add being two."""
     a, b = torch.rand(2, 1024, 1024)
-    found = []
-    for _ in range(turns + 1):
-        began = time.process_time()
-        a @ b
-        found.append(time.process_time() - began)
-    return 2 * 1024**3 / min(found[1:])
+    return 2 * 1024**3 / min(s.cpu for s in frame.in_turns({"": lambda: a @ b}, turns)[""])
 
 
 def client(name: str, layout: str, turns: int) -> dict[str, Any]:
     """Return one client's processor seconds, and its products: operations, and share of time."""
     case = CASES[name]
-    plain = Plain(case, case.users(), range(1), layout=_LAYOUTS[layout])
+    plain = Plain(case, case.users(), range(1), layout=layout)
     plain.round()
     seconds, shares = [], []
     for _ in range(turns):
-        began = time.process_time()
-        plain.round()
-        seconds.append(time.process_time() - began)
-        with profile(activities=[ProfilerActivity.CPU]) as found:
+        seconds.append(frame.seconds(plain.round).cpu)
+        with profile(activities=[ProfilerActivity.CPU]) as seen:
             plain.round()
-        own = [(event.key, event.self_cpu_time_total) for event in found.key_averages()]
+        own = [(event.key, event.self_cpu_time_total) for event in seen.key_averages()]
         products = sum(s for key, s in own if any(part in key for part in _PRODUCTS))
         shares.append(products / sum(s for _, s in own))
     with FlopCounterMode(display=False) as counter:
@@ -67,23 +54,23 @@ def client(name: str, layout: str, turns: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Write the results and print them."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--cases", nargs="*", default=_CASES, choices=list(CASES))
-    parser.add_argument("--result", type=Path, default=RESULT)
-    options = parser.parse_args()
+    given = frame.options(
+        __doc__,
+        "engine_bound.json",
+        quick={"turns": 1, "cases": SMALLEST},
+        turns=3,
+        cases=frame.among(CASES, DEFAULT[:6]),
+    )
     torch.set_num_threads(1)
+    result = frame.Result(given.result, "torch")
     highest = peak(20)
     cases: dict[str, Any] = {}
-    for name in options.cases:
-        layouts = list(_LAYOUTS) if CASES[name].convolutional else ["contiguous"]
-        found = [client(name, layout, options.turns) for layout in layouts]
-        row = min(found, key=lambda one: one["seconds"])
+    for name in given.cases:
+        rows = [client(name, layout, given.turns) for layout in CASES[name].layouts]
+        row = min(rows, key=lambda one: one["seconds"])
         cases[name] = row | {"of_peak": row["operations"] / row["seconds"] / highest}
-        print(name, cases[name], flush=True)
-    document = {"machine": machine("torch"), "peak_operations_per_second": highest, "cases": cases}
-    options.result.write_text(json.dumps(document, indent=2) + "\n")
+        frame.show(name, cases[name])
+    result.write(peak_operations_per_second=highest, cases=cases)
 
 
 if __name__ == "__main__":

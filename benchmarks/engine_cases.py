@@ -6,9 +6,10 @@ gradients, ``torch.optim.SGD`` and ``cross_entropy``, one client after another. 
 at random, because only their shape matters.
 """
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from time import process_time
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +20,8 @@ from privpart.engines.options import Precision
 from privpart.models import MODELS, emnist_cnn, mcmahan_2nn, resnet18_gn, small_cnn, word_lm
 
 CLIP = 1.0
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels last": torch.channels_last}
 _WORDS = 1000
-_BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -36,21 +37,19 @@ class Case:
     precision: Precision = "float32"
     image: tuple[int, ...] | None = (1, 28, 28)
     length: int = 20
-    batch: int = _BATCH
+    batch: int = 16
     seed: int | None = 0
 
     @property
-    def convolutional(self) -> bool:
-        """Whether memory layouts of images differ in speed."""
-        return any(isinstance(layer, nn.Conv2d) for layer in self.network().modules())
+    def layouts(self) -> list[str]:
+        """Memory layouts of images that differ in speed; the last is mostly the faster one."""
+        layers = self.network().modules()
+        return list(LAYOUTS)[: 2 if any(isinstance(layer, nn.Conv2d) for layer in layers) else 1]
 
     def model(self) -> PartialModel:
-        """Return the network with its trainable part."""
         words = self.image is None and self.seed == 0
-        initializers = MODELS["word_lm"].initializers if words else None
-        return PartialModel(
-            self.network, train=[self.train], seed=self.seed, initializers=initializers
-        )
+        start = MODELS["word_lm"].initializers if words else None
+        return PartialModel(self.network, train=[self.train], seed=self.seed, initializers=start)
 
     def local(self) -> LocalTraining:
         """Return the local training: one epoch, which may be a single step."""
@@ -69,12 +68,13 @@ class Case:
         return Users(x, torch.randint(10, (n,), generator=generator), rows)
 
 
-def _transformer() -> nn.Module:
-    return word_lm(vocabulary=_WORDS, width=64, heads=4, hidden=256, layers=2)
-
-
-def _wide_transformer() -> nn.Module:
-    return word_lm(vocabulary=_WORDS, width=128, heads=4, hidden=512, layers=4)
+_emnist = partial(emnist_cnn, classes=10)
+_mlp = partial(mcmahan_2nn, classes=10)
+_resnet = partial(resnet18_gn, classes=10)
+_tiny_cnn = partial(small_cnn, channels=(4, 8), hidden=32, image_size=28)
+_one_step = partial(small_cnn, channels=(8, 16), hidden=256, image_size=28, kernel=5)
+_transformer = partial(word_lm, vocabulary=_WORDS, width=64, heads=4, hidden=256, layers=2)
+_wide_transformer = partial(word_lm, vocabulary=_WORDS, width=128, heads=4, hidden=512, layers=4)
 
 
 def _adapted_transformer() -> nn.Module:
@@ -101,18 +101,6 @@ class Recurrent(nn.Module):
         return logits
 
 
-def _emnist() -> nn.Module:
-    return emnist_cnn(classes=10)
-
-
-def _tiny_cnn() -> nn.Module:
-    return small_cnn(channels=(4, 8), hidden=32, image_size=28)
-
-
-def _one_step_network() -> nn.Module:
-    return small_cnn(channels=(8, 16), hidden=256, image_size=28, kernel=5)
-
-
 def _text(network: Callable[[], nn.Module], train: str, aim: float | None, **sizes: int) -> Case:
     each = {"clients": 2, "examples": 32, "length": 64} | sizes
     return Case(network, train, rate=0.05, aim=aim, image=None, seed=None, **each)
@@ -121,17 +109,15 @@ def _text(network: Callable[[], nn.Module], train: str, aim: float | None, **siz
 CASES = {
     "EMNIST CNN, full": Case(_emnist, "*", 20, 100, 0.05, 1.25),
     "EMNIST CNN, partial": Case(_emnist, "!dense1.*", 20, 100, 0.05, 1.35),
-    "ResNet-18 GN, full": Case(
-        lambda: resnet18_gn(classes=10), "*", 2, 32, 0.05, 1.1, image=(3, 32, 32)
-    ),
+    "ResNet-18 GN, full": Case(_resnet, "*", 2, 32, 0.05, 1.1, image=(3, 32, 32)),
     "wide transformer, full": _text(_wide_transformer, "*", 1.3),
     "wide transformer, LoRA": _text(_adapted_transformer, "*lora_*", 2.0),
     "LSTM, full": _text(Recurrent, "*", 1.3, clients=4, length=20),
-    "one step, full": Case(_one_step_network, "*", 100, 2, 0.1, 5),
-    "one step, partial": Case(_one_step_network, "!dense1.*", 100, 2, 0.1, 5),
+    "one step, full": Case(_one_step, "*", 100, 2, 0.1, 5),
+    "one step, partial": Case(_one_step, "!dense1.*", 100, 2, 0.1, 5),
     "EMNIST CNN, last layer": Case(_emnist, "dense2.*", 20, 100, 0.05, 40),
-    "MLP, full": Case(lambda: mcmahan_2nn(classes=10), "*", 20, 100, 0.05, None),
-    "MLP, partial": Case(lambda: mcmahan_2nn(classes=10), "!dense1.*", 20, 100, 0.05, None),
+    "MLP, full": Case(_mlp, "*", 20, 100, 0.05, None),
+    "MLP, partial": Case(_mlp, "!dense1.*", 20, 100, 0.05, None),
     "wide transformer, LoRA, batches of 2": _text(
         _adapted_transformer, "*lora_*", 2.0, clients=8, examples=4, batch=2
     ),
@@ -140,20 +126,13 @@ CASES = {
     "transformer, partial": Case(_transformer, "!*layers*linear*", 20, 32, 0.05, None, image=None),
     "EMNIST CNN, full, bfloat16": Case(_emnist, "*", 20, 100, 0.05, None, precision="bfloat16"),
 }
-"""The first nine have an aim or a sibling with one, and are measured by default."""
+DEFAULT = list(CASES)[:9]
+"""Cases that have an aim or a sibling with one."""
+SMALLEST = ["tiny CNN, full"]
 
 
 class Plain:
-    """A plain PyTorch loop over clients.
-
-    Args:
-        case: its network and training.
-        users: the examples.
-        clients: in the order of the loop.
-        layout: of images and filters.
-        device: where everything is.
-        threads: on the CPU.
-    """
+    """A plain PyTorch loop over clients, in their order, in a memory layout of images."""
 
     def __init__(
         self,
@@ -161,17 +140,18 @@ class Plain:
         users: Users,
         clients: Sequence[int],
         *,
-        layout: torch.memory_format = torch.contiguous_format,
+        layout: str = "contiguous",
         device: str = "cpu",
         threads: int = 1,
     ) -> None:
         model = case.model()
-        self.case, self.clients, self.layout, self.threads = case, clients, layout, threads
+        self.case, self.clients, self.threads = case, clients, threads
+        self.layout = LAYOUTS[layout]
         self.users = users.on(torch.device(device))
         self.module = model.module
         for parameter in self.module.parameters():
             parameter.data, parameter.grad = parameter.data.clone(), None
-        self.module.to(device).to(memory_format=layout)  # type: ignore[call-overload]
+        self.module.to(device).to(memory_format=self.layout)  # type: ignore[call-overload]
         parameters = dict(self.module.named_parameters())
         self.trained = [parameters[name] for name in model.trainable]
         self.start = [p.detach().clone() for p in self.trained]
@@ -203,9 +183,7 @@ class Plain:
         torch.set_num_threads(1)
         return torch.cat([t.flatten() for t in total])
 
-    def cpu(self) -> float:
-        """Return the processor seconds so far."""
-        return time.process_time()
+    cpu = staticmethod(process_time)
 
     def close(self) -> None:
         """Do nothing: there are no workers."""

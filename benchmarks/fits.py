@@ -1,29 +1,28 @@
-"""Fits: our error and CPU seconds beside jax_privacy's, in one run.
+"""Fits: errors and CPU seconds of ours beside jax_privacy's, in one run.
 
-Run: ``python benchmarks/fits.py [PYTHON] [OUT.json]``, where PYTHON is an interpreter that has
-jax_privacy (default: this one). Without jax_privacy there, only our own rows are printed. Errors
-are the root mean squared error of the prefix sums at mu = 1, evaluated by our own code for both,
-from the coefficients. "Compiling" is the part of jax_privacy's time before the first step of each
-number of buffers has been taken; every call compiles again. It takes minutes.
+Run: ``python benchmarks/fits.py [--python PYTHON]``, where PYTHON is an interpreter that has
+jax_privacy (default: this one); writes benchmarks/results/fits.json. Without jax_privacy there,
+only our own rows are printed. Errors are the root mean squared error of the prefix sums at mu = 1,
+evaluated by our own code for both, from the coefficients. "Compiling" is the part of jax_privacy's
+time before the first step of each number of buffers has been taken; every call compiles again. It
+takes minutes.
 """
+
+import frame
 
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from machine import machine
 
 from accounting import BufferedToeplitz, Mechanism, Participation, Toeplitz, error, optimize
 
 RUNS = [(512, 1, 512), (1600, 5, 320), (2000, 6, 314)]
-BANDS = 32
-BUFFERS = 3
+BANDS, BUFFERS = 32, 3
 THEIRS = """
 import json, sys, time
 from importlib import metadata
@@ -56,29 +55,13 @@ for n, k, b in json.loads(sys.argv[1]):
 """
 
 
-def timed(fit: Callable[[], Mechanism]) -> tuple[Mechanism, float]:
-    """Return what a fit finds and its CPU seconds."""
-    start = time.process_time()
-    return fit(), time.process_time() - start
-
-
-def ours(kind: str, run: Participation) -> tuple[Mechanism, float]:
-    """Fit one kind, cold."""
-    if kind == "blt":
-        return timed(lambda: optimize("blt", run, buffers=BUFFERS))
-    return timed(lambda: optimize("toeplitz", run, bands=BANDS))
-
-
-def theirs(python: str) -> Iterator[Any]:
+def theirs(python: str, runs: list[tuple[int, ...]]) -> Iterator[Any]:
     """Yield jax_privacy's versions and fits as they come; nothing if PYTHON does not have it."""
-    command = [python, "-c", THEIRS, json.dumps(RUNS), str(BANDS), str(BUFFERS)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as running:
-        if running.stdout is None or running.stderr is None:
-            raise TypeError("both are pipes")
-        yield from (json.loads(line) for line in running.stdout if line.startswith(("[", "{")))
-        faults = running.stderr.read().strip().splitlines()
+    command = [python, "-c", THEIRS, json.dumps(runs), str(BANDS), str(BUFFERS)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as running:
+        yield from (json.loads(line) for line in running.stdout or () if line[0] in "[{")
+        faults = running.stderr.read().strip().splitlines() if running.stderr else []
     if running.returncode:
         print(f"jax_privacy: {faults[-1]}", file=sys.stderr)
 
@@ -86,51 +69,51 @@ def theirs(python: str) -> Iterator[Any]:
 def row(
     whose: str, made: Mechanism, run: Participation, seconds: float, compiling: float | None
 ) -> dict[str, Any]:
-    """Print one row and return it."""
-    n, k, b = run.rounds, run.max_participations, run.min_separation
-    rmse = error(made, run).rmse
-    spent = f"{seconds:8.2f} s" + (f", {compiling:.2f} s of it compiling" if compiling else "")
-    print(f"{whose:12} {made.name:9} {n:6} {k:2} {b:5} {rmse:9.4f} {spent}", flush=True)
-    return {
+    """Show and return one row."""
+    cells = {
         "whose": whose,
         "mechanism": made.name,
-        "rounds": n,
-        "max_participations": k,
-        "min_separation": b,
-        "rmse": rmse,
+        "rounds": run.rounds,
+        "max_participations": run.max_participations,
+        "min_separation": run.min_separation,
+        "rmse": error(made, run).rmse,
         "cpu_seconds": seconds,
         "compiling_cpu_seconds": compiling,
     }
+    frame.show(whose, cells)
+    return cells
 
 
-def measured(python: str) -> tuple[list[dict[str, Any]], dict[str, str]]:
+def measured(python: str, runs: list[tuple[int, ...]]) -> tuple[list[dict[str, Any]], Any]:
     """Return a row per fit, ours and theirs, and the versions of theirs."""
     rows, versions = [], {}
-    for n, k, b in RUNS:
-        run = Participation(n, k, b)
-        for kind in ("blt", "toeplitz"):
-            found, seconds = ours(kind, run)
-            rows.append(row("ours", found, run, seconds, None))
-    for told in theirs(python):
-        if isinstance(told, dict):
-            versions = told
+    for run in (Participation(*numbers) for numbers in runs):
+        for kind, size in (("blt", {"buffers": BUFFERS}), ("toeplitz", {"bands": BANDS})):
+            made: list[Mechanism] = []
+            spent = frame.seconds(lambda: made.append(optimize(kind, run, **size)))  # noqa: B023
+            rows.append(row("ours", made[0], run, spent.cpu, None))
+    for answer in theirs(python, runs):
+        if isinstance(answer, dict):
+            versions = answer
             continue
-        kind, n, k, b, seconds, compiling, parameters = told
-        made = BufferedToeplitz(n, *parameters) if kind == "blt" else Toeplitz(n, parameters)
-        rows.append(row("jax_privacy", made, Participation(n, k, b), seconds, compiling))
+        kind, n, k, b, seconds, compiling, parameters = answer
+        fit = BufferedToeplitz(n, *parameters) if kind == "blt" else Toeplitz(n, parameters)
+        rows.append(row("jax_privacy", fit, Participation(n, k, b), seconds, compiling))
     return rows, versions
 
 
 def main() -> None:
-    """Measure, print, and write a file if one is named."""
+    quick = {"rounds": [64]}
+    given = frame.options(
+        __doc__, "fits.json", quick=quick, rounds=[n for n, *_ in RUNS], python=sys.executable
+    )
     np.seterr(all="ignore")
-    arguments = dict(enumerate(sys.argv[1:]))
-    rows, versions = measured(arguments.get(0, sys.executable))
-    if 1 in arguments:
-        facts = machine("numpy", "scipy")
-        facts["packages"] |= versions | {"privpart": metadata.version("privpart")}
-        content = {"machine": facts, "bands": BANDS, "buffers": BUFFERS, "rows": rows}
-        Path(arguments[1]).write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    result = frame.Result(given.result, "numpy", "scipy")
+    known = {run[0]: run for run in RUNS}
+    rows, versions = measured(given.python, [known.get(n, (n, 1, n)) for n in given.rounds])
+    result.machine["packages"] |= versions | {"privpart": metadata.version("privpart")}
+    if versions:
+        result.write(bands=BANDS, buffers=BUFFERS, rows=rows)
 
 
 if __name__ == "__main__":

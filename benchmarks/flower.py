@@ -1,9 +1,9 @@
 """Flower beside the embedded engine: processor and wall time of a round, bytes, and memory.
 
-Run, after ``make messages``: ``.flower/bin/python benchmarks/flower.py [part ...]``; writes
-benchmarks/results/flower.json, and keeps what a run does not measure. A size, 1e4 or 1e7, among the
-parts leaves the other out. Flower's simulation needs Ray, which ``make`` does not install; without
-it that row is left out, and the run says so:
+Run, after ``make messages``: ``.flower/bin/python benchmarks/flower.py [--parts ...] [--sizes
+...]``; writes benchmarks/results/flower.json, and keeps what a run does not measure. Flower's
+simulation needs Ray, which ``make`` does not install; without it that row is left out, and the run
+says so:
 
     .flower/bin/python -m pip install -c constraints-flower.txt ray==2.55.1
 
@@ -19,6 +19,9 @@ it that row is left out, and the run says so:
 Times are from the commit of the first round to that of the last; processor time is that of all
 processes, of the SuperLink and the nodes too. Spread is that of the rounds.
 """
+# ruff: noqa: E402
+
+import frame
 
 import importlib.util
 import json
@@ -30,17 +33,13 @@ import time
 from contextlib import ExitStack
 from itertools import count, pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # before numpy loads
+frame.needs("flwr", "make messages, then .flower/bin/python benchmarks/flower.py")
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "flower"))
-
 from deployment import Deployment, Proxy
-from machine import machine
 from small import write_app
 
-RESULT = Path(__file__).parent / "results" / "flower.json"
 ROUNDS, MANY = 4, 200
 NUMBERS = count()
 RAY = "pip install -c constraints-flower.txt ray==2.55.1"
@@ -134,17 +133,19 @@ def main(grid, context):
     settings = Settings(**context.run_config)
     serve(grid, Path(__file__).parent / "plan.toml", settings, callbacks=[note], poll=POLL)
 '''
-HERE = """\
-import sys, time, resource, json
-from pathlib import Path
-from privpart import train
-times = []
-def note(record):
-    used = time.process_time() + resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
-    times.append([record.round, time.time(), used])
-train(plan=sys.argv[1], out=sys.argv[2], seed=7, progress=False, callbacks=[note])
-print(json.dumps(times))
-"""
+
+
+def alone(plan: str, out: str) -> list[tuple[float, float]]:
+    """Train a plan in this process; return time and processor seconds at each commit."""
+    from privpart import train
+
+    times: list[tuple[float, float]] = []
+
+    def note(_: object) -> None:
+        times.append((time.time(), time.process_time() + frame.children()))
+
+    train(plan=plan, out=out, seed=7, progress=False, callbacks=[note])
+    return times
 
 
 class Training:
@@ -186,7 +187,7 @@ def ticks(deployment: Deployment) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
-def over(deployment: Deployment, run: int, of: Training, rounds: int, look: Any) -> list[Any]:  # noqa: ANN401
+def over(deployment: Deployment, run: int, of: Training, rounds: int, look: Any) -> list[Any]:
     """Return what ``look`` returned when each round had been committed."""
     seen: list[Any] = []
     for number in range(rounds):
@@ -198,10 +199,8 @@ def over(deployment: Deployment, run: int, of: Training, rounds: int, look: Any)
 def summary(wall: list[float], cpu: list[float]) -> dict[str, float]:
     """Return seconds of a round, from the times at which rounds were committed."""
     rounds = [after - before for before, after in pairwise(wall)]
-    return {
-        "wall_least": round(min(rounds), 3),
-        "wall_median": round(median(rounds), 3),
-        "wall_most": round(max(rounds), 3),
+    spread = frame.spread(rounds, "wall_{}")
+    return {which: round(value, 3) for which, value in spread.items()} | {
         "cpu_mean": round((cpu[-1] - cpu[0]) / (len(cpu) - 1), 3),
         "rounds": len(rounds),
     }
@@ -210,11 +209,8 @@ def summary(wall: list[float], cpu: list[float]) -> dict[str, float]:
 def embedded(size: str) -> dict[str, float]:
     """Return times of the same training in one process."""
     of = Training(size)
-    (of.folder / "here.py").write_text(HERE)
-    line = [sys.executable, of.folder / "here.py", of.app / "plan.toml", of.folder / "here"]
-    done = subprocess.run(line, capture_output=True, text=True, check=True)
-    times = json.loads(done.stdout)
-    return summary([one[1] for one in times], [one[2] for one in times])
+    times = frame.apart(alone, str(of.app / "plan.toml"), str(of.folder / "here"))
+    return summary(*map(list, zip(*times, strict=True)))
 
 
 def deployed(size: str, train: str = "*") -> dict[str, Any]:
@@ -294,13 +290,8 @@ def memory() -> dict[str, Any]:
         there.start_superlink()
         there.register("north", "south")
         for number, name in enumerate(("north", "south")):
-            node = Node(
-                there,
-                name,
-                lambda message, context: [own(message, context)],
-                partition_id=number,
-                num_partitions=2,
-            )
+            place = {"partition_id": number, "num_partitions": 2}
+            node = Node(there, name, lambda *message: [own(*message)], **place)
             stack.enter_context(node)
         run = there.submit(of.app)
         for least in (1, *range(5, MANY + 1, 5)):
@@ -319,13 +310,20 @@ def sent(size: str) -> dict[str, Any]:
     return {"all parameters": full, "last layer": last, "ratio": ratio}
 
 
-def main(wanted: list[str]) -> None:
+def main() -> None:
     """Measure the wanted parts, and write what was found."""
-    found = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    parts = [part for part in wanted if part not in SIZES] or ["rounds", "bytes", "memory"]
-    for size in [size for size in SIZES if size in wanted] or SIZES:
+    given = frame.options(
+        __doc__,
+        "flower.json",
+        quick={"parts": ["rounds"], "sizes": ["1e4"]},
+        parts=frame.among(("rounds", "bytes", "memory")),
+        sizes=frame.among(SIZES),
+    )
+    result = frame.Result(given.result, "cryptography", "flwr", "numpy", "torch")
+    found = {name: part for name, part in result.old.items() if name != "machine"}
+    for size in given.sizes:
         here = found.setdefault(f"{size} parameters", {})
-        if "rounds" in parts:
+        if "rounds" in given.parts:
             here["embedded"] = embedded(size)
             here["deployment"] = deployed(size)
             if importlib.util.find_spec("ray"):
@@ -333,19 +331,15 @@ def main(wanted: list[str]) -> None:
             else:
                 said = f"{size}: Flower's simulation is left out, because Ray is not here;"
                 print(f"{said} {sys.executable} -m {RAY}", file=sys.stderr)
-        if "bytes" in parts:
+        if "bytes" in given.parts:
             here["bytes per round"] = sent(size)
-        write(found)
-    if "memory" in parts:
+        frame.show(size, here)
+        result.write(**found)
+    if "memory" in given.parts:
         found["ServerApp over 200 rounds"] = memory()
-        write(found)
-
-
-def write(found: dict[str, Any]) -> None:
-    """Write what has been found so far."""
-    found["machine"] = machine("cryptography", "flwr", "numpy", "torch")
-    RESULT.write_text(json.dumps(found, indent=2) + "\n")
+        frame.show("memory", found["ServerApp over 200 rounds"])
+        result.write(**found)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

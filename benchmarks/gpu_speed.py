@@ -10,29 +10,39 @@ say so: there the plain loop has ``allow_tf32`` everywhere, the engine ``precisi
 update over on the CPU, as for a server that clips again, which then adds them up.
 """
 
-import argparse
-import json
-import statistics
+import frame
+
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-from engine_cases import CASES, CLIP, Case, Plain
+from engine_cases import CASES, CLIP, DEFAULT, SMALLEST, Case, Plain
 from engine_speed import Engine
-from machine import machine
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
-RESULT = Path(__file__).parent / "results" / "gpu.json"
 _TURN = 0.15
 _LEAST, _PATIENCE = 3, 5.0
 """Rounds before the first turn, and seconds for the engine to choose a method."""
 _COHORT = {"ResNet-18 GN, full": 8, "wide transformer, full": 8, "wide transformer, LoRA": 8}
 """Clients of a round, where the CPU's benchmark has only a few."""
+PAIRS = (
+    ("engine", "plain"),
+    ("engine, each update", "plain"),
+    ("engine, TF32", "plain, TF32"),
+    ("engine", "vmap by hand"),
+)
+METHOD = {
+    "seconds": f"a turn is {_TURN} seconds of rounds, after three, and as many more as the engine "
+    "needs to choose a method; ratios: of the least and of the median turns",
+    "peak_bytes": "most that torch had allocated while a way was made and settled, without what "
+    "other ways hold",
+    "difference_of_sums": "to plain PyTorch's, whose batches have another order",
+}
 
 
 class ByHand:
@@ -53,43 +63,41 @@ class ByHand:
         return cross_entropy(functional_call(self.plain.module, own | self.other, (x,)), y)
 
     def round(self) -> Tensor:
-        """Return the sum of the clipped updates."""
         each = self.gradients(self.own, self.x, self.y)
         flat = torch.cat([-self.rate * g.flatten(1) for g in each.values()], dim=1)
-        factors = (CLIP / flat.norm(dim=1)).clamp(max=1.0)
-        return factors @ flat
+        return (CLIP / flat.norm(dim=1)).clamp(max=1.0) @ flat
 
 
 class EachUpdate(Engine):
-    """The engine, without sums."""
+    """The engine, without sums: updates are added up on the CPU."""
 
     def round(self) -> Tensor:
-        """Return the sum of the clipped updates, added up on the CPU."""
         total = torch.zeros(len(self.start))
         for update in self.engine.run(self.task, self.start):
             total += update.update
         return total
 
 
-def _tf32(on: bool) -> None:
-    precision = "tf32" if on else "ieee"
-    torch.backends.cuda.matmul.fp32_precision = precision
-    torch.backends.cudnn.conv.fp32_precision = precision
-
-
 def ways_of(case: Case) -> dict[str, Callable[[], Any]]:
     """Return functions that make each way."""
-    cohort = range(case.clients)
+    plain = partial(Plain, case, case.users(), range(case.clients), device="cuda")
     ways: dict[str, Callable[[], Any]] = {
-        "plain": lambda: Plain(case, case.users(), cohort, device="cuda"),
-        "engine": lambda: Engine(case, device="cuda"),
-        "engine, each update": lambda: EachUpdate(case, device="cuda"),
-        "plain, TF32": lambda: Plain(case, case.users(), cohort, device="cuda"),
-        "engine, TF32": lambda: Engine(case, device="cuda", precision="tf32"),
+        "plain": plain,
+        "engine": partial(Engine, case, device="cuda"),
+        "engine, each update": partial(EachUpdate, case, device="cuda"),
+        "plain, TF32": plain,
+        "engine, TF32": partial(Engine, case, device="cuda", precision="tf32"),
     }
-    if case.local().steps == 1:
-        ways["vmap by hand"] = lambda: ByHand(case)
-    return ways
+    return ways | ({"vmap by hand": partial(ByHand, case)} if case.local().steps == 1 else {})
+
+
+def _round(name: str, way: Any) -> Tensor:
+    precision = "tf32" if "TF32" in name else "ieee"
+    torch.backends.cuda.matmul.fp32_precision = precision
+    torch.backends.cudnn.conv.fp32_precision = precision
+    total: Tensor = way.round()
+    torch.cuda.synchronize()
+    return total
 
 
 def _settled(name: str, make: Callable[[], Any]) -> tuple[Any, Tensor, dict[str, Any]]:
@@ -97,12 +105,11 @@ def _settled(name: str, make: Callable[[], Any]) -> tuple[Any, Tensor, dict[str,
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    _tf32("TF32" in name)
     way, seconds = make(), []
     said = getattr(way, "said", [name])
     while len(seconds) < _LEAST or (not said and sum(seconds) < _PATIENCE):
         began = time.perf_counter()
-        total = way.round().cpu().double()
+        total = _round(name, way).cpu().double()
         seconds.append(time.perf_counter() - began)
     row = {
         "first_round_seconds": seconds[0],
@@ -113,8 +120,9 @@ def _settled(name: str, make: Callable[[], Any]) -> tuple[Any, Tensor, dict[str,
     return way, total, row
 
 
-def measure(case: Case, turns: int, deadline: float) -> dict[str, Any]:
-    """Measure all ways of a case."""
+def measure(case: Case, turns: int, limit: float) -> dict[str, Any]:
+    """Measure all ways of a case, in fewer turns if they take ``limit`` seconds."""
+    until = time.perf_counter() + limit
     made: dict[str, Any] = {}
     rows: dict[str, dict[str, Any]] = {}
     sums: dict[str, Tensor] = {}
@@ -123,36 +131,25 @@ def measure(case: Case, turns: int, deadline: float) -> dict[str, Any]:
             made[name], sums[name], rows[name] = _settled(name, make)
         except Exception as error:  # one way that fails leaves the others
             rows[name] = {"error": f"{type(error).__name__}: {error}"[:2000]}
-    seconds: dict[str, list[float]] = {name: [] for name in made}
-    done = 0
-    while done < turns and (not done or time.perf_counter() < deadline):
-        done += 1
-        for name, way in made.items():
-            _tf32("TF32" in name)
-            seconds[name].append(_turn(way))
-    for name, each in seconds.items():
-        rows[name] |= {
-            "rounds_per_second_most": 1 / min(each),
-            "rounds_per_second_median": 1 / statistics.median(each),
-        }
-    ratios = {
-        f"{name} / {base}": {
-            "least": min(seconds[base]) / min(seconds[name]),
-            "median": statistics.median(seconds[base]) / statistics.median(seconds[name]),
-        }
-        for name, base in (
-            ("engine", "plain"),
-            ("engine, each update", "plain"),
-            ("engine, TF32", "plain, TF32"),
-            ("engine", "vmap by hand"),
-        )
-        if name in seconds and base in seconds
-    }
+    jobs = {name: partial(_round, name, way) for name, way in made.items()}
+    left = until - time.perf_counter()
+    times = frame.in_turns(jobs, turns, at_least=_TURN, warm=False, limit=left)
+    spread = {name: frame.spreads(own) for name, own in times.items()}
+    for name, own in spread.items():
+        for which, seconds in (("most", "wall_least"), ("median", "wall_median")):
+            rows[name][f"rounds_per_second_{which}"] = 1 / own[seconds]
     reference = sums.get("plain", torch.zeros(1, dtype=torch.float64))
     return {
         "clients": case.clients,
-        "turns": done,
-        "ratio": ratios,
+        "turns": max(len(own) for own in times.values()),
+        "ratio": {
+            f"{name} / {base}": {
+                which: spread[base][f"wall_{which}"] / spread[name][f"wall_{which}"]
+                for which in ("least", "median")
+            }
+            for name, base in PAIRS
+            if name in spread and base in spread
+        },
         "difference_of_sums": {
             name: float((s - reference).norm() / reference.norm()) for name, s in sums.items()
         },
@@ -160,51 +157,27 @@ def measure(case: Case, turns: int, deadline: float) -> dict[str, Any]:
     }
 
 
-def _turn(way: Any) -> float:  # noqa: ANN401
-    """Return the seconds of a round, the mean over a while."""
-    torch.cuda.synchronize()
-    began, rounds = time.perf_counter(), 0
-    while rounds == 0 or time.perf_counter() - began < _TURN:
-        way.round()
-        torch.cuda.synchronize()
-        rounds += 1
-    return (time.perf_counter() - began) / rounds
-
-
 def main() -> None:
-    """Write the results and print them."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--seconds", type=float, default=600, help="at most, for all cases")
-    parser.add_argument("--cases", nargs="*", default=list(CASES)[:9], choices=list(CASES))
-    parser.add_argument("--result", type=Path, default=RESULT)
-    options = parser.parse_args()
-    ends = time.perf_counter() + options.seconds
+    given = frame.options(
+        __doc__,
+        "gpu.json",
+        quick={"turns": 1, "cases": SMALLEST},
+        turns=9,
+        seconds=600.0,
+        cases=frame.among(CASES, DEFAULT),
+    )
+    if not torch.cuda.is_available():
+        raise SystemExit("no CUDA device here: engine_speed.py measures the same on the CPU")
+    ends = time.perf_counter() + given.seconds
+    result = frame.Result(given.result, "torch", device=torch.cuda.get_device_name())
     cases: dict[str, Any] = {}
-    for place, name in enumerate(options.cases):
+    for place, name in enumerate(given.cases):
         case = replace(CASES[name], clients=_COHORT.get(name, CASES[name].clients))
-        left = ends - time.perf_counter()
-        share = left / (len(options.cases) - place)
-        cases[name] = measure(case, options.turns, time.perf_counter() + share)
+        share = (ends - time.perf_counter()) / (len(given.cases) - place)
+        cases[name] = measure(case, given.turns, share)
         torch.cuda.empty_cache()
-        print(name, json.dumps(cases[name], indent=1), flush=True)
-        _write(options.result, cases)
-
-
-def _write(path: Path, cases: dict[str, Any]) -> None:
-    device = torch.cuda.get_device_name()
-    document = {
-        "method": {
-            "seconds": f"a turn is {_TURN} seconds of rounds, after three, and as many more as "
-            "the engine needs to choose a method; ratios: of the least and of the median turns",
-            "peak_bytes": "most that torch had allocated while a way was made and settled, "
-            "without what other ways hold",
-            "difference_of_sums": "to plain PyTorch's, whose batches have another order",
-        },
-        "machine": machine("torch") | {"device": device},
-        "cases": cases,
-    }
-    path.write_text(json.dumps(document, indent=2) + "\n")
+        frame.show(name, cases[name], "ratio", "difference_of_sums")
+        result.write(method=METHOD, cases=cases)
 
 
 if __name__ == "__main__":

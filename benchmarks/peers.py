@@ -10,10 +10,9 @@ Fashion-MNIST, 20 clients of 100 images, one epoch of batches of 16, SGD 0.05, e
 to 1 and summed. The script checks that the work is the same, see ``SAME``.
 """
 
-import argparse
-import json
+import frame
+
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -23,8 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from engine_cases import CASES, Case, Plain
-from engine_speed import Engine, turn
-from machine import machine
+from engine_speed import TURN, Engine
 from peers_environment import Environment, NotInstalledError, environment
 from peers_process import DiedError, Peer
 from peers_work import expected_sum, read
@@ -32,50 +30,57 @@ from peers_work import expected_sum, read
 from privpart import Users
 from privpart.data.tasks import Task, fashion_mnist
 
-RESULT = Path(__file__).parent / "results" / "peers.json"
 OURS = "privpart engine, 2 workers x 1 thread"
+PEERS = ("pfl", "flower")
 PEER_DISTANCE = 0.01
 NORM_TOLERANCE = 0.1
-SAME = {
-    "peers": "the first round's sum of clipped updates is nearer to the one that a plain loop in "
-    f"the same order of examples computes than {PEER_DISTANCE} of its norm (relative_distance); "
-    "the names and shapes of all parameters are ours, or loading the start would have failed",
-    "ours": "our sides shuffle the examples, so that the sum is another one by about a third of "
-    f"its norm; its norm is within {NORM_TOLERANCE:.0%} of the same plain loop's",
+METHOD = {
+    "seconds": "least, median and most of the turns of each side, all in one run; a turn is half a "
+    "second of rounds, one at least, after one that is not counted; cpu is the processor seconds "
+    "of all processes of the side",
+    "load": "load_before and load_average, on so many cores, say how shared the machine was. "
+    "Threads of one process wait for each other on a busy machine, to half a minute and more a "
+    "round at a load of ten on two cores: there only the others compare, and least and cpu say "
+    "more than median and most",
+    "same_work": {
+        "peers": "the first round's sum of clipped updates is nearer to the one that a plain loop "
+        f"in the same order of examples computes than {PEER_DISTANCE} of its norm "
+        "(relative_distance); the names and shapes of all parameters are ours, or loading the "
+        "start would have failed",
+        "ours": "our sides shuffle the examples, so that the sum is another one by about a third "
+        f"of its norm; its norm is within {NORM_TOLERANCE:.0%} of the same plain loop's",
+    },
+    "not_equal": [
+        "Our sides and the plain loop shuffle each client's examples; pfl, by design of its "
+        "dataset, and our Flower client take them in the stored order, which spares them the "
+        "gather.",
+        "A round of a peer ends when its server has averaged and is ready for the next; a round "
+        "of ours and of the plain loop ends with the sum, without a server's step.",
+        "Flower averages new parameters weighted by the number of examples, equal here; clipping "
+        "is its own fixedclipping_mod, in numpy. One simulated node is one client, as in its "
+        "examples: many clients in a message would cost it less. Frozen parameters do not travel.",
+        "Flower is run by flwr.simulation.run_simulation, which `flwr run` uses the backend of "
+        "and which Flower calls deprecated.",
+        "pfl makes a dataset object per client and round, and copies the trained parameters twice.",
+        "The engine lays images out channels last where its first rounds find that faster, see "
+        "engine; the peers and the plain loop leave the layout as it is.",
+        "Start-up (imports, Ray, trials of methods) is in first_round_seconds in part and in no "
+        "other figure.",
+    ],
 }
-NOT_EQUAL = [
-    "Our sides and the plain loop shuffle each client's examples; pfl, by design of its dataset, "
-    "and our Flower client take them in the stored order, which spares them the gather.",
-    "A round of a peer ends when its server has averaged and is ready for the next; a round of "
-    "ours and of the plain loop ends with the sum, without a server's step.",
-    "Flower averages new parameters weighted by the number of examples, equal here; clipping is "
-    "its own fixedclipping_mod, in numpy. One simulated node is one client, as in its examples: "
-    "many clients in a message would cost it less. Frozen parameters do not travel.",
-    "Flower is run by flwr.simulation.run_simulation, which `flwr run` uses the backend of and "
-    "which Flower calls deprecated.",
-    "pfl makes a dataset object per client and round, and copies the trained parameters twice.",
-    "The engine lays images out channels last where its first rounds find that faster, see "
-    "engine; the peers and the plain loop leave the layout as it is.",
-    "Start-up (imports, Ray, trials of methods) is in first_round_seconds in part and in no other "
-    "figure.",
-]
 
 
 def peer_sides(name: str, env: Environment, case: Path, folder: Path) -> dict[str, Peer]:
     """Start the modes of a peer."""
-    here, python = Path(__file__).parent, str(env.python)
+    python, script = str(env.python), str(Path(__file__).parent / f"peers_{name}.py")
     if name == "flower":
         label = "Flower simulation, 2 actors x 1 thread"
-        command = [python, str(here / "peers_flower.py")]
-        return {label: Peer(command, case, folder / "flower", str(folder / "ray"), threads=1)}
-    script = str(here / "peers_pfl.py")
-    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    return {
-        "pfl, 1 process x 2 threads": Peer([python, script], case, folder / "pfl1", "2", threads=2),
-        "pfl, 2 processes x 1 thread": Peer(
-            [python, *ranks, script], case, folder / "pfl2", "1", threads=1
-        ),
-    }
+        own = folder / "flower"
+        return {label: Peer([python, script], case, own, str(folder / "ray"), threads=1)}
+    ranks = [python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", script]
+    one = Peer([python, script], case, folder / "pfl1", "2", threads=2)
+    two = Peer(ranks, case, folder / "pfl2", "1", threads=1)
+    return {"pfl, 1 process x 2 threads": one, "pfl, 2 processes x 1 thread": two}
 
 
 def export(path: Path, case: Case, task: Task, plain: Plain) -> None:
@@ -94,59 +99,52 @@ def export(path: Path, case: Case, task: Task, plain: Plain) -> None:
 
 
 def measure(
-    case: Case,
-    task: Task,
-    environments: dict[str, Environment],
-    rounds: int,
-    folder: Path,
-    two_threads: bool,
+    case: Case, task: Task, environments: dict[str, Environment], rounds: int, two_threads: bool
 ) -> dict[str, Any]:
     """Measure all sides of a case in turns."""
-    clients = range(case.clients)
     rows = torch.arange(case.clients * case.examples).split(case.examples)
-    users = Users(task.train_x, task.train_y, rows)
+    users, clients = Users(task.train_x, task.train_y, rows), range(case.clients)
     plain = Plain(case, users, clients, threads=2)
-    export(folder / "case.npz", case, task, plain)
-    work = read(folder / "case.npz")
-    reference = torch.cat([t.flatten() for t in expected_sum(work).values()])
     sides: dict[str, Any] = {
         "plain loop, 1 thread": Plain(case, users, clients),
         "plain loop, 2 threads": plain,
         OURS: Engine(case, users, workers=2),
     }
-    for name, env in environments.items():
-        sides |= peer_sides(name, env, folder / "case.npz", folder)
-    left_out = {}
-    for name in [n for n in sides if "2 threads" in n and not two_threads]:
-        left_out[name] = "not asked for: --no-two-threads"
-        sides.pop(name).close()
-    try:
-        return _in_turns(sides, reference, rounds, left_out) | {
-            "parameters": sum(p.numel() for p in work.module.parameters()),
-            "trained_parameters": len(reference),
-        }
-    finally:
-        for side in sides.values():
-            side.close()
+    with tempfile.TemporaryDirectory(prefix="peers") as scratch:
+        path = Path(scratch) / "case.npz"
+        export(path, case, task, plain)
+        work = read(path)
+        for name, env in environments.items():
+            sides |= peer_sides(name, env, path, Path(scratch))
+        left_out = {}
+        for name in [n for n in sides if "2 threads" in n and not two_threads]:
+            left_out[name] = "not asked for: --no-two-threads"
+            sides.pop(name).close()
+        try:
+            reference = expected_sum(work)
+            return _in_turns(sides, reference, rounds, left_out) | {
+                "parameters": sum(p.numel() for p in work.module.parameters()),
+                "trained_parameters": len(reference),
+            }
+        finally:
+            for side in sides.values():
+                side.close()
 
 
 def _in_turns(
     sides: dict[str, Any], reference: torch.Tensor, rounds: int, left_out: dict[str, str]
 ) -> dict[str, Any]:
     started: dict[str, dict[str, float]] = {}
-    wall: dict[str, list[float]] = {name: [] for name in sides}
-    cpu: dict[str, list[float]] = {name: [] for name in sides}
+    times: dict[str, list[frame.Seconds]] = {name: [] for name in sides}
 
-    def begin(name: str, side: Any) -> None:  # noqa: ANN401
+    def begin(name: str, side: Any) -> None:
         began = time.perf_counter()
         total = side.round().double()
         started[name] = {"first_round_seconds": time.perf_counter() - began}
         started[name] |= _same_work(total, reference, isinstance(side, Peer))
 
-    def time_one(name: str, side: Any) -> None:  # noqa: ANN401
-        seconds, processors = turn(side)
-        wall[name].append(seconds)
-        cpu[name].append(processors)
+    def time_one(name: str, side: Any) -> None:
+        times[name].append(frame.seconds(side.round, clock=side.cpu, at_least=TURN))
 
     def each(step: Callable[[str, Any], None]) -> None:
         for name, side in list(sides.items()):
@@ -163,29 +161,22 @@ def _in_turns(
     idle = _idle({name: side.cpu for name, side in sides.items()})
     for _ in range(rounds):
         each(time_one)
-    table = [
-        {"side": name, **_spread("wall", wall[name]), **_spread("cpu", cpu[name])}
-        | {"cpu_per_second_while_it_waits": idle[name], **started[name]}
-        for name in sides
-    ]
-    ours = next(row for row in table if row["side"] == OURS)
+    rows = {name: frame.spreads(times[name]) for name in sides}
     ratios = {
-        row["side"]: {f"of_{k}": row[f"wall_{k}"] / ours[f"wall_{k}"] for k in ("least", "median")}
-        | {"cpu_of_least": row["cpu_least"] / ours["cpu_least"]}
-        for row in table
-        if row is not ours
+        name: {f"of_{k}": row[f"wall_{k}"] / rows[OURS][f"wall_{k}"] for k in ("least", "median")}
+        | {"cpu_of_least": row["cpu_least"] / rows[OURS]["cpu_least"]}
+        for name, row in rows.items()
+        if name != OURS
     }
     return {
         "seconds_of_the_side_per_second_of_ours": ratios,
         "engine": said,
-        "rows": table,
+        "rows": [
+            {"side": name, **row, "cpu_per_second_while_it_waits": idle[name], **started[name]}
+            for name, row in rows.items()
+        ],
         "left_out": left_out,
     }
-
-
-def _spread(name: str, values: list[float]) -> dict[str, float]:
-    middle = statistics.median(values)
-    return {f"{name}_least": min(values), f"{name}_median": middle, f"{name}_most": max(values)}
 
 
 def _idle(cpu: dict[str, Callable[[], float]]) -> dict[str, float]:
@@ -197,7 +188,7 @@ def _idle(cpu: dict[str, Callable[[], float]]) -> dict[str, float]:
 
 
 def _same_work(total: torch.Tensor, reference: torch.Tensor, peer: bool) -> dict[str, float]:
-    """Compare a first sum with the plain loop's; see ``SAME``.
+    """Compare a first sum with the plain loop's; see ``METHOD``.
 
     Raises:
         DiedError: the sums differ.
@@ -213,63 +204,34 @@ def _same_work(total: torch.Tensor, reference: torch.Tensor, peer: bool) -> dict
 
 
 def main() -> None:
-    """Write the results and print them."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--peers", nargs="*", default=["pfl", "flower"], choices=["pfl", "flower"])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--two-threads", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--result", type=Path, default=RESULT)
-    options = parser.parse_args()
+    given = frame.options(
+        __doc__,
+        "peers.json",
+        quick={"rounds": 1, "peers": [], "two_threads": False},
+        peers=frame.among(PEERS),
+        rounds=5,
+        two_threads=True,
+    )
     torch.set_num_threads(1)
+    about = {"threads": "as each row says", "load_before": os.getloadavg()[0]}
+    result = frame.Result(given.result, "torch", **about)
     peers: dict[str, Any] = {}
     environments: dict[str, Environment] = {}
-    for name in options.peers:
+    for name in given.peers:
         try:
-            environments[name] = environment(name)
-            peers[name] = {
-                "versions": environments[name].versions,
-                "note": environments[name].note,
-            }
+            env = environments[name] = environment(name)
+            peers[name] = {"versions": env.versions, "note": env.note}
         except NotInstalledError as error:
             peers[name] = {"left_out": f"not installed: {error}"}
-        print(name, peers[name], flush=True)
-    task, load, cases = fashion_mnist(), os.getloadavg()[0], {}
-    for name in ("EMNIST CNN, full", "EMNIST CNN, partial"):
-        with tempfile.TemporaryDirectory(prefix="peers") as folder:
-            cases[name] = measure(
-                CASES[name], task, environments, options.rounds, Path(folder), options.two_threads
-            )
+        frame.show(name, peers[name])
+    task, cases = fashion_mnist(frame.DATA), {}
+    for name in list(CASES)[: 1 if given.quick else 2]:
+        cases[name] = measure(CASES[name], task, environments, given.rounds, given.two_threads)
         for row in cases[name]["rows"]:
-            print(name, "|", row["side"], {k: round(v, 3) for k, v in row.items() if k != "side"})
-        print(name, cases[name]["left_out"], flush=True)
-        _write(options.result, options.rounds, load, peers, cases)
-
-
-def method(rounds: int) -> dict[str, Any]:
-    """Return a description of the measurement and of the differences between the sides."""
-    return {
-        "seconds": f"least, median and most of {rounds} turns of each side, all in one run; a "
-        "turn is half a second of rounds, one at least, after one that is not counted; cpu is "
-        "the processor seconds of all processes of the side",
-        "load": "load_before and load_average, on so many cores, say how shared the machine "
-        "was. Threads of one process wait for each other on a busy machine, "
-        "to half a minute and more a round at a load of ten on two cores: there only the others "
-        "compare, and least and cpu say more than median and most",
-        "same_work": SAME,
-        "not_equal": NOT_EQUAL,
-    }
-
-
-def _write(
-    path: Path, rounds: int, load: float, peers: dict[str, Any], cases: dict[str, Any]
-) -> None:
-    document = {
-        "method": method(rounds),
-        "machine": machine("torch") | {"threads": "as each row says", "load_before": load},
-        "peers": peers,
-        "cases": cases,
-    }
-    path.write_text(json.dumps(document, indent=2) + "\n")
+            frame.show(name, row)
+        frame.show(f"{name}, left out", cases[name]["left_out"])
+        result.machine["load_average"] = os.getloadavg()[0]
+        result.write(method=METHOD | {"rounds": given.rounds}, peers=peers, cases=cases)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ torch and numpy have the versions that run the benchmark.
 
 import json
 import subprocess
-import sys
 import venv
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
@@ -33,7 +32,7 @@ class Environment:
 
     python: Path
     versions: dict[str, str]
-    note: str
+    note: str = ""
 
 
 class NotInstalledError(Exception):
@@ -48,55 +47,56 @@ def environment(peer: str) -> Environment:
     """
     folder = FOLDER / peer
     python, stamp = folder / "bin" / "python", folder / "ready.json"
-    constraints = FOLDER / "constraints.txt"
     held = [f"{name}=={metadata.version(name).partition('+')[0]}" for name in ("torch", "numpy")]
     wanted = {"held": held, "peer": peer, "flower": FLOWER}
-    found = json.loads(stamp.read_text()) if stamp.exists() else {}
-    if found.get("wanted") != wanted:
+    ready = json.loads(stamp.read_text()) if stamp.exists() else {}
+    if ready.get("wanted") != wanted:
         venv.create(folder, with_pip=True, clear=True)
+        constraints = FOLDER / "constraints.txt"
         constraints.write_text("\n".join(held) + "\n")
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         pip += ["-c", str(constraints)]
-        note = _flower(pip, python) if peer == "flower" else _run([*pip, "torch", *PEERS[peer]])
-        stamp.write_text(json.dumps({"wanted": wanted, "note": note}))
-        found = {"note": note}
-    return replace(installed(python, peer), note=found["note"])
+        note = _flower(pip, python) if peer == "flower" else run([*pip, "torch", *PEERS[peer]])
+        ready = {"wanted": wanted, "note": note}
+        stamp.write_text(json.dumps(ready))
+    return installed(python, peer, ready["note"])
 
 
-def installed(python: Path, peer: str = "breaching") -> Environment:
+def installed(python: Path, peer: str, note: str = "") -> Environment:
     """Return the environment of an interpreter that has the peer already."""
-    versions = json.loads(_run([str(python), "-c", _ASK]))
-    return Environment(python, {name: versions[name] for name in TOLD[peer]}, "")
+    versions = json.loads(run([str(python), "-c", _ASK]))
+    return Environment(python, {name: versions[name] for name in TOLD[peer]}, note)
 
 
 def _flower(pip: list[str], python: Path) -> str:
     """Install Flower; if the registry lacks its version of certifi, with the newest one there."""
     try:
-        _run([*pip, "torch", f"flwr[simulation]=={FLOWER}"])
+        return run([*pip, "torch", f"flwr[simulation]=={FLOWER}"])
     except NotInstalledError as error:
         if "certifi" not in str(error):
             raise
-    else:
-        return ""
-    _run([*pip, "--no-deps", f"flwr=={FLOWER}"])
+    run([*pip, "--no-deps", f"flwr=={FLOWER}"])
     ask = "import json, importlib.metadata as m; print(json.dumps(m.requires('flwr')))"
-    every = [Requirement(line) for line in json.loads(_run([str(python), "-c", ask]))]
+    every = [Requirement(line) for line in json.loads(run([str(python), "-c", ask]))]
     needed = [r for r in every if r.marker is None or r.marker.evaluate({"extra": "simulation"})]
     for requirement in needed:
         requirement.marker = None
-    _run([*pip, "torch", "certifi", *(str(r) for r in needed if r.name != "certifi")])
+    run([*pip, "torch", "certifi", *(str(r) for r in needed if r.name != "certifi")])
     pins = ", ".join(str(r) for r in needed if r.name == "certifi")
     return f"flwr asks for {pins}, which the package index lacked: the newest that it had is used"
 
 
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def run(command: list[str]) -> str:
+    """Return the output of a command.
+
+    Raises:
+        NotInstalledError: it failed.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise NotInstalledError(str(error)) from error
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if "ERROR" in line or "Error" in line]
         raise NotInstalledError(" ".join(lines)[:400] or f"exit code {done.returncode}")
     return done.stdout
-
-
-if __name__ == "__main__":
-    for peer_name in sys.argv[1:]:
-        print(environment(peer_name))

@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import threading
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,14 +16,11 @@ from torch import Tensor
 
 TIMEOUT = 300.0
 _TICKS = os.sysconf("SC_CLK_TCK")
-
-
-class _Stat(NamedTuple):
-    """Parent, processor seconds and start time of a process."""
-
-    parent: int
-    cpu: float
-    born: int
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
 
 
 class DiedError(Exception):
@@ -38,15 +35,8 @@ class Peer:
     ) -> None:
         folder.mkdir()
         self.sum, self.log = folder / "sum.npz", folder / "log"
-        quiet = {
-            "OMP_NUM_THREADS": str(threads),
-            "FLWR_HOME": str(folder),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "RAY_USAGE_STATS_ENABLED": "0",
-        }
-        dropped = ("PYTHONPATH", "RAY_ADDRESS")
-        inherited = {k: v for k, v in os.environ.items() if k not in dropped}
+        inherited = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RAY_ADDRESS")}
+        own = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 [*command, str(case), str(self.sum), *more],
@@ -55,8 +45,9 @@ class Peer:
                 stderr=log,
                 text=True,
                 cwd=folder,
-                env=inherited | quiet,
+                env=inherited | QUIET | own | {"FLWR_HOME": str(folder)},
             )
+        self.total: Tensor | None = None
         self.ready = False
 
     def round(self) -> Tensor:
@@ -70,7 +61,7 @@ class Peer:
             self.ready = True
         self._say("go")
         self._wait()
-        if not hasattr(self, "total"):
+        if self.total is None:
             with np.load(self.sum, allow_pickle=False) as file:
                 parts = [torch.from_numpy(file[name]).flatten() for name in file.files]
             self.total = torch.cat(parts)
@@ -78,18 +69,17 @@ class Peer:
 
     def cpu(self) -> float:
         """Return the processor seconds so far of the process and all its descendants."""
-        return sum(_stat(pid).cpu for pid in _family(self.process.pid))
+        return sum(_stat(pid)[1] for pid in _family(self.process.pid))
 
     def close(self) -> None:
         """End the process and all its descendants."""
-        born = {pid: _stat(pid).born for pid in _family(self.process.pid)}
-        self._say("stop")
-        try:
+        born = _family(self.process.pid)
+        with suppress(DiedError):
+            self._say("stop")
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(20)
-        except subprocess.TimeoutExpired:
-            born |= {pid: _stat(pid).born for pid in _family(self.process.pid)}
-        for pid, when in born.items():
-            if when == _stat(pid).born:  # otherwise the id belongs to another program
+        for pid, when in (born | _family(self.process.pid)).items():
+            if when == _stat(pid)[2]:  # otherwise the id belongs to another program
                 _kill(pid)
         self.process.wait()
 
@@ -97,8 +87,7 @@ class Peer:
         try:
             print(word, file=self.process.stdin, flush=True)
         except (BrokenPipeError, ValueError) as error:
-            if word != "stop":
-                raise DiedError(self._last()) from error
+            raise DiedError(self._last()) from error
 
     def _wait(self) -> None:
         timer = threading.Timer(TIMEOUT, lambda: [_kill(p) for p in _family(self.process.pid)])
@@ -116,27 +105,26 @@ class Peer:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
-def _family(pid: int) -> list[int]:
-    """Return the process and all its descendants."""
+def _family(pid: int) -> dict[int, int]:
+    """Map the process and all its descendants to their start times."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            children.setdefault(_stat(int(entry.name)).parent, []).append(int(entry.name))
-    found = [pid]
-    for member in found:
-        found.extend(children.get(member, ()))
-    return found
+            children.setdefault(_stat(int(entry.name))[0], []).append(int(entry.name))
+    members = [pid]
+    for member in members:
+        members.extend(children.get(member, ()))
+    return {member: _stat(member)[2] for member in members}
 
 
-def _stat(pid: int) -> _Stat:
+def _stat(pid: int) -> tuple[int, float, int]:
+    """Return parent, processor seconds and start time of a process; -1, 0, -1 if it ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return _Stat(-1, 0.0, -1)
-    return _Stat(int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[19]))
+        return -1, 0.0, -1
+    return int(fields[1]), (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[19])

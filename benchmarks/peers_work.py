@@ -81,24 +81,21 @@ def train(work: Work, start: dict[str, Tensor], client: int) -> dict[str, Tensor
         for name, parameter in trained.items():
             parameter.copy_(start[name])
     optimizer = torch.optim.SGD(trained.values(), lr=work.rate)
-    x, y = work.x[client], work.y[client]
-    for begin in range(0, len(y), BATCH):
+    for x, y in zip(work.x[client].split(BATCH), work.y[client].split(BATCH), strict=True):
         optimizer.zero_grad()
-        batch = slice(begin, begin + BATCH)
-        cross_entropy(work.module(x[batch]), y[batch]).backward()
+        cross_entropy(work.module(x), y).backward()
         optimizer.step()
     return {name: parameter.detach() for name, parameter in trained.items()}
 
 
-def expected_sum(work: Work) -> dict[str, Tensor]:
-    """Return the sum of the clipped updates of all clients, in float64."""
-    total = {name: torch.zeros_like(t, dtype=torch.float64) for name, t in work.start.items()}
+def expected_sum(work: Work) -> Tensor:
+    """Return the sum of the clipped updates of all clients, flat, in float64."""
+    start = torch.cat([s.double().flatten() for s in work.start.values()])
+    total = torch.zeros_like(start)
     for client in range(len(work.y)):
-        after = train(work, work.start, client)
-        updates = {name: (after[name] - start).double() for name, start in work.start.items()}
-        norm = float(torch.stack([d.norm() for d in updates.values()]).norm())
-        for name, update in updates.items():
-            total[name] += min(1.0, CLIP / norm) * update
+        after = train(work, work.start, client).values()
+        update = torch.cat([a.double().flatten() for a in after]) - start
+        total += min(1.0, CLIP / float(update.norm())) * update
     return total
 
 

@@ -9,19 +9,14 @@ arrays that are sent, compared with a broadcast of everything. The stores must n
 the two computes an answer.
 """
 
-import json
-import statistics
-import time
-from collections.abc import Callable
-from pathlib import Path
+import frame
+
 from typing import Any
 
 import numpy as np
-from machine import machine
 
 from privpart.select import private_retrieval
 
-RESULT = Path(__file__).parent / "results" / "pir.json"
 SLICES = (64, 200, 2048, 10_000, 100_000)
 RECORD_BYTES = {
     "one byte per number, 96 numbers and scale": 104,
@@ -30,20 +25,10 @@ RECORD_BYTES = {
     "filter of the CNN with its 49 x 512 columns": 103_556,
 }
 LARGEST = 250_000_000  # bytes of a store, so that the benchmark fits into small machines
-REPEATS, KEYS = 7, 16
+KEYS = 16
 
 
-def spread(job: Callable[[], object], per: int) -> dict[str, float]:
-    """Return microseconds per key of one run of ``job`` on ``per`` keys."""
-    times = []
-    for _ in range(REPEATS + 1):
-        start = time.perf_counter()
-        job()
-        times.append(1e6 * (time.perf_counter() - start) / per)
-    return {"least": min(times[1:]), "median": statistics.median(times[1:]), "most": max(times[1:])}
-
-
-def measure(count: int, size: int, rng: np.random.Generator) -> dict[str, Any]:
+def measure(count: int, size: int, rng: np.random.Generator, repeats: int) -> dict[str, Any]:
     """Measure one store of ``count`` records of ``size`` bytes."""
     records = rng.integers(256, size=(count, size), dtype=np.uint8)
     keys = rng.integers(count, size=KEYS).tolist()
@@ -51,6 +36,11 @@ def measure(count: int, size: int, rng: np.random.Generator) -> dict[str, Any]:
     first, second = private_retrieval.answers(records, one), private_retrieval.answers(records, two)
     if not np.array_equal(private_retrieval.decode(first, second), records[keys]):
         raise AssertionError("wrong records")
+    jobs = {
+        "query": lambda: private_retrieval.queries(keys, count),
+        "answer of one store": lambda: private_retrieval.answers(records, one),
+        "decode": lambda: private_retrieval.decode(first, second),
+    }
     return {
         "slices": count,
         "record_bytes": size,
@@ -59,34 +49,22 @@ def measure(count: int, size: int, rng: np.random.Generator) -> dict[str, Any]:
         "bytes_of_everything": records.nbytes,
         "fewer_bytes_up_to_keys": private_retrieval.most_keys(count, size),
         "microseconds_per_key": {
-            "query": spread(lambda: private_retrieval.queries(keys, count), KEYS),
-            "answer of one store": spread(lambda: private_retrieval.answers(records, one), KEYS),
-            "decode": spread(lambda: private_retrieval.decode(first, second), KEYS),
+            name: frame.spread(1e6 * one.wall / KEYS for one in times)
+            for name, times in frame.in_turns(jobs, repeats).items()
         },
     }
 
 
 def main() -> None:
-    """Measure, print a table, and write the results."""
-    rng = np.random.default_rng(0)
+    quick = {"slices": [64], "repeats": 1}
+    given = frame.options(__doc__, "pir.json", quick=quick, slices=SLICES, repeats=7)
+    result, rng = frame.Result(given.result, "numpy"), np.random.default_rng(0)
     rows = []
-    print(
-        f"{'slices':>8} {'bytes':>8} {'up/key':>8} {'down/key':>9} {'most m':>7} {'answer us':>10}"
-    )
     for name, size in RECORD_BYTES.items():
-        for count in SLICES:
-            if count * size > LARGEST:
-                continue
-            row = measure(count, size, rng)
-            rows.append({"record": name} | row)
-            answer = row["microseconds_per_key"]["answer of one store"]["median"]
-            print(
-                f"{count:>8,} {size:>8,} {row['bytes_up_per_key']:>8,} "
-                f"{row['bytes_down_per_key']:>9,} {row['fewer_bytes_up_to_keys']:>7,} "
-                f"{answer:>10,.0f}"
-            )
-    result = {"machine": machine("numpy"), "repeats": REPEATS, "keys_at_once": KEYS, "rows": rows}
-    RESULT.write_text(json.dumps(result, indent=2) + "\n")
+        for count in (slices for slices in given.slices if slices * size <= LARGEST):
+            rows.append({"record": name} | measure(count, size, rng, given.repeats))
+            frame.show(f"{count:,} of {name}", rows[-1])
+    result.write(repeats=given.repeats, keys_at_once=KEYS, rows=rows)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,19 @@
 """Scale: a million users, cohorts of 10,000, and 10^8 parameters, on one machine.
 
-Run: ``python benchmarks/scale.py``; writes benchmarks/results/scale.json. ``--job users`` (or
-``cohort``, ``parameters``) measures one of them in this process and prints it: the whole benchmark
-starts a process for each, so that memory is that of one job.
+Run: ``python benchmarks/scale.py``; writes benchmarks/results/scale.json. Each job has a process of
+its own, so that memory is that of one job.
 
 Seconds are processor time on one thread. Memory is the resident size of the process above that
 before the job; of the jobs that train, after each round.
 """
 
-import argparse
-import json
-import os
-import subprocess
-import sys
+import frame
+
 import time
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_name] = "1"  # before numpy loads
-
 import torch
-from machine import machine
 from torch import nn
 
 from accounting import Independent, Participation
@@ -31,62 +22,53 @@ from privpart.client import LocalTraining
 from privpart.data import Users, cohorts_in_turn, iid_users
 from privpart.pool import keep_freed_memory
 
-RESULTS = Path(__file__).parent / "results" / "scale.json"
-_MILLION = 1_000_000
 
-
-def resident() -> float:
-    """Return the resident size of this process, MB."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def users() -> dict[str, Any]:
+def users(share: float) -> dict[str, Any]:
     """Deal two examples to each of a million users, and draw 100 cohorts of 10,000."""
-    x, y = torch.zeros(2 * _MILLION, 1), torch.zeros(2 * _MILLION, dtype=torch.int64)
-    before, began = resident(), time.process_time()
-    population = Users(x, y, iid_users(len(x), users=_MILLION, data_seed=0))
-    dealt, grown = time.process_time() - began, resident() - before
+    count, size = int(share * 1_000_000), int(share * 10_000)
+    x, y = torch.zeros(2 * count, 1), torch.zeros(2 * count, dtype=torch.int64)
+    before, began = frame.resident(), time.process_time()
+    population = Users(x, y, iid_users(len(x), users=count, data_seed=0))
+    dealt, grown = time.process_time() - began, frame.resident() - before
     began = time.process_time()
-    cohorts = cohorts_in_turn(ids=population.ids, size=10_000, rounds=100, data_seed=0)
+    cohorts = cohorts_in_turn(ids=population.ids, size=size, rounds=100, data_seed=0)
     drawn = time.process_time() - began
-    began = time.process_time()
-    for client in cohorts[0]:
-        population.indices[client]
+    looked_up = frame.seconds(lambda: [population.indices[client] for client in cohorts[0]])
     return {
-        "users": _MILLION,
+        "users": count,
         "seconds": dealt,
         "index_megabytes": population.indices.nbytes / 1e6,
-        "memory_megabytes": grown,
+        "memory_megabytes": grown / 1e6,
         "cohorts_seconds": drawn,
-        "seconds_per_client_looked_up": (time.process_time() - began) / 10_000,
+        "seconds_per_client_looked_up": looked_up.cpu / size,
     }
 
 
-def cohort() -> dict[str, Any]:
+def cohort(share: float) -> dict[str, Any]:
     """Train rounds of 10,000 clients with one step each, of 100,000 users.
 
     The server keeps the rounds of every client that took part, so memory grows for ten rounds,
     until each of them did.
     """
-    size, rounds, dim = 10_000, 25, 64
-    x = torch.rand(2 * 100_000, dim, generator=torch.Generator().manual_seed(0))
+    size, count, dim = int(share * 10_000), int(share * 100_000), 64
+    x = torch.rand(2 * count, dim, generator=torch.Generator().manual_seed(0))
     y = torch.arange(len(x)) % 10
-    population = Users(x, y, iid_users(len(x), users=100_000, data_seed=0))
+    population = Users(x, y, iid_users(len(x), users=count, data_seed=0))
     network = nn.Sequential(nn.Linear(dim, 64), nn.ReLU(), nn.Linear(64, 10))
-    return _trained(network, population, size, rounds)
+    return trained(network, population, size, 25)
 
 
-def parameters() -> dict[str, Any]:
+def parameters(share: float) -> dict[str, Any]:
     """Train rounds of two clients with 10^8 parameters."""
-    x = torch.rand(8, 10_000, generator=torch.Generator().manual_seed(0))
+    width = int(share**0.5 * 10_000)
+    x = torch.rand(8, width, generator=torch.Generator().manual_seed(0))
     population = Users(x, torch.arange(8), iid_users(8, users=8, data_seed=0))
-    return _trained(nn.Linear(10_000, 10_000, bias=False), population, 2, 4)
+    return trained(nn.Linear(width, width, bias=False), population, 2, 4)
 
 
-def _trained(network: nn.Module, population: Users, size: int, rounds: int) -> dict[str, Any]:
+def trained(network: nn.Module, population: Users, size: int, rounds: int) -> dict[str, Any]:
     keep_freed_memory()
-    before = resident()
+    before = frame.resident()
     model = PartialModel(network, train=["*"], seed=None)
     local = LocalTraining(learning_rate=0.1, steps=1, batch_size=2)
     plan = PrivacyPlan(
@@ -102,7 +84,7 @@ def _trained(network: nn.Module, population: Users, size: int, rounds: int) -> d
 
     def note(_: object) -> None:
         seconds.append(time.process_time())
-        memory.append(round(resident() - before, 1))
+        memory.append(round((frame.resident() - before) / 1e6, 1))
 
     torch.set_num_threads(1)
     with EmbeddedEngine(model, population, local=local, data_seed=0, sums=True) as engine:
@@ -115,24 +97,13 @@ def _trained(network: nn.Module, population: Users, size: int, rounds: int) -> d
     }
 
 
-JOBS = {"users": users, "cohort": cohort, "parameters": parameters}
-
-
 def main() -> None:
-    """Measure one job, or all of them in processes of their own."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--job", choices=JOBS)
-    chosen = parser.parse_args().job
-    if chosen is not None:
-        print(json.dumps(JOBS[chosen]()))
-        return
-    found: dict[str, Any] = {"machine": machine("torch", "numpy")}
-    for name in JOBS:
-        command = [sys.executable, __file__, "--job", name]
-        told = subprocess.run(command, check=True, capture_output=True, text=True)
-        found[name] = json.loads(told.stdout)
-        print(name, found[name])
-    RESULTS.write_text(json.dumps(found, indent=2) + "\n")
+    given = frame.options(__doc__, "scale.json")
+    result, parts = frame.Result(given.result, "torch", "numpy"), {}
+    for job in (users, cohort, parameters):
+        parts[job.__name__] = frame.apart(job, 0.01 if given.quick else 1.0)
+        frame.show(job.__name__, parts[job.__name__])
+    result.write(**parts)
 
 
 if __name__ == "__main__":

@@ -15,25 +15,19 @@ model, and counts the update. Written bytes are those of all write calls of a co
 stated in vectors of 4 bytes per parameter.
 """
 
-import argparse
+import frame
+
 import hashlib
-import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_name] = "1"  # before numpy loads
+from unittest.mock import patch
 
 import torch
-from machine import machine
-from turns import Seconds, nanoseconds, ratios, seconds
 
 import privpart.server
 from accounting import BinaryTree, BufferedToeplitz, Independent, Mechanism, Participation
@@ -47,16 +41,11 @@ from privpart import (
     ServerOptimizer,
 )
 
-RESULT = Path(__file__).parent / "results" / "server_round.json"
-DIMS = (10_000_000, 40_000_000)
-MEMORY_DIM, LARGEST_DIM, LARGEST_ROUNDS = 40_000_000, 100_000_000, 2048
-ROUNDS = 16
-FIRST, COUNTED, AHEAD = 1, 4, 2
-"""Rounds before those that count; those; and those whose noise is drawn ahead."""
+LARGEST, LARGEST_ROUNDS = 100_000_000, 2048
+ROUNDS, COUNTED, AHEAD = 16, 4, 2
+"""Rounds that are planned; those that count, after one; and those whose noise is drawn ahead."""
 MOMENTUM = 0.9
-STDDEV = 2.0**20
 AIMS = {"ratio": 2.0, "memory": 9.0, "written": 3.0}
-
 MECHANISMS: dict[str, Callable[[int], Mechanism]] = {
     "independent": Independent,
     "tree": BinaryTree,
@@ -69,17 +58,18 @@ MECHANISMS: dict[str, Callable[[int], Mechanism]] = {
 class Run:
     """A run in a temporary folder, one client per round."""
 
-    def __init__(self, mechanism: Mechanism, dim: int, momentum: float, folder: Path) -> None:
-        os.environ["PRIVPART_STATE_DIR"] = str(folder / "guard")
-        rounds = mechanism.rounds
+    def __init__(self, mechanism: Mechanism, dim: int, momentum: float) -> None:
+        self.scratch = tempfile.TemporaryDirectory()
+        os.environ["PRIVPART_STATE_DIR"] = f"{self.scratch.name}/guard"
+        torch.set_num_threads(1)
         plan = PrivacyPlan(
             mechanism=mechanism,
-            participation=Participation(rounds),
+            participation=Participation(mechanism.rounds),
             clip_norm=1.0,
             noise_multiplier=1.0,
             report_goal=100,
         )
-        self.folder = RunFolder.create(folder / "run", plan)
+        self.folder = RunFolder.create(Path(self.scratch.name) / "run", plan)
         optimizer = ServerOptimizer(momentum=momentum)
         source = self.folder.source()
         self.server = Server(plan, torch.zeros(dim), source=source, optimizer=optimizer)
@@ -94,132 +84,120 @@ class Run:
             raise RuntimeError("the update was refused, so nothing was measured")
         self.folder.commit(server, counts)
 
-    def ahead(self, wait: float) -> None:
-        """Begin to draw the noise, and wait as long as the clients work."""
+    def left(self, wait: float) -> frame.Seconds:
+        """Draw the noise while the clients work; return the seconds of the rest of the round."""
         self.server.task([self.server.round])
         time.sleep(wait)
+        return frame.seconds(self.step)
 
-    @property
-    def state(self) -> bytes:
-        """The state file of the last committed round."""
-        return (self.folder.path / f"state-{self.server.round:06d}.safetensors").read_bytes()
+    def close(self) -> None:
+        self.folder.close()
+        self.scratch.cleanup()
 
 
-@contextmanager
-def watched(parts: dict[str, Seconds]) -> Iterator[None]:
-    """Add up the seconds of the parts of rounds, by name."""
+def watched(step: frame.Job, parts: dict[str, list[frame.Seconds]]) -> frame.Job:
+    """Let a round note the seconds of its parts, by name."""
     places: list[tuple[Any, str, str]] = [
         (privpart.server, "quantise", "clip, round and add"),
         (NoiseStream, "next", "noise"),
         (privpart.server, "_quotient", "add noise, divide"),
-        (torch.optim.SGD, "step", "optimiser"),
+        (privpart.server.FlatOptimizer, "step", "optimiser"),
     ]
-    before = [getattr(owner, name) for owner, name, _ in places]
 
     def timed(work: Callable[..., Any], part: str) -> Callable[..., Any]:
-        def call(*args: Any, **options: Any) -> Any:  # noqa: ANN401 (whatever the work takes)
-            wall, cpu = time.perf_counter(), time.process_time()
-            result = work(*args, **options)
-            old = parts.get(part, Seconds(0.0, 0.0))
-            parts[part] = Seconds(
-                old.wall + time.perf_counter() - wall, old.cpu + time.process_time() - cpu
-            )
-            return result
+        def call(*args: Any, **keywords: Any) -> Any:
+            result: list[Any] = []
+            spent = frame.seconds(lambda: result.append(work(*args, **keywords)))
+            parts.setdefault(part, []).append(spent)
+            return result[0]
 
         return call
 
-    try:
-        for (owner, name, part), work in zip(places, before, strict=True):
-            setattr(owner, name, timed(work, part))
-        yield
-    finally:
-        for (owner, name, _), work in zip(places, before, strict=True):
-            setattr(owner, name, work)
+    def run() -> None:
+        with ExitStack() as stack:
+            for owner, name, part in places:
+                stack.enter_context(patch.object(owner, name, timed(getattr(owner, name), part)))
+            step()
+
+    return run
 
 
-def saving(state: bytes, folder: Path) -> dict[str, Seconds]:
-    """Return the seconds of hashing, writing and flushing a state, each alone."""
-    with (folder / "again").open("wb") as file:
-        return {
-            "hash": seconds(lambda: hashlib.sha256(state).digest()),
-            "write": seconds(lambda: (file.write(state), file.flush())),
-            "flush to the disk": seconds(lambda: os.fsync(file.fileno())),
+def saving(run: Run) -> dict[str, frame.Seconds]:
+    """Return the least seconds of hashing, writing and flushing the last state, each alone."""
+    state = (run.folder.path / f"state-{run.server.round:06d}.safetensors").read_bytes()
+    with Path(run.scratch.name, "again").open("wb") as file:
+        jobs = {
+            "hash": lambda: hashlib.sha256(state).digest(),
+            "write": lambda: (file.seek(0), file.write(state), file.flush()),
+            "flush to the disk": lambda: os.fsync(file.fileno()),
         }
+        times = frame.in_turns(jobs, 3, warm=False)
+    return {name: min(own, key=lambda s: s.cpu) for name, own in times.items()}
 
 
-def case(name: str, dim: int, momentum: float, folder: Path) -> dict[str, Any]:
+def case(name: str, dim: int, momentum: float) -> dict[str, Any]:
     """Measure the rounds of one mechanism beside its noise alone."""
     mechanism = MECHANISMS[name](ROUNDS)
-    run = Run(mechanism, dim, momentum, folder)
-    alone = NoiseStream(mechanism, dim=dim, stddev=STDDEV, source=SecretSource())
+    run = Run(mechanism, dim, momentum)
+    alone = NoiseStream(mechanism, dim=dim, stddev=2.0**20, source=SecretSource())
     out = torch.empty(dim, dtype=alone.dtype)
-    times: dict[str, list[Seconds]] = {"round and commit": [], "noise alone": []}
-    parts: dict[str, Seconds] = {}
-    written = 0
-    for t in range(FIRST + COUNTED):
-        noise = seconds(lambda: alone.next(out=out))
-        before = written_bytes()
-        with watched(parts if t >= FIRST else {}):
-            whole = seconds(run.step)
-        written = written_bytes() - before
-        if t >= FIRST:
-            times["round and commit"].append(whole)
-            times["noise alone"].append(noise)
-    state = run.state
-    again = [saving(state, folder) for _ in range(3)]
-    del state
-    means = {part: Seconds(s.wall / COUNTED, s.cpu / COUNTED) for part, s in parts.items()}
-    for part in again[0]:
-        means[part] = min((turn[part] for turn in again), key=lambda s: s.cpu)
-    left = []
-    for _ in range(AHEAD):
-        run.ahead(3 * noise.wall)
-        left.append(seconds(run.step))
-    run.folder.close()
+    jobs = {"noise alone": lambda: alone.next(out=out), "round and commit": run.step}
+    frame.in_turns(jobs, 1, warm=False)
+    parts: dict[str, list[frame.Seconds]] = {}
+    before = written_bytes()
+    jobs["round and commit"] = watched(run.step, parts)
+    times = frame.in_turns(jobs, COUNTED, warm=False)
+    written = (written_bytes() - before) / COUNTED
+    sums = {part: [sum(clock) for clock in zip(*own, strict=True)] for part, own in parts.items()}
+    means = {part: frame.Seconds(*(s / COUNTED for s in own)) for part, own in sums.items()}
+    means |= saving(run)
+    left = [run.left(3 * times["noise alone"][-1].wall) for _ in range(AHEAD)]
+    run.close()
+    scale = 1e9 / dim
     return {
-        "nanoseconds": {part: nanoseconds(spent, dim) for part, spent in times.items()},
-        "ratio": ratios(times["round and commit"], times["noise alone"]),
-        "parts_mean": {
-            part: {"cpu": 1e9 * s.cpu / dim, "wall": 1e9 * s.wall / dim}
-            for part, s in means.items()
+        "nanoseconds": {
+            part: frame.spreads(own, scale) for part, own in sorted(times.items())[::-1]
         },
-        "left_when_drawn_ahead": nanoseconds(left, dim),
+        "ratio": frame.ratios(times["round and commit"], times["noise alone"]),
+        "parts_mean": {
+            part: {"cpu": scale * s.cpu, "wall": scale * s.wall} for part, s in means.items()
+        },
+        "left_when_drawn_ahead": frame.spreads(left, scale),
         "written_vectors": written / (4 * dim),
     }
 
 
-def memory(name: str, dim: int, folder: Path) -> dict[str, Any]:
+def memory(name: str, dim: int, rounds: int) -> dict[str, Any]:
     """Return the peak of each round, in vectors."""
-    tiny = Run(MECHANISMS[name](2), 1000, MOMENTUM, folder / "tiny")
+    tiny = Run(MECHANISMS[name](2), 1000, MOMENTUM)
     tiny.step()
-    tiny.folder.close()
-    base = _status("VmRSS")
-    run = Run(MECHANISMS[name](ROUNDS), dim, MOMENTUM, folder)
+    tiny.close()
+    base = frame.resident()
+    run = Run(MECHANISMS[name](ROUNDS), dim, MOMENTUM)
     peaks = []
-    for _ in range(ROUNDS - 1 if name == "tree" else 3):  # a tree's stack grows
+    for _ in range(rounds):
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         run.step()
-        peaks.append((_status("VmHWM") - base) / (4 * dim))
-    run.folder.close()
+        peaks.append((frame.resident("VmHWM") - base) / (4 * dim))
+    run.close()
     return {"peak_vectors": max(peaks), "by_round": peaks}
 
 
-def largest(dim: int, folder: Path) -> dict[str, Any]:
+def largest(dim: int) -> dict[str, Any]:
     """Run and commit a few rounds of a large model."""
-    start = time.perf_counter()
-    run = Run(BinaryTree(LARGEST_ROUNDS), dim, MOMENTUM, folder)
-    before = time.perf_counter()
-    spent = [seconds(run.step) for _ in range(3)]
-    run.ahead(1.2 * spent[-1].wall)
-    left = seconds(run.step)
-    run.folder.close()
+    made: list[Run] = []
+    begin = frame.seconds(lambda: made.append(Run(BinaryTree(LARGEST_ROUNDS), dim, MOMENTUM)))
+    (run,) = made
+    spent = [frame.seconds(run.step) for _ in range(3)]
+    left = run.left(1.2 * spent[-1].wall)
+    run.close()
     return {
         "dim": dim,
         "rounds_planned": LARGEST_ROUNDS,
-        "seconds_to_begin": before - start,
-        "round_seconds": [spent_._asdict() for spent_ in spent],
+        "seconds_to_begin": begin.wall,
+        "round_seconds": [one._asdict() for one in spent],
         "left_when_drawn_ahead": left._asdict(),
-        "peak_gib": _status("VmHWM") / 2**30,
+        "peak_gib": frame.resident("VmHWM") / 2**30,
     }
 
 
@@ -229,102 +207,42 @@ def written_bytes() -> int:
     return int(lines["wchar"])
 
 
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
-
-
-def in_a_process(*arguments: str) -> dict[str, Any]:
-    """Run this script for one case in a fresh interpreter; return its figures."""
-    command = [sys.executable, __file__, "--case", *arguments]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    result: dict[str, Any] = json.loads(done.stdout)
-    return result
-
-
-def one_case(arguments: list[str]) -> dict[str, Any]:
-    """Measure the case that ``in_a_process`` asked for."""
-    torch.set_num_threads(1)
-    what, name, dim, momentum = arguments
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "tiny").mkdir()
-        if what == "largest":
-            return largest(int(dim), Path(folder))
-        if what == "memory":
-            return memory(name, int(dim), Path(folder))
-        return case(name, int(dim), float(momentum), Path(folder))
-
-
-def told(name: str, found: dict[str, Any]) -> str:
-    """Return the figures of one case in words."""
-    ratio, left = found["ratio"], found["left_when_drawn_ahead"]
-    own, noise = (
-        found["nanoseconds"][part]["cpu_median"] for part in ("round and commit", "noise alone")
-    )
-    parts = ", ".join(f"{part} {s['cpu']:.1f}" for part, s in found["parts_mean"].items())
-    return (
-        f"{name}: {own:.1f} ns of processor time per parameter, noise alone {noise:.1f}; ratio "
-        f"{ratio['cpu_least']:.2f} and {ratio['cpu_median']:.2f} (wall {ratio['wall_least']:.2f} "
-        f"and {ratio['wall_median']:.2f}; aim: {AIMS['ratio']:g})\n    {parts}; left when drawn "
-        f"ahead: wall {left['wall_median']:.1f}; written {found['written_vectors']:.2f} vectors"
-    )
-
-
-def rounds_of(dims: Iterable[int]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Measure and print the rounds of every case; yield them by title."""
-    for dim in dims:
+def measured(dims: list[int], only: str | None) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield each figure's part of the file, its name there, and the figure."""
+    if only != "memory":
+        for dim in dims:
+            for name in MECHANISMS:
+                for momentum in (0.0, MOMENTUM):
+                    title = f"{name}, {dim:.0e} parameters, momentum {momentum:g}"
+                    yield "cases", title, frame.apart(case, name, dim, momentum)
+    if only != "rounds":
         for name in MECHANISMS:
-            for momentum in (0.0, MOMENTUM):
-                title = f"{name}, {dim:.0e} parameters, momentum {momentum:g}"
-                found = in_a_process("round", name, str(dim), str(momentum))
-                print(told(title, found), flush=True)
-                yield title, found
-
-
-def peaks() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Measure and print the memory of every mechanism; yield it by name."""
-    for name in MECHANISMS:
-        found = in_a_process("memory", name, str(MEMORY_DIM), str(MOMENTUM))
-        by_round = ", ".join(f"{peak:.2f}" for peak in found["by_round"])
-        print(f"{name}: peak vectors by round {by_round}; aim: {AIMS['memory']:g}", flush=True)
-        yield name, found
-
-
-def measured(options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield what was asked for: its part of the file, its name there, and its figures."""
-    if options.largest:
-        figures = in_a_process("largest", "tree", str(LARGEST_DIM), str(MOMENTUM))
-        print(json.dumps(figures, indent=2))
-        yield "largest", "tree", figures
-        return
-    if options.only != "memory":
-        for title, figures in rounds_of(options.dims):
-            yield "cases", title, figures
-    if options.only != "rounds":
-        for name, figures in peaks():
-            yield "memory", name, figures
+            rounds = ROUNDS - 1 if name == "tree" else 3  # a tree's stack grows
+            yield "memory", name, frame.apart(memory, name, max(dims), rounds)
 
 
 def main() -> None:
-    """Measure, print and write each figure as it comes."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--largest", action="store_true")
-    parser.add_argument("--only", choices=("rounds", "memory"))
-    parser.add_argument("--dims", type=int, nargs="+", default=DIMS)
-    parser.add_argument("--print-only", action="store_true", help="write no file")
-    parser.add_argument("--case", nargs=4, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.case:
-        print(json.dumps(one_case(options.case)))
-        return
-    about = machine("cryptography", "numpy", "torch") | {"aims": AIMS}
-    for part, name, figures in measured(options):
-        found: dict[str, Any] = {"machine": about, "cases": {}, "memory": {}, "largest": {}}
-        if RESULT.exists():
-            found |= json.loads(RESULT.read_text()) | {"machine": about}
-        found[part][name] = figures | {"load_average": os.getloadavg()[0]}
-        if not options.print_only:
-            RESULT.write_text(json.dumps(found, indent=2) + "\n")
+    given = frame.options(
+        __doc__,
+        "server_round.json",
+        quick={"dims": [100_000]},
+        dims=[10_000_000, 40_000_000],
+        only={"choices": ("rounds", "memory")},
+        largest=False,
+    )
+    result = frame.Result(given.result, "cryptography", "numpy", "torch", aims=AIMS)
+    parts = {part: result.old.get(part, {}) for part in ("cases", "memory", "largest")}
+    if given.largest:
+        dim = given.dims[0] if given.quick else LARGEST
+        figures = iter([("largest", "tree", frame.apart(largest, dim))])
+    else:
+        figures = measured(given.dims, given.only)
+    for part, name, figure in figures:
+        parts[part][name] = figure | {"load_average": os.getloadavg()[0]}
+        frame.show(
+            name, figure, "ratio", "parts_mean", "written_vectors", "by_round", "round_seconds"
+        )
+        result.write(**parts)
 
 
 if __name__ == "__main__":

@@ -30,9 +30,14 @@ _strict.write_text(
 _startup = Path(_state) / "ipython" / "profile_default" / "startup" / "bash.py"
 _startup.parent.mkdir(parents=True)
 _startup.write_text("""
+import os
 import subprocess
+import tempfile
 
 from IPython import get_ipython
+
+# A page shows the runs of its own cells: another page's about the same people would count as well.
+os.environ["PRIVPART_STATE_DIR"] = tempfile.mkdtemp(dir=os.path.dirname(os.environ["IPYTHONDIR"]))
 
 
 def bash(_line, cell):
@@ -48,7 +53,6 @@ get_ipython().register_magic_function(bash, "cell")
 """)
 os.environ |= {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-    "PRIVPART_STATE_DIR": f"{_state}/state",
     "PRIVPART_CACHE_DIR": f"{_state}/cache",
     "IPYTHONDIR": f"{_state}/ipython",
     "PRIVPART_EXAMPLES": str(HERE.parent / "examples"),

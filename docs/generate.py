@@ -354,11 +354,8 @@ def _is_error(node: ast.ClassDef) -> bool:
 
 
 def _code(cli: Any, name: str) -> str:
-    if name == "BudgetExceededError":
-        return str(cli._EXCEEDED)
-    if name == "ConfigError":
-        return "2"
-    return str(cli._FAULT) if name in cli._EXPECTED_FAULTS else ""
+    codes = {"ConfigError": 2} | cli._REFUSED | dict.fromkeys(cli._EXPECTED_FAULTS, cli._FAULT)
+    return str(codes.get(name, ""))
 
 
 def _sources() -> list[Path]:

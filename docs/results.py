@@ -9,6 +9,8 @@ from typing import Any
 
 from tables import sentence, table
 
+from accounting.report import up
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -17,8 +19,9 @@ def results_page() -> str:
     parts = [
         "# Results of benchmarks\n",
         "Read off `benchmarks/results` at each build. A figure belongs to the machine, the load "
-        "and the versions beside it. The scripts are `benchmarks/NAME.py`; `make bench` runs those "
-        "that take minutes. What the figures mean is said in the pages that quote them.\n",
+        "and the versions beside it. The scripts are `benchmarks/NAME.py` or, for what a method "
+        "reaches, `examples/studies/NAME.py`; `make bench` runs those that take minutes. What the "
+        "figures mean is said in the pages that quote them.\n",
         (ROOT / "benchmarks/results/ratios.md").read_text().replace("# Ratios", "## ratios", 1),
     ]
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
@@ -66,7 +69,7 @@ def _parts(value: dict[str, Any], depth: int) -> list[str]:
             title = "" if key == "machine" else f"{'#' * min(depth, 6)} {key}\n"
             parts += [title, *_value(key, own, depth=depth + 1)]
         else:
-            lines.append(f"- {key}: {_cell(own)}")
+            lines.append(f"- {key}: {_cell(own, key)}")
     return [*lines, "", *parts]
 
 
@@ -87,28 +90,35 @@ def flat(value: dict[str, Any]) -> dict[str, Any]:
 
 def _records(rows: list[dict[str, Any]]) -> str:
     head = list(dict.fromkeys(key for row in rows for key in row))
-    return _rows(head, [[_cell(row.get(key, "")) for key in head] for row in rows])
+    return _rows(head, [[_cell(row.get(key, ""), key) for key in head] for row in rows])
 
 
 def _rows(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     more = f"\n{len(rows) - SHOWN} more rows are in the file.\n" if len(rows) > SHOWN else ""
-    return table(head, [[_number(cell) for cell in row] for row in rows[:SHOWN]]) + more
+    shown = [list(map(_number, row, head)) for row in rows[:SHOWN]]
+    return table(head, shown) + more
 
 
-def _number(cell: Any) -> str:
+def _number(cell: Any, name: str) -> str:
     try:
-        return f"{float(cell):.4g}" if re.search(r"[.e]", str(cell)) else str(cell)
+        return _short_number(float(cell), name) if re.search(r"[.e]", str(cell)) else str(cell)
     except ValueError:
         return str(cell)
 
 
-def _cell(value: Any) -> str:
+def _short_number(value: float, name: str) -> str:
+    """Return four digits of a number, rounded up where it is an epsilon."""
+    return up(value) if name.endswith("epsilon") else f"{value:.4g}"
+
+
+def _cell(value: Any, name: str = "") -> str:
     if isinstance(value, bool | None):
         return {True: "yes", False: "no"}.get(value, "")
     if isinstance(value, list):
         text = ", ".join(_cell(one) for one in value)
     else:
-        text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
+        text = " ".join(str(value).split())
+        text = _short_number(value, name) if isinstance(value, float) else text
     text = text if len(text) <= 160 else text[:157] + "..."
     return re.sub(r"([<>*_`\[\]{}])", r"\\\1", text)
 

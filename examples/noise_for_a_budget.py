@@ -13,7 +13,7 @@ from accounting import (
     optimize,
 )
 
-ROUNDS, DELTA, TARGET = 512, 1e-6, 2.0
+ROUNDS, DELTA, TARGET = 512, 1e-7, 2.0
 
 
 def main() -> None:

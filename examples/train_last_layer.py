@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from accounting import BinaryTree, Participation
+from accounting.report import up
 from privpart import (
     EmbeddedEngine,
     LocalTraining,
@@ -75,7 +76,7 @@ def main() -> None:
         callbacks=[show],
     )
     report = server.report(DELTA)
-    print(f"\nepsilon {report.epsilon:.3f} at delta {DELTA:g}: {report.status}")
+    print(f"\nepsilon {up(report.epsilon)} at delta {DELTA:g}: {report.status}")
 
 
 if __name__ == "__main__":

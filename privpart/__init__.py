@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from privpart.client import LocalTraining, client_update
     from privpart.data.users import Users
     from privpart.engines.embedded import EmbeddedEngine
+    from privpart.engines.protocol import Engine
     from privpart.example_level import FTRLEngine
     from privpart.experiment.metric import Accuracy
     from privpart.experiment.train import Run, train
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from privpart.loop import (
         CohortRefusedError,
         CohortTooSmallError,
-        Engine,
+        DivergedError,
         RoundRecord,
         fit,
     )
@@ -41,8 +42,9 @@ _HOME = {
     "CohortRefusedError": "loop",
     "CohortTooSmallError": "loop",
     "Constant": "start_values",
+    "DivergedError": "loop",
     "EmbeddedEngine": "engines.embedded",
-    "Engine": "loop",
+    "Engine": "engines.protocol",
     "FTRLEngine": "example_level",
     "FlowerEngine": "flower.engine",
     "Glorot": "start_values",
@@ -65,7 +67,7 @@ _HOME = {
     "ServerOptimizer": "server",
     "Uniform": "start_values",
     "Users": "data.users",
-    "WorkerError": "engines.workers",
+    "WorkerError": "pool",
     "client_app": "flower.node",
     "client_update": "client",
     "fit": "loop",
@@ -80,6 +82,7 @@ __all__ = [
     "CohortRefusedError",
     "CohortTooSmallError",
     "Constant",
+    "DivergedError",
     "EmbeddedEngine",
     "Engine",
     "FTRLEngine",

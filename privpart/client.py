@@ -310,7 +310,8 @@ def client_update(
 
     Returns:
         after - before of the c active parameters, group by group, jointly clipped (see ``clip``),
-        on the CPU. If all groups are active, c = d.
+        on the CPU. If all groups are active, c = d. If training did not stay finite, every entry
+        is NaN: the server counts the update as zeros, and sees why.
 
     Raises:
         ConfigError: ``out`` has another type or shape, ``start`` is memory of the model, the

@@ -19,6 +19,7 @@ from accounting.checks import ConfigError
 _LEAST_CLIP_NORM = 1e-30
 # Scaling rounds each coordinate, and the factor itself, by up to 2^-24 relatively in float32.
 _MARGIN = 1 - 2.0**-22
+_REACHED = 1 - 1e-5
 # Below 2^-126 float32 would round the factor itself by far more, and updates would be too long.
 _LEAST_FACTOR = 2.0**-100
 
@@ -47,13 +48,17 @@ def clip(update: Tensor, clip_norm: float, *, out: Tensor | None = None) -> Tens
     >>> clip(torch.tensor([3.0, 4.0]), 1.0).norm() <= 1
     tensor(True)
     """
-    return clip_and_measure(update, clip_norm, out=out)[0]
+    clipped, norm = clip_and_measure(update, clip_norm, out=out)
+    return clipped.zero_() if math.isnan(norm) else clipped
 
 
 def clip_and_measure(
     update: Tensor, clip_norm: float, *, out: Tensor | None = None
 ) -> tuple[Tensor, float]:
-    """Return what ``clip`` does, and the norm of ``update``: NaN or infinity if an entry is."""
+    """Return what ``clip`` does, and the norm of ``update``: all NaN if an entry is not finite.
+
+    So whoever receives the update sees that it counts as zeros, which a client may also send.
+    """
     clip_norm = at_least_tiny(clip_norm)
     if update.dtype is not torch.float64:
         update = update.float()
@@ -67,7 +72,7 @@ def clip_and_measure(
         update.div_(update.abs().max())
         norm = l2_norm(update)
         if not math.isfinite(norm):
-            return torch.zeros_like(update), before
+            return torch.full_like(update, math.nan), math.nan
     return torch.mul(update, clip_norm / norm * _MARGIN, out=out), before
 
 
@@ -79,7 +84,7 @@ def clip_rows(updates: Tensor, clip_norm: float) -> list[float]:
         clip_norm: as for ``clip``.
 
     Returns:
-        The norm of each row before clipping; NaN or infinity if an entry was. Reading them is the
+        The norm of each row before clipping; NaN if an entry was not finite. Reading them is the
         only time that this waits for the device.
 
     Guarantees:
@@ -92,7 +97,8 @@ def clip_rows(updates: Tensor, clip_norm: float) -> list[float]:
     before: list[float] = norms.cpu().tolist()
     for place, norm in enumerate(before):
         if not (norm <= clip_norm or clip_norm / norm >= _LEAST_FACTOR):  # also if it is NaN
-            updates[place].copy_(clip(updates[place].cpu(), clip_norm))
+            clipped, before[place] = clip_and_measure(updates[place].cpu(), clip_norm)
+            updates[place].copy_(clipped.nan_to_num_())
             norms[place] = 0.0
     updates.mul_(factors(norms, clip_norm).float().unsqueeze(1))
     return before
@@ -114,6 +120,19 @@ def factors(norms: Tensor, clip_norm: float) -> Tensor:
     clip_norm = at_least_tiny(clip_norm)
     shorter = torch.where(norms <= clip_norm, 1.0, clip_norm / norms * _MARGIN)
     return torch.where(norms.isfinite(), shorter, 0.0)
+
+
+def is_clipped(norm: float, clip_norm: float) -> bool:
+    """Return whether an update counts as clipped, by its norm before or after ``clip``.
+
+    One that reaches the clip norm does. ``clip`` leaves it up to 2^-21 shorter than that, and ways
+    to compute one update differ by some roundings, so the line is drawn 1e-5 below the clip norm.
+    An update that is not finite, whose norm is NaN, counts as zeros.
+
+    >>> [is_clipped(norm, 0.5) for norm in (0.0, 0.4999, 0.5 * (1 - 2**-21), 0.5, 9.0, math.nan)]
+    [False, False, True, True, True, False]
+    """
+    return norm >= clip_norm * _REACHED
 
 
 def at_least_tiny(clip_norm: float) -> float:

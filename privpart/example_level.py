@@ -14,10 +14,14 @@ Loader, optimizer and run folder are one file: each refuses what the guarantee o
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence, Sized
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast, get_args
+from typing import Any, Literal, NoReturn, TypeGuard, cast, get_args
 
 import torch
 from opacus import GradSampleModule
@@ -25,8 +29,10 @@ from opacus.grad_sample import GradSampleModuleFastGradientClipping
 from opacus.layers.dp_rnn import DPRNNBase
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, SequentialSampler
 
 from accounting import (
@@ -45,14 +51,108 @@ from accounting.mechanisms.by_name import MechanismChoice, MechanismName
 from accounting.report import up
 from privpart.grid import Grid, noise_bits, refuse_noise
 from privpart.messages import ClientId
+from privpart.model import state_of
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.noise.stream import NoiseStream
 from privpart.plan import PrivacyPlan
-from privpart.run.folder import RunFolder, create_run, holds_a_run
+from privpart.run.folder import ROWS, RunFolder, create_run, holds_a_run
 from privpart.server import RoundCounts
+from privpart.start_values import same_bits
 
 GradSampleMode = Literal["hooks", "ghost"]
 _SCHEMA = "privpart/example-level/1"
+
+
+class Rows:
+    """Compares the rows that reach the network in a step with those that the loader dealt.
+
+    By a checksum of each row of each tensor, after collation. Without it, a loop that calls the
+    network with half of a batch twice, or with one batch in every step, passes every other check:
+    as many gradients come as examples were dealt.
+    """
+
+    def __init__(self) -> None:
+        self._dealt: list[list[int]] = []
+        self._begin()
+
+    def _begin(self) -> None:
+        self._calls: list[_Call] = []
+        self._running: _Call | None = None
+        self._gradients: dict[nn.Parameter, list[tuple[Tensor, int]]] = {}
+        self._faults: set[str] = set()
+
+    def deal(self, batch: object, size: int) -> None:
+        """Note the rows of a batch of ``size`` examples."""
+        tensors = (leaf for leaf in _leaves(batch) if _is_dense(leaf) and leaf.dim())
+        self._dealt = [_row_checksums(tensor) for tensor in tensors if len(tensor) == size]
+
+    @contextmanager
+    def calling(self, inputs: object) -> "Iterator[_Call]":
+        """Within this context, the network computes from ``inputs``."""
+        self._running = _Call(inputs)
+        try:
+            yield self._running
+        finally:
+            self._running = None
+
+    def capture(self) -> None:
+        """Note that a layer kept its input, from which gradients will be computed."""
+        if self._running is None:
+            self._faults.add("outside")
+        elif self._running not in self._calls:
+            self._calls.append(self._running)
+
+    def use(self, call: "_Call") -> None:
+        """Note that a backward pass through a call of the network begins."""
+        call.uses += 1
+        if call.checksums() != call.rows:
+            self._faults.add("backward")
+
+    def note_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Note the per-example gradients that a backward pass has just computed."""
+        self._gradients |= {p: [(t, t._version) for t in _samples(p)] for p in parameters}
+
+    def check_gradients(self) -> None:
+        """Note whether the per-example gradients are still those that were computed."""
+        for p, computed in self._gradients.items():
+            now = [(id(t), t._version) for t in _samples(p)]
+            if now != [(id(t), version) for t, version in computed]:
+                self._faults.add("backward")
+        self._gradients = {}
+
+    def compare(self) -> str:
+        """Return the name in ``ROWS`` of how the step differs from what was dealt, or "".
+
+        The next step begins.
+        """
+        dealt, calls, faults = self._dealt, self._calls, self._faults
+        if any(call.uses != 1 for call in calls):
+            faults.add("backward")
+        if not dealt:
+            faults.add("unseen")
+        # of each input, the rows of all calls: each may be with a part of the batch
+        parts = zip_longest(*(call.rows for call in calls), fillvalue=())
+        inputs = [list(chain(*each)) for each in parts]
+        if any(rows not in dealt for rows in inputs):
+            faults.add("inputs")
+        # most, not all: a single example should not decide about a word of the report
+        if all(2 * len(set(rows)) <= len(rows) for rows in inputs):
+            faults.add("alike")
+        self._begin()
+        return next((name for name in ROWS if name in faults), "")
+
+
+class _Call:
+    """A call of the network: what entered it, and how many backward passes used it."""
+
+    def __init__(self, inputs: object) -> None:
+        self._inputs = list(_leaves(inputs))
+        self.rows = self.checksums() if torch.is_grad_enabled() else []
+        self.uses = 0
+
+    def checksums(self) -> list[list[int]]:
+        """Return the checksum of each row of each input; of one that cannot be read, no rows."""
+        return [_row_checksums(leaf) if _is_dense(leaf) else [] for leaf in self._inputs]
 
 
 class FixedPasses(Sampler[list[int]]):
@@ -69,6 +169,7 @@ class FixedPasses(Sampler[list[int]]):
     Attributes:
         order: numbers of the examples in the order of every pass.
         batches: number of batches of a pass.
+        rows: compares what was dealt with what reached the network.
         done: number of batches that became a step.
     """
 
@@ -80,6 +181,7 @@ class FixedPasses(Sampler[list[int]]):
         self._batches = [self.order[i : i + size] for i in range(0, examples, size)]
         self.batches = len(self._batches)
         self.epochs = checks.count("epochs", epochs)
+        self.rows = Rows()
         self.done = 0
         self._dealt = 0
         self._summed = 0
@@ -152,6 +254,7 @@ class FixedPasses(Sampler[list[int]]):
                     "reads ahead. Begin the pass again: it continues with that batch."
                 )
             self._dealt += 1
+            self.rows.deal(batch, len(self.batch(self.done)))
             yield batch
 
     def _refuse_done(self) -> None:
@@ -245,7 +348,10 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._scheduler: _Scheduler | None = None
         self._checked = False
         self._released: list[Tensor] = []
-        self._fixed: dict[str, tuple[Tensor, int, int]] = {}
+        self._fixed: dict[str, tuple[Tensor, Any]] = {}
+        self._guard = -1
+        self._rows_differ = ""
+        self._not_finite = 0
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("a private optimizer is never copied; a copy would repeat its noise.")
@@ -255,11 +361,15 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         if folder is not None:
             folder.restore(steps)
         self._folder, self._steps, self._scheduler = folder, steps, scheduler
-        self.original_optimizer.register_step_pre_hook(self._refuse_other_steps)
+        self._guard = self.original_optimizer.register_step_pre_hook(self._refuse_other_steps).id
         self._released = [p.detach().clone() for p in self.trained]
-        self._fixed = {
-            name: (t, t._version, _content(t)) for name, t in _fixed(self._module, self.trained)
-        }
+        self._fixed = {name: (t, state_of([t])) for name, t in _fixed(self._module, self.trained)}
+
+    def attach_step_hook(self, *_: object) -> NoReturn:
+        """Refuse code that would run between the noise and the release of a step."""
+        raise ConfigError(_HOOKS.format("the private optimizer"))
+
+    register_step_pre_hook = register_step_post_hook = attach_step_hook
 
     def step(self, closure: Any = None) -> Any:  # noqa: ANN401  torch's signature
         """Take one step with the noised sum; commit it, if the run has a folder.
@@ -294,7 +404,8 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             self._scheduler.step(self.passes.done)
         if self._folder is not None and self._steps is not None:
             examples = len(self._steps.cohort)
-            self._folder.commit(self._steps, RoundCounts(examples, examples, 0))
+            counts = RoundCounts(examples, examples, 0, rows_differ=self._rows_differ)
+            self._folder.commit(self._steps, counts)
         with torch.no_grad():
             for kept, p in zip(self._released, self.trained, strict=True):
                 kept.copy_(p)
@@ -325,21 +436,34 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._halted = "a step was interrupted."
         try:
             self._refuse_changes()
+            self.passes.rows.check_gradients()
             self.passes.add(self._add_up())
             if self._check_skip_next_step():
                 self._is_last_step_skipped = True
                 self._halted = ""
                 return False
+            self._refuse_not_finite()
             self.passes.finish()
+            self._rows_differ = self.passes.rows.compare()
         except Exception as error:
             self._halted = str(error)
             raise
         self._release(self.noise.next(out=self._drawn))
-        if self.step_hook:
-            self.step_hook(self)
         self._is_last_step_skipped = False
         self._halted = ""
         return True
+
+    def _refuse_not_finite(self) -> None:
+        done = self.passes.done
+        count, examples = self._not_finite, len(self.passes.batch(done))
+        self._not_finite = 0
+        if 2 * count > examples:
+            raise ConfigError(
+                f"step {done}: the gradients of {count} of {examples} examples are not finite, or "
+                f"longer than {_LONGEST:g}, and would count as zeros: the step would spend its "
+                "part of epsilon on noise alone. Nothing of it was released. Look for NaN in the "
+                "data, lower the learning rate, and begin another run."
+            )
 
     def _refuse_changes(self) -> None:
         now = (float(self.max_grad_norm), float(self.noise_multiplier), self.expected_batch_size)
@@ -348,6 +472,9 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                 f"max_grad_norm, noise_multiplier, batch size: are {now}, and the guarantee is for "
                 f"{self._promised}. They cannot change during a run."
             )
+        if self.step_hook is not None:
+            self.attach_step_hook()
+        _refuse_hooks(self.original_optimizer, self._guard)
         own = self.params
         if len(own) != len(self.trained) or any(
             p is not q for p, q in zip(own, self.trained, strict=True)
@@ -362,16 +489,12 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
     def _refuse_changed_model(self) -> None:
         """Check that nothing but this optimizer changed what leaves with the model."""
         for kept, p in zip(self._released, self.trained, strict=True):
-            if not _equal(kept, p):
+            if not same_bits(kept, p):
                 self._refuse_changed(next(n for n, q in _named(self._module) if q is p))
         fixed = dict(_fixed(self._module, self.trained))
         for name in sorted(fixed.keys() | self._fixed.keys()):
             before, found = self._fixed.get(name), fixed.get(name)
-            if (
-                before is None
-                or found is not before[0]
-                or (found._version, _content(found)) != before[1:]
-            ):
+            if before is None or found is None or state_of([found]) != before[1]:
                 self._refuse_changed(name)
             elif found.requires_grad:
                 raise ConfigError(
@@ -422,8 +545,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                 continue
             found = p.grad.to_dense() if p.grad.is_sparse else p.grad
             mean = torch.zeros_like(sample[0])
-            parts = p.grad_sample if isinstance(p.grad_sample, list) else [sample]
-            for part in torch.split(sample, [len(some) for some in parts]):
+            for part in torch.split(sample, [len(some) for some in _samples(p)]):
                 mean += part.sum(0) / (len(part) if self.loss_reduction == "mean" else 1)
             longest = torch.linalg.vector_norm(sample, dim=1).max()
             if bool((found.reshape(-1) - mean).norm() > 1e-2 * longest + 1e-6):
@@ -444,6 +566,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         squares = torch.stack(used).sum(0)
         finite = squares <= _LONGEST**2
         if not bool(finite.all()):
+            self._not_finite += int((~finite).sum())
             for i, sample in enumerate(samples):
                 if sample is not None:
                     samples[i] = torch.where(finite[:, None], sample, 0.0)
@@ -467,7 +590,32 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._total.zero_()
 
 
-class _HooksModule(GradSampleModule):  # type: ignore[misc]
+class _Watched:
+    """A module that Opacus wrapped, of which every call, and the use of its output, is noted."""
+
+    rows: Rows
+    hooks_enabled: bool
+
+    def forward(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+        """Call the user's network."""
+        with self.rows.calling((arguments, options)) as call:
+            output = super().forward(*arguments, **options)  # type: ignore[misc]
+        if used := [leaf for leaf in _leaves(output) if _is_dense(leaf) and leaf.requires_grad]:
+            register_multi_grad_hook(used, lambda _: self._use(call), mode="any")
+        return output
+
+    def _use(self, call: _Call) -> None:
+        if self.hooks_enabled:
+            self.rows.use(call)
+
+    def capture_activations_hook(self, module: nn.Module, *arguments: Any) -> None:  # noqa: ANN401
+        """Note which call of the network a layer's input is of."""
+        if self.hooks_enabled and module.training and torch.is_grad_enabled():
+            self.rows.capture()
+        super().capture_activations_hook(module, *arguments)  # type: ignore[misc]
+
+
+class _HooksModule(_Watched, GradSampleModule):  # type: ignore[misc]
     """A module whose per-example gradients are kept."""
 
     def capture_backprops_hook(self, module: nn.Module, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
@@ -475,6 +623,30 @@ class _HooksModule(GradSampleModule):  # type: ignore[misc]
         if self.hooks_enabled:
             _refuse_evaluation_mode(module)
         super().capture_backprops_hook(module, *arguments, **options)
+        if self.hooks_enabled:
+            self.rows.note_gradients(module.parameters())
+
+
+def _leaves(value: object) -> Iterator[object]:
+    """Yield what a nest of mappings, lists and tuples holds; None and truth values hold no data."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _leaves(item)
+    elif value is not None and not isinstance(value, bool):
+        yield value
+
+
+def _is_dense(leaf: object) -> TypeGuard[Tensor]:
+    return isinstance(leaf, Tensor) and leaf.layout is torch.strided
+
+
+def _row_checksums(tensor: Tensor) -> list[int]:
+    """Return the checksum of each row, on the CPU: a move to a device keeps bytes."""
+    count = len(tensor) if tensor.dim() else 1
+    rows = tensor.detach().cpu().resolve_conj().reshape(count, tensor.numel() // max(1, count))
+    return [zlib.crc32(row) for row in rows.contiguous().view(torch.uint8).numpy()]
 
 
 def _refuse_evaluation_mode(layer: nn.Module) -> None:
@@ -486,7 +658,7 @@ def _refuse_evaluation_mode(layer: nn.Module) -> None:
         )
 
 
-class _GhostModule(GradSampleModuleFastGradientClipping):  # type: ignore[misc]
+class _GhostModule(_Watched, GradSampleModuleFastGradientClipping):  # type: ignore[misc]
     """A module whose gradients are clipped by their norms alone, in a second backward pass.
 
     Attributes:
@@ -558,6 +730,11 @@ class _GhostLoss:
             ConfigError: called before in this step, or the losses are not one for each example.
         """
         module, each = self._module, self._each
+        if any(p._backward_hooks or p._post_accumulate_grad_hooks for p in self._parameters):
+            raise ConfigError(
+                "backward(): a parameter has a hook, which could change the clipped sum. Remove "
+                "it, or use grad_sample_mode='hooks'."
+            )
         if module.examples:
             raise ConfigError(
                 "backward(): was called before in this step. With ghost clipping call it once per "
@@ -658,16 +835,39 @@ _NO_GRADIENT = (
 )
 
 
+_HOOKS = (
+    "a hook on {}: would run between the noise and the release of a step, and no noise covers what "
+    "it changes. Remove it; epsilon is known beforehand, and learning rates belong into scheduler."
+)
+
+
+def _refuse_hooks(optimizer: torch.optim.Optimizer, own: int | None = None) -> None:
+    """Refuse code in an optimizer beside its own step; ``own`` is the hook that watches it."""
+    hooks = [v for name, v in vars(optimizer).items() if name.endswith("_hooks")]
+    hooks += [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
+    step = vars(optimizer).get("step")
+    replaced = step is not None and not hasattr(step, "_wrapped_by_lr_sched")
+    if replaced or any(number != own for each in hooks for number in each):
+        raise ConfigError(_HOOKS.format(f"{type(optimizer).__name__}, or on all optimizers"))
+
+
+def _samples(parameter: nn.Parameter) -> list[Tensor]:
+    """Return a parameter's per-example gradients of each backward pass."""
+    found = getattr(parameter, "grad_sample", None)
+    if found is None:
+        return []
+    return list(found) if isinstance(found, list) else [found]
+
+
 def _per_example(parameter: nn.Parameter) -> Tensor | None:
     """Return a parameter's per-example gradients, shape (B, d), of one or more backward passes.
 
     None if there are none.
     """
-    found = getattr(parameter, "grad_sample", None)
-    if isinstance(found, list) and found:
-        found = torch.cat(found)
-    if not isinstance(found, Tensor):
+    parts = _samples(parameter)
+    if not parts:
         return None
+    found = torch.cat(parts) if len(parts) > 1 else parts[0]
     if found.shape[1:] != parameter.shape:
         raise ConfigError(
             f"backward(): per-example gradients of shape {list(found.shape[1:])} for a parameter "
@@ -686,20 +886,6 @@ def _fixed(module: nn.Module, trained: Sequence[nn.Parameter]) -> Iterator[tuple
     own = {id(p) for p in trained}
     yield from ((name, p) for name, p in _named(module) if id(p) not in own)
     yield from ((name.removeprefix("_module."), b) for name, b in module.named_buffers())
-
-
-def _content(tensor: Tensor) -> int:
-    """Return a tensor's words summed modulo 2^32: versions do not tell a change by ``.data``."""
-    size = tensor.dtype.itemsize
-    word = torch.int32 if size % 4 == 0 else torch.int16 if size % 2 == 0 else torch.uint8
-    return int(tensor.detach().contiguous().reshape(-1).view(word).sum(dtype=torch.int32))
-
-
-def _equal(a: Tensor, b: Tensor) -> bool:
-    """Return whether two tensors are the same; a value that is not a number equals itself."""
-    if (a.shape, a.dtype, a.device) != (b.shape, b.dtype, b.device):
-        return False
-    return torch.equal(a, b) or torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def _refuse_batch_statistics(module: nn.Module) -> None:
@@ -948,6 +1134,7 @@ class FTRLEngine:
         self._plan: PrivacyPlan | None = None
         self._passes: FixedPasses | None = None
         self._folder: RunFolder | None = None
+        self._allows_large = False
 
     def make_private(
         self,
@@ -962,6 +1149,7 @@ class FTRLEngine:
         noise_multiplier: float | None = None,
         target_epsilon: float | None = None,
         delta: float | None = None,
+        allow_large_delta: bool = False,
         mechanism: str | MechanismChoice | Mechanism = "blt",
         grad_sample_mode: GradSampleMode = "hooks",
         criterion: nn.Module | None = None,
@@ -992,7 +1180,9 @@ class FTRLEngine:
             noise_multiplier: standard deviation of one i.i.d. coordinate that enters the mechanism
                 / clip norm, > 0; or pass ``target_epsilon``.
             target_epsilon: least noise for this epsilon at ``delta``.
-            delta: in (0, 1).
+            delta: in (0, 1), below 0.1 / number of examples; a warning says so if it is not.
+            allow_large_delta: accepts a delta of 1 / number of examples or more, here and later;
+                reports say that it is too large.
             mechanism: name, choice with options, or a mechanism for as many rounds as steps.
             grad_sample_mode: "hooks" keeps each example's gradient; "ghost" only their norms, in
                 less memory and a second backward pass.
@@ -1024,11 +1214,13 @@ class FTRLEngine:
             raise ConfigError(
                 f"max_grad_norm={max_grad_norm:g}: must be {_LEAST:g} to {_MOST:g}. Scale the loss."
             )
+        examples, self._allows_large = len(passes.order), allow_large_delta
+        _accept_delta(delta, examples, allow_large_delta)
         own = _mechanism(mechanism, passes.participation)
         z = _noise(own, passes.participation, noise_multiplier, target_epsilon, delta)
         trained = _trained(module, optimizer)
         refuse_noise(z, sum(p.numel() for p in trained))
-        about = len(passes.order), order_seed, grad_sample_mode, loss_reduction
+        about = examples, order_seed, grad_sample_mode, loss_reduction
         plan = PrivacyPlan(
             mechanism=own,
             participation=passes.participation,
@@ -1039,7 +1231,9 @@ class FTRLEngine:
         )
         names = {id(p): name for name, p in module.named_parameters()}
         facts: dict[str, Any] = {"delta": delta, "unit": "example", "mode": grad_sample_mode}
+        facts["compares_rows"] = True
         facts["parameters"] = [[names[id(p)], list(p.shape)] for p in trained]
+        facts["population_size"] = examples
         if population is not None:
             facts["population_name"] = f"{population} (examples)"
         # a generator of its own: a loader draws from torch's as often as it is begun
@@ -1099,7 +1293,12 @@ class FTRLEngine:
         return -(-(passes.batches * passes.epochs - passes.done) // passes.batches)
 
     def epsilon(self, delta: float) -> float:
-        """Return epsilon of the whole run at ``delta`` in (0, 1), before or after training."""
+        """Return epsilon of the whole run at ``delta`` in (0, 1), before or after training.
+
+        Raises:
+            ConfigError: delta is 1 / number of examples or more, and ``allow_large_delta`` was not
+                passed.
+        """
         return self.report(delta).epsilon
 
     def get_epsilon(self, delta: float) -> float:
@@ -1111,9 +1310,15 @@ class FTRLEngine:
 
         Nothing in it was checked: ``privpart report`` says of a run in a folder what was.
         """
-        plan, _ = self._of_run()
+        plan, passes = self._of_run()
+        examples = len(passes.order)
+        if not self._allows_large and checks.is_large_delta(delta, examples):
+            checks.accept_delta(delta, examples, unit="example")  # raises
         return plan.report(
-            delta, noise_source="os" if self._seed is None else "seeded", unit="example"
+            delta,
+            noise_source="os" if self._seed is None else "seeded",
+            unit="example",
+            population=examples,
         )
 
     def privacy_statement(self, delta: float) -> str:
@@ -1186,6 +1391,15 @@ def _refuse_folder_options(
             "scheduler: ReduceLROnPlateau follows a metric, which no epsilon covers. Use one that "
             "counts steps."
         )
+
+
+def _accept_delta(delta: float | None, examples: int, allow_large: bool) -> None:
+    """Refuse a large delta, and warn of one that is not far below 1 / examples."""
+    if delta is None:
+        return
+    said = checks.accept_delta(delta, examples, allow_large=allow_large, unit="example")
+    if said:
+        sys.stderr.write(f"privpart: warning: {said}\n")
 
 
 def _refuse_loss_options(mode: str, loss_reduction: str, criterion: nn.Module | None) -> None:
@@ -1283,7 +1497,7 @@ def _private(
     stream = NoiseStream(own, dim=dim, stddev=2.0**bits, source=source)
     charge = (dim * own.rounds) ** 0.5 * stream.filter_error(passes.epochs * 2.0**bits / z)
     grid = Grid.of(bits, z, dim, filter_charge=charge)
-    kind = FTRLOptimizer
+    kind, wrapped.rows = FTRLOptimizer, passes.rows
     if isinstance(wrapped, _GhostModule):
         kind, wrapped.max_grad_norm = _GhostOptimizer, grid.sum_clip_norm(plan.clip_norm)
     return kind(
@@ -1385,6 +1599,7 @@ def _refuse_unsupported(module: nn.Module, optimizer: torch.optim.Optimizer) -> 
         )
     if isinstance(optimizer, DPOptimizer):
         raise ConfigError("optimizer: is private already. Pass the one that it was made from.")
+    _refuse_hooks(optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("optimizer: LBFGS computes gradients more than once per step.")
     if torch.distributed.is_available() and torch.distributed.is_initialized():

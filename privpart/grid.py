@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.clip import at_least_tiny, clip, l2_norm
+from privpart.clip import at_least_tiny, clip_and_measure, l2_norm
 
 _BITS = 20
 _MOST_BITS = 24
@@ -198,7 +198,7 @@ def quantise(update: Tensor, clip_norm: float, grid: Grid, out: NDArray[np.int32
         out: shape (d,); receives the integers nearest to the clipped update.
 
     Returns:
-        The norm of ``out``, in steps.
+        The norm of ``update``; NaN if an entry is not finite.
 
     Guarantees:
         The sum of squares of ``out`` is at most ``grid.norm`` squared, in integers, whatever
@@ -208,15 +208,18 @@ def quantise(update: Tensor, clip_norm: float, grid: Grid, out: NDArray[np.int32
     >>> import torch
     >>> grid = Grid.of(20, 1.0, 2, filter_charge=0.0)
     >>> whole = np.zeros(2, np.int32)
-    >>> quantise(torch.tensor([0.3, 0.4]), 1.0, grid, whole) < 2**20, whole.tolist()
-    (True, [314573, 419430])
+    >>> quantise(torch.tensor([0.75, 1.0]), 1.25, grid, whole), whole.tolist()
+    (1.25, [629144, 838859])
     """
     clip_norm = at_least_tiny(clip_norm)
-    norm = l2_norm(update)
+    norm = received = l2_norm(update)
     scale = 1 / grid.step(clip_norm)
     if not norm * scale < 2.0**60:  # far too long, or not finite
-        update = clip(update, clip_norm)
+        update, received = clip_and_measure(update, clip_norm)
         norm = l2_norm(update)
+        if math.isnan(norm):
+            out[:] = 0
+            return received
     factor = scale
     if norm * scale > grid.norm:
         # Rounding lengthens a vector by d/24 norms at the mean, and by less than 2 steps of chance.
@@ -224,12 +227,12 @@ def quantise(update: Tensor, clip_norm: float, grid: Grid, out: NDArray[np.int32
     most = math.floor(Fraction(grid.norm) ** 2)
     numbers = _numpy(update)
     for _ in range(_MOST_TURNS):
-        if (squares := _round(numbers, factor, out)) <= most:
-            return math.sqrt(squares)
+        if _round(numbers, factor, out) <= most:
+            return received
         # Rounding lengthens by half a step per coordinate at most: the next turn is the last one.
         factor *= max(0.0, 1 - max(math.sqrt(len(out)) / grid.norm, 2.0**-20))
     out[:] = 0  # somebody keeps changing the update
-    return 0.0
+    return received
 
 
 def _round(numbers: NDArray[Any], factor: float, out: NDArray[np.int32]) -> float:

@@ -18,11 +18,10 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Protocol, runtime_checkable
 
 from rich.console import Console
 from rich.progress import (
@@ -36,17 +35,18 @@ from rich.progress import (
 from torch import Tensor
 
 from accounting import checks
-from accounting.checks import ConfigError
-from privpart.messages import (
-    ClientHealth,
-    ClientId,
-    ClientUpdate,
-    CohortSum,
-    ModularSum,
-    Reason,
-    RoundTask,
-    client_id,
+from accounting.checks import ConfigError, MissingExtraError
+from privpart.engines.canaries import CanaryEngine
+from privpart.engines.embedded import EmbeddedEngine
+from privpart.engines.protocol import (
+    AccompaniedEngine,
+    ChoosingEngine,
+    Engine,
+    MeasuringEngine,
+    SecureEngine,
+    SummingEngine,
 )
+from privpart.messages import ClientId, Reason, RoundTask, client_id
 from privpart.noise.cohorts import SampledCohorts
 from privpart.server import RoundCounts, Server
 
@@ -134,6 +134,15 @@ class CohortRefusedError(CohortTooSmallError):
     """
 
 
+class DivergedError(RuntimeError):
+    """Most updates of a round were not finite, and counted as zeros.
+
+    The round is committed and stays accounted; no later one was run. That a run stops here, and
+    when, follows from clients' data without noise: no guarantee covers it. What was released keeps
+    its guarantee.
+    """
+
+
 class MetricsError(RuntimeError):
     """What is shown of a round could not be written. The round itself is committed."""
 
@@ -158,58 +167,28 @@ def _listed(number: int, what: str, reasons: Mapping[Reason, int]) -> str:
     return f"{number} {what}" + (f" ({listed})" if listed else "")
 
 
-class Engine(Protocol):
-    """Trains clients, simulated or remote."""
-
-    def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
-        """Yield the update of each client of the task that trained from ``start``, shape (d,)."""
-        ...
+def _methods_of(kind: type) -> dict[str, object]:
+    return {n: v for n, v in vars(kind).items() if callable(v) or isinstance(v, property)}
 
 
-@runtime_checkable
-class SummingEngine(Engine, Protocol):
-    """An engine of the operator's own, trusted to clip and sum updates in the server's place."""
-
-    def sums(self, task: RoundTask, start: Tensor) -> Iterator[CohortSum] | None:
-        """Return sums that contain each client of the task once, or None to have ``run`` called."""
-        ...
+_OWN = tuple((kind, _methods_of(kind)) for kind in (EmbeddedEngine, CanaryEngine))
 
 
-@runtime_checkable
-class SecureEngine(Engine, Protocol):
-    """An engine over a protocol of secure aggregation, which shows the server sums only."""
+def own_engine(engine: object) -> str:
+    """Return the name of this package's engine that sums clients, "" for any other one.
 
-    def secure_sums(self, task: RoundTask, start: Tensor) -> Iterator[ModularSum]:
-        """Return sums modulo 2^k of clients that clipped and rounded to the task's grid."""
-        ...
-
-
-@runtime_checkable
-class AccompaniedEngine(SummingEngine, Protocol):
-    """An engine with clients that are never in its sums, such as an auditor's."""
-
-    def beside(self, task: RoundTask) -> Iterator[ClientUpdate]:
-        """Yield the update of each client of the task that ``sums`` leaves out."""
-        ...
-
-
-@runtime_checkable
-class MeasuringEngine(Engine, Protocol):
-    """An engine of the operator's own that may measure how its simulated clients train."""
-
-    def health(self) -> ClientHealth | None:
-        """Return how the clients of the last round trained; None if it did not measure it."""
-        ...
-
-
-@runtime_checkable
-class ChoosingEngine(Engine, Protocol):
-    """An engine that may be vectorized, so that one client's rounding depends on others."""
-
-    @property
-    def each_alone(self) -> bool:
-        """Whether every bit of an update is a function of its client's own data."""
-        ...
+    Of its sums alone a report says that the clipping is enforced. It takes the exact type, with no
+    method replaced in the class or the object: a subclass may sum what it likes, and an object may
+    say that it is of any class. What else code of the same process changes is not seen.
+    """
+    kind = type(engine)
+    methods = next((methods for own, methods in _OWN if kind is own), None)
+    if methods is None or vars(engine).keys() & methods.keys():
+        return ""
+    now = _methods_of(kind)
+    if now.keys() != methods.keys() or any(now[name] is not methods[name] for name in methods):
+        return ""
+    return own_engine(engine.engine) if isinstance(engine, CanaryEngine) else kind.__name__
 
 
 def fit(
@@ -222,6 +201,7 @@ def fit(
     evaluate_every: int | None = None,
     callbacks: Sequence[Callable[[RoundRecord], None]] = (),
     health: bool = False,
+    stop_if_diverged: bool = True,
 ) -> list[RoundRecord]:
     """Run the rounds from ``server.round`` to the last cohort and return a record of each.
 
@@ -240,6 +220,9 @@ def fit(
         callbacks: called after each committed round, in order.
         health: whether to measure ``RoundRecord.health``; losses and norms need an engine that
             does so too, such as ``EmbeddedEngine(health=True)``. Not for release.
+        stop_if_diverged: whether to end after a round in which most updates were not finite, so
+            that no more privacy is spent on noise alone. Whoever sees that a run stopped learns
+            something that no guarantee covers.
 
     Raises:
         ConfigError: more cohorts than planned rounds, a cohort with something that is not an id or
@@ -248,13 +231,9 @@ def fit(
             ``evaluate_every`` is not a count.
         CohortTooSmallError: a round had too few well-formed updates.
         CohortRefusedError: most of a cohort was refused.
+        DivergedError: after a round was committed, if most of its updates were not finite.
     """
-    if evaluate_every is not None:
-        checks.count("evaluate_every", evaluate_every)
-        if evaluate is None:
-            raise ConfigError(
-                f"evaluate_every={evaluate_every}: there is no evaluate to call; leave it out."
-            )
+    _refuse_interval(evaluate_every, evaluates=evaluate is not None)
     if len(cohorts) > server.plan.rounds:
         raise ConfigError(f"{len(cohorts)} cohorts, but the plan has {server.plan.rounds} rounds.")
     _refuse_other_cohorts(server, cohorts)
@@ -275,7 +254,18 @@ def fit(
         records.append(record)
         for callback in callbacks:
             callback(record)
+        if stop_if_diverged and 2 * counts.not_finite > counts.counted:
+            raise _diverged(server, record)
     return records
+
+
+def _refuse_interval(evaluate_every: int | None, *, evaluates: bool) -> None:
+    if evaluate_every is not None:
+        checks.count("evaluate_every", evaluate_every)
+        if not evaluates:
+            raise ConfigError(
+                f"evaluate_every={evaluate_every}: there is no evaluate to call; leave it out."
+            )
 
 
 def _refuse_other_cohorts(server: Server, cohorts: Sequence[Sequence[ClientId]]) -> None:
@@ -389,10 +379,12 @@ def _aggregate(server: Server, engine: Engine, task: RoundTask) -> RoundCounts:
     if isinstance(engine, SecureEngine):
         return server.run_round((), secure=engine.secure_sums(task, server.parameters), asked=asked)
     if isinstance(engine, SummingEngine) and server.plan.sampling is None:
+        whose = own_engine(engine)  # before any of its code runs, which might change what it is
         sums = engine.sums(task, server.parameters)
         if sums is not None:
             beside = engine.beside(task) if isinstance(engine, AccompaniedEngine) else ()
-            return server.run_round(beside, sums=sums, asked=asked)
+            counts = server.run_round(beside, sums=sums, asked=asked)
+            return replace(counts, summed_by=whose) if counts.summed else counts
     return server.run_round(engine.run(task, server.parameters), asked=asked)
 
 
@@ -409,6 +401,22 @@ def _not_released(
     return CohortTooSmallError(
         f"round {server.round}: fewer than {server.plan.minimum_cohort} well-formed updates among "
         f"the {counts.received} received: {missing}. Nothing was released; try again later."
+    )
+
+
+def _diverged(server: Server, record: RoundRecord) -> DivergedError:
+    """Return the error of a round of which most updates were not finite.
+
+    Where clients are sampled, it has no number: how many took part is secret.
+    """
+    counts = record.counts
+    how_many = f"{counts.not_finite} of the {counts.counted}"
+    return DivergedError(
+        f"round {record.round}: {'most' if server.plan.sampling else how_many} updates were not "
+        "finite (NaN or infinity) and counted as zeros. The round is committed, and stays "
+        "accounted; no later one was run. Look at the learning rate, the clients' input data, and "
+        "half precision; then begin a new run. This sentence, and that the run stops, are not "
+        "covered by the guarantee: not for release."
     )
 
 
@@ -606,7 +614,7 @@ class TensorBoard:
         folder: where the event file is written.
 
     Raises:
-        ConfigError: TensorBoard is not installed.
+        MissingExtraError: TensorBoard is not installed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -625,7 +633,7 @@ class TensorBoard:
         try:
             import torch.utils.tensorboard  # noqa: F401
         except ImportError:
-            raise ConfigError(
+            raise MissingExtraError(
                 "TensorBoard is not installed: pip install tensorboard, or train without it."
             ) from None
 

@@ -3,9 +3,10 @@
 What admits an answer returns the reason of a refusal for anything else, and raises nothing.
 """
 
+import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, TypeGuard
+from typing import Literal, TypeGuard, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from accounting import Participation
 from accounting.checks import ConfigError
+from privpart.clip import is_clipped
 from privpart.grid import Grid, centred, is_modulus
 
 ClientId = int | str
@@ -95,9 +97,21 @@ class RoundTask:
         """Return the answer of one client to this task."""
         return ClientUpdate(client, update, self.round, self.plan)
 
-    def sum_of(self, clients: Sequence[ClientId], total: Tensor, unclipped: int) -> "CohortSum":
-        """Return the joint answer of several simulated clients to this task."""
-        return CohortSum(tuple(clients), total, unclipped, self.clip_norm, self.round, self.plan)
+    def sum_of(
+        self, clients: Sequence[ClientId], total: Tensor, norms: Sequence[float]
+    ) -> "CohortSum":
+        """Return the joint answer of several simulated clients to this task.
+
+        Args:
+            clients: their ids.
+            total: see ``CohortSum``.
+            norms: of their updates, before or after clipping; NaN of one that is not finite.
+        """
+        unclipped = sum(not is_clipped(norm, self.clip_norm) for norm in norms)
+        not_finite = sum(map(math.isnan, norms))
+        return CohortSum(
+            tuple(clients), total, unclipped, not_finite, self.clip_norm, self.round, self.plan
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +120,8 @@ class ClientUpdate:
 
     Attributes:
         client: id of the client; it must come from an authenticated channel.
-        update: parameters after local training minus those before, shape (c,).
+        update: parameters after local training minus those before, shape (c,); all NaN if the
+            training did not stay finite, which counts as zeros.
         round: round of the task; the server refuses an answer to an earlier round.
         plan: hash of the plan under which the client trained; the server refuses another plan's.
     """
@@ -128,7 +143,8 @@ class CohortSum:
     Attributes:
         clients: ids of the clients in the sum, each once, including those whose update is zero.
         total: sum of the updates, clipped to the task's ``sum_clip_norm``; shape (c,), float64.
-        unclipped: number of clients whose update, perhaps zero, was no longer than the clip norm.
+        unclipped: number of clients whose update, perhaps zero, ``is_clipped`` says was not.
+        not_finite: number of those whose update was not finite, and is zero.
         clip_norm: clip norm of the task.
         round: round of the task.
         plan: hash of the plan.
@@ -137,6 +153,7 @@ class CohortSum:
     clients: tuple[ClientId, ...]
     total: Tensor
     unclipped: int
+    not_finite: int
     clip_norm: float
     round: int
     plan: str
@@ -217,19 +234,24 @@ class ClientHealth:
 
 
 _ACCEPTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-_FIELDS = [field.name for field in fields(ClientUpdate)]
+_Answer = TypeVar("_Answer", ClientUpdate, CohortSum, ModularSum, RefusedAnswer)
+
+
+def _is_whole(answer: object, kind: type[_Answer]) -> TypeGuard[_Answer]:
+    """Return whether an answer is exactly of a type, with all of its fields set.
+
+    A subclass could run its own code when it is inspected.
+    """
+    return type(answer) is kind and all(hasattr(answer, own.name) for own in fields(kind))
 
 
 def admitted(update: object, round_: int, plan: str, shape: torch.Size) -> ClientUpdate | Reason:
     """Return ``update`` if it answers this round of this plan with a vector of this shape.
 
-    Anything else gets the reason to refuse it. Types must match exactly: a subclass could run its
-    own code when it is inspected. NaN and infinity are admitted, because the clip turns such an
-    update into zeros; whether a round is released then does not depend on them.
+    Anything else gets the reason to refuse it. NaN and infinity are admitted, because the clip
+    turns such an update into zeros; whether a round is released then does not depend on them.
     """
-    if type(update) is not ClientUpdate or not all(hasattr(update, name) for name in _FIELDS):
-        return "malformed"
-    if not is_client_id(update.client):
+    if not _is_whole(update, ClientUpdate) or not is_client_id(update.client):
         return "malformed"
     if type(update.round) is not int or type(update.plan) is not str:
         return "malformed"
@@ -248,18 +270,39 @@ def sender(update: object) -> ClientId | None:
     return named if is_client_id(named) else None
 
 
+def named_clients(part: object) -> tuple[object, ...] | None:
+    """Return what a sum or a refused answer names as its clients, of any content.
+
+    None if it is neither, or has no tuple of them.
+    """
+    several = type(part) in (CohortSum, ModularSum, RefusedAnswer)
+    clients = getattr(part, "clients", None) if several else None
+    return clients if type(clients) is tuple else None
+
+
+def refusal(answer: object) -> Reason | None:
+    """Return why an engine refused an answer; None if it did not."""
+    if type(answer) is not RefusedAnswer:
+        return None
+    reason: object = getattr(answer, "reason", None)
+    known: dict[str, Reason] = {own: own for own in get_args(Reason)}
+    return known.get(reason, "malformed") if type(reason) is str else "malformed"
+
+
 def admitted_sum(part: object, task: RoundTask, shape: torch.Size) -> CohortSum | Reason:
     """Return a sum if it answers the task and is no longer than clipped updates allow.
 
     Anything else gets the reason to refuse it. This finds mistakes only: the maker of the sum is
     trusted to have clipped each update.
     """
-    if type(part) is not CohortSum or type(part.clients) is not tuple:
+    if not _is_whole(part, CohortSum) or type(part.clients) is not tuple:
         return "malformed"
     clients = len(part.clients)
     if not all(map(is_client_id, part.clients)):
         return "malformed"
-    if type(part.unclipped) is not int or not 0 <= part.unclipped <= clients:
+    if type(part.unclipped) is not int or type(part.not_finite) is not int:
+        return "malformed"
+    if not 0 <= part.not_finite <= part.unclipped <= clients:
         return "malformed"
     if other := _not_of(task, part):
         return other
@@ -278,7 +321,7 @@ def admitted_modular(
     admitted: were it refused, a client that adds a number at will could test the others' sum, which
     has no noise yet, round by round that is not released.
     """
-    if type(part) is not ModularSum or type(part.clients) is not tuple or task.grid is None:
+    if not _is_whole(part, ModularSum) or type(part.clients) is not tuple or task.grid is None:
         return "malformed"
     if not part.clients or not all(map(is_client_id, part.clients)):
         return "malformed"
@@ -298,6 +341,8 @@ def _not_of(task: RoundTask, part: CohortSum | ModularSum) -> Reason | None:
     """Return why a sum does not answer a task; None if it does."""
     if type(part.round) is not int or part.round != task.round:
         return "another round"
+    if type(part.plan) is not str or type(part.clip_norm) not in (int, float):
+        return "malformed"
     if (part.plan, part.clip_norm) != (task.plan, task.clip_norm):
         return "another plan"
     return "twice in a round" if len(set(part.clients)) < len(part.clients) else None

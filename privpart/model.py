@@ -34,7 +34,9 @@ from accounting.checks import ConfigError
 from privpart.patterns import first_names, matching_parameters, trained_groups
 from privpart.start_values import (
     Initializer,
+    checksum,
     default_initializers,
+    same_bits,
     seeded_tensor,
     tensors_fingerprint,
 )
@@ -202,14 +204,12 @@ class PartialModel:
                 "clipped nor noised. Do not write to frozen parameters; and build the model again."
             )
 
-    def frozen_sum(self) -> int:
-        """Return the sum of the frozen parameters' bits as integers, which any accident changes.
+    def frozen_checksum(self) -> int:
+        """Return a number that other bits in the frozen part, or another order of them, change.
 
-        It is what ``verify`` finds, for a fraction of the time.
+        It finds what ``verify`` finds, unless the bits were chosen, in a fraction of the time.
         """
-        sums = [p.detach().view(torch.int32).sum(dtype=torch.int64) for p in self._frozen]
-        # read at once, because each reading waits for an accelerator
-        return sum(torch.stack(sums).cpu().tolist()) if sums else 0
+        return checksum(self._frozen)
 
     def _fingerprint(self) -> str:
         parameters = dict(self.module.named_parameters())
@@ -404,7 +404,7 @@ class LayerStates:
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
-        self._tensors: list[tuple[str, Tensor, int, Tensor]] = []
+        self._tensors: list[_KeptTensor] = []
         for prefix, layer in layers.items():
             attributes = vars(layer)
             self._attributes.append((attributes, attributes.copy()))
@@ -413,17 +413,16 @@ class LayerStates:
                 if type(value) in _CONTAINERS:
                     self._containers.append((value, value.copy()))
                 elif isinstance(value, Tensor) and not value.is_inference():
-                    path = f"{prefix}.{name}".strip(".")
-                    self._tensors.append((path, value, value._version, value.detach().clone()))
+                    self._tensors.append(_KeptTensor(f"{prefix}.{name}".strip("."), value))
 
     def written(self) -> str | None:
         """Return what is wrong if a tensor among the attributes was written to."""
-        for name, tensor, version, _ in self._tensors:
-            if tensor._version != version:
+        for kept in self._tensors:
+            if kept.changed():
                 return (
-                    f"{name!r}, a tensor that a layer keeps, was written to during training: it "
-                    "would carry one client's data to the next. Register it as a buffer, which is "
-                    "reset for each client."
+                    f"{kept.name!r}, a tensor that a layer keeps, was written to during training: "
+                    "it would carry one client's data to the next. Register it as a buffer, which "
+                    "is reset for each client."
                 )
         return None
 
@@ -446,9 +445,35 @@ class LayerStates:
         for attributes, saved in self._attributes:
             attributes.clear()
             attributes.update(saved)
-        for _, tensor, version, value in self._tensors:
-            if tensor._version != version:
-                tensor.detach().copy_(value)
+        for kept in self._tensors:
+            kept.restore()
+
+
+class _KeptTensor:
+    """A tensor that a layer keeps, with its memory and values before a client trains."""
+
+    def __init__(self, name: str, tensor: Tensor) -> None:
+        self.name = name
+        self._tensor, self._memory = tensor, tensor.data
+        self._version, self._value = tensor._version, tensor.detach().clone()
+
+    def changed(self) -> bool:
+        """Whether it was written to; of one that is dense, also by ``.data``."""
+        if self._tensor._version != self._version or self._tensor.layout is not torch.strided:
+            return self._tensor._version != self._version
+        moved = self._tensor.data_ptr() != self._memory.data_ptr()
+        return moved or not same_bits(self._tensor, self._value)
+
+    def restore(self) -> None:
+        if self.changed():
+            self._tensor.data = self._memory
+            self._tensor.detach().copy_(self._value)
+
+
+def state_of(tensors: Iterable[Tensor]) -> tuple[list[tuple[int, int]], int]:
+    """Return what an exchange of dense tensors, or any write to one, changes."""
+    listed = list(tensors)
+    return [(id(tensor), tensor._version) for tensor in listed], checksum(listed)
 
 
 def _identities(items: Any) -> list[int]:  # noqa: ANN401  any of _CONTAINERS

@@ -235,6 +235,7 @@ class PrivacyPlan:
         noise_source: NoiseOrigin = "unstated",
         earlier: Guarantee | None = None,
         unit: Unit = "client",
+        population: int | None = None,
     ) -> PrivacyReport:
         """Return the guarantee at ``delta`` in (0, 1) and the assumptions that it rests on.
 
@@ -244,6 +245,7 @@ class PrivacyPlan:
                 ``Server.report`` fills this in.
             earlier: guarantee of an earlier run on the same clients, to be added.
             unit: what takes part, "client" or "example".
+            population: how many there are, which delta is judged against; None if not known.
         """
         return PrivacyReport.of(
             self.mechanism,
@@ -256,6 +258,7 @@ class PrivacyPlan:
             if self.sampling is None
             else sampled_claim(self._sampled(self.sampling, self.noise_multiplier), delta),
             unit=unit,
+            population=population,
         )
 
 

@@ -32,7 +32,7 @@ from torch.optim.sgd import sgd
 
 from accounting import PrivacyReport, checks
 from accounting.checks import ConfigError
-from privpart.clip import add_in_place, clip, l2_norm
+from privpart.clip import add_in_place, clip_and_measure, is_clipped, l2_norm
 from privpart.grid import Grid, noise_bits, quantise, wrap
 from privpart.messages import (
     ClientId,
@@ -40,7 +40,6 @@ from privpart.messages import (
     CohortSum,
     ModularSum,
     Reason,
-    RefusedAnswer,
     RoundTask,
     admitted,
     admitted_modular,
@@ -48,6 +47,8 @@ from privpart.messages import (
     id_order,
     is_client_id,
     limit_reached,
+    named_clients,
+    refusal,
     sender,
 )
 from privpart.noise.source import NoiseSource
@@ -66,6 +67,7 @@ class RoundCounts:
         refused: updates that were malformed, replayed, of another plan, from a client already
             counted in the round, or beyond the participation limits.
         summed: counted updates that were clipped and summed in the server's place.
+        summed_by: engine of this package that did so for ``fit``; "" for any other code.
         released: False if too few updates were admitted, or most were refused; the server has then
             not changed.
         asked: number of clients that were asked, as ``run_round`` was told; 0 if it was not.
@@ -73,6 +75,10 @@ class RoundCounts:
         refused_clients: number of clients that were asked, answered this round of this plan, and
             had every such answer refused; each counts once, however often it answered.
         self_clipped: those of ``summed`` whose clients clipped them, for a secure sum.
+        rows_differ: of a step on examples, why nothing shows that their gradients are of the batch,
+            by a name of ``privpart.run.folder.ROWS``; "" if they were compared.
+        not_finite: counted updates that were not finite, and are zeros in the sum. Of a secure sum,
+            which shows no update, it is not known, and they are not in it.
     """
 
     received: int
@@ -84,6 +90,9 @@ class RoundCounts:
     refusals: Mapping[Reason, int] = field(default_factory=dict, hash=False)
     refused_clients: int = 0
     self_clipped: int = 0
+    rows_differ: str = ""
+    not_finite: int = 0
+    summed_by: str = ""
 
     @property
     def admitted(self) -> int:
@@ -264,7 +273,6 @@ class Server:
         asked, sampled = frozenset(asked), self.plan.sampling is not None
         self._optimizer.set(self._settings(self.round))
         dim = sum(self._groups[group].numel() for group in self._active())
-        bits = self._bit_noise is not None
         if not len(self._total):
             self._total = torch.empty(self.parameters.numel(), dtype=torch.float64)
             self._gradient = torch.empty_like(self.parameters)
@@ -275,7 +283,6 @@ class Server:
             self._gradient[:dim],
             _only(asked, self._limit_reached) if sampled else self._limit_reached,
             grid=self._grid,
-            bits=bits,
         )
         self._adding_up = True
         try:
@@ -291,7 +298,9 @@ class Server:
         counts = found.counts(asked)
         too_few = len(came) < self.plan.minimum_cohort or counts.mostly_refused
         if too_few and not sampled:
-            return replace(counts, counted=0, summed=0, self_clipped=0, released=False)
+            return replace(
+                counts, counted=0, summed=0, self_clipped=0, not_finite=0, released=False
+            )
         # From here on the round's noise is drawn. If anything fails before the end, a second try
         # would add the same noise to another sum, so the server stays halted.
         self.halt("a round was interrupted after its noise was drawn")
@@ -496,10 +505,6 @@ class Server:
         return [(name, stream) for name, stream in both if stream is not None]
 
 
-_UNCLIPPED = 1 - 1e-5
-"""Above this fraction of the clip norm an update counts as clipped: clients clip in float32."""
-
-
 _STALE: tuple[Reason, ...] = ("another round", "another plan")
 """Reasons that tell nothing of how a client answers this round."""
 
@@ -514,7 +519,6 @@ class RoundSum:
         limit_reached: why the participation limits forbid a client this round; None if they allow
             it.
         grid: the grid that updates are rounded to; None for a run without noise.
-        bits: whether to count the updates that were not clipped, for adaptive clipping.
 
     Attributes:
         total: sum of the clipped updates, float64; on a grid, whole numbers of steps.
@@ -526,7 +530,8 @@ class RoundSum:
         summed: number of clients whose updates came as part of a trusted sum.
         self_clipped: number of those that clipped and rounded their updates themselves.
         modulus_bits: the sum is one modulo 2^modulus_bits; None if it is a plain sum.
-        bits: +1/2 for each update that was not clipped, -1/2 for each that was.
+        bits: +1/2 for each update that was not clipped, -1/2 for each that was; see ``is_clipped``.
+        not_finite: number of updates that were not finite, and count as zeros.
 
     Guarantees:
         ``add`` raises nothing, whatever it is given, and leaving one client out changes the sum by
@@ -541,7 +546,6 @@ class RoundSum:
         limit_reached: Callable[[ClientId], Reason | None],
         *,
         grid: Grid | None = None,
-        bits: bool,
     ) -> None:
         self.total = total
         self._whole = scratch.view(torch.int32).numpy()
@@ -554,17 +558,16 @@ class RoundSum:
         self.self_clipped = 0
         self.modulus_bits: int | None = None
         self.bits = 0.0
+        self.not_finite = 0
         self._task = task
         self._limit_reached = limit_reached
-        self._count_bits = bits
 
     def add(self, update: object) -> None:
         """Clip and add an update from any sender, or refuse it."""
-        if type(update) is RefusedAnswer:
-            self.received += 1
-            self._refuse(update.reason, update.clients)
-            return
         self.received += 1
+        if why := refusal(update):
+            self._refuse(why, named_clients(update) or ())
+            return
         task = self._task
         found = admitted(update, task.round, task.plan, self.total.shape)
         if not isinstance(found, ClientUpdate):
@@ -575,14 +578,14 @@ class RoundSum:
             self._refuse(why, (found.client,))
             return
         norm = self._add(found.update.detach(), task.clip_norm)
-        if self._count_bits:
-            self.bits += 0.5 if norm <= task.clip_norm * _UNCLIPPED else -0.5
+        self.bits += -0.5 if is_clipped(norm, task.clip_norm) else 0.5
+        self.not_finite += math.isnan(norm)
         self.came.add(found.client)
 
-    def _refuse(self, why: Reason, clients: Sequence[ClientId], size: int = 1) -> None:
+    def _refuse(self, why: Reason, clients: Sequence[object], size: int = 1) -> None:
         self.refusals[why] += size
         if why not in _STALE:
-            self.refused.update(clients)
+            self.refused.update(filter(is_client_id, clients))
 
     def _reason(self, clients: Sequence[ClientId]) -> Reason | None:
         """Return why one of these clients may not be added to the sum."""
@@ -591,28 +594,30 @@ class RoundSum:
         return next(filter(None, map(self._limit_reached, clients)), None)
 
     def _add(self, update: Tensor, clip_norm: float) -> float:
-        """Clip and add an update, zeros if it is not finite; return the norm of what was added."""
+        """Clip and add an update; return its norm as it came, NaN if it is not finite."""
         if self._grid is None:
-            clipped = clip(update, clip_norm)
-            add_in_place(self.total, clipped)
-            return l2_norm(clipped)
+            clipped, norm = clip_and_measure(update, clip_norm)
+            if not math.isnan(norm):
+                add_in_place(self.total, clipped)
+            return norm
         norm = quantise(update, clip_norm, self._grid, self._whole)
         add_in_place(self.total, torch.from_numpy(self._whole))
-        return norm * self._grid.step(clip_norm)
+        return norm
 
     def add_sum(self, part: object) -> None:
         """Add a sum of a trusted engine, or refuse all of it."""
-        size = len(part.clients) if isinstance(part, CohortSum) else 1
+        named = named_clients(part)
+        size = 1 if named is None else len(named)
         self.received += size
         found = admitted_sum(part, self._task, self.total.shape)
         if not isinstance(found, CohortSum):
-            named = part.clients if isinstance(part, CohortSum) else ()
-            self._refuse(found, [client for client in named if is_client_id(client)], size)
+            self._refuse(found, named or (), size)
             return
         if why := self._reason(found.clients):
             self._refuse(why, found.clients, size)
             return
         self.bits += found.unclipped - 0.5 * size
+        self.not_finite += found.not_finite
         if self._grid is None:
             self.total += found.total
         else:
@@ -622,7 +627,7 @@ class RoundSum:
 
     def add_modular(self, part: object) -> None:
         """Add a sum of clients that clipped themselves, or refuse all of it."""
-        named = [*filter(is_client_id, part.clients)] if type(part) is ModularSum else []
+        named = [*filter(is_client_id, named_clients(part) or ())]
         self.received += max(1, len(named))
         found = admitted_modular(part, self._task, self.total.shape)
         if not isinstance(found, tuple):
@@ -647,6 +652,7 @@ class RoundSum:
             sum(self.refusals.values()),
             self.summed,
             self_clipped=self.self_clipped,
+            not_finite=self.not_finite,
             asked=len(asked),
             refusals=dict(+self.refusals),  # + drops zeros, of empty sums
             refused_clients=len(asked & self.refused - self.came),

@@ -17,8 +17,8 @@ vector as safetensors:
         48    12  plan: the first 24 digits of ``PrivacyPlan.hash``, zeros if none
         60     4  round, from 0
 
-The header protects against mistakes, not against forgery: use a secure transport. The server clips
-whatever a client sends.
+Costs count these bytes. Flower's messages have arrays and fields of their own; see
+``privpart.flower.mail``.
 """
 
 import re
@@ -28,8 +28,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from accounting import checks
@@ -45,7 +44,6 @@ _MAGIC = b"PPM"
 _VERSION = 1
 _NAME = "trainable"
 _NO_PLAN = "0" * 24
-_SAFETENSORS_OVERHEAD = 128  # its header of one tensor takes 72 to 88 bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +56,7 @@ class Header:
         trainable_hash: 20 hex digits, ``PartialModel.trainable_hash``.
         fingerprint: 32 hex digits, ``PartialModel.fingerprint``.
         plan: 24 hex digits, the beginning of ``PrivacyPlan.hash``; zeros if there is no plan.
-        round: round, from 0. Decoding does not check it: the server refuses an update of another
-            round as replayed.
+        round: round, from 0.
     """
 
     direction: Direction
@@ -89,9 +86,8 @@ def encode_model(
         ConfigError: ``plan`` is not a hash, or ``round_number`` is out of range.
 
     >>> from torch import nn
-    >>> message = encode_model(PartialModel(lambda: nn.Linear(9, 1), seed=7))
-    >>> read_header(message).seed, len(message)
-    (7, 176)
+    >>> len(encode_model(PartialModel(lambda: nn.Linear(9, 1), seed=7)))
+    176
     """
     vector = torch.cat([model.flat[span] for span in model.spans(active)])
     return _encode(vector, _header(model, "from server", plan, round_number, active))
@@ -121,82 +117,6 @@ def encode_update(
     if update.shape != (dim := _dim(model, active),):
         raise ConfigError(f"update of shape {tuple(update.shape)}: must be ({dim},).")
     return _encode(update, _header(model, "from client", plan, round_number, active))
-
-
-def decode_model(
-    message: bytes,
-    model: PartialModel,
-    *,
-    plan: str = _NO_PLAN,
-    active: Sequence[int] | None = None,
-) -> Tensor:
-    """Return the finite vector that the server sent, shape (c,), or (d,) for all groups.
-
-    Args:
-        message: untrusted bytes; nothing in them is ever executed.
-        model: the client's model, rebuilt from ``read_header(message).seed`` and the weights that
-            the model keeps, if any.
-        plan: hash of the plan that the client agreed to.
-        active: groups that the message must hold; None is all groups.
-
-    Raises:
-        ConfigError: the bytes are not a valid message, or belong to another model, plan or groups.
-    """
-    vector = _decode(message, model, _header(model, "from server", plan, 0, active), active)
-    if not vector.isfinite().all():
-        raise ConfigError("the message from the server holds NaN or infinity: it must be finite.")
-    return vector
-
-
-def decode_update(
-    message: bytes,
-    model: PartialModel,
-    *,
-    plan: str = _NO_PLAN,
-    active: Sequence[int] | None = None,
-) -> Tensor:
-    """Return the update that a client sent, shape (c,).
-
-    NaN and infinity pass: the server's clip turns such an update into zeros.
-
-    Args:
-        message: untrusted bytes; nothing in them is ever executed.
-        model: the server's model.
-        plan: hash of the run's plan.
-        active: groups that train in the round; None is all groups.
-
-    Raises:
-        ConfigError: the bytes are not a valid message, or belong to another model, plan or groups.
-    """
-    return _decode(message, model, _header(model, "from client", plan, 0, active), active)
-
-
-def read_header(message: bytes) -> Header:
-    """Return the header of an untrusted message, from which a client rebuilds the model.
-
-    Raises:
-        ConfigError: the first 64 bytes are not a header of this version and generator.
-    """
-    if not isinstance(message, bytes) or len(message) < HEADER_BYTES:
-        raise ConfigError(f"message: must be bytes, and at least {HEADER_BYTES} of them.")
-    fields = _LAYOUT.unpack(message[:HEADER_BYTES])
-    magic, version, direction, generator, trainable, seed, fingerprint, plan, round_number = fields
-    if (magic, version) != (_MAGIC, _VERSION) or direction >= len(get_args(Direction)):
-        raise ConfigError(f"message begins with {message[:5]!r}: not a message of version 1.")
-    if generator not in (0, GENERATOR) or (generator == 0 and any(seed)):
-        raise ConfigError(
-            f"message has generator {generator}: this version rebuilds frozen parameters with "
-            f"generator {GENERATOR}, or takes shipped ones (0, no seed). Use the same version on "
-            "both sides."
-        )
-    return Header(
-        direction=get_args(Direction)[direction],
-        seed=int.from_bytes(seed, "big") if generator else None,
-        trainable_hash=trainable.hex(),
-        fingerprint=fingerprint.hex(),
-        plan=plan.hex(),
-        round=round_number,
-    )
 
 
 def _dim(model: PartialModel, active: Sequence[int] | None) -> int:
@@ -240,40 +160,3 @@ def _pack(header: Header) -> bytes:
         bytes.fromhex(header.plan),
         header.round,
     )
-
-
-def _decode(
-    message: bytes, model: PartialModel, expected: Header, active: Sequence[int] | None
-) -> Tensor:
-    found = read_header(message)
-    dim = _dim(model, active)
-    for field in ("direction", "seed", "trainable_hash", "fingerprint", "plan"):
-        if (has := getattr(found, field)) != (wants := getattr(expected, field)):
-            raise ConfigError(
-                f"message has {field} {has}, expected {wants}: it belongs to another model, "
-                "direction or plan."
-            )
-    if len(message) > HEADER_BYTES + 4 * dim + _SAFETENSORS_OVERHEAD:
-        raise ConfigError(
-            f"message of {len(message)} bytes: too long for {dim} trainable parameters."
-        )
-    try:
-        tensors = load(message[HEADER_BYTES:])
-    except (
-        SafetensorError,
-        ValueError,
-        KeyError,
-        TypeError,
-        RuntimeError,
-        AssertionError,
-    ) as error:
-        raise ConfigError(f"message of {len(message)} bytes holds no arrays: {error}") from None
-    vector = tensors.get(_NAME)
-    if len(tensors) != 1 or vector is None:
-        raise ConfigError(f"message holds {sorted(tensors)}; expected one array, {_NAME!r}.")
-    if vector.shape != (dim,) or vector.dtype != torch.float32:
-        raise ConfigError(
-            f"message holds {vector.dtype} of shape {tuple(vector.shape)}; "
-            f"this model needs float32 of shape ({dim},)."
-        )
-    return vector

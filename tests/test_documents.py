@@ -3,13 +3,22 @@
 Cells of notebooks run in ``make docs``, which fails with them; here their commands are only parsed.
 """
 
+import ast
+import json
+import os
 import re
 import shlex
 import sys
+import tomllib
+from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))  # for its generator of pages
@@ -94,15 +103,26 @@ def lines_of_shell(path: Path) -> list[str]:
     return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
 
 
-def commands_of(path: Path) -> list[list[str]]:
-    """Return the words of every call of privpart in a document, up to a pipe or a comment."""
+def spans_of(path: Path) -> list[str]:
+    """Return the code that stands in sentences and tables, each on one line."""
+    prose = re.sub(r"^```.*?^```", "", text_of(path), flags=re.DOTALL | re.MULTILINE)
+    return [" ".join(span.split()) for span in re.findall(r"(?<!`)`([^`]+)`(?!`)", prose)]
+
+
+def commands_in(lines: list[str]) -> list[list[str]]:
+    """Return the words of every call of privpart, up to a pipe or a comment."""
     found = []
-    for typed in lines_of_shell(path):
+    for typed in lines:
         line = re.sub(r"^(\$|time|timeout -s KILL \d+) ", "", typed.strip())
         if line.startswith("privpart ") and not line.startswith("privpart:"):
             call = re.split(r" (?:\||\|\||2?>|&&|#)|  +(?=[a-z])|; ", line)[0]
             found.append(shlex.split(call.replace("[", "").replace("]", ""))[1:])
     return found
+
+
+def commands_of(path: Path) -> list[list[str]]:
+    """Return the words of every call of privpart that a document has a reader type."""
+    return commands_in(lines_of_shell(path))
 
 
 @pytest.fixture(scope="module")
@@ -115,18 +135,138 @@ def parser():
     return typer.main.get_command(app)
 
 
-@pytest.mark.parametrize("document", [p for p in DOCUMENTS if commands_of(p)], ids=name_of)
+def options_of(command: Any) -> dict[str, Any]:
+    return {o: p for p in command.params for o in [*p.opts, *p.secondary_opts]} | {"--help": None}
+
+
+def checked(parser: Any, words: list[str]) -> set[str]:
+    """Return the options of a typed command, which exists and has those that were typed."""
+    import generate
+
+    command, rest = parser, list(words)
+    while rest and rest[0] in getattr(command, "commands", {}):
+        command = command.commands[rest.pop(0)]
+    assert command is not parser or words[0] == "--version", words
+    if words[0] == "sweep" and hasattr(command, "commands"):
+        command = command.commands["run"]  # the default
+    options = options_of(command)
+    typed = [word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
+    assert not set(typed) - options.keys(), (words, sorted(set(typed) - options.keys()))
+    for option, value in pairwise(rest):
+        parameter = options.get(option) if option.startswith("-") else None
+        if parameter is not None and not parameter.is_flag:
+            *names, last = generate._values(parameter.type_descriptor.annotation).split(", ")
+            assert not names or value in (*names, last) or value.isupper(), (words, option, value)
+    return set(options)
+
+
+def options_of_others(path: Path) -> set[str]:
+    """Return options of a page's other tools: typed there, or in the source of a script."""
+    lines = [*lines_of_shell(path), *spans_of(path)]
+    scripts = {
+        name for line in lines for name in re.findall(r"\b(?:benchmarks|examples)/\S+\.py", line)
+    }
+    sources = [(ROOT / script).read_text() for script in scripts]
+    typed = [line for line in lines if not re.match(r"(\$ )?privpart |--", line.strip())]
+    return set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", "\n".join([*sources, *typed])))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_commands_in_documents_exist_with_their_options(document, parser):
-    for words in commands_of(document):
-        command, rest = parser, list(words)
-        while rest and rest[0] in getattr(command, "commands", {}):
-            command = command.commands[rest.pop(0)]
-        assert command is not parser or words[0] == "--version", words
-        if words[0] == "sweep" and hasattr(command, "commands"):
-            command = command.commands["run"]  # the default
-        options = {o for p in command.params for o in [*p.opts, *p.secondary_opts]} | {"--help"}
-        typed = {word.partition("=")[0] for word in rest if word.startswith("--")}
-        assert not typed - options, (words, sorted(typed - options))
+    """In blocks, cells and sentences. An option alone is one of a command that the page names."""
+    spans = spans_of(document)
+    known = options_of_others(document)
+    for words in [*commands_of(document), *commands_in(spans)]:
+        known |= checked(parser, words)
+    alone = {span.split()[0].partition("=")[0] for span in spans if re.match("--[a-z]", span)}
+    assert not alone - known
+
+
+def test_commands_in_help_exist_with_their_options(parser):
+    examples = [
+        " ".join(line.split()).removeprefix("Example: ")
+        for words in commands_below(parser)
+        for line in (at(parser, words).help or "").split("\n\n")
+    ]
+    found = commands_in(examples)
+    assert len(found) > 20
+    for words in found:
+        checked(parser, words)
+
+
+def test_make_targets_in_documents_exist():
+    targets = set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for document in DOCUMENTS:
+        typed = [*spans_of(document), *(line.strip() for line in lines_of_shell(document))]
+        named = {match[1] for own in typed if (match := re.match(r"make ([a-z-]+)", own))}
+        assert not named - targets, name_of(document)
+
+
+def commands_below(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands_below(inner, (*words, name))
+
+
+def at(parser: Any, words: tuple[str, ...]) -> Any:
+    """Return the command that these words name."""
+    for word in words:
+        parser = parser.commands[word]
+    return parser
+
+
+def test_help_shows_all_of_its_text(parser):
+    """Rich would take [table] for markup, and print nothing."""
+    from privpart.cli.main import app
+
+    wide = {"COLUMNS": "4000", "TERMINAL_WIDTH": "4000", "TERM": "dumb"}
+    count = 0
+    for words in commands_below(parser):
+        command = at(parser, words)
+        printed = CliRunner().invoke(app, [*words, "--help"], env=wide).output
+        shown = " ".join(re.sub("[│╭╮╰╯─]", " ", printed).split())
+        for text in (command.help, *(parameter.help for parameter in command.params)):
+            count += 1
+            assert " ".join((text or "").split()) in shown, words
+    assert count > 250
+
+
+def test_exit_codes_are_those_of_the_command_line():
+    from privpart.cli import main
+
+    listed = re.findall(
+        r"^\| (\d+) \|", text_of(ROOT / "docs/reference/exit-codes.md"), re.MULTILINE
+    )
+    named = re.findall(r"(?:^|  ) {4}(\d+)  +[a-z]", main.__doc__ or "", re.MULTILINE)
+    assert sorted(map(int, listed)) == sorted(map(int, named))
+    refused = {int(code) for code in re.findall(r"\d+", str(main._REFUSED.values()))}
+    assert refused <= set(map(int, listed))
+
+
+def test_each_page_of_the_site_counts_its_own_runs(monkeypatch, tmp_path):
+    """Two pages train about the same people; a shared budget book would show both runs' cost."""
+    conf = ast.parse(text_of(ROOT / "docs" / "conf.py"))
+    calls = [n for n in ast.walk(conf) if isinstance(n, ast.Call)]
+    (startup,) = [c.args[0].value for c in calls if ast.unparse(c.func) == "_startup.write_text"]
+    shell = SimpleNamespace(register_magic_function=lambda *_: None)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    folders = set()
+    for _ in range(2):
+        exec(compile(startup, "startup", "exec"), {})
+        folders.add(os.environ["PRIVPART_STATE_DIR"])
+    assert len(folders) == 2
+    assert not any(list(Path(folder).iterdir()) for folder in folders)
+
+
+def test_contributing_says_what_make_test_runs():
+    """CI runs two targets; what the page says of the first is what it depends on."""
+    makefile, page = text_of(ROOT / "Makefile"), " ".join(text_of(ROOT / "CONTRIBUTING.md").split())
+    (parts,) = re.findall(r"^test: (.+?)  ##", makefile, re.MULTILINE)
+    assert parts.split() == ["lint", "types", "unit", "messages"]
+    assert "`make test` (lint, import contracts, types and the fast tests)" in page
+    ci = re.findall(r"^make (.+)$", text_of(ROOT / ".ci" / "run"), re.MULTILINE)
+    assert [f"make {target}" for target in ci] == re.findall(r"(?<=`)make [a-z]+(?=` \()", page)
 
 
 def test_the_readme_is_short_and_each_of_its_commands_is_run_somewhere():
@@ -169,6 +309,36 @@ def generated_names() -> frozenset[str]:
     )
 
 
+def test_claims_of_the_papers_page_are_those_of_the_pages_that_it_cites():
+    papers, study, fedpt = (
+        text_of(ROOT / "docs" / name) for name in ("papers.md", "study.md", "fedpt.md")
+    )
+    results = json.loads(text_of(ROOT / "benchmarks/results/partial_training.json"))["rows"]
+    full, *_, frozen = [round(row["peak_bytes"] / 2**20) for row in results]
+    for quoted, page in (
+        ("-0.48 ± 0.61", fedpt),
+        ("2.0", fedpt),
+        ("-2.7", study),
+        ("[-3.2, -2.1]", study),
+        (f"{frozen} MiB at most instead of {full}", fedpt),
+    ):
+        assert quoted in papers, quoted
+        assert quoted in page, quoted
+
+
+@pytest.mark.parametrize("study", ["fedpart", "turns"])
+def test_a_claim_about_local_training_is_not_judged_by_one_step(study):
+    """FedPart mends layers that drift apart over several local steps."""
+    plan = tomllib.loads(text_of(ROOT / f"examples/study_fashion_{study}.toml"))["plan"]
+    (row,) = [
+        x for x in text_of(ROOT / "docs/study.md").splitlines() if "| FedPart, Table 1 |" in x
+    ]
+    assert plan["client"]["steps"] > 1 or "| not tested: " in row
+    assert plan["client"]["steps"] > 1 or "Not tested on Fashion" in text_of(
+        ROOT / "docs/papers.md"
+    )
+
+
 def test_every_page_is_in_the_table_of_contents():
     listed = set(re.findall(r"^([a-z/0-9-]+)$", text_of(ROOT / "docs" / "index.md"), re.MULTILINE))
     pages = {
@@ -189,6 +359,8 @@ def test_pages_are_generated_from_the_code(tmp_path):
     plan = (tmp_path / "plan-file.md").read_text()
     for key in ("[privacy]", "target_epsilon", "[canaries]", "clients_per_round"):
         assert key in plan
+    sweep = (tmp_path / "results.md").read_text()
+    assert "| full | blt | 1.13 | 1.13 | 6.721 |" in sweep  # 6.7203, rounded up
     commands = (tmp_path / "cli.md").read_text()
     assert "`privpart audit epsilon`" in commands
     assert "`--max-epsilon`" in commands

@@ -67,8 +67,7 @@ def folder(request, tmp_path, monkeypatch):
         assert found, key
     (copy / "plan.toml").write_text(text)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(own_code, "_added", [])
-    monkeypatch.setattr(own_code, "_imported", {})
+    monkeypatch.setattr(own_code, "_first_digest", {})
     if (copy / "make_data.py").exists():
         with monkeypatch.context() as patch:
             patch.syspath_prepend(copy)
@@ -216,7 +215,7 @@ def test_the_doctor_says_what_it_costs_and_what_stays(folder, request, privpart)
     )
     says = {one["check"]: one["found"] for one in found["findings"]}
     assert not [one for one in found["findings"] if one["status"] == "fault"]
-    assert "at delta 0.001, for a client in at most 1 of 6 rounds" in says["epsilon"]
+    assert "at delta 0.0001, for a client in at most 1 of 6 rounds" in says["epsilon"]
     assert says["cohorts"] == "6 rounds of 4 clients"
     assert "before training" in says["metric"]
     frozen = {

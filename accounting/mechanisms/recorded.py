@@ -4,14 +4,13 @@ A file can be changed after a plan was written, so a plan also names the mechani
 the command line there is nothing to compare it with; the report shows it.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, parsed_json
 from accounting.mechanisms.dense import Dense
 from accounting.mechanisms.mechanism import SCHEMA, Mechanism
 
@@ -49,7 +48,7 @@ def read_mechanism(path: Path, from_dict: Callable[[Mapping[str, Any]], Mechanis
 
 def _parameters(path: Path, text: str) -> Mapping[str, Any]:
     try:
-        held = json.loads(text)
+        held = parsed_json(text)
     except (ValueError, RecursionError) as error:
         reason = str(error) or "nested too deeply"
         raise ConfigError(f"mechanism file {path}: is not JSON: {reason}.") from None

@@ -8,6 +8,7 @@ reader's colour scheme.
 """
 
 import io
+import json
 import math
 import re
 import warnings
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -316,11 +318,33 @@ def save(figure: Figure, path: Path) -> None:
     if path.suffix.lower() not in _FORMATS:
         raise ConfigError(f"plot={path}: must end in {', '.join(_FORMATS)}.")
     _make_plain(figure)
+    about = _no_date(path.suffix.lower())
+    if path.suffix.lower() == ".png":
+        about["Description"] = json.dumps(drawn(figure))
     try:
         with rc_context(_STYLE), _any_alphabet():
-            figure.savefig(path, dpi=150, metadata=_no_date(path.suffix.lower()))
+            figure.savefig(path, dpi=150, metadata=about)
     except (OSError, ValueError) as error:
         raise ConfigError(f"plot={path}: cannot be written: {error}") from None
+
+
+def drawn(figure: Figure) -> dict[str, Any]:
+    """Return what a picture shows, by which two are compared: its words, and where its lines are.
+
+    A PNG has it in its metadata, as ``Description``.
+    """
+    curves = [line.get_xydata() for axes in figure.axes for line in axes.lines]
+    bands = [
+        path.vertices
+        for axes in figure.axes
+        for collection in axes.collections
+        for path in collection.get_paths()
+    ]
+    places = [np.asarray(own, dtype=float) for own in (*curves, *bands)]
+    return {
+        "words": [text for own in figure.findobj(Text) if (text := own.get_text())],
+        "lines": [[[float(f"{v:.6g}") for v in row] for row in own] for own in places],
+    }
 
 
 def _make_plain(figure: Figure) -> None:

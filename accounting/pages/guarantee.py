@@ -41,6 +41,7 @@ TOP, MIDDLE, BOTTOM = (
     "Bottom: trust, access and the data",
 )
 LAYERS = {
+    "delta": TOP,
     "participation": TOP,
     "data": TOP,
     "poisson-sampling": TOP,
@@ -118,7 +119,7 @@ def epsilon_curve(report: PrivacyReport) -> Figure:
     """Draw epsilon against delta, rounded up, with the pair of the report."""
     figure, axes = drawing.panel(4.4, 3.1)
     middle = math.log10(report.delta)
-    low, high = middle - 4, min(middle + 4, -1.0)
+    low, high = middle - 4, max(middle, min(middle + 4, -1.0))
     deltas = [10 ** (low + (high - low) * i / _CURVE) for i in range(_CURVE + 1)]
     curve = [report.guarantee.epsilon(delta) for delta in deltas]
     # epsilon falls with delta, so the left end of each step bounds the whole of it

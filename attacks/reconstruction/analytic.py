@@ -14,6 +14,7 @@ from attacks.observation import Observation
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.reconstruct import Reconstruction, matching_loss
 from attacks.reconstruction.solvers import SOLVED
+from attacks.rounding import HALF, less
 
 
 def invert_dense(weight_grad: Tensor, bias_grad: Tensor | None = None) -> Tensor:
@@ -49,7 +50,7 @@ def invert_dense(weight_grad: Tensor, bias_grad: Tensor | None = None) -> Tensor
         raise ConfigError("weight_grad: is zero and says nothing about the input.")
     if bias_grad is None:
         direction: Tensor = torch.linalg.svd(gw, full_matrices=False).Vh[0]
-        return direction / direction[direction.abs().argmax()]
+        return brightest_is_one(direction[None])[0]
     gb = bias_grad.detach().double()
     if gb.shape != gw.shape[:1] or not bool(gb.isfinite().all()):
         raise ConfigError(
@@ -58,6 +59,13 @@ def invert_dense(weight_grad: Tensor, bias_grad: Tensor | None = None) -> Tensor
     if not bool(gb.any()):
         raise ConfigError("bias_grad: is zero; pass None to use the weight alone.")
     return gb @ gw / gb.square().sum()
+
+
+def brightest_is_one(rows: Tensor) -> Tensor:
+    """Return each row, scaled so that its (first) entry of greatest magnitude is 1."""
+    size = rows.abs()
+    equal = size >= size.amax(1, keepdim=True) * (1 - HALF)
+    return rows / rows.gather(1, equal.int().argmax(1, keepdim=True))
 
 
 def invert_dense_rows(weight_grad: Tensor, bias_grad: Tensor, batch: int) -> Tensor:
@@ -172,7 +180,7 @@ def _ordered(loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
             order = list(range(len(x)))
             order[i], order[j] = j, i
             there = float(loss(best[order]).detach())
-            if there < value:
+            if less(there, value):
                 best = best[order]
                 value = there
                 better = True

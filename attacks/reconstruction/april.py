@@ -24,6 +24,7 @@ from attacks.observation import Observation
 from attacks.reconstruction.analytic import best_inputs
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.reconstruct import Reconstruction
+from attacks.rounding import same
 from attacks.update import as_double, ready
 
 _RANK = 1e-6  # singular values below this, relative to the largest, are rounding of float32
@@ -118,7 +119,7 @@ def _positions(seen: Observation, one: _Trace, two: _Trace) -> Iterator[tuple[Te
         a, b = (trace.slopes[name].reshape(-1, width) for trace in (one, two))
         for first in range(len(a) - count + 1):
             rows = slice(first, first + count)
-            if _alike(a[rows], one.token_slopes) and _alike(b[rows], two.token_slopes):
+            if same(a[rows], one.token_slopes) and same(b[rows], two.token_slopes):
                 yield as_double(value).reshape(-1, width), first
 
 
@@ -131,7 +132,7 @@ def _reached(seen: Observation, one: _Trace, two: _Trace) -> Iterator[_Reached]:
     for name in visible:
         sources = {"": (one.inputs[name], two.inputs[name])}
         for norm, (before, after) in one.normed.items():
-            if after.shape == one.inputs[name].shape and torch.equal(after, one.inputs[name]):
+            if same(after, one.inputs[name]):
                 sources[norm] = (before, two.normed[norm][0])
         for norm, (a, b) in sources.items():
             constant = _constant(one, two, a, b)
@@ -149,7 +150,7 @@ def _constant(one: _Trace, two: _Trace, a: Tensor, b: Tensor) -> tuple[int, Tens
         return None
     for first in range(len(a) - count + 1):
         rows = slice(first, first + count)
-        if _alike(a[rows] - one.tokens, b[rows] - two.tokens):
+        if same(a[rows] + two.tokens, b[rows] + one.tokens):  # a - one is b - two, even if 0
             return first, a[rows] - one.tokens
     return None
 
@@ -200,10 +201,6 @@ def _nearest_to_grey(terms: Tensor, fixed: Tensor) -> Tensor:
 def _solve(terms: Tensor, fixed: Tensor) -> Tensor:
     found: Tensor = torch.linalg.lstsq(terms, fixed, rcond=_RANK, driver="gelsd").solution
     return found
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    return torch.allclose(a, b, rtol=1e-6, atol=1e-9 * float(b.abs().max()))
 
 
 def _image(patches: Tensor, kernel: torch.Size, shape: tuple[int, ...]) -> Tensor:

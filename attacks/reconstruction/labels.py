@@ -15,6 +15,8 @@ from attacks.update import ready
 
 _DOUBT = 1.5  # of 2: below it another label in place of one fits almost as well
 _ASTRAY = 0.25  # squared distance to whole counts above which the assumed softmax is wrong
+_GRID = 2.0**-20  # expected counts are rounded to it, so that equal ones are equal
+_ZERO = 2**10 * torch.finfo(torch.float64).eps  # an entry below it, relative to the largest, is 0
 _PROBES = 64  # random images from which the model's mean prediction is estimated
 
 
@@ -84,10 +86,10 @@ def likely_labels(
     if batch == 1:
         return [gb.argmin().reshape(1)]
     mean = torch.full_like(gb, 1 / len(gb)) if mean_prediction is None else mean_prediction.double()
-    expected = batch * (mean - gb)
-    certain = torch.zeros(len(gb), dtype=torch.long)
-    if int((gb < 0).sum()) <= batch:  # more are not those of a batch: nothing is certain then
-        certain[gb < 0] = 1  # only an image with that label makes the entry negative
+    expected = (batch * (mean - gb) / _GRID).round() * _GRID
+    certain = (gb < -_ZERO * gb.abs().max()).long()  # only an image with that label makes it so
+    if int(certain.sum()) > batch:  # not those of a batch: nothing is certain then
+        certain.zero_()
     counts = certain.clone()
     for _ in range(batch - int(counts.sum())):
         counts[(expected - counts).argmax()] += 1
@@ -98,7 +100,7 @@ def likely_labels(
     worse.fill_diagonal_(math.inf)
     limit = math.inf if float(surplus.square().sum()) > _ASTRAY else _DOUBT
     found = [counts]
-    for place in worse.flatten().argsort()[: most - 1].tolist():
+    for place in worse.flatten().argsort(stable=True)[: most - 1].tolist():
         out, into = divmod(place, len(gb))
         if float(worse[out, into]) < limit:
             swapped = counts.clone()

@@ -23,6 +23,7 @@ from attacks.reconstruction.solvers import (
     gauss_newton,
     quasi_newton,
 )
+from attacks.rounding import less
 from attacks.update import as_double, attacked_gradient, clip_scale, norm, ready, simulated_update
 
 GOOD_ENOUGH = 1e-10  # relative matching loss below which no further start is tried
@@ -206,7 +207,7 @@ def reid_rank(
         label = own[None] if observation.labels is None else observation.labels
         known = replace(observation, labels=label)
         scores.append(float(matching_loss(model, known, label)(image[None]).detach()))
-    return sum(score <= scores[0] for score in scores)
+    return sum(not less(scores[0], score) for score in scores)
 
 
 def matching_loss(

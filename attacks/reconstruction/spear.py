@@ -17,7 +17,12 @@ from torch.func import functional_call
 from accounting import checks
 from accounting.checks import ConfigError
 from attacks.observation import Observation
-from attacks.reconstruction.analytic import best_inputs, is_dense, visible_dense
+from attacks.reconstruction.analytic import (
+    best_inputs,
+    brightest_is_one,
+    is_dense,
+    visible_dense,
+)
 from attacks.reconstruction.reconstruct import Reconstruction
 from attacks.update import as_double, ready
 
@@ -114,7 +119,7 @@ def unmix(
         return None
     mixed: Tensor = torch.linalg.solve(columns, right)
     if bias_grad is None:
-        return _brightest_is_one(mixed)
+        return brightest_is_one(mixed)
     scales = torch.linalg.lstsq(left @ columns, as_double(bias_grad)[:, None]).solution
     inputs: Tensor = mixed / scales
     return inputs if bool(inputs.isfinite().all()) else None
@@ -154,7 +159,7 @@ def unmix_low_rank(
     mixing = second.T @ factors[0] @ columns
     if float(torch.linalg.cond(mixing)) > 1 / _RANK:
         return None
-    return _brightest_is_one(torch.linalg.lstsq(mixing, as_double(first_grad)).solution)
+    return brightest_is_one(torch.linalg.lstsq(mixing, as_double(first_grad)).solution)
 
 
 def _factors(grad: Tensor, batch: int) -> tuple[Tensor, Tensor] | None:
@@ -259,11 +264,6 @@ def _independent(vectors: Tensor, rank: int) -> Tensor:
         if len(chosen) == rank:
             break
     return torch.stack(chosen) if chosen else basis
-
-
-def _brightest_is_one(rows: Tensor) -> Tensor:
-    """Return each row, scaled so that its entry of greatest magnitude is 1."""
-    return rows / rows.gather(1, rows.abs().argmax(1, keepdim=True))
 
 
 def _in_a_row(model: nn.Module, observation: Observation) -> list[tuple[str, str]]:

@@ -10,12 +10,14 @@ fewer than twice as many tokens as a head has directions, and dS_ij = 0 for toke
 No later layer is needed, and no search.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from attacks.rounding import first_least
 from attacks.text.spans import FoundTokens, Reader, Source
 
 _QUERY = ("query", "q_proj", "q_lin", "q")
@@ -132,7 +134,8 @@ def _sentences(
         for _ in range(_TURNS):
             pull = affinity[:, chosen].sum(1)
             before = chosen
-            chosen = [max(at[p], key=lambda i: float(pull[i])) for p in order if p != start]
+            others = [at[p] for p in order if p != start]
+            chosen = [i[first_least((-pull[i]).tolist(), -math.inf)] for i in others]
             chosen.append(seed)
             if chosen == before:
                 break

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from attacks.reconstruction.labels import output_layer
+from attacks.rounding import same
 from attacks.text.observation import NextToken, TextObservation, text_model, token_embedding
 
 _ROUNDING = 100.0
@@ -49,13 +50,14 @@ def _used_elsewhere(model: nn.Module, seen: TextObservation, name: str) -> bool:
     net = text_model(model, seen.pad)
     probe = torch.zeros((1, seen.shape[1]), dtype=torch.long)
     other = seen.state[name].double().clone()
-    other[1:] += 1
+    draw = torch.Generator().manual_seed(0)  # a constant would vanish behind a layer norm
+    other[1:] += torch.randn(other[1:].shape, generator=draw, dtype=other.dtype)
     with torch.no_grad():
         one, two = (
             functional_call(net, {**seen.state, name: rows}, (probe,))
             for rows in (seen.state[name].double(), other)
         )
-    return not torch.equal(one, two)
+    return not same(one, two)
 
 
 def _aside(rows: Tensor, weights: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ sentences whose own updates point along it most: each is found token by token, a
 update is taken away before the next (matching pursuit).
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from attacks.reconstruction.reconstruct import flat
+from attacks.rounding import first_least, less
 from attacks.text.observation import text_residual
 from attacks.text.sentences import additive
 from attacks.text.spans import Reader
@@ -72,7 +74,7 @@ class _Search:
         y = tokens if labels is None else labels
         match = text_residual(self.reader.net, self.reader.seen, tokens, y)
         found = Arrangement(tokens, labels, match)
-        if match < self.best.match:
+        if less(match, self.best.match):
             self.best = found
         if match <= _FOUND:
             raise _EnoughError
@@ -126,7 +128,7 @@ def _pursued(
     for _ in range(seen.shape[0]):
         labels = range(min(classes, _MOST_LABELS)) if known is None else sorted(known)
         tried = (_climbed(search, columns, labels, left, generator) for _ in range(_STARTS))
-        found.append(max(tried, key=lambda one: one.score))
+        found.append(_best(list(tried)))
         if known is not None:
             known = known - Counter([found[-1].label])
         sent = torch.stack([search.alone(one.tokens, one.label) for one in found], 1)
@@ -161,7 +163,7 @@ def _climbed(
         sent = search.alone(tokens, label)
         return _Alone(tokens, label, abs(float(torch.cosine_similarity(sent, left, 0))))
 
-    now = max((scored(tokens, label) for label in labels or (0,)), key=lambda one: one.score)
+    now = _best([scored(tokens, label) for label in labels or (0,)])
     while True:
         before = now.score
         for position in torch.randperm(len(choices), generator=generator).tolist():
@@ -169,10 +171,10 @@ def _climbed(
                 if token != now.tokens[position]:
                     moved = now.tokens.clone()
                     moved[position] = token
-                    now = max(now, scored(moved, now.label), key=lambda one: one.score)
+                    now = _best([now, scored(moved, now.label)])
         for label in labels:
-            now = max(now, scored(now.tokens, label), key=lambda one: one.score)
-        if now.score <= before:
+            now = _best([now, scored(now.tokens, label)])
+        if not less(before, now.score):
             return now
 
 
@@ -189,16 +191,20 @@ def _descend(
         before = now.match
         for position in torch.randperm(len(columns), generator=generator).tolist():
             moved = list(_moves(now.tokens, position, columns[position]))
-            now = min([now, *(search.tried(x, now.labels) for x in moved)], key=_match)
+            now = _nearest([now, *(search.tried(x, now.labels) for x in moved)])
         if now.labels is not None:
             relabelled = list(_labels(now.labels, classes))
-            now = min([now, *(search.tried(now.tokens, y) for y in relabelled)], key=_match)
-        if now.match >= before:
+            now = _nearest([now, *(search.tried(now.tokens, y) for y in relabelled)])
+        if not less(now.match, before):
             return
 
 
-def _match(one: Arrangement) -> float:
-    return one.match
+def _best(tried: Sequence[_Alone]) -> _Alone:
+    return tried[first_least([-one.score for one in tried], -math.inf)]
+
+
+def _nearest(tried: Sequence[Arrangement]) -> Arrangement:
+    return tried[first_least([one.match for one in tried])]
 
 
 def _moves(tokens: Tensor, position: int, column: Sequence[int]) -> Iterator[Tensor]:

@@ -9,6 +9,7 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
+from attacks.rounding import first_least, less
 from attacks.text.bag import bag_of_tokens
 from attacks.text.exchange import Arrangement, exchanged
 from attacks.text.observation import TextObservation, text_residual
@@ -137,14 +138,16 @@ def _guessed(reader: Reader, tokens: Tensor, count: int) -> tuple[Tensor, float]
         return text_residual(reader.net, reader.seen, tokens, torch.tensor(y))
 
     if count**batch <= _MOST_LABELS:
-        best = min(product(range(count), repeat=batch), key=residual)
-        return torch.tensor(best), residual(best)
+        every = list(product(range(count), repeat=batch))
+        tried = [residual(labels) for labels in every]
+        best = first_least(tried)
+        return torch.tensor(every[best]), tried[best]
     y = [0] * batch
     least = residual(y)
     for i in [*range(batch)] * 2:
         for label in range(min(count, _MOST_LABELS)):
             other = [*y[:i], label, *y[i + 1 :]]
-            if (left := residual(other)) < least:
+            if less(left := residual(other), least):
                 y, least = other, left
     return torch.tensor(y), least
 
@@ -162,6 +165,6 @@ def _ordered(reader: Reader, tokens: Tensor, labels: Tensor) -> tuple[Tensor, fl
                 other = y.clone()
                 other[i], other[j] = y[j], y[i]
                 left = text_residual(reader.net, reader.seen, tokens, other)
-                if left < least:
+                if less(left, least):
                     y, least, improved = other, left, True
     return y, least

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from attacks.rounding import HALF, first_least, less
 from attacks.text.attention import attending
 from attacks.text.observation import TextObservation, text_residual
 from attacks.text.spans import FoundTokens, Reader, Source, Span, span, tokens_in_span
@@ -67,11 +68,17 @@ def assembled(reader: Reader, tokens: FoundTokens) -> list[Sentence]:
         done = _nearest(begin)[:batch]
     if 0 < len(done) < batch and (rest := without(reader, done)) is not None:
         others = tokens_in_span(rest)
-        if others is not None and all(others.by_position):
+        if others is not None and _whole(others, rest.seen.pad):
             return [*done, *assembled(rest, others)][:batch]
     if len(done) < batch:
         begin |= _replaced(reader, source, seen, tokens)
     return sorted(begin, key=begin.__getitem__)[:batch]
+
+
+def _whole(tokens: FoundTokens, pad: int | None) -> bool:
+    """Return whether sentences can be made of the tokens; padding may follow a sentence."""
+    some = [bool(column) for column in tokens.by_position]
+    return some[0] and (all(some) if pad is None else some == sorted(some, reverse=True))
 
 
 def additive(seen: TextObservation) -> bool:
@@ -112,13 +119,12 @@ def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
             sent = simulated_update(reader.net, seen.state, names, tokens, y, seen.loss, seen.local)
             part = {k: v - sent[k] / reader.seen.shape[0] for k, v in seen.update.items()}
             rounding = seen.resolution * norm(seen.update) / max(norm(part), 1e-300)
-            shape = (seen.shape[0] - 1, seen.shape[1])
-            left = replace(seen, update=part, shape=shape, rounding=rounding)
+            left = replace(seen, update=part, rounding=rounding)  # its rank may still be too high
             tried.append((span(left, source).rank, label, left))
         best = min(tried, key=lambda one: one[:2])
         if best[0] >= rank:
             return None
-        seen = best[2]
+        seen = replace(best[2], shape=(seen.shape[0] - 1, seen.shape[1]))
     return reader.of(seen)
 
 
@@ -160,7 +166,7 @@ def _climbed(
                 continue
             tried = _changed(torch.tensor(best[:length]), columns, places)
             left = _distances(reader, source, seen, tried)
-            if float(left.min()) < least:
+            if less(float(left.min()), least, HALF):
                 best[:length], least = tried[left.argmin()].tolist(), float(left.min())
         if least <= _EXACT:
             break
@@ -179,7 +185,7 @@ def _best_length(
         return len(sentence), float(_distances(reader, source, seen, whole[None]))
     cuts = [whole[:n][None] for n in range(1, len(sentence) + 1)]
     left = [float(_distances(reader, source, seen, cut)) for cut in cuts]
-    least = min(range(len(left)), key=left.__getitem__)
+    least = first_least(left, HALF)
     return least + 1, left[least]
 
 
@@ -222,13 +228,13 @@ def _grown(reader: Reader, source: Source, seen: Span, tokens: FoundTokens) -> l
 
 
 def _before_gap(distances: Tensor, least: int, most: int, threshold: float) -> list[int]:
-    """Return the positions of the nearest, up to the widest gap among their distances."""
-    order = distances.argsort()
+    """Return the positions of the nearest: all up to ``most``, else those before the widest gap."""
+    order = distances.argsort(stable=True)
     order = order[distances[order] <= threshold]
-    least = min(least, most, len(order))
-    if len(order) <= least:
+    if len(order) <= most:  # gaps between as many as there are may be those of rounding
         return order.tolist()
-    logs = distances[order].clamp(min=1e-16).log()
+    least = min(least, most)
+    logs = distances[order].clamp(min=HALF).log()
     gaps = (logs[1:] - logs[:-1])[max(least - 1, 0) : most]
     count = max(least - 1, 0) + int(gaps.argmax()) + 1 if len(gaps) else least
     if len(gaps) and float(gaps.max()) < torch.tensor(_GAP).log():
@@ -395,7 +401,7 @@ def completed(reader: Reader, sentences: Sequence[Sentence]) -> list[Sentence]:
             for token in nearest[i]:
                 tried = [[*s[:-1], token] if j == i else s for j, s in enumerate(whole)]
                 residual = _residual(reader, tried)
-                if residual < least:
+                if less(residual, least):
                     whole, least = tried, residual
         if least == before:
             break

@@ -17,6 +17,7 @@ from scipy.stats import beta
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from attacks.rounding import HALF, differs, same
 from attacks.text.observation import TextObservation, text_model, vocabulary
 
 Reach = Literal["token", "prefix", "sentence"]
@@ -101,7 +102,7 @@ class Reader:
             if not visible:
                 continue
             for i, (source, known) in enumerate(found):
-                if source.state == state and known.shape == rows.shape and torch.equal(known, rows):
+                if source.state == state and same(known, rows):
                     joint = {**source.weights, **visible}
                     found[i] = Source(source.module, joint, source.reach, state), known
                     break
@@ -180,11 +181,11 @@ def _reach(rows: Tensor, places: Tensor) -> Reach:
     """Return what the inputs depend on; the probe's row 1 + i differs from row 0 at places[i]."""
     if rows.shape[1] == 1:
         return "sentence"
-    differs = (rows[1:] != rows[0]).any(2)
+    depends = differs(rows[1:], rows[0]).any(2)
     ahead = torch.arange(rows.shape[1]) - places[:, None]
-    if bool(differs[ahead < 0].any()):
+    if bool(depends[ahead < 0].any()):
         return "sentence"
-    return "prefix" if bool(differs[ahead > 0].any()) else "token"
+    return "prefix" if bool(depends[ahead > 0].any()) else "token"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,7 +195,8 @@ class Span:
     Args:
         rows: (rank, width), orthonormal.
         condition: least singular value relative to the greatest.
-        error: distance that rounding and noise give an input that lies in the span.
+        error: distance that rounding and noise give an input that lies in the span; the attacker's
+            own rounding of the input among it, which grows with the layers before.
     """
 
     rows: Tensor
@@ -258,7 +260,7 @@ def span(seen: TextObservation, source: Source) -> Span:
     error = (
         _SAFE * seen.resolution * float(values[0]) + _NOISE * seen.noise_std * rows.shape[1] ** 0.5
     )
-    return Span(rows[:rank], least / float(values[0]), error / least)
+    return Span(rows[:rank], least / float(values[0]), max(HALF, error / least))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -310,7 +312,7 @@ def tokens_in_span(reader: Reader, candidates: Tensor | None = None) -> FoundTok
         threshold = one.threshold(len(candidates) * length)
     by_position = []
     for column in distances.T:
-        order = column.argsort()
+        order = column.clamp(min=HALF).argsort(stable=True)  # rounding orders nothing
         # of (a, i), (b, i) and (b, j) in the batch, (a, j) is a combination: accept it as well
         inside = [(int(t), float(column[t])) for t in order[: seen.shape[0] * length]]
         by_position.append(tuple(pair for pair in inside if pair[1] <= threshold))

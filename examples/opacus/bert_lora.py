@@ -16,6 +16,7 @@ from peft import LoraConfig, TaskType, get_peft_model
 from torch.utils.data import DataLoader, TensorDataset
 from transformers import BertConfig, BertForSequenceClassification, BertTokenizer, set_seed
 
+from accounting.report import up
 from privpart import FTRLEngine
 
 TEXTS = Path(__file__).parent.parent / "own" / "bert_lora"
@@ -75,7 +76,7 @@ def main(arguments=None):
         resume=True,
         scheduler=scheduler,
     )
-    print(f"epsilon {engine.epsilon(1e-4):.2f} for one review")
+    print(f"epsilon {up(engine.epsilon(1e-4))} for one review")
     for _ in range(engine.epochs_left):
         for tokens, mask, labels in loader:
             optimizer.zero_grad()

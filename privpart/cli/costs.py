@@ -12,7 +12,7 @@ import typer
 from accounting import ConfigError, checks
 from privpart.cli import options
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv
+from privpart.cli.output import as_csv, plain_console
 
 if TYPE_CHECKING:  # imported where used: other commands must start without torch
     from rich.table import Table
@@ -268,9 +268,8 @@ def _rows(subject: _Subject, bandwidth: "Bandwidth", *, measure: bool) -> list[d
 
 
 def _print_tables(rows: Sequence[dict[str, Any]], title: str) -> None:
-    from rich.console import Console
 
-    console = Console(width=100, highlight=False)
+    console = plain_console(100)
     network: dict[str, _Cell] = {
         "trains": lambda r: f"{100 * r['trained'] / r['numbers']:.2f} %",
         "down MB": lambda r: f"{r['bytes_down'] / _MEGA:.3f}",

@@ -147,6 +147,8 @@ def _plan(path: Path, *, all_clients: bool) -> Iterator[Finding]:
         yield Finding("epsilon", _cost(plan))
         tell_of_code(plan)
         setup = training(plan, report=lambda _: None)
+        said = plan.accept_delta(len(setup.clients.ids))
+        yield Finding("delta", said or f"{plan.privacy.delta:g}", "note" if said else "ok")
         yield from _parts(setup)
         yield _examples(setup, None if all_clients else _CHECKED)
         yield _seconds(setup)
@@ -173,7 +175,7 @@ def _cost(plan: "PlanFile") -> str:
 
 
 def _parts(setup: "Training") -> Iterator[Finding]:
-    from privpart.experiment.training import refuse_short_cohorts
+    from privpart.experiment.train import check_promise
 
     model = setup.model
     yield Finding("network", f"{type(model.module).__name__}, {model.parameter_count:,} parameters")
@@ -185,11 +187,11 @@ def _parts(setup: "Training") -> Iterator[Finding]:
     if model.local:
         yield Finding("local", f"{_names(model.local)}; never leaves a client")
     promised = setup.promise()
+    check_promise(promised, setup)
     if promised.sampling is not None:
         expected = f"{promised.rounds} rounds, sampled; about {promised.report_goal} clients each"
         yield Finding("cohorts", expected)
     else:
-        refuse_short_cohorts(promised, setup.cohorts)
         yield Finding("cohorts", f"{len(setup.cohorts)} rounds of {len(setup.cohorts[0])} clients")
     if setup.metric is None:
         yield Finding("metric", "none; the model will not be evaluated", "note")

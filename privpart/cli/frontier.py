@@ -16,6 +16,7 @@ from privpart.cli.trainings import (
     NOT_PRIVATE,
     JobsOption,
     Trainings,
+    delta_warnings,
     name_code,
     print_results,
     processes,
@@ -153,7 +154,7 @@ def _show(
         "schema": "privpart/frontier/1",
         "study": study.hash,
         "rows": rows,
-        "notes": [NOT_PRIVATE, TUNED],
+        "notes": [NOT_PRIVATE, TUNED, *delta_warnings(store)],
     }
     searched = study.file.freeze is not None
     if searched and len(chosen) == len(study.groups):
@@ -251,7 +252,10 @@ def _print_tables(document: dict[str, Any]) -> None:
     if search := document.get("freeze"):
         patterns = ", ".join(f'"{pattern}"' for pattern in search["train"])
         typer.echo(f"The search ends with the arm {search['arm']}: train = [{patterns}]")
-    typer.echo(f"{TUNED} {NOT_PRIVATE}")
+    private, tuned, *warnings = document["notes"]
+    typer.echo(f"{tuned} {private}")
+    for warning in warnings:
+        typer.echo(f"Warning: {warning}")
 
 
 def _decibels(score: float | None) -> str:

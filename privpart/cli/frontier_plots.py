@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from accounting.pages import drawing
+from accounting.report import up
 
 _AWAY = 2.6
 """Where results without noise stand beside a budget: at so many times the largest epsilon."""
@@ -38,25 +39,24 @@ def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> N
         below[0].set_ylabel("difference to the first arm, by seed")
         above[0].legend(frameon=False, fontsize=8)
         figure.suptitle(said, fontsize=9)
-        figure.savefig(out / "accuracy-epsilon.png", dpi=150)
+        drawing.save(figure, out / "accuracy-epsilon.png")
     figure = Figure(figsize=(6.4, 3.9), layout="constrained")
     panel = figure.add_subplot()
     levels = list(dict.fromkeys((r["mechanism"], r["level"]) for r in rows))
     for number, (mechanism, level) in enumerate(levels):
         own = [r for r in rows if (r["mechanism"], r["level"]) == (mechanism, level)]
         name = (
-            "no noise" if own[0]["epsilon"] is None else f"{mechanism}, ε = {own[0]['epsilon']:.3g}"
+            "no noise" if own[0]["epsilon"] is None else f"{mechanism}, ε = {up(own[0]['epsilon'])}"
         )
         colour = drawing.SERIES[number % len(drawing.SERIES)]
         _draw_band(panel, own, [r["bytes_up"] for r in own], colour, name)
-    panel.set_xscale("log")
-    panel.set_xlabel("bytes that a client sends in a round")
+    drawing.log_axis(panel.xaxis, "bytes that a client sends in a round")
     panel.set_ylabel("metric on test examples")
     panel.set_title(said, fontsize=9)
     panel.grid(alpha=0.3)
     panel.spines[["top", "right"]].set_visible(False)
     panel.legend(frameon=False, fontsize=8)
-    figure.savefig(out / "accuracy-bytes.png", dpi=150)
+    drawing.save(figure, out / "accuracy-bytes.png")
 
 
 def _draw_budgets(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism: str) -> None:
@@ -96,7 +96,7 @@ def _draw_differences(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism:
     panel.axhline(0, color="#444444", linewidth=0.8)
     # the last panel of a column: its ticks are those of all
     levels = sorted({r["epsilon"] for r in rows if r["mechanism"] == mechanism})
-    ticks = {level: f"{level:.3g}" for level in levels}
+    ticks = {level: up(level) for level in levels}
     if any(r["epsilon"] is None for r in rows):
         ticks[edge] = "no noise"
     panel.set_xticks(list(ticks), list(ticks.values()))

@@ -93,7 +93,7 @@ def _sampled(draws: str) -> tuple[Idle, ...]:
             "has no bins, and needs no draws",
         ),
         Idle(
-            "expected_batch population method",
+            "expected_batch method",
             "sampling",
             _is("sampling", "balls-in-bins"),
             "needs the bins alone",
@@ -163,7 +163,7 @@ def _own_row(values: Values) -> str:
 
 TABLE: Mapping[str, Options] = {
     "epsilon": Options(
-        free="delta max_epsilon plan",
+        free="delta population allow_large_delta max_epsilon plan",
         idle=(
             _beside_plan(f"rounds noise_multiplier {_MECHANISM} {_LIMITS} {_SAMPLING}"),
             _prose("form"),
@@ -190,7 +190,7 @@ TABLE: Mapping[str, Options] = {
         ),
     ),
     "calibrate": Options(
-        free=f"target_epsilon rounds delta solve {_MECHANISM} form",
+        free=f"target_epsilon rounds delta population allow_large_delta solve {_MECHANISM} form",
         idle=(
             _solved("noise_multiplier"),
             _solved("max_participations"),
@@ -202,13 +202,13 @@ TABLE: Mapping[str, Options] = {
                 "is for clients in any order",
             ),
             Idle(
-                "sampling expected_batch population bins draws",
+                "sampling expected_batch bins draws",
                 "solve",
                 lambda values: values["solve"] != "noise-multiplier",
                 "is for a run that hides nobody",
             ),
             Idle(
-                "expected_batch population bins draws",
+                "expected_batch bins draws",
                 "sampling",
                 _missing("sampling"),
                 "nobody is sampled",
@@ -223,7 +223,7 @@ TABLE: Mapping[str, Options] = {
         ),
     ),
     "mechanisms": Options(
-        free="delta plan target_epsilon only plot html form",
+        free="delta population allow_large_delta plan target_epsilon only plot html form",
         idle=(
             _beside_plan(f"rounds {_MECHANISM} {_LIMITS}"),
             Idle(_MECHANISM, "only", _hidden(_own_row), "leaves out the row of this mechanism"),
@@ -280,11 +280,12 @@ TABLE: Mapping[str, Options] = {
             _prose("form"),
             Idle("about schema", "registry", _missing("registry"), "no entry is written"),
             Idle(
-                "delta vouch public_key max_epsilon statement html registry form",
+                "delta allow_large_delta vouch public_key max_epsilon statement html registry form",
                 "about_template",
                 _given("about_template"),
                 "prints a file to be filled in, and no report",
             ),
+            Idle("allow_large_delta", "delta", _missing("delta"), "the run has its own delta"),
         ),
     ),
     "verify": Options(free="run model public_key form"),

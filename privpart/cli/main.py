@@ -12,6 +12,7 @@ first Ctrl-C ends a command as soon as it has tidied up, the second one at once.
 """
 
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,7 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from inspect import signature
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 # Before torch and pydantic are imported: a folder on PYTHONPATH that has the metadata of a package
 # would otherwise get its code run by commands that promise to import none of a plan's.
@@ -27,6 +28,7 @@ os.environ.setdefault("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
 import typer
+from typer.core import TyperGroup
 
 from accounting import ConfigError
 from accounting.report import printable
@@ -48,7 +50,25 @@ from privpart.cli.train import train
 from privpart.cli.verify import verify
 from privpart.cli.verify_gradients import verify_gradients
 
+
+class _Root(TyperGroup):
+    """The command ``privpart``, whose commands' help shows the brackets that it is written with."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401  click's, vendored
+        """Escape what rich would take for markup, such as [table], and run the command."""
+        _escape_help(self)
+        return super().main(*args, **kwargs)
+
+
+def _escape_help(command: Any) -> None:  # noqa: ANN401  click's, vendored
+    for part in (command, *command.params):
+        part.help = re.sub(r"\[(?=[a-z#/@][^[]*\])", r"\[", part.help or "") or None
+    for inner in getattr(command, "commands", {}).values():
+        _escape_help(inner)
+
+
 app = typer.Typer(
+    cls=_Root,
     help="Differential privacy for partially trained models in federated learning.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -104,7 +124,7 @@ def main() -> None:
             app()
     except ConfigError as error:
         typer.echo(printable(f"privpart: {_as_option(str(error))}"), err=True)
-        sys.exit(_EXCEEDED if type(error).__name__ == "BudgetExceededError" else 2)
+        sys.exit(_REFUSED.get(type(error).__name__, 2))
     except RuntimeError as error:
         if "allocate memory" in str(error):  # torch's allocator raises no specific type
             _refuse_for_memory()
@@ -151,10 +171,12 @@ _EXPECTED_FAULTS = (
     "MetricsError",
     "CohortTooSmallError",
     "CohortRefusedError",
+    "DivergedError",
     "WorkerError",
 )
+_REFUSED = {"BudgetExceededError": 3, "MissingExtraError": 7}
+"""Exit codes of what else is refused than bad input."""
 _FAULT = 70
-_EXCEEDED = 3
 _OPTIONS = {
     name
     for command in (

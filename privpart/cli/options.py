@@ -40,6 +40,20 @@ Rounds = Annotated[int, _ROUNDS]
 RoundsUnlessPlanned = Annotated[int | None, _ROUNDS]
 Delta = Annotated[float, _DELTA]
 DeltaUnlessPlanned = Annotated[float | None, _DELTA]
+Population = Annotated[
+    int | None,
+    typer.Option(
+        help="Clients in all, if that is public. Delta is judged against it, and --sampling draws "
+        "from it."
+    ),
+]
+AllowLargeDelta = Annotated[
+    bool,
+    typer.Option(
+        "--allow-large-delta",
+        help="Accept a delta of 1 / population or more; the report repeats that it is too large.",
+    ),
+]
 MethodOption = Annotated[
     MethodName,
     typer.Option(

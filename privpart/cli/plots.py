@@ -45,7 +45,7 @@ def draw_accuracy(
     accuracies: Sequence["Accuracy"], budgets: Sequence[PrivacyReport], path: Path
 ) -> None:
     """Draw accuracy against noise, with a band of one standard deviation and epsilon below."""
-    epsilon = {b.noise_multiplier: f"ε = {b.epsilon:.3g}" for b in budgets}
+    epsilon = {b.noise_multiplier: f"ε = {up(b.epsilon)}" for b in budgets}
     levels = sorted({a.noise_multiplier for a in accuracies} - {0.0})
     parts = list(dict.fromkeys(a.part for a in accuracies))
     styles = drawing.Styles(parts)
@@ -348,7 +348,7 @@ def _sweep_figure(
         styles.legend(panel)
     elif levels:
         _sweep_points(panel, lines, styles)
-        panel.set_xlabel(f"{label}: {levels.pop():.4g} for all")
+        panel.set_xlabel(f"{label}: {up(levels.pop())} for all")
     else:
         _sweep_points(panel, {(p, ""): [(0.0, *found)] for p, found in free.items()}, styles)
         panel.set_xlabel("without noise")
@@ -413,7 +413,7 @@ def scores_figure(scores: NDArray[np.float64], present: NDArray[np.bool_], mu: f
         axes.hist(scores[chosen], bins, density=True, color=colour, alpha=0.45, label=name)
         curve = np.exp(-((at - centre) ** 2) / 2) / np.sqrt(2 * np.pi)
         axes.plot(at, curve, color=colour, linewidth=1.2, linestyle=dash)
-    drawing.target(axes, mu, f"accountant: mu {mu:.3g}", vertical=True)
+    drawing.target(axes, mu, f"accountant: mu {up(mu)}", vertical=True)
     axes.set_xlabel("score of a canary, in standard deviations of the noise")
     axes.set_ylabel("density")
     axes.legend(frameon=False, fontsize=8, labelcolor=drawing.INK)

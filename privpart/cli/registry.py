@@ -231,6 +231,7 @@ def _privacy_loss(found: RunReport, unit_is: str | None) -> dict[str, Any]:
     if report.sampling is None:
         parameters["rho"] = report.rho
     details = f"Epsilon, delta and rho are rounded up. mu = {up(report.mu, 5)}. {attacker}"
+    details += "".join(f" Warning: {warning}" for warning in report.warnings)
     if not found.complete:
         details += f" {found.rounds} of {found.planned_rounds} rounds are done; this is for all."
     named = f"one {report.unit}"

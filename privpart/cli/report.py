@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from accounting import ConfigError, PrivacyReport, checks
+from accounting.checks import MissingExtraError
 from accounting.report import printable, up
 from privpart.cli import options
 from privpart.cli.options import Format
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 _EXCEEDED = 3
 _UNSOUND = 5
 _LEFT_ITS_PLAN = 6
-_MISSING = 7
 _WIDTH = 96
 _REGISTRY = "An entry of OpenDP's registry of deployments"
 _VERDICTS = {
@@ -37,6 +37,7 @@ def report(
         float | None,
         typer.Option(help="Delta; default: the plan's.", show_default=False),
     ] = None,
+    allow_large_delta: options.AllowLargeDelta = False,
     vouch: Annotated[
         list[str] | None,
         typer.Option(
@@ -97,6 +98,9 @@ def report(
         return
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
     found = _derived(run, delta, options.public_key_of_file(public_key), html)
+    if delta is not None:
+        g = found.guarantee
+        checks.accept_delta(delta, g.population, allow_large=allow_large_delta, unit=g.unit)
     for code in vouch or ():
         found = vouched(found, code)
     _write_page(found, html)
@@ -162,10 +166,9 @@ def _register(
 
         write_entry(found, path, about, schema)
     except ModuleNotFoundError as error:
-        typer.echo(
-            f"privpart: --registry needs {error.name}: pip install 'privpart[registry]'.", err=True
-        )
-        raise typer.Exit(_MISSING) from None
+        raise MissingExtraError(
+            f"--registry needs {error.name}: pip install 'privpart[registry]'."
+        ) from None
     if schema is None:
         typer.echo(
             "privpart: warning: the entry was not checked: pass the registry's JSON schema "
@@ -225,8 +228,9 @@ def _realised(found: "RunReport") -> str:
 
 def _as_text(found: "RunReport") -> str:
     g = found.guarantee
+    large = "; delta is too large" if checks.is_large_delta(g.delta, g.population) else ""
     lines = [
-        ("verdict", _VERDICTS[g.status]),
+        ("verdict", _VERDICTS[g.status] + large),
         ("epsilon", f"{up(g.epsilon, 5)}   (this run{f'; {g.formula}' if g.sampling else ''})"),
         ("delta", f"{g.delta:g}"),
         ("unit", f"{g.unit}, {g.adjacency} adjacency"),

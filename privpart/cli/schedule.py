@@ -9,7 +9,7 @@ import typer
 from accounting import ConfigError
 from privpart.cli import options
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv
+from privpart.cli.output import as_csv, plain_console
 
 if TYPE_CHECKING:  # imported where used: other commands must start without torch
     from privpart.data.users import Users
@@ -119,12 +119,11 @@ def _print(
     rounds: "Rounds", groups: list[dict[str, Any]], costs: list[dict[str, Any]], every: int
 ) -> None:
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
 
     from privpart.plan import strip_chart
 
-    console = Console(width=100, highlight=False)
+    console = plain_console(100)
     typer.echo(strip_chart(rounds, width=90) + "\n")
     layers = Table("group", "layers", box=SIMPLE_HEAD)
     layers.add_column("parameters", justify="right")

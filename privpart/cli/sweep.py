@@ -15,6 +15,7 @@ from privpart.cli.output import as_csv, print_table
 from privpart.cli.trainings import (
     NOT_PRIVATE,
     JobsOption,
+    delta_warnings,
     failures_of,
     name_code,
     print_results,
@@ -123,13 +124,14 @@ def _show(store: "Store", out: Path, form: Format, html: Path | None) -> None:
     if rows:
         (out / "sweep.csv").write_text(as_csv(rows), encoding="utf-8")
         plots.draw_sweep(points, axes, store.noise_axes, out)
+    notes = [NOT_PRIVATE, *delta_warnings(store)]
     if html is not None:
         from privpart.cli.pages.sweep import sweep_page
 
         figures = plots.sweep_figures(points, axes, store.noise_axes) if rows else {}
-        sweep_page(rows, axes, figures, [NOT_PRIVATE], failures_of(store)).write(html)
-    document = {"schema": "privpart/sweep-table/1", "rows": rows, "notes": [NOT_PRIVATE]}
-    print_results(document, form, store, lambda: _print_table(points, axes))
+        sweep_page(rows, axes, figures, notes, failures_of(store)).write(html)
+    document = {"schema": "privpart/sweep-table/1", "rows": rows, "notes": notes}
+    print_results(document, form, store, lambda: _print_table(points, axes, notes))
 
 
 def _row(point: "Point", axes: Sequence[str]) -> dict[str, Any]:
@@ -148,7 +150,7 @@ def _row(point: "Point", axes: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _print_table(points: Sequence["Point"], axes: Sequence[str]) -> None:
+def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence[str]) -> None:
     in_percent = not any(point.own_metric for point in points)
     name, factor, form = ("accuracy", 100, ".2f") if in_percent else ("metric", 1, ".4g")
     header = (*axes, "z", "epsilon", "trained", name + " (%)" * in_percent, "seeds", "failed")
@@ -176,4 +178,6 @@ def _print_table(points: Sequence["Point"], axes: Sequence[str]) -> None:
         typer.echo(
             f"Epsilon at delta {', '.join(f'{d:g}' for d in deltas)}; client, zero-out adjacency."
         )
-    typer.echo(f"z is the noise multiplier. {NOT_PRIVATE}")
+    typer.echo(f"z is the noise multiplier. {notes[0]}")
+    for warning in notes[1:]:
+        typer.echo(f"Warning: {warning}")

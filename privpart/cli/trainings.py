@@ -149,6 +149,11 @@ def print_results(
         typer.echo(f"privpart: {line}", err=True)
 
 
+def delta_warnings(store: "Store") -> list[str]:
+    """Return the warnings about delta of all cells that are done, each once."""
+    return sorted({result.delta_warning for result in store.results().values()} - {""})
+
+
 def failures_of(store: "Store") -> list[str]:
     """Return a sentence for each cell that failed."""
     return [f"failed: {labels}, seed {seed}: {error}" for labels, seed, error in store.errors()]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, MissingExtraError
 from privpart.data.batches import Batch, as_tensors
 from privpart.data.clients import IndexedClients
 from privpart.data.index import Index
@@ -96,7 +96,7 @@ def _pandas() -> Any:  # noqa: ANN401  a module
     try:
         import pandas as pd
     except ImportError:
-        raise ConfigError("tables need pandas: pip install 'privpart[frames]'.") from None
+        raise MissingExtraError("tables need pandas: pip install 'privpart[frames]'.") from None
     return pd
 
 

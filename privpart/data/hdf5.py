@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, MissingExtraError
 from privpart.data.users import Users
 
 _Array = np.ndarray[Any, Any]
@@ -32,13 +32,14 @@ def federated_hdf5(path: Path, *, x: str = "pixels", y: str = "label") -> tuple[
         The users, and their names in the same order.
 
     Raises:
-        ConfigError: h5py or the file is missing, or the file is damaged, has another structure,
-            refers to other files, or contains NaN or infinity among the inputs.
+        MissingExtraError: h5py is not installed.
+        ConfigError: the file is missing or damaged, has another structure, refers to other files,
+            or contains NaN or infinity among the inputs.
     """
     try:
         import h5py  # type: ignore[import-not-found,import-untyped,unused-ignore]
     except ImportError:
-        raise ConfigError(
+        raise MissingExtraError(
             "reading HDF5 needs h5py: pip install 'privpart[tff]', or pip install h5py."
         ) from None
     if not path.exists():

@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.loop import ChoosingEngine, Engine, MeasuringEngine, SummingEngine
+from privpart.engines.protocol import ChoosingEngine, Engine, MeasuringEngine, SummingEngine
 from privpart.messages import ClientHealth, ClientId, ClientUpdate, CohortSum, RoundTask
 
 

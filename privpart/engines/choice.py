@@ -29,7 +29,7 @@ from torch import Tensor
 
 from accounting.fit_cache import read_figures, write_figures
 from privpart.client import LocalTraining, Watch
-from privpart.clip import clip
+from privpart.clip import clip, clip_and_measure
 from privpart.engines.device import clock, namespace, one_thread
 from privpart.engines.methods import LocalComputation, Method, candidates
 from privpart.engines.vectorized import single_step
@@ -68,14 +68,14 @@ class Kept:
 
     Attributes:
         updates: clipped updates of single clients, shape (c,).
-        sums: clients, the sum of their clipped updates, shape (d,), and how many were not clipped.
+        sums: clients, the sum of their clipped updates, shape (d,), and their norms before.
         seen: what ``Watch`` gets of each of these clients, if that was asked for.
 
     No client is in two of ``updates`` and ``sums``.
     """
 
     updates: dict[ClientId, Tensor] = field(default_factory=dict)
-    sums: list[tuple[Sequence[ClientId], Tensor, int]] = field(default_factory=list)
+    sums: list[tuple[Sequence[ClientId], Tensor, Sequence[float]]] = field(default_factory=list)
     seen: dict[ClientId, tuple[float | None, float]] = field(default_factory=dict)
 
 
@@ -320,7 +320,7 @@ class _Trial:
             computed = self._unclipped([client], plain)
             self._reference += computed.updates
             self._client = min(self._client, self._typical(computed, [client], self._few))
-            clipped = clip(computed.updates[0], task.clip_norm).unsqueeze(0)
+            clipped = clip_and_measure(computed.updates[0], task.clip_norm)[0].unsqueeze(0)
             self._keep([client], replace(computed, updates=clipped), few=True)
             if client == self._checked[0]:
                 timed(self._client)
@@ -382,6 +382,7 @@ class _Trial:
         """Return whether ``found`` equals ``reference``, both of shape (c,), up to rounding."""
         # This has found a bug: oneDNN is wrong about some channels-last convolutions of one channel
         # (torch 2.13, kernel (2, 3), stride (1, 2)).
+        found, reference = found.nan_to_num(), reference.nan_to_num()  # what is not finite is zeros
         length = max(float(reference.norm()), _NOTHING * self._task.clip_norm)
         return float((found - reference).norm()) < _TOLERANCE * length
 
@@ -423,11 +424,11 @@ class _Trial:
         again = not clients
         clients = clients or self._asked[:most]
         while clients:
-            total, unclipped, seconds, seen = self._sum(clients)
+            total, norms, seconds, seen = self._sum(clients)
             if again:
                 self.wasted += len(clients)
             else:
-                self._kept.sums.append((clients, total, unclipped))
+                self._kept.sums.append((clients, total, norms))
                 self._kept.seen.update(zip(clients, seen, strict=self._watches))
             prepared = math.isfinite(found)  # by the first call, if that was of the same size
             found = min(found, seconds / len(clients))
@@ -488,14 +489,14 @@ class _Trial:
 
     def _sum(
         self, clients: Sequence[ClientId]
-    ) -> tuple[Tensor, int, float, list[tuple[float | None, float]]]:
+    ) -> tuple[Tensor, Sequence[float], float, list[tuple[float | None, float]]]:
         computation = self._computation
         total = torch.empty(computation.model.dim, dtype=torch.float64)
         computation.prepare(clients)
         seen: list[tuple[float | None, float]] = []
         began = clock(computation.device)
-        unclipped = computation.sum(self._task, clients, self._start, total, self._watch(seen))
-        return total, unclipped, clock(computation.device) - began, seen
+        norms = computation.sum(self._task, clients, self._start, total, self._watch(seen))
+        return total, norms, clock(computation.device) - began, seen
 
     def _watch(self, seen: list[tuple[float | None, float]]) -> Watch | None:
         return (lambda *one: seen.append(one)) if self._watches else None

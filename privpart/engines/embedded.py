@@ -3,6 +3,7 @@
 Updates and sums are one file, because both take from a round what was computed to time methods.
 """
 
+import math
 import sys
 import time
 from collections import deque
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining, Watch
-from privpart.clip import add_in_place, clip, l2_norm
+from privpart.clip import add_in_place, clip_and_measure, is_clipped
 from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.choice import Choice, Kept
@@ -202,8 +203,9 @@ class EmbeddedEngine:
         if not self.options.health or self._watched_clip_norm is None:
             return None
         losses, norms = tuple(zip(*self._watched, strict=True)) or ((), ())
-        within = sum(norm <= self._watched_clip_norm for norm in norms)
-        return ClientHealth(losses, norms, len(norms) - within)
+        most = self._watched_clip_norm
+        clipped = sum(is_clipped(norm, most) or math.isnan(norm) for norm in norms)
+        return ClientHealth(losses, norms, clipped)
 
     def refuse_unsendable(self, local: LocalTraining) -> None:
         """Check that the processes of a training, if it has more than one, can be sent all of it.
@@ -297,8 +299,8 @@ class EmbeddedEngine:
     ) -> Iterator[CohortSum]:
         known: set[ClientId] = set()
         self._watched += kept.seen.values()
-        for clients, total, unclipped in (*kept.sums, *_summed(kept.updates, task)):
-            yield task.sum_of(clients, total, unclipped)
+        for clients, total, norms in (*kept.sums, *_summed(kept.updates, task)):
+            yield task.sum_of(clients, total, norms)
             known.update(clients)
         left = [client for client in task.clients if client not in known]
         if not left and known:
@@ -317,8 +319,8 @@ class EmbeddedEngine:
         if chunks:
             with self._pool_for(computation) as pool:
                 summed = pool.sums(task, start, local, method, list(chunks), self._watch, here)
-                for some, total, unclipped in summed:
-                    yield task.sum_of(some, total, unclipped)
+                for some, total, norms in summed:
+                    yield task.sum_of(some, total, norms)
 
     def _compute(
         self,
@@ -330,8 +332,8 @@ class EmbeddedEngine:
         watch: Watch | None,
         *,
         summed: bool = False,
-    ) -> tuple[Tensor, int]:
-        """Return clients' updates, or their sum and how many of them were not clipped."""
+    ) -> tuple[Tensor, Sequence[float]]:
+        """Return clients' updates, or their sum and their norms before clipping."""
         dim = self.model.active_dim(task.active)
         if summed:
             total = host_memory(dim, device=self._device, dtype=torch.float64)
@@ -340,7 +342,7 @@ class EmbeddedEngine:
         updates = host_memory(len(chunk), dim, device=self._device)
         with self._here(len(chunk)):
             computation.updates(task, chunk, start, method, updates, watch)
-        return updates, 0
+        return updates, ()
 
     @contextmanager
     def _here(self, clients: int) -> Iterator[None]:
@@ -538,18 +540,19 @@ def _frozen_prefix(model: PartialModel) -> tuple[nn.Sequential, PartialModel]:
 
 def _summed(
     updates: Mapping[ClientId, Tensor], task: RoundTask
-) -> Iterator[tuple[Sequence[ClientId], Tensor, int]]:
-    """Yield the sum of updates that were clipped one by one, as ``LocalComputation.sum`` has it."""
+) -> Iterator[tuple[Sequence[ClientId], Tensor, Sequence[float]]]:
+    """Yield the sum of updates that were clipped one by one, and their norms."""
     if not updates:
         return
     most = task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm
     total = torch.zeros(len(next(iter(updates.values()))), dtype=torch.float64)
-    unclipped = 0
+    norms = []
     for update in updates.values():
-        # one that was clipped is longer than that; see ``clip``
-        unclipped += bool(l2_norm(update) <= task.clip_norm * (1 - 2.0**-21))
-        add_in_place(total, clip(update, most))
-    yield list(updates), total, unclipped
+        clipped, norm = clip_and_measure(update, most)
+        norms.append(norm)
+        if not math.isnan(norm):
+            add_in_place(total, clipped)
+    yield list(updates), total, norms
 
 
 def _to_stderr(sentence: str) -> None:

@@ -14,6 +14,7 @@ network computes; ``_Tapped`` notes each use of a trained parameter. A use that 
 found by its gradient, and raises. Both are one file, because layers of both have the same updates.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -203,8 +204,7 @@ class GhostSum:
         learning_rate: float,
         clip_norm: float,
         out: Tensor,
-        watch: Callable[[Tensor], None] | None = None,
-    ) -> int:
+    ) -> Tensor:
         """Write the sum of all clients' clipped updates into ``out``.
 
         Args:
@@ -214,10 +214,9 @@ class GhostSum:
             learning_rate: of the step.
             clip_norm: bound on the norm of each update.
             out: overwritten, shape (d,), float64.
-            watch: called with the norms of the updates before clipping, shape (V,).
 
         Returns:
-            The number of clients whose update was not longer than ``clip_norm``.
+            The norms of the updates before clipping, shape (V,); NaN of one that is not finite.
 
         Guarantees:
             One client moves the sum by at most ``clip_norm``, whatever the examples hold. A client
@@ -233,11 +232,9 @@ class GhostSum:
         norms = (
             torch.stack([update.squared_norms() for update in updates.values()]).sum(dim=0).sqrt()
         )
-        if watch is not None:
-            watch(norms)
         absent = ~norms.isfinite()
         if absent.any():
-            norms = norms.masked_fill(absent, 0.0)
+            norms = norms.masked_fill(absent, math.nan)
             for update in updates.values():
                 update.drop(absent)
         weights = factors(norms, clip_norm)
@@ -246,7 +243,7 @@ class GhostSum:
                 place.copy_(updates[name].weighted_sum(weights))
             else:
                 place.zero_()  # the network does not use it
-        return int((norms <= clip_norm).sum())
+        return norms
 
     def _backpropagate(
         self, start: Tensor, x: Tensor, loss: Callable[[Tensor], Tensor]

@@ -206,6 +206,8 @@ class LocalComputation:
     ) -> None:
         """Write each client's clipped update into a row of ``out``, shape (clients, c).
 
+        An update that is not finite becomes NaN throughout, and counts as zeros.
+
         A vectorized ``method`` falls back to one client after another where ``can_vectorize`` says
         no.
 
@@ -225,7 +227,9 @@ class LocalComputation:
             if self.device.type == "cpu":
                 self._updates(task, clients, start, method, to, watch)
             else:
-                to.copy_(self._on_device(task, clients, start, method, task.clip_norm, watch)[0])
+                found, norms = self._on_device(task, clients, start, method, task.clip_norm, watch)
+                to.copy_(found)
+                to[[place for place, norm in enumerate(norms) if math.isnan(norm)]] = math.nan
 
     def summed(
         self,
@@ -235,7 +239,7 @@ class LocalComputation:
         method: Method,
         out: Tensor,
         watch: Watch | None = None,
-    ) -> int:
+    ) -> Sequence[float]:
         """Call ``sum``, or ``sum_each`` with another method than ghost clipping."""
         if method.ghost_sum:
             return self.sum(task, clients, start, out, watch)
@@ -249,13 +253,14 @@ class LocalComputation:
         method: Method,
         out: Tensor,
         watch: Watch | None = None,
-    ) -> int:
+    ) -> Sequence[float]:
         """Write the sum of clients' clipped updates into ``out``, shape (c,), float64.
 
         Args: as for ``updates``; where ``sums_each`` allows it.
 
         Returns:
-            The number of clients whose update was not longer than the clip norm.
+            The norm of each client's update before clipping; NaN of one that is not finite, and
+            counts as zeros.
         """
         longest = task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm
         with self._guarded():
@@ -266,7 +271,7 @@ class LocalComputation:
             some = max(1, _SUMMED // len(clients))  # torch writes what it widens
             parts = [part.sum(0, dtype=torch.float64) for part in torch.split(updates, some, 1)]
             out.copy_(torch.cat(parts))
-        return sum(_not_clipped(norm, longest) for norm in norms)
+        return norms
 
     def sums_each(self, task: RoundTask, method: Method) -> bool:
         """Return whether ``sum_each`` applies: to all methods on an accelerator, to one here."""
@@ -284,23 +289,24 @@ class LocalComputation:
         clip_norm: float,
         out: Tensor,
         watch: Watch | None,
-    ) -> int:
-        unclipped, each = 0, torch.empty(len(clients), len(out))
+    ) -> Sequence[float]:
+        norms, each = [], torch.empty(len(clients), len(out))
         generators = self._generators(task, clients)
         out.zero_()
         try:
             for place, norm in self._vectorized_updates(
                 task, clients, start, generators, method, clip_norm, each, watch
             ):
-                add_in_place(out, each[place])
-                unclipped += _not_clipped(norm, clip_norm)
+                norms.append(norm)
+                if not math.isnan(norm):
+                    add_in_place(out, each[place])
         except (IndexError, RuntimeError) as error:
             if not _out_of_range(error):
                 raise
             # one client after another says whose word or label it is
             self._updates(task, clients, start, Method(), each, None)
             raise
-        return unclipped
+        return norms
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -519,13 +525,13 @@ class LocalComputation:
         start: Tensor,
         out: Tensor,
         watch: Watch | None = None,
-    ) -> int:
+    ) -> Sequence[float]:
         """Write the sum of clients' clipped updates into ``out``, shape (d,), float64.
 
         At most ``clients_per_ghost_sum(task)`` clients, which must not be 0.
 
         Returns:
-            The number of clients whose update was not longer than the clip norm.
+            As ``sum_each``.
         """
         if self._ghost_sum is None:
             raise RuntimeError("ghost clipping does not support this network")
@@ -535,7 +541,6 @@ class LocalComputation:
         # rows rounds differently, by which one client's data would reach the others' updates.
         x, y = padded_batches(self.x, self.users.y, batches, self.local.batch_size)
         losses: list[float] = []
-        norms: list[float] = []
 
         def total_loss(logits: Tensor) -> Tensor:
             each = losses_of(logits.view(*y.shape[:2], *logits.shape[1:]), y)
@@ -546,27 +551,26 @@ class LocalComputation:
         total = out.to(self.device)
         try:
             with float32_products(self.device, tf32=self.tf32):
-                count = self._ghost_sum.sum(
+                each = self._ghost_sum.sum(
                     start.to(self.device),
                     x,
                     total_loss,
                     learning_rate=self.local.learning_rate,
                     clip_norm=task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm,
                     out=total,
-                    watch=None if watch is None else lambda each: norms.extend(each.cpu().tolist()),
                 )
         except (IndexError, RuntimeError) as error:
             if not _out_of_range(error):
                 raise
             # one client after another says whose word or label it is
-            each = torch.empty(len(clients), self.model.dim)
-            self.updates(task, clients, start, Method(), each)
+            self.updates(task, clients, start, Method(), torch.empty(len(clients), len(out)))
             raise
         out.copy_(total)  # which does nothing on the CPU
+        norms: list[float] = each.cpu().tolist()
         if watch is not None:
             for loss, norm, batch in zip(losses, norms, batches, strict=True):
                 watch(loss if len(batch) else None, norm)
-        return count
+        return norms
 
     def _first_batch(self, task: RoundTask, client: ClientId, own: Tensor) -> Tensor:
         if len(own) <= self.local.batch_size:
@@ -606,11 +610,6 @@ class LocalComputation:
         return rows
 
 
-def _not_clipped(norm: float, clip_norm: float) -> bool:
-    """Return whether what is sent counts as unclipped: an update that is not finite is zeros."""
-    return norm <= clip_norm or not math.isfinite(norm)
-
-
 def _out_of_range(error: Exception) -> bool:
     """Return whether torch, or vmap in its own words, says that a word or label is out of range."""
     return isinstance(error, IndexError) or "out of bounds" in str(error)
@@ -632,9 +631,9 @@ def unwritten(model: PartialModel) -> Iterator[None]:
     ``PartialModel.lent`` sees ordinary writes, but not those to ``parameter.data``, by which one
     client's data would reach the updates of others.
     """
-    before = model.frozen_sum()
+    before = model.frozen_checksum()
     yield
-    if model.frozen_sum() != before:
+    if model.frozen_checksum() != before:
         raise ConfigError(
             "a frozen parameter was written to through .data during training: such a change is "
             "neither clipped nor noised. Let it train, or do not write to it; and build the model "

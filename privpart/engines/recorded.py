@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from privpart.client import LocalTraining, logits_of, loss_gradients, moved
 from privpart.engines.device import Recorder
 from privpart.engines.vectorized import nothing_kept
-from privpart.model import PartialModel
+from privpart.model import PartialModel, state_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +96,9 @@ class RecordedTraining:
 
     def _recorded(self, size: int) -> _Step:
         rows = torch.zeros(size, dtype=torch.int64, device=self._x.device)
-        versions = [buffer._version for buffer in self._buffers.values()]
+        buffers = state_of(self._buffers.values())
         repeat, loss = self._recorder.record(lambda: self._step(rows))
-        if versions != [buffer._version for buffer in self._buffers.values()]:
+        if buffers != state_of(self._buffers.values()):
             raise RuntimeError("the network writes to its buffers; use batching='loop'")
         return _Step(repeat, rows, loss)
 

@@ -33,7 +33,7 @@ from privpart.client import ClientOptimizer, LocalTraining, logits_of, mean_loss
 from privpart.engines.device import Recorder
 from privpart.engines.frozen_prefix import functions_of_the_example, named_layers
 from privpart.engines.layers import to_channels_last
-from privpart.model import LayerStates, PartialModel
+from privpart.model import LayerStates, PartialModel, state_of
 
 LARGEST_PASS = 256
 """Examples in one pass: of each client here, of all clients in ``ghost_sum``."""
@@ -279,7 +279,7 @@ class VectorizedTraining:
         if held is None:
             rows = torch.cat(list(batches))
             parts, before = torch.split(rows, list(sizes)), stack.flat.clone()
-            versions = [buffer._version for buffer in self._constants.values()]
+            constants = state_of(self._constants.values())
             held = _Recording(
                 rows,
                 *recorder.record(
@@ -287,7 +287,7 @@ class VectorizedTraining:
                 ),
             )
             stack.flat.copy_(before)  # to record a step, it was taken
-            if versions != [buffer._version for buffer in self._constants.values()]:
+            if constants != state_of(self._constants.values()):
                 raise RuntimeError("the network writes to its buffers; use batching='loop'")
             self._recordings[moved] = held
         held.rows.copy_(torch.cat(list(batches)))
@@ -339,10 +339,10 @@ class VectorizedTraining:
 @contextmanager
 def nothing_kept(model: PartialModel) -> Iterator[None]:
     """Raise if the network kept anything: one client's data would reach the others."""
-    before = [(id(buffer), buffer._version) for buffer in model.module.buffers()]
+    before = state_of(model.module.buffers())
     layers = LayerStates(dict(model.module.named_modules()))
     yield
-    if before != [(id(buffer), buffer._version) for buffer in model.module.buffers()]:
+    if before != state_of(model.module.buffers()):
         raise RuntimeError("the network writes to its buffers; use batching='loop'")
     if layers.changed():
         raise RuntimeError("the network sets attributes of its layers; use batching='loop'")

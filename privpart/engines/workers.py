@@ -64,10 +64,10 @@ _END = 5.0
 
 _Seen = list[tuple[float | None, float]]
 """What ``Watch`` gets of each client of a chunk; empty if nobody watches."""
-_Answer = tuple[int | None, Tensor, int, _Seen]
-"""Slot, results, count of updates that were not clipped, and what was seen."""
-Here = Callable[[Sequence[ClientId], Watch | None], tuple[Tensor, int]]
-"""Computes a chunk in the engine's own process: its results, and how many were not clipped."""
+_Answer = tuple[int | None, Tensor, Sequence[float], _Seen]
+"""Slot, results, the norms before clipping of updates that were summed, and what was seen."""
+Here = Callable[[Sequence[ClientId], Watch | None], tuple[Tensor, Sequence[float]]]
+"""Computes a chunk in the engine's own process: its results, and the norms of a sum's updates."""
 
 
 @dataclass(slots=True)
@@ -230,17 +230,17 @@ class Workers:
         chunks: Sequence[Sequence[ClientId]],
         watch: Watch | None = None,
         here: Here | None = None,
-    ) -> Iterator[tuple[Sequence[ClientId], Tensor, int]]:
-        """Yield each chunk, the sum of its updates, shape (d,), and how many were not clipped.
+    ) -> Iterator[tuple[Sequence[ClientId], Tensor, Sequence[float]]]:
+        """Yield each chunk, the sum of its updates, shape (d,), and their norms before clipping.
 
         Raises:
             WorkerError: as ``updates`` does.
         """
         watches = watch is not None
         answers = self._answers(task, start, local, method, chunks, watches, here, summed=True)
-        for chunk, (slot, total, unclipped, seen) in answers:
+        for chunk, (slot, total, norms, seen) in answers:
             _tell(watch, seen)
-            yield chunk, total if slot is None else total.clone(), unclipped
+            yield chunk, total if slot is None else total.clone(), norms
 
     def _answers(
         self,
@@ -359,11 +359,11 @@ class Workers:
                     worker.started = True
                     worker.silent = 0.0
                     continue
-                chunk, slot, count, seen, seconds = answer
+                chunk, slot, norms, seen, seconds = answer
                 clients = self._note_answer(worker, seconds)
                 summed = worker.totals[slot] if round_.summed else None
                 places = worker.results[slot, :clients] if summed is None else summed
-                found[chunk] = (slot, places[..., : round_.dim], count, seen)
+                found[chunk] = (slot, places[..., : round_.dim], norms, seen)
         if ready and not any(pipe in owners for pipe in ready):
             raise self._died(next(deaths[sentinel] for sentinel in ready))
         return found
@@ -537,8 +537,8 @@ def _packed(clients: Clients, workers: int) -> _Packed:
 
 def _computed(here: Here, chunk: Sequence[ClientId], watches: bool) -> _Answer:
     seen: _Seen = []
-    results, count = here(chunk, partial(_note, seen) if watches else None)
-    return None, results, count, seen
+    results, norms = here(chunk, partial(_note, seen) if watches else None)
+    return None, results, norms, seen
 
 
 def _tell(watch: Watch | None, seen: _Seen) -> None:
@@ -596,8 +596,8 @@ def _serve(
             dim = model.active_dim(task.active)
             places = totals[slot, :dim] if summed else results[slot, :, :dim]
             compute = computation.summed if summed else computation.updates
-            count = compute(task, chunk, start, method, places, watch) or 0
-            answer: Any = (number, slot, count, seen, time.monotonic() - began)
+            norms = compute(task, chunk, start, method, places, watch) or ()
+            answer: Any = (number, slot, norms, seen, time.monotonic() - began)
         except ConfigError as error:
             answer = ConfigError(str(error))
         except Exception as error:  # the engine must learn of it, whatever it is

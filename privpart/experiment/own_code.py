@@ -1,27 +1,17 @@
 """Own code: models, data and losses that a plan names, written by the people who train.
 
-A plan names code as ``"package.module:function"`` or ``"./file.py:function"``; a file is relative
-to the folder of the plan. ``record`` finds what such names refer to without running any of it, so
-that a plan from elsewhere may be read, and its cost computed, without its code. ``load`` imports.
-Commands that only ``record`` import nothing that the plan names. What Python itself finds first on
-``PYTHONPATH`` or in the working folder is Python's choice, not the plan's, and may run, such as a
-file there with the name of a package that torch looks for (``opt_einsum.py``).
+A plan names code as ``"./file.py:function"`` (relative to the folder of the plan) or
+``"package.module:function"``. ``record`` hashes the project that such a name belongs to: every
+Python file and compiled module in the folder of the file, or in the package. It runs none of them,
+so that a plan from elsewhere can be read, and its cost computed, without its code. ``load``
+imports, and refuses a process whose memory holds other code than the files.
 
-A record holds the SHA-256 of the named files and, recursively, of the project's own files that they
-import, and the versions of the installed distributions that these files import. It does not hold
-privpart's version, since a newer one continues the runs of an older one, nor what no import
-statement shows: data files, modules imported by a computed name, and what distributions import.
-Python may run a cached compilation of a file (``__pycache__``), which it
-takes for current if it names the file's time and size.
-
-``load`` refuses a process whose memory holds other code than the files: another file under the name
-of a recorded one, a recorded file that has changed, or may have, since the process imported it, or
-any other of the project that has changed since ``load`` first saw it.
-
-Both are one file, because ``load`` must import what ``record`` found.
+A change of any file of the project is a change of the plan, whether or not the name needs it. Of
+installed packages the record has the versions, of those that the project imports by name, except
+privpart's, since a newer one continues the runs of an older one. It does not have data files, nor
+what is imported by a computed name from outside of the project.
 """
 
-import ast
 import difflib
 import hashlib
 import importlib
@@ -31,71 +21,55 @@ import json
 import os
 import re
 import stat
-import symtable
 import sys
 import sysconfig
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
+from importlib import metadata
 from importlib.machinery import (
     BYTECODE_SUFFIXES,
     EXTENSION_SUFFIXES,
     SOURCE_SUFFIXES,
-    ExtensionFileLoader,
-    FileFinder,
     ModuleSpec,
-    SourceFileLoader,
-    SourcelessFileLoader,
+    PathFinder,
 )
-from importlib.metadata import Distribution, DistributionFinder, MetadataPathFinder
 from keyword import iskeyword
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, MissingExtraError
 
-_SCHEMA = "privpart/own-code/1"
-_LARGEST_SOURCE = 2**19
-"""Bytes; at worst, Python needs 500 MB and 3 seconds to parse as many."""
-_MOST_SOURCE = 2**21
-_LARGEST_COMPILED = 2**28
+_SCHEMA = "privpart/own-code/2"
 _MOST_FILES = 2_000
-_MOST_NAMES = 20_000
-"""Each costs a look into every folder of ``sys.path``."""
+_MOST_BYTES = 2**28
 _LONGEST = 300
 """Characters of other people's text in a sentence."""
 _FORMS = '"./file.py:function" or "package.module:function"'
-_OUR_ROOT = str(Path(__file__).resolve().parents[2])
-_OUR_PACKAGES = ("accounting", "attacks", "privpart")
+_OUR_FOLDERS = tuple(
+    f"{Path(__file__).resolve().parents[2]}/{package}/"
+    for package in ("accounting", "attacks", "privpart")
+)
 _SITES = {"site-packages", "dist-packages"}
-_OUR_FOLDERS = tuple(f"{_OUR_ROOT}/{package}/" for package in _OUR_PACKAGES)
 _PYTHON_FOLDERS = tuple(
     os.path.realpath(sysconfig.get_path(name, vars={"platbase": sys.base_exec_prefix})) + "/"
     for name in ("stdlib", "platstdlib")
 )
-_LOADERS: Any = (
-    (ExtensionFileLoader, EXTENSION_SUFFIXES),
-    (SourceFileLoader, SOURCE_SUFFIXES),
-    (SourcelessFileLoader, BYTECODE_SUFFIXES),
-)
-_SUFFIXES = tuple(suffix for _, suffixes in _LOADERS for suffix in suffixes)
-_CODING = re.compile(rb"[ \t\f]*#.*?coding[:=][ \t]*([-\w.]+)")
+_SUFFIXES = (*SOURCE_SUFFIXES, *EXTENSION_SUFFIXES, *BYTECODE_SUFFIXES)
 _IN_FILE = re.compile(r"(?P<path>.*\.py):(?P<name>[^\W\d]\w*)")
 _IN_MODULE = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
+_IMPORT = re.compile(
+    rb"(?:^|[;:])[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import|import[ \t]+([^#;\n]+))", re.MULTILINE
+)
 
-_Tree = TypeVar("_Tree")
-
-_added: list[str] = []
-"""Folders that ``load`` has put on ``sys.path``; records do not depend on them."""
-_imported: dict[str, str] = {}
-"""Own files that this process has imported -> SHA-256 of each when ``load`` first saw them."""
-_beside: dict[str, str] = {}
-"""The same of files that no record may hold, such as those that are imported by a computed name."""
+_BEGAN, _EARLIER = time.time_ns(), frozenset(sys.modules)
+_before_import: dict[str, int] = {}
+"""Modules that ``load`` has imported -> a time (ns) before it did."""
+_first_digest: dict[str, str] = {}
+"""Files in memory -> SHA-256 of each when ``load`` first saw them."""
 
 
 def is_reference(text: str) -> bool:
@@ -151,48 +125,135 @@ class _Reference:
         """Return the absolute path; links are kept, because Python imports beside the link."""
         return _absolute(folder / (self.path or ""))
 
-    @property
-    def prefix(self) -> str:
-        """Return the file's folder as the plan names it."""
-        above = Path(os.path.normpath(self.path or "")).parent.as_posix()
-        return "" if above == "." else f"{above}/"
-
 
 # What a reference means, without running it
 
 
+class _Project(NamedTuple):
+    """The files that a reference may use, and where their labels in a record begin.
+
+    Attributes:
+        root: folder from which Python imports them.
+        folder: of the files; ``root``, or a package in it.
+        prefix: of their labels, in place of ``root``.
+    """
+
+    root: Path
+    folder: Path
+    prefix: str
+
+    def files(self) -> Iterator[Path]:
+        """Yield the project's own modules, sorted; links are followed, environments are not."""
+        files: list[Path] = []
+        visited: set[str] = set()
+        size = 0
+        for place, folders, names in os.walk(self.folder, followlinks=True):
+            real = os.path.realpath(place)
+            if real in visited or "pyvenv.cfg" in names:
+                folders.clear()
+                continue
+            visited.add(real)
+            hidden = ("__pycache__", *_SITES)
+            folders[:] = [name for name in folders if name[0] != "." and name not in hidden]
+            for path in (Path(place, name) for name in names if name.endswith(_SUFFIXES)):
+                if path.exists() and stat.S_ISREG((status := path.stat()).st_mode):
+                    files.append(path)
+                    size += status.st_size
+            if len(files) > _MOST_FILES or size > _MOST_BYTES:
+                raise ConfigError(
+                    f"{_shown(str(self.folder))}: has more than {_MOST_FILES:,} Python files or "
+                    f"{_MOST_BYTES >> 20} MiB of them; give the code of the plan a folder of its "
+                    "own."
+                )
+        yield from sorted(files)
+
+    def module(self, file: Path) -> str:
+        """Return the name under which Python imports a file."""
+        parts = [*file.relative_to(self.root).parts[:-1], file.name.partition(".")[0]]
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
 def record(references: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """Return what references refer to, ready for JSON; no line of it is run.
+    """Return hashes of the projects that references belong to, ready for JSON; nothing is run.
 
     Args:
         references: by key of the plan, such as "model.factory".
         folder: of the plan; the record is the same wherever the project lies.
 
     Raises:
-        ConfigError: a file is missing, too large, or not valid Python; a name is not defined in its
-            file; a module cannot be found; or two modules have the same name, one of which may be
-            Python's.
+        ConfigError: a file or a package is missing, or a project is too large.
 
     Returns:
-        "references"; "files", each with its SHA-256, as paths relative to ``folder`` or, for
-        modules that are found on ``sys.path``, to their place there; "distributions", each with its
-        version; and "python", its version.
+        "references"; "files", each with its SHA-256, as paths relative to ``folder`` or, in
+        packages, to where Python finds them; "distributions", each with its version; and "python",
+        its version.
     """
-    parsed = {key: _Reference.of(text) for key, text in sorted(references.items())}
-    roots = {
-        str(reference.file(folder).parent): reference.prefix
-        for reference in parsed.values()
-        if reference.path is not None
-    }
-    reader = _Reader(_Search(roots))
-    for key, reference in parsed.items():
-        reader.read(key, reference, folder)
+    files: dict[str, str] = {}
+    imported: set[str] = set()
+    for key, text in sorted(references.items()):
+        reference = _Reference.of(text)
+        project = _project(reference, folder, f"{key}: {text}")
+        imported.add(reference.module.partition(".")[0])
+        if project is None:
+            continue
+        for path in project.files():
+            digest, names = _read(path)
+            files[f"{project.prefix}{path.relative_to(project.root).as_posix()}"] = digest
+            imported |= names
+    owners = _distributions()
+    versions = {name: owners[name] for name in imported if name in owners}
     return {
         "schema": _SCHEMA,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
-        "references": {key: reference.text for key, reference in parsed.items()},
-        "files": dict(sorted(reader.files.items())),
-        "distributions": dict(sorted(reader.distributions.items())),
+        "references": dict(sorted(references.items())),
+        "files": dict(sorted(files.items())),
+        "distributions": dict(sorted(item for some in versions.values() for item in some)),
+    }
+
+
+def _project(reference: _Reference, folder: Path, where: str) -> _Project | None:
+    """Return the project of a reference; None for an installed package, which has a version."""
+    if reference.path is not None:
+        file = reference.file(folder)
+        if not file.is_file():
+            raise ConfigError(f"{where}: there is no file {file}.")
+        above = Path(os.path.normpath(reference.path)).parent.as_posix()
+        return _Project(file.parent, file.parent, "" if above == "." else f"{above}/")
+    top = reference.module.partition(".")[0]
+    importlib.invalidate_caches()
+    spec = _find(top)
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    origin = spec.origin if spec and spec.has_location else None
+    if not places and origin is None:
+        raise ConfigError(f"{where}: {_not_found(reference, folder)}")
+    home = _absolute(Path(places[0] if places else str(origin)))
+    if _is_in_site(str(home)):
+        return None
+    return _Project(home.parent, home if places else home.parent, "")
+
+
+def _read(path: Path) -> tuple[str, frozenset[str]]:
+    status = path.stat()
+    return _read_once(path, status.st_ctime_ns, status.st_mtime_ns, status.st_size)
+
+
+@cache
+def _read_once(path: Path, *_status: int) -> tuple[str, frozenset[str]]:
+    """Return a file's SHA-256, and the top-level modules that it imports."""
+    data = path.read_bytes()
+    names = set()
+    for source, several in _IMPORT.findall(data) if path.suffix == ".py" else ():
+        for name in [source] if source else several.split(b","):
+            names.add(name.strip().partition(b".")[0].split(b" ")[0].decode(errors="replace"))
+    return hashlib.sha256(data).hexdigest(), frozenset(names)
+
+
+@cache
+def _distributions() -> dict[str, list[tuple[str, str]]]:
+    """Return the installed distributions that have each top-level module, with their versions."""
+    return {
+        top: [(name, metadata.version(name)) for name in sorted({*names} - {"privpart"})]
+        for top, names in metadata.packages_distributions().items()
     }
 
 
@@ -223,431 +284,6 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Module:
-    """A module as it would be imported.
-
-    Attributes:
-        name: its full name.
-        file: its source or binary; None for a folder without ``__init__.py``.
-        folders: where its submodules are; empty unless it is a package.
-        label: the file's name in a record.
-        distribution: name and version; None for the project's own code.
-    """
-
-    name: str
-    file: str | None
-    folders: tuple[str, ...]
-    label: str = ""
-    distribution: tuple[str, str] | None = None
-
-
-class _Search:
-    """Finds modules as the import system would, with its own reader of folders.
-
-    Neither the finders nor the hooks of other people are asked: they are code, and importing a
-    package to look into it would run it. Finders of editable installs are replaced by their tables.
-
-    Args:
-        roots: folders of named files -> what their labels begin with; searched first.
-    """
-
-    def __init__(self, roots: Mapping[str, str]) -> None:
-        self._roots = roots
-        path = [
-            str(_absolute(Path(entry)))
-            for entry in sys.path
-            if isinstance(entry, str) and entry not in _added
-        ]
-        self._path = list(dict.fromkeys([*roots, *path]))
-        self._finders: dict[str, FileFinder] = {}
-        self._lists: dict[str, list[tuple[Distribution, str]]] = {}
-        self._known: dict[str, _Module | None] = {}
-
-    def module(self, name: str) -> _Module | None:
-        """Return a module; None if it is part of Python, or if there is none.
-
-        The modules above ``name`` are found first.
-
-        Raises:
-            ConfigError: a file beside a named one has the name of another module, or the names are
-                too many.
-        """
-        if name in self._known:
-            return self._known[name]
-        if len(self._known) == _MOST_NAMES:
-            raise ConfigError(
-                f"own code: imports more than {_MOST_NAMES:,} names; install the packages that it "
-                "uses, so that their versions are recorded instead."
-            )
-        parent, _, tail = name.rpartition(".")
-        if not parent:
-            found = self._top(name)
-        else:
-            above = self.module(parent)
-            own = above is not None and above.distribution is None
-            found = self._inside(name, tail, above.folders) if above and own else None
-        self._known[name] = found
-        return found
-
-    def _top(self, name: str) -> _Module | None:
-        if name in sys.stdlib_module_names:
-            self._refuse_instead_of_pythons(name)
-            return None
-        found = self._inside(name, name, self._path)
-        if found is None or found.file is None:
-            mapped = self._editable.get(name)
-            inside = mapped and self._inside(name, mapped.name, [str(mapped.parent)])
-            return inside or found
-        if _is_pythons(found.file):  # such as its package test
-            return None
-        self._refuse_two(name, found.file)
-        return found
-
-    def _refuse_instead_of_pythons(self, name: str) -> None:
-        """Refuse a file that Python would run in place of a module of its own."""
-        # what is built in comes before all folders but is refused beside a named file, to be plain
-        folders = self._roots if name in sys.builtin_module_names else self._path
-        specs = (self._spec(name, folder) for folder in folders)
-        first = next((spec for spec in specs if spec is not None and spec.loader is not None), None)
-        if first is not None and not _is_pythons(str(first.origin)):
-            raise ConfigError(
-                f"{_shown(str(first.origin))}: has the name of another module, one of Python's "
-                "own; rename it."
-            )
-
-    def _refuse_two(self, name: str, file: str) -> None:
-        """Refuse a file beside a named one if ``import`` could mean another one, too."""
-        place = Path(file).parents[1 if Path(file).name.startswith("__init__.") else 0]
-        if str(place) not in self._roots:
-            return
-        others = []
-        for folder in self._path:
-            spec = self._spec(name, folder)
-            if spec is not None and spec.loader is not None and not _same(spec.origin, file):
-                others.append(str(spec.origin))
-        mapped = self._editable.get(name)
-        if mapped and not any(_same(file, f"{mapped}{end}") for end in (".py", "/__init__.py")):
-            others.append(str(mapped))
-        if others:
-            raise ConfigError(
-                f"{_shown(file)}: has the name of another module, {others[0]}; rename it."
-            )
-
-    def _inside(self, name: str, tail: str, folders: Iterable[str]) -> _Module | None:
-        spaces: list[str] = []
-        for folder in folders:
-            spec = self._spec(tail, folder)
-            if spec is None:
-                continue
-            if spec.loader is not None:
-                return self._described(name, spec)
-            spaces += spec.submodule_search_locations or []
-        return _Module(name, None, tuple(spaces)) if spaces else None
-
-    def _spec(self, tail: str, folder: str) -> ModuleSpec | None:
-        if folder not in self._finders:
-            self._finders[folder] = FileFinder(folder, *_LOADERS)
-        return self._finders[folder].find_spec(tail)
-
-    def _described(self, name: str, spec: ModuleSpec) -> _Module:
-        file = Path(str(spec.origin))
-        inside = spec.submodule_search_locations
-        parts = name.split(".")
-        above = parts if inside is not None else parts[:-1]
-        root = str(file.parents[len(above)])
-        label = self._roots.get(root, "") + "/".join([*above, file.name])
-        distribution = self._distribution(parts[0], root, "/".join([*above, file.name]))
-        return _Module(name, str(file), tuple(inside or ()), label, distribution)
-
-    def _distribution(self, top: str, root: str, file: str) -> tuple[str, str] | None:
-        """Return name and version of what installed a file; None if nothing did."""
-        if root == _OUR_ROOT and top in _OUR_PACKAGES:
-            ours = next(_installed(self._path, "privpart"), None)
-            return "privpart", ours.version if ours else "not installed"
-        owners = self._owners(root, top)
-        if len(owners) > 1:  # a namespace that distributions share
-            owners = [owner for owner in owners if f"\n{file}," in _recorded(owner)] or owners
-        if owners:
-            return owners[0].name or top, owners[0].version
-        return (top, "of unknown version") if _SITES & set(Path(root).parts) else None
-
-    @cached_property
-    def _editable(self) -> dict[str, Path]:
-        """By top-level name, where editable installs have it, without the ending of a file."""
-        places = {}
-        for name, module in list(sys.modules.items()):
-            if name.startswith("__editable__") and isinstance(module, ModuleType):
-                table = vars(module).get("MAPPING")
-                if isinstance(table, dict):
-                    rows = [pair for pair in table.items() if set(map(type, pair)) == {str}]
-                    places.update({top: Path(place) for top, place in rows})
-        return places
-
-    def _owners(self, root: str, top: str) -> list[Distribution]:
-        """Return the distributions that installed a top-level module into a folder."""
-        if root not in self._lists:
-            found = _installed([root] if root in self._path else [])
-            self._lists[root] = [(each, _recorded(each) + _tops(each, root)) for each in found]
-        begins = tuple(f"\n{top}{end}" for end in "/.,")
-        return [
-            each for each, names in self._lists[root] if any(begin in names for begin in begins)
-        ]
-
-
-def _installed(path: list[str], name: str | None = None) -> Iterator[Distribution]:
-    context = DistributionFinder.Context(path=path, name=name)
-    return iter(MetadataPathFinder.find_distributions(context))
-
-
-def _recorded(distribution: Distribution) -> str:
-    """Return the list of installed files, each after a line break and before a comma."""
-    return "\n" + (distribution.read_text("RECORD") or "")
-
-
-def _tops(distribution: Distribution, root: str) -> str:
-    """Return the top-level modules that a distribution names, written as ``_recorded`` does."""
-    if not _is_in_site(f"{root}/"):  # elsewhere, an editable install says so, too
-        return ""
-    return "".join(f"\n{top}," for top in (distribution.read_text("top_level.txt") or "").split())
-
-
-class _Reader:
-    """Reads named files, and all own files that they import."""
-
-    def __init__(self, search: _Search) -> None:
-        self._search = search
-        self.own: dict[str, str] = {}  # name of each own module -> its file
-        self._starred: set[str] = set()
-        self._bytes = 0
-        self.files: dict[str, str] = {}
-        self.distributions: dict[str, str] = {}
-
-    def read(self, key: str, reference: _Reference, folder: Path) -> None:
-        """Read what a reference refers to.
-
-        Raises:
-            ConfigError: see ``record``.
-        """
-        where = f"{key}: {reference.text}"
-        if reference.path is not None:
-            file = reference.file(folder)
-            if not file.is_file():
-                raise ConfigError(f"{where}: there is no file {file}.")
-        module = self._search.module(reference.module)
-        if module is None or module.file is None:
-            raise ConfigError(f"{where}: {_not_found(reference, folder)}")
-        if reference.path is not None and not _same(module.file, reference.file(folder)):
-            raise ConfigError(
-                f"{where}: {_shown(module.file)} has the same name, and Python prefers it; rename "
-                "one of them."
-            )
-        self.follow(reference.module)
-        if module.distribution is None and module.file.endswith(tuple(SOURCE_SUFFIXES)):
-            names = _names(_content(module.file, module.label), module.label)
-            if reference.name not in names and not {"*", "__getattr__"} & names:
-                near = _near(reference.name, names)
-                raise ConfigError(
-                    f"{where}: {module.label} does not define {reference.name}{near}."
-                )
-
-    def follow(self, first: str) -> None:
-        """Note a module and all that it imports."""
-        waiting = [first]
-        while waiting:
-            name, star, _ = waiting.pop().partition(".*")
-            parts = name.split(".")
-            for end in range(1, len(parts) + 1):
-                module = self._search.module(".".join(parts[:end]))
-                if module is None or self._is_installed(module):
-                    break
-                if module.file is not None and module.name not in self.own:
-                    waiting += self._own_file(module, module.file)
-            if star and name not in self._starred:
-                self._starred.add(name)
-                waiting += self._of_star(name)
-
-    def _of_star(self, name: str) -> list[str]:
-        """Return what ``from name import *`` may import besides ``name``: the names in its __all__.
-
-        Where these are computed, they may be any of its submodules.
-        """
-        module = self._search.module(name)
-        if module is None or module.distribution is not None or module.file is None:
-            return []
-        if not module.folders or not module.file.endswith(tuple(SOURCE_SUFFIXES)):
-            return []
-        source = _content(module.file, module.label)
-        tails = _listed(_parsed(source, module.label, ast.parse))
-        if tails is None:
-            tails = {tail for folder in module.folders for tail in _modules_in(folder)}
-        return [f"{name}.{tail}" for tail in sorted(tails)]
-
-    def _is_installed(self, module: _Module) -> bool:
-        if module.distribution is not None and module.name.partition(".")[0] not in _OUR_PACKAGES:
-            name, version = module.distribution
-            self.distributions[name] = version
-        return module.distribution is not None
-
-    def _own_file(self, module: _Module, file: str) -> Iterator[str]:
-        """Note a file; return the modules that it imports."""
-        if len(self.own) == _MOST_FILES:
-            raise ConfigError(
-                f"own code: is more than {_MOST_FILES:,} files; install the packages that it uses, "
-                "so that their versions are recorded instead."
-            )
-        self.own[module.name] = file
-        if not file.endswith(tuple(SOURCE_SUFFIXES)):
-            self._note(module, _digest(file, module.label))
-            return iter(())
-        source = _content(file, module.label)
-        self._bytes += len(source)
-        if self._bytes > _MOST_SOURCE:
-            raise ConfigError(
-                f"own code: is more than {_MOST_SOURCE // 2**20} MiB; install the packages that it "
-                "uses, so that their versions are recorded instead."
-            )
-        self._note(module, hashlib.sha256(source).hexdigest())
-        package = module.name if module.folders else module.name.rpartition(".")[0]
-        return _imports(_parsed(source, module.label, ast.parse), package)
-
-    def _note(self, module: _Module, digest: str) -> None:
-        taken = self.files.get(module.label, digest) != digest  # by a file found elsewhere
-        self.files[f"{module.label} ({module.name})" if taken else module.label] = digest
-
-
-def _content(file: str, label: str) -> bytes:
-    """Return the bytes of an ordinary file, at most ``_LARGEST_SOURCE``."""
-    try:
-        # not blocking: opening a pipe would wait for a writer
-        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as opened:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                raise ConfigError(f"{label}: is not an ordinary file.")
-            data = opened.read(_LARGEST_SOURCE + 1)
-    except OSError as error:
-        raise ConfigError(f"{label}: cannot be read: {error}.") from None
-    if len(data) > _LARGEST_SOURCE:
-        raise ConfigError(
-            f"{label}: is larger than {_LARGEST_SOURCE // 2**10} KiB; keep data in data files."
-        )
-    return data
-
-
-def _digest(file: str, label: str) -> str:
-    """Return the SHA-256 of a compiled module."""
-    try:
-        with open(file, "rb") as opened:  # noqa: PTH123
-            if os.fstat(opened.fileno()).st_size > _LARGEST_COMPILED:
-                raise ConfigError(f"{label}: is larger than {_LARGEST_COMPILED // 2**20} MiB.")
-            return hashlib.file_digest(opened, "sha256").hexdigest()
-    except OSError as error:
-        raise ConfigError(f"{label}: cannot be read: {error}.") from None
-
-
-def _parsed(source: bytes, label: str, parse: Callable[[str], _Tree]) -> _Tree:
-    """Return what Python's own parser makes of a file."""
-    text = _decoded(source, label)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return parse(text)
-    except SyntaxError as error:
-        raise ConfigError(f"{label}:{error.lineno}: is not valid Python: {error.msg}.") from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        reason = _line(str(error)) or "it is nested too deeply"
-        raise ConfigError(f"{label}: is not valid Python: {reason}.") from None
-
-
-def _names(source: bytes, label: str) -> set[str]:
-    """Return the names that a file defines at its top; "*" stands for whatever a star imports."""
-    table = _parsed(source, label, lambda text: symtable.symtable(text, label, "exec"))
-    names = {
-        symbol.get_name()
-        for symbol in table.get_symbols()
-        if symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
-    }
-    tree = _parsed(source, label, ast.parse)
-    stars = (node for node in _statements(tree) if isinstance(node, ast.ImportFrom))
-    return names | {"*" for node in stars if node.names[0].name == "*"}
-
-
-def _statements(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield all statements of a file; expressions hold none."""
-    waiting: list[ast.AST] = [tree]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for inside in ("body", "handlers", "orelse", "finalbody", "cases"):
-            nodes = getattr(node, inside, ())
-            waiting += nodes if isinstance(nodes, list) else ()
-
-
-def _decoded(source: bytes, label: str) -> str:
-    for line in source.split(b"\n", 2)[:2]:
-        coding = _CODING.match(line)
-        if coding and coding[1].lower().replace(b"_", b"-") not in {b"utf-8", b"utf8", b"ascii"}:
-            raise ConfigError(f"{label}: is not in UTF-8, but in {coding[1].decode()}; convert it.")
-    try:
-        return source.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line_number = source.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{label}:{line_number}: is not in UTF-8; convert the file.") from None
-
-
-def _imports(tree: ast.Module, package: str) -> Iterator[str]:
-    """Yield the full names that a file imports, and those that could be submodules."""
-    for node in _statements(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                above = package.split(".")[: len(package.split(".")) + 1 - node.level]
-                if not package or not above:
-                    continue
-                base = ".".join([*above, base]).rstrip(".")
-            yield base
-            yield from (f"{base}.{alias.name}" for alias in node.names)  # ".*", too
-
-
-def _listed(tree: ast.Module) -> set[str] | None:
-    """Return the strings of a file's ``__all__``, none without one; None if it is computed."""
-    found: set[str] = set()
-    literal = 0
-    for node in _statements(tree):
-        if isinstance(node, ast.ImportFrom) and any(
-            "__all__" in (alias.name, alias.asname) for alias in node.names
-        ):
-            return None
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        value = getattr(node, "value", None)
-        if not any(_is_all(target) for target in targets) or not isinstance(
-            value, ast.List | ast.Tuple
-        ):
-            continue
-        texts = [item.value for item in value.elts if isinstance(item, ast.Constant)]
-        found |= {text for text in texts if isinstance(text, str)}
-        literal += len(texts) == len(value.elts)
-    return found if literal == sum(map(_is_all, ast.walk(tree))) else None
-
-
-def _is_all(node: ast.AST | None) -> bool:
-    return isinstance(node, ast.Name) and node.id == "__all__"
-
-
-def _modules_in(folder: str) -> Iterator[str]:
-    """Yield the names of the modules and packages in a folder of a package."""
-    for entry in Path(folder).iterdir():
-        tail = entry.name.partition(".")[0]
-        if (
-            tail.isidentifier()
-            and tail[:2] != "__"
-            and (tail == entry.name or entry.name.endswith(_SUFFIXES))
-        ):
-            yield tail
-
-
 # Importing and calling it
 
 
@@ -663,73 +299,104 @@ def load(reference: str, folder: Path) -> Callable[..., Any]:
 
     Raises:
         ConfigError: there is no such module or name; it cannot be called; its import fails; another
-            module has its name, or that of an own module that it imports; or one of them has
-            changed, or may have, since this process imported it.
+            module has its name, or that of an own module that the project imports; or one of them
+            has changed, or may have, since this process imported it.
     """
     parsed = _Reference.of(reference)
-    _memory.look()
-    module = _run(parsed, folder) if parsed.path is None else _import_file(parsed, folder)
-    _memory.look()
-    _refuse_another(parsed, folder)
-    _refuse_stale(module)
+    project = _project(parsed, folder, reference)
+    module = _import(parsed, folder)
+    if project is not None:
+        _refuse_others(project, parsed)
     try:
-        found = getattr(module, parsed.name)
+        value = getattr(module, parsed.name)
     except AttributeError:
         near = _near(parsed.name, vars(module))
         raise ConfigError(
             f"{reference}: {module.__name__} does not define {parsed.name}{near}."
         ) from None
-    if not callable(found):
+    if not callable(value):
         raise ConfigError(
-            f"{reference}: is of type {type(found).__name__}; must be a function or a class."
+            f"{reference}: is of type {type(value).__name__}; must be a function or a class."
         )
-    return found  # type: ignore[no-any-return]
+    return value  # type: ignore[no-any-return]
 
 
-def _import_file(reference: _Reference, folder: Path) -> ModuleType:
-    file = reference.file(folder)
-    if not file.is_file():
-        raise ConfigError(f"{reference.text}: there is no file {file}.")
-    root = str(file.parent)
-    found = _Search({root: ""}).module(reference.module)
-    if found is None or not _same(found.file, file):
-        raise ConfigError(
-            f"{reference.text}: {found and found.file} has the same name, and Python prefers it; "
-            "rename one of them."
-        )
-    already = sys.modules.get(reference.module)
-    if already is not None:
-        other = getattr(already, "__file__", None)
-        if not _same(other, file):
-            raise ConfigError(
-                f"{reference.text}: this process has another module of that name, "
-                f"{other or 'built in'}; rename the file."
-            )
-        return already
-    added = root not in sys.path
-    if added:
-        sys.path.insert(0, root)
-        _added.append(root)
+def _import(reference: _Reference, folder: Path) -> ModuleType:
+    file = None if reference.path is None else reference.file(folder)
+    added = None
+    if file is not None:
+        _refuse_namesake(reference, file, _origin(reference.module) or str(file))
+        if str(file.parent) not in sys.path:
+            added = str(file.parent)
+            sys.path.insert(0, added)
     importlib.invalidate_caches()
+    now, earlier = time.time_ns(), set(sys.modules)
     try:
-        return _run(reference, folder)
-    except ConfigError:
-        if added:
-            sys.path.remove(root)
-            _added.remove(root)
-        raise
-
-
-def _run(reference: _Reference, folder: Path) -> ModuleType:
-    try:
-        return importlib.import_module(reference.module)
-    except MemoryError:
-        raise
+        if file is not None:
+            _refuse_namesake(reference, file, _origin(reference.module))
+        module = importlib.import_module(reference.module)
     except (Exception, SystemExit) as error:
+        if added:
+            sys.path.remove(added)
+        if isinstance(error, MemoryError | _NamesakeError):
+            raise
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{reference.module}.".startswith(f"{missing}."):
             raise ConfigError(f"{reference.text}: {_not_found(reference, folder)}") from None
         raise ConfigError(f"{reference.text}: its import failed: {_told(error)}") from error
+    _before_import.update({name: now for name in sys.modules if name not in earlier})
+    return module
+
+
+class _NamesakeError(ConfigError):
+    """Another module has the name of a file."""
+
+
+def _refuse_namesake(reference: _Reference, file: Path, other: str | None) -> None:
+    """Check that no other module, in memory or installed, has the name of a file."""
+    if not _same(other, file):
+        raise _NamesakeError(
+            f"{reference.text}: another module has its name, {other or 'built into Python'}; "
+            "rename the file."
+        )
+
+
+def _refuse_others(project: _Project, reference: _Reference) -> None:
+    """Check that modules of the project's names, in memory or imported later, are its files."""
+    files = list(project.files())
+    imported = {reference.module.partition(".")[0]}.union(*(_read(path)[1] for path in files))
+    for path in files:
+        name = project.module(path)
+        needed = name.partition(".")[0] in imported
+        if name not in sys.modules and ("." in name or not needed):
+            continue
+        other = _origin(name)
+        if _same(other, path):
+            if name in sys.modules:
+                _refuse_changed(name, path, needed=needed)
+        elif needed:
+            raise ConfigError(
+                f"{_shown(str(path))}: this process has another module {name}, "
+                f"{other or 'without a file'}; start a new process."
+            )
+
+
+def _origin(name: str) -> str | None:
+    """Return the file of a module in memory, or the one that Python would import."""
+    if name in sys.modules:
+        return getattr(sys.modules[name], "__file__", None)
+    spec = _find(name)
+    return spec.origin if spec and spec.loader else None
+
+
+def _find(top: str) -> ModuleSpec | None:
+    """Find a module without looking at what is in memory, where an editable install may be."""
+    if spec := PathFinder.find_spec(top):
+        return spec
+    try:
+        return importlib.util.find_spec(top)
+    except ValueError:  # a module in memory without a specification
+        return None
 
 
 def _process_start() -> int:
@@ -743,103 +410,25 @@ def _process_start() -> int:
     return time.time_ns() - int(age * 1e9)
 
 
-class _Memory:
-    """Since when this process may hold its own files.
+def _refuse_changed(name: str, path: Path, *, needed: bool) -> None:
+    """Check that a module in memory was made from the file as it is now.
 
-    A file that was last changed before its module came into memory is what the module was made
-    from. When a module came is known from both sides only for what ``load`` imports; any other came
-    after the last look that did not see it, and after this module if it is below it in
-    ``sys.modules``, which is in the order of import.
-
-    Attributes:
-        since: by file, a time (ns) before its import.
+    The time at which the file last changed tells, not the one that it says it was modified, which
+    anyone may set. A module that no file of the project imports may have been written and imported
+    by this process, as Flower does with an app.
     """
-
-    def __init__(self) -> None:
-        self.since: dict[str, int] = {}
-        self._began = time.time_ns()
-        self._last = _process_start()
-
-    def look(self) -> None:
-        """Note the own files that have come into memory, and when."""
-        now = time.time_ns()
-        order = list(sys.modules)
-        before = order.index(__name__) if __name__ in order else len(order)
-        since: dict[str, int] = {}
-        for place, file in _own_files():
-            after = self._last if place < before else max(self._last, self._began)
-            since[file] = min(since.get(file, now), self.since.get(file, after))
-        self.since, self._last = since, now
-
-
-_memory = _Memory()
-
-
-def _own_files() -> Iterator[tuple[int, str]]:
-    """Yield the own source files of the modules in memory, and the place of each in the order."""
-    for place, (name, module) in enumerate(list(sys.modules.items())):
-        file = vars(module).get("__file__") if isinstance(module, ModuleType) else None
-        if name != "__main__" and isinstance(file, str) and file.endswith(".py") and _is_own(file):
-            yield place, file
-
-
-def _refuse_changed(file: str) -> None:
-    with suppress(OSError):
-        # not the time that a file says it was modified, which anyone may set
-        changed = Path(file).stat().st_ctime_ns
-        now = hashlib.sha256(Path(file).read_bytes()).hexdigest()
-        if file not in _imported and changed >= _memory.since.get(file, 0):
-            raise ConfigError(
-                f"{_shown(file)}: may have changed since this process imported it; start a new "
-                "process, which imports privpart before it."
-            )
-        if _imported.setdefault(file, now) != now:
-            raise _has_changed(file)
-
-
-def _refuse_stale(module: ModuleType) -> None:
-    """Check that no file of the module's project has changed since ``load`` first saw it.
-
-    No record need hold such a file, so one that may have changed earlier is not refused:
-    Flower writes an app's files and imports some in one process, before privpart.
-    """
-    file = getattr(module, "__file__", None)
-    if not isinstance(file, str) or not _is_own(file):
-        return
-    depth = module.__name__.count(".") + hasattr(module, "__path__")
-    root = f"{Path(file).parents[depth]}/".replace("//", "/")
-    for path in filter(lambda path: path.startswith(root), _memory.since):
-        with suppress(OSError):
-            now = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-            if _beside.setdefault(path, now) != now:
-                raise _has_changed(path)
-
-
-def _has_changed(file: str) -> ConfigError:
-    return ConfigError(
-        f"{_shown(file)}: has changed since this process imported it; start a new process."
-    )
-
-
-def _refuse_another(reference: _Reference, folder: Path) -> None:
-    """Check that the names of recorded files mean these files in this process, and no others."""
-    roots = {} if reference.path is None else {str(reference.file(folder).parent): ""}
-    reader = _Reader(_Search(roots))
-    reader.follow(reference.module)
-    for name, file in reader.own.items():
-        if name in sys.modules:
-            other = getattr(sys.modules[name], "__file__", None)
-        elif "." in name or (spec := importlib.util.find_spec(name)) is None:
-            continue  # one that is not in memory may be imported later
-        else:
-            other = spec.origin
-        if not _same(other, file):
-            raise ConfigError(
-                f"{_shown(file)}: this process has another module {name}, "
-                f"{other or 'without a file'}; start a new process."
-            )
-        if other in _memory.since:
-            _refuse_changed(other)
+    before = _before_import.get(name) or (_process_start() if name in _EARLIER else _BEGAN)
+    digest = _read(path)[0]
+    seen = str(path) in _first_digest
+    if needed and not seen and path.stat().st_ctime_ns >= before:
+        raise ConfigError(
+            f"{_shown(str(path))}: may have changed since this process imported it; start a new "
+            "process, which imports privpart before it."
+        )
+    if _first_digest.setdefault(str(path), digest) != digest:
+        raise ConfigError(
+            f"{_shown(str(path))}: has changed since this process imported it; start a new process."
+        )
 
 
 def call(
@@ -861,6 +450,7 @@ def call(
 
     Raises:
         ConfigError: it does not take these arguments, or it raises.
+        MissingExtraError: it needs a package that is not installed, and an adapter said so.
     """
     _refuse_other_options(function, f"{key}: {reference}", arguments, options)
     try:
@@ -868,7 +458,8 @@ def call(
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{key}: {reference} failed: {_told(error)}") from error
+        kind = MissingExtraError if isinstance(error, MissingExtraError) else ConfigError
+        raise kind(f"{key}: {reference} failed: {_told(error)}") from error
 
 
 def _refuse_other_options(

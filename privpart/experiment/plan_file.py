@@ -62,7 +62,7 @@ from privpart.server import ServerOptimizer
 from privpart.start_values import seed_bytes
 
 _LATER_OPTIONS = {
-    "privacy": ("sampling",),
+    "privacy": ("sampling", "allow_large_delta"),
     "privacy.mechanism": ("normalize_columns", "fit", "objective", "file", "fingerprint"),
     "model": ("name", "factory", "weights", "keep", "local"),
     "data": ("task", "clients", "options", "metric", "population", "held_out", "measured_on"),
@@ -142,7 +142,11 @@ class Privacy(_Table):
 
     rounds: int = Field(description="each of which releases a model")
     clip_norm: float = Field(description="longest update of one client in one round, > 0")
-    delta: float = Field(description="of the guarantee; below 1 / number of clients")
+    delta: float = Field(description="of the guarantee; far below 1 / number of clients")
+    allow_large_delta: bool = Field(
+        default=False,
+        description="accepts a delta of 1 / number of clients or more; every report repeats it",
+    )
     noise_multiplier: float | None = Field(
         default=None, description="standard deviation of the noise / clip_norm, of the sum"
     )
@@ -432,20 +436,37 @@ class PlanFile(_Table):
             record["files"][self.model.weights] = _file_hash(self.folder / self.model.weights)
         return record
 
+    @property
+    def stated_population(self) -> int | None:
+        """How many clients there are, if the plan's tables say it."""
+        sampling = self.privacy.sampling
+        return self.data.users or (None if sampling is None else sampling.population)
+
+    def accept_delta(self, population: int | None = None) -> str:
+        """Return the warning about delta beside the number of clients; see ``checks.accept_delta``.
+
+        ``population`` is their number; None takes ``stated_population``.
+        """
+        p, count = self.privacy, population or self.stated_population
+        if p.noise_multiplier == 0:
+            return ""
+        unjudged = count is None and p.allow_large_delta  # training knows how many there are
+        allowed = checks.is_large_delta(p.delta) if unjudged else p.allow_large_delta
+        return checks.accept_delta(p.delta, count, allow_large=allowed)
+
     def population(self) -> int:
         """Return how many clients a plan that samples draws from.
 
         Raises:
             ConfigError: neither of its tables says.
         """
-        sampling = self.privacy.sampling
-        stated = None if sampling is None else sampling.population
-        if self.data.users is None and stated is None:
+        stated = self.stated_population
+        if stated is None:
             raise ConfigError(
                 "privacy.sampling.population: is missing. The number of clients is public, and "
                 "this plan's [data] does not say it."
             )
-        return checks.count("privacy.sampling.population", self.data.users or stated or 0)
+        return checks.count("privacy.sampling.population", stated)
 
     def participation(self) -> Participation:
         """Return how often the plan lets one client take part."""
@@ -703,6 +724,7 @@ def _refuse_misfits(plan: "PlanFile") -> None:
         _refuse_network(plan.model)
     _refuse_schedule(plan)
     _refuse_short_cohorts(plan)
+    plan.accept_delta()
     if plan.canaries is not None:
         _refuse_canaries(plan, plan.canaries)
 

@@ -25,7 +25,7 @@ schema = "privpart/plan/1"
 rounds = 100
 clip_norm = 0.5                 # longest update of one client; begin near the median of the norms
 noise_multiplier = 2.5          # or target_epsilon = 10.0, for the least noise that meets it
-delta = 1e-3                    # below 1 / number of clients
+delta = 1e-4                    # below 0.1 / number of clients
 max_participations = 10         # 100 rounds * 25 clients / 250 users
 min_separation = 10             # 250 users / 25 clients: rounds until a client takes part again
 minimum_cohort = 10

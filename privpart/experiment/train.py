@@ -7,6 +7,7 @@
 import difflib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
@@ -147,6 +148,7 @@ def train(
         BudgetExceededError: the run would pass the limit of its population (`privpart budget`).
         CohortTooSmallError, StorageError, WorkerError: nothing of the round was released; call
             again with ``resume=True``.
+        DivergedError: most updates of a round were not finite; the round is committed.
         MetricsError: a file of metrics could not be written; the round is committed.
     """
     given = Own(module, clients, loss, augment, metric)
@@ -270,6 +272,8 @@ def begin(
     setup = training(plan, own=own, options=replace(options, deterministic=seed is not None))
     if plan.code() != code:
         raise ConfigError("plan: the code that it names changed while it was loaded; begin again.")
+    if said := plan.accept_delta(len(setup.clients.ids)):
+        sys.stderr.write(f"privpart: warning: {said}\n")
     promised = setup.promise(code)
     check_promise(promised, setup, fork_of)
     facts = _facts(plan, setup, own, code)
@@ -418,6 +422,7 @@ def _facts(
     facts: dict[str, Any] = {"delta": plan.privacy.delta}
     facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
     facts["population_name"] = population_name(plan, setup.clients)
+    facts["population_size"] = len(setup.clients.ids)
     if plan.data.task is None or plan.privacy.sampling is not None:
         facts["population"] = population_hash(setup.clients)
     if code is not None:
@@ -612,7 +617,8 @@ def finish(
     """Train the rounds of a run that are not committed yet; return their records.
 
     Raises:
-        ConfigError, CohortTooSmallError, StorageError, WorkerError: see ``Training.run``.
+        ConfigError, CohortTooSmallError, DivergedError, StorageError, WorkerError: see
+            ``Training.run``.
     """
     accuracy = isinstance(setup.metric, Accuracy)
     bar = ProgressBar(run.plan.rounds, done=run.rounds, accuracy=accuracy)

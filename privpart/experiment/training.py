@@ -29,13 +29,14 @@ from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_
 from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.methods import fetched
 from privpart.engines.options import EngineOptions
+from privpart.engines.protocol import Engine
 from privpart.experiment import own_code
 from privpart.experiment.isolation import refuse_carriers
 from privpart.experiment.metric import Accuracy, Metric, measured
 from privpart.experiment.plan_file import Model, PlanFile, short_cohort
 from privpart.experiment.select_table import SelectChoice
 from privpart.experiment.task_data import Reader, held_out_of, plan_data, read_task
-from privpart.loop import Callback, Engine, RoundRecord, fit
+from privpart.loop import Callback, RoundRecord, fit
 from privpart.messages import ClientId, client_id, id_order, may_take_part
 from privpart.model import PartialModel
 from privpart.noise.cohorts import SampledCohorts, distinct_ids, ids_hash
@@ -185,7 +186,7 @@ class Training:
                 training, or the examples of a client cannot be fetched.
         """
         source = SeededSource(0)
-        Server(promised, self.start, source=source, optimizer=self.plan.server)
+        self.server(promised, source)
         if promised.sampling is not None:
             SampledCohorts(promised, self.clients.ids, source)
         if isinstance(self.trainer, EmbeddedEngine):
@@ -193,6 +194,14 @@ class Training:
             if not isinstance(self.clients, Users):
                 for client in self.cohorts[0] if self.cohorts else ():
                     fetched(self.clients, client, torch.Generator().manual_seed(0))
+
+    def server(self, promised: PrivacyPlan, source: NoiseSource) -> Server:
+        """Return the server of round 0.
+
+        Raises:
+            ConfigError: noise for which there is no grid, or that no stream can draw.
+        """
+        return Server(promised, self.start, source=source, optimizer=self.plan.server)
 
     def run(
         self,
@@ -204,6 +213,7 @@ class Training:
         commit: Callable[[Server, RoundCounts], None] | None = None,
         evaluate_every: int | None = None,
         callbacks: Sequence[Callback] = (),
+        stop_if_diverged: bool = True,
     ) -> tuple[Server, list[RoundRecord]]:
         """Train on one thread; return the server after the last round, and a record per round.
 
@@ -216,14 +226,15 @@ class Training:
             commit: see ``fit``.
             evaluate_every: rounds between evaluations by the metric; None leaves them out.
             callbacks: see ``fit``.
+            stop_if_diverged: see ``fit``.
 
         Raises:
-            ConfigError, CohortTooSmallError, WorkerError: see ``fit`` and the engine; a plan with a
-                table [canaries] has none to train with.
+            ConfigError, CohortTooSmallError, DivergedError, WorkerError: see ``fit`` and the
+                engine; a plan with a table [canaries] has none to train with.
         """
         engine, cohorts = self._with_canaries()
         torch.set_num_threads(1)  # small models lose time to more threads
-        server = Server(promised, self.start, source=source, optimizer=self.plan.server)
+        server = self.server(promised, source)
         if restore is not None:
             restore(server)
         if promised.sampling is not None:
@@ -241,6 +252,7 @@ class Training:
                 evaluate_every=evaluate_every if measures else None,
                 callbacks=callbacks,
                 health=health,
+                stop_if_diverged=stop_if_diverged,
             )
         return server, records
 
@@ -549,6 +561,7 @@ def _each_alone(options: EngineOptions) -> EngineOptions:
 
 def _cohorts(plan: PlanFile, clients: Clients) -> Sequence[Sequence[ClientId]]:
     ids = distinct_ids(clients.ids)
+    plan.accept_delta(len(ids))
     size = plan.data.clients_per_round
     if size is None:
         if len(ids) != (stated := plan.population()):

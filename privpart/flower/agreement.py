@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accounting.checks import ConfigError
+from accounting.checks import MissingExtraError
 from privpart.messages import ClientId, RoundTask, is_client_id
 from privpart.model import PartialModel
 
@@ -32,12 +32,12 @@ def flower() -> ModuleType:
     """Return Flower's messages and records.
 
     Raises:
-        ConfigError: Flower is not installed.
+        MissingExtraError: Flower is not installed.
     """
     try:
         import flwr.app
     except ModuleNotFoundError:
-        raise ConfigError(
+        raise MissingExtraError(
             "Flower is not installed: pip install 'flwr>=1.42', in an environment of its own, "
             "since it pins packages that others use. docs/flower.md shows how."
         ) from None

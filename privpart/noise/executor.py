@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from accounting.checks import ConfigError
 from accounting.mechanisms.program import OUT, ListedOp, NoiseProgram, NoiseRow
-from privpart.noise.ziggurat import REAL_ERROR, Draws, Enclosure
+from privpart.noise.ziggurat import REAL_ERROR, Draws, Enclosure, are_allowed
 
 Vector = NDArray[Any]
 """int32 or int64 for integers, float64 for reals."""
@@ -44,7 +44,7 @@ class Executor:
         stddev: of one draw, in steps of the grid.
 
     Raises:
-        ConfigError: registers may grow beyond what float64 holds exactly.
+        ConfigError: registers, weights of draws or sums may leave what float64 computes exactly.
 
     Attributes:
         limit: bound on every register; a power of two, 32 standard deviations or more.
@@ -55,19 +55,42 @@ class Executor:
     def __init__(self, program: NoiseProgram, stddev: float) -> None:
         self.program = program
         self.stddev = stddev
-        self.limit: float = 2.0 ** math.ceil(math.log2(32 * stddev * program.spread()))
-        if not self.limit * 2.0**program.weight_bits <= _EXACT:
+        reach, most = 32 * stddev * program.spread(), _EXACT / 2.0**program.weight_bits
+        if not 0 < reach <= most:
             raise ConfigError(
-                f"the noise may grow to {self.limit:.3g} steps, beyond "
-                f"{_EXACT / 2.0**program.weight_bits:.3g}. Use fewer steps; of a Toeplitz filter, "
-                "non-increasing, nonnegative coefficients are always safe."
+                f"the noise may grow to {reach:.3g} steps, beyond {most:.3g}. Use fewer steps; of "
+                "a Toeplitz filter, non-increasing, nonnegative coefficients are always safe."
             )
+        self.limit: float = 2.0 ** math.ceil(math.log2(reach))
+        self._refuse_weights()
         self.integers = np.dtype(np.int32 if self.limit < 2**31 else np.int64)
         whole = program.rounded == "draws"
         self.state_type = self.integers if whole else np.dtype(np.float64)
         self._round_number = 0
         self._ops: list[ListedOp] = []
         self._row: NoiseRow | None = None
+
+    def _refuse_weights(self) -> None:
+        """Check the operations of all rounds: a later round could not be mended.
+
+        Programs without a ``filter_error`` weight nothing but nodes of a tree. It is at least the
+        sum of a round's coefficients, which are looked at only where it does not settle them.
+        """
+        most = self.program.filter_error()
+        if self.program.rounded == "output" or not most:
+            return
+        for t in range(self.program.rounds):
+            for _, terms, fresh in self.program.ops(t):
+                for _, c in fresh:
+                    weight, largest = c * self.stddev, self.limit * most
+                    if not are_allowed(weight, largest):
+                        largest = self.limit * sum(abs(factor) for _, factor in terms)
+                    if not are_allowed(weight, largest):
+                        raise ConfigError(
+                            f"mechanism: in round {t} draws are weighted by {weight:.3g} steps and "
+                            f"added to numbers up to {largest:.3g}; must be 2^-20 to 2^50, and up "
+                            "to 2^50. Use an encoder whose entries are nearer to its diagonal's."
+                        )
 
     def filter_error(self, moved: float) -> float:
         """Return by how much a filter's error may differ between two histories, in steps.

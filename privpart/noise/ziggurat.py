@@ -378,9 +378,14 @@ class _Block:
         return x, inside
 
 
+def are_allowed(weight: float, largest: float) -> bool:
+    """Whether a draw can be rounded with such a weight, and offsets up to ``largest``."""
+    return 2.0**-20 <= weight <= 2.0**50 and 0 <= largest <= 2.0**50
+
+
 def _rounding_error(weight: float, largest: float) -> float:
     """Bound on the error of weight x z + offset in float64, beside that of z in the tail."""
-    if not (2.0**-20 <= weight <= 2.0**50 and 0 <= largest <= 2.0**50):
+    if not are_allowed(weight, largest):
         raise ConfigError(
             f"weight={weight:g}, largest={largest:g}: must lie from 2^-20 to 2^50, and up to 2^50."
         )

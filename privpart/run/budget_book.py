@@ -46,7 +46,7 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from accounting import Guarantee, checks, gaussian, guarantee
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, parsed_json
 from accounting.report import up
 from privpart.plan import PrivacyPlan
 from privpart.run import witness
@@ -668,7 +668,7 @@ def _refuse_beyond_limit(before: Account, new: list[Entry]) -> None:
 
 
 def _epsilon(cost: Guarantee | None, delta: float) -> str:
-    return "0" if cost is None else f"{cost.epsilon(delta):.4g}"
+    return "0" if cost is None else up(cost.epsilon(delta))
 
 
 def _insert(db: sqlite3.Connection, entries: list[Entry]) -> None:
@@ -794,7 +794,7 @@ def _mark() -> dict[str, Any] | None:
     try:
         refuse_shared(path.parent)
         refuse_odd(path)
-        values = json.loads(read_small(path, _LONGEST_MARK))
+        values = parsed_json(read_small(path, _LONGEST_MARK))
         return {"id": str(values["id"]), "changes": int(values["changes"])}
     except FileNotFoundError:
         return None

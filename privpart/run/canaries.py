@@ -9,7 +9,6 @@ in between leaves a row too many, which the resumed run drops, and never one too
 """
 
 import hashlib
-import json
 import os
 import re
 import secrets
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, parsed_json
 from privpart.run.files import flush_directory, write_durably
 from privpart.run.folder import StorageError
 
@@ -175,7 +174,7 @@ def measured_from_below(folder: Path, run_id: str) -> str | None:
     A damaged file, or one of another run, counts as none: it could only lower what is known.
     """
     try:
-        values = json.loads(_start_of(folder / AUDIT / AUDIT_REPORT, _LONGEST_REPORT))
+        values = parsed_json(_start_of(folder / AUDIT / AUDIT_REPORT, _LONGEST_REPORT))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(values, dict) or values.get("schema") != AUDIT_SCHEMA:

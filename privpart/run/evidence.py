@@ -14,7 +14,6 @@ Whose words the ledger holds decides how far a report may go:
 """
 
 import hashlib
-import json
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,7 @@ from typing import Any, Literal
 
 from safetensors import safe_open
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, parsed_json
 from privpart.messages import ClientId
 from privpart.run import witness
 from privpart.run.database import damage_said
@@ -182,7 +181,7 @@ def _state_and_model(path: Path, facts: Mapping[str, Any], rows: list[Row]) -> t
             return state, Check(what, "wrong", f"is missing: {file.name} is another one")
         with safe_open(file, framework="pt") as tensors:
             parameters = tensors.get_tensor("parameters")
-            source = _sources(json.loads((tensors.metadata() or {})["values"]))
+            source = _sources(parsed_json((tensors.metadata() or {})["values"]))
     except Exception as error:  # the library raises types of its own
         said = f"{file.name} cannot be read: {_one_line(error)}"
         return Check("state", "wrong", said), Check(what, "wrong", said)

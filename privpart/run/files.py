@@ -27,7 +27,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, parsed_json
 
 _DTYPES = {
     torch.float32: "F32",
@@ -340,7 +340,7 @@ def decode_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            values = json.loads((file.metadata() or {})["values"])
+            values = parsed_json((file.metadata() or {})["values"])
     except (SafetensorError, OSError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(f"{path} is not a valid state file: {error}.") from None
     return tensors, values

@@ -69,6 +69,7 @@ from privpart.server import RoundCounts
 _WORDS = (
     "canaries",
     "code",
+    "compares_rows",
     "earlier_mu",
     "fork_of",
     "identity",
@@ -84,11 +85,32 @@ _WORDS = (
     "unit",
 )
 """Facts that a report, or a command that continues the run, takes for this package's own words."""
-_RESERVED = ("start", "genesis", "adopted_at", "closed", "sampling_checked", "self_clipped_since")
+_RESERVED = (
+    "start",
+    "genesis",
+    "adopted_at",
+    "closed",
+    "sampling_checked",
+    "self_clipped_since",
+    "rows_differ",
+)
 ON_GRID = "integers on a public grid"
 """How this version draws noise. Ledgers without it are of runs with floating-point noise."""
 SELF_CLIPPED = "self_clipped_since"
 """Fact of a run with secure sums: the first round in which clients clipped their own updates."""
+ROWS_DIFFER = "rows_differ"
+"""Fact of a run on examples: the first step whose rows may be of others, and a name in ``ROWS``."""
+ROWS = {
+    "unseen": "the loader dealt nothing that could be compared: parts of a batch, as with "
+    "BatchMemoryManager, or objects without a tensor of a row per example",
+    "outside": "layers of the network were called outside of a call of the network",
+    "inputs": "the network was called with something else than the rows that were dealt, such as "
+    "rows that the loop had augmented, embedded, chosen or put into another order",
+    "alike": "what the network was called with does not tell the rows of the batch apart",
+    "backward": "the gradients did not come unchanged from one backward pass through the call, or "
+    "what the network was called with was changed before it",
+}
+"""Why nothing shows that the network got the rows of the examples that were dealt, each once."""
 CHECKED = "sampling_checked"
 """Fact: the rounds whose members were compared with those drawn again from the key."""
 _KEY = "key"
@@ -610,6 +632,8 @@ class RunFolder:
             state = write_state(self._state_path(server.round), tensors, values)
         if counts.self_clipped and SELF_CLIPPED not in self.facts:
             self._ledger.add_fact(SELF_CLIPPED, self.rounds)
+        if counts.rows_differ and ROWS_DIFFER not in self.facts:
+            self._ledger.add_fact(ROWS_DIFFER, [self.rounds, counts.rows_differ])
         clients = sorted(server.cohort, key=id_order)
         row = next_row(
             self._head,
@@ -620,6 +644,7 @@ class RunFolder:
             received=counts.received,
             clients=clients,
             summed=counts.summed,
+            summed_by=counts.summed_by,
         )
         self._note(coming=row.chain)
         self._ledger.append(row, clients)  # the point of no return

@@ -36,10 +36,17 @@ from privpart.messages import ClientId, id_order, is_client_id
 from privpart.run.database import create_database, damage_said, open_database, reading, snapshot
 from privpart.run.identity import SigningKey, is_signed
 
-SCHEMA = "privpart/ledger/4"
+SCHEMA = "privpart/ledger/5"
 UNSIGNED = "privpart/ledger/3"
 INTEGERS_ONLY = "privpart/ledger/2"
-_LATER = ("adopted_at", "closed", "genesis", "sampling_checked", "self_clipped_since")
+_LATER = (
+    "adopted_at",
+    "closed",
+    "genesis",
+    "rows_differ",
+    "sampling_checked",
+    "self_clipped_since",
+)
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _HASH = re.compile("[0-9a-f]{64}")
 _TABLES = """
@@ -50,7 +57,7 @@ CREATE TABLE head (
 CREATE TABLE rounds (
     round INTEGER PRIMARY KEY, state TEXT NOT NULL, model TEXT NOT NULL, clip_norm REAL NOT NULL,
     received INTEGER NOT NULL, counted INTEGER NOT NULL, summed INTEGER NOT NULL,
-    chain TEXT NOT NULL
+    summed_by TEXT NOT NULL, chain TEXT NOT NULL
 ) STRICT;
 CREATE TABLE participations (
     round INTEGER, client ANY, PRIMARY KEY (round, client)
@@ -91,7 +98,8 @@ class Row:
         clip_norm: clip norm of the round.
         received: number of updates received.
         counted: number of updates that entered the sum.
-        summed: number of counted updates that the run's own engine clipped in the server's place.
+        summed: number of counted updates that an engine clipped in the server's place.
+        summed_by: that engine, if it is this package's, or else ""; None in an unsigned ledger.
         chain: hash of this row and all before it.
     """
 
@@ -102,6 +110,7 @@ class Row:
     received: int
     counted: int
     summed: int
+    summed_by: str | None
     chain: str
 
 
@@ -381,13 +390,16 @@ def next_row(
     received: int,
     clients: Sequence[ClientId],
     summed: int = 0,
+    summed_by: str = "",
     model: str | None = None,
 ) -> Row:
     """Return the next row of a chain whose head is ``before``.
 
-    ``clients`` must be in the order of ``id_order``; ``model`` is None for an unsigned ledger.
+    ``clients`` must be in the order of ``id_order``; ``model`` is None for an unsigned ledger,
+    which does not say who summed.
     """
-    row = Row(round_, state, model, clip_norm, received, len(clients), summed, "")
+    by = None if model is None else summed_by
+    row = Row(round_, state, model, clip_norm, received, len(clients), summed, by, "")
     return replace(row, chain=_link(before, row, clients))
 
 
@@ -408,20 +420,19 @@ def _need(signer: SigningKey | None, path: Path) -> SigningKey:
 
 
 def _parsed(text: str) -> Any:  # noqa: ANN401  any JSON
-    def refuse(name: str) -> NoReturn:
-        raise ValueError(f"{name} among its facts")
-
-    value = json.loads(text, parse_constant=refuse)
+    value = checks.parsed_json(text)
     json.dumps(value, ensure_ascii=False).encode()  # half a character cannot be printed
     return value
 
 
 def _read_rows(db: sqlite3.Connection, *, signed: bool) -> list[Row]:
-    columns = f"round, state, {'model' if signed else 'NULL'}, clip_norm, received, counted, summed"
+    model, by = ("model", "summed_by") if signed else ("NULL", "NULL")
+    columns = f"round, state, {model}, clip_norm, received, counted, summed, {by}"
     found = db.execute(
         f"SELECT {columns}, chain FROM rounds ORDER BY round LIMIT ?", (2 * checks.MOST_ROUNDS,)
     )
-    kinds = [int, str, str if signed else type(None), float, int, int, int, str]
+    text = str if signed else type(None)
+    kinds = [int, str, text, float, int, int, int, text, str]
     rows = []
     for values in found:
         if list(map(type, values)) != kinds:
@@ -482,5 +493,6 @@ def _from_column(column: object) -> ClientId:
 def _link(before: str, row: Row, clients: Sequence[ClientId]) -> str:
     files = [row.state] if row.model is None else [row.state, row.model]
     counts = [row.clip_norm, row.received, row.counted, row.summed]
-    said = [before, row.round, *files, *counts, *clients]
+    by = [] if row.summed_by is None else [row.summed_by]
+    said = [before, row.round, *files, *counts, *by, *clients]
     return hashlib.sha256(json.dumps(said).encode()).hexdigest()

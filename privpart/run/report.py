@@ -8,7 +8,6 @@ The report and the words for its evidence are one file: whoever changes what is 
 what it rests on.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from accounting import Participation, PrivacyReport, footprint
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, parsed_json
 from accounting.guarantee import Guarantee
 from accounting.report import Assumption, AssumptionStatus
+from privpart.engines.protocol import OWN_ENGINES
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.canaries import measured_from_below
 from privpart.run.database import damage_said
 from privpart.run.evidence import Check, Evidence, gather
 from privpart.run.files import opened
-from privpart.run.folder import CHECKED, ON_GRID, SELF_CLIPPED
+from privpart.run.folder import CHECKED, ON_GRID, ROWS, ROWS_DIFFER, SELF_CLIPPED
 from privpart.run.ledger import Row
 from privpart.select.disclosure import SeenByParty, SelectReport
 
@@ -191,6 +191,7 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         noise_source="os" if facts["seed"] is None else "seeded",
         earlier=Guarantee(facts["earlier_mu"]) if facts.get("earlier_mu") else None,
         unit=unit,
+        population=facts.get("population_size"),
     )
     report = _with_evidence(report, evidence, deviations)
     report = _with_sampling(report, plan, evidence)
@@ -236,7 +237,7 @@ def _recorded(file: Path, rounds: int) -> tuple[tuple[int, float], ...]:
         with opened(file) as lines:
             text = lines.read(_LONGEST_METRICS).decode()
         for line in text.splitlines():
-            entry = json.loads(line)
+            entry = parsed_json(line)
             number, value = entry["round"], entry["metric"]
             if type(number) is int and 0 <= number < rounds and type(value) in (int, float):
                 found[number] = float(value)
@@ -310,10 +311,10 @@ def _of_examples(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, _Wo
     Ghost clipping sums in float32, inside backward passes, gradients that nobody clips again.
     """
     found: dict[str, _Words] = {
-        "participation": (
-            "verified",
+        "participation": _rows_compared(
             f"ledger of {len(rows)} steps in one chain, by number of the example; the loader dealt "
             "passes of one order",
+            facts,
         ),
         "divisor": ("enforced", "the optimizer divides by the plan's report_goal, the batch size"),
     }
@@ -332,14 +333,39 @@ def _of_examples(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, _Wo
     }
 
 
-def _clipping(rows: Sequence[Row]) -> str:
-    summed = sum(row.summed > 0 for row in rows)
-    if not summed:
-        return "the server clips every update again"
+def _rows_compared(ledger: str, facts: Mapping[str, Any]) -> _Words:
+    """Return the words for whose gradients came: the ledger names those that were dealt."""
+    if facts.get("compares_rows") is not True:
+        return "asserted", f"{ledger}; nothing compared whose gradients came"
+    if ROWS_DIFFER not in facts:
+        return (
+            "verified",
+            f"{ledger}, and in every step the network was called with the rows that were dealt, "
+            "each once, by a checksum of each row",
+        )
+    step, why = facts[ROWS_DIFFER]
     return (
-        f"in {summed} of {len(rows)} rounds the run's own engine clipped clients of one step and "
-        "handed over their sum, which the server cannot clip again; it clips every other update "
-        "again"
+        "asserted",
+        f"{ledger}; whose gradients came is not known since step {int(step)}, in which "
+        f"{ROWS.get(why, 'they were not compared')}. It can be compared if transforms are in the "
+        "data set or its collate function, and the network is called with what the loader deals",
+    )
+
+
+def _clipping(rows: Sequence[Row]) -> _Words:
+    summed = [row for row in rows if row.summed]
+    if not summed:
+        return "enforced", "the server clips every update again"
+    rest = "sums, which the server cannot clip again; it clips every other update again"
+    if others := sum(row.summed_by not in OWN_ENGINES for row in summed):
+        return "asserted", (
+            f"in {others} of {len(rows)} rounds an engine that is not this package's, or was "
+            f"changed, says that it clipped each update, and handed over {rest}"
+        )
+    by = ", ".join(sorted({str(row.summed_by) for row in summed}))
+    return "enforced", (
+        f"in {len(summed)} of {len(rows)} rounds this package's {by} clipped each update and "
+        f"handed over {rest}"
     )
 
 
@@ -349,8 +375,8 @@ def _floating_point(rows: Sequence[Row], facts: dict[str, Any]) -> tuple[Assumpt
     if summed := sum(row.summed > 0 for row in rows):
         return (
             "asserted",
-            f"in {summed} of {len(rows)} rounds the run's own engine summed updates in floating "
-            "point before the server rounded them",
+            f"in {summed} of {len(rows)} rounds an engine summed updates in floating point before "
+            "the server rounded them",
         )
     return (
         "enforced",
@@ -372,7 +398,7 @@ def _with_evidence(
     said: dict[str, _Words] = {
         "floating-point": _floating_point(rows, dict(facts)),
         "participation": _participation(rows, facts),
-        "clipping": ("enforced", _clipping(rows)),
+        "clipping": _clipping(rows),
         "divisor": ("enforced", "the server divides by the plan's report_goal"),
     }
     if facts.get("unit") == "example":

@@ -14,7 +14,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from accounting import ConfigError
+from accounting.checks import ConfigError, delta_warning, is_large_delta
 from accounting.report import up
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import all_runs, counted
@@ -23,7 +23,7 @@ from privpart.run.files import read_small
 from privpart.run.identity import model_hash, tensor_hash, versions
 from privpart.run.report import AUTHENTICATED, RunReport, report_of
 
-_ANY_DELTA = 0.5
+_ANY_DELTA = 1e-9
 """For a run that was planned without delta: its mu does not depend on it."""
 
 
@@ -156,6 +156,9 @@ def _participation(evidence: Evidence, report: RunReport) -> Check:
     if (identity := evidence.facts.get("identity")) not in (None, AUTHENTICATED):
         said = f"{said}, by names that nodes without authentication gave ({str(identity)[:40]})"
         return Check("participation", "asserted", said)
+    shown = next(a for a in report.guarantee.assumptions if a.code == "participation")
+    if report.guarantee.unit == "example" and shown.status == "asserted":
+        return Check("participation", "asserted", f"{said}, as dealt. {shown.evidence}")
     known = evidence.origin != "unknown"
     return Check("participation", "verified" if known else "asserted", f"{said}, as planned")
 
@@ -185,14 +188,19 @@ def _guarantee(evidence: Evidence, report: RunReport, *, stated: bool) -> Check:
         figures = f"epsilon {up(found.epsilon)} at delta {found.delta:g}, {figures}"
     if found.status == "not-private":
         return Check("guarantee", "asserted", f"none: the noise comes from a seed ({figures})")
-    broken = {a.code for a in found.assumptions if a.status == "violated"} - {"participation"}
+    violated = (a for a in found.assumptions if (a.status, a.severity) == ("violated", "critical"))
+    broken = {a.code for a in violated} - {"participation"}
     if broken or not found.cross_check.consistent:
         return Check("guarantee", "wrong", f"does not hold: {', '.join(sorted(broken))}")
     if report.deviations:
         return Check("guarantee", "asserted", "none: the run did not keep to its plan")
     rests = ", ".join(a.code for a in found.assumptions if a.status == "asserted")
     said = f"{figures}, derived again; {found.status}" + (f" on {rests}" if rests else "")
-    return Check("guarantee", "asserted" if evidence.origin == "unknown" else "verified", said)
+    if warning := delta_warning(found.delta, found.population, unit=found.unit):
+        said += f"; {warning.rstrip('.')}"
+    known = evidence.origin != "unknown"
+    sound = not is_large_delta(found.delta, found.population)
+    return Check("guarantee", "verified" if known and sound else "asserted", said)
 
 
 def _book(_: Path, evidence: Evidence) -> Check:

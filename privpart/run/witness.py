@@ -22,7 +22,7 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, parsed_json
 from privpart.run.files import make_private, read_small, refuse_odd, refuse_shared, write_durably
 
 VARIABLE = "PRIVPART_STATE_DIR"
@@ -109,7 +109,7 @@ def last_seen(run_id: str) -> Seen | None:
     try:
         refuse_shared(path.parent)
         refuse_odd(path)
-        return _seen(run_id, json.loads(read_small(path, _LONGEST)))
+        return _seen(run_id, parsed_json(read_small(path, _LONGEST)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

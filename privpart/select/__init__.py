@@ -22,7 +22,6 @@ from privpart.select.disclosure import (
     publish,
 )
 from privpart.select.engine import SelectEngine, localize_bags, localize_tokens
-from privpart.select.histogram import KeyHistogram
 from privpart.select.keys import (
     IndependentKeys,
     SharedKeys,
@@ -39,7 +38,6 @@ __all__ = [
     "ROWS",
     "DeviceOnly",
     "IndependentKeys",
-    "KeyHistogram",
     "KeySpace",
     "Layout",
     "Part",

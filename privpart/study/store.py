@@ -13,7 +13,7 @@ from math import isfinite
 from pathlib import Path
 from statistics import mean, stdev
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, delta_warning
 
 FILE = "sweep.sqlite"
 _TABLES = """
@@ -54,6 +54,14 @@ class CellResult:
     def plan_hash(self) -> str:
         """``PlanFile.hash`` of the plan."""
         return hashlib.sha256(self.plan.encode()).hexdigest()
+
+    @property
+    def delta_warning(self) -> str:
+        """The warning about delta beside the clients that the plan's tables count; "" if none."""
+        tables = json.loads(self.plan)
+        sampling = tables.get("privacy", {}).get("sampling") or {}
+        stated = tables.get("data", {}).get("users") or sampling.get("population")
+        return "" if self.epsilon is None else delta_warning(self.delta, stated)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,7 @@ def test_passes_with_the_same_bins_add_up():
 
 
 def test_what_is_out_of_reach_is_refused():
-    with pytest.raises(ConfigError, match="too large for bins to help"):
+    with pytest.raises(ConfigError, match="too large for the grid"):
         AllocatedGuarantee(0.5, BallsInBins(8, 8)).epsilon(1e-5)
     with pytest.raises(ConfigError, match="delta=1e-20: must be at least 1e-11"):
         AllocatedGuarantee(4.0, BallsInBins(8, 8)).epsilon(1e-20)

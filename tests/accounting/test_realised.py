@@ -97,6 +97,8 @@ def test_a_csv_file(tmp_path):
     assert read_log(log) == {"ada": [3, 12], "bob": [0]}
     log.write_bytes(b"\xef\xbb\xbfclient,round\r\nada,3\r\nada,4\r\n")  # as Excel saves it
     assert read_log(log) == {"ada": [3, 4]}
+    log.write_text("client,round\n\u00e9ve \u4e2d,3\n\n7,4\n", encoding="utf-8")
+    assert read_log(log) == {"\u00e9ve \u4e2d": [3], "7": [4]}
 
 
 @pytest.mark.parametrize(
@@ -110,10 +112,25 @@ def test_a_csv_file(tmp_path):
         (b"client,round\nada,-1\n", "line 2"),
         (b"client,round\nada,\n", "line 2"),
         (b"client,round\n,3\n", "line 2"),
-        (b"client,round\nada\n", "line 2"),
+        (b"client,round\nada\n", "line 2: has 1 fields, the first line 2"),
         (b"client,round\nada,1\nada ,2\n", "line 3: client 'ada ' has whitespace around it"),
         (b"client,round\n ada,1\n", "line 2: client ' ada' has whitespace around it; remove it"),
         ("client,round\nada\u00a0,1\n".encode(), r"line 2: client 'ada\\xa0' has whitespace"),
+        (b"client,round\nada,1\nada,2,3\n", "line 3: has 3 fields, the first line 2"),
+        (b"client,round,client\nada,1,bob\n", "has two columns 'client'"),
+        (b"client,round,Round \nada,1,2\n", "has two columns 'round'"),
+        (b"client,round,weight\nada,1\n", "has 2 fields, the first line 3"),
+        (b'client,round\n"ada"x,1\n', "is not a CSV file"),
+        (b'client,round\n"a\nb",1\n', r"line 3: client 'a\\nb' has characters that cannot be seen"),
+        (b"client,round\na\x00da,1\n", r"line 2: client 'a\\x00da' has characters that"),
+        *(
+            (f"client,round\nada,0\na{unseen}da,1\n".encode(), "line 3: client .* cannot be seen")
+            for unseen in "\u200b\u200d\u2060\ufeff\u00ad\u034f\u115f\ufe0f\u202e\u3000\U000e0101"
+        ),
+        *(
+            (f"client,round\n{name},1\n".encode(), r"line 2: .* not in normal form \(NFKC\); write")
+            for name in ("e\u0301ve", "\ufb01n", "\uff41da", "a\u00b2", "\u212b")
+        ),
         (b"client,round\nada," + b"9" * 5000 + b"\n", "line 2: a round must be below"),
         ("client,round\nada,\u0663\n".encode(), "line 2"),
         (b"\xff\xfe\x00client", "is not a CSV file"),

@@ -14,6 +14,7 @@ from accounting import (
     Independent,
     Participation,
     PrivacyReport,
+    checks,
     fingerprint,
 )
 from accounting.report import up
@@ -22,7 +23,7 @@ STACK_OVERFLOW = BinaryTree(1600), Participation(1600)
 
 
 def make(**changes):
-    settings = {"noise_multiplier": 4.03, "delta": 1e-6, "population": 342_477} | changes
+    settings = {"noise_multiplier": 4.03, "delta": 1e-6, "population": 34_247} | changes
     return PrivacyReport.of(*STACK_OVERFLOW, **settings)
 
 
@@ -189,12 +190,61 @@ def test_seeded_noise_is_not_private_whatever_else_holds():
 
 
 @pytest.mark.parametrize(
-    ("population", "warned"), [(999_999, False), (1_000_000, True), (10**7, True), (None, False)]
+    ("delta", "population", "says", "status"),
+    [
+        (1e-6, 99_999, "", "holds"),
+        (1e-6, 100_000, "is 0.1 / 100,000; for 100,000 clients it should be below", "holds"),
+        (1e-3, 999, "is 1 / 999; for 999 clients", "holds"),
+        (1e-3, 1_000, "is 1 / 1,000 or more: publishing the data of one client", "conditional"),
+        (0.999, 60, "should be below 0.1 / 60.", "conditional"),
+        (0.5, 1, "is 0.5 / 1; for 1 clients", "holds"),
+        (9.9e-5, None, "", "holds"),
+        (1e-4, None, "is sound for fewer than 1,000 clients", "holds"),
+        (0.1, None, "is too large for any number of clients", "conditional"),
+    ],
 )
-def test_delta_is_judged_against_the_population(population, warned):
-    report = make(population=population)
-    assert any("1/population" in warning for warning in report.warnings) is warned
-    assert ("1/population" in report.statement()) is warned
+def test_delta_is_judged_against_the_population(delta, population, says, status):
+    report = make(delta=delta, population=population)
+    told = [warning for warning in report.warnings if warning.startswith("delta=")]
+    assert says in "".join(told)
+    assert bool(told) is bool(says) is ("Warning: delta=" in report.statement())
+    trusted = report
+    for assumption in report.assumptions:
+        if assumption.status == "asserted":
+            trusted = trusted.with_status(assumption.code, "vouched", "by a test")
+    assert trusted.status == status
+    assert all_enforced(report).status == status  # nobody can vouch for it
+    assert ("delta" in {a.code for a in report.assumptions}) is (status == "conditional")
+    assert checks.accept_delta(delta, population, allow_large=status == "conditional") in (
+        told or [""]
+    )
+    for allow_large in {True, False} - {status == "conditional"}:
+        with pytest.raises(ConfigError, match="allow_large_delta"):
+            checks.accept_delta(delta, population, allow_large=allow_large)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"a": 1, "a": 2}', "the key 'a' is there twice"),
+        ('{"b": [{"a": 1, "\\u0061": 1}]}', "the key 'a' is there twice"),
+        ('{"a": NaN}', "NaN is no number"),
+        ("[-Infinity]", "-Infinity is no number"),
+    ],
+)
+def test_json_that_two_readers_would_read_differently(text, fault):
+    with pytest.raises(ValueError, match=fault):
+        checks.parsed_json(text)
+    with pytest.raises(ConfigError, match=f"not JSON: {fault}"):
+        PrivacyReport.from_json(text)
+    assert checks.parsed_json('{"a": {"a": 1}, "b": [{"a": 1}, {"a": 1}]}')["a"] == {"a": 1}
+
+
+def test_a_report_of_a_large_delta_lists_it():
+    values = make(delta=0.5, population=60).to_dict()
+    values["assumptions"] = [a for a in values["assumptions"] if a["code"] != "delta"]
+    with pytest.raises(ConfigError, match="assumptions lack delta"):
+        PrivacyReport.from_dict(values)
 
 
 def test_large_epsilon_is_warned_of():
@@ -244,7 +294,7 @@ def test_statement_of_other_reports():
     ).statement()  # fmt: skip
     assert "Unit: one example, taking part at most 4 times, 25 or more steps apart" in text
     assert "one example's gradients and with zeros in their place, while batches and" in text
-    assert "neither network nor loss mixes the examples of a batch (gradients)" in text
+    assert "neither network nor loss mixes the examples of a batch, or" in text
     assert "server" not in text
     assert "stated to be the only run" in text
     assert "A second accountant (quadrature) says" in text

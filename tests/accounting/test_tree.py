@@ -1,7 +1,6 @@
 """Binary trees: published sensitivities, the streaming noise, completion, prefix-only release."""
 
 import itertools
-import time
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accounting import BinaryTree, ConfigError, Participation, brute_force
+from accounting.mechanisms import tree
 from accounting.mechanisms.mechanism import prefix_sums
 from accounting.sensitivity import gram_sensitivity
 
@@ -228,13 +228,14 @@ def test_recursion_agrees_with_all_patterns_of_longer_runs(n, b, k, every):
             assert claimed == pytest.approx(judged.squared, rel=1e-9)
 
 
-def test_large_participations_stay_fast():
-    start = time.process_time()
+def test_large_participations_take_few_steps_of_the_recursion(monkeypatch):
+    steps, plain = [], tree._max_plus
+    monkeypatch.setattr(tree, "_max_plus", lambda *both: steps.append(1) or plain(*both))
     for release in ("nodes", "prefix"):
         BinaryTree(2048, release=release).sensitivity(Participation(2048, 5, 410))
         BinaryTree(2048, release=release).sensitivity(Participation(2048, 2048))
         BinaryTree(10_000, release=release).sensitivity(Participation(10_000, 200, 37))
-    assert time.process_time() - start < 5  # milliseconds each; minutes if the recursion breaks
+    assert 0 < len(steps) < 20_000  # 11,149; billions if the recursion breaks
 
 
 def test_the_default_accounts_every_node():

@@ -1,6 +1,5 @@
 """What the attacks reach on real clothes: the figures that the documentation quotes."""
 
-import time
 from statistics import median
 
 import pytest
@@ -41,14 +40,18 @@ def test_a_full_update_and_a_middle_layer_give_the_image(clothes):
     x, y = clothes
     model = smooth_lenet(seeded(), size=28)
     for view, least in ((["*"], 60), (["conv2.*"], 30)):
-        scores, seconds = [], []
+        scores = []
         for i in range(10):
-            start = time.process_time()
             found = dlg(model, observe(model, x[i : i + 1], y[i : i + 1], visible=view))
-            seconds.append(time.process_time() - start)
             scores.append(float(psnr(found.x, x[i : i + 1])))
         assert sum(score > least for score in scores) >= 9
-        assert median(seconds) < 5
+        scores, evaluations = [], []
+        for i in range(10):
+            found = dlg(model, observe(model, x[i : i + 1], y[i : i + 1], visible=view))
+            evaluations.append(found.evaluations)
+            scores.append(float(psnr(found.x, x[i : i + 1])))
+        assert sum(score > least for score in scores) >= 9
+        assert median(evaluations) < 1000  # less than one search may take
 
 
 def test_the_first_convolution_is_ambiguous_to_matching_and_partial_to_a_prior(task, clothes):

@@ -273,7 +273,7 @@ def test_an_auditor_shares_no_code_with_what_it_audits():
     code = (
         "import sys, attacks; sys.exit(bool({'privpart', 'sklearn', 'opacus'} & set(sys.modules)))"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_images_and_labels_must_pair(lenet, digits):

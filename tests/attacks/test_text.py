@@ -25,6 +25,7 @@ from attacks.text.score import (
     token_f1,
     unigram_guess,
 )
+from attacks.text.sentences import _before_gap, assembled, without
 from attacks.text.spans import Reader, tokens_in_span
 from attacks.update import LocalSteps
 from privpart.models.transformer import LanguageModel, TextClassifier
@@ -251,6 +252,26 @@ def test_crafted_updates_and_texts_get_no_false_verdict(classifier):
     ):
         with pytest.raises(ConfigError, match=fault):
             told(classifier, **{"tokens": tokens, "labels": y, **wrong})
+
+
+@pytest.mark.parametrize("length", [6, 4], ids=["whole", "padded"])
+def test_what_the_other_sentence_sent_is_left_once_one_is_known(classifier, length):
+    """Taken away with another label, the known sentence would stay, and hide the other one."""
+    tokens = torch.randint(1, 60, (2, 6), generator=torch.Generator().manual_seed(0))
+    tokens[1, length:] = 0
+    pad = None if length == 6 else 0
+    reader = Reader(classifier, observe_text(classifier, tokens, torch.tensor([2, 0]), pad=pad))
+    known, other = tuple(tokens[0].tolist()), tuple(tokens[1, :length].tolist())
+    rest = tokens_in_span(without(reader, [known]))
+    assert [column[0][0] for column in rest.by_position if column] == list(other)
+    assert assembled(reader, tokens_in_span(reader)) in ([known, other], [other, known])
+
+
+def test_rounding_makes_no_gap_between_true_sentences():
+    """Two distances that only rounding makes differ, and one that a false sentence has."""
+    distances = torch.tensor([4e-15, 1e-16, 1e-3]).double()
+    assert _before_gap(distances, least=1, most=2, threshold=1e-8) == [1, 0]
+    assert _before_gap(distances, least=1, most=2, threshold=1.0) == [1, 0]
 
 
 @pytest.mark.slow

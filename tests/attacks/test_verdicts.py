@@ -218,6 +218,8 @@ def test_a_given_update_may_contain_the_noise_that_it_is_stated_to_contain(lenet
     assert audited(lenet, x, y, update).void
     more = audited(lenet, x, y, update, clip=1.0, noise_multiplier=0.02)
     assert more.explanation.causes == ("it contains less noise than the noise multiplier says",)
+    raw = audited(lenet, x, y, observe(lenet, x, y).update, clip=0.1)
+    assert raw.explanation.causes == ("it is not clipped to a norm of 0.1",)
     with pytest.raises(ConfigError, match="only the recipient"):
         audited(lenet, x, y, update, adversaries=["server"], **noise)
 

@@ -1,4 +1,4 @@
-"""The tables of docs/what-leaks.md are those of the results that the benchmarks wrote."""
+"""The tables of docs/what-leaks.md are those of the results that the scripts wrote."""
 
 import importlib
 import json
@@ -12,11 +12,12 @@ DOCS = (ROOT / "docs" / "what-leaks.md").read_text().splitlines()
 
 @pytest.fixture(scope="module")
 def printed():
-    """Return the tables that both benchmarks print of what is in results/, as lines."""
+    """Return the tables that both scripts print of what is in results/, as lines."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
+        for folder in ("benchmarks", "examples/studies"):
+            patch.syspath_prepend(ROOT / folder)
         for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-            patch.setenv(name, "1")  # which the benchmarks set, for themselves only
+            patch.setenv(name, "1")  # which the scripts set, for themselves only
         peers, leaks = map(importlib.import_module, ("audit_peers", "leakage_map"))
     results = [json.loads(module.RESULT.read_text()) for module in (peers, leaks)]
     return [

@@ -144,11 +144,64 @@ def test_statement_and_cross_check(privpart):
 def test_warnings_go_to_standard_error(privpart):
     done = privpart("epsilon", *RUN, "--noise-multiplier", "4", "--population", "1000")
     assert done.stderr == ""
-    over = privpart("epsilon", "--rounds", "9", "--noise-multiplier", "4", "--delta", "0.01",
-                    "--population", "1000", "--max-participations", "1",
-                    "--format", "json")  # fmt: skip
-    assert json.loads(over.stdout)["warnings"]
-    assert over.stderr.startswith("privpart: warning: ")
+
+
+SHORT = ["--rounds", "16", "--max-participations", "1"]
+SAMPLED = ["epsilon", "--rounds", "16", "--noise-multiplier", "4", "--sampling"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["epsilon", *SHORT, "--noise-multiplier", "4"],
+        ["calibrate", *SHORT, "--target-epsilon", "2"],
+        ["mechanisms", *SHORT, "--only", "independent"],
+        [*SAMPLED, "balls-in-bins", "--bins", "8"],
+        [*SAMPLED, "poisson", "--expected-batch", "1", "--mechanism", "independent"],
+        ["epsilon", "--plan", "examples/digits.toml"],
+        ["mechanisms", "--plan", "examples/digits.toml", "--only", "independent"],
+    ],
+    ids=" ".join,
+)
+def test_delta_is_judged_against_the_population(privpart, line):
+    """Warned of from 0.1 / population, refused at 1 / population, and repeated where allowed."""
+    population = "1437" if "--plan" in line else "100"
+    allow, as_json = "--allow-large-delta", ["--format", "json"]
+    line = [*line, *([] if "--plan" in line else ["--population", population])]
+    found = privpart(*line, "--delta", "5e-5", *as_json)
+    assert (found.returncode, found.stderr) == (0, ""), found.stderr
+    assert not json.loads(found.stdout)["warnings"]
+    warned = privpart(*line, "--delta", "6e-4" if "--plan" in line else "5e-3", *as_json)
+    assert warned.returncode == 0
+    assert "it should be below 0.1 / " in warned.stderr
+    assert len(json.loads(warned.stdout)["warnings"]) == 1
+    refused = privpart(*line, "--delta", "0.1")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "publishing the data of one client, chosen at random, has such a d" in refused.stderr
+    allowed = privpart(*line, "--delta", "0.1", allow, *as_json)
+    assert allowed.returncode == 0
+    report = json.loads(allowed.stdout)
+    assert "is 1 / " in report["warnings"][-1]
+    if "mechanisms" not in line:
+        assert [a["code"] for a in report["assumptions"] if a["status"] == "violated"] == ["delta"]
+        told = privpart(*line, "--delta", "0.1", allow).stdout
+        assert f"(NOT MET: delta 0.1 for {int(population):,} clients)" in " ".join(told.split())
+    idle = privpart(*line, "--delta", "1e-6", allow)
+    assert "delta=1e-06 is allowed without it" in idle.stderr
+
+
+def test_a_delta_beside_a_plan_or_a_log(privpart, tmp_path):
+    """Another population than the plan's, and fewer clients than a log has, are refused."""
+    planned = ["epsilon", "--plan", "examples/digits.toml"]
+    assert "the plan is for 1437" in privpart(*planned, "--population", "9999999").stderr
+    assert "is for a delta that is typed" in privpart(*planned, "--allow-large-delta").stderr
+    log = tmp_path / "log.csv"
+    log.write_text("client,round\n" + "".join(f"c{i},{i % 16}\n" for i in range(20)))
+    logged = ["epsilon", *SHORT, "--noise-multiplier", "4", "--log", str(log)]
+    assert "is 1 / 20 or more" in privpart(*logged, "--delta", "0.06").stderr
+    fewer = privpart(*logged, "--delta", "1e-6", "--population", "19")
+    assert (fewer.returncode, fewer.stdout) == (2, "")
+    assert "the log has 20 clients" in fewer.stderr
 
 
 @pytest.mark.parametrize("against", ["noise", "rounds", "participations"])

@@ -66,8 +66,7 @@ STUDY = changed(
 def folder(tmp_path, monkeypatch):
     """Write the study and its code, and forget the code after the test."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(own_code, "_added", [])
-    monkeypatch.setattr(own_code, "_imported", {})
+    monkeypatch.setattr(own_code, "_first_digest", {})
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "study.toml").write_text(STUDY)
     yield tmp_path
@@ -121,6 +120,11 @@ def test_a_study_of_ones_own_code_is_tuned_tested_and_resumed(folder):
     assert "; 8 rounds to train" in told.stderr
     assert len(rows_of(folder, "tuning")) == 12
     assert rows_of(folder, "final") == final
+
+
+def test_a_large_delta_is_refused(folder):
+    (folder / "study.toml").write_text(changed(("delta = 1e-5", "delta = 0.2"), text=STUDY))
+    assert "is too large for any number of clients" in str(frontier(folder).exception)
 
 
 def test_what_train_refuses_is_refused_before_any_trial(folder, monkeypatch):

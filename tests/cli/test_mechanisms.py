@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -42,8 +41,9 @@ def test_the_page_shows_what_the_command_gives(privpart, only):
     found = rows_of(privpart("mechanisms", *RUN, "--only", only).stdout.splitlines())
     assert found
     for name, row in found.items():
-        star, ratio = shown[name]["mechanism"], shown[name]["rmse ratio"]
-        assert row | {"mechanism": star, "rmse ratio": ratio} == shown[name]
+        for column in row.keys() - {"mechanism", "rmse ratio"}:
+            own, page = row[column], shown[name][column]  # a fit's last digit is the processor's
+            assert own == page or float(own) == pytest.approx(float(page), rel=1e-4), column
 
 
 def test_blt_is_within_four_percent_of_the_optimum_and_the_tree_is_not():
@@ -153,17 +153,17 @@ def test_shared_keys_of_a_plan_are_compared_group_by_group(tmp_path):
         assert "select.filters.m=65: must be from 1 to K=64" in str(refused)
 
 
-def test_a_million_rounds(privpart):
-    """About five seconds for the first time; the second, a second."""
+def test_a_million_rounds_are_fitted_once(privpart, monkeypatch):
+    """About five seconds for the first time; the second takes the figures from the cache."""
     run = ["mechanisms", "--rounds", "1000000", "--delta", "1e-10", "--max-participations", "5",
            "--min-separation", "200000", "--only", "blt, 5", "--format", "json"]  # fmt: skip
     first = privpart(*run)
     assert "left out above 8192 rounds" in first.stderr
     rows = {row["mechanism"]: row for row in json.loads(first.stdout)["rows"]}
     assert rows["blt, 5 buffers"]["unit_rmse"] == pytest.approx(12.5757, rel=1e-4)
-    start = time.process_time()
+    for slow in ("scipy.optimize.minimize", "privpart.cli.budget.front.prefix_error"):
+        monkeypatch.setattr(slow, lambda *_, **__: pytest.fail("computed again"))
     assert privpart(*run).stdout == first.stdout
-    assert time.process_time() - start < 3  # about half a second
 
 
 def test_what_is_refused_comes_before_what_takes_long(monkeypatch):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -141,7 +142,7 @@ PLANS = [
             named(FACTORY, '"./my task.py:network"')),
     Mistake("not a function", ("model.factory", "of type int", "must be a function"),
             named(FACTORY, '"./NAME.py:number"'), "\nnumber = 3\n"),
-    Mistake("syntax", (r"mistake_syntax\.py:\d+", "is not valid Python"), code="\ndef f(:\n"),
+    Mistake("syntax", (r"mistake_syntax\.py:\d+", "SyntaxError"), code="\ndef f(:\n"),
     Mistake("relative import", ("import failed", r"mistake_relative_import\.py:\d+", "relative"),
             code="\nfrom .helper import x\n"),
     Mistake("library is missing", ("import failed", r"py:\d+", "No module named 'no_such_library'"),
@@ -150,7 +151,7 @@ PLANS = [
             code="\nrate = 1 / 0\n"),
     Mistake("import exits", ("import failed", r"py:\d+", "SystemExit"),
             code="\nraise SystemExit(1)\n"),
-    Mistake("name of python", (r"random\.py", "one of Python's own", "rename it"),
+    Mistake("name of python", (r"random\.py", "another module has its name", "rename the file"),
             {"NAME": "random"}),
     Mistake("unknown key", ("data.metrics: no such key", "nearest is metric"),
             {"metric = ": "metrics = "}),
@@ -341,6 +342,16 @@ def test_a_mistake_is_one_sentence_and_no_run(mistake, tmp_path, privpart):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_package_that_an_adapter_needs_is_exit_code_7(tmp_path, privpart, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    code = "\n\ndef clients(each):\n    return from_frame('x.csv', user='u', x=['x'], y='y')\n"
+    plan = Mistake("a missing package", (), code=code).write(tmp_path)
+    done = privpart("train", "--plan", str(plan), "--out", str(tmp_path / "run"))
+    assert (done.returncode, done.stdout) == (7, ""), done.stderr
+    assert "pip install 'privpart[frames]'" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("mistake", LATE, ids=lambda mistake: mistake.name)
 def test_a_mistake_in_a_later_round_is_one_sentence(mistake, tmp_path, privpart):
     refuse(mistake, tmp_path, privpart)
@@ -381,7 +392,7 @@ def test_a_file_that_is_not_what_it_was_is_one_sentence(change, tmp_path, privpa
     for command in (("train", "--resume", "--out", run), ("export", run, "--out", f"{run}.st")):
         sentence = told(privpart(*command))
         assert code.name in sentence
-        assert {"moved": "no file", "changed": "has changed", "broken": "not valid"}[change] in (
+        assert {"moved": "no file", "changed": "has changed", "broken": "has changed"}[change] in (
             sentence
         )
     assert privpart("report", run).returncode == 0

@@ -129,6 +129,7 @@ def test_hostile_arrays_give_one_sentence(privpart, tmp_path):
         '"coefficients": "1,-0.5"}',
         '{"schema": "privpart/mechanism/1", "name": "file", "file": "/etc/passwd"}',
         '{"schema": "privpart/mechanism/2", "name": "tree"}',
+        '{"schema": "privpart/mechanism/1", "name": "tree", "rounds": 64, "rounds": 64}',
         '{"schema": "privpart/epsilon/1", "mechanism_parameters": [1]}',
         "\ufeff{}",
     ],
@@ -206,6 +207,36 @@ def test_a_log_beside_a_promise(privpart, tmp_path):
     broken = privpart(*run, "--max-participations", "1", "--max-epsilon", "99")
     assert broken.returncode == 6
     assert "the log breaks the promise: a client took part 2 times, 1 promised" in broken.stderr
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        ["blt"],
+        ["blt", "--buffers", "2"],
+        ["toeplitz", "--fit", "--bands", "8", "--normalize-columns"],
+        ["banded-inverse", "--fit", "--bands", "4"],
+    ],
+    ids=" ".join,
+)
+def test_nothing_is_fitted_to_a_log(privpart, tmp_path, mechanism):
+    """The encoder that ran was fixed before it, by a promise; one fitted to the log is cheaper."""
+    log = tmp_path / "log.csv"
+    log.write_text("client,round\nada,0\nada,20\nbob,63\n")
+    run = ["epsilon", "--rounds", "64", "--noise-multiplier", "4", "--delta", "1e-6"]
+    run += ["--mechanism", *mechanism]
+    alone = privpart(*run, "--log", str(log))
+    assert (alone.returncode, alone.stdout) == (2, "")
+    assert f"{mechanism[0]}: is fitted to a promise" in alone.stderr
+    promised = privpart(*run, "--max-participations", "4", "--min-separation", "16",
+                        "--format", "json")  # fmt: skip
+    (tmp_path / "ran.json").write_text(promised.stdout)
+    beside = ["--log", str(log), "--format", "json"]
+    kept = privpart(*run, "--max-participations", "4", "--min-separation", "16", *beside)
+    own = ["--mechanism-file", str(tmp_path / "ran.json")]
+    file = privpart(*run[: -len(mechanism) - 1], *own, *beside)
+    costs = [json.loads(done.stdout)["realised"]["epsilon"] for done in (kept, file)]
+    assert costs[0] == pytest.approx(costs[1], rel=1e-9)
 
 
 def test_passes_of_a_fixed_order(privpart):

@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sqlite3
+import sys
 import tomllib
 from pathlib import Path
 
@@ -286,6 +287,22 @@ def test_an_entry_holds_the_reports_figures_and_the_users_words(registered, page
     assert "4711" not in json.dumps(entry)
     _, same = registered(filled(), file="entry.json")
     assert same == entry
+
+
+def test_an_entry_repeats_that_delta_is_too_large(registered):
+    done, entry = registered(filled(), "--delta", "0.5", "--allow-large-delta")
+    assert done.returncode == 0, done.stderr
+    own = entry["deployment"]
+    said = own["privacy_loss"]["privacy_parameters_details"]
+    assert "Warning: delta=0.5: is too large for any number of clients" in said
+    assert "delta (violated): delta is far below 1 / number" in own["implementation"]["mechanisms"]
+
+
+def test_an_entry_without_its_package_is_exit_code_7(registered, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    done, entry = registered(filled())
+    assert (done.returncode, done.stdout, entry) == (7, "", None)
+    assert "pip install 'privpart[registry]'" in done.stderr
 
 
 @pytest.mark.parametrize("tier", [1, 2, 3])

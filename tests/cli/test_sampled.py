@@ -15,6 +15,7 @@ from accounting import (
     Toeplitz,
     amplified,
     dp_sgd,
+    random_allocation,
 )
 from accounting.mechanisms.by_name import MechanismChoice, MechanismName
 from privpart.cli.budget.epsilon import epsilon
@@ -136,7 +137,6 @@ APART = ["--sampling", "b-min-sep", *POISSON[2:]]
         ([*APART, *SQUARE[4:], "--fixed-order"], "leave out --fixed-order"),
         ([*POISSON, "--mechanism", "tree"], "is not known to amplify tree"),
         ([*POISSON, *ALONE, "--bins", "8"], "has no bins, and needs no draws; leave out --bins"),
-        ([*BINS, *ALONE, "--population", "9"], "needs the bins alone; leave out --population"),
         ([*BINS, *ALONE, "--method", "exact"], "needs the bins alone; leave out --method"),
         ([*POISSON, *ALONE, "--method", "exact"], "is 'pld' (default) or 'rdp'"),
         ([*POISSON, *ALONE, "--max-participations", "1"], "leave out --max-participations"),
@@ -172,6 +172,37 @@ def test_calibrate_finds_the_noise_of_a_sampled_run(privpart):
     noise = str(found["noise_multiplier"])
     typed = ["--rounds", "16", "--delta", "1e-5", "--noise-multiplier", noise]
     assert json.loads(privpart("epsilon", *typed, *own).stdout)["epsilon"] == found["epsilon"]
+
+
+@pytest.fixture
+def coarse(monkeypatch):
+    """The same accountant on a grid of fewer points, whose edge is found sooner."""
+    monkeypatch.setattr(random_allocation, "_POINTS", 2**12)
+    caches = (random_allocation._allocation, random_allocation._sum)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+
+
+@pytest.mark.usefixtures("coarse")
+@pytest.mark.parametrize(
+    ("target", "says"),
+    [
+        ("4", "ends before it, so the least noise is not known; account without the sampling"),
+        ("1.5", "ends before it, at epsilon 0.9"),
+    ],
+)
+def test_calibrate_does_not_stop_at_the_edge_of_a_grid(privpart, target, says):
+    line = ["calibrate", "--rounds", "8", "--delta", "1e-6", *ALONE]
+    line += ["--sampling", "balls-in-bins", "--bins", "8", "--target-epsilon"]
+    done = privpart(*line, target)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert "noise_multiplier=" in done.stderr
+    assert "use more noise" not in done.stderr
+    assert privpart(*line, "0.2").returncode == 0
 
 
 def test_calibrate_estimates_once(privpart):

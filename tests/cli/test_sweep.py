@@ -305,6 +305,20 @@ def test_a_cell_that_is_no_plan_is_refused_before_any_is_trained(folder):
     assert not (folder / "out").exists()
 
 
+def test_a_large_delta_is_refused_before_any_cell_and_repeated_in_the_table(folder):
+    small = SWEEP.replace("[0, 1]", "[0]").replace('full = ["*"], ', "")
+    (folder / "sweep.toml").write_text(small)
+    (folder / "plan.toml").write_text(PLAN.replace("1e-5", "0.02"))
+    refused = sweep(folder)
+    assert refused.exit_code != 0
+    assert "is 1 / 1,437 or more" in str(refused.exception)
+    assert not (folder / "out").exists()
+    (folder / "plan.toml").write_text(PLAN.replace("= 1e-5", "= 0.02\nallow_large_delta = true"))
+    assert "Warning: delta=0.02: is 1 / 1,437 or more" in sweep(folder).stdout
+    shown = json.loads(call("sweep", "show", folder / "out", "--format", "json").stdout)
+    assert [note for note in shown["notes"] if "is 1 / 1,437 or more" in note]
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

@@ -9,11 +9,15 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from accounting import ConfigError, Dense, fingerprint
 from privpart.cli import main
+from privpart.experiment.plan_file import read
+from privpart.experiment.training import training
 
 PLAN = """
 schema = "privpart/plan/1"
@@ -100,6 +104,21 @@ def test_a_seeded_run_does_not_depend_on_the_number_of_workers(privpart, plan, t
     assert torch.equal(*found)
 
 
+def test_a_run_whose_training_diverges_stops_and_says_so(privpart, plan, tmp_path):
+    """It went on to its end and spent its budget, on noise alone."""
+    text = plan.read_text().replace("learning_rate = 0.1", "learning_rate = 3e38\nepochs = 9")
+    text = text.replace('["dense2.*"]', '["*"]')
+    own, out = tmp_path / "plan.toml", tmp_path / "run"
+    own.write_text(text)
+    for rounds in (1, 2):
+        again = ["--resume"] if rounds == 2 else ["--plan", str(own)]
+        told = privpart("train", *again, "--out", str(out))
+        assert (told.returncode, told.stdout) == (70, "")
+        assert f"round {rounds - 1}: 4 of the 4 updates were not finite" in told.stderr
+        found = json.loads(privpart("report", str(out), "--format", "json").stdout)
+        assert (found["rounds"], found["complete"], found["deviations"]) == (rounds, False, [])
+
+
 def test_a_changed_ledger_is_one_sentence(done, privpart, tmp_path):
     changed = tmp_path / "changed"
     changed.mkdir()
@@ -138,6 +157,8 @@ def test_wrong_calls_are_one_sentence(privpart, arguments, sentence, tmp_path, m
     [
         ("rounds = 8", "rounds = 400", "from round 359 on, the limits on participation leave 0"),
         ("delta = 1e-5", "delta = 2.0", "delta=2: must lie strictly between 0 and 1"),
+        ("delta = 1e-5", "delta = 0.02", "0.02: is 1 / 1,437 or more: publishing the data of one"),
+        ("delta", "allow_large_delta = true\ndelta", "delta=1e-05 is allowed without it"),
         ('name = "small_cnn"', 'name = "smal_cnn"', "unknown. Near it: small_cnn"),
     ],
 )
@@ -149,6 +170,78 @@ def test_a_plan_that_cannot_work_leaves_nothing_behind(privpart, tmp_path, old, 
     assert told.returncode == 2
     assert sentence in " ".join(told.stderr.split()).replace("--delta 2", "delta=2")
     assert not out.exists()
+
+
+def test_noise_that_does_not_fit_the_grid_is_refused_before_a_run_exists(privpart, tmp_path):
+    """It died after its first round, and had entered the budget book."""
+    growing = Dense(np.eye(8) + np.diag(np.full(7, 1e5), -1))
+    file = tmp_path / "growing.json"
+    file.write_text(json.dumps(growing.to_dict() | {"matrix": growing.matrix.tolist()}))
+    table = f'{{ name = "file", file = "{file}", fingerprint = "{fingerprint(growing)}" }}'
+    (tmp_path / "plan.toml").write_text(
+        PLAN.replace('{ name = "tree", estimator = "online" }', table)
+    )
+    for command in (["train", "--out", str(tmp_path / "run")], ["doctor"]):
+        told = privpart(*command, "--plan", str(tmp_path / "plan.toml"))
+        assert told.returncode == 2
+        assert "the noise may grow to" in told.stdout + told.stderr
+    assert not (tmp_path / "run").exists()
+
+
+CLIENTS = """
+import torch
+from privpart.data import Users
+from privpart.data.tasks import digits
+def people():
+    return Users(digits().train_x, digits().train_y, torch.split(torch.arange(120), 2))
+"""
+
+
+def test_a_large_delta_is_refused_by_whoever_counts_the_clients_and_repeated(privpart, tmp_path):
+    """The plan's tables do not say how many clients there are."""
+    (tmp_path / "sixty_people.py").write_text(CLIENTS)
+    own = [("users = 1437\n", ""), ("rounds = 8", "rounds = 2")]
+    own += [('task = "digits"', 'clients = "./sixty_people.py:people"')]
+    text = PLAN
+    for old, new in own:
+        assert old in text
+        text = text.replace(old, new)
+    path, run = tmp_path / "plan.toml", tmp_path / "run"
+
+    def train(delta, more="", *options):
+        path.write_text(text.replace("delta = 1e-5", f"delta = {delta}\n{more}"))
+        return privpart(*(options or ("train", "--out", str(run))), "--plan", str(path))
+
+    for options in ((), ("doctor",)):
+        refused = train(0.05, "", *options)
+        assert refused.returncode == 2
+        assert "is 1 / 60 or more" in refused.stdout + refused.stderr
+        assert not run.exists()
+    with pytest.raises(ConfigError, match="is 1 / 60 or more"):  # as a sweep's cells do
+        training(read(path))
+    assert "- delta" in train(0.005, "", "doctor").stdout
+    done = train(0.05, "allow_large_delta = true")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.index("warning: delta=0.05: is 1 / 60 or more") < done.stderr.index("round")
+    codes = json.loads(privpart("report", str(run), "--format", "json").stdout)["guarantee"]
+    vouch = [f"--vouch={a['code']}" for a in codes["assumptions"] if a["status"] == "asserted"]
+    page = tmp_path / "page.html"
+    told = privpart("report", str(run), *vouch, "--html", str(page))
+    assert "CONDITIONAL" in told.stdout
+    assert "are true; delta is too large" in told.stdout
+    assert "Delta is too large for the number of units." in page.read_text()
+    for said in (told.stdout, page.read_text(), done.stdout):
+        assert "delta 0.05 for 60 clients" in said
+    assert "warning: delta=0.05" in told.stderr
+    assert "guarantee is conditional" in page.read_text()
+    assert "must be one of none" in privpart("report", str(run), *vouch, "--vouch=delta").stderr
+    verified = " ".join(privpart("verify", str(run)).stdout.split())
+    assert "conditional on choices; delta=0.05: is 1 / 60 or more" in verified
+    assert "asserted guarantee" in verified
+    at = ["report", str(run), "--delta", "0.1"]
+    assert privpart(*at).returncode == 2
+    assert privpart(*at, "--allow-large-delta").returncode == 0
+    assert privpart("report", str(run), "--delta", "1e-6").stderr == ""
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ CASES = {
     "train": [[*PLANNED, "--out", "run"], RESUMED, [*RESUMED, "--workers", "2"]],
     "close": [["run"]],
     "export": [["run", "--out", "m.safetensors"]],
-    "report": [["run"], ["run", "--registry", "x.yaml"]],
+    "report": [["run", "--delta", "1e-6"], ["run", "--registry", "x.yaml"]],
     "budget": [[], ["mine"], ["mine", "--limit-epsilon", "4"]],
     "verify": [["run", "m.safetensors"]],
     "verify-gradients": [["./task.py:gradients"]],
@@ -120,6 +120,7 @@ SITUATIONS = {
     ("train", "workers"): [RESUMED],
     ("export", "part"): [["run", "--out", "m.safetensors", "--part", "trained"]],
     ("report", "statement"): [["run", "--statement"]],
+    ("report", "delta"): [["run"]],
     ("report", "registry"): [["run"]],
     ("report", "about_template"): [["run", "--about-template"]],
     ("budget", "population"): [[]],
@@ -175,7 +176,7 @@ NOT_THE_MECHANISM = {
     "cross_check", "max_epsilon", "plot", "plot_against", "statement", "form", "mechanism",
     "max_participations", "min_separation", "fixed_order", "mechanism_file", "target_epsilon",
     "solve", "optimal", "only", "sampling", "expected_batch", "bins", "draws",
-    "draw_seed", "html",
+    "draw_seed", "html", "allow_large_delta",
 }  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """What nodes send: every answer is used or refused, with a sentence, and delays no round."""
 
 import threading
-import time
 
 import pytest
 import torch
@@ -135,9 +134,7 @@ def test_a_hostile_answer_is_refused_with_a_sentence_and_the_others_count(kind):
     change, why = HOSTILE[kind]
     said, one_server = [], server()
     grid = InProcessGrid({FIRST: node(), SECOND: node(change)})
-    began = time.monotonic()
     (found,) = fit(one_server, engine(grid, said), COHORTS[:1])
-    assert time.monotonic() - began < 2
     assert {0, 1} <= set(one_server.cohort) <= {0, 1, "1"}
     assert any(reason.startswith(why) for reason in found.counts.refusals), found.counts.refusals
     assert any(f"node {SECOND}, round 0: " in line and why in line for line in said), said
@@ -164,16 +161,15 @@ def test_an_answer_that_flower_cannot_read_loses_no_other_one():
 
 def test_an_answer_that_is_announced_and_never_uploaded_delays_a_round_no_longer(monkeypatch):
     monkeypatch.setattr("privpart.flower.mail._LONGEST_LOOK", 0.2)
-    never = threading.Event()
+    never, waited = threading.Event(), []
 
     def stuck(message, _):
-        never.wait(20)
+        waited.append(never.wait(60))
 
     said, one_server = [], server()
-    began = time.monotonic()
     fit(one_server, engine(InProcessGrid({FIRST: stuck, SECOND: node()}), said), COHORTS[:1])
+    assert not waited  # the round ended first
     never.set()
-    assert time.monotonic() - began < 5
     assert one_server.cohort == (3, "1")
 
 

@@ -60,6 +60,35 @@ def mechanism(request):
     return request.param
 
 
+def _exchange(tensor, other, _):
+    mine = tensor.data.clone()
+    tensor.data.copy_(other.data)
+    other.data.copy_(mine)
+
+
+def _move(tensor, *_):
+    tensor.data = tensor.data.flip(0)
+
+
+REWRITES = {
+    "add": lambda tensor, other, number: tensor.data.add_(number),
+    "permute": lambda tensor, *_: tensor.data.copy_(
+        tensor.data.flatten()[tensor.data.flatten().argsort()].view_as(tensor)
+    ),
+    "swap": lambda tensor, *_: tensor.data.copy_(tensor.data.roll(1, 0)),
+    "replace": lambda tensor, other, number: tensor.data.fill_(number),
+    "sign": lambda tensor, *_: tensor.data.neg_(),
+    "exchange": _exchange,
+    "move": _move,
+}
+
+
+@pytest.fixture(params=REWRITES.values(), ids=REWRITES)
+def rewrite(request):
+    """Every kind of write that torch does not count; takes a tensor, another and a number."""
+    return request.param
+
+
 @pytest.fixture(params=DEVICES.split())
 def device(request):
     """Every device that is here; tests/privpart/test_device.py adds a pretend one."""

@@ -181,7 +181,7 @@ class Sums:
 
     def sums(self, task, start):
         total = torch.full_like(start, 0.01, dtype=torch.float64)
-        yield task.sum_of(task.clients, total, len(task.clients))
+        yield task.sum_of(task.clients, total, [0.01] * len(task.clients))
 
 
 class Zeros:

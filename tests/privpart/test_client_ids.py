@@ -3,7 +3,6 @@
 import json
 import secrets
 import sqlite3
-import time
 import tracemalloc
 from contextlib import closing
 
@@ -206,9 +205,7 @@ def test_a_huge_id_is_refused_without_being_read(tmp_path):
         db.execute("INSERT INTO participations VALUES (?, 0)", ('"' + "x" * 2**26 + '"',))
     db.close()
     tracemalloc.start()
-    began = time.monotonic()
     assert "too big" in read_error(path)
-    assert time.monotonic() - began < 5
     assert tracemalloc.get_traced_memory()[1] < 2**20
     tracemalloc.stop()
 
@@ -266,7 +263,7 @@ def test_a_run_of_the_version_before_is_read_resumed_and_forked(old_run, tmp_pat
     found = run_report(old_run)
     assert (found.rounds, found.deviations, found.realised.max_participations) == (4, (), 2)
     with fork(old_run, tmp_path / "new", plan(), facts={"delta": 1e-6}) as run:
-        assert run.facts["schema"] == "privpart/ledger/4"
+        assert run.facts["schema"] == "privpart/ledger/5"
         assert train(run, [["ada", 2**64]])[0].counts.counted == 2
 
 

@@ -1,5 +1,4 @@
 import pickle
-import time
 
 import numpy as np
 import pytest
@@ -177,13 +176,10 @@ def test_memory_of_a_million_clients(kind, most):
     if kind == "strings":
         text = rng.bytes(18 * n).hex()
         owners = [text[start : start + 36] for start in range(0, len(text), 36)]
-    start = time.process_time()
     index = Index.of_owners(owners)
-    seconds = time.process_time() - start
     assert len(index) == n
     assert len(pickle.dumps(index)) - 2000 <= most * n
     assert index.nbytes <= most * n
-    assert seconds < 3  # a hundredth of it with numbers, a tenth with strings
 
 
 def test_rows_in_order_cost_nothing_per_row():

@@ -23,6 +23,7 @@ from privpart.engines.device import float32_products, namespace
 from privpart.engines.methods import LocalComputation, Method
 from privpart.engines.options import EngineOptions
 from privpart.models import mcmahan_2nn, small_cnn
+from privpart.start_values import checksum, same_bits
 
 HERE = Path(__file__).parent
 SIZES = (8, 3, 5, 0, 8)
@@ -283,6 +284,18 @@ def test_the_copy_follows_the_frozen_part(accelerator):
     assert (after - before).norm() > 1e-3
 
 
+def test_a_checksum_sees_every_kind_of_rewriting_on_the_device(accelerator, rewrite):
+    one, other = torch.randn(2, 64, 3, generator=torch.Generator().manual_seed(0))
+    one[0] = 0.0  # whose sign is a bit as well
+    one, other = one.to(accelerator), other.to(accelerator)
+    before, copy = checksum([one, other]), one.clone()
+    assert before == checksum([copy, other])
+    assert same_bits(one, copy)
+    rewrite(one, other, 0.5)
+    assert before != checksum([one, other])
+    assert not same_bits(one, copy)
+
+
 def test_bfloat16_is_asked_of_the_device(accelerator):
     seen, model = [], cnn()
     model.module.register_forward_hook(
@@ -383,6 +396,7 @@ def test_ghost_sums_on_the_device(accelerator):
         totals.append(torch.empty(model.dim, dtype=torch.float64))
         clients = TASK.clients[:4]
         start = model.flat.cpu().clone()
-        assert work.sum(TASK, clients, start, totals[-1]) == 1  # who has no examples
+        norms = work.sum(TASK, clients, start, totals[-1])
+        assert [norm > 0.2 for norm in norms] == [True, True, True, False]  # who has no examples
     assert (totals[0] - totals[1]).norm() < 1e-5
     assert totals[0].norm() > 0.1

@@ -1,4 +1,7 @@
-"""Device classes: zero fill keeps norms; one client still moves the sum by at most clip_norm."""
+"""The example of device classes: one client moves the sum by at most clip_norm."""
+
+import runpy
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,10 +20,10 @@ from privpart import (
     Server,
     Users,
 )
-from privpart.engines.device_classes import DeviceClasses
 from privpart.models import small_cnn
-from privpart.wire import decode_update, encode_update
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "device_classes.py"
+DeviceClasses = runpy.run_path(str(EXAMPLE))["DeviceClasses"]
 STRONG, WEAK, WEAKEST = ["*"], ["norm.*", "dense2.*"], ["dense2.bias"]
 CLIP = 0.25
 USERS = Users(
@@ -170,10 +173,3 @@ def test_a_class_without_engine_is_an_error(number, fault):
 def test_no_class_at_all_is_an_error():
     with pytest.raises(ConfigError, match="at least one"):
         DeviceClasses(model(STRONG), [], lambda _: 0)
-
-
-def test_the_server_refuses_the_message_of_a_class():
-    """The limitation that the docstring states: classes are simulated."""
-    weak = model(WEAK)
-    with pytest.raises(ConfigError):
-        decode_update(encode_update(weak, weak.flat), model(STRONG))

@@ -11,6 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from accounting import ConfigError
+from accounting.checks import MissingExtraError
 from privpart.cli.main import app
 from privpart.data import federated_hdf5
 
@@ -135,7 +136,7 @@ def test_a_damaged_file_begins_no_run(writers, write):
 
 def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ConfigError, match=r"pip install 'privpart\[tff\]'"):
+    with pytest.raises(MissingExtraError, match=r"pip install 'privpart\[tff\]'"):
         federated_hdf5(tmp_path / "fed_emnist_train.h5")
 
 

@@ -22,6 +22,7 @@ from accounting import (
 )
 from accounting.mechanisms.program import OUT
 from privpart import AdaptiveClipping, NoiseStream, PrivacyPlan, SeededSource, Server
+from privpart.clip import clip, is_clipped, l2_norm
 from privpart.grid import Grid, noise_bits, quantise
 from privpart.messages import RoundTask
 from privpart.noise.executor import Executor
@@ -95,9 +96,10 @@ def test_no_update_is_longer_than_the_grid_s_norm(values, dtype, clip_norm, grid
     update = torch.tensor(values, dtype=torch.float64).to(dtype)
     q, norm = integers(update, clip_norm, grid)
     assert squared(q) <= bound(grid)
-    assert norm == math.sqrt(squared(q))
+    assert is_clipped(norm, clip_norm) == is_clipped(l2_norm(clip(update, clip_norm)), clip_norm)
     if not update.isfinite().all():
         assert not any(q)
+        assert math.isnan(norm)
 
 
 @given(
@@ -161,7 +163,8 @@ def test_one_huge_coordinate_takes_the_whole_norm(dtype):
     grid = grid_of(1.0, 5)
     q, norm = integers(update, 0.1, grid)
     assert q[:3] == [0, 0, 0]
-    assert grid.norm - 4 <= q[3] == norm <= grid.norm
+    assert grid.norm - 4 <= q[3] <= grid.norm
+    assert is_clipped(norm, 0.1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -195,7 +198,7 @@ def test_a_sum_of_many_is_the_sum_of_their_integers():
     # 2^52 is the sum of far more clients than any run has: still exact
     for before in (0.0, 2.0**52):
         total, exact = torch.full((30,), before, dtype=torch.float64), [int(before)] * 30
-        found = RoundSum(task, total, scratch, lambda _: None, grid=grid, bits=False)
+        found = RoundSum(task, total, scratch, lambda _: None, grid=grid)
         for client in range(300):
             update = torch.from_numpy(random.standard_normal(30) * 10 ** random.uniform(-6, 6))
             q, _ = integers(update, 1.0, grid)
@@ -237,7 +240,8 @@ def test_parts_are_one_vector():
     grid = grid_of(1.0, len(update))
     q, norm = integers(update, 1.0, grid)
     assert squared(q) <= bound(grid)
-    assert norm > 0.999 * grid.norm
+    assert math.sqrt(squared(q)) > 0.999 * grid.norm
+    assert norm == pytest.approx(float(update.double().norm()), rel=1e-12)
     assert np.corrcoef(np.array(q[-7:]), update[-7:].numpy())[0, 1] > 0.999
 
 
@@ -309,8 +313,10 @@ def rounded_sum(server, totals, dim):
     task = server.task([])
     total = torch.zeros(dim, dtype=torch.float64)
     scratch = torch.zeros(dim)
-    found = RoundSum(task, total, scratch, lambda _: None, grid=server._grid, bits=False)
-    found.add_sum(task.sum_of(range(len(totals)), torch.from_numpy(sum(totals)), 0))
+    found = RoundSum(task, total, scratch, lambda _: None, grid=server._grid)
+    found.add_sum(
+        task.sum_of(range(len(totals)), torch.from_numpy(sum(totals)), [9.0] * len(totals))
+    )
     assert found.summed == len(totals)
     return found.total.numpy()
 

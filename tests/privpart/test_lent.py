@@ -278,6 +278,23 @@ def test_a_tensor_that_a_layer_keeps_and_writes_to_is_refused():
     assert not model.module.state.any()
 
 
+def test_a_tensor_that_a_layer_keeps_and_rewrites_by_data_is_refused(rewrite):
+    class Ranks(InPlace):
+        def forward(self, x):
+            rewrite(self.state, self.other, float(x.mean()))
+            return self.head(x + self.state)
+
+        def __init__(self):
+            super().__init__()
+            self.state, self.other = torch.arange(64.0).flip(0), torch.arange(64.0)
+
+    model = PartialModel(Ranks, seed=1)
+    with pytest.raises(ConfigError, match=r"'(state|other)', a tensor that a layer keeps"):
+        train(model, images(shape=(64,)), 0, LocalTraining(0.1, steps=1))
+    assert torch.equal(model.module.state, torch.arange(64.0).flip(0))
+    assert torch.equal(model.module.other, torch.arange(64.0))
+
+
 class Momentum(nn.Module):
     """A frozen teacher that follows the trained part, as in self-supervised losses."""
 

@@ -9,6 +9,7 @@ from accounting import BinaryTree, ConfigError, Participation
 from privpart import (
     CohortRefusedError,
     CohortTooSmallError,
+    DivergedError,
     EmbeddedEngine,
     LocalTraining,
     PartialModel,
@@ -231,6 +232,43 @@ def test_a_refused_cohort_ends_the_command_line_with_one_sentence(monkeypatch, c
     assert said.out == ""
     assert said.err.startswith("privpart: round 0: most of the 2 clients that were asked were refu")
     assert len(said.err.splitlines()) == 1
+
+
+class Diverging:
+    """From its second round on, these of the clients' updates are not finite."""
+
+    def __init__(self, clients, bad=math.nan):
+        self.clients, self.bad = clients, bad
+
+    def run(self, task, start):
+        for client in task.clients:
+            update = torch.full_like(start, 0.1)
+            update[0] = self.bad if task.round and client % 10 in self.clients else 0.1
+            yield task.update(client, update)
+
+
+COHORTS = [range(10 * r, 10 * r + 5) for r in range(4)]
+
+
+@pytest.mark.parametrize("z", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [math.nan, -math.inf])
+def test_a_run_stops_after_a_round_in_which_most_updates_are_not_finite(z, bad):
+    one, committed, seen = a_server(4, rounds=4, z=z), [], []
+    with pytest.raises(DivergedError) as error:
+        fit(
+            one, Diverging({0, 2, 3}, bad), COHORTS, callbacks=[seen.append],
+            commit=lambda server, counts: committed.append(counts.not_finite),
+        )  # fmt: skip
+    assert str(error.value).startswith("round 1: 3 of the 5 updates were not finite")
+    assert "learning rate, the clients' input data, and half precision" in str(error.value)
+    assert "not covered by the guarantee: not for release" in str(error.value)
+    assert (one.round, committed, [record.round for record in seen]) == (2, [0, 3], [0, 1])
+    assert one.parameters.isfinite().all()
+    assert one.ineligible([10]) == {10: "participation limit"}  # the round counts
+    assert fit(one, Ones(), COHORTS)  # and may be followed by others, if somebody says so
+    assert len(fit(a_server(4, rounds=4, z=z), Diverging({0, 2}), COHORTS)) == 4
+    going = fit(a_server(4, rounds=4, z=z), Diverging({0, 2, 3}), COHORTS, stop_if_diverged=False)
+    assert [record.counts.not_finite for record in going] == [0, 3, 3, 3]
 
 
 def test_one_client_that_sends_thousands_of_bad_updates_stops_nothing():

@@ -19,7 +19,7 @@ MODEL = 20_002_000  # bytes of 5,000,500 numbers
 def test_a_step_holds_at_least_the_model_and_its_gradients():
     step = measured_step("bag_of_words", ["*"], local=LocalTraining(0.1, batch_size=2), repeats=3)
     assert len(step.seconds) == 3
-    assert 0 < min(step.seconds) <= step.median_seconds <= max(step.seconds) < 10
+    assert 0 < min(step.seconds) <= step.median_seconds <= max(step.seconds)
     # the model, its gradients, the values as received and the update, which is gone after the step;
     # and nowhere near what the process holds beside them
     assert 4 * MODEL < step.peak_bytes < 8 * MODEL

@@ -261,3 +261,28 @@ def test_a_forked_process_runs_no_server():
 def test_noise_that_grows_without_bound_is_refused_before_the_run(growing):
     with pytest.raises(ConfigError, match=r"grows without bound|may grow to"):
         NoiseStream(growing, dim=4, stddev=1.0, source=SeededSource(0))
+
+
+def filters(powers):
+    """Encoders with one entry, or two, that are such powers of two."""
+    for power in powers:
+        yield Dense([[1.0, 0.0], [2.0**power, 1.0]])
+        yield Dense([[1.0, 0.0, 0.0], [0.0, 2.0**power, 0.0], [1.0, 2.0**power, 1.0]])
+        yield Dense([[2.0**power, 0.0], [1.0, 1.0]])
+        yield Dense([[1.0, 0.0], [1.0, 2.0**power]])
+        yield Toeplitz(3, (2.0**power, 1.0))
+        yield Toeplitz(3, (1.0, 2.0**power), normalize_columns=True)
+
+
+@pytest.mark.parametrize("stddev", [1.0, 2.0**20, 2.0**30])
+def test_a_filter_whose_numbers_do_not_fit_is_refused_when_it_is_made(stddev):
+    """A run would die after its first round, whose budget was spent."""
+    refused = 0
+    for mechanism in filters(range(-500, 500, 9) if stddev == 1 else range(-60, 60)):
+        try:
+            stream = NoiseStream(mechanism, dim=3, stddev=stddev, source=SeededSource(0))
+        except ConfigError as error:
+            refused += "may grow to" in str(error) or "draws are weighted by" in str(error)
+            continue
+        assert len([stream.next() for _ in range(mechanism.rounds)]) == mechanism.rounds
+    assert refused > 20

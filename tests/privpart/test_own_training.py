@@ -517,10 +517,9 @@ def test_a_local_part_that_diverged_is_not_kept():
     examples = pairs() | {1: (torch.full((3, 6), torch.nan), torch.tensor([0, 1, 2]))}
     with engine(Population(examples), personal()) as one:
         found = {u.client: u.update for u in one.run(TASK, one.model.flat.clone())}
-    assert all(update.isfinite().all() for update in found.values())
+    assert [bool(u.isfinite().all()) for u in found.values()] == [True, False, True, True]
     kept = [one.own_part(client) for client in range(4)]
     assert [own is None for own in kept] == [False, True, False, False]
-    assert not found[1].any()
 
 
 # Training health.

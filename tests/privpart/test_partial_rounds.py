@@ -94,7 +94,11 @@ OPTIMIZERS = [
 )
 @pytest.mark.parametrize("active", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
 def test_a_round_of_some_groups_is_training_with_the_others_frozen(local, active):
-    """Bit for bit: what FedPT would send that froze the other groups for ever."""
+    """Bit for bit what FedPT would send that froze the other groups for ever.
+
+    But for Adam: torch's kernel rounds the last entries of a vector in another way than the others,
+    and which these are depends on how many vectors there are.
+    """
     previous = torch.randn(sum(SIZES), generator=torch.Generator().manual_seed(5))
     sent = update_of(network(), active, local, previous=previous.clone())
     frozen = network(train=[p for g in active for p in GROUPS[g]])
@@ -104,7 +108,11 @@ def test_a_round_of_some_groups_is_training_with_the_others_frozen(local, active
         parts = [part if g in active else start for g, (part, start) in enumerate(
             zip(parts, torch.split(network().flat, SIZES), strict=True))]  # fmt: skip
         sent = update_of(network(), active, local, previous=torch.cat(parts))
-    assert torch.equal(sent, update_of(frozen, None, local, previous=own.clone()))
+    found = update_of(frozen, None, local, previous=own.clone())
+    if local.optimizer == "adam":
+        torch.testing.assert_close(sent, found, rtol=1e-5, atol=1e-7)
+    else:
+        assert torch.equal(sent, found)
     assert len(sent) == sum(SIZES[g] for g in active)
     assert sent.abs().max() > 1e-3
 

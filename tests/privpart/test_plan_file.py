@@ -140,7 +140,7 @@ WRONG_KIND = [
 
 def test_all_fields_are_found():
     """Against a census that silently misses what it is about."""
-    assert (len(WHOLE), len(REAL), len(SERIES), len(TRUTH)) == (36, 16, 3, 3)
+    assert (len(WHOLE), len(REAL), len(SERIES), len(TRUTH)) == (36, 16, 3, 4)
     assert ("select", "hidden", "m") in WHOLE
     assert ("privacy", "adaptive_clipping", "rate") in REAL
 

@@ -201,7 +201,7 @@ def test_facts_never_set_what_the_package_reads(tmp_path):
     )
     names = {name for pattern in READ for name in re.findall(pattern, source)}
     names |= {folder_module.SELF_CLIPPED, folder_module.CHECKED, canaries.FACT}
-    callers = {"delta", "population", "population_name", "parameters", "frozen"}
+    callers = {"delta", "population", "population_name", "population_size", "parameters", "frozen"}
     assert {
         "unit",
         "mode",
@@ -315,7 +315,7 @@ def test_a_ledger_of_another_schema(folder):
     with sqlite3.connect(folder / "ledger.sqlite") as db:
         db.execute("""UPDATE run SET value = '"privpart/ledger/9"' WHERE name = 'schema'""")
     db.close()
-    assert "reads 'privpart/ledger/4', 'privpart/ledger/3'" in refusal(folder)
+    assert "reads 'privpart/ledger/5', 'privpart/ledger/3'" in refusal(folder)
 
 
 def test_a_lost_key(folder):

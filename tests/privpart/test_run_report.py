@@ -9,14 +9,26 @@ import sys
 import pytest
 import torch
 from safetensors import safe_open
+from torch import nn
 
 from accounting import BinaryTree, ConfigError, Participation, PrivacyReport, guarantee
-from privpart import PrivacyPlan, RunFolder, Server, fit
+from privpart import (
+    EmbeddedEngine,
+    LocalTraining,
+    PartialModel,
+    PrivacyPlan,
+    RunFolder,
+    Server,
+    Users,
+    fit,
+)
 from privpart.cli.main import main
+from privpart.engines.canaries import CanaryEngine
 from privpart.run.fork import fork
 from privpart.run.identity import SigningKey
 from privpart.run.ledger import Ledger, next_row
 from privpart.run.report import run_report, vouched
+from privpart.run.verify import check_run
 
 DIM = 4
 
@@ -122,13 +134,111 @@ class Summing(Clients):
         if task.round < 2 or task.round == 4:
             return None
         total = torch.full(start.shape, 0.2, dtype=torch.float64)
-        return iter([task.sum_of(task.clients, total, 2)])
+        return iter([task.sum_of(task.clients, total, [0.2] * len(task.clients))])
 
 
-def test_it_says_whose_clipping_bounds_the_updates(folder, tmp_path):
+def embedded(kind=EmbeddedEngine):
+    model = PartialModel(lambda: nn.Linear(1, 2), seed=1)
+    users = Users(torch.ones(10, 1), torch.arange(10) % 2, torch.arange(10).split(1))
+    local = LocalTraining(9.0, steps=1)
+    return kind(model, users, local=local, data_seed=0, sums=True, batching="vmap")
+
+
+class Longer(EmbeddedEngine):
+    """One client counts 9.9 times; the length of the sum is that of ten clipped updates."""
+
+    def sums(self, task, start):
+        total = torch.zeros(DIM, dtype=torch.float64)
+        total[0] = 0.99 * task.clip_norm * len(task.clients)
+        return iter([task.sum_of(task.clients, total, [task.clip_norm] * len(task.clients))])
+
+
+class Renamed(Longer):
+    @property
+    def __class__(self):
+        return EmbeddedEngine
+
+
+Renamed.__module__, Renamed.__name__, Renamed.__qualname__ = (
+    EmbeddedEngine.__module__, "EmbeddedEngine", "EmbeddedEngine"
+)  # fmt: skip
+
+
+class Turning(Longer):
+    def sums(self, task, start):
+        found = super().sums(task, start)
+        self.__class__ = EmbeddedEngine
+        return found
+
+
+class Equal(type):
+    def __eq__(cls, other):
+        return True
+
+    __hash__ = type.__hash__
+
+
+class Redirected:
+    def __getattribute__(self, name):
+        return Longer.sums.__get__(self) if name == "sums" else super().__getattribute__(name)
+
+
+Alike = Equal("EmbeddedEngine", (Redirected, EmbeddedEngine), dict(vars(EmbeddedEngine)))
+
+
+def foreign(how, patched):
+    """An engine that is not this package's, or not any more, and seems to be."""
+    if how == "around":
+        return CanaryEngine(embedded(Longer), NoCanaries())
+    if how == "class":
+        patched.setattr(EmbeddedEngine, "sums", Longer.sums)
+        return embedded()
+    if how == "object":
+        one = embedded()
+        one.sums = Longer.sums.__get__(one)
+        return one
+    return embedded({"renamed": Renamed, "turning": Turning, "alike": Alike}.get(how, Longer))
+
+
+class NoCanaries:
+    ids = ()
+
+    def clients(self, round_):
+        return ()
+
+
+def committed(path, engine):
+    """A run of one round of ten clients: its row, its report and what is checked of it."""
+    promised = plan(rounds=1, k=1, b=1, report_goal=10)
+    with RunFolder.create(path, promised, facts={"delta": 1e-6}) as run:
+        server = Server(run.plan, torch.zeros(DIM), source=run.source())
+        fit(server, engine, [list(range(10))], commit=run.commit)
+    (row,) = Ledger(path / "ledger.sqlite", read_only=True).rows()
+    assert row.summed == 10
+    clipping = next(a for a in run_report(path).guarantee.assumptions if a.code == "clipping")
+    checked = next(check.says for check in check_run(path) if check.what == "guarantee")
+    return row.summed_by, clipping, "clipping" in checked
+
+
+@pytest.mark.parametrize("around", [lambda one: one, lambda one: CanaryEngine(one, NoCanaries())])
+def test_clipping_in_this_packages_engine_is_enforced_and_the_ledger_names_it(tmp_path, around):
+    row, clipping, open_ = committed(tmp_path / "run", around(embedded()))
+    assert (row, clipping.status, open_) == ("EmbeddedEngine", "enforced", False)
+    assert clipping.evidence.startswith("in 1 of 1 rounds this package's EmbeddedEngine clipped")
+
+
+@pytest.mark.parametrize(
+    "how", ["subclass", "renamed", "turning", "alike", "class", "object", "around"]
+)
+def test_clipping_in_any_other_engine_is_asserted(tmp_path, monkeypatch, how):
+    row, clipping, open_ = committed(tmp_path / "run", foreign(how, monkeypatch))
+    assert (row, clipping.status, open_) == ("", "asserted", True)
+    assert "not this package's, or was changed" in clipping.evidence
+
+
+def test_it_says_in_how_many_rounds_somebody_elses_engine_summed(folder, tmp_path):
     def said(path):
         found = {a.code: a for a in run_report(path).guarantee.assumptions}
-        assert found["clipping"].status == "enforced"
         return found["clipping"].evidence
 
     assert said(folder) == "the server clips every update again"
@@ -136,7 +246,7 @@ def test_it_says_whose_clipping_bounds_the_updates(folder, tmp_path):
         server = Server(run.plan, torch.zeros(DIM), source=run.source())
         for rounds in (1, 3, 6):
             fit(server, Summing(), COHORTS[:rounds], commit=run.commit)
-    assert said(tmp_path / "sums").startswith("in 3 of 6 rounds the run's own engine clipped")
+    assert said(tmp_path / "sums").startswith("in 3 of 6 rounds an engine that is not this")
     assert run_report(tmp_path / "sums").guarantee.epsilon == plan().guarantee().epsilon(1e-6)
 
 
@@ -273,11 +383,12 @@ def test_a_start_that_was_changed_is_refused(folder, tmp_path):
             run.restore(server)
 
 
-def test_who_clipped_cannot_be_changed_afterwards(tmp_path):
+@pytest.mark.parametrize("change", ["summed = 0", "summed_by = 'EmbeddedEngine'"])
+def test_who_clipped_cannot_be_changed_afterwards(tmp_path, change):
     with RunFolder.create(tmp_path / "sums", plan(), facts={"delta": 1e-6}) as run:
         server = Server(run.plan, torch.zeros(DIM), source=run.source())
         fit(server, Summing(), COHORTS, commit=run.commit)
     with sqlite3.connect(tmp_path / "sums" / "ledger.sqlite") as db:
-        db.execute("UPDATE rounds SET summed = 0")
+        db.execute(f"UPDATE rounds SET {change}")
     with pytest.raises(ConfigError, match="changed after the fact"):
         run_report(tmp_path / "sums")

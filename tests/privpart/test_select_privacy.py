@@ -10,17 +10,13 @@ import math
 
 import pytest
 import torch
-from no_noise import NoNoise
 
 from accounting import ConfigError, Guarantee, Independent, Participation
-from privpart import NoiseStream, PrivacyPlan, SecretSource, SeededSource, Server
+from privpart import NoiseStream, PrivacyPlan, SeededSource, Server
 from privpart.messages import RoundTask
 from privpart.select import (
-    DeviceOnly,
-    KeyHistogram,
     SelectLedger,
     SelectReport,
-    ServerSees,
 )
 from privpart.select.disclosure import Sighting
 
@@ -134,105 +130,6 @@ def test_sum_moves_by_at_most_clip_norm_whatever_a_client_selects(m):
         assert moved.norm() <= CLIP * (1 + 1e-6)
 
 
-def histogram(m=2, z=3.0, rounds=4, k=1, source=None, size=K):
-    return KeyHistogram(
-        size=size,
-        keys_per_client=m,
-        noise_multiplier=z,
-        participation=Participation(rounds, k),
-        source=source or SeededSource(0),
-    )
-
-
-def counts_of(keys, **options):
-    source = NoNoise()
-    seen = {n: ServerSees(z) for n, z in enumerate(keys)}
-    return histogram(source=source, **options).release(seen).value, source.stddev / 2**20
-
-
-@pytest.mark.parametrize("m", [1, 2, 3])
-def test_histogram_noise_is_scaled_to_its_brute_force_sensitivity(m):
-    """Over all that one client may send, the counts move by sqrt(m) at most; noise is z of that."""
-    base, stddev = counts_of([(0, 1)[:m]], m=m)
-    moves = []
-    for length in range(m + 2):
-        for keys in itertools.product(range(K), repeat=length):
-            counts, _ = counts_of([(0, 1)[:m], keys], m=m)
-            moves.append(float((counts - base).norm()))
-    assert max(moves) == pytest.approx(math.sqrt(m))
-    assert stddev == pytest.approx(3.0 * math.sqrt(m))
-    assert stddev >= 3.0 * math.sqrt(m)
-
-
-def test_histogram_counts_clients():
-    counts, _ = counts_of([(0, 1), (1, 2), (1,)])
-    assert counts.tolist() == [1, 3, 1, 0, 0, 0]
-
-
-@pytest.mark.parametrize("keys", [(1, 1), (0, 1, 2), (6, 1), (-1, 1), ("a", 1), (None,)])
-def test_who_sends_malformed_keys_does_not_count(keys):
-    counts, _ = counts_of([keys, (5,)])
-    assert counts.tolist() == [0, 0, 0, 0, 0, 1]
-
-
-def test_a_client_counts_as_often_as_planned():
-    own = histogram(source=NoNoise(), k=2)
-    seen = {7: ServerSees((0, 1))}
-    totals = [float(own.release(seen).value.sum()) for _ in range(4)]
-    assert totals == [2, 2, 0, 0]
-    with pytest.raises(ConfigError, match="all 4 planned"):
-        own.release(seen)
-
-
-@pytest.mark.parametrize(("factor", "fits"), [(1.0, True), (1.05, False)])
-def test_histogram_noise_has_the_planned_size(factor, fits):
-    """Chi-square over 20,000 counts, 5 standard deviations wide; the twin is 5 % off."""
-    own = histogram(m=4, z=3.0, size=20_000)
-    noise = own.release({}).value.double() * factor
-    statistic = float((noise / (3.0 * 2)).square().sum())
-    assert (abs(statistic - 20_000) < 5 * math.sqrt(2 * 20_000)) is fits
-
-
-def test_a_forked_histogram_does_not_repeat_its_noise(monkeypatch):
-    own = histogram(source=SecretSource())
-    own.release({})
-    monkeypatch.setattr("os.getpid", lambda: -1)
-    with pytest.raises(ConfigError, match="forked"):
-        own.release({})
-
-
-def test_histograms_of_two_rounds_have_other_noise():
-    own = histogram()
-    assert not torch.equal(own.release({}).value, own.release({}).value)
-
-
-@pytest.mark.parametrize("k", [1, 3])
-def test_histogram_and_updates_compose(k):
-    """Effective z = (z^-2 + z_c^-2 k)^(-1/2): mu^2 adds, over the rounds of a client as well."""
-    own = histogram(z=3.0, k=k)
-    both = own.with_updates(Guarantee(1 / 2.0))
-    assert both.mu == pytest.approx(math.sqrt(1 / 4 + k / 9))
-    assert both.mu >= math.sqrt(1 / 4 + k / 9)
-    assert both.epsilon(1e-5) > Guarantee(1 / 2.0).epsilon(1e-5)
-
-
-def test_secret_histograms_are_released_with_their_price_and_once():
-    source = SecretSource()
-    released = histogram(source=source).release({})
-    assert released.why == Guarantee(histogram().guarantee().mu)
-    assert "seeded" in histogram().release({}).why
-    with pytest.raises(ConfigError, match="already feeds"):
-        histogram(source=source)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"m": 0}, {"m": 7}, {"z": 0.0}, {"z": math.nan}, {"z": math.inf}, {"size": 0}]
-)
-def test_impossible_histograms_are_refused(wrong):
-    with pytest.raises(ConfigError):
-        histogram(**wrong)
-
-
 def ledger(*seen):
     own = SelectLedger()
     own.sightings |= {Sighting(party, 0, client, what) for party, what in seen for client in (0, 1)}
@@ -262,11 +159,3 @@ def test_the_report_claims_nothing_without_noise():
     assert operators.endswith("none")
     with pytest.raises(ConfigError, match="delta"):
         SelectReport.of(None, 0.0, SelectLedger())
-
-
-def test_keys_reach_the_histogram_only_as_what_the_server_sees():
-    own = DeviceOnly((1, 2))
-    seen = own.show(SelectLedger(), "server", round_=0, client=0, what="keys")
-    assert histogram(source=NoNoise()).release({0: seen}).value.tolist() == [0, 1, 1, 0, 0, 0]
-    with pytest.raises(AttributeError):
-        histogram().release({0: own})

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from accounting import BinaryTree, ConfigError, Participation
 from privpart import (
     AdaptiveClipping,
+    DivergedError,
     EmbeddedEngine,
     LocalTraining,
     PartialModel,
@@ -23,11 +25,10 @@ from privpart import (
 )
 from privpart.clip import factors
 from privpart.engines import methods as local_work
-from privpart.engines.embedded import _summed
 from privpart.engines.frozen_prefix import Features, split
 from privpart.engines.ghost_sum import GhostSum, layer_updates
 from privpart.engines.methods import LocalComputation, Method, client_generator
-from privpart.messages import CohortSum
+from privpart.messages import ClientUpdate, CohortSum, ModularSum, Reason, RefusedAnswer
 from privpart.models import mcmahan_2nn, small_cnn
 
 SIZES = (8, 3, 5, 0, 8, 2, 8, 1)
@@ -98,8 +99,8 @@ def one_by_one(network, data, task=TASK, train=("*",), local=LOCAL):
 def summed(network, data, clients=TASK.clients, task=TASK, train=("*",), local=LOCAL):
     doing = work(network, data, train, local)
     total = torch.full((doing.model.dim,), torch.nan, dtype=torch.float64)
-    unclipped = doing.sum(task, clients, doing.model.flat.clone(), total)
-    return total, unclipped
+    norms = doing.sum(task, clients, doing.model.flat.clone(), total)
+    return total, task.sum_of(clients, total, norms).unclipped
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -588,27 +589,6 @@ def test_vectorized_clients_of_many_steps_are_summed(workers, quick_workers):
     assert [loss is None for loss in health.losses] == [size == 0 for size in SIZES]
 
 
-def test_every_way_counts_the_same_clients_as_unclipped():
-    """Else the method that is fastest here would move the next clip norm of adaptive clipping."""
-    clients = (0, 1, 2, 3, 4)  # the first diverges, the fourth holds no examples
-    network, data = NETWORKS["dense"], hostile("huge")
-    each = one_by_one(network, data)
-    assert (each[0].norm(), each[3].norm()) == (0, 0)
-    for clip_norm in (0.2, 1e3):
-        task = replace(TASK, clients=clients, clip_norm=clip_norm)
-        _, ghost = summed(network, data, clients, task)
-        doing = work(network, data)
-        total = torch.empty(doing.model.dim, dtype=torch.float64)
-        start = doing.model.flat.clone()
-        vectorized = doing.summed(task, clients, start, Method(vectorized=True), total)
-        each = one_by_one(network, data, task)
-        ((_, _, kept),) = _summed({c: each[c] for c in clients}, task)
-        # the server adds +1/2 for each update that was not clipped, also if it is zero
-        server = sum(float(update.norm()) < clip_norm * 0.999 for update in each[list(clients)])
-        assert ghost == vectorized == kept == server
-    assert ghost == 5
-
-
 def plan(**change):
     fields = {
         "mechanism": BinaryTree(6, 2),
@@ -632,8 +612,21 @@ def test_a_run_with_sums_is_the_run_without():
     (loop, norm, counts), (sums, other_norm, other_counts) = found
     assert (sums - loop).norm() < 1e-4 * (loop - one.model.flat).norm()
     assert norm == other_norm != 0.2  # the bits were the same, and moved the clip norm
-    assert [replace(c, summed=c.counted) for c in counts] == other_counts
+    own = {"summed": len(SIZES), "summed_by": "EmbeddedEngine"}
+    assert [replace(c, **own) for c in counts] == other_counts
     assert (counts[0].summed, counts[0].counted) == (0, len(SIZES))
+
+
+@pytest.mark.parametrize("options", [{}, {"batching": "vmap"}, {"sums": False}], ids=str)
+def test_training_that_diverges_stops_in_every_way_to_compute_clients(options):
+    data = users()
+    data.x[:] = torch.inf
+    with engine(data=data, **options) as one:
+        one.method, one._use_ghost_sum = one.method or Method(), not options
+        server = Server(plan(), one.model.flat.clone(), source=SeededSource(0))
+        with pytest.raises(DivergedError, match="round 0: 7 of the 8 updates"):
+            fit(server, one, [list(TASK.clients)] * 6)
+    assert server.round == 1
 
 
 DIM = 6
@@ -650,7 +643,7 @@ def a_server(**change):
 
 def a_sum(server, clients=(1, 2, 3), **change):
     total = torch.full((DIM,), 0.2, dtype=torch.float64)
-    return replace(server.task(()).sum_of(clients, total, 1), **change)
+    return replace(server.task(()).sum_of(clients, total, [0.2, 0.1, 0.2]), **change)
 
 
 def test_a_sum_counts_for_each_client_in_it():
@@ -674,6 +667,11 @@ def test_a_sum_counts_for_each_client_in_it():
         {"clients": (1, 2, 7)},  # 7 has sent an update of its own
         {"unclipped": 4},
         {"unclipped": -1},
+        {"not_finite": 3},  # more than were not clipped
+        {"not_finite": -1},
+        {"not_finite": None},
+        {"plan": None},
+        {"clip_norm": torch.ones(2)},
         {"unclipped": 1.5},
         {"round": False},
         {"clients": (1, 2, "")},
@@ -700,6 +698,20 @@ def test_a_sum_that_cannot_be_is_refused_whole(change):
     assert sum(counts.refusals.values()) == 3
     assert not one.parameters.any()
     assert one.cohort == (7,)
+
+
+def test_no_content_of_an_answer_raises_an_error():
+    """Half-made objects too: what an engine of somebody's own hands over is anything."""
+    kinds = {CohortSum: 7, ModularSum: 6, RefusedAnswer: 2, ClientUpdate: 4}
+    odd = [None, 7, [], {}, "malformed", (1, [2]), torch.ones(2), torch.tensor(torch.nan)]
+    sent = [*odd, *(kind.__new__(kind) for kind in kinds)]
+    sent += [kind(*[value] * count) for kind, count in kinds.items() for value in odd]
+    for server in (a_server(), a_server(noise_multiplier=0.5)):
+        own = server.task(()).update(7, torch.zeros(DIM))
+        secure = sent if server.plan.noise_multiplier else ()
+        counts = server.run_round([own, *sent], sums=sent, secure=secure)
+        assert (counts.received - counts.refused, counts.counted) == (1, 1)
+        assert counts.refusals.keys() <= set(get_args(Reason))
 
 
 def test_a_sum_is_no_update():

@@ -13,6 +13,7 @@ import typer
 
 from accounting import Guarantee, checks
 from accounting.checks import ConfigError
+from accounting.report import up
 from privpart.cli.options import Format, HtmlOption
 from privpart.cli.output import as_csv
 
@@ -382,7 +383,7 @@ def _show(found: "EpsilonAudit") -> None:
     """Print the audit as text."""
     about = found.about
     lines = [("verdict", found.verdict), *(("", reason) for reason in found.reasons)]
-    lines.append(("accountant", f"epsilon {found.epsilon:.4f}, mu {found.claimed.mu:.4f}"))
+    lines.append(("accountant", f"epsilon {up(found.epsilon, 5)}, mu {up(found.claimed.mu, 5)}"))
     lines.append(("delta", f"{found.delta:g}"))
     scored = found.scored
     if "noise" in about:
@@ -395,7 +396,7 @@ def _show(found: "EpsilonAudit") -> None:
                 f"{len(scored.scores)}, {int(scored.present.sum())} took part; seen are {looks}",
             )
         )
-        lines.append(("visible", f"mu {scored.mu:.4f}, {found.visible:.0%} of the accountant's"))
+        lines.append(("visible", f"mu {up(scored.mu, 5)}, {found.visible:.0%} of the accountant's"))
         lines.append(("others", about["other_clients"]))
     if "clipping" in about:
         lines.append(("clipping", about["clipping"]))

@@ -17,7 +17,7 @@ from rich.progress import Progress
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, parsed_json
 from attacks import Reconstruction
 from attacks.text.audit import ReadByAttack
 from attacks.text.read import ReadText
@@ -89,7 +89,7 @@ class TrialFolder(_Folder[Found]):
     def __getitem__(self, key: str) -> Found:
         try:
             with safe_open(self._path(key), "pt") as file:
-                header = json.loads(file.metadata()["found"])
+                header = parsed_json(file.metadata()["found"])
                 return {
                     name: Reconstruction(
                         x=file.get_tensor(f"{name}/x"),
@@ -128,7 +128,7 @@ class TextFolder(_Folder[ReadByAttack]):
 
     def __getitem__(self, key: str) -> ReadByAttack:
         try:
-            kept = json.loads(self._path(key).read_bytes())["found"]
+            kept = parsed_json(self._path(key).read_bytes())["found"]
             return {name: None if one is None else _read_text(one) for name, one in kept.items()}
         except (OSError, AttributeError, KeyError, TypeError, ValueError):
             raise KeyError(key) from None

@@ -10,14 +10,13 @@ from typing import Any, Literal
 
 import typer
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from accounting.report import up
 from attacks import DefencePoint, LeakageReport, LeakageRow, TextDefencePoint, TextReport
 from attacks.text.report import TextRow
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv
+from privpart.cli.output import as_csv, plain_console
 
 REPORT = "report.json"
 _WIDTH = 120
@@ -82,7 +81,7 @@ def publish(report: AnyReport, told: Told, form: Format, out: Path, beside: str)
     elif form is Format.CSV:
         typer.echo(told.csv, nl=False)
     else:
-        console = Console(width=told.width, highlight=False)
+        console = plain_console(told.width)
         for table in told.tables:
             console.print(table)
         for line in told.notes:
@@ -125,7 +124,7 @@ def defences_csv(points: AnyPoints) -> str:
 
 def show_defences(points: AnyPoints) -> None:
     """Print a sweep over clips and noises to standard output."""
-    console = Console(width=_WIDTH, highlight=False)
+    console = plain_console(_WIDTH)
     images = isinstance(points[0], DefencePoint)
     what, digits = ("PSNR in dB over {} images", 1) if images else ("ROUGE-L over {} sentences", 2)
     title = f"{what.format(len(points[0].scores))}, best of each over the attacks"

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from scipy import stats
 
 from accounting import Guarantee
+from accounting.report import down, up
 from attacks.lower_bounds import bounds
 from attacks.lower_bounds.bounds import Bound, percent
 from attacks.lower_bounds.replay import ASSUMPTION, FALSE_ALARM, Replay
@@ -75,10 +76,10 @@ class EpsilonAudit:
                 f"none of {len(self.bounds)} bounds at {each} is above the accountant's epsilon, "
                 "which does not show that the run is private"
             )
-        listed = ", ".join(f"{bound.method} {bound.epsilon:.4f}" for bound in self.above)
+        listed = ", ".join(f"{bound.method} {down(bound.epsilon, 5)}" for bound in self.above)
         return (
             f"at {each}, {len(self.above)} of {len(self.bounds)} are above the accountant's "
-            f"{self.epsilon:.4f}: {listed}. For each this happens "
+            f"{up(self.epsilon, 5)}: {listed}. For each this happens "
             f"{_chance(self.bounds[0])}; a VIOLATION needs {percent(SURE)} over all bounds together"
         )
 
@@ -160,7 +161,7 @@ def judged(
     sure = 1 - (1 - SURE) / max(1, len(found))
     said = claimed.epsilon(delta)
     above = [b for b in _bounds(scored, replays, delta, sure) if b.epsilon > said]
-    reasons = [f"{bound}; the accountant says {said:.4g}." for bound in above]
+    reasons = [f"{bound}; the accountant says {up(said)}." for bound in above]
     for replay in replays:
         reasons += [*replay.faults, *([replay.off_plan] if replay.off_plan else [])]
     if scored is not None and scored.others_known:

@@ -11,6 +11,7 @@ from accounting import (
     ConfigError,
     Participation,
     PrivacyReport,
+    checks,
     least_separation,
     most_participations,
     most_rounds,
@@ -26,7 +27,6 @@ from privpart.cli.budget.sampled import (
     Bins,
     DrawCount,
     ExpectedBatch,
-    Population,
     SamplerOptions,
     SamplingOption,
     print_sampled,
@@ -76,9 +76,10 @@ def calibrate(
     ] = None,
     choice: MechanismChoice,
     limits: Limits,
+    population: options.Population = None,
+    allow_large_delta: options.AllowLargeDelta = False,
     sampling: SamplingOption = None,
     expected_batch: ExpectedBatch = None,
-    population: Population = None,
     bins: Bins = None,
     draws: DrawCount = None,
     method: options.MethodOption = MethodName.EXACT,
@@ -91,6 +92,7 @@ def calibrate(
 
     Example: privpart calibrate --target-epsilon 2 --rounds 1000 --delta 1e-6 --max-participations 1
     """
+    checks.accept_delta(delta, population, allow_large=allow_large_delta)
     if sampling is not None:
         given = SamplerOptions(
             expected_batch=expected_batch,
@@ -104,7 +106,7 @@ def calibrate(
         with shown_fits():
             built = choice.build(sampled_passes(rounds, bins))
         noise, run = typed_sampling(sampling, built, given).calibrated(target_epsilon, delta)
-        print_sampled(run, choice, noise, delta, form)
+        print_sampled(run, choice, noise, delta, form, population)
         return
     if solve is Unknown.NOISE_MULTIPLIER:
         participation = limits.of(rounds)
@@ -127,6 +129,7 @@ def calibrate(
         noise_multiplier=found,
         delta=delta,
         method=method.value,
+        population=population,
         participation_stated=stated,
     )
     print_report(report, form)

@@ -14,7 +14,7 @@ from accounting.mechanisms.by_name import MechanismChoice
 from accounting.realised import read_log
 from accounting.report import up
 from privpart.cli import options
-from privpart.cli.budget.options import Limits, with_shared_options
+from privpart.cli.budget.options import Limits, accept_planned_delta, with_shared_options
 from privpart.cli.budget.progress import shown_fits
 from privpart.cli.budget.sampled import (
     Bins,
@@ -48,6 +48,7 @@ class _Run:
     noise_multiplier: float
     delta: float
     stated: bool
+    population: int | None
 
 
 @with_shared_options
@@ -76,9 +77,8 @@ def epsilon(
         ),
     ] = None,
     method: options.MethodOption = MethodName.EXACT,
-    population: Annotated[
-        int | None, typer.Option(help="Clients in all, if public: warns of too large a delta.")
-    ] = None,
+    population: options.Population = None,
+    allow_large_delta: options.AllowLargeDelta = False,
     sampling: SamplingOption = None,
     expected_batch: ExpectedBatch = None,
     bins: Bins = None,
@@ -117,13 +117,15 @@ def epsilon(
             method=method if "method" in typed(context) else None,
         )
         figures = (rounds, noise_multiplier, delta)
-        _within(_print_sample(sampling, choice, figures, given, form), limit)
+        found = _print_sample(sampling, choice, figures, given, form, allow_large=allow_large_delta)
+        _within(found, limit)
         return
     histories = None if log is None else histories_of(log)
+    population = _counted(population, histories)
     if plan is not None:
-        promised, run = _planned(plan, delta)
+        promised, run = _planned(plan, delta, population, allow_large=allow_large_delta)
         if promised.sampling is not None:
-            report = _sampled_report(context, promised, run.delta)
+            report = _sampled_report(context, promised, run)
             _write_page(run, report, html, limit, Against.NOISE)
             if statement:
                 typer.echo(report.statement())
@@ -137,8 +139,9 @@ def epsilon(
         )
     else:
         _refuse_silent_limits(limits, limit, histories)
-        run = _typed_run(choice, limits, rounds, noise_multiplier, delta, histories)
-    report = _report(run, histories, method, population, cross_check=cross_check)
+        checks.accept_delta(delta, population, allow_large=allow_large_delta)
+        run = _typed_run(choice, limits, rounds, noise_multiplier, delta, histories, population)
+    report = _report(run, histories, method, cross_check=cross_check)
     _write_page(run, report, html, limit, plot_against or Against.NOISE)
     _plot(run, report, plot_against or Against.NOISE, plot, limit)
     if statement:
@@ -154,15 +157,27 @@ def _print_sample(
     figures: tuple[int | None, float | None, float | None],
     given: SamplerOptions,
     form: Format,
+    *,
+    allow_large: bool,
 ) -> float:
     """Print the guarantee of a sampled run of these rounds, noise and delta; return its epsilon."""
     rounds, noise, delta = figures
     if rounds is None or noise is None or delta is None:
         raise ConfigError("--sampling needs --rounds, --noise-multiplier and --delta.")
+    checks.accept_delta(delta, given.population, allow_large=allow_large)
     with shown_fits():
         mechanism = choice.build(sampled_passes(rounds, given.bins))
     run = typed_sampling(sampling, mechanism, given).guarantee(noise)
-    return print_sampled(run, choice, noise, delta, form)
+    return print_sampled(run, choice, noise, delta, form, given.population)
+
+
+def _counted(population: int | None, histories: Mapping[str, list[int]] | None) -> int | None:
+    """Return how many clients there are: at least those of a log."""
+    if histories is None:
+        return population
+    if population is not None and population < len(histories):
+        raise ConfigError(f"population={population}: the log has {len(histories)} clients.")
+    return population or len(histories)
 
 
 def _refuse_silent_limits(
@@ -183,37 +198,47 @@ def _typed_run(
     noise_multiplier: float,
     delta: float,
     histories: Mapping[str, list[int]] | None,
+    population: int | None,
 ) -> _Run:
     participation = limits.of(rounds)
     if histories is not None and not limits.stated:  # no promise: the log alone
+        if choice.fitted:
+            raise ConfigError(
+                f"mechanism={choice.name}: is fitted to a promise, and fitted to a log it is not "
+                "the one that ran. Say what was promised (--max-participations, "
+                "--min-separation), or pass the mechanism that ran (--mechanism-file)."
+            )
         participation = Participation.from_log(rounds, histories)
     with shown_fits():
         mechanism = choice.build(participation)
     stated = limits.stated or histories is not None
-    return _Run(choice, participation, mechanism, noise_multiplier, delta, stated)
+    return _Run(choice, participation, mechanism, noise_multiplier, delta, stated, population)
 
 
-def _sampled_report(context: typer.Context, promised: "PrivacyPlan", delta: float) -> PrivacyReport:
+def _sampled_report(context: typer.Context, promised: "PrivacyPlan", run: _Run) -> PrivacyReport:
     """Return the report of a plan that samples.
 
     Raises:
         ConfigError: an option was typed that is of plans without sampling.
     """
-    given = typed(context) & {"log", "method", "population", "cross_check", "plot"}
+    given = typed(context) & {"log", "method", "cross_check", "plot"}
     if given:
         listed = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(given))
         raise ConfigError(
             f"plan: samples who takes part, and its accountant is decided by that; leave out "
             f"{listed}."
         )
-    return promised.report(delta)
+    return promised.report(run.delta, population=run.population)
 
 
-def _planned(path: Path, delta: float | None) -> tuple["PrivacyPlan", _Run]:
+def _planned(
+    path: Path, delta: float | None, population: int | None, *, allow_large: bool
+) -> tuple["PrivacyPlan", _Run]:
     """Read a plan file. It takes a second, because plans contain optimisers, which need torch."""
     from privpart.experiment.plan_file import read
 
     plan = read(path)
+    population = accept_planned_delta(plan, delta, population, allow_large=allow_large)
     with shown_fits():
         promised = plan.privacy_plan()
     return promised, _Run(
@@ -223,6 +248,7 @@ def _planned(path: Path, delta: float | None) -> tuple["PrivacyPlan", _Run]:
         promised.noise_multiplier,
         plan.privacy.delta if delta is None else delta,
         stated=True,
+        population=population,
     )
 
 
@@ -253,7 +279,6 @@ def _report(
     run: _Run,
     histories: Mapping[str, list[int]] | None,
     method: MethodName,
-    population: int | None,
     *,
     cross_check: bool,
 ) -> PrivacyReport:
@@ -273,7 +298,7 @@ def _report(
         noise_multiplier=run.noise_multiplier,
         delta=run.delta,
         method=method.value,
-        population=population,
+        population=run.population,
         cross_check="dp-accounting" if cross_check else "quadrature",
         participation_stated=run.stated,
         realised=realised,

@@ -26,6 +26,7 @@ from accounting import (
     Participation,
     PrunedTree,
     Toeplitz,
+    checks,
     footprint,
     optimize,
 )
@@ -36,7 +37,7 @@ from accounting.guarantee import mu_upper
 from accounting.mechanisms.by_name import MechanismChoice, MechanismName
 from accounting.report import shown_parameters, up
 from privpart.cli import options
-from privpart.cli.budget.options import Limits, with_shared_options
+from privpart.cli.budget.options import Limits, accept_planned_delta, with_shared_options
 from privpart.cli.budget.progress import shown_fits
 from privpart.cli.idle import typed
 from privpart.cli.options import Format
@@ -66,6 +67,8 @@ def mechanisms(
             "keys, a stream per group is compared with one stream over all rounds."
         ),
     ] = None,
+    population: options.Population = None,
+    allow_large_delta: options.AllowLargeDelta = False,
     target_epsilon: Annotated[float, typer.Option(help="Epsilon of every row, above 0.")] = 1.0,
     choice: MechanismChoice,
     limits: Limits,
@@ -99,11 +102,13 @@ def mechanisms(
     if plan is not None:
         planned = _read(plan)
         participation = planned.participation()
+        population = accept_planned_delta(planned, delta, population, allow_large=allow_large_delta)
         delta = planned.privacy.delta if delta is None else delta
         own = None
     elif rounds is None or delta is None:
         raise ConfigError("--rounds and --delta are needed; or --plan FILE, which has them.")
     else:
+        checks.accept_delta(delta, population, allow_large=allow_large_delta)
         planned = None
         participation = limits.of(rounds)
         own = _own(choice, typed(context))
@@ -125,6 +130,8 @@ def mechanisms(
     )
     title = _title(participation, target_epsilon, delta)
     warnings = _warnings(stated=plan is not None or limits.stated)
+    if large := checks.delta_warning(delta, population):
+        warnings.append(large)
     _draw(rows, title, warnings, plot, html)
     if form is Format.TABLE:
         _print_rows(rows, title)

@@ -8,15 +8,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from accounting import ConfigError, FixedOrder, Participation
+from accounting import ConfigError, FixedOrder, Participation, checks
 from accounting.mechanisms.by_name import MechanismChoice, MechanismName
 from accounting.mechanisms.toeplitz import ObjectiveName
 from accounting.mechanisms.tree import EstimatorName, ReleaseName
 from privpart.cli.idle import typed
+
+if TYPE_CHECKING:  # imported where used: it needs torch
+    from privpart.experiment.plan_file import PlanFile
 
 _TREE = "Trees"
 _FILTER = "Toeplitz, BLT and banded inverses"
@@ -57,6 +60,35 @@ class Limits:
                 "rounds of a pass, --min-separation."
             )
         return FixedOrder(rounds, k, b)
+
+
+def accept_planned_delta(
+    plan: "PlanFile", delta: float | None, population: int | None, *, allow_large: bool
+) -> int | None:
+    """Return the number of clients that the delta was accepted for; None if nobody said it.
+
+    Args:
+        plan: what ``--plan`` names.
+        delta: what was typed in place of the plan's, if it was.
+        population: what was typed, if it was.
+        allow_large: whether --allow-large-delta was typed.
+
+    Raises:
+        ConfigError: a large delta that was not allowed, or another population than the plan's.
+    """
+    stated = plan.stated_population
+    if None not in (stated, population) and stated != population:
+        raise ConfigError(f"population={population}: the plan is for {stated} clients.")
+    if delta is not None:
+        checks.accept_delta(delta, stated or population, allow_large=allow_large)
+    elif allow_large:
+        raise ConfigError(
+            "allow_large_delta=True: is for a delta that is typed; a plan has a key of that name "
+            "for its own. Leave it out, or pass --delta."
+        )
+    else:
+        plan.accept_delta(population)
+    return stated or population
 
 
 def mechanism_choice(

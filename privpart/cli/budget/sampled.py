@@ -31,9 +31,9 @@ from accounting.calibrate import estimated_noise, least_sampled_noise
 from accounting.cohorts import Sampled, Sampling, sampled_claim
 from accounting.mechanisms.by_name import MechanismChoice
 from accounting.monte_carlo import bands_of
-from accounting.report import SampledClaim, up
+from accounting.report import Assumption, SampledClaim, large_delta, up
 from privpart.cli.options import Format, MethodName
-from privpart.cli.output import as_csv, fill_lines
+from privpart.cli.output import as_csv, condition, fill_lines
 
 if TYPE_CHECKING:
     from accounting.subsampled import SampledMethod
@@ -65,12 +65,6 @@ ExpectedBatch = Annotated[
     typer.Option(
         help="Expected members per round, of --population; for 'poisson' and 'b-min-sep'.",
         rich_help_panel=_SAMPLING,
-    ),
-]
-Population = Annotated[
-    int | None,
-    typer.Option(
-        help="Clients in all, of whom each round samples some; public.", rich_help_panel=_SAMPLING
     ),
 ]
 Bins = Annotated[
@@ -207,11 +201,17 @@ def _refuse_other_noise(
 
 
 def print_sampled(
-    run: Sampled, choice: MechanismChoice, noise_multiplier: float, delta: float, form: Format
+    run: Sampled,
+    choice: MechanismChoice,
+    noise_multiplier: float,
+    delta: float,
+    form: Format,
+    population: int | None,
 ) -> float:
     """Print the guarantee of a sampled run; return its epsilon."""
-    claim = sampled_claim(run, delta)
+    claim, warning = sampled_claim(run, delta), checks.delta_warning(delta, population)
     epsilon = claim.epsilon
+    assumptions = (*run.assumptions, *large_delta(delta, population, "client"))
     values = {
         "schema": "privpart/sampled/1",
         "epsilon": epsilon,
@@ -226,11 +226,14 @@ def print_sampled(
     elif form is Format.JSON:
         listed = [
             {"code": a.code, "text": a.text, "status": a.status, "consequence": a.consequence}
-            for a in run.assumptions
+            for a in assumptions
         ]
-        typer.echo(json.dumps(values | {"assumptions": listed}, indent=2, allow_nan=False))
+        document = values | {"assumptions": listed, "warnings": [warning] if warning else []}
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
     else:
-        typer.echo(_as_text(run, values))
+        typer.echo(_as_text(run, values, assumptions))
+    if warning:
+        typer.echo(f"privpart: warning: {warning}", err=True)
     return epsilon
 
 
@@ -243,7 +246,7 @@ def _of_sampler(claim: SampledClaim, run: Sampled, delta: float) -> dict[str, ob
     return values | own
 
 
-def _as_text(run: Sampled, values: dict[str, object]) -> str:
+def _as_text(run: Sampled, values: dict[str, object], assumptions: tuple[Assumption, ...]) -> str:
     shown = {
         name.replace("_", " "): up(value, 5) if isinstance(value, float) else str(value)
         for name, value in values.items()
@@ -255,7 +258,7 @@ def _as_text(run: Sampled, values: dict[str, object]) -> str:
             f"  by Monte Carlo; too low for {failure} of all seeds at most, which is part of delta"
         )
     lines = [f"  {name:<17} {value}" for name, value in shown.items()]
-    said = [f"{a.text}; else: {a.consequence}" for a in run.assumptions]
+    said = list(map(condition, assumptions))
     said.append(
         "every update is clipped to clip_norm, and the noise is secret and fresh; else: no "
         "guarantee"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from accounting.checks import is_large_delta
 from accounting.pages import drawing
 from accounting.pages.guarantee import (
     BADGES,
@@ -63,6 +64,8 @@ def run_page(found: RunReport) -> Page:
     broken = bool(found.wrong) or found.guarantee.status == "does-not-hold"
     tone, verdict = _VERDICTS["does-not-hold" if broken else found.guarantee.status]
     says = [_SAYS["does-not-hold" if broken else found.guarantee.status], *_progress(found)]
+    if is_large_delta(found.guarantee.delta, found.guarantee.population):
+        says.append("Delta is too large for the number of units.")
     sections = _broken(found) if broken else _sound(found)
     return Page(
         f"Privacy report of run {found.run_id[:12]}",

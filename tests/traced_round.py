@@ -1,11 +1,12 @@
 """Traced round: which files one round of training runs through, from the task to the release.
 
-    python benchmarks/traced_round.py
+    python tests/traced_round.py
 
 A reader who follows a round has to open these files. The round is an ordinary one: a plan with a
 tree, a secret noise key, a run folder on disk, clients computed in this process. What is imported
 or put together before the round does not count; only functions that run during it do.
 """
+# ruff: noqa: T201
 
 import sys
 import tempfile

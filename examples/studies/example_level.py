@@ -5,29 +5,31 @@ clip norm 1, delta 1e-5. Each arm has the same six trials (learning rate, moment
 judged on 6,000 training images that are held out of training and count as public. The best one then
 trains on three other seeds, and is tested on the 10,000 test images.
 
-    python benchmarks/example_level.py accuracy results.csv [--device cuda] [--jobs 8]
-    python benchmarks/example_level.py table results.csv
-    python benchmarks/example_level.py cost
+    python examples/studies/example_level.py accuracy results.csv [--device cuda] [--jobs 8]
+    python examples/studies/example_level.py table results.csv
+    python examples/studies/example_level.py cost
 
 ``accuracy`` appends a row per run, and skips runs whose row is there. ``cost`` adds opake's BLT
 where it is installed (``pip install "opake[dpftrl]"``).
 """
 
-import argparse
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import frame
+
 import csv
-import json
-import statistics
 import time
 import warnings
 from collections import defaultdict
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib.util import find_spec
-from multiprocessing import get_context
-from pathlib import Path
+from statistics import mean, median
 from typing import Any
 
 import torch
-from machine import machine
 from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -88,44 +90,44 @@ class Numbers(Dataset[tuple[torch.Tensor]]):
 
 def private(
     arm: str,
-    module: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    collate: Any,  # noqa: ANN401  of a DataLoader
+    collate: Callable[..., Any],
     size: int,
     *,
     epsilon: float,
     seed: int,
-) -> Any:  # noqa: ANN401  three things
-    """Return module, optimizer and loader of an arm."""
+    **trained: Any,
+) -> tuple[Any, Any, Any]:
+    """Return module, optimizer and loader of an arm; ``trained`` is module and optimizer."""
+    common = {"epochs": EPOCHS, "max_grad_norm": CLIP, "target_epsilon": epsilon, **trained}
     if arm == ARMS[0]:
         loader = DataLoader(Numbers(size), batch_size=BATCH, collate_fn=collate)
-        return PrivacyEngine().make_private_with_epsilon(
-            module=module,
-            optimizer=optimizer,
-            data_loader=loader,
-            target_epsilon=epsilon,
-            target_delta=DELTA,
-            epochs=EPOCHS,
-            max_grad_norm=CLIP,
-        )
+        engine = PrivacyEngine()
+        return engine.make_private_with_epsilon(data_loader=loader, target_delta=DELTA, **common)
     return FTRLEngine().make_private(
-        module=module,
-        optimizer=optimizer,
         dataset=Numbers(size),
         batch_size=BATCH,
-        epochs=EPOCHS,
-        max_grad_norm=CLIP,
-        target_epsilon=epsilon,
         delta=DELTA,
         mechanism=mechanism(arm),
         order_seed=seed,
         collate_fn=collate,
+        **common,
     )
 
 
-def accuracy(job: tuple) -> dict:
+def steps(made: tuple[Any, Any, Any], epochs: int) -> Iterator[None]:
+    """Train, a step at a time."""
+    module, optimizer, loader = made
+    for _ in range(epochs):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(module(x), y).backward()
+            optimizer.step()
+            yield
+
+
+def accuracy(setting: tuple[Any, ...], device: str, folder: Path) -> dict[str, Any]:
     """Train one arm once; return its row."""
-    epsilon, arm, rate, momentum, seed, tested_on, device, folder = job
+    epsilon, arm, rate, momentum, seed, tested_on = setting
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     task = fashion_mnist(folder)
@@ -141,63 +143,36 @@ def accuracy(job: tuple) -> dict:
     began = time.perf_counter()
     module = cnn(seed).to(device)
     sgd = torch.optim.SGD(module.parameters(), lr=rate, momentum=momentum)
-    made = private(arm, module, sgd, collate, len(x), epsilon=epsilon, seed=seed)
-    wrapped, optimizer, loader = made
-    for _ in range(EPOCHS):
-        for some, labels in loader:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(wrapped(some), labels).backward()
-            optimizer.step()
+    trained = {"module": module, "optimizer": sgd}
+    for _ in steps(private(arm, collate, len(x), epsilon=epsilon, seed=seed, **trained), EPOCHS):
+        pass
     module.eval()
     with torch.no_grad():
         right = sum(
             int((module(a.to(device)).argmax(1) == b.to(device)).sum())
             for a, b in zip(test[0].split(2000), test[1].split(2000), strict=True)
         )
-    seconds = time.perf_counter() - began
-    values = (
-        epsilon,
-        arm,
-        rate,
-        momentum,
-        seed,
-        tested_on,
-        right / len(test[0]),
-        round(seconds, 1),
-    )
-    return dict(zip(FIELDS, values, strict=True))
+    measured = right / len(test[0]), round(time.perf_counter() - began, 1)
+    return dict(zip(FIELDS, (*setting, *measured), strict=True))
 
 
 def run(path: Path, device: str, jobs: int, folder: Path) -> None:
     """Run what is missing in ``path``: first all trials, then the best of each arm."""
-    _run(
-        [(e, a, r, m, 0, "held out") for e in EPSILONS for a in ARMS for r, m in TRIALS],
-        path,
-        device,
-        jobs,
-        folder,
-    )
-    best = chosen(rows_of(path))
-    _run(
-        [(e, a, *best[e, a], s, "test") for s in SEEDS for e in EPSILONS for a in ARMS],
-        path,
-        device,
-        jobs,
-        folder,
-    )
 
-
-def _run(settings: list[tuple], path: Path, device: str, jobs: int, folder: Path) -> None:
-    done = {tuple(row[name] for name in FIELDS[:6]) for row in rows_of(path)}
-    todo = [(*own, device, folder) for own in settings if own not in done]
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for number, future in enumerate(as_completed([pool.submit(accuracy, job) for job in todo])):
+    def append(settings: list[tuple[Any, ...]]) -> None:
+        done = {tuple(row[name] for name in FIELDS[:6]) for row in rows_of(path)}
+        todo = [partial(accuracy, own, device, folder) for own in settings if own not in done]
+        for number, row in enumerate(frame.finished(todo, jobs), 1):
             with path.open("a", newline="") as file:
                 writer = csv.DictWriter(file, FIELDS)
                 if file.tell() == 0:
                     writer.writeheader()
-                writer.writerow(future.result())
-            print(f"{number + 1} of {len(todo)}", flush=True)
+                writer.writerow(row)
+            print(f"{number} of {len(todo)}", flush=True)
+
+    append([(e, a, r, m, 0, "held out") for e in EPSILONS for a in ARMS for r, m in TRIALS])
+    best = chosen(rows_of(path))
+    append([(e, a, *best[e, a], s, "test") for s in SEEDS for e in EPSILONS for a in ARMS])
 
 
 def rows_of(path: Path) -> list[dict]:
@@ -225,27 +200,21 @@ def chosen(rows: list[dict]) -> dict:
 def table(path: Path) -> None:
     """Print mean, least and greatest test accuracy over the seeds."""
     rows, best = rows_of(path), chosen(rows_of(path))
-    found = defaultdict(list)
+    reached = defaultdict(list)
     for row in rows:
         if row["tested_on"] == "test":
-            found[row["epsilon"], row["arm"]].append(row["accuracy"])
-    print("| arm | " + " | ".join(f"epsilon {e:g}" for e in EPSILONS) + " |")
-    print("|---|" + "---|" * len(EPSILONS))
-    for arm in ARMS:
-        cells = []
-        for epsilon in EPSILONS:
-            own = [100 * a for a in found[epsilon, arm]]
-            rate, momentum = best[epsilon, arm]
-            cells.append(
-                f"{statistics.mean(own):.2f} ({min(own):.2f} to {max(own):.2f}; "
-                f"{rate:g}, {momentum:g})"
-                if own
-                else ""
-            )
-        print(f"| {arm} | " + " | ".join(cells) + " |")
+            reached[row["epsilon"], row["arm"]].append(100 * row["accuracy"])
+
+    def cell(key: tuple[float, str]) -> str:
+        own, (rate, momentum) = reached[key], best[key]
+        about = f"{min(own):.2f} to {max(own):.2f}; {rate:g}, {momentum:g}" if own else ""
+        return f"{mean(own):.2f} ({about})" if own else ""
+
+    head = ["arm", *(f"epsilon {e:g}" for e in EPSILONS)]
+    print(frame.markdown(head, [[arm, *(cell((e, arm)) for e in EPSILONS)] for arm in ARMS]))
 
 
-def cost(turns: int = 9) -> None:
+def cost(turns: int) -> None:
     """Print CPU seconds of a step, as a ratio to Opacus's DP-SGD with the same batches."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -253,52 +222,40 @@ def cost(turns: int = 9) -> None:
     data = TensorDataset(
         torch.randn(2048, 1, 28, 28, generator=some), torch.randint(10, (2048,), generator=some)
     )
+    ways = {arm: partial(_step_seconds, arm, data) for arm in ("Opacus DP-SGD", *ARMS[2:])}
+    if find_spec("opake"):
+        ways["opake's BLT"] = partial(_opake_seconds, data)
+    facts = frame.machine("torch", "opacus")
     ratios = defaultdict(list)
-    others = ("opake's BLT",) if find_spec("opake") else ()
     for _ in range(turns):
-        own = {arm: _step_seconds(arm, data) for arm in (*ARMS[2:], "Opacus DP-SGD")}
-        own |= {arm: _opake_seconds(data) for arm in others}
-        for arm in (*ARMS[2:], *others):
-            ratios[arm].append(own[arm] / own["Opacus DP-SGD"])
-    print(json.dumps(machine(), indent=1))
-    for arm, found in ratios.items():
-        print(
-            f"{arm}: least {min(found):.2f}, median {statistics.median(found):.2f} of DP-SGD's step"
-        )
+        base, *others = ((arm, way()) for arm, way in ways.items())
+        for arm, seconds in others:
+            ratios[arm].append(seconds / base[1])
+    frame.show("machine", facts)
+    for arm, own in ratios.items():
+        frame.show(f"{arm}, over DP-SGD's step", {"least": min(own), "median": median(own)})
+
+
+def _after_the_first(run: Iterator[None]) -> float:
+    """Return the CPU seconds of a step, without the first."""
+    next(run)
+    began = time.process_time()
+    count = sum(1 for _ in run)
+    return (time.process_time() - began) / count
 
 
 def _step_seconds(arm: str, data: TensorDataset) -> float:
     module = cnn(0)
     sgd = torch.optim.SGD(module.parameters(), lr=0.1)
+    common = {"module": module, "optimizer": sgd, "max_grad_norm": CLIP, "noise_multiplier": 2.0}
     if arm == "Opacus DP-SGD":
         loader = DataLoader(data, batch_size=256)
-        made = PrivacyEngine().make_private(
-            module=module,
-            optimizer=sgd,
-            data_loader=loader,
-            noise_multiplier=2.0,
-            max_grad_norm=CLIP,
-            poisson_sampling=False,
-        )
+        made = PrivacyEngine().make_private(data_loader=loader, poisson_sampling=False, **common)
     else:
-        made = FTRLEngine().make_private(
-            module=module,
-            optimizer=sgd,
-            dataset=data,
-            batch_size=256,
-            epochs=3,
-            max_grad_norm=CLIP,
-            noise_multiplier=2.0,
-            mechanism=mechanism(arm) if arm != "BandMF" else "toeplitz",
-        )
-    wrapped, optimizer, loader = made
-    for number, (x, y) in enumerate(loader):
-        if number == 1:
-            began = time.process_time()
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(wrapped(x), y).backward()
-        optimizer.step()
-    return (time.process_time() - began) / (len(loader) - 1)
+        named = mechanism(arm) if arm != "BandMF" else "toeplitz"
+        about = {"dataset": data, "batch_size": 256, "epochs": 3}
+        made = FTRLEngine().make_private(mechanism=named, **about, **common)
+    return _after_the_first(steps(made, 1))
 
 
 def _opake_seconds(data: TensorDataset) -> float:
@@ -326,30 +283,35 @@ def _opake_seconds(data: TensorDataset) -> float:
         noise_multiplier=2.0,
         key=key(0),
     )
-    loader = DataLoader(data, batch_size=256)
-    for number, (x, y) in enumerate(loader):
-        if number == 1:
-            began = time.process_time()
-        summed, clips = gradients(weights, x, y, state=clips)
-        noised, drawn = noise(summed, drawn)
-        for name, p in weights.items():
-            p.sub_(noised.pytree[name], alpha=0.1)
-    return (time.process_time() - began) / (len(loader) - 1)
+
+    def stepped() -> Iterator[None]:
+        nonlocal clips, drawn
+        for x, y in DataLoader(data, batch_size=256):
+            summed, clips = gradients(weights, x, y, state=clips)
+            noised, drawn = noise(summed, drawn)
+            for name, p in weights.items():
+                p.sub_(noised.pytree[name], alpha=0.1)
+            yield
+
+    return _after_the_first(stepped())
 
 
 def main() -> None:
     """Run what was asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    given = frame.options(
+        __doc__,
+        quick={"turns": 1},
+        what={"positional": True, "choices": ["accuracy", "table", "cost"]},
+        path={"positional": True, "type": Path, "nargs": "?"},
+        device="cpu",
+        jobs=2,
+        turns=9,
+        data_dir=DEBIAN_FOLDER,
     )
-    parser.add_argument("what", choices=["accuracy", "table", "cost"])
-    parser.add_argument("path", type=Path, nargs="?")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--data-dir", type=Path, default=DEBIAN_FOLDER)
-    given = parser.parse_args()
     if given.what == "cost":
-        cost()
+        cost(given.turns)
+    elif given.path is None:
+        raise SystemExit(f"{given.what}: name the file of rows, such as results.csv")
     elif given.what == "table":
         table(given.path)
     else:

@@ -1,9 +1,10 @@
 """Leakage map: which part of a model gives away what, for the papers' networks and a LoRA one.
 
-Run: ``python benchmarks/leakage_map.py --processes 2``; writes results/leakage_map.json and prints
-the table that docs/what-leaks.md shows. It resumes: what a run that was cut off has found is in
---out, and is not computed again. Images are attacked at start values, in batches of one, with
-labels known; a second update of four images, labels hidden, is for the column of labels.
+Run: ``python examples/studies/leakage_map.py --processes 2``; writes results/leakage_map.json in
+benchmarks, and prints the table that docs/what-leaks.md shows. It resumes: what a run that was cut
+off has found is in --out, and is not computed again. Images are attacked at start values, in
+batches of one, with labels known; a second update of four images, labels hidden, is for the column
+of labels.
 
 On the two ResNets, which are deep and have ReLU, matching gradients finds no picture in an
 affordable time, so only closed forms and the inversion of a dense layer's input are tried, unless
@@ -13,25 +14,23 @@ Two small smooth networks stand first: attacks work there, so that a part's row 
 holds, and not what the attack lacks.
 """
 
-import argparse
-import json
-import os
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import frame
+
 import time
 import zlib
 from collections import ChainMap
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from statistics import mean, median_high
 from typing import Any
 
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_name] = "1"  # before numpy loads
-
 import torch
-from audit_peers import photographs
-from machine import machine
-from processes import finished
+from audit_peers_cases import photographs
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
@@ -48,11 +47,11 @@ from privpart.data.tasks import fashion_mnist
 from privpart.models import MODELS, build_network
 from privpart.patterns import matching_parameters
 
-RESULT = Path(__file__).parent / "results" / "leakage_map.json"
+RESULT = frame.RESULTS / "leakage_map.json"
 DECOYS = 9
 EXACT = 1e-3  # relative error below which the input of a dense layer counts as read
 LABELLED = 4  # images of the update whose labels are hidden
-DATA = Path(os.environ["FASHION_MNIST"]) if "FASHION_MNIST" in os.environ else None
+Views = Mapping[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -62,13 +61,8 @@ class Images:
     x: Tensor
     y: Tensor
 
-    def batch(self, size: int) -> tuple[Tensor, Tensor]:
-        """Return the first images."""
-        return self.x[:size], self.y[:size]
-
-    def decoys(self, first: int) -> tuple[Tensor, Tensor]:
-        """Return images that come after the first ones."""
-        return self.x[first : first + DECOYS], self.y[first : first + DECOYS]
+    def rows(self, first: int, count: int) -> tuple[Tensor, Tensor]:
+        return self.x[first : first + count], self.y[first : first + count]
 
 
 @dataclass(frozen=True)
@@ -81,7 +75,7 @@ class Subject:
     name: str
     build: Callable[[], nn.Module]
     images: Callable[[], Images]
-    views: Mapping[str, tuple[str, ...]]
+    views: Views
     budget: Mapping[str, float]
     search: bool = False
     trials: int = 1
@@ -89,35 +83,34 @@ class Subject:
 
 def clothes() -> Images:
     """Return Fashion-MNIST's first test image of each label, and more images after them."""
-    task = fashion_mnist(DATA)
+    task = fashion_mnist(frame.DATA)
     x, y = task.test_x[:400], task.test_y[:400]
     first = [int((y == label).nonzero()[0]) for label in range(10)]
-    rest = [i for i in range(len(y)) if i not in first]
-    rows = torch.tensor([*first, *rest])
+    rows = torch.tensor([*first, *(i for i in range(len(y)) if i not in first)])
     return Images(x[rows], y[rows])
 
 
-def photos(size: int) -> Callable[[], Images]:
-    """Return a function that returns photographs cut to a size, with ten labels in turn."""
-
-    def cut() -> Images:
-        x = photographs()
-        edge = (x.shape[-1] - size) // 2
-        return Images(x[..., edge : edge + size, edge : edge + size], torch.arange(len(x)) % 10)
-
-    return cut
+def photos(size: int) -> Images:
+    """Return photographs cut to a size, with ten labels in turn."""
+    x = photographs()
+    edge = (x.shape[-1] - size) // 2
+    return Images(x[..., edge : edge + size, edge : edge + size], torch.arange(len(x)) % 10)
 
 
-def seeded(build: Callable[[], nn.Module]) -> nn.Module:
+def seeded(build: Callable[..., nn.Module], *arguments: Any, **keywords: Any) -> nn.Module:
     """Return a network in eval mode with torch's start values of seed 0."""
     with torch.random.fork_rng():
         torch.random.default_generator.manual_seed(0)
-        return build().eval()
+        return build(*arguments, **keywords).eval()
+
+
+def lenet() -> nn.Module:
+    return networks.smooth_lenet(torch.Generator().manual_seed(0), size=28)
 
 
 def trained_lenet() -> nn.Module:
     """Return the smooth LeNet after 150 steps of Adam on 32 clothes each."""
-    task = fashion_mnist(DATA)
+    task = fashion_mnist(frame.DATA)
     generator = torch.Generator().manual_seed(0)
     model = networks.smooth_lenet(generator, size=28)
     solver = torch.optim.Adam(model.parameters(), lr=2e-3)
@@ -133,19 +126,12 @@ def vit() -> nn.Module:
     """Return a ViT of transformers: patches of 8 x 8 pixels, width 64, 4 layers, 2 heads."""
     from transformers import ViTConfig, ViTForImageClassification
 
-    config = ViTConfig(
-        hidden_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=2,
-        intermediate_size=128,
-        image_size=32,
-        patch_size=8,
-        num_labels=10,
-    )
-    return ViTForImageClassification(config)
+    size = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2}
+    image = {"image_size": 32, "patch_size": 8, "num_labels": 10}
+    return ViTForImageClassification(ViTConfig(intermediate_size=128, **size, **image))
 
 
-LAYERS = {
+LAYERS: Views = {
     "everything": ("*",),
     "conv1": ("conv1.*",),
     "conv2": ("conv2.*",),
@@ -154,85 +140,70 @@ LAYERS = {
     "dense2 (the head)": ("dense2.*",),
     "all biases": ("*.bias",),
 }
-NORMS = {"all norms": ("type:GroupNorm",)}
-SMALL = {"restarts": 1, "max_evaluations": 300, "newton_steps": 0, "steps": 150, "tv": 1e-2}
-RELU = {"restarts": 1, "max_evaluations": 200, "newton_steps": 0, "steps": 1000, "tv": 1e-2}
-LARGE = {"restarts": 1, "max_evaluations": 60, "newton_steps": 0, "steps": 60, "tv": 1e-2}
-FEATURES = {"restarts": 1, "max_evaluations": 200, "newton_steps": 0, "steps": 0, "tv": 0.0}
-TOKEN = 12  # evaluations of gradient matching where it is not searched: some attack must apply
-UNSEARCHED = "not searched"
+NORMS: Views = {"all norms": ("type:GroupNorm",)}
+VIT: Views = {
+    "everything": ("*",),
+    "patch and position embeddings": ("*embeddings.*",),
+    "position embeddings": ("*position_embeddings",),
+    "patch embeddings": ("*patch_embeddings.*",),
+    "first attention": ("*layers.0.attention.*",),
+    "first attention's query": ("*layers.0.attention.q_proj.weight",),
+    "second attention": ("*layers.1.attention.*",),
+    "first dense layers": ("*layers.0.mlp.*",),
+    "the head": ("classifier.*",),
+    "all norms": ("type:LayerNorm",),
+    "all biases": ("*.bias",),
+}
 
 
-def _ladder(name: str) -> dict[str, tuple[str, ...]]:
+def _ladder(name: str) -> Views:
     return {"everything": ("*",)} | {k: v for k, v in MODELS[name].ladder.items() if k != "full"}
 
 
+def _groups(name: str, named: bool = True) -> Views:
+    groups = enumerate(MODELS[name].groups, 1)
+    return {f"#{i}" + f" ({g[0].removesuffix('.*')})" * named: g for i, g in groups}
+
+
+def _budget(evaluations: int, steps: int, tv: float = 1e-2) -> dict[str, float]:
+    chosen = {"restarts": 1, "max_evaluations": evaluations, "newton_steps": 0}
+    return chosen | {"steps": steps, "tv": tv}
+
+
+SMALL, RELU, LARGE = _budget(300, 150), _budget(200, 1000), _budget(60, 60)
+FEATURES = _budget(200, 0, 0.0)
+TOKEN = 12  # evaluations of gradient matching where it is not searched: some attack must apply
+UNSEARCHED = "not searched"
+STEM: Views = {"stem": ("stem.*",), "head": ("head.*",)}
 SUBJECTS = (
+    Subject("LeNet, tanh (small, smooth)", lenet, clothes, LAYERS, SMALL, search=True),
     Subject(
-        "LeNet, tanh (small, smooth)",
-        lambda: networks.smooth_lenet(torch.Generator().manual_seed(0), size=28),
-        clothes,
-        LAYERS,
-        SMALL,
-        search=True,
-    ),
-    Subject(
-        "LeNet, tanh, after 150 steps of Adam",
-        trained_lenet,
-        clothes,
-        LAYERS,
-        SMALL,
-        search=True,
+        "LeNet, tanh, after 150 steps of Adam", trained_lenet, clothes, LAYERS, SMALL, search=True
     ),
     Subject(
         "EMNIST CNN (FedPT)",
-        lambda: seeded(lambda: build_network("emnist_cnn")),
+        partial(seeded, build_network, "emnist_cnn"),
         clothes,
-        {"everything": ("*",)} | _ladder("emnist_cnn") | LAYERS | NORMS,
+        _ladder("emnist_cnn") | LAYERS | NORMS,
         RELU,
         search=True,
     ),
-    Subject(
-        "ViT, 4 layers",
-        lambda: seeded(vit),
-        photos(32),
-        {
-            "everything": ("*",),
-            "patch and position embeddings": ("*embeddings.*",),
-            "position embeddings": ("*position_embeddings",),
-            "patch embeddings": ("*patch_embeddings.*",),
-            "first attention": ("*layers.0.attention.*",),
-            "first attention's query": ("*layers.0.attention.q_proj.weight",),
-            "second attention": ("*layers.1.attention.*",),
-            "first dense layers": ("*layers.0.mlp.*",),
-            "the head": ("classifier.*",),
-            "all norms": ("type:LayerNorm",),
-            "all biases": ("*.bias",),
-        },
-        SMALL,
-        search=True,
-    ),
+    Subject("ViT, 4 layers", partial(seeded, vit), partial(photos, 32), VIT, SMALL, search=True),
     Subject(
         "ResNet-8 (FedPart)",
-        lambda: seeded(lambda: build_network("resnet8")),
-        photos(32),
-        _ladder("resnet8")
-        | {
-            f"#{i + 1} ({g[0].removesuffix('.*')})": g
-            for i, g in enumerate(MODELS["resnet8"].groups)
-        }
-        | NORMS,
+        partial(seeded, build_network, "resnet8"),
+        partial(photos, 32),
+        _ladder("resnet8") | _groups("resnet8") | NORMS,
         LARGE,
     ),
     Subject(
         "ResNet-18 with group norm (FedPT)",
-        lambda: seeded(lambda: build_network("resnet18_gn")),
-        photos(24),
-        _ladder("resnet18_gn") | {"stem": ("stem.*",), "head": ("head.*",)} | NORMS,
+        partial(seeded, build_network, "resnet18_gn"),
+        partial(photos, 24),
+        _ladder("resnet18_gn") | STEM | NORMS,
         LARGE,
     ),
 )
-
 
 SONNET = """shall i compare thee to a summers day thou art more lovely and more temperate
 rough winds do shake the darling buds of may and summers lease hath all too short a date
@@ -257,7 +228,7 @@ class TextSubject:
 
     name: str
     build: Callable[[], nn.Module]
-    views: Mapping[str, tuple[str, ...]]
+    views: Views
     classes: int = 0
 
 
@@ -265,15 +236,9 @@ def small_bert(positions: int = WORDS) -> nn.Module:
     """Return a BERT of two layers that classifies."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=256,
-        max_position_embeddings=positions,
-    )
-    return BertForSequenceClassification(config)
+    size = {"hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {"vocab_size": VOCABULARY, "max_position_embeddings": positions}
+    return BertForSequenceClassification(BertConfig(intermediate_size=256, **size, **text))
 
 
 def lora(first_round: bool) -> nn.Module:
@@ -283,10 +248,9 @@ def lora(first_round: bool) -> nn.Module:
     wanted = LoraConfig(r=32, lora_alpha=32, target_modules=["query", "value"])
     model = get_peft_model(small_bert(), wanted)
     model.requires_grad_(True)
-    if not first_round:
-        for name, parameter in model.named_parameters():
-            if "lora_B" in name:
-                nn.init.normal_(parameter, std=0.02)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name and not first_round:
+            nn.init.normal_(parameter, std=0.02)
     return model
 
 
@@ -323,7 +287,15 @@ def prompted() -> nn.Module:
     return model
 
 
-LORA = {
+WORD_LM: Views = {
+    "embedding": ("embedding.*",),
+    "first attention": ("layers.0.attention.*",),
+    "first dense layer of layer 0": ("layers.0.linear1.*",),
+    "last dense layer of layer 2": ("layers.2.linear2.*",),
+    "all norms": ("type:LayerNorm",),
+    "all biases": ("*.bias",),
+}
+LORA: Views = {
     "A and B": ("*lora_[AB]*",),
     "A": ("*lora_A*",),
     "B": ("*lora_B*",),
@@ -331,36 +303,27 @@ LORA = {
     "A of the second layer": ("*layer.1.*lora_A*",),
     "the head": ("*classifier.*",),
 }
-ADAPTERS = {
+ADAPTERS: Views = {
     "all adapters": ("*.dense.1.*",),
     "the first adapter": ("*layer.0.attention.output.dense.1.*",),
     "its first layer": ("*layer.0.attention.output.dense.1.down.*",),
     "the last adapter": ("*layer.1.output.dense.1.*",),
     "adapters and head": ("*.dense.1.*", "classifier.*"),
 }
-PROMPT = {
+PROMPT: Views = {
     "the prompt": ("prompt_encoder.*",),
     "prompt and head": ("prompt_encoder.*", "*classifier.*"),
 }
 TEXTS = (
     TextSubject(
         "Word transformer (FedPT)",
-        lambda: build_network("word_lm", vocabulary=VOCABULARY),
-        _ladder("word_lm")
-        | {
-            "embedding": ("embedding.*",),
-            "first attention": ("layers.0.attention.*",),
-            "first dense layer of layer 0": ("layers.0.linear1.*",),
-            "last dense layer of layer 2": ("layers.2.linear2.*",),
-            "all norms": ("type:LayerNorm",),
-            "all biases": ("*.bias",),
-        },
+        partial(build_network, "word_lm", vocabulary=VOCABULARY),
+        _ladder("word_lm") | WORD_LM,
     ),
     TextSubject(
         "Text classifier (FedPart)",
-        lambda: build_network("text_transformer", vocabulary=VOCABULARY),
-        _ladder("text_transformer")
-        | {f"#{i + 1}": g for i, g in enumerate(MODELS["text_transformer"].groups)},
+        partial(build_network, "text_transformer", vocabulary=VOCABULARY),
+        _ladder("text_transformer") | _groups("text_transformer", named=False),
         classes=5,
     ),
     TextSubject("LoRA transformer, a later round", partial(lora, False), LORA, classes=2),
@@ -368,6 +331,15 @@ TEXTS = (
     TextSubject("Transformer with adapters", adapted, ADAPTERS, classes=2),
     TextSubject("Transformer with a prompt", prompted, PROMPT, classes=2),
 )
+KNOWN = 0.9  # F1 of the bag of words above which it counts as known
+ORDERED = 0.8  # mean ROUGE-L above which the sentences count as nearly read
+EXCHANGES = 2000  # updates computed to put tokens into sentences
+TEXT = {
+    "vocabulary": VOCABULARY,
+    "words": WORDS,
+    "sentences": len(PRIVATE),
+    "exchanges": EXCHANGES,
+}
 
 
 def audit_text(subject: TextSubject) -> list[dict[str, Any]]:
@@ -387,9 +359,9 @@ def audit_text(subject: TextSubject) -> list[dict[str, Any]]:
         count = sum(value.numel() for value in seen.update.values())
         row = {"view": name, "visible": count, "share": count / total}
         row |= read(model, seen, truth) | {"cpu_seconds": time.process_time() - began}
-        row["guess_rouge"] = sum(rouge_l(guess, one) for one in truth) / len(truth)
-        row["guess_f1"] = sum(token_f1(guess, one) for one in truth) / len(truth)
-        print(f"{subject.name} | {name}: {row['verdict']}", flush=True)
+        row["guess_rouge"] = mean(rouge_l(guess, one) for one in truth)
+        row["guess_f1"] = mean(token_f1(guess, one) for one in truth)
+        frame.show(f"{subject.name} | {name}", row, "verdict")
         rows.append(row)
     return rows
 
@@ -400,49 +372,28 @@ def read(
     """Return what the span test and the rows of the embedding give away."""
     if not any(bool(value.any()) for value in seen.update.values()):
         return {"verdict": "nothing sent", "bag_f1": None, "rouge": None, "exact": 0}
-    flat = {token for one in truth for token in one}
-    found = span_test(model, seen, exchanges=EXCHANGES)
-    bags = [set(found.bag)] if found is not None else []
-    rows = bag_of_tokens(model, seen)
-    if rows is not None:
-        bags.append(set(rows.tolist()))
-    bag = max((token_f1(sorted(one), sorted(flat)) for one in bags), default=0.0)
-    scores = text_scores(found.sentences, truth) if found is not None else []
+    flat = sorted({token for one in truth for token in one})
+    spans, rows = span_test(model, seen, exchanges=EXCHANGES), bag_of_tokens(model, seen)
+    bags = [set(spans.bag)] if spans is not None else []
+    bags += [set(rows.tolist())] if rows is not None else []
+    bag = max((token_f1(sorted(one), flat) for one in bags), default=0.0)
+    scores = text_scores(spans.sentences, truth) if spans is not None else []
     exact = sum(one.exact for one in scores)
     rouge = sum(one.rouge for one in scores) / len(truth)
-    verdict = "not read"
-    if bag > KNOWN:
-        verdict = "its words"
+    verdict = "its words" if bag > KNOWN else "not read"
     if rouge >= ORDERED:
         verdict = "read" if exact == len(truth) else "nearly read"
-    return {
-        "verdict": verdict,
-        "exact": exact,
-        "rouge": rouge,
-        "bag_f1": bag,
-        "match": found.match if found is not None and found.match < float("inf") else None,
-    }
+    match = None if spans is None or spans.match == float("inf") else spans.match
+    return {"verdict": verdict, "exact": exact, "rouge": rouge, "bag_f1": bag, "match": match}
 
 
-KNOWN = 0.9  # F1 of the bag of words above which it counts as known
-ORDERED = 0.8  # mean ROUGE-L above which the sentences count as nearly read
-EXCHANGES = 2000  # updates computed to put tokens into sentences
-TEXT = {
-    "vocabulary": VOCABULARY,
-    "words": WORDS,
-    "sentences": len(PRIVATE),
-    "exchanges": EXCHANGES,
-}
-
-
-def settings(subject: Subject, search: bool) -> dict[str, Any]:
+def settings(subject: Subject | TextSubject, search: bool) -> dict[str, Any]:
     """Return what the rows of a subject depend on, beside the code."""
+    if isinstance(subject, TextSubject):
+        return TEXT
     searched = search or subject.search
-    budget = subject.budget if searched else FEATURES
-    return {"budget": dict(budget), "searched": searched} | {
-        "trials": subject.trials,
-        "decoys": DECOYS,
-    }
+    budget = dict(subject.budget if searched else FEATURES)
+    return {"budget": budget, "searched": searched, "trials": subject.trials, "decoys": DECOYS}
 
 
 def attacks_of(chosen: Mapping[str, Any]) -> dict[str, Attack]:
@@ -462,7 +413,7 @@ def audit(
 ) -> LeakageReport:
     """Attack every part, or only one; what ``done`` holds is not computed again."""
     model, images = subject.build(), subject.images()
-    x, y = images.batch(subject.trials)
+    x, y = images.rows(0, subject.trials)
     views = {
         name: matching_parameters(model, own)
         for name, own in subject.views.items()
@@ -474,33 +425,16 @@ def audit(
         y,
         views=views,
         attacks=attacks_of(chosen),
-        decoys=None if only else images.decoys(max(subject.trials, LABELLED)),
+        decoys=None if only else images.rows(max(subject.trials, LABELLED), DECOYS),
         done=done,
         progress=lambda message: print(f"{subject.name} | {message}", flush=True),
     )
 
 
-class Kept:
-    """What has been found of each part of a network, and the processor seconds spent on it."""
-
-    def __init__(self, subject: Subject, chosen: Mapping[str, Any], out: Path) -> None:
-        self.folder = out / subject.name.split(" (")[0].replace(", ", "-").replace(" ", "-")
-        self.chosen = dict(chosen)
-        self.name = subject.name
-
-    def part(self, number: int) -> TrialFolder:
-        """Return the store of one part: each has its own, for processes side by side."""
-        return TrialFolder(self.folder / f"{number:02}", self.chosen, self.name)
-
-    def add_seconds(self, number: int, seconds: float) -> None:
-        """Add processor seconds to those of a part."""
-        path = self.folder / f"{number:02}" / "seconds"
-        before = float(path.read_text()) if path.exists() else 0.0
-        path.write_text(repr(before + seconds))
-
-    def seconds(self) -> float:
-        """Return the processor seconds of all parts, over all runs."""
-        return sum(float(path.read_text()) for path in self.folder.glob("*/seconds"))
+def store(subject: Subject, out: Path, number: int) -> Path:
+    """Return the folder of one part, in which its trials and processor seconds are kept."""
+    name = subject.name.split(" (")[0].replace(", ", "-").replace(" ", "-")
+    return out / name / f"{number:02}"
 
 
 def explore(name: str, number: int, chosen: Mapping[str, Any], out: Path) -> None:
@@ -508,22 +442,25 @@ def explore(name: str, number: int, chosen: Mapping[str, Any], out: Path) -> Non
     torch.set_num_threads(1)
     began = time.process_time()
     subject = next(one for one in SUBJECTS if one.name == name)
-    kept = Kept(subject, chosen, out)
-    audit(subject, chosen, kept.part(number), only=list(subject.views)[number])
-    kept.add_seconds(number, time.process_time() - began)
+    folder = store(subject, out, number)
+    done = TrialFolder(folder, dict(chosen), name)
+    audit(subject, chosen, done, only=list(subject.views)[number])
+    path = folder / "seconds"
+    before = float(path.read_text()) if path.exists() else 0.0
+    path.write_text(repr(before + time.process_time() - began))
 
 
-def told(name: str, chosen: Mapping[str, Any], out: Path) -> dict[str, Any]:
+def rows_of(name: str, chosen: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Return the rows of a network, of what ``explore`` has found of its parts."""
     torch.set_num_threads(1)
-    began = time.process_time()
+    began, before = time.process_time(), 0.0
     subject = next(one for one in (*SUBJECTS, *TEXTS) if one.name == name)
     if isinstance(subject, TextSubject):
-        rows, before = audit_text(subject), 0.0
+        rows = audit_text(subject)
     else:
-        kept = Kept(subject, chosen, out)
-        before = kept.seconds()
-        parts = [kept.part(number) for number in range(len(subject.views))]
+        folders = [store(subject, out, number) for number in range(len(subject.views))]
+        before = sum(float((folder / "seconds").read_text()) for folder in folders)
+        parts = [TrialFolder(folder, dict(chosen), name) for folder in folders]
         report = audit(subject, chosen, ChainMap({}, *parts))
         model, images = subject.build(), subject.images()
         rows = [
@@ -531,10 +468,9 @@ def told(name: str, chosen: Mapping[str, Any], out: Path) -> dict[str, Any]:
             | {"labels": inferred(model, images, row.patterns)}
             for row in report.rows
         ]
-    at = machine("torch")
     return {
         "name": name,
-        "machine": f"{at['processor']}, {at['cores']} cores, torch {at['packages']['torch']}",
+        "machine": frame.where(),
         "kind": "text" if isinstance(subject, TextSubject) else "images",
         "settings": dict(chosen),
         "cpu_seconds": before + time.process_time() - began,
@@ -544,13 +480,13 @@ def told(name: str, chosen: Mapping[str, Any], out: Path) -> dict[str, Any]:
 
 def inferred(model: nn.Module, images: Images, names: tuple[str, ...]) -> str:
     """Return how many hidden labels of an update of several images a part gives away."""
-    x, y = images.batch(LABELLED)
+    x, y = images.rows(0, LABELLED)
     seen = observe(model, x, y, visible=names, reveal_labels=False)
     try:
-        found = label_candidates(model, seen)[0]
+        guessed = label_candidates(model, seen)[0]
     except ConfigError:
         return "not in this part"
-    right = sum(min(int((found == k).sum()), int((y == k).sum())) for k in set(y.tolist()))
+    right = sum(min(int((guessed == k).sum()), int((y == k).sum())) for k in set(y.tolist()))
     return f"{right} of {LABELLED}"
 
 
@@ -558,104 +494,89 @@ def brief(row: dict[str, Any], searched: bool) -> dict[str, Any]:
     """Return what the map shows of a row of the report."""
     if not searched and row["verdict"] in {"attack failed", "ambiguous"}:
         row = row | {"verdict": UNSEARCHED, "attack": "-", "psnr": [None] * len(row["psnr"])}
-    kept = ("view", "visible", "share", "verdict", "verdicts", "attack", "found_in", "psnr")
-    kept += ("psnr_alone", "baseline_median", "reid_rank", "by_attack", "match_median", "seconds")
-    read = [name for name, error in row["feature_error"].items() if error <= EXACT]
-    return {name: row[name] for name in kept} | {"inputs_read": read}
+    shown = ("view", "visible", "share", "verdict", "verdicts", "attack", "found_in", "psnr")
+    shown += ("psnr_alone", "baseline_median", "reid_rank", "by_attack", "match_median", "seconds")
+    exact = [name for name, error in row["feature_error"].items() if error <= EXACT]
+    return {name: row[name] for name in shown} | {"inputs_read": exact}
+
+
+HEAD = ["part sent", "share", "verdict", "PSNR (no attack)", "best attack", "rank of 10"]
+HEAD += ["labels", "inputs read"]
+TEXT_HEAD = [*HEAD[:3], "ROUGE-L (guess)", "F1 of the words (guess)"]
 
 
 def table(document: Mapping[str, Any]) -> str:
-    """Return the map as markdown."""
-    lines = []
+    """Return the map as Markdown."""
+    parts = []
     for subject in document["subjects"]:
-        text = subject["kind"] == "text"
-        lines += [f"**{subject['name']}**", "", *(TEXT_HEAD if text else HEAD)]
-        lines += [_text_line(row) if text else _line(row) for row in subject["rows"]]
-        lines.append("")
-    return "\n".join(lines)
+        head, line = (TEXT_HEAD, _text_line) if subject["kind"] == "text" else (HEAD, _line)
+        rows = [line(row) for row in subject["rows"]]
+        parts.append(f"**{subject['name']}**\n\n{frame.markdown(head, rows)}\n")
+    return "\n".join(parts)
 
 
-HEAD = (
-    "| part sent | share | verdict | PSNR (no attack) | best attack | rank of 10 | labels "
-    "| inputs read |",
-    "|---|---|---|---|---|---|---|---|",
-)
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    share = 100 * row["share"]
+    return [row["view"], f"{share:.3g} %" if share > 1 else f"{share:.1g} %", row["verdict"]]
 
 
-TEXT_HEAD = (
-    "| part sent | share | verdict | ROUGE-L (guess) | F1 of the words (guess) |",
-    "|---|---|---|---|---|",
-)
+def _text_line(row: Mapping[str, Any]) -> list[str]:
+    if row["bag_f1"] is None:
+        return [*_cells(row), "-", "-"]
+    pairs = (("rouge", "guess_rouge"), ("bag_f1", "guess_f1"))
+    return _cells(row) + [f"{row[score]:.2f} ({row[guess]:.2f})" for score, guess in pairs]
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g} %" if share > 0.01 else f"{100 * share:.1g} %"
-
-
-def _text_line(row: Mapping[str, Any]) -> str:
-    scores = ["-", "-"]
-    if row["bag_f1"] is not None:
-        kinds = (("rouge", "guess_rouge"), ("bag_f1", "guess_f1"))
-        scores = [f"{row[found]:.2f} ({row[guess]:.2f})" for found, guess in kinds]
-    cells = (row["view"], f"{_percent(row['share'])}", row["verdict"], *scores)
-    return f"| {' | '.join(cells)} |"
-
-
-def _line(row: Mapping[str, Any]) -> str:
-    ranks = ", ".join(str(rank) for rank in row["reid_rank"]) or "-"
-    scores = sorted(value for value in row["psnr"] if value is not None)
-    psnr = f"{scores[len(scores) // 2]:.1f}" if scores else "-"
-    cells = (
-        row["view"],
-        f"{_percent(row['share'])}",
-        row["verdict"],
+def _line(row: Mapping[str, Any]) -> list[str]:
+    scores = [value for value in row["psnr"] if value is not None]
+    psnr = f"{median_high(scores):.1f}" if scores else "-"
+    return [
+        *_cells(row),
         f"{psnr} ({row['baseline_median']:.1f})",
         row["attack"],
-        ranks,
+        ", ".join(map(str, row["reid_rank"])) or "-",
         row["labels"],
         ", ".join(row["inputs_read"]) or "-",
-    )
-    return f"| {' | '.join(cells)} |"
+    ]
 
 
 def main() -> None:
     """Audit every subject that the results lack, and print the table."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--out", type=Path, default=Path("out") / "leakage-map")
-    parser.add_argument("--result", type=Path, default=RESULT)
-    parser.add_argument("--only", nargs="*", default=None, help="parts of the subjects' names")
-    parser.add_argument("--search", action="store_true", help="search on all networks: 30 minutes")
-    parser.add_argument("--processes", type=int, default=1, help="parts at a time")
-    options = parser.parse_args()
-    done = {}
-    if options.result.exists():
-        done = {one["name"]: one for one in json.loads(options.result.read_text())["subjects"]}
+    given = frame.options(
+        __doc__,
+        RESULT.name,
+        quick={"only": ["first round", "ViT"], "out": Path("out") / "leakage-map-quick"},
+        out=Path("out") / "leakage-map",
+        only={"nargs": "*", "help": "parts of the subjects' names"},
+        search=False,
+        processes=1,
+    )
+    packages = ("torch", "numpy", "scipy", "transformers", "peft")
+    result = frame.Result(given.result, *packages, indent=1, processes=given.processes)
+    done = {one["name"]: one for one in result.old.get("subjects", ())}
     todo: dict[str, tuple[Subject | TextSubject, dict[str, Any]]] = {}
     for subject in (*TEXTS, *SUBJECTS):
-        text = isinstance(subject, TextSubject)
-        chosen = TEXT if text else settings(subject, options.search)
-        wanted = options.only is None or any(part in subject.name for part in options.only)
+        chosen = settings(subject, given.search)
+        if given.quick and isinstance(subject, Subject):
+            chosen |= {"budget": _budget(2, 1)}
+        wanted = given.only is None or any(part in subject.name for part in given.only)
         if wanted and done.get(subject.name, {}).get("settings") != chosen:
             todo[subject.name] = subject, chosen
     parts = [
-        partial(explore, name, number, chosen, options.out)
+        partial(explore, name, number, chosen, given.out)
         for name, (subject, chosen) in todo.items()
         if isinstance(subject, Subject)
         for number in range(len(subject.views))
     ]
-    for _ in finished(parts, options.processes):
+    for _ in frame.finished(parts, given.processes):
         pass  # kept in --out
-    rows = [partial(told, name, chosen, options.out) for name, (_, chosen) in todo.items()]
-    for one in finished(rows, options.processes):
+    rows = [partial(rows_of, name, chosen, given.out) for name, (_, chosen) in todo.items()]
+    subjects: list[dict[str, Any]] = []
+    for one in frame.finished(rows, given.processes):
         done[one["name"]] = one
-        document = {
-            "method": __doc__,
-            "machine": machine("torch", "numpy", "scipy", "transformers", "peft")
-            | {"processes": options.processes},
-            "subjects": [done[one.name] for one in (*SUBJECTS, *TEXTS) if one.name in done],
-        }
-        options.result.write_text(json.dumps(document, indent=1) + "\n")
-    print(table(json.loads(options.result.read_text())))
+        subjects = [done[each.name] for each in (*SUBJECTS, *TEXTS) if each.name in done]
+        result.write(method=__doc__, subjects=subjects)
+    print(table({"subjects": subjects or list(done.values())}))
 
 
 if __name__ == "__main__":

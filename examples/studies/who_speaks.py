@@ -1,6 +1,6 @@
 """Study of text: the tables and the figure of docs/study-text.md, from what a study wrote.
 
-Run: ``python benchmarks/study_text.py``; reads benchmarks/results/who_speaks*.csv, which
+Run: ``python examples/studies/who_speaks.py``; reads benchmarks/results/who_speaks*.csv, which
 ``privpart frontier`` wrote as frontier.csv and final.csv, and draws docs/study-text.png.
 """
 
@@ -10,18 +10,19 @@ from math import sqrt
 from pathlib import Path
 from statistics import mean, stdev
 
-import matplotlib as mpl
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 from scipy.stats import t as student
 
-RESULTS = Path(__file__).parent / "results"
-PICTURE = Path(__file__).parent.parent / "docs" / "study-text.png"
+from accounting.pages import drawing
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+DOCS = ROOT / "docs"
 MAJORITY = 33.5  # share of the test passages in the largest class, %
 GUESS = 33.2  # share of the kind that most training passages are of
 LEVELS = {"none": "no noise", "8": "epsilon 8", "2": "epsilon 2"}
-COMPARED = ("LoRA", "FFA-LoRA", "RoLoRA", "LA-LoRA")
+LORA = ("LoRA", "FFA-LoRA", "RoLoRA", "LA-LoRA")
+PAIRS = (*combinations(LORA, 2), *((arm, "head") for arm in LORA), ("LoRA", "full"))
 Key = tuple[str, str, str]
 
 
@@ -65,32 +66,37 @@ def table(name: str) -> None:
         cells = []
         for mechanism, level in columns:
             values = list(found.get((mechanism, level, arm), {}).values())
-            cells.append("{:.1f} ± {:.1f}".format(*interval(values)) if values else "")
+            cells.append("{:.1f} ± {:.1f}".format(*interval(values)) if values else "not run")
         trained, up = int(sent[arm]["trained"]), float(sent[arm]["bytes_up"]) / 1000
         print(f"| {arm} | {trained:,} | {up:,.0f} | " + " | ".join(cells) + " |")
 
 
-def differences(name: str, arms: tuple[str, ...]) -> None:
-    """Print paired differences between arms, by seed."""
+def differences(name: str) -> None:
+    """Print paired differences between arms, by seed: bold where the interval excludes 0."""
     found = by_seed(name)
     print(f"\n{name}, paired differences")
-    for mechanism, level in dict.fromkeys((m, level) for m, level, _ in found):
-        for first, second in combinations(arms, 2):
+    for first, second in PAIRS:
+        cells = []
+        for mechanism, level in dict.fromkeys((m, level) for m, level, _ in found):
             a, b = (found.get((mechanism, level, arm), {}) for arm in (second, first))
             both = sorted(a.keys() & b.keys())
             if len(both) > 1:
                 middle, half = interval([a[seed] - b[seed] for seed in both])
-                sure = "" if abs(middle) <= half else " *"
-                pair = f"{second} - {first}"
-                print(f"{mechanism:5} {level:5} {pair:24} {middle:+5.1f} ± {half:.1f}{sure}")
+                bold = "" if abs(middle) <= half else "**"
+                cells.append(f" {bold}{middle:+.1f} ± {half:.1f}{bold} |")
+            else:
+                cells.append(" |")
+        if len(set(cells)) > 1 or cells[0] != " |":
+            print(f"| {second} - {first} |" + "".join(cells))
 
 
-def draw(name: str) -> None:
+def draw(name: str, path: Path) -> None:
     """Draw accuracy by arm at each level of noise, and against what a client sends."""
     found = by_seed(name)
     arms = list(dict.fromkeys(arm for _, _, arm in found))
     columns = list(dict.fromkeys((mechanism, level) for mechanism, level, _ in found))
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 2))
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     width = 0.8 / len(columns)
     for place, (mechanism, level) in enumerate(columns):
         points = [
@@ -114,21 +120,19 @@ def draw(name: str) -> None:
             if (*key, arm) in found:
                 y = mean(found[*key, arm].values())
                 right.plot([sent[arm]], [y], marker, color=f"C{colour}")
-    right.set_xscale("log")
-    right.set_xlabel("KB that a client sends per round, mean")
-    right.legend(fontsize=7)
+    drawing.log_axis(right.xaxis, "KB that a client sends per round, mean")
+    right.legend(fontsize=7, loc="center")
     right.set_title("means: no noise (blue), epsilon 8 (orange) and 2 (green), BLT", fontsize=8)
-    figure.tight_layout()
-    figure.savefig(PICTURE, dpi=110)
+    drawing.save(figure, path)
 
 
-def main() -> None:
+def main(docs: Path = DOCS) -> None:
     """Print and draw."""
     for name in ("who_speaks_final.csv", "who_speaks_start_final.csv", "who_speaks_iid_final.csv"):
         if rows(name):
             table(name)
-            differences(name, (*COMPARED, "head", "full"))
-    draw("who_speaks_final.csv")
+            differences(name)
+    draw("who_speaks_final.csv", docs / "study-text.png")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Memory of a client in a study: what `privpart frontier` computes, and what a process measures.
 
-Run: ``python benchmarks/study_memory.py STUDY.toml --out FILE.csv``, on Linux; a few seconds.
+Run: ``python examples/studies/memory.py STUDY.toml --out FILE.csv``, on Linux; a few seconds.
 
 Each arm trains one client's round in processes of their own: the peak of the resident set during a
 local step (VmHWM, reset after a first step), less the resident set before the model was built, when
@@ -8,13 +8,12 @@ the libraries were loaded and had run. malloc returns large blocks at once, beca
 count. The examples are there before, in both.
 """
 
-import argparse
-import csv
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import frame
+
 from statistics import median
 
 import torch
@@ -22,7 +21,7 @@ import torch
 from privpart.client import client_update
 from privpart.experiment.plan_file import PlanFile
 from privpart.experiment.training import training
-from privpart.measure.step import _RESET_PEAK, _RETURN_FREED_BLOCKS, _resident
+from privpart.measure.step import _RESET_PEAK, _RETURN_FREED_BLOCKS
 from privpart.model import PartialModel
 from privpart.study.client_side import client_side
 from privpart.study.study_file import Study, read_study
@@ -51,53 +50,45 @@ def measured(path: str, arm: str) -> int:
 
     step(setup.model, setup.first.clone())  # the libraries load what they need
     held = setup.model, setup.first  # its memory stays, so it is not that of the next one
-    before = _resident("VmRSS")
+    before = frame.resident()
     model = plan.model.partial()
     start = model.flat.clone()
     step(model, start)
     _RESET_PEAK.write_text("5")
     for _ in range(STEPS):
         step(model, start)
-    found = _resident("VmHWM") - before - start.nbytes
+    found = frame.resident("VmHWM") - before - start.nbytes
     del held
     return found
 
 
 def main() -> None:
     """Measure every arm of a study, and write a row for each."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("study")
-    parser.add_argument("--out", type=Path)
-    parser.add_argument("--arm", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.arm:
-        print(json.dumps(measured(options.study, options.arm)))
-        return
-    study, rows = read_study(options.study), []
-    for arm in study.arms:
-        command = [sys.executable, __file__, options.study, "--arm", arm]
-        environment = os.environ | _RETURN_FREED_BLOCKS
-        found = [
-            json.loads(subprocess.check_output(command, env=environment, text=True))
-            for _ in range(PROCESSES)
+    given = frame.options(
+        __doc__,
+        quick={"processes": 1},
+        study={"positional": True},
+        out={"type": Path},
+        processes=PROCESSES,
+    )
+    study, rows = read_study(given.study), []
+    for arm in list(study.arms)[: 1 if given.quick else None]:
+        peaks = [
+            frame.apart(measured, given.study, arm, **_RETURN_FREED_BLOCKS)
+            for _ in range(given.processes)
         ]
-        computed = client_side(plan_of(study, arm))["memory_bytes"]
         rows.append(
             {
                 "arm": arm,
-                "computed_bytes": computed,
-                "measured_bytes": median(found),
-                "lowest": min(found),
-                "highest": max(found),
-                "processes": PROCESSES,
+                "computed_bytes": client_side(plan_of(study, arm))["memory_bytes"],
+                "measured_bytes": median(peaks),
+                "lowest": min(peaks),
+                "highest": max(peaks),
+                "processes": given.processes,
             }
         )
-        print(rows[-1], flush=True)
-    if options.out:
-        with options.out.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
+        frame.show(arm, rows[-1])
+    frame.write_csv(given.out, rows)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,213 @@
+"""Tables of docs/study.md, from what ``privpart frontier`` and the study's other scripts wrote.
+
+Run: ``python examples/studies/accuracy_tables.py``; prints Markdown from benchmarks/results/study.
+
+Accuracies are means over seeds in percent. An interval is Student's t at 95 %, of a mean or of a
+difference paired by seed, which is bold where the interval excludes zero.
+"""
+
+import csv
+from collections.abc import Sequence
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+
+from privpart.study.frontier import Interval
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "study"
+ARMS = ("full", "freeze-dense1", "freeze-dense1-conv2", "last-layer")
+Seeds = dict[str, float]
+"""Seed -> accuracy, or a difference of accuracies, in percent."""
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    """Return the rows of a table."""
+    with (RESULTS / f"{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def seeds(table: str, arm: str, mechanism: str = "none", level: str = "none") -> Seeds:
+    """Return what the final trainings of a group reached."""
+    group = [arm, mechanism, level]
+    final = rows(f"{table}/final")
+    return {r["seed"]: 100 * float(r["metric"]) for r in final if list(r.values())[:3] == group}
+
+
+def less(first: Seeds, second: Seeds) -> Seeds:
+    """Return the difference of two groups by seed; nothing if one was not run."""
+    return {seed: first[seed] - second[seed] for seed in first if seed in second}
+
+
+def rounded(value: float, digits: int = 1, *, sign: str = "-") -> str:
+    """Return a number with so many digits; halves away from zero, whatever the last bit says."""
+    tick = Decimal(1).scaleb(-digits)
+    return f"{Decimal(repr(round(value, 9))).quantize(tick, ROUND_HALF_UP):{sign}f}"
+
+
+def mean(values: Seeds, *, interval: bool = False, digits: int = 1) -> str:
+    """Return a mean, with its interval if that is wanted."""
+    found = Interval.of(list(values.values()))
+    ends = ", ".join(rounded(end or 0.0, digits) for end in (found.low, found.high))
+    return rounded(found.mean, digits) + f" [{ends}]" * interval
+
+
+def gain(values: Seeds, *, sign: str = "+", digits: int = 1) -> str:
+    """Return a difference with its interval; ``sign`` is "-" where its ends have no plus sign."""
+    found = Interval.of(list(values.values()))
+    ends = ", ".join(rounded(end or 0.0, digits, sign=sign) for end in (found.low, found.high))
+    bold = "" if found.verdict("higher") == "undecided" else "**"
+    return f"{bold}{rounded(found.mean, digits, sign='+')}{bold} [{ends}]"
+
+
+def show(*cells: str) -> None:
+    """Print a row of a table."""
+    print("|" + "".join(f" {cell} |" if cell else " |" for cell in cells))
+
+
+def frontier(table: str, arm: str, level: str = "none") -> dict[str, str]:
+    """Return the row of a group in a frontier."""
+    return next(r for r in rows(f"{table}/frontier") if (r["arm"], r["level"]) == (arm, level))
+
+
+def beside_full(table: str, arms: Sequence[str], mechanism: str, level: str) -> list[str]:
+    """Return a cell per arm: accuracy, and the difference to training everything."""
+    full = seeds(table, "full", mechanism, level)
+    found = [seeds(table, arm, mechanism, level) for arm in arms[1:]]
+    others = [f"{mean(own)} ({gain(less(own, full))})" if own else "not run" for own in found]
+    return [mean(full), *others]
+
+
+def main_tables() -> None:
+    """Print accuracy by noise and mechanism, and how noise closes the gap."""
+    show("none", *beside_full("tree", ARMS, "none", "none"))
+    for table, levels in (
+        ("tree", ("8", "2", "0.5", "0.125")),
+        ("blt", ("2", "0.5")),
+        ("bandmf", ("2",)),
+    ):
+        for level in levels:
+            z = float(frontier(table, "full", level)["noise_multiplier"])
+            name = {"tree": "", "blt": "BLT, ", "bandmf": "BandMF, "}[table]
+            arms = ARMS if table == "tree" else ARMS[:3]
+            show(f"{name}epsilon {level}, z = {z:#.3g}", *beside_full(table, arms, table, level))
+    for arm in ARMS[1:]:
+        quiet = less(seeds("tree", arm), seeds("tree", "full"))
+        noisy = [
+            less(seeds("tree", arm, "tree", level), seeds("tree", "full", "tree", level))
+            for level in ("8", "2", "0.5", "0.125")
+        ]
+        show(arm, *(gain(less(own, quiet), sign="-") for own in noisy))
+
+
+def turns() -> None:
+    """Print turns of layers and shared keys."""
+    arms = ("full", "fedpart", "select-shared")
+    columns = [beside_full("turns", arms, *group) for group in (("none", "none"), ("blt", "8"))]
+    for arm, *cells in zip(arms, *columns, strict=True):
+        row = frontier("turns", arm, "8")
+        z = float(row["noise_multiplier"])
+        show(arm, f"{float(row['bytes_up']):,.0f} bytes", *cells, f"{z:.3f}")
+
+
+def unlike() -> None:
+    """Print users who are unlike beside those who are alike."""
+    gaps = {}
+    for users, quiet, noisy in (
+        ("unlike", "unlike", "unlike"),
+        ("alike (main table)", "tree", "blt"),
+    ):
+        reached = {arm: (seeds(quiet, arm), seeds(noisy, arm, "blt", "2")) for arm in ARMS[:2]}
+        if users == "unlike":
+            for arm, pair in reached.items():
+                show(f"{arm}, users unlike", *(mean(own, interval=True) for own in pair), "")
+        pairs = zip(reached["freeze-dense1"], reached["full"], strict=True)
+        gaps[users] = [less(own, full) for own, full in pairs]
+    for users, (quiet_gap, noisy_gap) in gaps.items():
+        closed = gain(less(noisy_gap, quiet_gap), sign="-") if users == "unlike" else ""
+        show(f"freeze-dense1 - full, users {users}", gain(quiet_gap), gain(noisy_gap), closed)
+
+
+def what_to_freeze() -> None:
+    """Print what each arm takes from a client, reaches and gives away."""
+    measured = {r["arm"]: r for r in rows("memory")}
+    for row in rows("leakage"):
+        arm = row["arm"]
+        own, memory = frontier("tree", arm), measured[arm]
+        sizes = (int(memory[name]) / 1e6 for name in ("computed_bytes", "measured_bytes"))
+        levels = (("none", "none"), ("tree", "8"), ("tree", "2"), ("tree", "0.5"))
+        many = " " in row["inputs_read"]
+        what = "inputs" if many else "input"
+        show(
+            arm,
+            f"{int(own['bytes_up']):,} bytes",
+            ", ".join(f"{size:.2f}" for size in sizes) + " MB",
+            f"{int(own['client_flops']) / 1e6:.1f} million",
+            ", ".join(mean(seeds("tree", arm, *level)) for level in levels),
+            f"the {what} of {row['inputs_read'].replace(' ', ' and ')}{', exactly' * many}; "
+            f"{'picture ' * many}{float(row['leakage_psnr']):.1f} dB; "
+            f"rank {row['leakage_rank'].split()[0]}",
+        )
+
+
+def predicted() -> None:
+    """Print what theory predicted beside what was measured."""
+    found = {(r["level"], r["arm"]): r for r in rows("tree/predicted")}
+    for level in ("8", "2", "0.5", "0.125"):
+        full = found[level, "full"]
+        for arm in ARMS:
+            own = found[level, arm]
+            values = [100 * float(own[f"{kind}_metric"]) for kind in ("predicted", "measured")]
+            base = [100 * float(full[f"{kind}_metric"]) for kind in ("predicted", "measured")]
+            apart = [
+                rounded(v - b, sign="+") if arm != "full" else ""
+                for v, b in zip(values, base, strict=True)
+            ]
+            share = f"{100 * float(own['noise_share']):.0f} %"
+            show(level, arm, share, *map(rounded, values), *apart)
+
+
+def words() -> None:
+    """Print the study of next word."""
+    groups = (("none", "none"), ("blt", "8"))
+    for arm in ("full", "freeze-ffn"):
+        sent = f"{float(frontier('words', arm)['bytes_up']):,.0f} bytes"
+        found = (seeds("words", arm, *group) for group in groups)
+        show(arm, sent, *(mean(own, interval=True, digits=2) for own in found))
+    pairs = ([seeds("words", arm, *group) for arm in ("freeze-ffn", "full")] for group in groups)
+    show("freeze-ffn - full", "", *(gain(less(*pair), digits=2) for pair in pairs))
+
+
+def images() -> None:
+    """Print the study of images behind a frozen body."""
+    groups = (("none", "none"), ("blt", "2"))
+    reached = {}
+    for body in ("pretrained", "random"):
+        for part in ("head", "tail"):
+            arm = f"{body}-{part}"
+            reached[body, part] = [seeds("images", arm, *group) for group in groups]
+            row = frontier("images", arm)
+            cells = [mean(own, interval=True) for own in reached[body, part]]
+            sent = f"{float(row['bytes_up']):,.0f} bytes"
+            show(f"{body} body, {part}", f"{int(row['trained']):,}", sent, *cells)
+
+    def apart(first: tuple[str, str], second: tuple[str, str]) -> list[Seeds]:
+        pairs = zip(reached[first], reached[second], strict=True)
+        return [less(own, other) for own, other in pairs]
+
+    gaps = {body: apart((body, "tail"), (body, "head")) for body in ("pretrained", "random")}
+    for body, found in gaps.items():
+        show(f"tail - head, {body}", "", "", *(gain(own, sign="-") for own in found))
+    second = zip(gaps["random"], gaps["pretrained"], strict=True)
+    show("the second less the first", "", "", *(gain(less(*pair), sign="-") for pair in second))
+    bodies = apart(("pretrained", "head"), ("random", "head"))
+    show("pretrained - random, head", "", "", *(gain(own, sign="-") for own in bodies))
+
+
+def main() -> None:
+    """Print every table."""
+    for table in (main_tables, turns, unlike, what_to_freeze, predicted, words, images):
+        table()
+        print()
+
+
+if __name__ == "__main__":
+    main()

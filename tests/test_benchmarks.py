@@ -1,0 +1,69 @@
+"""The scripts of benchmarks and studies: their frame, and that what they import is still there."""
+
+import ast
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPTS = sorted([*(ROOT / "benchmarks").glob("*.py"), *(ROOT / "examples/studies").glob("*.py")])
+OURS = ("accounting", "attacks", "privpart")
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@pytest.fixture
+def frame(monkeypatch):
+    for name in THREADS:
+        monkeypatch.setenv(name, "1")  # which the frame sets, for the scripts only
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("frame")
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_imports_names_that_exist(script):
+    for node in ast.walk(ast.parse(script.read_text())):
+        module = getattr(node, "module", None) or ""
+        if isinstance(node, ast.ImportFrom) and module.partition(".")[0] in OURS:
+            if module.startswith("privpart.flower"):  # needs flwr
+                continue
+            home = importlib.import_module(module)
+            for alias in node.names:
+                assert hasattr(home, alias.name) or alias.name == "client_app", alias.name
+
+
+def test_quick_writes_nothing_and_what_is_typed_counts(frame, monkeypatch):
+    def parsed(*typed):
+        monkeypatch.setattr(sys, "argv", ["script", *typed])
+        return frame.options("", "x.json", {"turns": 1, "cases": ["a"]}, turns=9, cases=["a", "b"])
+
+    assert parsed().result == frame.RESULTS / "x.json"
+    assert (parsed().turns, parsed().cases) == (9, ["a", "b"])
+    assert parsed("--quick").result is None
+    assert (parsed("--quick", "--turns", "5").turns, parsed("--quick").cases) == (5, ["a"])
+    assert parsed("--quick", "--result", "y.json").result == Path("y.json")
+
+
+def test_a_result_holds_the_machine_and_is_read_again(frame, tmp_path):
+    path = tmp_path / "results" / "x.json"
+    frame.Result(path, "numpy", dim=3).write(method="how", rows=[1])
+    document = json.loads(path.read_text())
+    assert list(document) == ["method", "machine", "rows"]
+    assert document["machine"]["dim"] == 3
+    assert "numpy" in document["machine"]["packages"]
+    assert frame.Result(path).old == document
+    frame.Result(None).write(rows=[])
+
+
+def test_turns_alternate_after_one_that_does_not_count(frame):
+    order = []
+    jobs = {name: lambda name=name: order.append(name) for name in "ab"}
+    times = frame.in_turns(jobs, 2, clocks={"a": lambda: float(len(order))})
+    assert order == list("ababab")
+    assert [spent.cpu for spent in times["a"]] == [1.0, 1.0]
+    assert len(times["b"]) == 2
+    fast, slow = [frame.Seconds(1, 2), frame.Seconds(3, 4)], [frame.Seconds(2, 2)] * 2
+    assert frame.ratios(fast, slow)["wall_least"] == 0.5
+    assert frame.spreads(fast, 10)["cpu_median"] == 30
