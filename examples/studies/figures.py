@@ -62,7 +62,6 @@ def draw_sweep(path: Path) -> None:
             noise_multiplier=float(row["noise_multiplier"]),
             delta=float(row["delta"]),
             trained=int(row["trained"]),
-            tuned=int(row["tuned_candidates"]),
             own_metric=False,
         )
         for row in read(RESULTS / "fedpt_sweep.csv")
