@@ -20,7 +20,7 @@ from accounting import Independent, Participation
 from privpart import EmbeddedEngine, PartialModel, PrivacyPlan, SecretSource, Server, fit
 from privpart.client import LocalTraining
 from privpart.data import Users, cohorts_in_turn, iid_users
-from privpart.engines.workers import keep_freed_memory
+from privpart.pool import keep_freed_memory
 
 
 def users(share: float) -> dict[str, Any]:

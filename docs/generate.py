@@ -283,7 +283,6 @@ WRITTEN_BY = {
     "example-level": "state of an `FTRLEngine`, in a run folder",
     "flower": "messages between Flower's server and nodes",
     "frontier": "`privpart frontier --format json`, and study.json",
-    "freeze-search": "`privpart freeze-search --format json`",
     "gradients": "`privpart audit gradients --format json`",
     "grouped-noise": "noise of a grouped mechanism, in a run folder",
     "inspect": "`privpart audit inspect --format json`",

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from privpart.data.users import Users
     from privpart.engines.embedded import EmbeddedEngine
     from privpart.engines.protocol import Engine
-    from privpart.engines.workers import WorkerError
     from privpart.example_level import FTRLEngine
     from privpart.experiment.metric import Accuracy
     from privpart.experiment.train import Run, train
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from privpart.noise.source import NoiseSource, SecretSource, SeededSource
     from privpart.noise.stream import NoiseStream
     from privpart.plan import AdaptiveClipping, PrivacyPlan
+    from privpart.pool import WorkerError
     from privpart.run.folder import RunFolder
     from privpart.server import RoundCounts, Server, ServerOptimizer
     from privpart.start_values import Constant, Glorot, He, Normal, Uniform
@@ -68,7 +68,7 @@ _HOME = {
     "ServerOptimizer": "server",
     "Uniform": "start_values",
     "Users": "data.users",
-    "WorkerError": "engines.workers",
+    "WorkerError": "pool",
     "client_app": "flower.node",
     "client_update": "client",
     "fit": "loop",

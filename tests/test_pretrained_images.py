@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 
 from privpart.experiment import own_code
-from privpart.experiment.study.study_file import read_study
 from privpart.experiment.training import training
 from privpart.noise.source import SeededSource
+from privpart.study.study_file import read_study
 
 IMAGES = Path(__file__).parent.parent / "examples" / "pretrained_images"
 NAMES = ("task", "network", "prepare")
@@ -94,9 +94,7 @@ def test_arms_train_what_they_say_from_their_own_weights(folder):
     assert tested.keys() == TRAINED.keys()
     for arm, group in tested.items():
         body = arm.split("-")[0]
-        setup = training(
-            study.final_cells(group, study.points[0])[0].candidates[0], report=lambda _: None
-        )
+        setup = training(study.final_cells(group, study.points[0])[0].plan, report=lambda _: None)
         assert setup.model.dim == TRAINED[arm]
         assert len(setup.clients.ids) == 10
         module = setup.model.module

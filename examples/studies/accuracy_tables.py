@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
-from privpart.experiment.study.frontier import Interval
+from privpart.study.frontier import Interval
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "study"
 ARMS = ("full", "freeze-dense1", "freeze-dense1-conv2", "last-layer")

@@ -11,7 +11,7 @@ from typing import Any
 
 from privpart.cli.pages import drawing
 from privpart.cli.pages.plots import draw_frontier, sweep_figures
-from privpart.experiment.sweep_store import Point
+from privpart.study.store import Point
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -61,7 +61,6 @@ def draw_sweep(path: Path) -> None:
             noise_multiplier=float(row["noise_multiplier"]),
             delta=float(row["delta"]),
             trained=int(row["trained"]),
-            tuned=int(row["tuned_candidates"]),
             own_metric=False,
         )
         for row in read(RESULTS / "fedpt_sweep.csv")

@@ -16,8 +16,8 @@ from functools import lru_cache
 import torch
 
 from privpart.cli.frontier_leakage import leakage_of
-from privpart.experiment.study.study_file import read_study
 from privpart.experiment.task_data import read_task
+from privpart.study.study_file import read_study
 
 
 def main() -> None:
@@ -26,9 +26,9 @@ def main() -> None:
     torch.set_num_threads(1)
     study, read = read_study(given.study), lru_cache(maxsize=1)(read_task)
     rows = []
-    for arm in list(study.file.arms)[: 1 if given.quick else None]:
+    for arm in list(study.arms)[: 1 if given.quick else None]:
         group = next(group for group in study.groups if group.arm == arm)
-        plan = study.final_cells(group, study.points[0])[0].candidates[0]
+        plan = study.final_cells(group, study.points[0])[0].plan
         began = time.process_time()
         found = leakage_of(plan, read)
         rows.append({"arm": arm, **found, "cpu_seconds": round(time.process_time() - began, 1)})

@@ -20,11 +20,11 @@ import torch
 
 from privpart.client import client_update
 from privpart.experiment.plan_file import PlanFile
-from privpart.experiment.study.client_side import client_side
-from privpart.experiment.study.study_file import Study, read_study
 from privpart.experiment.training import training
 from privpart.measure.step import _RESET_PEAK, _RETURN_FREED_BLOCKS
 from privpart.model import PartialModel
+from privpart.study.client_side import client_side
+from privpart.study.study_file import Study, read_study
 
 PROCESSES = 5
 STEPS = 5
@@ -33,7 +33,7 @@ STEPS = 5
 def plan_of(study: Study, arm: str) -> PlanFile:
     """Return the plan of an arm at the study's first level."""
     group = next(group for group in study.groups if group.arm == arm)
-    return study.final_cells(group, study.points[0])[0].candidates[0]
+    return study.final_cells(group, study.points[0])[0].plan
 
 
 def measured(path: str, arm: str) -> int:
@@ -72,7 +72,7 @@ def main() -> None:
         processes=PROCESSES,
     )
     study, rows = read_study(given.study), []
-    for arm in list(study.file.arms)[: 1 if given.quick else None]:
+    for arm in list(study.arms)[: 1 if given.quick else None]:
         peaks = [
             frame.apart(measured, given.study, arm, **_RETURN_FREED_BLOCKS)
             for _ in range(given.processes)
@@ -80,7 +80,7 @@ def main() -> None:
         rows.append(
             {
                 "arm": arm,
-                "computed_bytes": client_side(plan_of(study, arm)).memory_bytes,
+                "computed_bytes": client_side(plan_of(study, arm))["memory_bytes"],
                 "measured_bytes": median(peaks),
                 "lowest": min(peaks),
                 "highest": max(peaks),

@@ -36,10 +36,10 @@ from torch.nn.functional import cross_entropy
 
 from privpart.engines.options import EngineOptions
 from privpart.experiment.metric import accuracy
-from privpart.experiment.study.study_file import WITHOUT_NOISE, Group, Study, read_study
 from privpart.experiment.task_data import read_task
 from privpart.experiment.training import Training, training
 from privpart.noise.source import SeededSource
+from privpart.study.study_file import WITHOUT_NOISE, Group, Study, read_study
 
 SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 """Of the server's learning rate."""
@@ -53,7 +53,7 @@ def silent_groups(study: Study) -> list[Group]:
     silent = {"privacy.noise_multiplier": 0.0}
     return [
         Group(arm, WITHOUT_NOISE, WITHOUT_NOISE, (silent, own))
-        for arm, own in study.file.arms.items()
+        for arm, own in study.arms.items()
         if "select" not in own and "schedule" not in own
     ]
 
@@ -64,7 +64,7 @@ def noisy(study: Study, arm: str) -> dict[tuple[str, str], tuple[float, float]]:
     for group in study.groups:
         if group.arm == arm and group.level != WITHOUT_NOISE:
             cell = study.tuning_cells(group, 0, study.points[0])[0]
-            plan = cell.candidates[0].privacy_plan()
+            plan = cell.plan.privacy_plan()
             z, last = float(plan.noise_multiplier), float(plan.mechanism.prefix_variance()[-1])
             found[group.mechanism, group.level] = (z * math.sqrt(last), z)
     return found
@@ -88,7 +88,7 @@ def one(path: str, arm: str, number: int) -> dict[str, Any]:
     study = read_study(path)
     group = next(own for own in silent_groups(study) if own.arm == arm)
     cell = study.tuning_cells(group, number, study.points[number])[0]
-    plan = cell.candidates[0]
+    plan = cell.plan
     setup = training(
         plan,
         options=EngineOptions(cache_prefix=False),

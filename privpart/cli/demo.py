@@ -14,8 +14,7 @@ import typer
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.cli.idle import OF_FOLDER
-from privpart.cli.progress import progress_of_rounds
-from privpart.cli.sweep import processors
+from privpart.cli.trainings import JobsOption, processes, progress_of_rounds
 from privpart.engines.options import EngineOptions
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
@@ -24,15 +23,16 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from accounting import PrivacyReport
     from attacks import LeakageReport
     from privpart.cli.demo_tables import Accuracy
-    from privpart.experiment.sweep import CellTrainer
-    from privpart.experiment.sweep_file import Cell, SweepFile
     from privpart.experiment.task_data import PlanData
+    from privpart.study.cell import BasePlan, Cell
+    from privpart.study.runner import Outcome, Runner
+    from privpart.study.sweep import SweepFile
 
 AUDITED_IMAGES = 4
 ENGINE = EngineOptions(batching="vmap")
 """Vectorized clients take less than half of the processor time of one client after another, on both
 networks. With "auto", the numbers would depend on how busy the machine is."""
-_PLANS = Path(__file__).parents[1] / "experiment" / "plans"
+_PLANS = Path(__file__).parents[1] / "study" / "plans"
 
 
 class DataName(StrEnum):
@@ -54,9 +54,7 @@ def demo(
         int, typer.Option(help="First seed; the same seed gives the same numbers.")
     ] = 0,
     seeds: Annotated[int, typer.Option(help="Trainings per noise level and part.")] = 5,
-    jobs: Annotated[
-        int | None, typer.Option(help="Processes; by default one per processor.")
-    ] = None,
+    jobs: JobsOption = None,
 ) -> None:
     """Train full and partial models at several noise levels; report privacy and leakage.
 
@@ -64,31 +62,31 @@ def demo(
     """
     checks.count("seed", seed, minimum=0)
     checks.count("seeds", seeds)
-    jobs = checks.count("jobs", jobs if jobs is not None else processors())
-    file = sweep_file(data, data_dir, range(seed, seed + seeds))
+    jobs = processes(jobs)
+    file, base = sweep_file(data, data_dir, range(seed, seed + seeds))
     _make_folder(out)
 
     from privpart.cli import demo_tables
     from privpart.cli.pages import picture, plots
-    from privpart.experiment.sweep import CellTrainer
-    from privpart.experiment.sweep_file import sweep_of
     from privpart.experiment.task_data import plan_data
+    from privpart.study.runner import Runner
+    from privpart.study.sweep import sweep_of
 
-    cells = sweep_of(file).cells
-    plan = cells[0].candidates[0]
+    cells = sweep_of(file, base).cells
+    plan = cells[0].plan
     examples = plan_data(plan.data, plan.model.network())
     with (
         progress_of_rounds() as progress,
-        ThreadPoolExecutor(1) as beside,
-        CellTrainer(jobs, options=ENGINE) as trainer,  # left first, so that Ctrl-C ends it
+        ThreadPoolExecutor(1) as thread,
+        Runner(jobs, options=ENGINE) as runner,  # left first, so that Ctrl-C ends it
     ):
-        train = partial(_train, cells, trainer, progress)
+        train = partial(_train, cells, runner, progress)
         # other processes train while this one attacks
-        running = beside.submit(train)
-        if jobs == 1:
-            running.result()
+        future = thread.submit(train) if jobs > 1 else None
+        accuracies = train() if future is None else []
         audits = _audit(examples, seed, progress)
-        accuracies = running.result()
+        if future is not None:
+            accuracies = future.result()
     budgets = _budgets(cells)
     report = {
         "schema": "privpart/demo/1",
@@ -108,52 +106,62 @@ def demo(
     typer.echo(f"\nWritten: {out / 'report.json'}, {out / 'accuracy.png'}, {out / 'leakage.png'}")
 
 
-def sweep_file(data: DataName, data_dir: Path | None, seeds: Sequence[int]) -> "SweepFile":
+def sweep_file(
+    data: DataName, data_dir: Path | None, seeds: Sequence[int]
+) -> "tuple[SweepFile, BasePlan]":
     """Return the trainings of the demo on ``data``, with these seeds."""
-    from privpart.experiment.sweep_file import read_sweep_file
+    from privpart.study.cell import BasePlan, read_file
+    from privpart.study.sweep import SweepFile
 
-    file = read_sweep_file(_PLANS / f"{data.value.replace('-', '_')}.toml")
-    plan = dict(file.tables)
+    path = _PLANS / f"{data.value.replace('-', '_')}.toml"
+    file, base = read_file(path, SweepFile, "sweep")
+    tables = dict(base.tables)
     if data_dir is not None:
-        plan["data"] = plan["data"] | {"directory": str(data_dir)}
-    return file.model_copy(update={"plan": plan, "seeds": list(seeds)})
+        tables["data"] = tables["data"] | {"directory": str(data_dir)}
+    file = file.model_copy(update={"plan": tables, "seeds": list(seeds)})
+    return file, BasePlan(tables, base.folder)
 
 
-def _train(
-    cells: "Sequence[Cell]", trainer: "CellTrainer", progress: "Progress"
-) -> list["Accuracy"]:
+def _train(cells: "Sequence[Cell]", runner: "Runner", progress: "Progress") -> list["Accuracy"]:
     from privpart.cli.demo_tables import Accuracy
-    from privpart.experiment.sweep import rounds_of, train_cells
     from privpart.measure.costs import message_bytes
+    from privpart.study.runner import error_of_failures
 
-    bar = progress.add_task("training", total=sum(map(rounds_of, cells)))
+    bar = progress.add_task("training", total=sum(cell.plan.privacy.rounds for cell in cells))
+    results = {}
 
     def advance(cell: "Cell", rounds: int) -> None:
         progress.update(bar, advance=rounds, description=f"training (z = {cell.labels['noise']})")
 
-    results = train_cells(cells, trainer, advance)
-    points: dict[tuple[str, str], list[int]] = {}
-    for number, cell in enumerate(cells):
-        points.setdefault((cell.labels["part"], cell.labels["noise"]), []).append(number)
-    models = {cell.labels["part"]: cell.candidates[0].model for cell in cells}
-    sent = {part: model.partial() for part, model in models.items()}
-    return [
-        Accuracy(
-            part=part,
-            noise_multiplier=results[own[0]].noise_multiplier,
-            seeds=tuple(cells[number].seed for number in own),
-            accuracies=tuple(results[number].accuracy for number in own),
-            trained=results[own[0]].trained,
-            parameter_count=results[own[0]].parameter_count,
-            update_bytes=message_bytes(sent[part]),
+    def finish(cell: "Cell", outcome: "Outcome") -> None:
+        if isinstance(outcome, str):
+            raise error_of_failures([outcome], cell.name)
+        results[cell.key] = outcome
+
+    runner.train(cells, finish, advance)
+    points: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        points.setdefault((cell.labels["part"], cell.labels["noise"]), []).append(cell)
+    accuracies = []
+    for (part, _), group in points.items():
+        first, model = results[group[0].key], group[0].plan.model.partial()
+        accuracies.append(
+            Accuracy(
+                part=part,
+                noise_multiplier=first.noise_multiplier,
+                seeds=tuple(cell.seed for cell in group),
+                accuracies=tuple(results[cell.key].accuracy for cell in group),
+                trained=first.trained,
+                parameter_count=first.parameter_count,
+                update_bytes=message_bytes(model),
+            )
         )
-        for (part, _), own in points.items()
-    ]
+    return accuracies
 
 
 def _budgets(cells: "Sequence[Cell]") -> "list[PrivacyReport]":
     """Return the guarantee at each noise level but zero."""
-    plans = {cell.labels["noise"]: cell.candidates[0] for cell in cells}
+    plans = {cell.labels["noise"]: cell.plan for cell in cells}
     return [
         plan.privacy_plan().report(plan.privacy.delta, noise_source="seeded")
         for plan in plans.values()

@@ -6,13 +6,12 @@ from statistics import mean, median, stdev
 from textwrap import fill
 from typing import Any
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
+import typer
 
 from accounting import PrivacyReport
 from accounting.report import up
 from attacks import LeakageReport
-from privpart.cli.output import plain_console
+from privpart.cli.output import print_table
 from privpart.experiment.plan_file import PlanFile
 
 
@@ -52,15 +51,13 @@ def show(
     audits: Mapping[str, LeakageReport],
 ) -> None:
     """Print everything to standard output."""
-    console = plain_console(100)
     budget_note, accuracy_note, leakage_note, limits = notes(plan)
-    console.print(_budget_table(plan, budgets))
-    console.print(fill(budget_note, 96), end="\n\n")
-    console.print(_accuracy_table(budgets, accuracies))
-    console.print(fill(_cost_note(accuracies) + " " + accuracy_note, 96), end="\n\n")
-    console.print(_leakage_table(audits))
-    console.print(fill(leakage_note, 96), end="\n\n")
-    console.print(fill(limits, 96))
+    _print_budgets(plan, budgets)
+    typer.echo(fill(budget_note, 96) + "\n")
+    _print_accuracies(budgets, accuracies)
+    typer.echo(fill(_cost_note(accuracies) + " " + accuracy_note, 96) + "\n")
+    _print_leakage(audits)
+    typer.echo(fill(leakage_note, 96) + "\n\n" + fill(limits, 96))
 
 
 def notes(plan: PlanFile) -> list[str]:
@@ -87,22 +84,9 @@ def notes(plan: PlanFile) -> list[str]:
     ]
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right")
-    return table
-
-
-def _budget_table(plan: PlanFile, budgets: Sequence[PrivacyReport]) -> Table:
-    table = _table(
-        f"1. Budget: one tree over {plan.privacy.rounds} rounds, {plan.data.users} users taking "
-        f"part at most once, clip norm {plan.privacy.clip_norm:g}",
-        ("noise multiplier", "sensitivity^2", "mu", "epsilon", "delta", "unit, adjacency"),
-    )
-    table.add_row("0", "", "", "no guarantee", "", "")
-    for b in budgets:
-        table.add_row(
+def _print_budgets(plan: PlanFile, budgets: Sequence[PrivacyReport]) -> None:
+    rows = [
+        (
             f"{b.noise_multiplier:g}",
             f"{b.sensitivity_squared:g}",
             up(b.mu, 4),
@@ -110,28 +94,31 @@ def _budget_table(plan: PlanFile, budgets: Sequence[PrivacyReport]) -> Table:
             f"{b.delta:g}",
             f"{b.unit}, {b.adjacency}",
         )
-    return table
+        for b in budgets
+    ]
+    print_table(
+        f"1. Budget: one tree over {plan.privacy.rounds} rounds, {plan.data.users} users taking "
+        f"part at most once, clip norm {plan.privacy.clip_norm:g}",
+        ("noise multiplier", "sensitivity^2", "mu", "epsilon", "delta", "unit, adjacency"),
+        [("0", "", "", "no guarantee", "", ""), *rows],
+    )
 
 
-def _accuracy_table(budgets: Sequence[PrivacyReport], accuracies: Sequence[Accuracy]) -> Table:
+def _print_accuracies(budgets: Sequence[PrivacyReport], accuracies: Sequence[Accuracy]) -> None:
     epsilon = {b.noise_multiplier: up(b.epsilon, 4) for b in budgets}
     seeds = accuracies[0].seeds
-    table = _table(
-        f"2. Test accuracy (%) by noise, seeds {seeds[0]} to {seeds[-1]}",
-        ("noise multiplier", "epsilon", "full", "partial", "partial - full"),
-    )
-    by_cell = {(a.part, a.noise_multiplier): a for a in accuracies}
+    by_cell = {(a.part, a.noise_multiplier): a.accuracies for a in accuracies}
+    rows = []
     for z in dict.fromkeys(a.noise_multiplier for a in accuracies):
         full, partial = by_cell["full", z], by_cell["partial", z]
-        paired = [p - f for p, f in zip(partial.accuracies, full.accuracies, strict=True)]
-        table.add_row(
-            f"{z:g}",
-            epsilon.get(z, "no guarantee"),
-            _percent(full.accuracies),
-            _percent(partial.accuracies),
-            _percent(paired, sign="+"),
-        )
-    return table
+        paired = [p - f for p, f in zip(partial, full, strict=True)]
+        result = (_percent(full), _percent(partial), _percent(paired, sign="+"))
+        rows.append((f"{z:g}", epsilon.get(z, "no guarantee"), *result))
+    print_table(
+        f"2. Test accuracy (%) by noise, seeds {seeds[0]} to {seeds[-1]}",
+        ("noise multiplier", "epsilon", "full", "partial", "partial - full"),
+        rows,
+    )
 
 
 def _percent(values: Sequence[float], sign: str = "") -> str:
@@ -151,21 +138,23 @@ def _cost_note(accuracies: Sequence[Accuracy]) -> str:
     )
 
 
-def _leakage_table(audits: Mapping[str, LeakageReport]) -> Table:
+def _print_leakage(audits: Mapping[str, LeakageReport]) -> None:
     images = len(next(iter(audits.values())).truth)
-    table = _table(
+    rows = [
+        (
+            name,
+            row.view,
+            f"{row.visible:,} ({row.share:.0%})",
+            f"{median(row.psnr):.1f}",
+            f"{max(row.psnr):.1f}",
+            f"{median(trial.baseline for trial in row.best):.1f}",
+            row.verdict,
+        )
+        for name, audit in audits.items()
+        for row in audit.rows
+    ]
+    print_table(
         f"3. Leakage by view: PSNR in dB over {images} images, against images that need no attack",
         ("network", "view", "parameters seen", "median", "max", "best baseline", "verdict"),
+        rows,
     )
-    for name, audit in audits.items():
-        for row in audit.rows:
-            table.add_row(
-                name,
-                row.view,
-                f"{row.visible:,} ({row.share:.0%})",
-                f"{median(row.psnr):.1f}",
-                f"{max(row.psnr):.1f}",
-                f"{median(trial.baseline for trial in row.best):.1f}",
-                row.verdict,
-            )
-    return table

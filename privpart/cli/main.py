@@ -39,7 +39,6 @@ from privpart.cli.costs import costs
 from privpart.cli.demo import demo
 from privpart.cli.doctor import doctor
 from privpart.cli.export import export
-from privpart.cli.freeze_search import freeze_search
 from privpart.cli.frontier import frontier
 from privpart.cli.idle import Command
 from privpart.cli.init import init
@@ -80,7 +79,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     _BUDGET: (epsilon, calibrate, mechanisms, budget, costs),
     _TRAIN: (init, doctor, train, close),
     _REPORT: (report, verify, export),
-    _STUDY: (frontier, freeze_search, demo),
+    _STUDY: (frontier, demo),
 }
 for _panel in _BUDGET, _TRAIN, _REPORT, _STUDY:
     for _command in _PANELS[_panel]:

@@ -1,7 +1,5 @@
 """``privpart sweep`` and ``privpart sweep show``: train a grid of plans, and show the results."""
 
-import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,28 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from accounting import checks
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.idle import Command, where
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv, plain_console
-from privpart.cli.progress import trainings_told
+from privpart.cli.output import as_csv, print_table
+from privpart.cli.trainings import (
+    NOT_PRIVATE,
+    JobsOption,
+    delta_warnings,
+    failures_of,
+    name_code,
+    print_results,
+    processes,
+    train_stages,
+)
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from privpart.cli.progress import TrainingsTold
-    from privpart.experiment.sweep import CellTrainer, Outcome
-    from privpart.experiment.sweep_file import Cell, Sweep
-    from privpart.experiment.sweep_store import Point, SweepStore
-
-NOT_PRIVATE = (
-    "The noise of a sweep comes from its seeds: these models are NOT private. Epsilon is what a "
-    "run of the same plan with secret noise would cost."
-)
-UNCHARGED = (
-    "Fields were tuned per cell on held-out public test examples, which is uncharged. On the "
-    "clients' own data each try would be a release that no epsilon here covers."
-)
+    from privpart.study.store import Point, Store
 
 
 class _RunByDefault(TyperGroup):
@@ -65,9 +59,7 @@ app = typer.Typer(
 def run(
     file: Annotated[Path, typer.Argument(help="TOML file with a base plan, axes and seeds.")],
     out: Annotated[Path, typer.Option(help="Folder of the sweep.")],
-    jobs: Annotated[
-        int | None, typer.Option("--jobs", "-j", help="Processes; by default one per processor.")
-    ] = None,
+    jobs: JobsOption = None,
     cell_timeout: Annotated[
         float | None,
         typer.Option(
@@ -88,18 +80,23 @@ def run(
 
     Example: privpart sweep examples/fedpt_sweep.toml --out fedpt -j 2
     """
-    jobs = checks.count("jobs", jobs if jobs is not None else processors())
-    from privpart.experiment.sweep import CellTrainer
-    from privpart.experiment.sweep_file import read_sweep
-    from privpart.experiment.sweep_store import SweepStore
+    jobs = processes(jobs)
+    from privpart.study.runner import Runner
+    from privpart.study.store import Store
+    from privpart.study.sweep import read_sweep
 
-    chosen = read_sweep(file)
-    trainer = CellTrainer(jobs, timeout=cell_timeout)
-    with SweepStore(out, create=True) as store:
-        store.describe(chosen.axes, chosen.noise_axes)
-        told = _run(chosen, store, trainer, out)
+    sweep = read_sweep(file)
+    with Runner(jobs, timeout=cell_timeout) as runner, Store(out, create=True) as store:
+        store.describe(sweep.axes, sweep.noise_axes)
+        done = store.results()
+        missing = [cell for cell in sweep.cells if cell.key not in done]
+        name_code(missing)
+        runner.check(missing)
+        typer.echo(f"{len(sweep.cells)} cells, {len(missing)} to train. {NOT_PRIVATE}", err=True)
+        rounds = sum(cell.plan.privacy.rounds for cell in missing)
+        trainings = train_stages([missing], runner, store, out, rounds)
         _show(store, out, form, html)
-    told.refuse_no_result()
+    trainings.refuse_no_result()
 
 
 @app.command(cls=Command)
@@ -114,41 +111,13 @@ def show(
 
     Example: privpart sweep show fedpt
     """
-    from privpart.experiment.sweep_store import SweepStore
+    from privpart.study.store import Store
 
-    with SweepStore(folder) as store:
+    with Store(folder) as store:
         _show(store, folder, form, html)
 
 
-def processors() -> int:
-    """Return how many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _run(
-    chosen: "Sweep", store: "SweepStore", trainer: "CellTrainer", out: Path
-) -> "TrainingsTold":
-    from privpart.cli.train import tell_of_code
-    from privpart.experiment.sweep import rounds_of
-
-    done = store.finished()
-    missing = [cell for cell in chosen.cells if cell.key not in done]
-    plans = [plan for cell in missing for plan in cell.candidates]
-    for plan in {tuple(plan.references().items()): plan for plan in plans}.values():
-        tell_of_code(plan)
-    trainer.check(missing)
-    typer.echo(f"{len(chosen.cells)} cells, {len(missing)} to train. {NOT_PRIVATE}", err=True)
-    with trainings_told(sum(map(rounds_of, missing)), out) as told, trainer:
-
-        def finished(cell: "Cell", outcome: "Outcome") -> None:
-            store.add(cell.key, cell.labels, cell.seed, outcome)
-            told.trained(cell, outcome, f"of {len(missing)} cells")
-
-        trainer.train(missing, finished, told.advanced)
-    return told
-
-
-def _show(store: "SweepStore", out: Path, form: Format, html: Path | None) -> None:
+def _show(store: "Store", out: Path, form: Format, html: Path | None) -> None:
     from privpart.cli.pages import plots
 
     points, axes = store.points(), store.axes
@@ -156,28 +125,14 @@ def _show(store: "SweepStore", out: Path, form: Format, html: Path | None) -> No
     if rows:
         (out / "sweep.csv").write_text(as_csv(rows), encoding="utf-8")
         plots.draw_sweep(points, axes, store.noise_axes, out)
-    notes = [NOT_PRIVATE, *([UNCHARGED] if any(point.tuned > 1 for point in points) else [])]
-    notes += delta_warnings(store)
-    failed = [f"failed: {labels}, seed {seed}: {error}" for labels, seed, error in store.errors()]
+    notes = [NOT_PRIVATE, *delta_warnings(store)]
     if html is not None:
         from privpart.cli.pages.sweep import sweep_page
 
         figures = plots.sweep_figures(points, axes, store.noise_axes) if rows else {}
-        sweep_page(rows, axes, figures, notes, failed).write(html)
-    if form is Format.JSON:
-        document = {"schema": "privpart/sweep-table/1", "rows": rows, "notes": notes}
-        typer.echo(json.dumps(document, indent=2, allow_nan=False))
-    elif form is Format.CSV:
-        typer.echo(as_csv(rows) if rows else "", nl=False)
-    else:
-        _print_table(points, axes, notes)
-    for line in failed:
-        typer.echo(f"privpart: {line}", err=True)
-
-
-def delta_warnings(store: "SweepStore") -> list[str]:
-    """Return the warnings about delta of all cells that are done, each once."""
-    return sorted({result.delta_warning for result in store.results().values()} - {""})
+        sweep_page(rows, axes, figures, notes, failures_of(store)).write(html)
+    document = {"schema": "privpart/sweep-table/1", "rows": rows, "notes": notes}
+    print_results(document, form, store, lambda: _print_table(points, axes, notes))
 
 
 def _row(point: "Point", axes: Sequence[str]) -> dict[str, Any]:
@@ -191,44 +146,39 @@ def _row(point: "Point", axes: Sequence[str]) -> dict[str, Any]:
         "standard_deviation": point.deviation,
         "seeds": len(point.seeds),
         "failed": point.failed,
-        "tuned_candidates": point.tuned,
+        "tuned_candidates": 1,  # values are tuned by `privpart frontier`
         "noise_source": "seeded",
     }
 
 
 def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence[str]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD)
-    for axis in axes:
-        table.add_column(axis)
-    own = any(point.own_metric for point in points)
-    result, factor, form = ("metric", 1, ".4g") if own else ("accuracy (%)", 100, ".2f")
-    for column in ("z", "epsilon", "trained", result, "seeds", "failed"):
-        table.add_column(column, justify="right")
+    in_percent = not any(point.own_metric for point in points)
+    name, factor, form = ("accuracy", 100, ".2f") if in_percent else ("metric", 1, ".4g")
+    header = (*axes, "z", "epsilon", "trained", name + " (%)" * in_percent, "seeds", "failed")
+    rows = []
     for point in points:
-        spread = "" if point.deviation is None else f" ± {factor * point.deviation:{form}}"
-        tuned = " *" if point.tuned > 1 else ""
-        table.add_row(
-            *(point.labels.get(axis, "") for axis in axes),
-            "" if point.noise_multiplier is None else f"{point.noise_multiplier:.4g}",
-            "no guarantee" if point.epsilon is None else up(point.epsilon, 4),
-            "" if point.trained is None else f"{point.trained:,}",
-            f"{factor * point.mean:{form}}{spread}{tuned}"
-            if point.mean is not None
-            else "not finite" * bool(point.seeds),
-            str(len(point.seeds)),
-            str(point.failed) if point.failed else "",
+        result = "not finite" * bool(point.seeds)
+        if point.mean is not None:
+            result = f"{factor * point.mean:{form}}"
+        if point.deviation is not None:
+            result += f" ± {factor * point.deviation:{form}}"
+        rows.append(
+            (
+                *(point.labels.get(axis, "") for axis in axes),
+                "" if point.noise_multiplier is None else f"{point.noise_multiplier:.4g}",
+                "no guarantee" if point.epsilon is None else up(point.epsilon, 4),
+                "" if point.trained is None else f"{point.trained:,}",
+                result,
+                str(len(point.seeds)),
+                str(point.failed) if point.failed else "",
+            )
         )
-    plain_console(120).print(table)
+    print_table(f"Mean and standard deviation of the {name} over seeds", header, rows)
     deltas = sorted({point.delta for point in points if point.epsilon and point.delta})
     if deltas:
         typer.echo(
             f"Epsilon at delta {', '.join(f'{d:g}' for d in deltas)}; client, zero-out adjacency."
         )
-    typer.echo("z is the noise multiplier.")
-    name = "Metric" if own else "Accuracy"
-    typer.echo(f"{name}: mean and standard deviation over seeds. {notes[0]}")
-    for note in notes[1:]:
-        typer.echo(f"* {note}" if note is UNCHARGED else f"Warning: {note}")
+    typer.echo(f"z is the noise multiplier. {notes[0]}")
+    for warning in notes[1:]:
+        typer.echo(f"Warning: {warning}")

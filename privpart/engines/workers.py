@@ -13,11 +13,8 @@ The pool, the loop of a worker, and how a population travels between them are on
 reads what the other wrote.
 """
 
-import ctypes
 import io
-import os
 import pickle
-import signal
 import threading
 import time
 from collections import deque
@@ -27,7 +24,6 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
 from glob import escape
-from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -44,6 +40,7 @@ from privpart.engines.frozen_prefix import Features, share, shared_memory, split
 from privpart.engines.methods import LocalComputation, Method
 from privpart.messages import ClientId, RoundTask
 from privpart.model import PartialModel
+from privpart.pool import WorkerError, become_a_worker, cause_of_death, no_interrupts
 
 _SLOTS = 3
 """Chunks that a worker may have computed or queued, so that it does not wait for a busy server; and
@@ -63,7 +60,6 @@ _SMALL_MESSAGE = 2**14
 """Bytes of which ``_SLOTS`` messages fit into the buffer of a pipe, so that sending never waits."""
 _END = 5.0
 """Seconds to wait for a killed process, which may be stuck in the kernel."""
-_PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 _Seen = list[tuple[float | None, float]]
@@ -72,10 +68,6 @@ _Answer = tuple[int | None, Tensor, Sequence[float], _Seen]
 """Slot, results, the norms before clipping of updates that were summed, and what was seen."""
 Here = Callable[[Sequence[ClientId], Watch | None], tuple[Tensor, Sequence[float]]]
 """Computes a chunk in the engine's own process: its results, and the norms of a sum's updates."""
-
-
-class WorkerError(RuntimeError):
-    """A worker process failed. Nothing of the round was released, and it may be run again."""
 
 
 @dataclass(slots=True)
@@ -455,21 +447,6 @@ class Workers:
         )
 
 
-def cause_of_death(code: int | None) -> str:
-    """Return what the exit code of a process says about its end, to follow its name."""
-    if code is None or code >= 0:
-        return (
-            f"ended with exit code {code}; its own message is on standard error. A script that "
-            'uses workers must start its work under `if __name__ == "__main__":`'
-        )
-    name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
-    likely = {
-        "SIGKILL": ": the system is out of memory, or somebody ended it",
-        "SIGBUS": ": the shared memory in /dev/shm is full",
-    }
-    return f"was ended by {name}{likely.get(name, '')}"
-
-
 _SHARED_FROM = 2**20
 """Bytes from which a tensor gets shared memory of its own, which costs a file descriptor."""
 _MOST_SHARED = 100
@@ -626,62 +603,3 @@ def _serve(
         except Exception as error:  # the engine must learn of it, whatever it is
             answer = f"{type(error).__name__}: {error}, while it computed clients {chunk}."
         pipe.send(answer)
-
-
-@contextmanager
-def no_interrupts() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach; in this process, it waits for the block's end."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def become_a_worker(*, started_by_main_thread: bool) -> None:
-    """Prepare this process: one thread, and an end with the process that started it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the process that owns the run handles it
-    _end_with_the_parent(started_by_main_thread=started_by_main_thread)
-    torch.set_num_threads(1)
-    keep_freed_memory()
-
-
-def _end_with_the_parent(*, started_by_main_thread: bool) -> None:
-    """Kill this process when the one that started it has ended, in whatever way.
-
-    A thread watches the parent. Linux does it too, for a process that is stopped or never leaves a
-    function written in C; but it would also do it when the thread that started this process ends.
-    """
-    parent = parent_process()
-    if parent is not None:
-        threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True).start()
-    if started_by_main_thread:
-        try:
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-        except (AttributeError, OSError):
-            return  # no Linux
-
-
-def _die_with(parent: int) -> None:
-    wait([parent])
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
-_MMAP_FROM = 2**25  # the largest value that glibc accepts
-_TRIM_FROM = 2**30
-
-
-def keep_freed_memory() -> None:
-    """Ask glibc to keep freed blocks below 32 MiB for reuse; do nothing with another C library.
-
-    By default every large tensor is a new mapping, whose pages the system clears one fault at a
-    time: that was half of the time of small networks. The setting is for a whole process, so call
-    this only in processes that this package started.
-    """
-    try:
-        library = ctypes.CDLL(None)
-        library.mallopt(_M_MMAP_THRESHOLD, _MMAP_FROM)
-        library.mallopt(_M_TRIM_THRESHOLD, _TRIM_FROM)
-    except (AttributeError, OSError, TypeError):
-        return

@@ -1,7 +1,7 @@
 """Training: the model, clients and metric that a plan describes, and the run over them.
 
 ``training`` puts a plan together and ``Training.run`` trains it. ``privpart train``, ``sweep``,
-``demo`` and ``freeze-search`` and ``privpart.train`` all train through these two functions. What a
+``frontier``, ``demo`` and ``privpart.train`` all train through these two functions. What a
 plan names of its author's code is imported and called here, and nowhere else.
 """
 

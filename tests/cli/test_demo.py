@@ -7,7 +7,7 @@ import pytest
 
 from privpart.cli import demo
 from privpart.cli.demo import DataName, sweep_file
-from privpart.experiment.sweep_file import sweep_of
+from privpart.study.sweep import sweep_of
 
 
 @pytest.fixture(scope="module")
@@ -33,10 +33,10 @@ def report(finished):
     [(DataName.DIGITS, None, 0.5, 0.3), (DataName.FASHION_MNIST, Path("images"), 1.0, 1.0)],
 )
 def test_both_parts_train_at_each_noise_with_a_rate_that_falls(data, folder, rate, damping):
-    cells = sweep_of(sweep_file(data, folder, [5, 6])).cells
-    seen = [(c.labels["part"], c.candidates[0].privacy.noise_multiplier, c.seed) for c in cells]
+    cells = sweep_of(*sweep_file(data, folder, [5, 6])).cells
+    seen = [(c.labels["part"], c.plan.privacy.noise_multiplier, c.seed) for c in cells]
     assert len(set(seen)) == len(cells) == 2 * 4 * 2
-    for plan in (cell.candidates[0] for cell in cells):
+    for plan in (cell.plan for cell in cells):
         z = plan.privacy.noise_multiplier
         assert plan.server.learning_rate == pytest.approx(min(rate, damping / z if z else rate))
         assert plan.data.directory == folder

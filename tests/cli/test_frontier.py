@@ -13,9 +13,11 @@ from typer.testing import CliRunner
 from accounting import ConfigError
 from privpart.cli import frontier_leakage
 from privpart.cli.main import app
-from privpart.engines.workers import WorkerError
-from privpart.experiment import own_code, sweep
-from privpart.experiment.sweep_store import SweepStore
+from privpart.experiment import own_code
+from privpart.pool import WorkerError
+from privpart.study import runner
+from privpart.study.runner import run_cell
+from privpart.study.store import Store
 
 TASK = """
 import torch
@@ -120,39 +122,35 @@ def test_a_study_of_ones_own_code_is_tuned_tested_and_resumed(folder):
     assert rows_of(folder, "final") == final
 
 
-def test_a_fault_is_one_sentence(folder):
-    (folder / "study.toml").write_text(changed(("trials = 2", "trails = 2"), text=STUDY))
-    told = frontier(folder)
-    assert told.exit_code != 0
-    assert "trails" in str(told.exception)
+def test_a_large_delta_is_refused(folder):
     (folder / "study.toml").write_text(changed(("delta = 1e-5", "delta = 0.2"), text=STUDY))
     assert "is too large for any number of clients" in str(frontier(folder).exception)
 
 
 def test_what_train_refuses_is_refused_before_any_trial(folder, monkeypatch):
     """15 of 20 clients train, 4 in each round: nobody is left for round 3."""
-    monkeypatch.setattr(sweep, "run_cell", None)
+    monkeypatch.setattr(runner, "run_cell", None)
     text = changed(("rounds = 2", "rounds = 4"), text=STUDY)
     (folder / "study.toml").write_text(text)
     told = frontier(folder)
     assert isinstance(told.exception, ConfigError)
     assert "from round 3 on, the limits on participation leave 0" in str(told.exception)
-    assert SweepStore(folder / "out" / "tune").errors() == []
+    assert Store(folder / "out").errors() == []
 
 
 @pytest.mark.parametrize("gives", ["an error", "nan"])
 def test_a_study_without_a_result_says_so_and_each_trial_that_fails_is_tried_once(
     folder, monkeypatch, gives
 ):
-    train, tried = sweep.run_cell, []
+    tried = []
 
     def fails(cell, *options, **more):
         tried.append(cell.key)
         if gives == "an error":
             raise ValueError("no training ends")
-        return replace(train(cell, *options, **more), accuracy=float("nan"))
+        return replace(run_cell(cell, *options, **more), accuracy=float("nan"))
 
-    monkeypatch.setattr(sweep, "run_cell", fails)
+    monkeypatch.setattr(runner, "run_cell", fails)
     told = frontier(folder)
     assert len(tried) == len(set(tried)) == 8
     if gives == "nan":
@@ -165,14 +163,12 @@ def test_a_study_without_a_result_says_so_and_each_trial_that_fails_is_tried_onc
 
 
 def test_a_study_in_which_some_trial_of_every_group_failed_has_no_result(folder, monkeypatch):
-    train = sweep.run_cell
-
     def fails(cell, *options, **more):
         if cell.labels["trial"] == "1":
             raise ConfigError("no such training")
-        return train(cell, *options, **more)
+        return run_cell(cell, *options, **more)
 
-    monkeypatch.setattr(sweep, "run_cell", fails)
+    monkeypatch.setattr(runner, "run_cell", fails)
     told = frontier(folder)
     assert isinstance(told.exception, ConfigError)
     assert "no arm has a result; 4 trainings failed, the first with: no such" in str(told.exception)
@@ -198,7 +194,7 @@ def test_an_audit_stands_beside_each_arm(tmp_path, monkeypatch):
     told = frontier(tmp_path, "--audit")
     assert told.exit_code == 0, told.stderr
     assert "attacking an update of last" in told.stderr
-    assert "6 trained, final" in told.stderr  # a log has no bar
+    assert "6 trained, " in told.stderr  # a log has no bar
     rows = {row["arm"]: row for row in rows_of(tmp_path, "frontier")}
     assert rows["full"]["inputs_read"] == "dense1 dense2"
     assert rows["last"]["inputs_read"] == "dense2"
@@ -221,6 +217,36 @@ def test_an_audit_stands_beside_each_arm(tmp_path, monkeypatch):
     assert told.exit_code == 0
     assert "not audited, in 64 bits the network fails: mat1 and mat2" in told.stderr
     assert {row["leakage"] for row in rows_of(tmp_path, "frontier")} == {"not audited"}
+
+
+def test_a_search_for_what_to_freeze_adds_arms_until_it_ends(folder, monkeypatch):
+    """Whatever is frozen costs nothing, or too much; a network of two layers has two rungs."""
+    text = changed(
+        ('full = { "model.train" = ["*"] }\nhead = { "model.train" = ["2.*"] }\n', ""),
+        ("[arms]", "[freeze]\ntolerance = 0.1"),
+        ("epsilon = [4.0]\n", ""),
+        text=STUDY,
+    )
+    (folder / "study.toml").write_text(text)
+    told = frontier(folder, "--format", "json")
+    assert told.exit_code == 0, told.stderr
+    document = json.loads(told.stdout)
+    assert [row["arm"] for row in document["rows"]][:2] == ["full", "freeze 0"]
+    held_out = {row["arm"]: row["held_out_metric"] for row in document["rows"]}
+    within = [arm for arm, metric in held_out.items() if metric >= held_out["full"] - 0.1]
+    assert document["freeze"]["arm"] == within[-1]
+    assert document["rows"][1]["trained"] == 14
+    told = frontier(folder)
+    assert told.stderr.count("; 0 rounds to train") == len(document["rows"])
+    assert f"The search ends with the arm {within[-1]}: train = [" in told.stdout
+
+    def fails(cell, *options, **more):
+        raise ConfigError("no such training")
+
+    monkeypatch.setattr(runner, "run_cell", fails)
+    (folder / "study.toml").write_text(text.replace("trials = 2", "trials = 3"))
+    told = frontier(folder)
+    assert isinstance(told.exception, ConfigError)
 
 
 @pytest.mark.parametrize(

@@ -167,9 +167,10 @@ def test_a_sweep_trains_own_code_in_processes(jobs, tmp_path, privpart):
     code = plan.with_name(f"elsewhere_failing_{jobs}.py")
     code.write_text(CODE.replace("def loss(module, batch):", "def loss(module):"))
     failed = privpart(*arguments)
-    assert "4 to train" in failed.stderr
+    assert failed.returncode == 2
+    assert "to train" not in failed.stderr  # it is refused before any is trained
     assert "Traceback" not in failed.stderr
-    assert failed.stderr.count("ConfigError: loss=loss: TypeError: ") == 4
+    assert "seed 1: loss=loss: TypeError: " in failed.stderr
 
 
 def test_an_audit_attacks_own_networks_on_own_images(tmp_path, privpart, monkeypatch):

@@ -34,9 +34,9 @@ from privpart.cli.pages.plots import budget_figure, front_figure, sweep_figures
 from privpart.cli.pages.run import run_page, unreadable_page
 from privpart.cli.pages.sweep import sweep_page
 from privpart.data.tasks import digits
-from privpart.experiment.sweep_store import Point
 from privpart.run.evidence import Check
 from privpart.run.report import RunCost, RunReport, Simulated
+from privpart.study.store import Point
 
 DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
 FLAGS = (
@@ -160,7 +160,7 @@ def _sweep():
     points = [
         Point(labels={"part": part, "noise": str(z)}, seeds=(0, 1), failed=0, mean=0.5 + z / 20,
               deviation=0.02, epsilon=4 / z if z else None, noise_multiplier=z, delta=1e-5,
-              trained=10, tuned=1, own_metric=False)
+              trained=10, own_metric=False)
         for part in ("full", LONG) for z in (0.0, 1.0, 4.0)
     ]  # fmt: skip
     rows = [

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import re
 import signal
 import sqlite3
@@ -10,7 +9,6 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import replace
 from multiprocessing import Pipe
-from threading import Thread
 
 import pytest
 from swept import sweep_and_tell
@@ -19,11 +17,11 @@ from typer.testing import CliRunner
 from accounting import ConfigError
 from privpart.cli.main import app
 from privpart.engines.options import EngineOptions
-from privpart.engines.workers import WorkerError
-from privpart.experiment import sweep as module
-from privpart.experiment.sweep import run_cell
-from privpart.experiment.sweep_file import read_sweep
-from privpart.experiment.sweep_store import CellResult, SweepStore
+from privpart.pool import WorkerError
+from privpart.study import runner as module
+from privpart.study.runner import Runner, run_cell
+from privpart.study.store import CellResult, Store
+from privpart.study.sweep import read_sweep
 
 PLAN = """
 schema = "privpart/plan/1"
@@ -69,12 +67,17 @@ def folder(tmp_path):
 
 def rows_of(out):
     with closing(sqlite3.connect(out / "sweep.sqlite")) as file:
-        return file.execute("SELECT rowid, key, status, accuracy, plan FROM cells").fetchall()
+        return file.execute("SELECT rowid, key, error, result FROM cells").fetchall()
 
 
 def errors_of(out):
-    with closing(sqlite3.connect(out / "sweep.sqlite")) as file:
-        return file.execute("SELECT error FROM cells WHERE status = 'failed'").fetchall()
+    with Store(out) as store:
+        return store.errors()
+
+
+def results_of(out):
+    with Store(out) as store:
+        return [*store.results().values()]
 
 
 def call(*arguments):
@@ -103,14 +106,14 @@ def test_a_sweep_is_shown_resumed_by_content_and_marked_as_not_private(folder):
     assert [r["trained"] for r in rows] == [330, 330, 90, 90]
     before = rows_of(folder / "out")
     for row in rows:
-        own = [
-            a
-            for _, _, _, a, p in before
-            if json.loads(p)["privacy"]["noise_multiplier"] == row["noise_multiplier"]
-            and (len(json.loads(p)["model"]["train"][0]) > 1) == (row["trained"] == 90)
+        metrics = [
+            result.accuracy
+            for result in results_of(folder / "out")
+            if result.noise_multiplier == row["noise_multiplier"]
+            and result.trained == row["trained"]
         ]
-        assert row["mean_accuracy"] == pytest.approx(sum(own) / 2)
-        assert row["standard_deviation"] == pytest.approx(abs(own[0] - own[1]) / 2**0.5)
+        assert row["mean_accuracy"] == pytest.approx(sum(metrics) / 2)
+        assert row["standard_deviation"] == pytest.approx(abs(metrics[0] - metrics[1]) / 2**0.5)
     # another seed and a reordered file: only what is new is trained
     (folder / "sweep.toml").write_text(SWEEP.replace("[0, 1]", "[2, 1, 0]"))
     told = sweep(folder)
@@ -135,7 +138,7 @@ def test_a_killed_sweep_goes_on_without_repeating_a_cell(folder, process_with_to
     here.close()
     kept = rows_of(folder / "out")
     assert 2 <= len(kept) < 8
-    assert {status for _, _, status, *_ in kept} == {"done"}, errors_of(folder / "out")
+    assert not errors_of(folder / "out")
     told = sweep(folder)
     assert f"8 cells, {8 - len(kept)} to train" in told.stderr
     after = rows_of(folder / "out")
@@ -144,141 +147,69 @@ def test_a_killed_sweep_goes_on_without_repeating_a_cell(folder, process_with_to
 
 
 LOOP = EngineOptions(batching="loop")
-MECHANISMS = """
-[grid]
-"privacy.mechanism" = { tree = { name = "tree" }, none = { name = "independent" } }
-"""
 
 
-def test_cells_of_one_process_share_nothing_but_what_no_result_depends_on(folder, monkeypatch):
-    """Also of a cell that gets the result of another: without noise, no mechanism is drawn from."""
-    text = SWEEP.split("[grid]")[0] + MECHANISMS + "[joint" + SWEEP.split("[joint", 1)[1]
-    (folder / "sweep.toml").write_text(text)
+def test_cells_of_one_process_share_nothing_but_what_no_result_depends_on(folder):
     cells = read_sweep(folder / "sweep.toml").cells
-    trained: list[tuple[str, bytes]] = []
-    measure = module._accuracies
-
-    def seen(setup, parameters, held_out):
-        trained.append((setup.plan.hash, parameters.numpy().tobytes()))
-        return measure(setup, parameters, held_out)
-
-    monkeypatch.setattr(module, "_accuracies", seen)
-    found, rounds = {}, dict.fromkeys((cell.key for cell in cells), 0)
-
-    def advanced(cell, count):
-        rounds[cell.key] += count
-
-    with module.CellTrainer(1, options=LOOP) as trainer:
-        trainer.train(cells, lambda own, outcome: found.setdefault(own.key, outcome), advanced)
-    assert set(rounds.values()) == {2}
-    assert len(trained) == len({own for _, own in trained}) == 6  # of 8 cells
-    assert [json.loads(found[c.key].plan) for c in cells] == [
-        json.loads(c.candidates[0].to_json()) for c in cells
-    ]
-    together = dict(trained)
-    trained.clear()
-    alone = {cell.key: run_cell(cell, LOOP) for cell in (cells[0], cells[-1], cells[4])}
-    assert [together.get(own, values) for own, values in trained] == [own for _, own in trained]
-    assert cells[4].candidates[0].hash not in together  # it got the result of another
-    assert together[cells[0].candidates[0].hash] == trained[2][1]
-    for key, result in alone.items():
-        assert replace(found[key], cpu_seconds=0.0) == replace(result, cpu_seconds=0.0)
-
-
-class Pretended:
-    """A thread in place of a process, which does with a cell what its seed says."""
-
-    exitcode = -signal.SIGKILL
-
-    def __init__(self, pipe):
-        Thread(target=self._serve, args=(pipe,), daemon=True).start()
-
-    def _serve(self, pipe):
-        pipe.send(0)
-        while True:
-            try:
-                cell = pipe.recv()
-            except (EOFError, OSError):
-                return
-            if cell.seed == 1:  # it dies
-                pipe.close()
-                return
-            if cell.seed != 2:  # and hangs otherwise
-                pipe.send(1)
-                pipe.send("ends")
-
-    def kill(self):
-        pass
-
-    def join(self, _):
-        pass
-
-
-def test_a_cell_that_hangs_or_kills_its_process_fails_alone(folder, monkeypatch):
-    (folder / "sweep.toml").write_text(SWEEP.split("[grid]")[0].replace("[0, 1]", "[0, 1, 2, 3]"))
-    cells = read_sweep(folder / "sweep.toml").cells
-    started = []
-
-    def new(trainer):
-        here, there = Pipe()
-        started.append(module._Process(Pretended(there), here))
-        trainer._processes.append(started[-1])
-        return started[-1]
-
-    monkeypatch.setattr(module.CellTrainer, "_new_process", new)
-    found, rounds = {}, Counter()
-    with module.CellTrainer(2, timeout=0.3) as trainer:
-        trainer.train(
+    together, rounds = {}, Counter()
+    with Runner(1, options=LOOP) as runner:
+        runner.train(
             cells,
-            lambda cell, outcome: found.setdefault(cell.seed, outcome),
+            lambda cell, outcome: together.setdefault(cell.key, outcome),
+            lambda cell, count: rounds.update({cell.key: count}),
+        )
+    assert rounds == {cell.key: 2 for cell in cells}
+    for cell in (cells[0], cells[-1], cells[4]):
+        alone = run_cell(cell, LOOP)
+        assert alone.plan == cell.plan.to_json()
+        assert replace(together[cell.key], cpu_seconds=0.0) == replace(alone, cpu_seconds=0.0)
+
+
+def test_a_cell_whose_process_fails_is_one_sentence_and_the_others_continue(folder, monkeypatch):
+    """The pool's own tests kill and stop processes; here one says what happened to a cell."""
+    (folder / "sweep.toml").write_text(SWEEP.split("[grid]")[0])
+    cells = read_sweep(folder / "sweep.toml").cells
+    outcomes, rounds = {}, Counter()
+
+    class OfThree:
+        busy = False
+
+        def __init__(self, *_, **__):
+            self.jobs = []
+
+        def idle(self):
+            return self
+
+        def give(self, _, job):
+            self.jobs.append(job)
+
+        def heard(self):
+            yield self.jobs[0], False, 1
+            yield self.jobs[0], True, "ends"
+            yield self.jobs[1], True, WorkerError("its process was ended by SIGKILL.")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(module, "Pool", OfThree)
+    with Runner(2, timeout=0.3) as runner:
+        runner.train(
+            cells,
+            lambda cell, outcome: outcomes.setdefault(cell.seed, outcome),
             lambda cell, count: rounds.update({cell.seed: count}),
         )
-    assert found.keys() == {0, 1, 2, 3}
-    assert found[0] == found[3] == "ends"
-    assert "was ended by SIGKILL" in found[1]
-    assert "finished no round in 0.3 seconds and was taken to hang" in found[2]
-    assert "--cell-timeout" in found[2]
-    assert set(rounds.values()) == {2}
-    assert 3 <= len(started) <= 4
-
-
-def test_patience_with_a_cell_follows_the_pace_so_far():
-    trainer = module.CellTrainer(2)
-    one = module._Process(None, None, started=True)
-    assert trainer._patience(one) == 900
-    trainer._any_finished, trainer._longest = True, 0.1
-    assert trainer._patience(one) == 60
-    trainer._longest = 2.0
-    assert trainer._patience(one) == 100
-    assert module.CellTrainer(2, timeout=7.0)._patience(one) == 7
+    assert outcomes[0] == "ends"
+    assert outcomes[1].startswith("its process was ended by SIGKILL. Run the same command again")
+    assert "--cell-timeout" in outcomes[1]
+    assert rounds == {0: 2, 1: 2}
     for jobs, nonsense in ((1, 5.0), (2, 0.0), (2, float("nan"))):
         with pytest.raises(ConfigError, match="cell_timeout"):
-            module.CellTrainer(jobs, timeout=nonsense)
-
-
-@pytest.mark.slow
-def test_a_stopped_process_fails_its_cell_and_another_takes_its_place(folder):
-    cells = read_sweep(folder / "sweep.toml").cells[:4]
-    found = {}
-    with module.CellTrainer(2, timeout=20.0) as trainer:
-        stopped = []
-
-        def advanced(cell, _):
-            for one in trainer._processes:
-                if not stopped and one.cell is cell:
-                    stopped.append(cell.key)
-                    os.kill(one.process.pid, signal.SIGSTOP)
-
-        trainer.train(cells, lambda cell, outcome: found.setdefault(cell.key, outcome), advanced)
-    hung = [key for key, outcome in found.items() if isinstance(outcome, str)]
-    assert len(found) == 4
-    assert len(hung) <= 1  # none if it was finished by then
-    assert set(hung) <= set(stopped)
+            Runner(jobs, timeout=nonsense)
 
 
 def test_failures_are_recorded_not_fatal_and_tried_again(folder, monkeypatch):
     (folder / "sweep.toml").write_text(SWEEP.replace("[0, 1]", "[0]"))
-    train = module.run_cell
+    train = run_cell
 
     def fails(cell, *options, **more):
         if cell.labels["noise"] == "some":
@@ -289,7 +220,7 @@ def test_failures_are_recorded_not_fatal_and_tried_again(folder, monkeypatch):
     told = sweep(folder)
     assert told.exit_code == 0
     assert "from the network" in told.stderr
-    assert [status for _, _, status, *_ in rows_of(folder / "out")].count("failed") == 2
+    assert len(errors_of(folder / "out")) == 2
     told = sweep(folder)  # what was trained before is there, and this command trained nothing
     assert "4 cells, 2 to train" in told.stderr
     assert isinstance(told.exception, WorkerError)
@@ -313,7 +244,7 @@ def test_a_sweep_whose_every_training_failed_says_so_and_exits_with_its_code(
 @pytest.mark.parametrize("metric", [float("nan"), float("inf")])
 def test_a_cell_that_diverged_has_no_mean(folder, monkeypatch, metric):
     (folder / "sweep.toml").write_text(SWEEP.replace("[0, 1]", "[0]"))
-    train = module.run_cell
+    train = run_cell
     monkeypatch.setattr(
         module, "run_cell", lambda *a, **b: replace(train(*a, **b), accuracy=metric)
     )
@@ -388,23 +319,6 @@ def test_a_large_delta_is_refused_before_any_cell_and_repeated_in_the_table(fold
     assert [note for note in shown["notes"] if "is 1 / 1,437 or more" in note]
 
 
-def test_tuning_is_marked_as_uncharged(folder):
-    tune = '[tune]\nheld_out = 0.4\n[tune.grid]\n"server.learning_rate" = [1e-9, 1.0]\n'
-    text = SWEEP.replace("[0, 1]", "[0]").split("[joint")[0]
-    (folder / "plan.toml").write_text(
-        PLAN.replace("noise_multiplier = 1.0", "noise_multiplier = 0.0").replace(
-            "rounds = 2", "rounds = 6"
-        )
-    )
-    (folder / "sweep.toml").write_text(text + tune)
-    told = sweep(folder, "--format", "json")
-    table = json.loads(told.stdout)
-    assert "uncharged" in table["notes"][1]
-    assert [row["tuned_candidates"] for row in table["rows"]] == [2, 2]
-    chosen = [json.loads(plan)["server"]["learning_rate"] for *_, plan in rows_of(folder / "out")]
-    assert 1.0 in chosen  # at 1e-9 nothing is learned
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -414,7 +328,7 @@ def test_tuning_is_marked_as_uncharged(folder):
         (("plan.toml", "none.toml"), "cannot be read"),
         (("[grid]", "[grid"), "no TOML"),
         (("seeds = [0, 1]", "seeds = [0, true]"), r"seeds.1: Input should be a valid integer"),
-        (("[grid]", "[tune]\nheld_out = '0.5'\ngrid = {}\n[grid]"), r"tune.held_out: .* number"),
+        (("[grid]", "[tune]\nheld_out = 0.5\n[grid]"), r"tune: Extra inputs are not permitted"),
         (("[grid]", '[grid]\n"client.epochs" = [true]'), r"client.epochs: .* valid integer"),
         (("[grid]", '[grid]\n"client.epochs" = [2024-01-01]'), r"client.epochs: .* integer"),
     ],
@@ -459,7 +373,7 @@ def test_whatever_is_no_command_is_the_file_of_a_run(tmp_path, monkeypatch):
     [({"metric": "./task.py:error"}, "metric", "37.83 ± 1"), ({}, "accuracy (%)", "3783.00 ± 100")],
 )
 def test_a_metric_of_ones_own_is_not_shown_as_a_percentage(tmp_path, privpart, data, column, shown):
-    with SweepStore(tmp_path, create=True) as store:
+    with Store(tmp_path, create=True) as store:
         store.describe(["model.train"], [])
         for seed, value in enumerate((37.83 - 0.5**0.5, 37.83 + 0.5**0.5)):
             result = CellResult(
@@ -469,7 +383,6 @@ def test_a_metric_of_ones_own_is_not_shown_as_a_percentage(tmp_path, privpart, d
                 delta=1e-5,
                 trained=3,
                 parameter_count=3,
-                tuned=1,
                 plan=json.dumps({"data": data}),
                 engine="loop",
                 cpu_seconds=0.0,

@@ -7,18 +7,18 @@ import torch
 from typer.testing import CliRunner
 
 from privpart.cli.main import app
-from privpart.experiment.sweep_store import SweepStore
+from privpart.study.store import Store
 
 
 def sweep_and_tell(folder: Path, told: Connection) -> None:
     torch.set_num_threads(1)
-    keep = SweepStore.add
+    keep = Store.add
 
-    def add(self: SweepStore, *row: object) -> None:
+    def add(self: Store, *row: object) -> None:
         keep(self, *row)
         told.send_bytes(b".")
 
-    SweepStore.add = add
+    Store.add = add
     CliRunner().invoke(
         app, ["sweep", str(folder / "sweep.toml"), "--out", str(folder / "out"), "-j", "1"]
     )

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from scipy import stats
 from small_study import changed
 
@@ -15,13 +17,23 @@ from privpart.data.users import Users
 from privpart.engines.options import EngineOptions
 from privpart.experiment import task_data
 from privpart.experiment.plan_file import validated
-from privpart.experiment.study.frontier import Interval, Reached, rows_of
-from privpart.experiment.study.stages import ChosenPoint, chosen_point, run_study, trials_of
-from privpart.experiment.study.study_file import Study, read_study
-from privpart.experiment.sweep import CellTrainer
-from privpart.experiment.sweep_store import CellResult, SweepStore
 from privpart.experiment.task_data import PlanData, held_out_of, plan_data
 from privpart.experiment.training import Own, training
+from privpart.models import small_cnn
+from privpart.study import runner as runner_module
+from privpart.study.frontier import Interval, Reached, rows_of
+from privpart.study.runner import Runner
+from privpart.study.stages import (
+    ChosenPoint,
+    chosen_point,
+    layers_of,
+    next_arm,
+    next_frozen,
+    stages,
+    trials_of,
+)
+from privpart.study.store import CellResult, Store
+from privpart.study.study_file import Study, read_study
 
 LOOP = EngineOptions(batching="loop")
 
@@ -53,17 +65,12 @@ def trapped(*_):
     return replace(digits(), test_x=Trap(), test_y=Trap())
 
 
-def trained(study, folder, read=trapped, *, tune_only=False):
-    """Run a study in this process; return its trials, its results and the errors of its cells."""
-    trainer = CellTrainer(1, options=LOOP)
-    trainer._read = read
-    with (
-        SweepStore(folder / "tune", create=True) as tuned,
-        SweepStore(folder / "final", create=True) as final,
-        trainer,
-    ):
-        run_study(study, trainer, tuned, final, tune_only=tune_only)
-        return tuned.results(), final.results(), [*tuned.errors(), *final.errors()]
+def trained(study, folder, *, tune_only=False):
+    """Run a study in this process; return its results and the errors of its cells."""
+    with Runner(1, options=LOOP) as runner, Store(folder, create=True) as store:
+        for cells in stages(study, store, tune_only=tune_only):
+            runner.complete(cells, store)
+        return store.results(), store.errors()
 
 
 def chosen(study, results):
@@ -73,27 +80,27 @@ def chosen(study, results):
 def test_no_choice_depends_on_a_test_example(written, tmp_path, monkeypatch):
     """The trials run where test examples cannot be read; a tuning on them is caught there."""
     fewer = (("trials = 3\nrefine = 2", "trials = 2\nrefine = 1"), ("multiplier = [0.5]\n", ""))
+    monkeypatch.setattr(runner_module, "read_task", trapped)
     study = read_study(written(*fewer))
-    trials, _, errors = trained(study, tmp_path / "trapped", tune_only=True)
+    trials, errors = trained(study, tmp_path / "trapped", tune_only=True)
     assert not errors
     best = chosen(study, trials)
     assert len(best) == 2
     assert all(best.values())
     for group in study.groups:
         tried = trials_of(study, group, trials)
-        scores = [trials[trial.cells[0].key].accuracy for trial in tried]
+        scores = [trials[cells[0].key].accuracy for _, cells in tried]
         assert len(tried) == study.trials == 3
         assert best[tuple(group.labels.values())].score == max(scores)
     # the final trainings do read them, so the trap is real
-    kept, results, errors = trained(study, tmp_path / "trapped")
-    assert kept == trials
-    assert not results
+    results, errors = trained(study, tmp_path / "trapped")
+    assert results == trials
     assert len(errors) == 10
     assert all("Trap" in error for *_, error in errors)
     # a protocol that measured its trials on the test users would be caught
     monkeypatch.setattr(Study, "_tuned_on", {"data.held_out": 20})
     wrong = read_study(written(*fewer))
-    results, _, errors = trained(wrong, tmp_path / "wrong", tune_only=True)
+    results, errors = trained(wrong, tmp_path / "wrong", tune_only=True)
     assert not results
     assert len(errors) == 4
     assert all("Trap" in error for *_, error in errors)
@@ -103,13 +110,13 @@ def test_held_out_users_are_the_same_for_every_seed_and_train_in_none(written):
     study = read_study(written())
     group = study.groups[0]
     everyone = digits()
-    tuning = study.tuning_cells(group, 0, study.points[0])[0].candidates[0]
+    tuning = study.tuning_cells(group, 0, study.points[0])[0].plan
     public = plan_data(tuning.data, tuning.model.network()).test_x
     assert len(public) == 20 * (1437 // 120)
     rows = {image.numpy().tobytes() for image in public}
     assert rows <= {image.numpy().tobytes() for image in everyone.train_x}
     for cell in [*study.final_cells(group, study.points[0])[:3]]:
-        plan = cell.candidates[0]
+        plan = cell.plan
         assert plan.data.held_out == 20
         found = plan_data(plan.data, plan.model.network())
         assert torch.equal(found.test_x, everyone.test_x)
@@ -255,18 +262,16 @@ def test_a_metric_of_ones_own_for_tuning_is_another_one(written):
         read_study(written(own, (named[0], named[1].format("test"))))
     study = read_study(written(own, (named[0], named[1].format("public"))))
     group = study.groups[0]
-    tuning = study.tuning_cells(group, 0, study.points[0])[0].candidates[0]
+    tuning = study.tuning_cells(group, 0, study.points[0])[0].plan
     assert tuning.data.metric == "./task.py:public"
     assert "test" not in tuning.to_json().replace("digits", "")
-    assert (
-        study.final_cells(group, study.points[0])[0].candidates[0].data.metric == "./task.py:test"
-    )
+    assert study.final_cells(group, study.points[0])[0].plan.data.metric == "./task.py:test"
 
 
 def result(accuracy, **more):
     values = {
         "accuracy": accuracy, "epsilon": 1.0, "noise_multiplier": 2.0, "delta": 1e-5, "trained": 3,
-        "parameter_count": 4, "tuned": 1, "plan": "{}", "engine": "", "cpu_seconds": 1.0,
+        "parameter_count": 4, "plan": "{}", "engine": "", "cpu_seconds": 1.0,
     }  # fmt: skip
     return CellResult(**values | more)
 
@@ -309,12 +314,70 @@ def test_a_lower_metric_can_be_better_and_one_that_is_not_finite_loses(written):
     group = study.groups[0]
     tried = trials_of(study, group, {})
     assert chosen_point(study, group, {}) is None
-    scores = dict(zip((t.cells[0].key for t in tried), (None, 0.4, 0.6), strict=True))
+    scores = dict(zip((cells[0].key for _, cells in tried), (float("nan"), 0.4, 0.6), strict=True))
     found = {key: result(score) for key, score in scores.items()}
     tried = trials_of(study, group, found)
     assert len(tried) == 5
     assert chosen_point(study, group, found) is None  # those near the best are missing
-    found |= {trial.cells[0].key: result(0.5) for trial in tried[3:]}
+    found |= {cells[0].key: result(0.5) for _, cells in tried[3:]}
     assert chosen_point(study, group, found).trial == 1
-    found = {key: result(None) for key in found}
+    found = {key: result(float("nan")) for key in found}
     assert chosen_point(study, group, found) is None
+
+
+SEARCH = (
+    ('full = { "model.train" = ["*"] }\nlast = { "model.train" = ["dense2.*"] }\n', ""),
+    ("[arms]", "[freeze]\ntolerance = 0.1"),
+    ("trials = 3\nrefine = 2", "trials = 1"),
+)
+
+
+@given(st.lists(st.floats(0, 0.1), min_size=4, max_size=4), st.floats(0, 0.3), st.booleans())
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_search_takes_the_steps_of_the_paper(written, harm, tolerance, lower):
+    """On metrics that the test makes up, at two levels of noise, of which the worse one counts."""
+    better = ('schema = "privpart/study/1"', 'schema = "privpart/study/1"\nbetter = "lower"')
+    study = read_study(
+        written(*SEARCH, *[better] * lower, ("= 0.1\n[mech", f"= {tolerance!r}\n[mech"))
+    )
+    layers = layers_of(small_cnn(channels=(2, 4), hidden=8, image_size=8))
+    sizes = {layer: sum(p.numel() for p in named.values()) for layer, named in layers.items()}
+    assert sizes == {"conv1": 20, "conv2": 76, "dense1": 136, "dense2": 90}
+    costs, results, standing = dict(zip(sizes, harm, strict=True)), {}, ()
+    for tried, layer in enumerate([None, *sorted(sizes, key=sizes.get, reverse=True)]):
+        frozen = (*standing, *[layer] * (layer is not None))
+        assert len(study.arms) == tried + 1
+        arm = f"freeze {', '.join(frozen)}" if frozen else "full"
+        patterns = {pattern.rpartition(".")[0] for pattern in study.arms[arm]["model.train"]}
+        assert patterns == ({f"!{name}" for name in frozen} or {""})
+        metric = 0.9 - sum(costs[name] for name in frozen)
+        for group in study.groups:
+            if group.arm == arm:
+                value = metric + 0.05 * (group.level == "none") * (not frozen)
+                ((_, cells),) = trials_of(study, group, results)
+                results[cells[0].key] = result(-value if lower else value)
+        if not frozen or metric >= 0.95 - tolerance:
+            standing = frozen
+        longer = next_arm(study, layers, results)
+        ends = tried == len(sizes) or len(standing) + 1 == len(sizes)  # something trains
+        assert (longer is None) == ends
+        if ends:
+            break
+        assert next_arm(longer, layers, results) is None  # its trainings are missing
+        study = longer
+
+
+def test_a_search_is_refused_beside_arms_and_tied_parameters_count_once(written):
+    with pytest.raises(ConfigError, match="leave one of the two out"):
+        read_study(written(("[mechanisms]", "[freeze]\ntolerance = 0.1\n[mechanisms]")))
+    for tolerance in ("-0.1", "inf"):
+        with pytest.raises(ConfigError, match="tolerance"):
+            read_study(written(SEARCH[0], ("[arms]", f"[freeze]\ntolerance = {tolerance}")))
+    first, last = torch.nn.Embedding(7, 3), torch.nn.Linear(3, 7)
+    last.weight = first.weight
+    layers = layers_of(torch.nn.Sequential(first, torch.nn.LayerNorm(3), last))
+    assert {layer: [*named] for layer, named in layers.items()} == {
+        "0": ["0.weight"],
+        "2": ["2.bias"],
+    }
+    assert next_frozen({"only": 3}, []) == ()

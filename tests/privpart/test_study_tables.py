@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from privpart.engines.options import EngineOptions
-from privpart.experiment.study.frontier import Interval
-from privpart.experiment.study.study_file import StudyFile, read_study
-from privpart.experiment.sweep import run_cell
-from privpart.experiment.sweep_file import json_of_toml
 from privpart.experiment.task_data import read_task
+from privpart.study.cell import read_file
+from privpart.study.frontier import Interval
+from privpart.study.runner import run_cell
+from privpart.study.study_file import StudyFile, read_study
 
 ROOT = Path(__file__).parents[2]
 TABLES = {
@@ -44,7 +44,7 @@ IMAGES = ROOT / "examples" / "pretrained_images" / "study.toml"
 
 @pytest.mark.parametrize(("name", "path"), sorted({**TABLES, "images": IMAGES}.items()))
 def test_the_tables_follow_from_each_other_and_from_the_study_file(name, path):
-    file = StudyFile.model_validate_json(json_of_toml(path), strict=True)
+    file, _ = read_file(path, StudyFile, "study")
     reference, *_ = file.arms
     frontier, final, tuning = (rows_of(name, t) for t in ("frontier", "final", "tuning"))
     noisy = [(m, level) for m in file.mechanisms for level in file.noise.levels()]
@@ -76,7 +76,7 @@ def test_the_plans_of_the_tables_are_those_of_the_study_file(name):
     for group in study.groups[:: max(1, len(study.groups) // 4)]:
         (row,) = same(frontier, group.labels)
         cells = study.final_cells(group, point_of(study.file, row))
-        hashes = {cell.candidates[0].hash for cell in cells}
+        hashes = {cell.plan.hash for cell in cells}
         assert {r["plan_hash"] for r in same(final, row)} == hashes
 
 

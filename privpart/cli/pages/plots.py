@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # only for annotations: a budget's picture must not import to
     from torch import Tensor
 
     from privpart.cli.demo_tables import Accuracy
-    from privpart.experiment.sweep_store import Point
+    from privpart.study.store import Point
 
 _RESOURCES = {
     "bytes down": "bytes_down",
@@ -373,7 +373,7 @@ def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> N
     """Write ``accuracy-epsilon.png`` and ``accuracy-bytes.png`` of a study; bands are intervals.
 
     Args:
-        rows: of its frontier, see ``privpart.experiment.study.frontier``.
+        rows: of its frontier, see ``privpart.study.frontier``.
         title: of both figures.
         out: folder to write to.
     """

@@ -1,13 +1,14 @@
-"""Sweep store: one SQLite file with a row per cell, and the points that the rows make.
+"""Store: one SQLite file with a row per training, durable as soon as it is added.
 
-Importing it does not load torch: showing a sweep needs none.
+Rows are found by the key of their cell, so whatever has the same cells resumes from them. Importing
+this does not load torch: showing results needs none.
 """
 
 import hashlib
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,10 +19,7 @@ FILE = "sweep.sqlite"
 _TABLES = """
 CREATE TABLE IF NOT EXISTS sweep (axes TEXT NOT NULL, noise_axes TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS cells (
-    key TEXT PRIMARY KEY, labels TEXT NOT NULL, seed INTEGER NOT NULL,
-    status TEXT NOT NULL CHECK (status IN ('done', 'failed')), error TEXT,
-    accuracy REAL, epsilon REAL, delta REAL, noise_multiplier REAL,
-    trained INTEGER, numbers INTEGER, tuned INTEGER, plan TEXT, engine TEXT, cpu_seconds REAL
+    key TEXT PRIMARY KEY, labels TEXT NOT NULL, seed INTEGER NOT NULL, error TEXT, result TEXT
 );
 """
 
@@ -31,14 +29,13 @@ class CellResult:
     """The result of one cell.
 
     Attributes:
-        accuracy: on the test examples that were not held out, in [0, 1].
+        accuracy: in [0, 1], or the plan's own metric; not finite if the training diverged.
         epsilon: the plan's, as if its noise were secret; None without noise.
         noise_multiplier: the plan's, solved for if it has a target.
         delta: at which epsilon holds.
         trained: parameters that train.
         parameter_count: parameters of the whole network.
-        tuned: candidates that were trained; 1 if nothing is tuned.
-        plan: the plan with the best held-out accuracy among them, as JSON.
+        plan: as JSON.
         engine: how the clients were computed.
         cpu_seconds: processor time.
     """
@@ -49,7 +46,6 @@ class CellResult:
     delta: float
     trained: int
     parameter_count: int
-    tuned: int
     plan: str
     engine: str
     cpu_seconds: float
@@ -70,7 +66,7 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One point of the grid, over its seeds.
+    """One point of a grid, over its seeds.
 
     Attributes:
         labels: axis -> value.
@@ -83,8 +79,6 @@ class Point:
         noise_multiplier: None if no cell is done.
         delta: at which epsilon holds; None if no cell is done.
         trained: parameters that train; None if no cell is done.
-        tuned: candidates that each cell chose among; 1 if nothing is tuned. No epsilon covers the
-            choice.
         own_metric: whether the plan names a metric of its author's, which may be any number.
     """
 
@@ -97,19 +91,18 @@ class Point:
     noise_multiplier: float | None
     delta: float | None
     trained: int | None
-    tuned: int
     own_metric: bool
 
 
-class SweepStore:
-    """Rows of a sweep; a context that closes its file.
+class Store:
+    """Results of cells; a context that closes its file.
 
     Args:
-        folder: of the sweep.
+        folder: of the file.
         create: make the folder and a new store where they are missing.
 
     Raises:
-        ConfigError: the folder has no sweep, or the file is not a sweep's.
+        ConfigError: the folder has no store, or the file is not one.
     """
 
     def __init__(self, folder: str | Path, *, create: bool = False) -> None:
@@ -121,44 +114,37 @@ class SweepStore:
                 raise ConfigError(f"{folder} has no sweep: no {FILE} in it.")
             self._file = sqlite3.connect(path)
             self._file.executescript(_TABLES)
+            self._file.execute("SELECT result FROM cells LIMIT 1")
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"{path} cannot be opened as a sweep: {error}.") from None
 
-    def describe(self, axes: Sequence[str], noise_axes: Sequence[str]) -> None:
-        """Keep the names of the axes, in order, and which of them set the noise."""
+    def describe(self, axes: Sequence[str], noise_axes: Sequence[str] = ()) -> None:
+        """Store the names of the axes, in order, and which of them set the noise."""
         with self._file:
             self._file.execute("DELETE FROM sweep")
             self._file.execute(
                 "INSERT INTO sweep VALUES (?, ?)", (json.dumps(axes), json.dumps(noise_axes))
             )
 
-    def finished(self) -> set[str]:
-        """Return the keys of the cells that are done."""
-        return {key for (key,) in self._file.execute("SELECT key FROM cells WHERE status='done'")}
-
-    def results(self) -> dict[str, CellResult]:
-        """Return the result of each cell that is done, by key."""
-        names = [field.name for field in fields(CellResult)]
-        columns = ", ".join({"parameter_count": "numbers"}.get(name, name) for name in names)
-        query = f"SELECT key, {columns} FROM cells WHERE status='done'"
-        return {
-            key: CellResult(**dict(zip(names, values, strict=True)))
-            for key, *values in self._file.execute(query)
-        }
-
     def add(
         self, key: str, labels: Mapping[str, str], seed: int, outcome: CellResult | str
     ) -> None:
-        """Keep the result of a cell, or its error, durably."""
-        if isinstance(outcome, str):
-            found: list[object] = ["failed", outcome, *[None] * 10]
-        else:
-            found = ["done", None, outcome.accuracy, outcome.epsilon, outcome.delta]
-            found += [outcome.noise_multiplier, outcome.trained, outcome.parameter_count]
-            found += [outcome.tuned, outcome.plan, outcome.engine, outcome.cpu_seconds]
-        row = (key, json.dumps(dict(labels), sort_keys=True), seed, *found)
+        """Store the result of a cell, or its error, durably."""
+        error = outcome if isinstance(outcome, str) else None
+        result = None if isinstance(outcome, str) else json.dumps(asdict(outcome))
+        row = (key, json.dumps(dict(labels), sort_keys=True), seed, error, result)
         with self._file:
-            self._file.execute(f"REPLACE INTO cells VALUES ({', '.join('?' * len(row))})", row)
+            self._file.execute("REPLACE INTO cells VALUES (?, ?, ?, ?, ?)", row)
+
+    def results(self) -> dict[str, CellResult]:
+        """Return the result of each cell that is done, by key."""
+        query = "SELECT key, result FROM cells WHERE error IS NULL"
+        return {key: CellResult(**json.loads(row)) for key, row in self._file.execute(query)}
+
+    def errors(self) -> list[tuple[str, int, str]]:
+        """Return labels, seed and error of each cell that failed."""
+        query = "SELECT labels, seed, error FROM cells WHERE error IS NOT NULL ORDER BY rowid"
+        return list(self._file.execute(query))
 
     @property
     def axes(self) -> list[str]:
@@ -170,19 +156,14 @@ class SweepStore:
         """Names of the axes that set the noise."""
         return self._described("noise_axes")
 
-    def errors(self) -> list[tuple[str, int, str]]:
-        """Return labels, seed and error of each cell that failed."""
-        query = "SELECT labels, seed, error FROM cells WHERE status='failed' ORDER BY rowid"
-        return list(self._file.execute(query))
-
     def points(self) -> list[Point]:
         """Return the points of the grid, ordered by the other axes, then by noise."""
-        self._file.row_factory = sqlite3.Row
-        grouped: dict[str, list[sqlite3.Row]] = {}
-        for row in self._file.execute("SELECT * FROM cells ORDER BY labels, seed"):
-            grouped.setdefault(row["labels"], []).append(row)
-        self._file.row_factory = None
-        points = [_point(json.loads(labels), rows) for labels, rows in grouped.items()]
+        grouped: dict[str, dict[int, CellResult | None]] = {}
+        query = "SELECT labels, seed, result FROM cells ORDER BY labels, seed"
+        for labels, seed, result in self._file.execute(query):
+            done = None if result is None else CellResult(**json.loads(result))
+            grouped.setdefault(labels, {})[seed] = done
+        points = [_point(json.loads(labels), results) for labels, results in grouped.items()]
         other = [axis for axis in self.axes if axis not in self.noise_axes]
         return sorted(
             points,
@@ -193,7 +174,7 @@ class SweepStore:
         """Close the file."""
         self._file.close()
 
-    def __enter__(self) -> "SweepStore":
+    def __enter__(self) -> "Store":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -204,21 +185,20 @@ class SweepStore:
         return json.loads(row[0]) if row else []
 
 
-def _point(labels: dict[str, str], rows: Sequence[sqlite3.Row]) -> Point:
-    done = [row for row in rows if row["status"] == "done"]
-    first = done[0] if done else None
-    accuracies = [row["accuracy"] for row in done]
-    finite = bool(done) and all(own is not None and isfinite(own) for own in accuracies)
+def _point(labels: dict[str, str], results: Mapping[int, CellResult | None]) -> Point:
+    done = {seed: result for seed, result in results.items() if result is not None}
+    first = next(iter(done.values()), None)
+    metrics = [result.accuracy for result in done.values()]
+    finite = bool(done) and all(map(isfinite, metrics))
     return Point(
         labels=labels,
-        seeds=tuple(row["seed"] for row in done),
-        failed=len(rows) - len(done),
-        mean=mean(accuracies) if finite else None,
-        deviation=stdev(accuracies) if finite and len(done) > 1 else None,
-        epsilon=first["epsilon"] if first else None,
-        noise_multiplier=first["noise_multiplier"] if first else None,
-        delta=first["delta"] if first else None,
-        trained=first["trained"] if first else None,
-        tuned=max((row["tuned"] for row in done), default=1),
-        own_metric=first is not None and "metric" in json.loads(first["plan"])["data"],
+        seeds=tuple(done),
+        failed=len(results) - len(done),
+        mean=mean(metrics) if finite else None,
+        deviation=stdev(metrics) if finite and len(done) > 1 else None,
+        epsilon=first.epsilon if first else None,
+        noise_multiplier=first.noise_multiplier if first else None,
+        delta=first.delta if first else None,
+        trained=first.trained if first else None,
+        own_metric=first is not None and "metric" in json.loads(first.plan)["data"],
     )

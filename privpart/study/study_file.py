@@ -10,24 +10,16 @@ example: which values are chosen cannot depend on one.
 import hashlib
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from dataclasses import field as dataclass_field
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.experiment.sweep_file import (
-    Cell,
-    Changes,
-    base_tables,
-    changed_plan,
-    json_of_toml,
-    seeds_of,
-)
+from privpart.study.cell import BasePlan, Cell, Changes, FileTable, read_file
 
 LEAST_SEEDS = 5
 """Final seeds that an interval over seeds asks for."""
@@ -45,17 +37,14 @@ _FIXED = (
     "privacy.delta",
 )
 """Fields of the plan that the study sets, or that make groups comparable."""
+_FEWEST_ARMS = 2
 _DIGITS = 3
 _MOST_TRIALS = 10_000
 _NEAR = 1 / 6
 """Share of a range on either side of the best point that refining covers."""
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Range(_Table):
+class Range(FileTable):
     """Values from ``low`` to ``high``, spread evenly or, with ``scale = "log"``, by ratio."""
 
     low: float
@@ -72,11 +61,10 @@ class Range(_Table):
 
     def at(self, share: float) -> float:
         """Return the value at a share of the way, in [0, 1), to three significant digits."""
+        value = self.low + (self.high - self.low) * share
         if self.scale == "log":
-            found = self.low * (self.high / self.low) ** share
-        else:
-            found = self.low + (self.high - self.low) * share
-        return float(f"{found:.{_DIGITS}g}")
+            value = self.low * (self.high / self.low) ** share
+        return float(f"{value:.{_DIGITS}g}")
 
     def share(self, value: float) -> float:
         """Return the share of the way at which a value lies, the inverse of ``at``."""
@@ -85,7 +73,7 @@ class Range(_Table):
         return (value - self.low) / (self.high - self.low)
 
 
-class Noise(_Table):
+class Noise(FileTable):
     """Levels: budgets that each mechanism's noise is solved for, or noise multipliers."""
 
     epsilon: list[float] = Field(default_factory=list)
@@ -112,7 +100,7 @@ class Noise(_Table):
         return {f"{v:g}": {f"privacy.{field}": v} for v in self.epsilon or self.multiplier}
 
 
-class Trials(_Table):
+class Trials(FileTable):
     """Table ``[tuning]``: how each group's values are chosen.
 
     Attributes:
@@ -151,24 +139,25 @@ class Trials(_Table):
         """
         return [
             {
-                f: _value(values, share)
-                for (f, values), share in zip(self.space.items(), at, strict=True)
+                field: values.at(share)
+                if isinstance(values, Range)
+                else values[math.floor(share * len(values))]
+                for (field, values), share in zip(self.space.items(), shares, strict=True)
             }
-            for at in self._shares(self.trials, "trials")
+            for shares in self._shares(self.trials, "trials")
         ]
 
     def near(self, best: Changes) -> list[Changes]:
         """Return the points that refine a best one: within a sixth of each range, same choices."""
-        found: list[Changes] = []
-        for at in self._shares(self.refine, "refine"):
-            point: dict[str, Any] = {}
-            for (field, values), share in zip(self.space.items(), at, strict=True):
-                point[field] = best[field]
+        points: list[Changes] = []
+        for shares in self._shares(self.refine, "refine"):
+            point = dict(best)
+            for (field, values), share in zip(self.space.items(), shares, strict=True):
                 if isinstance(values, Range):
                     moved = values.share(best[field]) + _NEAR * (2 * share - 1)
                     point[field] = values.at(min(max(moved, 0.0), 1.0))
-            found.append(point)
-        return found
+            points.append(point)
+        return points
 
     def _shares(self, count: int, stage: str) -> list[list[float]]:
         """Return points of the unit cube, shifted by the seed and the stage."""
@@ -181,13 +170,29 @@ class Trials(_Table):
         return [[(shift[j] + k * ratio ** -(j + 1)) % 1 for j in range(size)] for k in range(count)]
 
 
-class Final(_Table):
+class Freeze(FileTable):
+    """Table ``[freeze]``: what to freeze is searched for by FedPT's four steps (section 3.1).
+
+    Attributes:
+        tolerance: how much worse the metric on held-out users may be than that of the whole
+            network, at every level of noise; below its deviation over seeds, chance decides.
+    """
+
+    tolerance: float
+
+    @model_validator(mode="after")
+    def _not_negative(self) -> Self:
+        checks.nonnegative("tolerance", self.tolerance)
+        return self
+
+
+class Final(FileTable):
     """Table ``[final]``: the seeds of the trainings that are tested."""
 
     seeds: list[int] = Field(min_length=1)
 
 
-class StudyFile(_Table):
+class StudyFile(FileTable):
     """A whole study, as people write it. ``read_study`` makes it from a TOML file.
 
     Attributes:
@@ -196,6 +201,7 @@ class StudyFile(_Table):
         title: of the figures.
         better: whether a higher or a lower metric is better.
         arms: name -> changes of the plan; the first is what the others are compared with.
+        freeze: how arms are searched for, in place of ``arms``.
         mechanisms: name -> value of the plan's privacy.mechanism.
         noise: levels of noise.
         tuning: how values are chosen.
@@ -207,13 +213,21 @@ class StudyFile(_Table):
     plan: str | dict[str, Any]
     title: str = ""
     better: Literal["higher", "lower"] = "higher"
-    arms: dict[str, dict[str, Any]] = Field(min_length=2)
+    arms: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    freeze: Freeze | None = None
     mechanisms: dict[str, dict[str, Any]] = Field(min_length=1)
     noise: Noise
     tuning: Trials
     final: Final
     smoke: bool = False
-    _folder: Path = PrivateAttr(default_factory=Path)
+
+    @model_validator(mode="after")
+    def _arms_or_search(self) -> Self:
+        if self.freeze is not None and self.arms:
+            raise ConfigError("arms: [freeze] searches for the arms; leave one of the two out.")
+        if self.freeze is None and len(self.arms) < _FEWEST_ARMS:
+            raise ConfigError(f"arms: must be at least {_FEWEST_ARMS} items; there is no [freeze].")
+        return self
 
     @model_validator(mode="after")
     def _separate(self) -> Self:
@@ -263,22 +277,37 @@ class Study:
 
     Attributes:
         file: what was read.
-        tables: of the base plan.
-        folder: what paths in the plan are relative to.
-        groups: mechanism by mechanism, those without noise first.
+        base: the plan that the arms change.
+        arms: of the file, or those that a search has tried so far.
     """
 
     file: StudyFile
-    tables: Mapping[str, Any]
-    folder: Path
-    groups: tuple[Group, ...]
-    _codes: dict[str, Any] = dataclass_field(default_factory=dict, repr=False, compare=False)
-    _made: dict[Any, list[Cell]] = dataclass_field(default_factory=dict, repr=False, compare=False)
+    base: BasePlan
+    arms: Mapping[str, Changes]
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """Mechanism by mechanism, those without noise first."""
+        levels: list[tuple[str, str, tuple[Changes, ...]]] = []
+        if self.file.noise.none:
+            levels = [(WITHOUT_NOISE, WITHOUT_NOISE, ({"privacy.noise_multiplier": 0.0},))]
+        for name, mechanism in self.file.mechanisms.items():
+            for level, noise in self.file.noise.levels().items():
+                levels.append((name, level, ({"privacy.mechanism": mechanism}, noise)))
+        return tuple(
+            Group(arm, mechanism, level, (*changes, change))
+            for mechanism, level, changes in levels
+            for arm, change in self.arms.items()
+        )
+
+    def with_arm(self, name: str, changes: Changes) -> "Study":
+        """Return the study with one more arm."""
+        return replace(self, arms={**self.arms, name: changes})
 
     @property
     def reference(self) -> str:
         """The arm that the others are compared with."""
-        return next(iter(self.file.arms))
+        return next(iter(self.arms))
 
     @cached_property
     def points(self) -> list[Changes]:
@@ -293,26 +322,19 @@ class Study:
     @property
     def hash(self) -> str:
         """SHA-256, in hex, of the study's values and of the base plan's."""
-        content = self.file.model_copy(update={"plan": dict(self.tables)}).model_dump_json()
+        content = self.file.model_copy(update={"plan": dict(self.base.tables)}).model_dump_json()
         return hashlib.sha256(content.encode()).hexdigest()
 
     def tuning_cells(self, group: Group, number: int, point: Changes) -> list[Cell]:
         """Return the cells of one trial of a group, one per tuning seed."""
-        labels = {"trial": str(number)}
-        return self._cells(group, labels, self.file.tuning.seeds, [point, self._tuned_on])
+        labels = {**group.labels, "trial": str(number)}
+        changes = [*group.changes, point, self._tuned_on]
+        return [self.base.cell(labels, seed, changes) for seed in self.file.tuning.seeds]
 
     def final_cells(self, group: Group, point: Changes) -> list[Cell]:
         """Return the cells of a group with chosen values, one per final seed."""
-        return self._cells(group, {}, self.file.final.seeds, [point, self._held_out])
-
-    def _cells(
-        self, group: Group, labels: Mapping[str, str], seeds: list[int], changes: list[Changes]
-    ) -> list[Cell]:
-        """Return cells; to check a plan takes longer than to find one that was made before."""
-        key = (group, tuple(labels.items()), repr(changes))
-        if key not in self._made:
-            self._made[key] = [self._cell(group, labels, seed, changes) for seed in seeds]
-        return self._made[key]
+        changes = [*group.changes, point, self._held_out]
+        return [self.base.cell(group.labels, seed, changes) for seed in self.file.final.seeds]
 
     @property
     def _held_out(self) -> Changes:
@@ -323,26 +345,8 @@ class Study:
     def _tuned_on(self) -> Changes:
         """Changes that leave a trial nothing to measure on but held-out users."""
         metric = self.file.tuning.metric
-        own = {"data.measured_on": "held-out"} if metric is None else {_METRIC: metric}
-        return {**self._held_out, **own}
-
-    def _cell(
-        self, group: Group, labels: Mapping[str, str], seed: int, changes: list[Changes]
-    ) -> Cell:
-        every = [*group.changes, *changes, seeds_of(seed, self._tables_of(group))]
-        plan = changed_plan(self.tables, every, self.folder)
-        named = repr((sorted(plan.references().items()), plan.model.weights))
-        if named not in self._codes:
-            self._codes[named] = plan.code()
-        return Cell({**group.labels, **labels}, seed, (plan,), 0.0, (self._codes[named],))
-
-    def _tables_of(self, group: Group) -> dict[str, Any]:
-        """Return the table [model] as the arm changes it, which says whether it has a seed."""
-        model = dict(self.tables.get("model", {}))
-        for field, value in (item for change in group.changes for item in change.items()):
-            if field.startswith("model."):
-                model[field.removeprefix("model.")] = value
-        return {"model": model}
+        measured = {"data.measured_on": "held-out"} if metric is None else {_METRIC: metric}
+        return {**self._held_out, **measured}
 
 
 def read_study(path: str | Path) -> Study:
@@ -352,55 +356,32 @@ def read_study(path: str | Path) -> Study:
         ConfigError: no such file, not valid TOML, fields that studies or plans do not have, or
             values out of range.
     """
-    path = Path(path)
-    try:
-        file = StudyFile.model_validate_json(json_of_toml(path), strict=True)
-    except ValidationError as error:
-        raise ConfigError(_faults(path, error)) from None
-    file._folder = path.parent
-    tables, folder = base_tables(path, file.plan)
-    study = Study(file, tables, folder, _groups(file))
+    file, base = read_file(Path(path), StudyFile, "study")
+    study = Study(file, base, file.arms or {"full": {"model.train": ["*"]}})
     _refuse_metric(study)
     _refuse_other_changes(study)
     for group in study.groups:
         study.tuning_cells(group, 0, study.points[0])
         study.final_cells(group, study.points[0])
-    _refuse_other_users(study, study.groups)
+    _refuse_other_users(study)
     return study
-
-
-def _groups(file: StudyFile) -> tuple[Group, ...]:
-    found = []
-    if file.noise.none:
-        silent: Changes = {"privacy.noise_multiplier": 0.0}
-        found = [
-            Group(arm, WITHOUT_NOISE, WITHOUT_NOISE, (silent, own))
-            for arm, own in file.arms.items()
-        ]
-    for name, mechanism in file.mechanisms.items():
-        chosen: Changes = {"privacy.mechanism": mechanism}
-        for level, noise in file.noise.levels().items():
-            found += [
-                Group(arm, name, level, (chosen, noise, own)) for arm, own in file.arms.items()
-            ]
-    return tuple(found)
 
 
 def _refuse_metric(study: Study) -> None:
     """Refuse a tuning that would read the test users, or nobody."""
-    data, tuning = study.tables.get("data", {}), study.file.tuning
-    own = isinstance(data, Mapping) and "metric" in data
-    if own and tuning.metric is None:
+    data, tuning = study.base.tables.get("data", {}), study.file.tuning
+    metric = data.get("metric") if isinstance(data, Mapping) else None
+    if metric is not None and tuning.metric is None:
         raise ConfigError(
             "tuning.metric: is missing. The plan's data.metric measures on test users, whom the "
             "tuning must not see; name a function that measures on held-out users."
         )
-    if own and tuning.metric == data["metric"]:
+    if metric is not None and tuning.metric == metric:
         raise ConfigError(
             f"tuning.metric={tuning.metric}: is the plan's data.metric, so values would be chosen "
             "on the test users; name another function."
         )
-    if not own and tuning.metric is not None:
+    if metric is None and tuning.metric is not None:
         raise ConfigError(
             "tuning.metric: the plan has no data.metric to replace; leave it out, and trials are "
             "measured by the accuracy on held-out users."
@@ -411,17 +392,17 @@ def _refuse_metric(study: Study) -> None:
 
 def _refuse_other_changes(study: Study) -> None:
     """Refuse arms and spaces that change what defines a group, or who is held out."""
-    file, base = study.file, study.tables.get("data", {})
+    file, base = study.file, study.base.tables.get("data", {})
     for field in ("held_out", "measured_on"):
         if isinstance(base, Mapping) and field in base:
             raise ConfigError(f"plan: cannot set data.{field}, which the study sets.")
-    for name, own in file.arms.items():
-        _refuse_change(f"arms.{name}", own, _FIXED, "which the study sets for all arms")
+    for name, changes in study.arms.items():
+        _refuse_change(f"arms.{name}", changes, _FIXED, "which the study sets for all arms")
     space = file.tuning.space
     same = (*_FIXED, "data", "model")
     _refuse_change("tuning.space", space, same, "which is the same in every trial")
-    for name, own in file.arms.items():
-        _refuse_change("tuning.space", space, own, f"because arms.{name} does")
+    for name, changes in study.arms.items():
+        _refuse_change("tuning.space", space, changes, f"because arms.{name} does")
 
 
 def _refuse_change(where: str, fields: Iterable[str], fixed: Iterable[str], why: str) -> None:
@@ -432,32 +413,18 @@ def _refuse_change(where: str, fields: Iterable[str], fixed: Iterable[str], why:
 
 def _overlapping(field: str, fixed: Iterable[str]) -> bool:
     """Return whether ``field`` is one of ``fixed``, holds one, or is in one."""
-    return any(f"{own}.".startswith(f"{field}.") or field.startswith(f"{own}.") for own in fixed)
+    return any(f"{f}.".startswith(f"{field}.") or field.startswith(f"{f}.") for f in fixed)
 
 
-def _refuse_other_users(study: Study, groups: Iterable[Group]) -> None:
+def _refuse_other_users(study: Study) -> None:
     """Refuse arms with different data: who is held out, and who is tested on, depends on them."""
-    found: dict[str, str] = {}
-    for group in groups:
+    arms: dict[str, str] = {}
+    for group in study.groups:
         (cell, *_) = study.final_cells(group, study.points[0])
-        found.setdefault(cell.candidates[0].data.model_dump_json(exclude={"seed"}), group.arm)
-    if len(found) > 1:
-        one, other, *_ = found.values()
+        arms.setdefault(cell.plan.data.model_dump_json(exclude={"seed"}), group.arm)
+    if len(arms) > 1:
+        first, other, *_ = arms.values()
         raise ConfigError(
-            f"arms.{other}: has other values in [data] than arms.{one}, so other users would be "
+            f"arms.{other}: has other values in [data] than arms.{first}, so other users would be "
             "held out; every arm must have the same."
         )
-
-
-def _value(values: Range | list[Any], share: float) -> Any:  # noqa: ANN401  of a TOML file
-    return (
-        values.at(share) if isinstance(values, Range) else values[math.floor(share * len(values))]
-    )
-
-
-def _faults(path: Path, error: ValidationError) -> str:
-    told = "\n".join(
-        f"  {'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}."
-        for fault in error.errors()
-    )
-    return f"{path} is not a valid study:\n{told}"

@@ -1,0 +1,159 @@
+"""Trainings: what the commands that train many cells share.
+
+Progress goes to standard error: a bar on a terminal, a line for each training in a log.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from accounting import checks
+from privpart.cli.options import Format
+from privpart.cli.output import as_csv
+
+if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from rich.progress import Progress, TaskID
+
+    from privpart.study.cell import Cell
+    from privpart.study.runner import Outcome, Runner
+    from privpart.study.store import Store
+
+NOT_PRIVATE = (
+    "The noise of a sweep comes from its seeds: these models are NOT private. Epsilon is what a "
+    "run of the same plan with secret noise would cost."
+)
+JobsOption = Annotated[
+    int | None, typer.Option("--jobs", "-j", help="Processes; by default one per processor.")
+]
+_INTERRUPTED = 130
+
+
+def processes(jobs: int | None) -> int:
+    """Return the number of processes that was typed, or one per processor."""
+    if jobs is not None:
+        return checks.count("jobs", jobs)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def progress_of_rounds() -> "Progress":
+    """Return a display of the rounds of trainings, whose lengths differ."""
+    from privpart.loop import display_of_rounds
+
+    return display_of_rounds("rounds", transient=True, speed_estimate_period=300)
+
+
+@dataclass(slots=True)
+class Trainings:
+    """Counts trainings, and shows them.
+
+    Attributes:
+        progress: the display.
+        bar: counts the rounds.
+        count: trainings that are finished or failed.
+        failures: errors of those that failed.
+    """
+
+    progress: "Progress"
+    bar: "TaskID"
+    count: int = 0
+    failures: list[str] = field(default_factory=list)
+
+    def advanced(self, _: "Cell", rounds: int) -> None:
+        """Count more rounds of a training."""
+        self.progress.update(self.bar, advance=rounds)
+
+    def finished(self, cell: "Cell", outcome: "Outcome") -> None:
+        """Count a training that is finished or failed, and show it."""
+        self.count += 1
+        if isinstance(outcome, str):
+            self.failures.append(outcome)
+        self.progress.update(self.bar, description=f"{self.count} trained")
+        if not self.progress.console.is_terminal:
+            elapsed = timedelta(seconds=round(self.progress.tasks[self.bar].elapsed or 0))
+            labels = ", ".join(f"{axis}={value}" for axis, value in cell.labels.items())
+            result = "failed" if isinstance(outcome, str) else f"metric {outcome.accuracy:.4f}"
+            typer.echo(
+                f"{self.count} trained, {elapsed}: {labels}, seed {cell.seed}: {result}", err=True
+            )
+
+    def refuse_no_result(self, missing: str = "") -> None:
+        """Raise the error of a command whose every training failed, or that lacks its result.
+
+        Args:
+            missing: what is missing although some trainings ended; "" if nothing is.
+
+        Raises:
+            ConfigError: each training that failed was refused, or no metric was finite.
+            WorkerError: another fault is among them.
+        """
+        from privpart.study.runner import error_of_failures
+
+        if self.failures and len(self.failures) == self.count:
+            missing = f"all {self.count} trainings failed, the first with"
+        elif missing and self.failures:
+            missing += f"; {len(self.failures)} trainings failed, the first with"
+        if missing:
+            diverged = "ConfigError: no metric was finite. Lower the learning rates."
+            raise error_of_failures(self.failures or [diverged], missing)
+
+
+def name_code(cells: "Iterable[Cell]") -> None:
+    """Say on standard error which code the plans of cells are about to import."""
+    from privpart.cli.train import tell_of_code
+
+    plans = {tuple(cell.plan.references().items()): cell.plan for cell in cells}
+    for plan in plans.values():
+        tell_of_code(plan)
+
+
+def train_stages(
+    stages: "Iterable[Sequence[Cell]]", runner: "Runner", store: "Store", out: Path, rounds: int
+) -> Trainings:
+    """Train what a store lacks, stage by stage, and show how far the trainings are.
+
+    Args:
+        stages: cells, of which later ones may depend on the results of earlier ones.
+        runner: trains them.
+        store: gets the results.
+        out: folder of the store, named where the user interrupts.
+        rounds: of all trainings that are missing.
+    """
+    try:
+        with progress_of_rounds() as progress:
+            trainings = Trainings(progress, progress.add_task("", total=rounds))
+            for cells in stages:
+                runner.complete(cells, store, trainings.finished, trainings.advanced)
+            return trainings
+    except KeyboardInterrupt:
+        typer.echo(f"privpart: interrupted; finished trainings are kept in {out}.", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+
+
+def print_results(
+    document: dict[str, Any], form: Format, store: "Store", print_table: Callable[[], None]
+) -> None:
+    """Print the rows of a document, and what failed."""
+    if form is Format.JSON:
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    elif form is Format.CSV:
+        typer.echo(as_csv(document["rows"]) if document["rows"] else "", nl=False)
+    else:
+        print_table()
+    for line in failures_of(store):
+        typer.echo(f"privpart: {line}", err=True)
+
+
+def delta_warnings(store: "Store") -> list[str]:
+    """Return the warnings about delta of all cells that are done, each once."""
+    return sorted({result.delta_warning for result in store.results().values()} - {""})
+
+
+def failures_of(store: "Store") -> list[str]:
+    """Return a sentence for each cell that failed."""
+    return [f"failed: {labels}, seed {seed}: {error}" for labels, seed, error in store.errors()]

@@ -1,0 +1,150 @@
+"""Cell: one training of many, made from a base plan by changes of its fields.
+
+Each cell is a whole plan: it is checked like any other, and its hash says whether it was trained.
+"""
+
+import hashlib
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import to_json
+
+from accounting.checks import ConfigError
+from privpart.experiment.plan_file import PlanFile, validated
+
+Changes = Mapping[str, Any]
+"""Dotted name of a plan field -> its new value."""
+
+
+class FileTable(BaseModel):
+    """A table of a file that people write."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+AnyFile = TypeVar("AnyFile", bound=FileTable)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training.
+
+    Attributes:
+        labels: axis -> name of the value that this cell has.
+        seed: of model, data and noise; the run is a simulation and not private.
+        plan: to train.
+        code: what ``PlanFile.code`` returned of it.
+    """
+
+    labels: Mapping[str, str]
+    seed: int
+    plan: PlanFile
+    code: dict[str, Any] | None = None
+
+    @cached_property
+    def key(self) -> str:
+        """SHA-256, in hex, of all that the result depends on, one's own code included."""
+        content = [self.seed, self.plan.context(self.code)]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    @property
+    def name(self) -> str:
+        """What errors call the cell."""
+        labels = ", ".join(f"{axis}={value}" for axis, value in self.labels.items())
+        return f"the cell with {labels or 'no axis'}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class BasePlan:
+    """The plan whose changed copies are trained.
+
+    Attributes:
+        tables: of the plan file.
+        folder: what paths in it are relative to.
+    """
+
+    tables: Mapping[str, Any]
+    folder: Path = Path()
+    _codes: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    _cells: dict[str, Cell] = field(default_factory=dict, repr=False, compare=False)
+
+    def cell(self, labels: Mapping[str, str], seed: int, changes: Sequence[Changes]) -> Cell:
+        """Return the base plan with all changes and a seed; an error names the cell."""
+        key = repr((labels, seed, changes))
+        if key not in self._cells:  # to check a plan takes long
+            plan = self._plan(seed, changes)
+            names = repr((sorted(plan.references().items()), plan.model.weights))
+            if names not in self._codes:  # cells that name the same code need not read it again
+                self._codes[names] = plan.code()
+            self._cells[key] = Cell(labels, seed, plan, self._codes[names])
+        return self._cells[key]
+
+    def _plan(self, seed: int, changes: Sequence[Changes]) -> PlanFile:
+        values = deepcopy(dict(self.tables))
+        for change in changes:
+            _apply(values, change)
+        model = values.get("model", {})
+        # a network that keeps all its weights has no seed
+        keeps = isinstance(model, dict) and "factory" in model and "seed" not in model
+        seeds = {"data.seed": seed} | ({} if keeps else {"model.seed": seed})
+        _apply(values, seeds)
+        pairs = (f"{key}={value}" for table in (*changes, seeds) for key, value in table.items())
+        return validated(values, name=f"the cell with {', '.join(pairs)}", folder=self.folder)
+
+
+def read_file(path: Path, kind: type[AnyFile], what: str) -> tuple[AnyFile, BasePlan]:
+    """Return a TOML file of many trainings, and its base plan.
+
+    Args:
+        path: the file. Its ``plan`` holds the plan's tables, or names a plan file relative to it.
+        kind: model of the file.
+        what: what errors call such a file.
+
+    Raises:
+        ConfigError: no such file, not valid TOML, unknown fields, or values out of range.
+    """
+    try:
+        file = kind.model_validate_json(_json_of_toml(path), strict=True)
+    except ValidationError as error:
+        faults = "\n".join(
+            f"  {'.'.join(map(str, fault['loc']))}: {fault['msg']}." for fault in error.errors()
+        )
+        raise ConfigError(f"{path} is not a valid {what}:\n{faults}") from None
+    plan: str | dict[str, Any] = vars(file)["plan"]
+    if isinstance(plan, dict):
+        return file, BasePlan(plan, path.parent)
+    named = path.parent / plan
+    return file, BasePlan(json.loads(_json_of_toml(named)), named.parent)
+
+
+def _json_of_toml(path: Path) -> bytes:
+    """Return a TOML file as JSON, which pydantic validates strictly."""
+    try:
+        return to_json(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is no TOML: {error}.") from None
+
+
+def _apply(values: dict[str, Any], changes: Changes) -> None:
+    for name, value in changes.items():
+        *tables, last = name.split(".")
+        table = values
+        for part in tables:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"{name}: {part} is a value of the plan, not a table.")
+        table[last] = value
+        # the noise is given or solved for, never both
+        if name == "privacy.target_epsilon":
+            table.pop("noise_multiplier", None)
+        elif name == "privacy.noise_multiplier":
+            table.pop("target_epsilon", None)

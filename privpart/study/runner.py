@@ -1,0 +1,239 @@
+"""Runner: trains cells, in several processes that share what they may.
+
+The noise of every cell comes from its seed, so cells can be repeated and compared. These models are
+simulations and not private, whatever epsilon the same plan would have with secret noise.
+
+A process loads libraries and reads the files of a task once, however many cells it trains. Each
+cell has a model, clients, an engine and a noise source of its own, so its result does not depend on
+the cells before it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+
+from accounting import checks
+from accounting.checks import ConfigError
+from privpart.engines.options import EngineOptions
+from privpart.experiment.plan_file import PlanFile
+from privpart.experiment.task_data import Reader, read_task
+from privpart.experiment.train import check_plans
+from privpart.experiment.training import Training, training
+from privpart.loop import RoundRecord
+from privpart.noise.source import SeededSource
+from privpart.pool import Pool, WorkerError
+from privpart.study.cell import Cell
+from privpart.study.store import CellResult, Store
+
+_TELL = 0.2
+"""Seconds between two messages about finished rounds."""
+
+Outcome = CellResult | str
+"""What a cell gave, or its error."""
+Finished = Callable[[Cell, Outcome], None]
+Advanced = Callable[[Cell, int], None]
+
+
+class Runner:
+    """Trains cells, each on one thread of one of several processes, which stay warm.
+
+    Args:
+        jobs: number of processes. 1 trains in the calling process, where nothing can end a cell
+            that hangs; with more, a script must start its work under
+            ``if __name__ == "__main__":``.
+        options: how the engine computes clients; None takes the defaults.
+        timeout: seconds without a finished round after which a cell is taken to hang, > 0. It fails
+            then, and the others continue. None: see ``Pool``.
+
+    Raises:
+        ConfigError: a value that is not allowed, or a timeout for one process.
+    """
+
+    def __init__(
+        self, jobs: int, *, options: EngineOptions | None = None, timeout: float | None = None
+    ) -> None:
+        checks.count("jobs", jobs)
+        if timeout is not None:
+            checks.positive("cell_timeout", timeout)
+            if jobs == 1:
+                raise ConfigError(
+                    f"cell_timeout={timeout:g}: one process trains every cell itself and nothing "
+                    "could end it; leave it out, or set jobs."
+                )
+        self._options = options
+        self._pool = None if jobs == 1 else Pool(jobs, _trainer, options, timeout=timeout)
+        self._read = lru_cache(maxsize=1)(read_task)
+        self._train_here = _trainer(options, self._read)
+
+    def check(self, cells: Sequence[Cell]) -> None:
+        """Make the checks of ``privpart train`` on the plans of cells, before any is trained.
+
+        Raises:
+            ConfigError: the first fault, with its cell.
+        """
+        check_plans(
+            ((cell.name, cell.plan) for cell in cells),
+            lambda plan: _put_together(plan, self._options, self._read, lambda _: None),
+        )
+
+    def train(
+        self, cells: Sequence[Cell], finished: Finished, advanced: Advanced = lambda *_: None
+    ) -> None:
+        """Train cells, beginning with the first.
+
+        Args:
+            cells: to train.
+            finished: called with each cell as soon as it is finished, in no fixed order. A cell
+                that failed comes with its error; the others continue.
+            advanced: called with a cell and how many more of its rounds are finished; of each cell
+                that is finished, they sum to its rounds.
+
+        Raises:
+            WorkerError: a process could not start.
+        """
+        remaining = {cell.key: cell.plan.privacy.rounds for cell in cells}
+
+        def advance(cell: Cell, rounds: int) -> None:
+            remaining[cell.key] -= rounds
+            advanced(cell, rounds)
+
+        def finish(cell: Cell, outcome: Outcome) -> None:
+            advanced(cell, remaining[cell.key])
+            finished(cell, outcome)
+
+        if self._pool is None:
+            for cell in cells:
+                finish(cell, self._train_here(cell, partial(advance, cell)))
+        else:
+            _train_in(self._pool, cells, finish, advance)
+
+    def complete(
+        self,
+        cells: Sequence[Cell],
+        store: Store,
+        finished: Finished = lambda *_: None,
+        advanced: Advanced = lambda *_: None,
+    ) -> None:
+        """Train the cells that a store lacks; each outcome is stored before ``finished`` is called.
+
+        Raises:
+            WorkerError: a process could not start.
+        """
+        done = store.results()
+
+        def add(cell: Cell, outcome: Outcome) -> None:
+            store.add(cell.key, cell.labels, cell.seed, outcome)
+            finished(cell, outcome)
+
+        self.train([cell for cell in cells if cell.key not in done], add, advanced)
+
+    def close(self) -> None:
+        """End the processes, also those that hang, and what another thread trains in them."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def __enter__(self) -> "Runner":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _train_in(pool: Pool, cells: Sequence[Cell], finish: Finished, advance: Advanced) -> None:
+    queue = deque(cells)
+    while queue or pool.busy:
+        while queue and (worker := pool.idle()):
+            pool.give(worker, queue.popleft())
+        for cell, is_finished, message in pool.heard():
+            if not is_finished:
+                advance(cell, message)
+            elif isinstance(message, WorkerError):
+                finish(cell, f"{message} Run the same command again, {_ADVICE}.")
+            else:
+                finish(cell, message)
+
+
+_ADVICE = "with fewer jobs, or a higher --cell-timeout (timeout) if its rounds only take long"
+
+
+def error_of_failures(failures: Sequence[str], what: str) -> Exception:
+    """Return the error of trainings that failed: a ConfigError if each was refused by one."""
+    refused = all(failure.startswith("ConfigError: ") for failure in failures)
+    kind = ConfigError if refused else WorkerError
+    return kind(f"{what}: {failures[0].removeprefix('ConfigError: ')}")
+
+
+def run_cell(
+    cell: Cell,
+    options: EngineOptions | None = None,
+    *,
+    read: Reader = read_task,
+    told: Callable[[RoundRecord], None] = lambda _: None,
+) -> CellResult:
+    """Train one cell.
+
+    Args:
+        cell: to train.
+        options: how the engine computes clients; None takes the defaults.
+        read: see ``training``.
+        told: called after each round.
+
+    Raises:
+        ConfigError: a fault of the plan or of its data.
+    """
+    began = time.process_time()
+    methods: list[str] = []
+    setup = _put_together(cell.plan, options, read, methods.append)
+    promised = setup.promise()
+    # nothing is released, and a setting that diverges loses by its metric
+    server, _ = setup.run(
+        promised, SeededSource(cell.seed), callbacks=[told], stop_if_diverged=False
+    )
+    delta = cell.plan.privacy.delta
+    return CellResult(
+        accuracy=setup.evaluate(server.parameters),
+        epsilon=promised.guarantee().epsilon(delta) if promised.noise_multiplier else None,
+        noise_multiplier=float(promised.noise_multiplier),
+        delta=delta,
+        trained=setup.model.dim,
+        parameter_count=setup.model.parameter_count,
+        plan=cell.plan.to_json(),
+        engine="; ".join(methods) or str(setup.engine.method),
+        cpu_seconds=time.process_time() - began,
+    )
+
+
+def _trainer(
+    options: EngineOptions | None, read: Reader | None = None
+) -> Callable[[Cell, Callable[[int], None]], Outcome]:
+    """Return what trains cells one after the other, and tells of their rounds now and then."""
+    read = read or lru_cache(maxsize=1)(read_task)
+
+    def train(cell: Cell, tell: Callable[[int], None]) -> Outcome:
+        rounds, last = 0, time.monotonic()
+
+        def count(_: RoundRecord) -> None:
+            nonlocal rounds, last
+            rounds += 1
+            if time.monotonic() - last >= _TELL:
+                tell(rounds)
+                rounds, last = 0, time.monotonic()
+
+        try:
+            return run_cell(cell, options, read=read, told=count)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+
+    return train
+
+
+def _put_together(
+    plan: PlanFile, options: EngineOptions | None, read: Reader, report: Callable[[str], None]
+) -> Training:
+    if plan.references():
+        read = read_task  # one's own network may write to the examples that it is given
+    # no report is made of a cell, which would state whose clipping the server could not check
+    options = replace(options or EngineOptions(explain=plan.select is None), sums=True)
+    return training(plan, options=options, report=report, read=read)

@@ -1,0 +1,192 @@
+"""Stages: tune every group of a study on held-out users, then train the final seeds.
+
+Mechanism by mechanism, so that a study that is stopped has whole comparisons. What is to be trained
+follows from the results so far: the same study resumes, and after a change only what is new is
+trained. A search for what to freeze is a study that gets one arm after the other.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from statistics import mean
+
+from torch import nn
+
+from privpart.patterns import parameters_by_layer
+from privpart.study.cell import Cell, Changes
+from privpart.study.store import CellResult, Store
+from privpart.study.study_file import Group, Study
+
+AXES = ("arm", "mechanism", "level", "trial")
+
+
+Trial = tuple[Changes, Sequence[Cell]]
+"""A point that a group tries, and its trainings, one per tuning seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenPoint:
+    """The trial of a group with the best metric on held-out users.
+
+    Attributes:
+        trial: its number.
+        point: its values.
+        score: its metric on held-out users, the mean over tuning seeds.
+    """
+
+    trial: int
+    point: Changes
+    score: float
+
+
+def trials_of(study: Study, group: Group, results: Mapping[str, CellResult]) -> list[Trial]:
+    """Return the trials of a group: those that refine are known once the first are done."""
+    points = study.points
+    cells = [study.tuning_cells(group, number, point) for number, point in enumerate(points)]
+    best = _best(study, [*zip(points, cells, strict=True)], results)
+    if best is not None:
+        points = points + study.file.tuning.near(best.point)
+        cells = [study.tuning_cells(group, number, point) for number, point in enumerate(points)]
+    return [*zip(points, cells, strict=True)]
+
+
+def chosen_point(
+    study: Study, group: Group, results: Mapping[str, CellResult]
+) -> ChosenPoint | None:
+    """Return the best trial of a group; None until all its trials are done.
+
+    It looks at nothing but the metrics of trials, which are measured on held-out users. Of equal
+    trials the first wins; a metric that is not finite loses. None too if every trial's is.
+
+    Args:
+        study: to choose for.
+        group: whose trials.
+        results: of trials, by the key of the cell.
+    """
+    trials = trials_of(study, group, results)
+    return _best(study, trials, results) if len(trials) == study.trials else None
+
+
+def _best(
+    study: Study, trials: Sequence[Trial], results: Mapping[str, CellResult]
+) -> ChosenPoint | None:
+    if any(cell.key not in results for _, cells in trials for cell in cells):
+        return None
+    choices = [
+        ChosenPoint(number, point, mean(results[cell.key].accuracy for cell in cells))
+        for number, (point, cells) in enumerate(trials)
+    ]
+    finite = [choice for choice in choices if math.isfinite(choice.score)]
+    return max(finite, key=lambda choice: _sign(study) * choice.score, default=None)
+
+
+def _sign(study: Study) -> float:
+    return 1.0 if study.file.better == "higher" else -1.0
+
+
+def remaining(study: Study, store: Store, *, tune_only: bool) -> int:
+    """Return the rounds that are still to be trained."""
+    done = store.results()
+    missing: list[Cell] = []
+    for group in study.groups:
+        trials = trials_of(study, group, done)
+        missing += [c for _, cells in trials for c in cells if c.key not in done]
+        # any trial stands for one that is not known yet, as all have as many rounds
+        missing += [*trials[0][1]] * (study.trials - len(trials))
+        best = chosen_point(study, group, done)
+        if not tune_only:
+            cells = study.final_cells(group, study.points[0] if best is None else best.point)
+            missing += [c for c in cells if best is None or c.key not in done]
+    return sum(cell.plan.privacy.rounds for cell in missing)
+
+
+def stages(study: Study, store: Store, *, tune_only: bool = False) -> Iterator[list[Cell]]:
+    """Yield the cells of each stage of a study, which depend on what the store has by then."""
+    for _, part in groupby(study.groups, key=lambda group: group.mechanism):
+        groups, tried = list(part), set[str]()
+        for _ in ("the whole space", "near the best"):
+            results = store.results()
+            trials = [trial for group in groups for trial in trials_of(study, group, results)]
+            untried = [cell for _, cells in trials for cell in cells if cell.key not in tried]
+            yield untried
+            tried |= {cell.key for cell in untried}  # those that failed would fail again
+        if not tune_only:
+            results = store.results()
+            choices = [(group, chosen_point(study, group, results)) for group in groups]
+            yield [c for g, best in choices if best for c in study.final_cells(g, best.point)]
+
+
+def next_arm(
+    study: Study,
+    layers: Mapping[str, Mapping[str, nn.Parameter]],
+    results: Mapping[str, CellResult],
+) -> Study | None:
+    """Return the study with the arm that its search tries next; None if the search has ended.
+
+    Args:
+        study: with the arms that were tried.
+        layers: see ``layers_of``.
+        results: of trials, by the key of the cell.
+    """
+    if None in [chosen_point(study, group, results) for group in study.groups]:
+        return None  # a training failed, or diverged: nothing follows for the layer
+    frozen = next_frozen(
+        {layer: sum(p.numel() for p in named.values()) for layer, named in layers.items()},
+        [_is_kept(study, arm, results) for arm in [*study.arms][1:]],
+    )
+    patterns = [f"!{name}" for layer in frozen for name in layers[layer]]
+    return (
+        study.with_arm(f"freeze {', '.join(frozen)}", {"model.train": patterns}) if frozen else None
+    )
+
+
+def kept_arm(study: Study, results: Mapping[str, CellResult]) -> str:
+    """Return the arm that freezes most among those that its search keeps."""
+    kept = [arm for arm in study.arms if _is_kept(study, arm, results)]
+    return kept[-1]
+
+
+def _is_kept(study: Study, arm: str, results: Mapping[str, CellResult]) -> bool:
+    """Whether an arm is within the tolerance of the whole network, at every level of noise."""
+    scores: dict[tuple[str, str], dict[str, float]] = {}
+    for group in study.groups:
+        choice = chosen_point(study, group, results)
+        score = math.nan if choice is None else _sign(study) * choice.score
+        scores.setdefault((group.mechanism, group.level), {})[group.arm] = score
+    tolerance = study.file.freeze.tolerance if study.file.freeze else 0.0
+    return all(at[arm] >= at[study.reference] - tolerance for at in scores.values())
+
+
+def next_frozen(sizes: Mapping[str, int], kept: Sequence[bool]) -> tuple[str, ...]:
+    """Return the layers to freeze next; none if the search has ended (FedPT, section 3.1).
+
+    The paper's steps: freeze the largest layer, then also the next largest, and so on. A layer
+    whose freezing costs accuracy trains again, and the search continues with the next smaller one.
+
+    Args:
+        sizes: layer -> parameters.
+        kept: of each layer that was tried, the largest first, whether it stays frozen.
+
+    >>> next_frozen({"conv": 80, "dense": 500, "head": 20}, [True, False])
+    ('dense', 'head')
+    """
+    largest = sorted(sizes, key=sizes.__getitem__, reverse=True)
+    frozen = [layer for layer, stays in zip(largest, kept, strict=False) if stays]
+    if len(kept) == len(largest) or len(frozen) + 1 == len(largest):
+        return ()  # all were tried, or nothing would train
+    return (*frozen, largest[len(kept)])
+
+
+def layers_of(module: nn.Module) -> dict[str, dict[str, nn.Parameter]]:
+    """Return the parameters of each layer, by name; tied ones count once.
+
+    Normalization layers are left out, so they always train: they are small, and freezing them costs
+    accuracy (FedPT, section 3.1).
+    """
+    parameters = dict(module.named_parameters())
+    return {
+        layer: {name: parameters[name] for name in names}
+        for layer, names in parameters_by_layer(module).items()
+        if "Norm" not in type(module.get_submodule(layer)).__name__
+    }

@@ -1,0 +1,99 @@
+"""Sweep file: a base plan, axes that change its fields, and seeds; every combination is a cell."""
+
+import itertools
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from accounting.checks import ConfigError
+from privpart.study.cell import BasePlan, Cell, Changes, FileTable, read_file
+
+_NOISE = ("privacy.noise_multiplier", "privacy.target_epsilon")
+
+
+class SweepFile(FileTable):
+    """A whole sweep, as people write it.
+
+    Attributes:
+        sweep_schema: "schema" in the file; names the version of this format.
+        plan: tables of the base plan. A file may name a plan file instead, relative to its folder.
+        seeds: each is the seed of the model, of the data and of the noise.
+        grid: dotted field -> its values: a list, or a table that names them.
+        joint: axis -> name -> the fields that change together.
+    """
+
+    sweep_schema: Literal["privpart/sweep/1"] = Field(alias="schema")
+    plan: str | dict[str, Any]
+    seeds: list[int] = Field(min_length=1)
+    grid: dict[str, list[Any] | dict[str, Any]] = Field(default_factory=dict)
+    joint: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)
+
+    def axes(self) -> dict[str, dict[str, Changes]]:
+        """Return axis -> name of a value -> its changes."""
+        axes: dict[str, dict[str, Changes]] = {
+            field: {name: {field: value} for name, value in _named(values).items()}
+            for field, values in self.grid.items()
+        }
+        for axis, values in self.joint.items():
+            if axis in axes:
+                raise ConfigError(f"joint.{axis}: the grid has an axis of that name already.")
+            axes[axis] = dict(values)
+        if empty := [axis for axis, values in axes.items() if not values]:
+            raise ConfigError(f"axis {empty[0]} has no values.")
+        return axes
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The cells of a sweep file.
+
+    Attributes:
+        cells: in the order of the axes, seeds last.
+        axes: their names, in order.
+        noise_axes: names of the axes that set the noise, or the epsilon that it is solved for.
+    """
+
+    cells: tuple[Cell, ...]
+    axes: tuple[str, ...]
+    noise_axes: tuple[str, ...]
+
+
+def read_sweep(path: str | Path) -> Sweep:
+    """Return the cells of a TOML file; every plan is checked before any is trained.
+
+    Raises:
+        ConfigError: no such file, not valid TOML, fields that plans do not have, values out of
+            range, an axis without values, or the same cell twice.
+    """
+    return sweep_of(*read_file(Path(path), SweepFile, "sweep"))
+
+
+def sweep_of(file: SweepFile, base: BasePlan) -> Sweep:
+    """Return the cells of a sweep file; raises as ``read_sweep``."""
+    axes = file.axes()
+    cells = tuple(
+        base.cell(
+            {axis: name for axis, (name, _) in zip(axes, point, strict=True)},
+            seed,
+            [changes for _, changes in point],
+        )
+        for point in itertools.product(*(values.items() for values in axes.values()))
+        for seed in file.seeds
+    )
+    if len({cell.key for cell in cells}) < len(cells):
+        raise ConfigError("the sweep has the same cell twice: a value or a seed is listed twice.")
+    noise_axes = tuple(
+        axis
+        for axis, values in axes.items()
+        if any(field in changes for changes in values.values() for field in _NOISE)
+    )
+    return Sweep(cells, tuple(axes), noise_axes)
+
+
+def _named(values: list[Any] | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(values, dict):
+        return values
+    return {v if isinstance(v, str) else json.dumps(v): v for v in values}
