@@ -274,7 +274,6 @@ def arguments_of(docstring: str) -> dict[str, str]:
 WRITTEN_BY = {
     "audit-epsilon": "`privpart audit epsilon`: report.json, `--format json`",
     "budget": "`privpart budget --format json`",
-    "budget-book": "budget.json and budget.sqlite in the state folder",
     "costs": "`privpart costs --format json`",
     "defences": "`privpart audit defences`: defences.json, `--format json`",
     "demo": "`privpart demo`: report.json",

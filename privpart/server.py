@@ -33,7 +33,7 @@ from torch.optim.sgd import sgd
 from accounting import PrivacyReport, checks
 from accounting.checks import ConfigError
 from privpart.clip import add_in_place, clip_and_measure, is_clipped, l2_norm
-from privpart.grid import Grid, noise_bits, quantise, wrap
+from privpart.grid import Grid, quantise, wrap
 from privpart.messages import (
     ClientId,
     ClientUpdate,
@@ -52,7 +52,7 @@ from privpart.messages import (
     sender,
 )
 from privpart.noise.source import NoiseSource
-from privpart.noise.stream import GroupedNoise, NoiseStream, noise_stream
+from privpart.noise.stream import GroupedNoise, NoiseStream, noise_and_grid
 from privpart.patterns import parts_of
 from privpart.plan import PrivacyPlan, restarts
 
@@ -657,17 +657,6 @@ class RoundSum:
             refusals=dict(+self.refusals),  # + drops zeros, of empty sums
             refused_clients=len(asked & self.refused - self.came),
         )
-
-
-def noise_and_grid(
-    plan: PrivacyPlan, dim: int, noise_multiplier: float, source: NoiseSource, stream: int
-) -> tuple[NoiseStream | GroupedNoise, Grid]:
-    """Return the noise of updates of length ``dim``, and the grid whose steps it counts in."""
-    bits = noise_bits(noise_multiplier, dim)
-    noise = noise_stream(plan.mechanism, dim, 2.0**bits, source, stream)
-    moved = plan.participation.max_participations * 2.0**bits / noise_multiplier
-    charge = math.sqrt(dim * plan.rounds) * noise.filter_error(moved)
-    return noise, Grid.of(bits, noise_multiplier, dim, filter_charge=charge)
 
 
 def _only(

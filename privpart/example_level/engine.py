@@ -58,9 +58,9 @@ from privpart.example_level.state import StepState
 from privpart.grid import refuse_noise
 from privpart.model import refuse_batch_statistics
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
+from privpart.noise.stream import noise_and_grid
 from privpart.plan import PrivacyPlan
 from privpart.run.folder import RunFolder, create_run, holds_a_run
-from privpart.server import noise_and_grid
 
 GradSampleMode = Literal["hooks", "ghost"]
 

@@ -26,6 +26,7 @@ from privpart.grid import Grid, noise_bits
 from privpart.noise.executor import Executor
 from privpart.noise.source import SALT_BYTES, NoiseSource
 from privpart.noise.ziggurat import Draws
+from privpart.plan import PrivacyPlan
 
 SCHEMA = "privpart/noise/2"
 GROUPED_SCHEMA = "privpart/grouped-noise/2"
@@ -471,42 +472,27 @@ class GroupedNoise(_Rounds):
 
 
 def noise_and_grid(
-    mechanism: Mechanism,
-    dim: int,
-    noise_multiplier: float,
-    source: NoiseSource,
-    *,
-    max_participations: int,
-    stream: int = 0,
+    plan: PrivacyPlan, dim: int, noise_multiplier: float, source: NoiseSource, stream: int
 ) -> tuple[NoiseStream | GroupedNoise, Grid]:
-    """Return the noise that a run adds to its sums, and the grid whose steps it counts in.
+    """Return the noise that a plan adds to sums of length ``dim``, and the grid that it counts in.
 
     Args:
-        mechanism: the object that the accountant reads its sensitivity from.
-        dim: length d of an update, >= 1.
-        noise_multiplier: of the updates, > 0.
+        plan: has the mechanism, whose sensitivity the accountant reads, and the participation.
+        dim: length d of a sum, >= 1.
+        noise_multiplier: of the sum, > 0.
         source: where the i.i.d. draws come from.
-        max_participations: most rounds of one client, whose updates a filter then sees.
-        stream: id of the noise at the source; see ``noise_stream``.
+        stream: id of the noise at the source: 0 of updates, 1 of the bits of adaptive clipping.
+            The ids of groups begin 2 later, because a server has these two.
 
     Raises:
         ConfigError: as ``NoiseStream``, ``noise_bits`` and ``Grid.of``.
     """
     bits = noise_bits(noise_multiplier, dim)
-    noise = noise_stream(mechanism, dim, 2.0**bits, source, stream)
-    moved = max_participations * 2.0**bits / noise_multiplier
-    charge = math.sqrt(dim * mechanism.rounds) * noise.filter_error(moved)
+    noise: NoiseStream | GroupedNoise
+    if plan.mechanism.groups is not None:
+        noise = GroupedNoise(plan.mechanism, stddev=2.0**bits, source=source, stream=stream + 2)
+    else:
+        noise = NoiseStream(plan.mechanism, dim=dim, stddev=2.0**bits, source=source, stream=stream)
+    moved = plan.participation.max_participations * 2.0**bits / noise_multiplier
+    charge = math.sqrt(dim * plan.rounds) * noise.filter_error(moved)
     return noise, Grid.of(bits, noise_multiplier, dim, filter_charge=charge)
-
-
-def noise_stream(
-    mechanism: Mechanism, dim: int, stddev: float, source: NoiseSource, stream: int
-) -> NoiseStream | GroupedNoise:
-    """Return the noise of any mechanism.
-
-    The ids of groups begin at ``stream`` + 2, because a server has two other streams: 0 for the
-    updates and 1 for the bits of adaptive clipping.
-    """
-    if mechanism.groups is not None:
-        return GroupedNoise(mechanism, stddev=stddev, source=source, stream=stream + 2)
-    return NoiseStream(mechanism, dim=dim, stddev=stddev, source=source, stream=stream)

@@ -13,7 +13,7 @@ from torch import Tensor
 from accounting import BinaryTree
 from privpart import ClientUpdate, Server
 from privpart.clip import clip
-from privpart.server import _noise_and_grid
+from privpart.noise.stream import noise_and_grid
 
 LAYERS = 8
 
@@ -80,7 +80,7 @@ class KeyReusedAfterResume(Server):
     def _draw(self) -> Tensor | None:
         if self.round == self.plan.rounds // 2:
             z = self.plan.update_noise_multiplier
-            self._noise, _ = _noise_and_grid(self.plan, self.parameters.numel(), z, self.source, 0)
+            self._noise, _ = noise_and_grid(self.plan, self.parameters.numel(), z, self.source, 0)
         return super()._draw()
 
 
@@ -90,7 +90,7 @@ class MissingRestart(Server):
     def __init__(self, plan, start, *, source, optimizer) -> None:
         super().__init__(plan, start, source=source, optimizer=optimizer)
         once = replace(plan, mechanism=BinaryTree(plan.rounds))
-        self._noise, _ = _noise_and_grid(once, start.numel(), plan.noise_multiplier, source, 0)
+        self._noise, _ = noise_and_grid(once, start.numel(), plan.noise_multiplier, source, 0)
 
 
 class RealisedDivisor(Server):
