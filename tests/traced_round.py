@@ -1,90 +1,68 @@
-"""Traced round: which files one round of training runs through, from the task to the release.
+"""Traced round: the files that one round of the shipped command runs through.
 
-    python tests/traced_round.py
+    python tests/traced_round.py [ROUND]
 
-A reader who follows a round has to open these files. The round is an ordinary one: a plan with a
-tree, a secret noise key, a run folder on disk, clients computed in this process. What is imported
-or put together before the round does not count; only functions that run during it do.
+A reader who follows ``privpart train --plan examples/digits.toml`` through a round has to open
+these files. Only functions that run during the round count, on any thread. Round 2 is the default:
+the first ones also try methods.
 """
 # ruff: noqa: T201
 
+import os
 import sys
 import tempfile
+import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
-import torch
-from torch import nn
-
-import accounting
-from accounting import BinaryTree, Participation
-from privpart import (
-    EmbeddedEngine,
-    LocalTraining,
-    PartialModel,
-    PrivacyPlan,
-    RunFolder,
-    Server,
-    Users,
-    fit,
-)
-
-ROOT = Path(accounting.__file__).parent.parent
-PACKAGES = tuple(str(ROOT / name) + "/" for name in ("accounting", "privpart", "attacks"))
+ROOT = Path(__file__).parents[1]
+PACKAGES = tuple(f"{ROOT / name}/" for name in ("accounting", "privpart", "attacks"))
 
 
-def traced_files() -> dict[str, int]:
-    """Return the files of one round, by path from the repository's root, with their lines."""
+def traced_files(number: int) -> dict[str, int]:
+    """Return the files of a round, by path from the repository's root, with their lines."""
+    files: set[str] = set()
+
+    def note(frame: FrameType, event: str, _argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGES):
+            files.add(frame.f_code.co_filename)
+
     with tempfile.TemporaryDirectory() as folder:
-        seen: set[str] = set()
-
-        def note(frame: FrameType, event: str, _argument: object) -> None:
-            name = frame.f_code.co_filename
-            if event == "call" and name.startswith(PACKAGES):
-                seen.add(name)
-
-        _train_one_round(Path(folder) / "run", note)
-    counted = {name: len(Path(name).read_text().splitlines()) for name in sorted(seen)}
+        os.environ.update(PRIVPART_STATE_DIR=folder, PRIVPART_CACHE_DIR=folder)
+        _train(Path(folder) / "run", number, note)
+    counted = {name: len(Path(name).read_text().splitlines()) for name in sorted(files)}
     return {str(Path(name).relative_to(ROOT)): lines for name, lines in counted.items()}
 
 
-def _train_one_round(folder: Path, note: object) -> None:
-    users = Users(
-        torch.linspace(0, 1, 96).view(12, 8),
-        torch.arange(12) % 3,
-        [torch.arange(3 * k, 3 * k + 3) for k in range(4)],
-    )
-    model = PartialModel(
-        lambda: nn.Sequential(nn.Linear(8, 6), nn.Tanh(), nn.Linear(6, 3)), train=["2.*"], seed=1
-    )
-    plan = PrivacyPlan(
-        mechanism=BinaryTree(2),
-        participation=Participation(2, 2),
-        clip_norm=1.0,
-        noise_multiplier=1.0,
-        report_goal=4,
-    )
-    engine = EmbeddedEngine(
-        model, users, local=LocalTraining(learning_rate=0.1), data_seed=0, batching="loop"
-    )
-    cohorts = [[0, 1, 2, 3], [0, 1, 2, 3]]
-    with RunFolder.create(folder, plan) as run:
-        server = Server(plan, model.flat, source=run.source())
+def _train(out: Path, number: int, note: Any) -> None:
+    import privpart.loop as loop
+    from privpart.cli.main import main
 
-        def trace_the_second_round(record: object) -> None:
-            sys.setprofile(note)  # type: ignore[arg-type]
+    run_round = loop._run_round
 
-        fit(server, engine, cohorts, commit=run.commit, callbacks=[trace_the_second_round])
-        sys.setprofile(None)
+    def watched(server: Any, *arguments: Any, **options: Any) -> Any:
+        if server.round < number:
+            return run_round(server, *arguments, **options)
+        threading.setprofile(note)
+        sys.setprofile(note)
+        try:
+            run_round(server, *arguments, **options)
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+        raise KeyboardInterrupt
 
-
-def main() -> None:
-    """Print the files, and how many lines they have together."""
-    files = traced_files()
-    for name, lines in files.items():
-        print(f"{lines:5}  {name}")
-    print(f"{sum(files.values()):5}  lines in {len(files)} files")
+    loop._run_round = watched
+    sys.argv = ["privpart", "train", "--plan", str(ROOT / "examples" / "digits.toml")]
+    sys.argv += ["--out", str(out)]
+    with suppress(SystemExit):
+        main()
 
 
 if __name__ == "__main__":
-    main()
+    files = traced_files(int(sys.argv[1]) if len(sys.argv) > 1 else 2)
+    for path, lines in files.items():
+        print(f"{lines:6}  {path}")
+    print(f"{sum(files.values()):6}  lines in {len(files)} files")
