@@ -68,6 +68,16 @@ _MOST_SEED = 2**63 - 1
 """The largest seed of a torch generator."""
 
 
+_UNSET_IS_ABSENT = {
+    "privacy": ("sampling", "allow_large_delta"),
+    "privacy.mechanism": ("normalize_columns", "fit", "objective", "file", "fingerprint"),
+    "model": ("name", "factory", "weights", "keep", "local"),
+    "data": ("task", "clients", "options", "metric", "population", "held_out", "measured_on"),
+    "client": ("augment", "alternate"),
+}
+"""Options that the hash of a plan leaves out unless they are used, by table."""
+
+
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -405,9 +415,22 @@ class PlanFile(_Table):
     def to_json(self) -> str:
         """Return all values, defaults included, as canonical JSON.
 
-        Absent options are left out, so that a plan keeps its hash when one is added to the format.
+        Some options are left out unless they are used: the tables of the studies were recorded with
+        the hashes of plans that did not have them.
         """
-        values = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        values = self.model_dump(mode="json", by_alias=True)
+        for table, options in _UNSET_IS_ABSENT.items():
+            *path, last = table.split(".")
+            parent = values
+            for name in path:
+                parent = parent[name]
+            parent[last] = {
+                key: value
+                for key, value in parent[last].items()
+                if key not in options or value not in (None, False, [], {})
+            }
+        if self.canaries is None:
+            del values["canaries"]
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
     def named(self) -> dict[str, object]:

@@ -3,7 +3,8 @@
 import pytest
 
 from accounting import ConfigError
-from attacks import defences, leakage, picture, suite
+from attacks import defences, leakage, suite
+from privpart.cli.pages import picture
 
 FAST = suite(newton_steps=0, steps=0, tv=0)
 

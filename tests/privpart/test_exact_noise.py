@@ -13,7 +13,7 @@ from itertools import accumulate
 import mpmath
 import numpy as np
 import pytest
-from conftest import BLT3, FILTERS, TREES, short
+from every_mechanism import BLT3, FILTERS, TREES, short
 from rational_draws import PRIME, RationalDraws, RationalSource, nearest, random_draw
 
 from accounting import (

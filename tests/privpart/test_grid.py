@@ -7,7 +7,7 @@ from threading import Thread
 import numpy as np
 import pytest
 import torch
-from conftest import FILTERS, TREES, short
+from every_mechanism import FILTERS, TREES, short
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import REWRITES
+from rewrites import REWRITES
 from torch import nn
 
 from accounting import ConfigError

@@ -1,0 +1,46 @@
+"""Every mechanism of the accounting package with every option, at awkward lengths."""
+
+import numpy as np
+
+from accounting import BinaryTree, BufferedToeplitz, Dense, Independent, PrunedTree, Toeplitz
+
+BLT3 = {"decay": (0.703864, 0.970182, 0.998105), "scale": (0.295937, 0.131099, 0.057899)}
+SQUARE = Dense(
+    np.tril(np.random.default_rng(0).uniform(-0.5, 1, (7, 7)), -1) + np.diag(range(1, 8))
+)
+
+TREES = [
+    *(BinaryTree(n) for n in (1, 2, 3, 8, 13, 16)),
+    *(BinaryTree(n, estimator="online") for n in (1, 2, 7, 8, 13)),
+    *(BinaryTree(n, estimator="online", release="prefix") for n in (2, 8, 11)),
+    BinaryTree(11, release="prefix"),
+    *(
+        BinaryTree(n, every, estimator=estimator, completed=completed)
+        for n, every in ((13, 5), (12, 4), (11, 3), (5, 1), (6, 9), (13, 6))
+        for estimator in ("vanilla", "online")
+        for completed in (False, True)
+    ),
+    BinaryTree(12, 5, estimator="online", completed=True, release="prefix"),
+    PrunedTree(1, (0,)),
+    PrunedTree(16, (0, 1, 2, 3, 9, 12)),
+    PrunedTree(100, (3, 4, 8, 31, 32, 64, 70, 99)),
+]
+FILTERS = [
+    Independent(7),
+    Toeplitz.square_root(1),
+    Toeplitz.square_root(9),
+    Toeplitz.square_root(9, bands=3),
+    Toeplitz.square_root(9, bands=3, normalize_columns=True),
+    Toeplitz.square_root(8, normalize_columns=True),
+    Toeplitz(6, (2.0, 0.5, 0.0)),
+    Toeplitz(6, (2.0, 0.5), normalize_columns=True),
+    Toeplitz(8, (1.0, 0.25, -0.5)),
+    BufferedToeplitz(1, **BLT3),
+    BufferedToeplitz(11, **BLT3),
+    BufferedToeplitz(6, decay=(0.0, 1.0), scale=(0.5, 0.25)),
+    SQUARE,
+]
+
+
+def short(mechanism):
+    return repr(mechanism)[:100].replace("\n", "")
