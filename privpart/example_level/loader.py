@@ -61,6 +61,8 @@ class Rows:
     def use(self, call: "Call") -> None:
         """Note that a backward pass through a call of the network begins."""
         call.uses += 1
+        if call not in self._calls:  # an output that an earlier step left behind
+            self._faults.add("backward")
         # inputs may be changed in place between forward and backward
         if call.checksums() != call.rows:
             self._faults.add("backward")

@@ -994,6 +994,37 @@ def test_participation_is_verified_where_the_rows_were_compared(loop, why, tmp_p
     assert "the network gets the rows of the examples dealt for it, each once" in found.text
 
 
+class TwoHeads(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 3), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.first(x), self.second(x)
+
+
+@pytest.mark.parametrize(("late", "status"), [(False, "verified"), (True, "asserted")])
+def test_an_output_of_an_earlier_step_is_not_of_the_rows_of_this_one(late, status, tmp_path):
+    options = {"seed": None, "delta": 1e-5, "epochs": 1}
+    whole = TensorDataset(torch.randn(3 * BATCH, 5), torch.arange(3 * BATCH) % 3)
+    made = private(TwoHeads(), whole, out=tmp_path / "run", **options)
+    engine, module, optimizer, loader, *_ = made
+    kept = []
+    for step, (x, y) in enumerate(loader):
+        optimizer.zero_grad()
+        first, second = module(x)
+        total = loss(first, y)
+        if step != 1 or not late:
+            total = total + loss(second, y)
+        if step == 2 and late:
+            total = total + loss(*kept)
+        kept = [second, y]
+        total.backward()
+        optimizer.step()
+    engine.close()
+    assert participation(tmp_path / "run").status == status
+
+
 class Elsewhere(Two):
     """Computes from rows that it was not called with: no comparison of rows can tell."""
 
