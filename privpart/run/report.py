@@ -6,13 +6,13 @@ limit that was not kept did not bind anybody.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from accounting import Participation, PrivacyReport, checks, footprint
-from accounting.checks import ConfigError, parsed_json
+from accounting.checks import ConfigError, is_large_delta, parsed_json
 from accounting.guarantee import Guarantee
 from accounting.report import Assumption, AssumptionStatus, up
 from privpart.engines.protocol import OWN_ENGINES
@@ -210,6 +210,18 @@ def report_of(evidence: Evidence, path: Path, *, delta: float | None = None) -> 
         return _derived(evidence, path, delta)
 
 
+def _population(
+    delta: float, stated: int | None, histories: Sized, plan: PrivacyPlan
+) -> int | None:
+    """Return how many clients delta is judged by: those in the ledger, if fewer are stated.
+
+    More clients than came may exist, but a delta that is large for some is larger for more. Their
+    number is shown only then; who samples keeps it secret.
+    """
+    came = len(histories) if plan.sampling is None else 0
+    return max(came, stated or 0) if came and is_large_delta(delta, came) else stated
+
+
 def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
     rows, facts = evidence.rows, evidence.facts
     plan = PrivacyPlan.from_dict(facts["plan"])
@@ -227,7 +239,7 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         noise_source="os" if facts["seed"] is None else "seeded",
         earlier=Guarantee(facts["earlier_mu"]) if facts.get("earlier_mu") else None,
         unit=unit,
-        population=facts.get("population_size"),
+        population=_population(chosen, facts.get("population_size"), histories, plan),
     )
     report = _with_evidence(report, plan, evidence, deviations)
     return RunReport(

@@ -79,6 +79,18 @@ def test_it_holds_when_somebody_answers_for_the_rest(folder):
         vouched(run_report(folder), "clipping")
 
 
+@pytest.mark.parametrize("stated", [{}, {"population_size": 3}])
+@pytest.mark.parametrize(("delta", "status"), [(0.08, "conditional"), (0.06, "holds")])
+def test_delta_is_judged_by_the_clients_that_came_if_fewer_are_stated(
+    tmp_path, stated, delta, status
+):
+    with RunFolder.create(tmp_path / "run", plan(), facts={"delta": delta, **stated}) as run:
+        runs.train(run, 3, [range(5), range(5, 10), range(10, 15)])
+    found = vouched(run_report(tmp_path / "run"), "choices").guarantee
+    assert found.status == status
+    assert statuses(found).get("delta") == ("violated" if status == "conditional" else None)
+
+
 class Summing(Clients):
     """Sums from round 2 on."""
 
