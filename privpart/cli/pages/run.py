@@ -308,7 +308,7 @@ def _identity(found: RunReport) -> Section:
     rows = [
         ("run", found.run_id),
         ("plan", found.plan),
-        ("signed by", found.public_key or "nobody: begun by an earlier version"),
+        ("signed by", found.public_key),
         ("head of the ledger", f"{found.head} after {found.rounds} rounds"),
     ]
     blocks: list[Block] = [mechanism_facts(found.guarantee)]
