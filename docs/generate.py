@@ -31,7 +31,7 @@ PACKAGES = {
 
 def all_pages(folder: Path) -> None:
     """Write all generated pages into ``folder``, leaving those that did not change."""
-    from privpart.experiment.plan_file import PlanFile
+    from privpart.training.plan_file import PlanFile
 
     folder.mkdir(exist_ok=True)
     pages = {f"api-{name.replace('.', '-')}": api_page(name) for name in PACKAGES}
@@ -160,7 +160,7 @@ def _values(annotation: Any) -> str:
 
 def plan_page() -> str:
     """Return every table and key of a plan file, read off the models that check it."""
-    from privpart.experiment.plan_file import PlanFile
+    from privpart.training.plan_file import PlanFile
     from privpart.plan import PrivacyPlan
 
     parts = [

@@ -30,7 +30,7 @@ from privpart import (
 )
 from privpart.data import cohorts_in_turn, cohorts_once_each, iid_users
 from privpart.data.tasks import digits
-from privpart.experiment.metric import accuracy as accuracy_on
+from privpart.training.metric import accuracy as accuracy_on
 from privpart.models import mcmahan_2nn, small_cnn
 from privpart.select import (
     IndependentKeys,

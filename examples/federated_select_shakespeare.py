@@ -34,7 +34,7 @@ from privpart.cli.pages import drawing
 from privpart.data import cohorts_in_turn
 from privpart.data.tasks import next_word, speaking_roles, which_play
 from privpart.data.tasks.shakespeare import BEGIN, SHA256, UNKNOWN, TextTask
-from privpart.experiment.metric import accuracy as accuracy_on
+from privpart.training.metric import accuracy as accuracy_on
 from privpart.models import word_lm
 from privpart.models.transformer import LANGUAGE_START
 from privpart.pool import keep_freed_memory

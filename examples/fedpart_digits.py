@@ -34,7 +34,7 @@ from privpart import (
 )
 from privpart.data import cohorts_in_turn, dirichlet_users, iid_users
 from privpart.data.tasks import digits
-from privpart.experiment.metric import accuracy as accuracy_on
+from privpart.training.metric import accuracy as accuracy_on
 from privpart.measure.costs import parameters_sent, run_costs
 from privpart.models import small_cnn
 from privpart.patterns import layer_groups

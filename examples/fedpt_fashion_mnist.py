@@ -29,7 +29,7 @@ from privpart import (
 )
 from privpart.data import cohorts_once_each, iid_users
 from privpart.data.tasks import Task, fashion_mnist
-from privpart.experiment.metric import accuracy as accuracy_on
+from privpart.training.metric import accuracy as accuracy_on
 from privpart.measure.costs import message_bytes
 from privpart.models import MODELS, emnist_cnn
 

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from privpart.engines.embedded import EmbeddedEngine
     from privpart.engines.protocol import Engine
     from privpart.example_level import FTRLEngine
-    from privpart.experiment.metric import Accuracy
-    from privpart.experiment.train import Run, train
+    from privpart.training.metric import Accuracy
+    from privpart.training.train import Run, train
     from privpart.flower.engine import FlowerEngine
     from privpart.flower.node import client_app
     from privpart.flower.server import server_app
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from privpart.start_values import Constant, Glorot, He, Normal, Uniform
 
 _HOME = {
-    "Accuracy": "experiment.metric",
+    "Accuracy": "training.metric",
     "AdaptiveClipping": "plan",
     "ClientUpdate": "messages",
     "CohortRefusedError": "loop",
@@ -59,7 +59,7 @@ _HOME = {
     "RoundCounts": "server",
     "RoundRecord": "loop",
     "RoundTask": "messages",
-    "Run": "experiment.train",
+    "Run": "training.train",
     "RunFolder": "run.folder",
     "SampledCohorts": "noise.cohorts",
     "SecretSource": "noise.source",
@@ -73,7 +73,7 @@ _HOME = {
     "client_update": "client",
     "fit": "loop",
     "server_app": "flower.server",
-    "train": "experiment.train",
+    "train": "training.train",
 }
 
 __all__ = [

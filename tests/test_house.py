@@ -169,7 +169,7 @@ WROTE_IT = {
     "privpart/example_level/state.py",
     "privpart/study/cell.py",  # TOML, which has no key twice
     "privpart/study/store.py",
-    "privpart/experiment/train.py",  # ids, of which no reader takes an object
+    "privpart/training/train.py",  # ids, of which no reader takes an object
     "privpart/flower/agreement.py",
     "privpart/measure/step.py",
     "privpart/noise/stream.py",

@@ -22,10 +22,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import privpart as package
-from privpart.experiment import own_code
-from privpart.experiment.export import released_module
-from privpart.experiment.plan_file import read
-from privpart.experiment.training import training
+from privpart.training import own_code
+from privpart.training.export import released_module
+from privpart.training.plan_file import read
+from privpart.training.training import training
 from privpart.loop import MetricsFiles
 from privpart.run.report import run_report
 

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 import privpart as library
 from privpart.cli.main import app
 from privpart.data import from_frame
-from privpart.experiment import own_code
+from privpart.training import own_code
 from privpart.loop import MetricsFiles
 from privpart.run.report import run_report
 

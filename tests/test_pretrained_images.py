@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from privpart.experiment import own_code
-from privpart.experiment.training import training
+from privpart.training import own_code
+from privpart.training.training import training
 from privpart.noise.source import SeededSource
 from privpart.study.study_file import read_study
 

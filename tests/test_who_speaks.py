@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 
 from accounting import Participation, brute_force
 from privpart.engines.options import EngineOptions
-from privpart.experiment import own_code
-from privpart.experiment.plan_file import validated
-from privpart.experiment.training import training
+from privpart.training import own_code
+from privpart.training.plan_file import validated
+from privpart.training.training import training
 from privpart.noise.source import SeededSource
 from privpart.start_values import default_initializers, seeded_tensor
 

@@ -19,7 +19,7 @@ from network import OUT, TAIL, Tail
 from torch import Tensor, nn
 
 from privpart.data import Users
-from privpart.experiment.metric import Accuracy
+from privpart.training.metric import Accuracy
 
 OUTPUTS = Path(__file__).parent / "outputs.npz"
 EACH = 4

@@ -16,7 +16,7 @@ from functools import lru_cache
 import torch
 
 from privpart.cli.frontier_leakage import leakage_of
-from privpart.experiment.task_data import read_task
+from privpart.training.task_data import read_task
 from privpart.study.study_file import read_study
 
 

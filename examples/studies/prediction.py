@@ -35,9 +35,9 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from privpart.engines.options import EngineOptions
-from privpart.experiment.metric import accuracy
-from privpart.experiment.task_data import read_task
-from privpart.experiment.training import Training, training
+from privpart.training.metric import accuracy
+from privpart.training.task_data import read_task
+from privpart.training.training import Training, training
 from privpart.noise.source import SeededSource
 from privpart.study.study_file import WITHOUT_NOISE, Group, Study, read_study
 

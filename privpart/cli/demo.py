@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from accounting import PrivacyReport
     from attacks import LeakageReport
     from privpart.cli.demo_tables import Accuracy
-    from privpart.experiment.task_data import PlanData
+    from privpart.training.task_data import PlanData
     from privpart.study.cell import BasePlan, Cell
     from privpart.study.runner import Outcome, Runner
     from privpart.study.sweep import SweepFile
@@ -68,7 +68,7 @@ def demo(
 
     from privpart.cli import demo_tables
     from privpart.cli.pages import picture, plots
-    from privpart.experiment.task_data import plan_data
+    from privpart.training.task_data import plan_data
     from privpart.study.runner import Runner
     from privpart.study.sweep import sweep_of
 

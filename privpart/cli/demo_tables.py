@@ -12,7 +12,7 @@ from accounting import PrivacyReport
 from accounting.report import up
 from attacks import LeakageReport
 from privpart.cli.output import print_table
-from privpart.experiment.plan_file import PlanFile
+from privpart.training.plan_file import PlanFile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

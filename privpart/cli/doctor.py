@@ -23,8 +23,8 @@ from privpart.cli.options import Format
 from privpart.cli.output import as_csv
 
 if TYPE_CHECKING:  # imported where used: the other commands must start without torch
-    from privpart.experiment.plan_file import PlanFile
-    from privpart.experiment.training import Training
+    from privpart.training.plan_file import PlanFile
+    from privpart.training.training import Training
 
 _NEEDED = ("torch", "numpy", "scipy", "opacus", "dp-accounting", "safetensors", "cryptography")
 _EXTRAS = {
@@ -146,8 +146,8 @@ def _guard() -> Finding:
 def _plan(path: Path, *, all_clients: bool) -> Iterator[Finding]:
     """Check a plan; the first fault ends the list."""
     from privpart.cli.train import tell_of_code
-    from privpart.experiment.plan_file import read
-    from privpart.experiment.training import training
+    from privpart.training.plan_file import read
+    from privpart.training.training import training
 
     try:
         plan = read(path)
@@ -183,7 +183,7 @@ def _cost(plan: "PlanFile") -> str:
 
 
 def _parts(setup: "Training") -> Iterator[Finding]:
-    from privpart.experiment.train import check_promise
+    from privpart.training.train import check_promise
 
     model = setup.model
     yield Finding("network", f"{type(model.module).__name__}, {model.parameter_count:,} parameters")

@@ -37,8 +37,8 @@ def export(
     Example: privpart export run --out model.safetensors
     """
     from privpart.cli.train import tell_of_code
-    from privpart.experiment import export as files
-    from privpart.experiment.train import released_setup
+    from privpart.training import export as files
+    from privpart.training.train import released_setup
 
     files.released_parameters(run)  # before anything is imported
     with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result

@@ -5,9 +5,9 @@ from typing import Any
 import torch
 
 import attacks
-from privpart.experiment.plan_file import PlanFile
-from privpart.experiment.task_data import Reader
-from privpart.experiment.training import training
+from privpart.training.plan_file import PlanFile
+from privpart.training.task_data import Reader
+from privpart.training.training import training
 from privpart.select.engine import SelectEngine
 
 _IMAGES = 2  # that are attacked, one per update

@@ -23,7 +23,7 @@ def init(
 
     Example: privpart init mine --flower && flwr run mine --stream
     """
-    from privpart.experiment.starter import write_flower_app, write_starter
+    from privpart.training.starter import write_flower_app, write_starter
 
     for path in write_flower_app(folder) if flower else write_starter(folder):
         typer.echo(path)

@@ -12,8 +12,8 @@ from privpart.cli.output import as_csv, plain_console
 
 if TYPE_CHECKING:  # imported where used: other commands must start without torch
     from privpart.data.users import Users
-    from privpart.experiment.plan_file import PlanFile
-    from privpart.experiment.training import Training
+    from privpart.training.plan_file import PlanFile
+    from privpart.training.training import Training
     from privpart.plan import Rounds
 
 _MEGA = 1e6
@@ -25,7 +25,7 @@ def print_schedule(plan: Path, form: Format) -> None:
 
     Code that the plan names is not imported; bytes and FLOPs are then left out.
     """
-    from privpart.experiment.plan_file import read
+    from privpart.training.plan_file import read
     from privpart.plan import active_rounds
 
     chosen = read(plan)
@@ -48,7 +48,7 @@ def print_schedule(plan: Path, form: Format) -> None:
             err=True,
         )
     else:
-        from privpart.experiment.training import training
+        from privpart.training.training import training
 
         costs = _costs(chosen, training(chosen), rounds)
     if form is Format.JSON:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from typing import Any
 
     from attacks.lower_bounds.planted import PlantedCanaries
-    from privpart.experiment.plan_file import PlanFile
-    from privpart.experiment.training import Training
+    from privpart.training.plan_file import PlanFile
+    from privpart.training.training import Training
     from privpart.run.folder import RunFolder
 
 _INTERRUPTED = 130
@@ -158,7 +158,7 @@ def train(
 
     with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result
         if resume:
-            from privpart.experiment.train import resume_run
+            from privpart.training.train import resume_run
 
             run, setup = resume_run(
                 out, plan=plan, adopt=adopt, canaries=_canaries, options=engine, tell=about
@@ -208,8 +208,8 @@ def _begun(
     about: "Callable[[PlanFile], None]",
 ) -> "tuple[RunFolder, Training]":
     """Put a plan together, and begin its run only if that succeeds."""
-    from privpart.experiment.plan_file import read
-    from privpart.experiment.train import begin
+    from privpart.training.plan_file import read
+    from privpart.training.train import begin
 
     chosen, text = read(plan), plan.read_text(encoding="utf-8")
     about(chosen)
@@ -232,8 +232,8 @@ def _canaries(*arguments: "Any", **options: "Any") -> "PlantedCanaries":  # noqa
 
 
 def _train(run: "RunFolder", setup: "Training", evaluate_every: int, *, tensorboard: bool) -> None:
-    from privpart.experiment.metric import at_chance
-    from privpart.experiment.train import finish
+    from privpart.training.metric import at_chance
+    from privpart.training.train import finish
     from privpart.loop import Callback, TensorBoard
 
     callbacks: list[Callback] = []

@@ -16,8 +16,8 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.data.clients import Clients
 from privpart.engines.options import EngineOptions
-from privpart.experiment.plan_file import read
-from privpart.experiment.training import Own, Training, refuse_over_network, training
+from privpart.training.plan_file import read
+from privpart.training.training import Own, Training, refuse_over_network, training
 from privpart.flower.agreement import (
     SCHEMA,
     agreement,

@@ -77,7 +77,7 @@ def _guarded(what: str, check: Callable[[], Check]) -> Check:
 
 
 def _plan(path: Path, evidence: Evidence) -> Check:
-    from privpart.experiment.plan_file import parse, validated
+    from privpart.training.plan_file import parse, validated
 
     facts = evidence.facts
     plan = PrivacyPlan.from_dict(facts["plan"])
@@ -283,7 +283,7 @@ _WORDS = ("privpart.statement", "privpart.status")
 
 
 def _metadata(metadata: Mapping[str, str], path: Path, evidence: Evidence) -> Check:
-    from privpart.experiment.export import privacy_metadata
+    from privpart.training.export import privacy_metadata
 
     what = "model metadata"
     part = metadata.get("privpart.part", "")
@@ -316,7 +316,7 @@ def _field_fault(metadata: Mapping[str, str], derived: Mapping[str, str]) -> str
 
 def _by_origin(path: Path, part: str, evidence: Evidence) -> Iterator[Mapping[str, str]]:
     """Yield the metadata with the words for each origin: an export speaks of where it was made."""
-    from privpart.experiment.export import privacy_metadata
+    from privpart.training.export import privacy_metadata
 
     confirmed = tuple(replace(check, status="verified") for check in evidence.checks)
     origins: tuple[Origin, ...] = ("here", "signed", "unknown")

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import to_json
 
 from accounting.checks import ConfigError
-from privpart.experiment.plan_file import PlanFile, validated
+from privpart.training.plan_file import PlanFile, validated
 
 Changes = Mapping[str, Any]
 """Dotted name of a plan field -> its new value."""

@@ -17,10 +17,10 @@ from functools import lru_cache, partial
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.engines.options import EngineOptions
-from privpart.experiment.plan_file import PlanFile
-from privpart.experiment.task_data import Reader, read_task
-from privpart.experiment.train import check_plans
-from privpart.experiment.training import Training, training
+from privpart.training.plan_file import PlanFile
+from privpart.training.task_data import Reader, read_task
+from privpart.training.train import check_plans
+from privpart.training.training import Training, training
 from privpart.loop import RoundRecord
 from privpart.noise.source import SeededSource
 from privpart.pool import Pool, WorkerError

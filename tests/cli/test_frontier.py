@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from accounting import ConfigError
 from privpart.cli import frontier_leakage
 from privpart.cli.main import app
-from privpart.experiment import own_code
+from privpart.training import own_code
 from privpart.pool import WorkerError
 from privpart.study import runner
 from privpart.study.runner import run_cell
@@ -23,7 +23,7 @@ TASK = """
 import torch
 from torch import nn
 from privpart.data.users import Users
-from privpart.experiment.metric import Accuracy
+from privpart.training.metric import Accuracy
 
 def examples(seed, count):
     x = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))

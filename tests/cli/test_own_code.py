@@ -20,7 +20,7 @@ from torch import nn
 import privpart as package
 from accounting import ConfigError
 from privpart.data import from_tensors
-from privpart.experiment.plan_file import read
+from privpart.training.plan_file import read
 from privpart.run.ledger import Ledger
 
 PLAN = """

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 
 from accounting import ConfigError, Dense, fingerprint
 from privpart.cli import main
-from privpart.experiment.plan_file import read
-from privpart.experiment.training import training
+from privpart.training.plan_file import read
+from privpart.training.training import training
 
 PLAN = """
 schema = "privpart/plan/1"

@@ -6,8 +6,8 @@ from pathlib import Path
 from torch import Tensor
 
 from privpart import train
-from privpart.experiment.export import released_parameters
-from privpart.experiment.starter import write_flower_app
+from privpart.training.export import released_parameters
+from privpart.training.starter import write_flower_app
 
 SEED = 7
 PLAN = """\

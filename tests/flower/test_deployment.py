@@ -8,7 +8,7 @@ pytest.importorskip("flwr", reason="Flower is not in this environment: make flow
 from deployment import Deployment
 from small import SEED, committed, plan_of, train_here, write_app
 
-from privpart.experiment.export import released_parameters
+from privpart.training.export import released_parameters
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from node import Node
 from small import KILLED, SEED, committed, plan_of, train_here, write_app
 
 from privpart import client_app
-from privpart.experiment.export import released_parameters
+from privpart.training.export import released_parameters
 from privpart.run.ledger import Ledger
 
 pytestmark = pytest.mark.slow

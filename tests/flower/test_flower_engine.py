@@ -12,8 +12,8 @@ from in_process import NODES, InProcessGrid, write_plan
 
 import privpart
 from accounting.checks import ConfigError
-from privpart.experiment.export import export
-from privpart.experiment.train import released_setup
+from privpart.training.export import export
+from privpart.training.train import released_setup
 from privpart.flower.node import client_app
 from privpart.flower.server import Settings, serve
 from privpart.run.report import run_report

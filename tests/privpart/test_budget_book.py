@@ -19,8 +19,8 @@ import torch
 import privpart as package
 from accounting import ConfigError, Guarantee, Independent, Participation
 from privpart import PrivacyPlan, RunFolder, Server, fit
-from privpart.experiment.plan_file import validated
-from privpart.experiment.training import population_name
+from privpart.training.plan_file import validated
+from privpart.training.training import population_name
 from privpart.run import budget_book as book
 from privpart.run.folder import create_run
 from privpart.run.fork import fork

@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 
 import privpart
 from accounting import ConfigError
-from privpart.experiment.passed import digest
+from privpart.training.passed import digest
 
 PLAN = {
     "privacy": {

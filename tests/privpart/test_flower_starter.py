@@ -6,7 +6,7 @@ import tomllib
 import pytest
 
 from accounting import ConfigError
-from privpart.experiment.starter import write_flower_app, write_starter
+from privpart.training.starter import write_flower_app, write_starter
 from privpart.flower.node import client_app
 from privpart.flower.server import Settings, server_app
 

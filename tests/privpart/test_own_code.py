@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 
 from accounting import ConfigError
-from privpart.experiment import own_code
-from privpart.experiment.own_code import call, changes, is_reference, load, record, record_hash
+from privpart.training import own_code
+from privpart.training.own_code import call, changes, is_reference, load, record, record_hash
 
 
 @pytest.fixture(autouse=True)
@@ -262,7 +262,7 @@ def test_a_record_imports_none_of_what_it_looks_at(write, tmp_path):
     script = f"""
 import sys
 from pathlib import Path
-from privpart.experiment.own_code import record
+from privpart.training.own_code import record
 before = set(sys.modules)
 print(len(record({{"a": "./task.py:f"}}, Path({str(tmp_path)!r}))["distributions"]))
 print(sorted(name for name in set(sys.modules) - before if name not in sys.stdlib_module_names))
@@ -384,7 +384,7 @@ folder = Path(sys.argv[1])
 (folder / "task.py").write_text("def f(): return 1\\n")
 sys.path.insert(0, sys.argv[1])
 import app
-from privpart.experiment.own_code import ConfigError, load
+from privpart.training.own_code import ConfigError, load
 try:
     print(load("./task.py:f", folder)())
 except ConfigError as error:
@@ -394,7 +394,7 @@ except ConfigError as error:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_files_written_and_imported_by_one_process_as_flowers_are(first, tmp_path):
-    lines = ["import task", "import privpart.experiment.own_code"]
+    lines = ["import task", "import privpart.training.own_code"]
     app = "\n".join(lines[::-1] if first else lines)
     command = [sys.executable, "-c", WRITTEN, str(tmp_path), app]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
@@ -409,7 +409,7 @@ import task
 if sys.argv[2] == "edited":
     file = Path(sys.argv[1], "helpers.py")
     file.write_text(file.read_text().replace("1", "2"))
-from privpart.experiment.own_code import ConfigError, load, record
+from privpart.training.own_code import ConfigError, load, record
 record({"a": "task:f"}, Path(sys.argv[1]))
 try:
     print(load(sys.argv[3], Path(sys.argv[1]))())

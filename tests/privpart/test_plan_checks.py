@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from accounting import ConfigError, FixedOrder, Independent, Participation
 from privpart.cli.main import app
 from privpart.data import cohorts_in_turn
-from privpart.experiment.plan_file import validated
-from privpart.experiment.task_data import plan_data
-from privpart.experiment.training import training
+from privpart.training.plan_file import validated
+from privpart.training.task_data import plan_data
+from privpart.training.training import training
 from privpart.messages import may_take_part
 from privpart.models import build_network
 from privpart.plan import PrivacyPlan

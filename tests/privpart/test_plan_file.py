@@ -8,7 +8,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from accounting import BinaryTree, BufferedToeplitz, ConfigError, Grouped, Independent, Toeplitz
-from privpart.experiment import plan_file
+from privpart.training import plan_file
 from privpart.plan import PrivacyPlan
 
 TEXT = Path("examples/digits.toml").read_text()

@@ -5,8 +5,8 @@ import torch
 
 from accounting import ConfigError
 from privpart.data.users import Users
-from privpart.experiment.plan_file import validated
-from privpart.experiment.training import refuse_other_shapes, training
+from privpart.training.plan_file import validated
+from privpart.training.training import refuse_other_shapes, training
 from privpart.models import MODELS, build_network
 
 SHAPES = {

@@ -14,7 +14,7 @@ from test_run_verify import forged, statuses, wrong
 
 from accounting import ConfigError
 from privpart import RunFolder
-from privpart.experiment.export import export
+from privpart.training.export import export
 from privpart.run import budget_book, evidence, witness
 from privpart.run import verify as verifying
 from privpart.run.identity import SigningKey, tensor_hash

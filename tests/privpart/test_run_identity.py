@@ -14,7 +14,7 @@ from runs import DIM, PLAN, begun, changed, contents, refusal, train
 
 from accounting import ConfigError
 from privpart import RunFolder, Server
-from privpart.experiment.export import released_parameters
+from privpart.training.export import released_parameters
 from privpart.run import store
 from privpart.run.folder import StorageError
 from privpart.run.fork import fork

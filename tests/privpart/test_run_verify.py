@@ -10,7 +10,7 @@ from runs import PLAN, STATE, add_row, begun, changed, flip, train
 
 from accounting import ConfigError
 from privpart import RunFolder
-from privpart.experiment.export import export
+from privpart.training.export import export
 from privpart.run import witness
 from privpart.run.evidence import Check
 from privpart.run.identity import SigningKey, model_hash

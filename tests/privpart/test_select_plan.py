@@ -15,9 +15,9 @@ from privpart import RoundTask, RunFolder, SeededSource, Server, fit
 from privpart.data import tasks
 from privpart.data.tasks.shakespeare import WHEEL
 from privpart.engines.options import EngineOptions
-from privpart.experiment import task_data
-from privpart.experiment.plan_file import PlanFile, validated
-from privpart.experiment.training import training
+from privpart.training import task_data
+from privpart.training.plan_file import PlanFile, validated
+from privpart.training.training import training
 from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn, word_lm
 from privpart.run.folder import create_run
 from privpart.run.fork import fork

@@ -14,9 +14,9 @@ from torch import nn
 
 from accounting import ConfigError
 from privpart.client import LocalTraining
-from privpart.experiment import own_code
-from privpart.experiment.plan_file import Privacy
-from privpart.experiment.starter import write_starter
+from privpart.training import own_code
+from privpart.training.plan_file import Privacy
+from privpart.training.starter import write_starter
 from privpart.server import ServerOptimizer
 
 REFERENCES = {

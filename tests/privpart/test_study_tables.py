@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from privpart.engines.options import EngineOptions
-from privpart.experiment.task_data import read_task
+from privpart.training.task_data import read_task
 from privpart.study.cell import read_file
 from privpart.study.frontier import Interval
 from privpart.study.runner import run_cell

@@ -3,8 +3,8 @@ import torch
 
 from accounting import ConfigError
 from privpart.engines.options import EngineOptions
-from privpart.experiment.plan_file import validated
-from privpart.experiment.training import training
+from privpart.training.plan_file import validated
+from privpart.training.training import training
 from privpart.messages import RoundTask
 
 PLAN = {

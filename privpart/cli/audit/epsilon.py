@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from attacks.lower_bounds.planted import PlantedCanaries
     from privpart.cli.audit.replica import Replica, Step
     from privpart.cli.audit.verdict import EpsilonAudit
-    from privpart.experiment.plan_file import PlanFile
+    from privpart.training.plan_file import PlanFile
     from privpart.plan import PrivacyPlan
 
 THRESHOLD_PASSED = 4
@@ -153,7 +153,7 @@ def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
     from attacks.lower_bounds.planted import canary_clients
     from privpart.cli.audit.replica import Scored
     from privpart.cli.audit.verdict import judged
-    from privpart.experiment.train import kept_plan
+    from privpart.training.train import kept_plan
     from privpart.plan import PrivacyPlan
     from privpart.run.canaries import read_canary_key, read_releases
     from privpart.run.ledger import Ledger
@@ -239,7 +239,7 @@ def _refuse_other_releases(
     Raises:
         ConfigError: it is another's.
     """
-    from privpart.experiment.export import released_parameters
+    from privpart.training.export import released_parameters
 
     products = planted.project(released_parameters(folder)[0]).numpy()
     if not abs(products - last).max() <= 1e-9 * abs(products).max():
@@ -275,7 +275,7 @@ def _of_plan(
     """Audit a replica of a plan's server."""
     from privpart.cli.audit.replica import canary_scores, paired_replay
     from privpart.cli.audit.verdict import judged
-    from privpart.experiment.plan_file import read
+    from privpart.training.plan_file import read
 
     table = read(path)
     replica, dim = _replica(table, path, replay)
@@ -324,7 +324,7 @@ def _replica(plan: "PlanFile", path: Path, replay: bool) -> "tuple[Replica, int]
     """
     from privpart.cli.audit.replica import MOST_KEPT, Replica
     from privpart.cli.train import tell_of_code
-    from privpart.experiment.training import training
+    from privpart.training.training import training
 
     if plan.select is not None:
         raise ConfigError(f"plan {path}: has [select], whose updates are slices; not audited.")

@@ -38,7 +38,7 @@ def gradients(
     Example: privpart audit gradients ./task.py:gradients
     """
     limit = checks.positive("tolerance", tolerance)
-    from privpart.experiment import own_code
+    from privpart.training import own_code
     from privpart.measure.gradients import verify_gradients
 
     own_code.refuse_malformed(target)

@@ -18,7 +18,7 @@ from attacks.update import MOST_STEPS, STEPS_COST, ready
 from privpart.cli.audit.options import BUDGETS, AuditOptions, Mode
 from privpart.cli.audit.store import TrialFolder
 from privpart.data.tasks import digits, fashion_mnist
-from privpart.experiment import own_code
+from privpart.training import own_code
 
 _NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
     "lenet": networks.smooth_lenet,

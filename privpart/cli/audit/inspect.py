@@ -15,8 +15,8 @@ from privpart.cli.output import as_csv
 if TYPE_CHECKING:  # imported where used: other commands must start without torch
     from torch import Tensor
 
-    from privpart.experiment.plan_file import PlanFile
-    from privpart.experiment.training import Training
+    from privpart.training.plan_file import PlanFile
+    from privpart.training.training import Training
 
     Features = dict[str, list[Tensor]]  # layer -> one image per channel
 
@@ -145,8 +145,8 @@ def _draw(
 def _opened(run: Path) -> "tuple[PlanFile, Training, Tensor]":
     """Return a run's plan, training and newest parameters, without changing the run."""
     from privpart.cli.train import tell_of_code
-    from privpart.experiment.export import released_parameters
-    from privpart.experiment.train import released_setup
+    from privpart.training.export import released_parameters
+    from privpart.training.train import released_setup
 
     parameters, facts = released_parameters(run)
     if "plan_file" not in facts and "plan_tables" not in facts:
@@ -163,8 +163,8 @@ def _images(setup: "Training", run: Path) -> "tuple[Tensor, Tensor]":
     """
     from torch import Tensor
 
-    from privpart.experiment.metric import Accuracy
-    from privpart.experiment.training import first_batch
+    from privpart.training.metric import Accuracy
+    from privpart.training.training import first_batch
 
     if isinstance(setup.metric, Accuracy):
         found: Any = setup.test

@@ -18,9 +18,9 @@ from attacks.text.observation import vocabulary
 from privpart.cli.audit.inputs import given_update, hash_tensors, load_given, own_model
 from privpart.cli.audit.options import AuditOptions
 from privpart.data.batches import Batch
-from privpart.experiment import own_code, plan_file
-from privpart.experiment.task_data import PlanData, read_task
-from privpart.experiment.training import Training, training
+from privpart.training import own_code, plan_file
+from privpart.training.task_data import PlanData, read_task
+from privpart.training.training import Training, training
 
 _NOT_COUNTED = -100  # label of a token that no loss counts, as in torch
 _MOST_PUBLIC = 2000  # sentences of other clients that guesses are made of

@@ -224,7 +224,7 @@ def _of_options(
 
 def _of_plan(path: Path, delta: float | None, population: int | None, *, allow_large: bool) -> _Run:
     """Read a plan file. It takes a second, because plans contain optimisers, which need torch."""
-    from privpart.experiment.plan_file import read
+    from privpart.training.plan_file import read
 
     plan = read(path)
     population = accept_planned_delta(plan, delta, population, allow_large=allow_large)

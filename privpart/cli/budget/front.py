@@ -40,7 +40,7 @@ from privpart.cli.options import Format
 from privpart.cli.output import as_csv, print_table
 
 if TYPE_CHECKING:
-    from privpart.experiment.plan_file import PlanFile
+    from privpart.training.plan_file import PlanFile
 
 _WITHOUT_OPTIMAL = Idle(
     "only",
@@ -200,7 +200,7 @@ def _warnings(*, stated: bool) -> list[str]:
 
 
 def _read(path: Path) -> "PlanFile":
-    from privpart.experiment.plan_file import read
+    from privpart.training.plan_file import read
 
     plan = read(path)
     if plan.privacy.sampling is not None:

@@ -19,7 +19,7 @@ from accounting.mechanisms.tree import EstimatorName, ReleaseName
 from privpart.cli.idle import OF_A_PLAN, Idle, Values, beside, typed, where
 
 if TYPE_CHECKING:  # imported where used: it needs torch
-    from privpart.experiment.plan_file import PlanFile
+    from privpart.training.plan_file import PlanFile
 
 _TREE = "Trees"
 _FILTER = "Toeplitz, BLT and banded inverses"

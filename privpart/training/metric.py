@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.experiment.own_code import described
+from privpart.training.own_code import described
 
 Metric = Callable[[nn.Module], float]
 """Maps a module, in evaluation mode and without gradients, to a number.

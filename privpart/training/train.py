@@ -25,13 +25,13 @@ from privpart.data.clients import Clients, RemoteClients
 from privpart.engines.canaries import CanaryClients, refuse_same_ids
 from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.options import EngineOptions
-from privpart.experiment import own_code
-from privpart.experiment.export import export, released_module
-from privpart.experiment.metric import Accuracy, Metric
-from privpart.experiment.own_code import described
-from privpart.experiment.passed import digest
-from privpart.experiment.plan_file import PlanFile, parse, read, validated
-from privpart.experiment.training import (
+from privpart.training import own_code
+from privpart.training.export import export, released_module
+from privpart.training.metric import Accuracy, Metric
+from privpart.training.own_code import described
+from privpart.training.passed import digest
+from privpart.training.plan_file import PlanFile, parse, read, validated
+from privpart.training.training import (
     Own,
     RemoteEngine,
     Training,
@@ -98,7 +98,7 @@ class Run:
         return released_module(self.path, self._setup)
 
     def export(self, out: str | Path, *, part: str = "full") -> Path:
-        """Write the released model to a file; see ``privpart.experiment.export.export``."""
+        """Write the released model to a file; see ``privpart.training.export.export``."""
         return export(self.path, out, part=part, setup=self._setup)
 
 

@@ -18,7 +18,7 @@ from privpart.data.clients import Clients, SomeClients
 from privpart.data.index import Index
 from privpart.data.tasks.shakespeare import BEGIN, WHEEL
 from privpart.data.users import Users
-from privpart.experiment.plan_file import Data
+from privpart.training.plan_file import Data
 from privpart.messages import ClientId
 from privpart.models.transformer import LanguageModel
 

@@ -45,8 +45,8 @@ from accounting.mechanisms.by_name import MechanismChoice
 from accounting.monte_carlo import bands_of
 from privpart.client import LocalTraining, LossName
 from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
-from privpart.experiment import own_code
-from privpart.experiment.select_table import SelectChoice
+from privpart.training import own_code
+from privpart.training.select_table import SelectChoice
 from privpart.model import PartialModel, refuse_batch_statistics
 from privpart.models import MODELS, Architecture, build_network
 from privpart.patterns import layer_groups, matching_parameters, trained_groups

@@ -23,7 +23,7 @@ from privpart.run.report import report_of
 from privpart.run.store import read_state
 
 if TYPE_CHECKING:
-    from privpart.experiment.training import Training
+    from privpart.training.training import Training
 
 PARTS = ("full", "trained", "peft")
 

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 
 from accounting.checks import ConfigError
-from privpart.experiment.plan_file import read
+from privpart.training.plan_file import read
 
 _PLAN = """\
 # A training of your own. It runs as it is, on images of digits that come with scikit-learn:
@@ -285,7 +285,7 @@ def write_flower_app(folder: Path) -> list[Path]:
         folder / "README.md": _README.format(name=name, shell=shlex.quote(run)),
     }
     if (folder / "plan.toml").exists():
-        from privpart.experiment.training import refuse_over_network  # imports torch
+        from privpart.training.training import refuse_over_network  # imports torch
 
         refuse_over_network(read(folder / "plan.toml"))
     else:
