@@ -160,8 +160,8 @@ def _values(annotation: Any) -> str:
 
 def plan_page() -> str:
     """Return every table and key of a plan file, read off the models that check it."""
-    from privpart.training.plan_file import PlanFile
     from privpart.plan import PrivacyPlan
+    from privpart.training.plan_file import PlanFile
 
     parts = [
         "# Plan file\n",

@@ -30,7 +30,6 @@ from privpart import (
 )
 from privpart.data import cohorts_in_turn, cohorts_once_each, iid_users
 from privpart.data.tasks import digits
-from privpart.training.metric import accuracy as accuracy_on
 from privpart.models import mcmahan_2nn, small_cnn
 from privpart.select import (
     IndependentKeys,
@@ -41,6 +40,7 @@ from privpart.select import (
     private,
 )
 from privpart.select.key_spaces import cnn_filters, dense_neurons
+from privpart.training.metric import accuracy as accuracy_on
 
 TASK, USERS = digits(), 120
 NEVER_CLIPS, DELTA, PRIVATE_FILTERS = 1e3, 1e-5, 16

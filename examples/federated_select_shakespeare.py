@@ -34,7 +34,6 @@ from privpart.cli.pages import drawing
 from privpart.data import cohorts_in_turn
 from privpart.data.tasks import next_word, speaking_roles, which_play
 from privpart.data.tasks.shakespeare import BEGIN, SHA256, UNKNOWN, TextTask
-from privpart.training.metric import accuracy as accuracy_on
 from privpart.models import word_lm
 from privpart.models.transformer import LANGUAGE_START
 from privpart.pool import keep_freed_memory
@@ -49,6 +48,7 @@ from privpart.select import (
     top,
 )
 from privpart.select.key_spaces import WordBag, bag_words, lm_hidden, lm_words
+from privpart.training.metric import accuracy as accuracy_on
 
 WORDS, HIDDEN, TOKENS = 2000, 256, 2002
 COHORT = 50

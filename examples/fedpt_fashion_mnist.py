@@ -29,9 +29,9 @@ from privpart import (
 )
 from privpart.data import cohorts_once_each, iid_users
 from privpart.data.tasks import Task, fashion_mnist
-from privpart.training.metric import accuracy as accuracy_on
 from privpart.measure.costs import message_bytes
 from privpart.models import MODELS, emnist_cnn
+from privpart.training.metric import accuracy as accuracy_on
 
 PARTS = MODELS["emnist_cnn"].ladder
 NEVER_CLIPS, MOMENTUM = 1e3, 0.5

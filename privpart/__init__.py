@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from privpart.engines.embedded import EmbeddedEngine
     from privpart.engines.protocol import Engine
     from privpart.example_level import FTRLEngine
-    from privpart.training.metric import Accuracy
-    from privpart.training.train import Run, train
     from privpart.flower.engine import FlowerEngine
     from privpart.flower.node import client_app
     from privpart.flower.server import server_app
@@ -35,6 +33,8 @@ if TYPE_CHECKING:
     from privpart.run.folder import RunFolder
     from privpart.server import RoundCounts, Server, ServerOptimizer
     from privpart.start_values import Constant, Glorot, He, Normal, Uniform
+    from privpart.training.metric import Accuracy
+    from privpart.training.train import Run, train
 
 _HOME = {
     "Accuracy": "training.metric",

@@ -22,12 +22,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import privpart as package
+from privpart.loop import MetricsFiles
+from privpart.run.report import run_report
 from privpart.training import own_code
 from privpart.training.export import released_module
 from privpart.training.plan_file import read
 from privpart.training.training import training
-from privpart.loop import MetricsFiles
-from privpart.run.report import run_report
 
 OWN = Path(__file__).parent.parent / "examples" / "own"
 NEEDS_PANDAS = pytest.mark.skipif(find_spec("pandas") is None, reason="needs pandas")

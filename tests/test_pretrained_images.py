@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from privpart.training import own_code
-from privpart.training.training import training
 from privpart.noise.source import SeededSource
 from privpart.study.study_file import read_study
+from privpart.training import own_code
+from privpart.training.training import training
 
 IMAGES = Path(__file__).parent.parent / "examples" / "pretrained_images"
 NAMES = ("task", "network", "prepare")

@@ -15,11 +15,11 @@ from safetensors.torch import save_file
 
 from accounting import Participation, brute_force
 from privpart.engines.options import EngineOptions
+from privpart.noise.source import SeededSource
+from privpart.start_values import default_initializers, seeded_tensor
 from privpart.training import own_code
 from privpart.training.plan_file import validated
 from privpart.training.training import training
-from privpart.noise.source import SeededSource
-from privpart.start_values import default_initializers, seeded_tensor
 
 WHO = Path(__file__).parent.parent / "examples" / "who_speaks"
 SIZES = {

@@ -16,8 +16,8 @@ from functools import lru_cache
 import torch
 
 from privpart.cli.frontier_leakage import leakage_of
-from privpart.training.task_data import read_task
 from privpart.study.study_file import read_study
+from privpart.training.task_data import read_task
 
 
 def main() -> None:

@@ -35,11 +35,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from privpart.engines.options import EngineOptions
+from privpart.noise.source import SeededSource
+from privpart.study.study_file import WITHOUT_NOISE, Group, Study, read_study
 from privpart.training.metric import accuracy
 from privpart.training.task_data import read_task
 from privpart.training.training import Training, training
-from privpart.noise.source import SeededSource
-from privpart.study.study_file import WITHOUT_NOISE, Group, Study, read_study
 
 SHARES = (1.0, 0.5, 0.25, 0.125, 0.0625)
 """Of the server's learning rate."""

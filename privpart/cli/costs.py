@@ -225,10 +225,10 @@ def _of_plan(path: Path, train: Sequence[str] | None, *, ladder: bool) -> _Subje
     from copy import deepcopy
 
     from privpart.cli.train import tell_of_code
-    from privpart.training.plan_file import read
-    from privpart.training.training import first_batch, training
     from privpart.model import PartialModel
     from privpart.patterns import freeze_ladder
+    from privpart.training.plan_file import read
+    from privpart.training.training import first_batch, training
 
     plan = read(path)
     if plan.select is not None:

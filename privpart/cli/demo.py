@@ -23,10 +23,10 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from accounting import PrivacyReport
     from attacks import LeakageReport
     from privpart.cli.demo_tables import Accuracy
-    from privpart.training.task_data import PlanData
     from privpart.study.cell import BasePlan, Cell
     from privpart.study.runner import Outcome, Runner
     from privpart.study.sweep import SweepFile
+    from privpart.training.task_data import PlanData
 
 AUDITED_IMAGES = 4
 ENGINE = EngineOptions(batching="vmap")
@@ -68,9 +68,9 @@ def demo(
 
     from privpart.cli import demo_tables
     from privpart.cli.pages import picture, plots
-    from privpart.training.task_data import plan_data
     from privpart.study.runner import Runner
     from privpart.study.sweep import sweep_of
+    from privpart.training.task_data import plan_data
 
     cells = sweep_of(file, base).cells
     plan = cells[0].plan

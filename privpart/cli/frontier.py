@@ -97,8 +97,8 @@ def frontier(
 
 
 def _layers(study: "Study") -> "Mapping[str, Mapping[str, nn.Parameter]]":
-    from privpart.training.training import training
     from privpart.study.stages import layers_of
+    from privpart.training.training import training
 
     plan = study.final_cells(study.groups[0], study.points[0])[0].plan
     return layers_of(training(plan, report=lambda _: None).model.module)
@@ -183,8 +183,8 @@ def _by_arm(
 ) -> dict[str, dict[str, Any]]:
     """Return columns that do not depend on the noise: what a client sends and spends."""
     from privpart.cli.frontier_leakage import NOT_AUDITED, leakage_of
-    from privpart.training.task_data import read_task
     from privpart.study.client_side import client_side
+    from privpart.training.task_data import read_task
 
     read = lru_cache(maxsize=1)(read_task)
     columns: dict[str, dict[str, Any]] = {}

@@ -5,10 +5,10 @@ from typing import Any
 import torch
 
 import attacks
+from privpart.select.engine import SelectEngine
 from privpart.training.plan_file import PlanFile
 from privpart.training.task_data import Reader
 from privpart.training.training import training
-from privpart.select.engine import SelectEngine
 
 _IMAGES = 2  # that are attacked, one per update
 _OTHERS = 9  # images of other users with its label, among which each of them is ranked

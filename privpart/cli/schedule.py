@@ -12,9 +12,9 @@ from privpart.cli.output import as_csv, plain_console
 
 if TYPE_CHECKING:  # imported where used: other commands must start without torch
     from privpart.data.users import Users
+    from privpart.plan import Rounds
     from privpart.training.plan_file import PlanFile
     from privpart.training.training import Training
-    from privpart.plan import Rounds
 
 _MEGA = 1e6
 _GIGA = 1e9
@@ -25,8 +25,8 @@ def print_schedule(plan: Path, form: Format) -> None:
 
     Code that the plan names is not imported; bytes and FLOPs are then left out.
     """
-    from privpart.training.plan_file import read
     from privpart.plan import active_rounds
+    from privpart.training.plan_file import read
 
     chosen = read(plan)
     if chosen.schedule is None:

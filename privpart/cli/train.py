@@ -18,9 +18,9 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from typing import Any
 
     from attacks.lower_bounds.planted import PlantedCanaries
+    from privpart.run.folder import RunFolder
     from privpart.training.plan_file import PlanFile
     from privpart.training.training import Training
-    from privpart.run.folder import RunFolder
 
 _INTERRUPTED = 130
 _ENGINE = "Simulated clients: speed, never the guarantee"
@@ -232,9 +232,9 @@ def _canaries(*arguments: "Any", **options: "Any") -> "PlantedCanaries":  # noqa
 
 
 def _train(run: "RunFolder", setup: "Training", evaluate_every: int, *, tensorboard: bool) -> None:
+    from privpart.loop import Callback, TensorBoard
     from privpart.training.metric import at_chance
     from privpart.training.train import finish
-    from privpart.loop import Callback, TensorBoard
 
     callbacks: list[Callback] = []
     with ExitStack() as open_:

@@ -16,8 +16,6 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.data.clients import Clients
 from privpart.engines.options import EngineOptions
-from privpart.training.plan_file import read
-from privpart.training.training import Own, Training, refuse_over_network, training
 from privpart.flower.agreement import (
     SCHEMA,
     agreement,
@@ -32,6 +30,8 @@ from privpart.flower.agreement import (
 )
 from privpart.messages import ClientId, RoundTask, id_order
 from privpart.plan import PrivacyPlan
+from privpart.training.plan_file import read
+from privpart.training.training import Own, Training, refuse_over_network, training
 
 
 def client_app(

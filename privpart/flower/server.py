@@ -14,9 +14,6 @@ from typing import Any
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.engines.options import EngineOptions
-from privpart.training.plan_file import PlanFile, read
-from privpart.training.train import PLAN, begin, finish, kept_plan, resume_run
-from privpart.training.training import Own, refuse_over_network
 from privpart.flower.agreement import Report, agreement, flower, id_of, to_stderr
 from privpart.flower.engine import FlowerEngine
 from privpart.flower.owners import hosted
@@ -26,6 +23,9 @@ from privpart.model import PartialModel
 from privpart.run.folder import holds_a_run
 from privpart.run.ledger import Ledger
 from privpart.run.report import AUTHENTICATED
+from privpart.training.plan_file import PlanFile, read
+from privpart.training.train import PLAN, begin, finish, kept_plan, resume_run
+from privpart.training.training import Own, refuse_over_network
 
 
 def server_app(

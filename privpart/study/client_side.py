@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from privpart.client import client_update
-from privpart.training.plan_file import PlanFile
-from privpart.training.task_data import Reader, read_task
-from privpart.training.training import Training, first_batch, training
 from privpart.measure.costs import client_costs
 from privpart.messages import client_id
 from privpart.select.engine import SelectEngine
+from privpart.training.plan_file import PlanFile
+from privpart.training.task_data import Reader, read_task
+from privpart.training.training import Training, first_batch, training
 
 _REPEATS = 7
 

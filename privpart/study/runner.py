@@ -17,15 +17,15 @@ from functools import lru_cache, partial
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.engines.options import EngineOptions
-from privpart.training.plan_file import PlanFile
-from privpart.training.task_data import Reader, read_task
-from privpart.training.train import check_plans
-from privpart.training.training import Training, training
 from privpart.loop import RoundRecord
 from privpart.noise.source import SeededSource
 from privpart.pool import Pool, WorkerError
 from privpart.study.cell import Cell
 from privpart.study.store import CellResult, Store
+from privpart.training.plan_file import PlanFile
+from privpart.training.task_data import Reader, read_task
+from privpart.training.train import check_plans
+from privpart.training.training import Training, training
 
 _TELL = 0.2
 """Seconds between two messages about finished rounds."""

@@ -45,8 +45,6 @@ from accounting.mechanisms.by_name import MechanismChoice
 from accounting.monte_carlo import bands_of
 from privpart.client import LocalTraining, LossName
 from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
-from privpart.training import own_code
-from privpart.training.select_table import SelectChoice
 from privpart.model import PartialModel, refuse_batch_statistics
 from privpart.models import MODELS, Architecture, build_network
 from privpart.patterns import layer_groups, matching_parameters, trained_groups
@@ -58,6 +56,8 @@ from privpart.select.layout import Layout
 from privpart.select.turns import Turns
 from privpart.server import ServerOptimizer
 from privpart.start_values import seed_bytes
+from privpart.training import own_code
+from privpart.training.select_table import SelectChoice
 
 _WITH_USERS = ("fed-emnist", "shakespeare")
 """Tasks whose examples already belong to users."""

@@ -18,9 +18,9 @@ from privpart.data.clients import Clients, SomeClients
 from privpart.data.index import Index
 from privpart.data.tasks.shakespeare import BEGIN, WHEEL
 from privpart.data.users import Users
-from privpart.training.plan_file import Data
 from privpart.messages import ClientId
 from privpart.models.transformer import LanguageModel
+from privpart.training.plan_file import Data
 
 _HELD_OUT_SEED = 20_220_630
 """Of the draw of the held-out users, which is the same in every plan."""

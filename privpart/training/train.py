@@ -25,20 +25,6 @@ from privpart.data.clients import Clients, RemoteClients
 from privpart.engines.canaries import CanaryClients, refuse_same_ids
 from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.options import EngineOptions
-from privpart.training import own_code
-from privpart.training.export import export, released_module
-from privpart.training.metric import Accuracy, Metric
-from privpart.training.own_code import described
-from privpart.training.passed import digest
-from privpart.training.plan_file import PlanFile, parse, read, validated
-from privpart.training.training import (
-    Own,
-    RemoteEngine,
-    Training,
-    population_name,
-    training,
-    without_canaries,
-)
 from privpart.grid import refuse_noise
 from privpart.loop import Callback, HealthFile, MetricsFiles, ProgressBar, RoundRecord
 from privpart.messages import ClientUpdate, RoundTask, client_id, id_order
@@ -59,6 +45,20 @@ from privpart.run.ledger import Ledger
 from privpart.run.report import RunReport, run_report
 from privpart.run.store import write_durably
 from privpart.server import RoundCounts, Server
+from privpart.training import own_code
+from privpart.training.export import export, released_module
+from privpart.training.metric import Accuracy, Metric
+from privpart.training.own_code import described
+from privpart.training.passed import digest
+from privpart.training.plan_file import PlanFile, parse, read, validated
+from privpart.training.training import (
+    Own,
+    RemoteEngine,
+    Training,
+    population_name,
+    training,
+    without_canaries,
+)
 
 PLAN = "plan.toml"
 CanaryMaker = Callable[..., CanaryClients]

@@ -28,12 +28,6 @@ from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.methods import fetched
 from privpart.engines.options import EngineOptions
 from privpart.engines.protocol import Engine
-from privpart.training import own_code
-from privpart.training.isolation import refuse_carriers
-from privpart.training.metric import Accuracy, Metric, measured
-from privpart.training.plan_file import Model, PlanFile, refuse_short_cohorts
-from privpart.training.select_table import SelectChoice
-from privpart.training.task_data import Reader, held_out_of, plan_data, read_task
 from privpart.loop import Callback, RoundRecord, fit
 from privpart.messages import ClientId, client_id, id_order
 from privpart.model import PartialModel
@@ -50,6 +44,12 @@ from privpart.select.layout import Layout
 from privpart.select.turns import Turns
 from privpart.server import RoundCounts, Server
 from privpart.start_values import load_weights
+from privpart.training import own_code
+from privpart.training.isolation import refuse_carriers
+from privpart.training.metric import Accuracy, Metric, measured
+from privpart.training.plan_file import Model, PlanFile, refuse_short_cohorts
+from privpart.training.select_table import SelectChoice
+from privpart.training.task_data import Reader, held_out_of, plan_data, read_task
 
 
 class RemoteEngine(Engine, Protocol):

@@ -13,11 +13,11 @@ from typer.testing import CliRunner
 from accounting import ConfigError
 from privpart.cli import frontier_leakage
 from privpart.cli.main import app
-from privpart.training import own_code
 from privpart.pool import WorkerError
 from privpart.study import runner
 from privpart.study.runner import run_cell
 from privpart.study.store import Store
+from privpart.training import own_code
 
 TASK = """
 import torch

@@ -20,8 +20,8 @@ from torch import nn
 import privpart as package
 from accounting import ConfigError
 from privpart.data import from_tensors
-from privpart.training.plan_file import read
 from privpart.run.ledger import Ledger
+from privpart.training.plan_file import read
 
 PLAN = """
 schema = "privpart/plan/1"

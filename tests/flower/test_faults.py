@@ -23,8 +23,8 @@ from node import Node
 from small import KILLED, SEED, committed, plan_of, train_here, write_app
 
 from privpart import client_app
-from privpart.training.export import released_parameters
 from privpart.run.ledger import Ledger
+from privpart.training.export import released_parameters
 
 pytestmark = pytest.mark.slow
 NAMES = ("north", "east", "south")

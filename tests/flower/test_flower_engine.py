@@ -12,12 +12,12 @@ from in_process import NODES, InProcessGrid, write_plan
 
 import privpart
 from accounting.checks import ConfigError
-from privpart.training.export import export
-from privpart.training.train import released_setup
 from privpart.flower.node import client_app
 from privpart.flower.server import Settings, serve
 from privpart.run.report import run_report
 from privpart.run.verify import check_run
+from privpart.training.export import export
+from privpart.training.train import released_setup
 
 
 def released(run: Path) -> torch.Tensor:

@@ -11,8 +11,8 @@ from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
 from privpart.client import ClientOptimizer, mean_loss
 from privpart.clip import clip
-from privpart.training.metric import accuracy
 from privpart.models import bag_of_words, small_cnn
+from privpart.training.metric import accuracy
 
 PART = ["conv*", "norm.*", "dense2.*"]
 

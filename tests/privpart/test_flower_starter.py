@@ -6,9 +6,9 @@ import tomllib
 import pytest
 
 from accounting import ConfigError
-from privpart.training.starter import write_flower_app, write_starter
 from privpart.flower.node import client_app
 from privpart.flower.server import Settings, server_app
+from privpart.training.starter import write_flower_app, write_starter
 
 THREE = {"pyproject.toml", "server_app.py", "client_app.py"}
 

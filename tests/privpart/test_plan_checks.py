@@ -10,12 +10,12 @@ from typer.testing import CliRunner
 from accounting import ConfigError, FixedOrder, Independent, Participation
 from privpart.cli.main import app
 from privpart.data import cohorts_in_turn
-from privpart.training.plan_file import validated
-from privpart.training.task_data import plan_data
-from privpart.training.training import training
 from privpart.messages import may_take_part
 from privpart.models import build_network
 from privpart.plan import PrivacyPlan
+from privpart.training.plan_file import validated
+from privpart.training.task_data import plan_data
+from privpart.training.training import training
 
 TEXT = """
 schema = "privpart/plan/1"

@@ -8,8 +8,8 @@ from typing import get_args, get_type_hints
 import pytest
 
 from accounting import BinaryTree, BufferedToeplitz, ConfigError, Grouped, Independent, Toeplitz
-from privpart.training import plan_file
 from privpart.plan import PrivacyPlan
+from privpart.training import plan_file
 
 TEXT = Path("examples/digits.toml").read_text()
 

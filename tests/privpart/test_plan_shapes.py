@@ -5,9 +5,9 @@ import torch
 
 from accounting import ConfigError
 from privpart.data.users import Users
+from privpart.models import MODELS, build_network
 from privpart.training.plan_file import validated
 from privpart.training.training import refuse_other_shapes, training
-from privpart.models import MODELS, build_network
 
 SHAPES = {
     "digits": (1, 8, 8), "fashion-mnist": (1, 28, 28), "emnist": (1, 28, 28),

@@ -14,13 +14,13 @@ from runs import DIM, PLAN, begun, changed, contents, refusal, train
 
 from accounting import ConfigError
 from privpart import RunFolder, Server
-from privpart.training.export import released_parameters
 from privpart.run import store
 from privpart.run.folder import StorageError
 from privpart.run.fork import fork
 from privpart.run.identity import SigningKey, model_hash
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
+from privpart.training.export import released_parameters
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from runs import PLAN, STATE, add_row, begun, changed, flip, train
 
 from accounting import ConfigError
 from privpart import RunFolder
-from privpart.training.export import export
 from privpart.run import witness
 from privpart.run.evidence import Check
 from privpart.run.identity import SigningKey, model_hash
@@ -18,6 +17,7 @@ from privpart.run.ledger import Ledger, genesis, next_row
 from privpart.run.report import run_report
 from privpart.run.store import decode_state, write_state
 from privpart.run.verify import check_run, left_its_plan
+from privpart.training.export import export
 
 
 @pytest.fixture

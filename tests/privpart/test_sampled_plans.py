@@ -9,9 +9,9 @@ import privpart
 from accounting import AllocatedGuarantee, BallsInBins, ConfigError, PoissonSampling, dp_sgd
 from privpart.data import from_tensors
 from privpart.engines.options import EngineOptions
+from privpart.run.ledger import Ledger
 from privpart.training import plan_file
 from privpart.training.training import Own, training
-from privpart.run.ledger import Ledger
 
 TEXT = """
 schema = "privpart/plan/1"

@@ -15,15 +15,15 @@ from privpart import RoundTask, RunFolder, SeededSource, Server, fit
 from privpart.data import tasks
 from privpart.data.tasks.shakespeare import WHEEL
 from privpart.engines.options import EngineOptions
-from privpart.training import task_data
-from privpart.training.plan_file import PlanFile, validated
-from privpart.training.training import training
 from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn, word_lm
 from privpart.run.folder import create_run
 from privpart.run.fork import fork
 from privpart.run.report import run_report
 from privpart.select.disclosure import seen_in
 from privpart.select.key_spaces import key_spaces, shrunk
+from privpart.training import task_data
+from privpart.training.plan_file import PlanFile, validated
+from privpart.training.training import training
 
 CNN = {"channels": [2, 6], "hidden": 4, "image_size": 8, "groups": 0}
 DIGITS = {

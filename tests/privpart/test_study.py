@@ -15,10 +15,6 @@ from accounting import ConfigError
 from privpart.data.tasks import digits
 from privpart.data.users import Users
 from privpart.engines.options import EngineOptions
-from privpart.training import task_data
-from privpart.training.plan_file import validated
-from privpart.training.task_data import PlanData, held_out_of, plan_data
-from privpart.training.training import Own, training
 from privpart.models import small_cnn
 from privpart.study import runner as runner_module
 from privpart.study.frontier import Interval, Reached, rows_of
@@ -34,6 +30,10 @@ from privpart.study.stages import (
 )
 from privpart.study.store import CellResult, Store
 from privpart.study.study_file import Study, read_study
+from privpart.training import task_data
+from privpart.training.plan_file import validated
+from privpart.training.task_data import PlanData, held_out_of, plan_data
+from privpart.training.training import Own, training
 
 LOOP = EngineOptions(batching="loop")
 

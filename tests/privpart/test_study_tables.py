@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from privpart.engines.options import EngineOptions
-from privpart.training.task_data import read_task
 from privpart.study.cell import read_file
 from privpart.study.frontier import Interval
 from privpart.study.runner import run_cell
 from privpart.study.study_file import StudyFile, read_study
+from privpart.training.task_data import read_task
 
 ROOT = Path(__file__).parents[2]
 TABLES = {

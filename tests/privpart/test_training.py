@@ -3,9 +3,9 @@ import torch
 
 from accounting import ConfigError
 from privpart.engines.options import EngineOptions
+from privpart.messages import RoundTask
 from privpart.training.plan_file import validated
 from privpart.training.training import training
-from privpart.messages import RoundTask
 
 PLAN = {
     "schema": "privpart/plan/1",

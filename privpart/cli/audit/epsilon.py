@@ -27,8 +27,8 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from attacks.lower_bounds.planted import PlantedCanaries
     from privpart.cli.audit.replica import Replica, Step
     from privpart.cli.audit.verdict import EpsilonAudit
-    from privpart.training.plan_file import PlanFile
     from privpart.plan import PrivacyPlan
+    from privpart.training.plan_file import PlanFile
 
 THRESHOLD_PASSED = 4
 PICTURE = "epsilon.png"
@@ -153,10 +153,10 @@ def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
     from attacks.lower_bounds.planted import canary_clients
     from privpart.cli.audit.replica import Scored
     from privpart.cli.audit.verdict import judged
-    from privpart.training.train import kept_plan
     from privpart.plan import PrivacyPlan
     from privpart.run.canaries import read_canary_key, read_releases
     from privpart.run.ledger import Ledger
+    from privpart.training.train import kept_plan
 
     ledger = Ledger(folder / "ledger.sqlite", read_only=True)
     try:

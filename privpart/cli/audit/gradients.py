@@ -38,8 +38,8 @@ def gradients(
     Example: privpart audit gradients ./task.py:gradients
     """
     limit = checks.positive("tolerance", tolerance)
-    from privpart.training import own_code
     from privpart.measure.gradients import verify_gradients
+    from privpart.training import own_code
 
     own_code.refuse_malformed(target)
     typer.echo(f"privpart: imports {target}", err=True)
