@@ -4,8 +4,8 @@ Run: ``python benchmarks/partial_training.py``; writes benchmarks/results/partia
 
 FedPT's ResNet-18 (Sidahmed et al. 2022, Tables 2, 4 and 10) with group normalisation, one batch of
 CIFAR size, SGD with momentum. Both figures of a row come from this run, each from separate
-processes on one thread (see ``privpart.measure.step``). Memory is the resident set minus that of a
-process with the libraries loaded but without the model. Time is processor time, which other
+processes on one thread (``privpart.training.measured_step``). Memory is the resident set minus that
+of a process with the libraries loaded but without the model. Time is processor time, which other
 programs affect least. Each row also has the values that ``privpart costs`` computes.
 """
 
@@ -15,10 +15,10 @@ from dataclasses import asdict
 from typing import Any
 
 from privpart import LocalTraining, PartialModel
-from privpart.measure.costs import client_costs
-from privpart.measure.step import measured_step
 from privpart.models import MODELS
 from privpart.models.examples import example_batch, example_network
+from privpart.training.costs import client_costs
+from privpart.training.measured_step import measured_step
 
 NAME = "resnet18_gn"
 METHOD = {

@@ -34,9 +34,9 @@ from privpart import (
 )
 from privpart.data import cohorts_once_each, iid_users
 from privpart.data.tasks import digits
-from privpart.measure.costs import message_bytes
 from privpart.messages import ClientHealth, ClientId, ClientUpdate, RoundTask
 from privpart.models import small_cnn
+from privpart.training.costs import message_bytes
 
 ROUNDS, USERS, DELTA, SEED = 36, 1437, 1e-5, 7
 PARTS = {"strong": ["*"], "weak": ["conv*", "norm.*", "dense2.*"]}

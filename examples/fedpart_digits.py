@@ -34,10 +34,10 @@ from privpart import (
 )
 from privpart.data import cohorts_in_turn, dirichlet_users, iid_users
 from privpart.data.tasks import digits
-from privpart.measure.costs import parameters_sent, run_costs
 from privpart.models import small_cnn
 from privpart.patterns import layer_groups
 from privpart.plan import Rounds, Schedule, active_rounds
+from privpart.training.costs import parameters_sent, run_costs
 from privpart.training.metric import accuracy as accuracy_on
 
 DELTA, GROUPS = 1e-5, 4

@@ -20,8 +20,8 @@ from fedpart_digits import GROUPS, Case, full, network, train
 from torch import Tensor, nn
 
 from attacks import ssim
-from privpart.measure.inspect import maximal_activation
 from privpart.plan import Schedule
+from privpart.training.diagnostics import maximal_activation
 
 LAYERS = {"#1": "conv1", "#4": "dense2"}
 

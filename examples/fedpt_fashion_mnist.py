@@ -29,8 +29,8 @@ from privpart import (
 )
 from privpart.data import cohorts_once_each, iid_users
 from privpart.data.tasks import Task, fashion_mnist
-from privpart.measure.costs import message_bytes
 from privpart.models import MODELS, emnist_cnn
+from privpart.training.costs import message_bytes
 from privpart.training.metric import accuracy as accuracy_on
 
 PARTS = MODELS["emnist_cnn"].ladder

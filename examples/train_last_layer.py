@@ -22,8 +22,8 @@ from privpart import (
 )
 from privpart.data import cohorts_once_each, iid_users
 from privpart.data.tasks import digits
-from privpart.measure.costs import message_bytes
 from privpart.models import small_cnn
+from privpart.training.costs import message_bytes
 
 ROUNDS, USERS, DELTA = 72, 1437, 1e-5
 

@@ -19,10 +19,10 @@ from statistics import median
 import torch
 
 from privpart.client import client_update
-from privpart.measure.step import _RESET_PEAK, _RETURN_FREED_BLOCKS
 from privpart.model import PartialModel
 from privpart.study.client_side import client_side
 from privpart.study.study_file import Study, read_study
+from privpart.training.measured_step import _RESET_PEAK, _RETURN_FREED_BLOCKS
 from privpart.training.plan_file import PlanFile
 from privpart.training.training import training
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:  # imported where used: other commands must start without torc
 
     from privpart.client import LocalTraining
     from privpart.data.batches import Batch
-    from privpart.measure.costs import Bandwidth
     from privpart.model import PartialModel
+    from privpart.training.costs import Bandwidth
 
 _Cell = Callable[[dict[str, Any]], str]
 _WORK = "Local training"
@@ -115,7 +115,7 @@ def costs(
     Example: privpart costs --plan examples/fedpart_digits.toml --schedule
     """
     from privpart.client import LocalTraining
-    from privpart.measure.costs import Bandwidth
+    from privpart.training.costs import Bandwidth
 
     if plan is not None and schedule and model is None:
         print_schedule(plan, form)
@@ -276,8 +276,8 @@ def _memory_for(batch_size: int) -> Iterator[None]:
 def _rows(subject: _Subject, bandwidth: "Bandwidth", *, measure: bool) -> list[dict[str, Any]]:
     """Return one row per trained part; the first is full training."""
     from privpart.data.batches import count_rows
-    from privpart.measure.costs import client_costs
-    from privpart.measure.step import measured_step
+    from privpart.training.costs import client_costs
+    from privpart.training.measured_step import measured_step
 
     local, rows = subject.local, list[dict[str, Any]]()
     one_batch = count_rows(subject.batch)

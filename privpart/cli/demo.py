@@ -124,8 +124,8 @@ def sweep_file(
 
 def _train(cells: "Sequence[Cell]", runner: "Runner", progress: "Progress") -> list["Accuracy"]:
     from privpart.cli.demo_tables import Accuracy
-    from privpart.measure.costs import message_bytes
     from privpart.study.runner import error_of_failures
+    from privpart.training.costs import message_bytes
 
     bar = progress.add_task("training", total=sum(cell.plan.privacy.rounds for cell in cells))
     results = {}

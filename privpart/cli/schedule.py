@@ -71,7 +71,7 @@ def _layers(names: tuple[str, ...]) -> list[str]:
 
 
 def _costs(plan: "PlanFile", setup: "Training", rounds: "Rounds") -> list[dict[str, Any]]:
-    from privpart.measure.costs import computation_share, run_costs
+    from privpart.training.costs import computation_share, run_costs
 
     users = cast("Users", setup.clients)  # of a built-in task
     groups = len(setup.model.group_sizes)

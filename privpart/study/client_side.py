@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from privpart.client import client_update
-from privpart.measure.costs import client_costs
 from privpart.messages import client_id
 from privpart.select.engine import SelectEngine
+from privpart.training.costs import client_costs
 from privpart.training.plan_file import PlanFile
 from privpart.training.task_data import Reader, read_task
 from privpart.training.training import Training, first_batch, training

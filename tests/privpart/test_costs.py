@@ -7,9 +7,9 @@ from torch import nn
 from accounting import ConfigError
 from privpart import LocalTraining, PartialModel
 from privpart.client import mean_loss
-from privpart.measure.costs import Bandwidth, client_costs, message_bytes
 from privpart.models import MODELS
 from privpart.models.examples import example_batch, example_network
+from privpart.training.costs import Bandwidth, client_costs, message_bytes
 
 SGD = LocalTraining(0.1)
 # "Reduction in communication" by number of frozen steps; 26.25 % of Table 2 is a misprint of 26.45

@@ -6,14 +6,14 @@ from torch import nn
 
 from accounting import ConfigError
 from privpart import LocalTraining, PartialModel
-from privpart.measure.inspect import (
+from privpart.models import MODELS, resnet8
+from privpart.training.diagnostics import (
     first_kernels,
     jump_after_averaging,
     mask_ratio,
     maximal_activation,
     step_sizes,
 )
-from privpart.models import MODELS, resnet8
 
 
 def linear(groups=(("0.*",), ("1.*",))):

@@ -11,8 +11,8 @@ from privpart import Constant, LocalTraining, Normal, PartialModel, client_updat
 from privpart.engines.frozen_prefix import split
 from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.vectorized import VectorizedTraining
-from privpart.measure.costs import message_bytes
 from privpart.start_values import default_initializers
+from privpart.training.costs import message_bytes
 
 
 def network(seed=0):

@@ -5,8 +5,8 @@ import sys
 import pytest
 
 from privpart import LocalTraining
-from privpart.measure import step as measured
-from privpart.measure.step import measured_step
+from privpart.training import measured_step as measured
+from privpart.training.measured_step import measured_step
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux resets a process's peak memory"

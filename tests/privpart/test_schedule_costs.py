@@ -5,14 +5,14 @@ import torch
 
 from accounting import ConfigError
 from privpart import LocalTraining, PartialModel
-from privpart.measure.costs import (
+from privpart.models import MODELS, build_network
+from privpart.plan import Schedule
+from privpart.training.costs import (
     changed_groups,
     computation_share,
     parameters_sent,
     run_costs,
 )
-from privpart.models import MODELS, build_network
-from privpart.plan import Schedule
 
 # Tables 1 to 3, Comm. in GB by number of cycles. Left out: two misprints of full training,
 # CIFAR-100 at 2 cycles (9.65 for 9.83) and AG News at 5 (106 for 111).

@@ -38,7 +38,7 @@ def gradients(
     Example: privpart audit gradients ./task.py:gradients
     """
     limit = checks.positive("tolerance", tolerance)
-    from privpart.measure.gradients import verify_gradients
+    from privpart.example_level.gradient_check import verify_gradients
     from privpart.training import own_code
 
     own_code.refuse_malformed(target)

@@ -183,8 +183,8 @@ def _images(setup: "Training", run: Path) -> "tuple[Tensor, Tensor]":
 def _steps(setup: "Training", parameters: "Tensor", rounds: int) -> dict[str, list[list[float]]]:
     """Return the first client's step sizes when all groups train, and when they take turns."""
     from privpart.engines.methods import client_generator, fetched
-    from privpart.measure.inspect import step_sizes
     from privpart.messages import client_id
+    from privpart.training.diagnostics import step_sizes
 
     groups = len(setup.model.group_sizes)
     cohort = [client_id(one) for one in setup.clients.ids[:5]]
@@ -228,7 +228,7 @@ def _figures(
 ) -> list[dict[str, Any]]:
     import torch
 
-    from privpart.measure.inspect import jump_after_averaging, mask_ratio
+    from privpart.training.diagnostics import jump_after_averaging, mask_ratio
 
     rows = [
         # pairs of rounds that train the same group: steps of different groups are not comparable
@@ -257,7 +257,7 @@ def _figures(
 
 def _kernels(setup: "Training") -> "list[Tensor] | None":
     """Return the first kernels, in colour for colour images, else as means over the inputs."""
-    from privpart.measure.inspect import first_kernels
+    from privpart.training.diagnostics import first_kernels
 
     try:
         found = list(first_kernels(setup.model.module))[:32]
@@ -271,7 +271,7 @@ def _features(setup: "Training", image: "Tensor", channels: int) -> "Features":
     import torch
     from torch import nn
 
-    from privpart.measure.inspect import maximal_activation
+    from privpart.training.diagnostics import maximal_activation
 
     # one grey start for all: images from different starts differ by chance
     start = torch.full_like(image, 0.5)

@@ -76,7 +76,7 @@ def measured_step(
 
 
 def _child(job: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    command = [sys.executable, "-m", "privpart.measure.step"]
+    command = [sys.executable, "-m", "privpart.training.measured_step"]
     done = subprocess.run(
         command, input=job, env=dict(environment), capture_output=True, text=True, check=True
     )

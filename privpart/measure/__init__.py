@@ -1,1 +1,0 @@
-"""What training takes from a client, and what it does to a network."""
