@@ -2,22 +2,24 @@
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import combinations, product
 
 import torch
 from torch import Tensor, nn
 
 from attacks.rounding import first_least, less
 from attacks.text.bag import bag_of_tokens
-from attacks.text.exchange import Arrangement, exchanged
 from attacks.text.observation import TextObservation, text_residual
 from attacks.text.sentences import Sentence, assembled, completed
 from attacks.text.spans import Reader, tokens_in_span
 from attacks.update import norm
 
-UNMATCHED = 1e-6  # residual above which the sentences do not explain the update
+_UNMATCHED = 1e-6  # residual above which the sentences do not explain the update
+_SOLVED = 1e-12
+_KICK = 0.15  # share of the tokens replaced before a search begins again
+_MOST_CHOICES = 16  # tokens of a position that replace one another; more would take too long
 _MOST_LABELS = 64  # combinations of labels tried before they are improved one by one
 
 
@@ -51,8 +53,8 @@ def span_test(model: nn.Module, seen: TextObservation, *, exchanges: int = 0) ->
         model: the client's architecture.
         seen: what the attacker has seen.
         exchanges: updates that may be computed to put tokens of several sentences into the right
-            ones, where the spans do not tell; see ``exchange``. Not under noise, nor of a language
-            model, whose last tokens no span shows, so that other sentences may match better.
+            ones, where the spans do not tell. Not under noise, nor of a language model, whose last
+            tokens no span shows, so that other sentences may match better.
 
     Returns:
         None where no dense layer in view reads single tokens, or there are as many tokens as
@@ -76,28 +78,74 @@ def span_test(model: nn.Module, seen: TextObservation, *, exchanges: int = 0) ->
     labels, match = matched(reader, sentences) if sentences else (None, math.inf)
     if not sentences:
         sentences = _by_rank(columns, batch)
-    comparable = seen.noise_std == 0 and not seen.language and len(sentences) == batch
-    if exchanges and comparable and match > UNMATCHED:
+    comparable = seen.noise_std == 0 and not seen.language and len(sentences) == batch > 1
+    if exchanges and comparable and match > _UNMATCHED:
         sentences, labels, match = _exchanged(reader, columns, sentences, exchanges)
     spent = time.perf_counter() - started
     return ReadText(tuple(sentences), bag, match, spent, columns, labels)
 
 
 def _exchanged(
-    reader: Reader,
-    columns: Sequence[Sequence[int]],
-    sentences: Sequence[Sentence],
-    evaluations: int,
-) -> tuple[Sequence[Sentence], Tensor | None, float]:
-    """Return the sentences, labels and residual after tokens were exchanged between sentences."""
-    seen = reader.seen
-    labels, match = matched(reader, sentences)
-    begin = Arrangement(padded(sentences, seen.shape, seen.pad), labels, match)
-    hidden = not seen.language and seen.labels is None
-    classes = _classes(reader, begin.tokens) if hidden else 0
-    found = exchanged(reader, columns, begin, evaluations=evaluations, classes=classes)
-    whole = [[token for token in row if token != seen.pad] for row in found.tokens.tolist()]
-    return [tuple(row) for row in whole], found.labels, found.match
+    reader: Reader, columns: Sequence[Sequence[int]], sentences: Sequence[Sentence], budget: int
+) -> tuple[list[Sentence], Tensor, float]:
+    """Return sentences, labels and residual after tokens moved between sentences.
+
+    Coordinate descent on the update's own residual: at one position after the other, two sentences
+    exchange their tokens, or one takes another token of the position. Labels are a position more.
+    Where no move helps, the search begins again from the best with some tokens replaced.
+    """
+    seen, draw = reader.seen, torch.Generator().manual_seed(0)
+    tokens = padded(sentences, seen)
+    labels, match = _labelled(reader, tokens)
+    classes = range(min(_classes(reader, tokens), _MOST_LABELS))
+    choices = [*columns, () if seen.labels is not None else classes]
+
+    def residual(state: Tensor) -> float:
+        return text_residual(reader.net, seen, state[:, :-1], state[:, -1])
+
+    state = best = torch.cat([tokens, labels[:, None]], 1)
+    value = least = match
+    while budget > 0 and least > _SOLVED:
+        before = value
+        for place in torch.randperm(len(choices), generator=draw).tolist():
+            moves = [state, *_moves(state, place, choices[place])]
+            values = [value, *map(residual, moves[1:])]
+            budget -= len(moves)
+            nearest = first_least(values)
+            state, value = moves[nearest], values[nearest]
+            if less(value, least):
+                best, least = state, value
+            if budget <= 0 or least <= _SOLVED:
+                break
+        if not less(value, before):
+            state = _kicked(best, choices, draw)
+            value = residual(state)
+    rows = [tuple(token for token in row if token != seen.pad) for row in best[:, :-1].tolist()]
+    return rows, best[:, -1], least
+
+
+def _moves(state: Tensor, place: int, choices: Sequence[int]) -> Iterator[Tensor]:
+    """Yield the state with two entries of a column exchanged, or one of them replaced."""
+    column = state[:, place].tolist()
+    changes = [{i: column[j], j: column[i]} for i, j in combinations(range(len(column)), 2)]
+    if len(choices) <= _MOST_CHOICES:
+        changes += [{i: token} for i in range(len(column)) for token in choices]
+    for change in changes:
+        if any(column[i] != token for i, token in change.items()):
+            moved = state.clone()
+            moved[list(change), place] = torch.tensor(list(change.values()))
+            yield moved
+
+
+def _kicked(state: Tensor, choices: Sequence[Sequence[int]], draw: torch.Generator) -> Tensor:
+    """Return the state with a share of its entries replaced by others of their column."""
+    moved = state.clone()
+    for place, column in enumerate(choices):
+        if column:
+            drawn = torch.randint(len(column), (len(state),), generator=draw)
+            kicked = torch.rand(len(state), generator=draw) < _KICK
+            moved[kicked, place] = torch.tensor(column)[drawn][kicked]
+    return moved
 
 
 def _classes(reader: Reader, tokens: Tensor) -> int:
@@ -111,10 +159,10 @@ def _by_rank(columns: Sequence[Sequence[int]], batch: int) -> list[Sentence]:
     return [row for row in rows if row]
 
 
-def padded(sentences: Sequence[Sentence], shape: tuple[int, ...], pad: int | None) -> Tensor:
+def padded(sentences: Sequence[Sentence], seen: TextObservation) -> Tensor:
     """Return the sentences as (B, T) ids; missing ones repeat the first."""
-    batch, length = shape
-    fill = 0 if pad is None else pad
+    batch, length = seen.shape
+    fill = seen.pad or 0
     whole = [*sentences, *[sentences[0]] * (batch - len(sentences))]
     return torch.tensor([[*s, *[fill] * (length - len(s))][:length] for s in whole])
 
@@ -122,11 +170,15 @@ def padded(sentences: Sequence[Sentence], shape: tuple[int, ...], pad: int | Non
 def matched(reader: Reader, sentences: Sequence[Sentence]) -> tuple[Tensor | None, float]:
     """Return the labels with which the sentences match the update best, and the residual."""
     seen = reader.seen
-    tokens = padded(sentences, seen.shape, seen.pad)
+    tokens = padded(sentences, seen)
     if seen.language:
         return None, text_residual(reader.net, seen, tokens, tokens)
-    if seen.labels is not None:
-        return _ordered(reader, tokens, seen.labels)
+    return _labelled(reader, tokens)
+
+
+def _labelled(reader: Reader, tokens: Tensor) -> tuple[Tensor, float]:
+    if reader.seen.labels is not None:
+        return _ordered(reader, tokens, reader.seen.labels)
     return _guessed(reader, tokens, _classes(reader, tokens))
 
 

@@ -46,7 +46,6 @@ from privpart.models.transformer import LanguageModel, TextClassifier
 FIRST_SEED = 1000  # no seed below was used while the attacks were written
 VOCABULARY, WIDTH, LENGTH, BATCH = 1000, 128, 16, 4
 PAD, UNKNOWN = 0, 1
-EXCHANGES = 2_000  # half of those of `--effort normal`
 ATTENTION = ("*query*", "*key*", "*value*")
 C_ATTN = ("*c_attn.weight",)
 LORA_A = ("*lora_A*",)
@@ -101,7 +100,6 @@ class Case:
         trained: steps of Adam before the audit.
         single: whether the client computes in float32, as clients do.
         local: the client's steps; None sends a gradient.
-        exchanges: updates computed to put tokens into sentences, after the span test.
     """
 
     model: Callable[[], nn.Module]
@@ -112,7 +110,6 @@ class Case:
     trained: int = 0
     single: bool = False
     local: LocalSteps | None = None
-    exchanges: int = 0
 
 
 BERT = Case(bert, ATTENTION, language=False)
@@ -139,7 +136,6 @@ CASES = {
     "word model, all layers": WORDS,
     "word model, Shakespeare": replace(WORDS, text="Shakespeare"),
     "word classifier, attention": CLASSIFIER,
-    "word classifier, attention, exchange": replace(CLASSIFIER, exchanges=EXCHANGES),
 }
 
 
@@ -226,7 +222,7 @@ def one_draw(name: str, wheel: Path | None, seed: int) -> dict[str, Any]:
     case = CASES[name]
     model, tokens, seen = drawn(case, texts_of(wheel), seed)
     started = time.process_time()
-    read = span_test(model, seen, exchanges=case.exchanges)
+    read = span_test(model, seen)
     seconds = time.process_time() - started
     truth = bare(tokens, seen.pad)
     scores = text_scores(read.sentences if read else [], truth)
