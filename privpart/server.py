@@ -52,7 +52,7 @@ from privpart.messages import (
     sender,
 )
 from privpart.noise.source import NoiseSource
-from privpart.noise.stream import GroupedNoise, NoiseStream, noise_and_grid
+from privpart.noise.stream import NoiseStream, noise_and_grid
 from privpart.patterns import parts_of
 from privpart.plan import PrivacyPlan, restarts
 
@@ -155,14 +155,14 @@ class Server:
         self._settings = constant if callable(constant) else lambda _: constant
         self._optimizer = FlatOptimizer(self._settings(0), self._groups)
         # In units of the clip norm, which adaptive clipping may change.
-        self._noise: NoiseStream | GroupedNoise | None = None
+        self._noise: NoiseStream | None = None
         self._grid: Grid | None = None
         if plan.noise_multiplier:
             self._noise, self._grid = noise_and_grid(
                 plan, start.numel(), plan.update_noise_multiplier, source, 0
             )
         self._restarts: frozenset[int] = frozenset()
-        self._bit_noise: NoiseStream | GroupedNoise | None = None
+        self._bit_noise: NoiseStream | None = None
         self._bit_grid: Grid | None = None
         if plan.adaptive_clipping is not None:
             self._restarts = restarts(plan.mechanism)
@@ -500,7 +500,7 @@ class Server:
     def __copy__(self) -> NoReturn:
         raise TypeError("Server: is never copied; a copy would repeat its noise.")
 
-    def _streams(self) -> list[tuple[str, NoiseStream | GroupedNoise]]:
+    def _streams(self) -> list[tuple[str, NoiseStream]]:
         both = (("noise", self._noise), ("bit_noise", self._bit_noise))
         return [(name, stream) for name, stream in both if stream is not None]
 

@@ -197,7 +197,7 @@ class Grouped:
 
     def noise_program(self) -> NoReturn:
         """Each group's mechanism has a program; there is none for all groups together."""
-        raise ConfigError("mechanism=grouped: its noise is a GroupedNoise, a stream per group.")
+        raise ConfigError("mechanism=grouped: its noise is one program per group.")
 
     def prefix_variance(self) -> Array:
         """Return the noise variance of a parameter's prefix sum after each round, shape (n,).

@@ -1,7 +1,7 @@
 """Noise program: a mechanism's noise as linear operations on draws and registers.
 
 A mechanism states its noise once, as the operations of each round. The server runs them on tensors
-(``privpart.noise.executor``), ``NoiseProgram.matrix`` runs them on unit vectors, and the size of
+(``privpart.noise.stream``), ``NoiseProgram.matrix`` runs them on unit vectors, and the size of
 the state and the number of draws are read from them. So what the accountant assumes and what the
 server adds cannot differ.
 

@@ -13,7 +13,7 @@ from accounting.checks import ConfigError
 from privpart.example_level.loader import FixedPasses, gradient_parts
 from privpart.grid import Grid
 from privpart.model import refuse_batch_statistics, state_of
-from privpart.noise.stream import GroupedNoise, NoiseStream
+from privpart.noise.stream import NoiseStream
 from privpart.run.folder import Committed, RunFolder
 from privpart.server import RoundCounts
 from privpart.start_values import same_bits
@@ -77,7 +77,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         optimizer: torch.optim.Optimizer,
         module: nn.Module,
         passes: FixedPasses,
-        noise: NoiseStream | GroupedNoise,
+        noise: NoiseStream,
         grid: Grid,
         *,
         max_grad_norm: float,

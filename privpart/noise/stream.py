@@ -1,111 +1,309 @@
-"""Noise stream: the correlated noise of a mechanism, one vector of integers per round.
+"""Noise stream: runs a mechanism's noise program, one vector of integers per round.
 
 ``next()`` is the noise of this round's *sum*, in steps of the grid: the difference of two
 consecutive prefix-sum noises. The server adds it to the round's integer sum; the sums of the noised
 sums are then the prefix sums that the mechanism promises, rounded. A mechanism with groups has one
-stream per group of parameters, and a round draws noise for its active groups only.
+program per group of parameters, and a round draws noise for its active groups only.
+
+A program says where its real numbers are rounded (``accounting.mechanisms.program``); each of the
+three ways is a few lines of ``Executor``. Every operation works on each coordinate alone, in numpy,
+whose products and sums are rounded one by one, in a fixed order. So any slice of the coordinates
+gives the same integers, on every machine.
 
 The state is as secret as the noise: with it, the rounds' noise can be removed.
 """
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import pairwise
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting import Mechanism, checks, fingerprint
 from accounting.checks import ConfigError
+from accounting.mechanisms.program import OUT, ListedOp, NoiseProgram, NoiseRow
 from privpart.grid import Grid, noise_bits
-from privpart.noise.executor import Executor
+from privpart.noise.enclosures import Enclosure
 from privpart.noise.source import SALT_BYTES, NoiseSource
-from privpart.noise.ziggurat import Draws
+from privpart.noise.ziggurat import REAL_ERROR, Draws, are_allowed
 from privpart.plan import PrivacyPlan
 
 SCHEMA = "privpart/noise/2"
-GROUPED_SCHEMA = "privpart/grouped-noise/2"
+Vector = NDArray[Any]
+"""int32 or int64 for integers, float64 for reals."""
+DrawsOf = Callable[[int], Draws]
+"""The draws of a round, made or made again."""
 # Coordinates that a round's operations run on before the next ones; a multiple of a block.
 _PIECE = 2**19
+# Coordinates of a sum or a rounding that are computed together, in the processor's cache.
+_BLOCK = 2**14
+_UNIT_ROUNDOFF = 2.0**-53
+# Whole numbers up to here are float64.
+_EXACT = 2.0**53
+# Bits to which a doubtful draw is computed at first.
+_BITS = 64
+# Terms of a run up to which all rounds are listed when it begins: some 20 MB.
+_MOST_LISTED = 2**17
 
 
-class _Rounds:
-    """Rounds of noise that are drawn once each, in order: the same for one vector and for groups.
+class NoiseRangeError(ArithmeticError):
+    """A register left its range: of Gaussian draws, with a probability below 1e-200."""
 
-    An interruption may leave part of the state ahead of the rest, so it ends the object.
+
+class Executor:
+    """One program's arithmetic, for vectors of any length.
+
+    Args:
+        program: of a mechanism without groups.
+        stddev: of one draw, in steps of the grid.
+
+    Raises:
+        ConfigError: registers, weights of draws or sums may leave what float64 computes exactly.
+
+    Attributes:
+        limit: bound on every register; a power of two, 32 standard deviations or more.
+        integers: type of the registers that hold integers.
+        state_type: type of the state registers.
     """
 
-    def __init__(self, mechanism: Mechanism) -> None:
-        self.mechanism = mechanism
-        self.round = 0
-        self._interrupted = False
-
-    @contextmanager
-    def _next_round(self) -> Iterator[None]:
-        if self.round >= self.mechanism.rounds:
+    def __init__(self, program: NoiseProgram, stddev: float) -> None:
+        self.program = program
+        self.stddev = stddev
+        reach, exact = 32 * stddev * program.spread(), _EXACT / 2.0**program.weight_bits
+        if not 0 < reach <= exact:
             raise ConfigError(
-                f"the noise of all {self.mechanism.rounds} planned rounds is used up: another "
-                "round is not covered by the guarantee. Plan more rounds from the start."
+                f"the noise may grow to {reach:.3g} steps, beyond {exact:.3g}. Use fewer steps; of "
+                "a Toeplitz filter, non-increasing, nonnegative coefficients are always safe."
             )
-        self._check_complete()
-        self._interrupted = True
-        yield
-        self._interrupted = False
-        self.round += 1
+        self.limit: float = 2.0 ** math.ceil(math.log2(reach))
+        self._refuse_weights()
+        self.integers = np.dtype(np.int32 if self.limit < 2**31 else np.int64)
+        integer_state = program.rounded == "draws"
+        self.state_type = self.integers if integer_state else np.dtype(np.float64)
+        self._listed: list[list[ListedOp]] = []
+        # a round has at most as many operations, of as many terms each, as registers
+        if program.rounds * (program.state_rows() + 2) ** 2 <= _MOST_LISTED:
+            self._listed = [program.round(t) for t in range(program.rounds)]
+        self._round_number = 0
+        self._ops: list[ListedOp] = []
+        self._row: NoiseRow | None = None
 
-    @contextmanager
-    def _resuming(self, rounds: int) -> Iterator[None]:
-        self._interrupted = True
-        yield
-        self._interrupted = False
-        self.round = rounds
+    def _refuse_weights(self) -> None:
+        """Check the operations of all rounds: a later round could not be mended.
 
-    def _check_complete(self) -> None:
-        if self._interrupted:
-            raise ConfigError(
-                f"round {self.round} was interrupted halfway, and its state is lost. Load the last "
-                "saved state into a new stream."
-            )
+        Programs without a ``filter_error`` weight nothing but nodes of a tree. It is at least the
+        sum of a round's coefficients, which are looked at only where it does not settle them.
+        """
+        factors = self.program.filter_error()
+        if self.program.rounded == "output" or not factors:
+            return
+        for t in range(self.program.rounds):
+            for _, terms, fresh in self.program.ops(t):
+                for _, c in fresh:
+                    weight, largest = c * self.stddev, self.limit * factors
+                    if not are_allowed(weight, largest):
+                        largest = self.limit * sum(abs(factor) for _, factor in terms)
+                    if not are_allowed(weight, largest):
+                        raise ConfigError(
+                            f"mechanism: in round {t} draws are weighted by {weight:.3g} steps and "
+                            f"added to numbers up to {largest:.3g}; must be 2^-20 to 2^50, and up "
+                            "to 2^50. Use an encoder whose entries are nearer to its diagonal's."
+                        )
 
-    def _checked_round(
-        self, state: Mapping[str, Any], identity: Mapping[str, object], keys: set[str]
-    ) -> int:
-        """Return the round of a state of this stream: with its identity, ``keys`` and no others."""
-        if self.round or self._interrupted:
-            raise ConfigError(
-                f"state: this stream has done {self.round} rounds, and going back would repeat "
-                "their noise. Load the state into a new stream."
-            )
-        expected = {*identity, "round", *keys}
-        for fault, names in (
-            ("missing", expected - state.keys()),
-            ("unknown", state.keys() - expected),
-        ):
-            if names:
-                raise ConfigError(f"state: {fault} {', '.join(sorted(map(str, names)))}.")
-        for key, value in identity.items():
-            if str(state[key]) != str(value):
-                raise ConfigError(
-                    f"state[{key!r}]={state[key]!r}: this stream has {value!r}. Load a state only "
-                    "into a stream like the one it was taken from."
+    def filter_error(self, moved: float) -> float:
+        """Return by how much a filter's error may differ between two histories, in steps.
+
+        The histories are those of one release with and without a client. The noise of the one that
+        happens stays within ``limit``, and a client moves no register further than ``moved``.
+        """
+        return 2 * self.program.filter_error() * _UNIT_ROUNDOFF * (self.limit + moved)
+
+    def begin(self, t: int) -> None:
+        """Take the operations of round t, for any number of calls of ``run``."""
+        self._round_number = t
+        self._ops = self._listed[t] if self._listed else self.program.round(t)
+        self._row = self.program.row(t) if self.program.rounded == "output" else None
+
+    def run(self, draws_of: DrawsOf, start: int, state: Vector, out: Vector) -> None:
+        """Run the round on coordinates ``start`` to ``start + c``.
+
+        Args:
+            draws_of: where the draws come from.
+            start: first coordinate, even.
+            state: the state registers, shape (rows, c); updated in place.
+            out: shape (c,), integers; receives the noise of the round's sum.
+
+        Raises:
+            NoiseRangeError: a register left its range.
+        """
+        if self._row is None:
+            self._run_rounding(draws_of(self._round_number), start, state, out)
+        else:
+            self._run_real(self._row, draws_of, start, state, out)
+        self._check_range(out)
+
+    def recall(self, indices: Sequence[int], draws_of: DrawsOf, start: int, state: Vector) -> None:
+        """Make the draws that the state consists of again; see ``NoiseProgram.kept_draws``."""
+        for row, index in zip(state, indices, strict=True):
+            draws_of(index).rounded(index, start, row, weight=self.stddev)
+
+    def _run_rounding(self, draws: Draws, start: int, state: Vector, out: Vector) -> None:
+        registers: dict[int, Vector] = {OUT: out}
+
+        def register(r: int) -> Vector:
+            if r not in registers:
+                registers[r] = state[r] if r >= 0 else np.empty(len(out), self.integers)
+            return registers[r]
+
+        for target, terms, fresh in self._ops:
+            to = register(target)
+            sources = [(register(r), c) for r, c in terms]
+            if fresh:
+                ((index, c),) = fresh  # each draw is rounded by itself
+                offset = _linear(sources, np.empty(len(out))) if sources else None
+                largest = self.limit * sum(abs(c) for _, c in terms)
+                draws.rounded(
+                    index, start, to, weight=c * self.stddev, offset=offset, largest=largest
                 )
-        text, last = str(state["round"]), self.mechanism.rounds  # metadata of a file are strings
-        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= last):
-            raise ConfigError(
-                f"state['round']={state['round']!r}: must be a whole number from 0 to {last}."
+            else:
+                _linear(sources, to)
+                if to.dtype == np.float64:
+                    self._check_range(to)
+
+    def _run_real(
+        self, row: NoiseRow, draws_of: DrawsOf, start: int, state: Vector, out: Vector
+    ) -> None:
+        registers: dict[int, Vector] = {}
+        fresh_draw = np.empty(len(out))
+
+        def register(r: int) -> Vector:
+            if r not in registers:
+                registers[r] = state[r] if r >= 0 else np.empty(len(out))
+            return registers[r]
+
+        for target, terms, fresh in self._ops:
+            to = register(target)
+            _linear([(register(r), c) for r, c in terms], to)
+            for index, c in fresh:
+                made_in = index if self.program.draws_again else self._round_number
+                draws_of(made_in).real(index, start, fresh_draw)
+                np.multiply(fresh_draw, c * self.stddev, out=fresh_draw)
+                np.add(to, fresh_draw, out=to)
+        self._round(row, draws_of, start, registers[OUT], out)
+
+    def _round(
+        self, row: NoiseRow, draws_of: DrawsOf, start: int, real: Vector, out: Vector
+    ) -> None:
+        """Round to the nearest integers; where floats do not settle it, from enclosures."""
+        error = self._real_error(row)
+        doubtful = np.zeros(len(out), np.bool_)
+        scratch = np.empty(min(_BLOCK, len(out)))
+        for first in range(0, len(out), _BLOCK):
+            block = slice(first, first + _BLOCK)
+            nearest = np.rint(real[block], out=scratch[: len(out) - first])
+            np.copyto(out[block], nearest, casting="unsafe")
+            np.subtract(real[block], nearest, out=nearest)
+            np.greater(np.abs(nearest, out=nearest), 0.5 - error, out=doubtful[block])
+        for i in np.flatnonzero(doubtful).tolist():
+            out[i] = self._exactly(row.draws, draws_of, start + i)
+
+    def _real_error(self, row: NoiseRow) -> float:
+        """Bound on the error of OUT before it is rounded, in steps."""
+        mixed = self.stddev * float(sum(map(abs, row.draws.values())))
+        return 1.01 * (mixed * REAL_ERROR + row.roundings * _UNIT_ROUNDOFF * self.limit)
+
+    def _exactly(
+        self, draws: dict[tuple[int, int], Fraction], draws_of: DrawsOf, coordinate: int
+    ) -> int:
+        stddev = Fraction(self.stddev)
+        # a sum of Gaussians is a half with probability 0, so some number of bits settles it
+        bits = _BITS
+        while True:
+            low = high = Fraction(1, 2)
+            for (made_in, index), c in draws.items():
+                z = draws_of(made_in).enclosure(index, coordinate, bits)
+                a, b = _scaled(z, c * stddev)
+                low, high = low + a, high + b
+            if low.__floor__() == high.__floor__():
+                return low.__floor__()
+            bits *= 2
+
+    def _check_range(self, values: Vector) -> None:
+        if not (-self.limit < values.min() and values.max() < self.limit):
+            raise NoiseRangeError(
+                "the noise left its range, which Gaussian draws never do: the state or the key of "
+                "this run is damaged. Nothing was released."
             )
-        return int(text)
-
-    def __copy__(self) -> NoReturn:
-        raise TypeError("a noise stream is never copied; a copy would repeat its noise.")
 
 
-class NoiseStream(_Rounds):
+def _scaled(z: Enclosure, c: Fraction) -> Enclosure:
+    return (c * z[0], c * z[1]) if c >= 0 else (c * z[1], c * z[0])
+
+
+def _linear(sources: Sequence[tuple[Vector, float]], to: Vector) -> Vector:
+    """Write the sum of coefficient x source; the target, if it is a source, is first.
+
+    Of reals, each product and each sum is rounded once, so that ``filter_error`` bounds the sum's
+    error. Integers add and subtract only: numpy refuses to write another product into them.
+    """
+    if not sources:
+        to[:] = 0
+        return to
+    scratch = np.empty(min(_BLOCK, len(to)), to.dtype)
+    (first, c), *terms = sources
+    for start in range(0, len(to), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        total = to[block]
+        if abs(c) == 1:
+            (np.positive if c == 1 else np.negative)(first[block], out=total)
+        else:
+            np.multiply(first[block], c, out=total)
+        for source, factor in terms:
+            if abs(factor) == 1:
+                (np.add if factor == 1 else np.subtract)(total, source[block], out=total)
+            else:
+                np.add(total, np.multiply(source[block], factor, out=scratch[: len(total)]), total)
+    return to
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The noise of one group of parameters, or of all of them.
+
+    Attributes:
+        executor: of the program, which counts the part's own rounds.
+        stream: id of its draws at the source.
+        rounds: rounds of the run in which it has noise, ascending.
+        state: its registers, shape (rows, coordinates).
+        key: of its registers in a saved state; "" if their draws can be made again.
+    """
+
+    executor: Executor
+    stream: int
+    rounds: Sequence[int]
+    state: Vector
+    key: str
+
+    def done(self, round_: int) -> int:
+        """Return how many of the part's rounds are before a round of the run."""
+        return bisect_left(self.rounds, round_)
+
+    def rows(self, round_: int) -> Vector:
+        """Return the registers that matter after so many rounds of the run."""
+        return self.state[: self.executor.program.rows(self.done(round_))]
+
+
+class NoiseStream:
     """The noise that the server adds, in ``state_vectors`` vectors of memory.
 
     Args:
@@ -115,18 +313,19 @@ class NoiseStream(_Rounds):
             2^30; see ``Grid``.
         source: where the i.i.d. draws come from.
         stream: id of this stream at the source, >= 0. Two streams of one source need two ids:
-            under one id they would have the same draws.
+            under one id they would have the same draws. Group g has the id ``stream + g``.
 
     Attributes:
         round: rounds done, which is also the round that ``next()`` is for (from 0).
+        dtype: type of the noise: torch.int32, or torch.int64 if it may need more.
 
     Guarantees:
         The noise is that of the real-valued mechanism, rounded as ``accounting.mechanisms.program``
         states; the integers are the same on every machine.
 
     Raises:
-        ConfigError: a value out of range, a filter whose noise grows beyond 2^52 steps, or a stream
-            id that this secret source already feeds.
+        ConfigError: a value out of range, groups of another length than ``dim``, a filter whose
+            noise grows beyond 2^52 steps, or a stream id that this secret source already feeds.
 
     >>> from accounting import BinaryTree
     >>> from privpart import SeededSource
@@ -148,30 +347,35 @@ class NoiseStream(_Rounds):
             raise ConfigError(
                 f"mechanism={mechanism!r}: must be a mechanism of the accounting package."
             )
-        super().__init__(mechanism)
-        self._program = mechanism.noise_program()
+        self.mechanism = mechanism
         self.dim = checks.count("dim", dim)
-        self.stddev = checks.positive("stddev", stddev)
-        if not 1 <= self.stddev <= 2.0**30:
+        stddev = checks.positive("stddev", stddev)
+        if not 1 <= stddev <= 2.0**30:
             raise ConfigError(f"stddev={stddev:g}: must lie from 1 to 2^30 steps of the grid.")
-        self.stream = checks.count("stream", stream, minimum=0)
-        self._executor = Executor(self._program, self.stddev)
-        # after every check: a refused stream must not use up its id
-        source.claim(self.stream)
+        first = checks.count("stream", stream, minimum=0)
+        self._parts = _parts_of(mechanism, self.dim, stddev, first)
+        wide = any(part.executor.integers == np.int64 for part in self._parts)
+        self.dtype = torch.int64 if wide else torch.int32
+        # after every check: a refused stream must not use up its ids
+        for part in self._parts:
+            source.claim(part.stream)
         self.source = source
+        self.round = 0
+        self._interrupted = False
         self._salts = [(0, source.salt())]
-        rows = self._program.state_rows()
-        self._state = np.zeros((rows, self.dim), self._executor.state_type)
+        self._identity: dict[str, str | int | float] = {
+            "schema": SCHEMA,
+            "mechanism": fingerprint(mechanism),
+            "dim": self.dim,
+            "stddev": stddev,
+            "stream": first,
+            "source": source.identity,
+        }
 
     @property
     def state_vectors(self) -> int:
         """Vectors of length d kept between rounds: ``accounting.footprint``'s, and nothing else."""
-        return len(self._state)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the noise: torch.int32, or torch.int64 if it may need more."""
-        return torch.int32 if self._executor.integers == np.int32 else torch.int64
+        return math.ceil(sum(part.state.size for part in self._parts) / self.dim)
 
     def filter_error(self, moved: float) -> float:
         """Return a bound on what floating point adds to a client's effect on a coordinate.
@@ -183,52 +387,90 @@ class NoiseStream(_Rounds):
         Returns:
             Steps; 0 for mechanisms whose registers hold sums of draws.
         """
-        return self._executor.filter_error(moved)
+        return max(part.executor.filter_error(moved) for part in self._parts)
 
     def next(self, *, out: Tensor | None = None) -> Tensor:
-        """Return the noise of this round's sum, shape (d,), and go to the next round.
+        """Return the noise of this round's sum, and go to the next round.
 
         Args:
-            out: contiguous vector to write into, of this stream's dtype. Reusing one saves the
-                system's time for allocating memory, up to a third of the call.
+            out: contiguous vector to write into, shape (d,), of this stream's dtype. Reusing one
+                saves the system's time for allocating memory, up to a third of the call.
+
+        Returns:
+            Shape (c,): the active groups, one after the other; c = d without groups.
 
         Raises:
             ConfigError: all planned rounds are done (one more could open a new level of the tree,
                 which nobody accounted for), or an earlier call was interrupted halfway.
         """
-        noise = torch.empty(self.dim, dtype=self.dtype) if out is None else out
-        self._check_writable(noise)
-        values = noise.numpy()
+        if self.round >= self.mechanism.rounds:
+            raise ConfigError(
+                f"the noise of all {self.mechanism.rounds} planned rounds is used up: another "
+                "round is not covered by the guarantee. Plan more rounds from the start."
+            )
+        noise = torch.empty(self.dim, dtype=self.dtype) if out is None else self._writable(out)
+        with self._uninterrupted(self.round + 1):
+            end = 0
+            for part in self._parts:
+                done = part.done(self.round)
+                if done < len(part.rounds) and part.rounds[done] == self.round:
+                    start, end = end, end + part.state.shape[1]
+                    self._draw(part, done, noise[start:end].numpy())
+        return noise[:end]
 
-        def run(pieces: list[slice]) -> None:
-            draws = _SaltedDraws(self)
-            for piece in pieces:
-                state = self._state[:, piece]
-                self._executor.run(draws, piece.start, state, values[piece])
+    def _draw(self, part: _Part, number: int, out: Vector) -> None:
+        executor = part.executor
+        # a group may need fewer bits than the widest one, whose type the noise has
+        values = out if out.dtype == executor.integers else np.empty(len(out), executor.integers)
+        executor.begin(number)
 
-        with self._next_round():
-            self._executor.begin(self.round)
-            _in_threads(run, list(self._pieces()))
-        return noise
+        def run(draws_of: DrawsOf, piece: slice) -> None:
+            executor.run(draws_of, piece.start, part.state[:, piece], values[piece])
+
+        self._run_pieces(part, run)
+        if values is not out:
+            out[:] = values
+
+    def _recall(self, part: _Part) -> None:
+        """Make the draws that a part's state consists of again."""
+        if part.executor.program.kept_draws is None:
+            return
+        indices = part.executor.program.kept_draws(part.done(self.round))
+
+        def run(draws_of: DrawsOf, piece: slice) -> None:
+            rows = part.state[: len(indices), piece]
+            part.executor.recall(indices, draws_of, piece.start, rows)
+
+        self._run_pieces(part, run)
+
+    def _run_pieces(self, part: _Part, run: Callable[[DrawsOf, slice], None]) -> None:
+        """Run pieces on as many threads as torch may use; which one runs which changes nothing."""
+        dim = part.state.shape[1]
+        pieces = [slice(start, min(start + _PIECE, dim)) for start in range(0, dim, _PIECE)]
+
+        def run_some(some: Sequence[slice]) -> None:
+            of_salt = cache(lambda salt: self.source.draws(part.stream, salt))
+            for piece in some:
+                run(lambda number: of_salt(self.salt_of(part.rounds[number])), piece)
+
+        threads = min(torch.get_num_threads(), len(pieces))
+        if threads == 1:
+            run_some(pieces)
+            return
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(run_some, [pieces[k::threads] for k in range(threads)]))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, for the metadata and tensors of a safetensors file.
 
-        One tensor "state", shape (vectors in use, d), shares memory with the stream; it is missing
-        if the draws can be made again from the key. The other entries are strings, ints and a
-        float. Keep all of it as secret as the noise.
+        A tensor "state" per part ("state.0", "state.1", ... of groups), shape (vectors in use, c),
+        shares memory with the stream; it is missing if the draws can be made again from the key.
+        The other entries are strings, ints and a float. Keep all of it as secret as the noise.
         """
         self._check_complete()
         salts = [(first, salt.hex()) for first, salt in self._salts if first < self.round and salt]
-        state: dict[str, Any] = {
-            **self._identity(),
-            "round": self.round,
-            "source": self.source.identity,
-            "salts": json.dumps(salts),
-        }
-        if self._program.kept_draws is None:
-            state["state"] = torch.from_numpy(self._state[: self._program.rows(self.round)])
-        return state
+        tensors = {p.key: torch.from_numpy(p.rows(self.round)) for p in self._parts if p.key}
+        return {**self._identity, "round": self.round, "salts": json.dumps(salts), **tensors}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where ``state_dict()`` was taken; numbers may be strings.
@@ -242,98 +484,110 @@ class NoiseStream(_Rounds):
                 of another mechanism, dim, stddev, stream or source, lacks a key, has an unknown
                 one, a round or number out of range, or a tensor of another shape or type.
         """
-        identity = self._identity() | {"source": self.source.identity}
-        rounds = self._checked_round(state, identity, self._state_keys())
+        rounds = self._checked_round(state)
         salts = _checked_salts(state["salts"], rounds, self.source.private)
-        if self._program.kept_draws is None:
-            rows = self._program.rows(rounds)
-            self._state[:rows] = self._checked_tensor(state["state"], (rows, self.dim))
+        saved = [(part, part.rows(rounds)) for part in self._parts if part.key]
+        values = [_checked_rows(state, part, rows) for part, rows in saved]
         # a fresh salt: rounds that were drawn and lost are drawn anew, never under their old noise
         self._salts = [*salts, (rounds, self.source.salt())]
-        with self._resuming(rounds):
-            if self._program.kept_draws is not None:
-                self._recall(self._program.kept_draws(rounds))
+        self.round = rounds
+        with self._uninterrupted(rounds):
+            for (_, rows), value in zip(saved, values, strict=True):
+                rows[:] = value
+            for part in self._parts:
+                self._recall(part)
 
-    def _recall(self, indices: list[int]) -> None:
-        def run(pieces: list[slice]) -> None:
-            draws = _SaltedDraws(self)
-            for piece in pieces:
-                rows = self._state[: len(indices), piece]
-                self._executor.recall(indices, draws, piece.start, rows)
-
-        _in_threads(run, list(self._pieces()))
-
-    def _state_keys(self) -> set[str]:
-        """Keys of a saved state, besides the identity and the round."""
-        return {"salts"} if self._program.kept_draws is not None else {"salts", "state"}
-
-    def _checked_tensor(self, value: object, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-        if not isinstance(value, Tensor) or value.layout is not torch.strided:
-            raise ConfigError("state['state']: must be a dense tensor.")
-        if tuple(value.shape) != shape:
+    def _checked_round(self, state: Mapping[str, Any]) -> int:
+        """Return the round of a state of this stream, which has all of its keys and no others."""
+        if self.round or self._interrupted:
             raise ConfigError(
-                f"state['state']: has shape {tuple(value.shape)}; after that many rounds it is "
-                f"{shape}."
+                f"state: this stream has done {self.round} rounds, and going back would repeat "
+                "their noise. Load the state into a new stream."
             )
-        dtype = torch.from_numpy(self._state).dtype
-        if value.dtype is not dtype:
-            raise ConfigError(f"state['state']: has {value.dtype}; this stream has {dtype}.")
-        numbers = value.numpy()
-        limit = self._executor.limit
-        if numbers.size and not (-limit < numbers.min() and numbers.max() < limit):
-            raise ConfigError(f"state['state']: every number must lie between +-{limit:g}.")
-        return numbers
+        keys = {*self._identity, "round", "salts", *(part.key for part in self._parts if part.key)}
+        for fault, names in (("missing", keys - state.keys()), ("unknown", state.keys() - keys)):
+            if names:
+                raise ConfigError(f"state: {fault} {', '.join(sorted(map(str, names)))}.")
+        for key, value in self._identity.items():
+            if str(state[key]) != str(value):
+                raise ConfigError(
+                    f"state[{key!r}]={state[key]!r}: this stream has {value!r}. Load a state only "
+                    "into a stream like the one it was taken from."
+                )
+        text, last = str(state["round"]), self.mechanism.rounds  # metadata of a file are strings
+        if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) <= last):
+            raise ConfigError(
+                f"state['round']={state['round']!r}: must be a whole number from 0 to {last}."
+            )
+        return int(text)
 
-    def _identity(self) -> dict[str, str | int | float]:
-        return {
-            "schema": SCHEMA,
-            "mechanism": fingerprint(self.mechanism),
-            "dim": self.dim,
-            "stddev": self.stddev,
-            "stream": self.stream,
-        }
+    @contextmanager
+    def _uninterrupted(self, round_: int) -> Iterator[None]:
+        """Come to a round; an interruption leaves parts out of step, and ends the stream."""
+        self._check_complete()
+        self._interrupted = True
+        yield
+        self._interrupted = False
+        self.round = round_
+
+    def _check_complete(self) -> None:
+        if self._interrupted:
+            raise ConfigError(
+                f"round {self.round} was interrupted halfway, and its state is lost. Load the last "
+                "saved state into a new stream."
+            )
 
     def salt_of(self, round_: int) -> bytes:
         """Return the salt of the attempt in which a round was drawn."""
         return next(salt for first, salt in reversed(self._salts) if first <= round_)
 
-    def _pieces(self) -> Iterator[slice]:
-        for start in range(0, self.dim, _PIECE):
-            yield slice(start, min(start + _PIECE, self.dim))
-
-    def _check_writable(self, out: Tensor) -> None:
+    def _writable(self, out: Tensor) -> Tensor:
         fits = out.shape == (self.dim,) and out.dtype is self.dtype and out.is_contiguous()
         if not fits or out.device.type != "cpu":
             raise ConfigError(
                 f"out: has shape {tuple(out.shape)}, {out.dtype}, on {out.device}; must be a "
                 f"contiguous vector of {self.dim} {self.dtype} numbers on the cpu."
             )
+        return out
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("a noise stream is never copied; a copy would repeat its noise.")
 
 
-class _SaltedDraws:
-    """The draws of each round under its salt; for one thread."""
+def _parts_of(mechanism: Mechanism, dim: int, stddev: float, stream: int) -> list[_Part]:
+    groups = mechanism.groups
+    sizes = [dim] if groups is None else groups.sizes
+    mechanisms = [mechanism] if groups is None else groups.mechanisms
+    rounds: Sequence[Sequence[int]] = [range(mechanism.rounds)]
+    rounds = rounds if groups is None else groups.active_rounds()
+    if sum(sizes) != dim:
+        raise ConfigError(f"dim={dim}: the mechanism's groups have {sum(sizes)} parameters.")
+    parts = []
+    for number, (size, own) in enumerate(zip(sizes, mechanisms, strict=True)):
+        executor = Executor(own.noise_program(), stddev)
+        state = np.zeros((executor.program.state_rows(), size), executor.state_type)
+        key = "state" if groups is None else f"state.{number}"
+        key = key if executor.program.kept_draws is None else ""
+        parts.append(_Part(executor, stream + number, rounds[number], state, key))
+    return parts
 
-    def __init__(self, stream: NoiseStream) -> None:
-        self._stream = stream
-        self._of_salt: dict[bytes, Draws] = {}
 
-    def __call__(self, round_: int) -> Draws:
-        salt = self._stream.salt_of(round_)
-        if salt not in self._of_salt:
-            self._of_salt[salt] = self._stream.source.draws(self._stream.stream, salt)
-        return self._of_salt[salt]
-
-
-def _in_threads(run: Callable[[list[slice]], None], pieces: list[slice]) -> None:
-    """Run the pieces on as many threads as torch may use; which one runs which changes nothing."""
-    threads = min(torch.get_num_threads(), len(pieces))
-    if threads == 1:
-        run(pieces)
-        return
-    ends = [len(pieces) * k // threads for k in range(threads + 1)]
-    with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(run, pieces[i:j]) for i, j in pairwise(ends)]:
-            done.result()
+def _checked_rows(state: Mapping[str, Any], part: _Part, rows: Vector) -> Vector:
+    """Return the saved registers of a part, which must be like ``rows``."""
+    name, value = f"state[{part.key!r}]", state[part.key]
+    if not isinstance(value, Tensor) or value.layout is not torch.strided:
+        raise ConfigError(f"{name}: must be a dense tensor.")
+    if value.shape != rows.shape:
+        raise ConfigError(
+            f"{name}: has shape {tuple(value.shape)}; after that many rounds it is {rows.shape}."
+        )
+    numbers: Vector = value.numpy()
+    if numbers.dtype != rows.dtype:
+        raise ConfigError(f"{name}: has {value.dtype}; this stream has {rows.dtype}.")
+    limit = part.executor.limit
+    if numbers.size and not (-limit < numbers.min() and numbers.max() < limit):
+        raise ConfigError(f"{name}: every number must lie between +-{limit:g}.")
+    return numbers
 
 
 def _checked_salts(text: object, rounds: int, private: bool) -> list[tuple[int, bytes]]:
@@ -357,123 +611,9 @@ def _checked_salts(text: object, rounds: int, private: bool) -> list[tuple[int, 
     return salts
 
 
-class GroupedNoise(_Rounds):
-    """The noise that the server adds to the active parameters; used like ``NoiseStream``.
-
-    Each group has its own stream id at the source, so no two groups have the same draws.
-
-    Args:
-        mechanism: the object that the accountant reads its sensitivity from; it has groups.
-        stddev: of one i.i.d. coordinate that enters the mechanism, as for ``NoiseStream``.
-        source: where the i.i.d. draws come from.
-        stream: id of the first group's stream at the source; group g has ``stream + g``.
-
-    Attributes:
-        round: rounds done, of the whole run.
-
-    Raises:
-        ConfigError: as ``NoiseStream``.
-
-    >>> from accounting import Grouped, Independent
-    >>> from privpart import SeededSource
-    >>> mechanism = Grouped([[0, 1], [1]], [Independent(1), Independent(2)], [3, 2])
-    >>> noise = GroupedNoise(mechanism, stddev=2.0**20, source=SeededSource(0))
-    >>> noise.next().shape, noise.next().shape
-    (torch.Size([5]), torch.Size([2]))
-    """
-
-    def __init__(
-        self,
-        mechanism: Mechanism,
-        *,
-        stddev: float,
-        source: NoiseSource,
-        stream: int = 0,
-    ) -> None:
-        groups = mechanism.groups
-        if groups is None:
-            raise ConfigError(f"mechanism={mechanism.name}: has no groups; use a NoiseStream.")
-        super().__init__(mechanism)
-        self._planned = groups
-        first = checks.count("stream", stream, minimum=0)
-        self.groups = [
-            NoiseStream(part, dim=size, stddev=stddev, source=source, stream=first + g)
-            for g, (part, size) in enumerate(zip(groups.mechanisms, groups.sizes, strict=True))
-        ]
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of the noise: torch.int64 if any group may need it."""
-        return max((group.dtype for group in self.groups), key=lambda dtype: dtype.itemsize)
-
-    def filter_error(self, moved: float) -> float:
-        """Return the largest of the groups', see ``NoiseStream.filter_error``."""
-        return max(group.filter_error(moved) for group in self.groups)
-
-    def next(self, *, out: Tensor | None = None) -> Tensor:
-        """Return the noise of this round's sum over its active groups, one after the other.
-
-        Args:
-            out: vector to write into, at least that long, of this noise's dtype.
-
-        Raises:
-            ConfigError: as ``NoiseStream.next``.
-        """
-        with self._next_round():
-            active = [self.groups[g] for g in self._planned.schedule[self.round]]
-            dims = [group.dim for group in active]
-            noise = torch.empty(sum(dims), dtype=self.dtype) if out is None else out[: sum(dims)]
-            for group, part in zip(active, torch.split(noise, dims), strict=True):
-                # a group may need fewer bits than the widest one, whose type all of them have
-                if group.dtype is self.dtype:
-                    group.next(out=part)
-                else:
-                    part.copy_(group.next())
-        return noise
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return a copy of all groups' states; group g's keys are "g.name", see ``NoiseStream``."""
-        self._check_complete()
-        state: dict[str, Any] = {**self._identity(), "round": self.round}
-        for g, group in enumerate(self.groups):
-            state |= {f"{g}.{key}": value for key, value in group.state_dict().items()}
-        return state
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue, bit for bit, where ``state_dict()`` was taken; see ``NoiseStream``.
-
-        Raises:
-            ConfigError: this stream has begun, the state is of another mechanism, or a group's
-                round is not the one that the schedule has after that many rounds.
-        """
-        # all keys before any group is loaded, so that a refused state leaves no group loaded
-        prefixed = (
-            {f"{g}.{key}" for key in (*group._identity(), "source", "round", *group._state_keys())}
-            for g, group in enumerate(self.groups)
-        )
-        rounds = self._checked_round(state, self._identity(), set().union(*prefixed))
-        parts: list[dict[str, Any]] = [{} for _ in self.groups]
-        for key in state.keys() - {*self._identity(), "round"}:
-            number, _, name = key.partition(".")
-            parts[int(number)][name] = state[key]
-        for g, (part, active) in enumerate(zip(parts, self._planned.active_rounds(), strict=True)):
-            expected = sum(t < rounds for t in active)
-            if str(part["round"]) != str(expected):
-                raise ConfigError(
-                    f"state['{g}.round']={part['round']!r}: after {rounds} rounds group {g} was "
-                    f"active in {expected}."
-                )
-        with self._resuming(rounds):
-            for group, part in zip(self.groups, parts, strict=True):
-                group.load_state_dict(part)
-
-    def _identity(self) -> dict[str, str]:
-        return {"schema": GROUPED_SCHEMA, "mechanism": fingerprint(self.mechanism)}
-
-
 def noise_and_grid(
     plan: PrivacyPlan, dim: int, noise_multiplier: float, source: NoiseSource, stream: int
-) -> tuple[NoiseStream | GroupedNoise, Grid]:
+) -> tuple[NoiseStream, Grid]:
     """Return the noise that a plan adds to sums of length ``dim``, and the grid that it counts in.
 
     Args:
@@ -488,11 +628,8 @@ def noise_and_grid(
         ConfigError: as ``NoiseStream``, ``noise_bits`` and ``Grid.of``.
     """
     bits = noise_bits(noise_multiplier, dim)
-    noise: NoiseStream | GroupedNoise
-    if plan.mechanism.groups is not None:
-        noise = GroupedNoise(plan.mechanism, stddev=2.0**bits, source=source, stream=stream + 2)
-    else:
-        noise = NoiseStream(plan.mechanism, dim=dim, stddev=2.0**bits, source=source, stream=stream)
+    first = stream if plan.mechanism.groups is None else stream + 2
+    noise = NoiseStream(plan.mechanism, dim=dim, stddev=2.0**bits, source=source, stream=first)
     moved = plan.participation.max_participations * 2.0**bits / noise_multiplier
     charge = math.sqrt(dim * plan.rounds) * noise.filter_error(moved)
     return noise, Grid.of(bits, noise_multiplier, dim, filter_charge=charge)

@@ -28,9 +28,8 @@ from accounting import (
 from accounting.mechanisms.program import OUT
 from accounting.mechanisms.tree import node_variance
 from privpart import NoiseStream, SeededSource
-from privpart.noise import executor
-from privpart.noise.executor import Executor, NoiseRangeError
-from privpart.noise.stream import GroupedNoise
+from privpart.noise import stream as stream_module
+from privpart.noise.stream import Executor, NoiseRangeError
 
 DIM = 2
 STDDEVS = [3.0, 2.0**20]
@@ -202,7 +201,8 @@ def test_independent_noise_is_the_rounded_draw():
 def test_groups_are_streams_of_their_own(kind):
     schedule = [(0, 1), (0,), (1,), (0, 1), (1,), (0,)]
     trees = [BinaryTree(4, estimator=kind), BinaryTree(4, 3, estimator=kind)]
-    noise = GroupedNoise(Grouped(schedule, trees, [2, 2]), stddev=2.0**20, source=RationalSource())
+    mechanism = Grouped(schedule, trees, [2, 2])
+    noise = NoiseStream(mechanism, dim=4, stddev=2.0**20, source=RationalSource())
     own = [
         run(tree.noise_program(), 2.0**20, RationalSource(), stream=g)
         for g, tree in enumerate(trees)
@@ -494,7 +494,9 @@ def test_coefficients_that_are_a_little_off_are_seen(mechanism):
 
     def ops(t):
         for op in program.round(t):
-            yield op._replace(terms=[(r, c * (1 + 1e-9)) for r, c in op.terms])
+            copies = len(op.terms) == 1 and abs(op.terms[0][1]) == 1  # numpy refuses another factor
+            terms = [(r, c * (1 + 1e-9)) for r, c in op.terms]
+            yield op if copies else op._replace(terms=terms)
 
     wrong = dataclasses.replace(program, ops=ops)
     own = Executor(wrong, 2.0**20)
@@ -596,7 +598,7 @@ def test_a_doubt_is_settled_exactly(mechanism, stddev, monkeypatch):
     program, dim = mechanism.noise_program(), 8
 
     def integers(error):
-        monkeypatch.setattr(executor, "REAL_ERROR", error)
+        monkeypatch.setattr(stream_module, "REAL_ERROR", error)
         source = RationalSource()
         return run(program, stddev, source, dim=dim).tolist(), source.doubts
 
@@ -636,7 +638,7 @@ def test_the_ziggurat_s_doubts_are_settled_exactly(mechanism, monkeypatch):
         return [stream.next().tolist() for _ in range(mechanism.rounds)]
 
     plain = integers()
-    monkeypatch.setattr(executor, "REAL_ERROR", 2.0**-24)
+    monkeypatch.setattr(stream_module, "REAL_ERROR", 2.0**-24)
     assert integers() == plain
 
 

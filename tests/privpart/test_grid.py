@@ -25,7 +25,7 @@ from privpart import AdaptiveClipping, NoiseStream, PrivacyPlan, SeededSource, S
 from privpart.clip import clip, is_clipped, l2_norm
 from privpart.grid import Grid, noise_bits, quantise
 from privpart.messages import RoundTask
-from privpart.noise.executor import Executor
+from privpart.noise.stream import Executor
 from privpart.server import RoundSum
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]

@@ -24,7 +24,7 @@ from accounting import (
 from accounting.mechanisms import noise_matrix
 from accounting.mechanisms.mechanism import prefix_sums
 from privpart import NoiseStream, SecretSource, SeededSource
-from privpart.noise.executor import Executor
+from privpart.noise.stream import Executor
 
 BLT3 = {"decay": (0.703864, 0.970182, 0.998105), "scale": (0.295937, 0.131099, 0.057899)}
 

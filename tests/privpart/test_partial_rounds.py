@@ -10,6 +10,7 @@ from accounting import BinaryTree, ConfigError, Grouped, Independent, Participat
 from privpart import (
     EmbeddedEngine,
     LocalTraining,
+    NoiseStream,
     PartialModel,
     PrivacyPlan,
     RunFolder,
@@ -21,7 +22,6 @@ from privpart import (
     client_update,
     fit,
 )
-from privpart.noise.stream import GroupedNoise
 from privpart.plan import Schedule
 from privpart.run.report import run_report
 
@@ -338,9 +338,8 @@ def test_only_active_coordinates_move_ever(optimizer, z):
 def test_the_noise_of_the_model_is_the_stream_of_the_mechanism():
     z, clip_norm = 2.0, 0.5
     a_plan = plan(z, clip_norm=clip_norm)
-    one, noise = server(a_plan), GroupedNoise(
-        a_plan.mechanism, stddev=2.0**20, source=SeededSource(3), stream=2
-    )  # fmt: skip
+    fields = {"dim": sum(SIZES), "stddev": 2.0**20, "source": SeededSource(3), "stream": 2}
+    one, noise = server(a_plan), NoiseStream(a_plan.mechanism, **fields)
     total = network().flat.clone().double()
     for t in range(ROUNDS):
         step(one, 0.0)

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 from accounting.checks import ConfigError
-from privpart.noise import ziggurat
+from privpart.noise import enclosures, ziggurat
 from privpart.noise.ziggurat import BLOCK, REAL_ERROR, Draws
 
 KEY = bytes(range(32))
@@ -243,7 +243,7 @@ def test_other_addresses_have_other_draws():
 def test_threads_have_the_same_integers():
     """With draws in doubt, and with tables that no thread has made before."""
     expected = drawn(1024, weight=2.0**42)
-    for cached in (ziggurat._table, ziggurat._edges):
+    for cached in (ziggurat._table, enclosures.edges):
         cached.cache_clear()
     found = [np.zeros(1024, np.int64) for _ in range(3)]
     threads = [
@@ -395,31 +395,31 @@ def test_logarithms_and_densities_are_enclosed():
             whole = 2 ** (size + bits)
             close_to_one = (Fraction(whole - 1, whole), Fraction(1))
             for v in ((Fraction(digits, whole), Fraction(digits + 1, whole)), close_to_one):
-                low, high = ziggurat._minus_log(v, bits)
+                low, high = enclosures._minus_log(v, bits)
                 with mpmath.workprec(3 * bits + 200):
                     assert low < -exact(mpmath.log(as_mp(v[1]))) or v[1] == 1
                     assert low <= -exact(mpmath.log(as_mp(v[1])))
                     assert high > -exact(mpmath.log(as_mp(v[0])))
                 assert high - low < Fraction(2, digits) * 2**0 + Fraction(1, 2**bits)
                 a = (5 * v[0], 5 * v[1]) if generator.integers(2) else (-5 * v[1], -5 * v[0])
-                low, high = ziggurat._density(a, bits)
+                low, high = enclosures._density(a, bits)
                 with mpmath.workprec(3 * bits + 200):
                     for end in a:
                         assert low < exact(mpmath.exp(-(as_mp(end) ** 2) / 2)) < high
-    low, high = ziggurat._density((Fraction(-1, 9), Fraction(1, 10)), 64)
+    low, high = enclosures._density((Fraction(-1, 9), Fraction(1, 10)), 64)
     assert low < Fraction(math.exp(-1 / 162)) + E
     assert high > 1
 
 
 def test_a_comparison_without_enough_bits_is_not_decided():
-    with pytest.raises(ziggurat.DoubtError):
-        ziggurat._minus_log((Fraction(0), Fraction(1, 2)), 64)
-    with pytest.raises(ziggurat.DoubtError):
-        ziggurat._less((Fraction(0), Fraction(2)), (Fraction(1), Fraction(3)))
-    with pytest.raises(ziggurat.DoubtError):
-        ziggurat._less((Fraction(0), Fraction(1)), (Fraction(1), Fraction(3)))
-    assert ziggurat._size((Fraction(-2), Fraction(1))) == (0, 2)
-    assert ziggurat._size((Fraction(-2), Fraction(-1))) == (1, 2)
+    with pytest.raises(enclosures.DoubtError):
+        enclosures._minus_log((Fraction(0), Fraction(1, 2)), 64)
+    with pytest.raises(enclosures.DoubtError):
+        enclosures._less((Fraction(0), Fraction(2)), (Fraction(1), Fraction(3)))
+    with pytest.raises(enclosures.DoubtError):
+        enclosures._less((Fraction(0), Fraction(1)), (Fraction(1), Fraction(3)))
+    assert enclosures._size((Fraction(-2), Fraction(1))) == (0, 2)
+    assert enclosures._size((Fraction(-2), Fraction(-1))) == (1, 2)
 
 
 # --- the table
@@ -427,12 +427,12 @@ def test_a_comparison_without_enough_bits_is_not_decided():
 
 def test_the_tail_begins_where_a_secant_says(digits):
     r = edges_in_many_digits()[1]
-    assert abs(r - mpmath.mpf(ziggurat._TAIL)) < mpmath.mpf(2) ** -ziggurat._TAIL_BITS
+    assert abs(r - mpmath.mpf(enclosures._TAIL)) < mpmath.mpf(2) ** -enclosures._TAIL_BITS
 
 
 @pytest.mark.parametrize("bits", [68, 132, pytest.param(620, marks=pytest.mark.slow)])
 def test_pieces_have_equal_areas(bits, digits):
-    pieces = [as_mp((low + high) / 2) for low, high in ziggurat._edges(bits)]
+    pieces = [as_mp((low + high) / 2) for low, high in enclosures.edges(bits)]
     heights = [mpmath.exp(-x * x / 2) for x in pieces]
     r = pieces[1]
     areas = [r * heights[1] + mpmath.sqrt(mpmath.pi / 2) * mpmath.erfc(r / mpmath.sqrt(2))]
@@ -445,23 +445,23 @@ def test_pieces_have_equal_areas(bits, digits):
 
 @pytest.mark.parametrize("bits", [68, 132, 308, 620])
 def test_the_tail_over_the_density_has_the_bits_stated(bits, digits):
-    r = mpmath.mpf(ziggurat._TAIL)
+    r = mpmath.mpf(enclosures._TAIL)
     expected = mpmath.sqrt(mpmath.pi / 2) * mpmath.erfc(r / mpmath.sqrt(2)) * mpmath.exp(r * r / 2)
     with localcontext(Context(prec=250)):
-        found = Fraction(ziggurat._tail_over_density(Decimal(ziggurat._TAIL), bits))
+        found = Fraction(enclosures._tail_over_density(Decimal(enclosures._TAIL), bits))
     assert abs(as_mp(found) - expected) < mpmath.mpf(2) ** -(bits + 80)
 
 
 @pytest.mark.parametrize("bits", [68, 84, 132, 260, pytest.param(302, marks=pytest.mark.slow)])
 def test_edges_are_enclosed(bits, digits):
-    for (low, high), x in zip(ziggurat._edges(bits), edges_in_many_digits(), strict=True):
+    for (low, high), x in zip(enclosures.edges(bits), edges_in_many_digits(), strict=True):
         assert low <= exact(x) <= high
         assert high - low == 2 * (low + high) / 2 / 2**bits
 
 
 def test_a_word_below_sure_is_inside_whatever_its_digits():
     """All 1024 pieces, in fractions."""
-    table, edges = ziggurat._table(), ziggurat._edges(84)
+    table, edges = ziggurat._table(), enclosures.edges(84)
     slack = Fraction(1.5) * E
     for i in range(1023):
         ratio = edges[i + 1][0] / edges[i][1]
@@ -480,7 +480,7 @@ def test_float64_values_are_within_the_error_stated():
     words = generator.integers(-(2**63), 2**63, 2000) >> generator.integers(0, 63, 2000)
     words[500:] = words[500:] & ~1023 | generator.integers(0, 8, 1500)  # the widest pieces
     words[:2] = 2**63 - 1024, -(2**63)
-    table, edges = ziggurat._table(), ziggurat._edges(84)
+    table, edges = ziggurat._table(), enclosures.edges(84)
     for weight in (1.0, 1.7, math.pi * 2**20):
         x = words.astype(float) * (table.edge_unit * weight)[words & 1023]
         worst = 0
