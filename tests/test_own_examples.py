@@ -67,7 +67,7 @@ def folder(request, tmp_path, monkeypatch):
         assert found, key
     (copy / "plan.toml").write_text(text)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(own_code, "_first_digest", {})
+    monkeypatch.setattr(own_code, "_imported", {})
     if (copy / "make_data.py").exists():
         with monkeypatch.context() as patch:
             patch.syspath_prepend(copy)

@@ -36,7 +36,7 @@ ONLINE = {"mechanism": {"name": "tree", "estimator": "online"}}
 def folder(request, tmp_path, monkeypatch):
     """Copy an example to a folder of its own, and forget its code after the test."""
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(own_code, "_first_digest", {})
+    monkeypatch.setattr(own_code, "_imported", {})
     yield shutil.copytree(OWN / request.param, tmp_path / "mine")
     sys.modules.pop("task", None)
 

@@ -31,7 +31,7 @@ def folder(tmp_path, monkeypatch):
     ignored = shutil.ignore_patterns("*.npz", "*.safetensors")
     copy = Path(shutil.copytree(IMAGES, tmp_path / "images", ignore=ignored))
     monkeypatch.setattr(sys, "path", [str(copy), *sys.path])
-    monkeypatch.setattr(own_code, "_first_digest", {})
+    monkeypatch.setattr(own_code, "_imported", {})
     for name in NAMES:  # another test's, which it left
         monkeypatch.delitem(sys.modules, name, raising=False)
     yield copy

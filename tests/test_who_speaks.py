@@ -57,7 +57,7 @@ def folder(tmp_path, monkeypatch):
     x[::3, 5:] = 0  # padding
     np.savez(copy / "passages.npz", x=x, y=user % 3, user=user, speakers=names)
     monkeypatch.setattr(sys, "path", [str(copy), *sys.path])
-    monkeypatch.setattr(own_code, "_first_digest", {})
+    monkeypatch.setattr(own_code, "_imported", {})
     networks = runpy.run_path(str(copy / "network.py"))
     torch.manual_seed(0)  # noqa: TID251  of the encoder's weights
     encoder = networks["Encoder"](**SIZES, labels=3)

@@ -24,8 +24,7 @@ import stat
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from importlib.machinery import (
@@ -65,10 +64,8 @@ _IMPORT = re.compile(
 )
 
 _BEGAN, _EARLIER = time.time_ns(), frozenset(sys.modules)
-_before_import: dict[str, int] = {}
-"""Modules that ``load`` has imported -> a time (ns) before it did."""
-_first_digest: dict[str, str] = {}
-"""Files in memory -> SHA-256 of each when ``load`` first saw them."""
+_imported: dict[Path, str] = {}
+"""Files in memory -> SHA-256 of each before ``load`` imported it, or when it first saw it."""
 
 
 def is_reference(text: str) -> bool:
@@ -89,8 +86,7 @@ def refuse_malformed(text: str) -> None:
     _Reference.of(text)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reference:
+class _Reference(NamedTuple):
     """``text`` taken apart; without a path it names a module."""
 
     text: str
@@ -114,18 +110,12 @@ class _Reference:
         if match is None:
             raise ConfigError(f"{text!r}: does not name code; must be {_FORMS}.")
         if match["module"].partition(".")[0] in sys.stdlib_module_names:
-            raise ConfigError(
-                f"{text}: {match['module']} is part of Python; name a function of your own, as "
-                f"{_FORMS}."
-            )
+            raise ConfigError(f"{text}: {match['module']} is part of Python; name your own code.")
         return cls(text, None, match["module"], match["name"])
 
     def file(self, folder: Path) -> Path:
         """Absolute path; links are kept, because Python imports beside the link."""
         return _absolute(folder / (self.path or ""))
-
-
-# What a reference means, without running it
 
 
 class _Project(NamedTuple):
@@ -167,10 +157,13 @@ class _Project(NamedTuple):
                 )
         yield from sorted(files)
 
-    def module(self, file: Path) -> str:
-        """Return the name under which Python imports a file."""
-        parts = [*file.relative_to(self.root).parts[:-1], file.name.partition(".")[0]]
-        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    def modules(self) -> dict[str, Path]:
+        """Map the name under which Python imports each file to the file."""
+        modules = {}
+        for file in self.files():
+            parts = [*file.relative_to(self.root).parts[:-1], file.name.partition(".")[0]]
+            modules[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+        return modules
 
 
 def record(references: Mapping[str, str], folder: Path) -> dict[str, Any]:
@@ -190,12 +183,12 @@ def record(references: Mapping[str, str], folder: Path) -> dict[str, Any]:
     """
     files: dict[str, str] = {}
     imported: set[str] = set()
+    projects = set()
     for key, text in sorted(references.items()):
         reference = _Reference.of(text)
-        project = _project(reference, folder, f"{key}: {text}")
         imported.add(reference.module.partition(".")[0])
-        if project is None:
-            continue
+        projects.add(_project(reference, folder, f"{key}: {text}"))
+    for project in projects - {None}:
         for path in project.files():
             digest, names = _read(path)
             files[f"{project.prefix}{path.relative_to(project.root).as_posix()}"] = digest
@@ -284,9 +277,6 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return sentences
 
 
-# Importing and calling it
-
-
 def load(reference: str, folder: Path) -> Callable[..., Any]:
     """Import the code that a reference names, and return it.
 
@@ -304,15 +294,22 @@ def load(reference: str, folder: Path) -> Callable[..., Any]:
     """
     parsed = _Reference.of(reference)
     project = _project(parsed, folder, reference)
+    modules = {} if project is None else project.modules()
+    digests = {path: _read(path)[0] for path in modules.values()}
+    earlier = set(sys.modules)
     module = _import(parsed, folder)
-    if project is not None:
-        _refuse_others(project, parsed)
+    # What changes from here on differs from these digests, which were taken before the import.
+    fresh = [name for name in modules if name in sys.modules and name not in earlier]
+    _imported.update({modules[name]: digests[modules[name]] for name in fresh})
+    _refuse_others(modules, parsed)
     try:
         value = getattr(module, parsed.name)
     except AttributeError:
-        near = _near(parsed.name, vars(module))
+        names = [name for name in vars(module) if name[:1] != "_"]
+        near = ", ".join(difflib.get_close_matches(parsed.name, names, n=3))
+        hint = f"; near it: {near}" if near else ""
         raise ConfigError(
-            f"{reference}: {module.__name__} does not define {parsed.name}{near}."
+            f"{reference}: {module.__name__} does not define {parsed.name}{hint}."
         ) from None
     if not callable(value):
         raise ConfigError(
@@ -322,20 +319,19 @@ def load(reference: str, folder: Path) -> Callable[..., Any]:
 
 
 def _import(reference: _Reference, folder: Path) -> ModuleType:
-    file = None if reference.path is None else reference.file(folder)
-    added = None
-    if file is not None:
+    added = file = None
+    if reference.path is not None:
+        file = reference.file(folder)
+        # Its folder comes first on the path, where it would hide a module of this name.
         _refuse_namesake(reference, file, _origin(reference.module) or str(file))
         if str(file.parent) not in sys.path:
             added = str(file.parent)
             sys.path.insert(0, added)
     importlib.invalidate_caches()
-    # A file that changes after this instant may differ from what is in memory.
-    now, earlier = time.time_ns(), set(sys.modules)
     try:
-        if file is not None:
+        if file is not None:  # a package of this name beside it would be imported in its place
             _refuse_namesake(reference, file, _origin(reference.module))
-        module = importlib.import_module(reference.module)
+        return importlib.import_module(reference.module)
     except (Exception, SystemExit) as error:
         if added:
             sys.path.remove(added)
@@ -345,8 +341,6 @@ def _import(reference: _Reference, folder: Path) -> ModuleType:
         if missing and f"{reference.module}.".startswith(f"{missing}."):
             raise ConfigError(f"{reference.text}: {_not_found(reference, folder)}") from None
         raise ConfigError(f"{reference.text}: its import failed: {_told(error)}") from error
-    _before_import.update({name: now for name in sys.modules if name not in earlier})
-    return module
 
 
 class _NamesakeError(ConfigError):
@@ -354,7 +348,6 @@ class _NamesakeError(ConfigError):
 
 
 def _refuse_namesake(reference: _Reference, file: Path, other: str | None) -> None:
-    """Check that no other module, in memory or installed, has the name of a file."""
     if not _same(other, file):
         raise _NamesakeError(
             f"{reference.text}: another module has its name, {other or 'built into Python'}; "
@@ -362,12 +355,11 @@ def _refuse_namesake(reference: _Reference, file: Path, other: str | None) -> No
         )
 
 
-def _refuse_others(project: _Project, reference: _Reference) -> None:
+def _refuse_others(modules: Mapping[str, Path], reference: _Reference) -> None:
     """Check that modules of the project's names, in memory or imported later, are its files."""
-    files = list(project.files())
-    imported = {reference.module.partition(".")[0]}.union(*(_read(path)[1] for path in files))
-    for path in files:
-        name = project.module(path)
+    imported = {reference.module.partition(".")[0]}
+    imported = imported.union(*(_read(path)[1] for path in modules.values()))
+    for name, path in modules.items():
         needed = name.partition(".")[0] in imported
         if name not in sys.modules and ("." in name or not needed):
             continue
@@ -414,19 +406,19 @@ def _process_start() -> int:
 def _refuse_changed(name: str, path: Path, *, needed: bool) -> None:
     """Check that a module in memory was made from the file as it is now.
 
-    The time at which the file last changed tells, not the one that it says it was modified, which
-    anyone may set. A module that no file of the project imports may have been written and imported
-    by this process, as Flower does with an app.
+    Of a module that something else imported, the time at which the file last changed tells, not the
+    one that it says it was modified, which anyone may set. A module that no file of the project
+    imports may have been written and imported by this process, as Flower does with an app.
     """
-    before = _before_import.get(name) or (_process_start() if name in _EARLIER else _BEGAN)
+    if path not in _imported and needed:
+        began = _process_start() if name in _EARLIER else _BEGAN
+        if path.stat().st_ctime_ns >= began:
+            raise ConfigError(
+                f"{_shown(str(path))}: may have changed since this process imported it; start a "
+                "new process, which imports privpart before it."
+            )
     digest = _read(path)[0]
-    repeated = str(path) in _first_digest
-    if needed and not repeated and path.stat().st_ctime_ns >= before:
-        raise ConfigError(
-            f"{_shown(str(path))}: may have changed since this process imported it; start a new "
-            "process, which imports privpart before it."
-        )
-    if _first_digest.setdefault(str(path), digest) != digest:
+    if _imported.setdefault(path, digest) != digest:
         raise ConfigError(
             f"{_shown(str(path))}: has changed since this process imported it; start a new process."
         )
@@ -453,28 +445,25 @@ def call(
         ConfigError: it does not take these arguments, or it raises.
         MissingExtraError: it needs a package that is not installed, and an adapter said so.
     """
-    _refuse_other_options(function, f"{key}: {reference}", arguments, options)
+    where = f"{key}: {reference}"
+    try:
+        signature = inspect.signature(function)
+    except Exception:  # compiled functions have none, and __signature__ may be anything
+        signature = None
+    try:
+        if signature is not None:
+            signature.bind(*arguments, **options)
+    except TypeError as error:
+        passed = f"; the plan passes {', '.join(options)}" if options else ""
+        taken = f"{_line(str(signature))}: {_line(str(error))}"
+        raise ConfigError(f"{where}{taken}{passed}.") from None
     try:
         return function(*arguments, **options)
     except MemoryError:
         raise
     except (Exception, SystemExit) as error:
         kind = MissingExtraError if isinstance(error, MissingExtraError) else ConfigError
-        raise kind(f"{key}: {reference} failed: {_told(error)}") from error
-
-
-def _refuse_other_options(
-    function: Callable[..., Any], name: str, arguments: tuple[Any, ...], options: dict[str, Any]
-) -> None:
-    try:
-        signature = inspect.signature(function)
-    except Exception:  # compiled functions have none, and __signature__ may be anything
-        return
-    try:
-        signature.bind(*arguments, **options)
-    except TypeError as error:
-        passed = f"; the plan passes {', '.join(options)}" if options else ""
-        raise ConfigError(f"{name}{_line(str(signature))}: {_line(str(error))}{passed}.") from None
+        raise kind(f"{where} failed: {_told(error)}") from error
 
 
 def _told(error: BaseException) -> str:
@@ -494,9 +483,9 @@ def _told(error: BaseException) -> str:
             text = _line(str(error)).rstrip(".")
         except Exception:  # people's own errors may fail to print
             text = ""
-    kind = type(error).__name__
     if isinstance(error, ConfigError) and text:
         return f"{place}: {text}."  # ours, a sentence already
+    kind = type(error).__name__
     return f"{place}: {kind}: {text}." if text else f"{place}: {kind}."
 
 
@@ -527,13 +516,6 @@ def _not_found(reference: _Reference, folder: Path) -> str:
         f"Python finds no module {reference.module}. Install its package (pip install -e FOLDER), "
         f'put its folder on PYTHONPATH, or name the file, as in "./{name}:{reference.name}".'
     )
-
-
-def _near(name: str, names: Iterable[str]) -> str:
-    near = difflib.get_close_matches(
-        name, [candidate for candidate in names if candidate[:1] != "_"], n=3
-    )
-    return f"; near it: {', '.join(near)}" if near else ""
 
 
 def _is_in_site(file: str) -> bool:

@@ -91,18 +91,18 @@ class Sampling(_Table):
 
     name: Literal["poisson", "balls-in-bins", "b-min-sep"] = Field(description="of the sampler")
     expected_batch: float | None = Field(
-        default=None, description="of poisson and b-min-sep: clients of a round, on average"
+        None, description="of poisson and b-min-sep: clients of a round, on average"
     )
     bins: int | None = Field(
-        default=None, description="of balls-in-bins: a client takes part in one round of so many"
+        None, description="of balls-in-bins: a client takes part in one round of so many"
     )
     min_separation: int | None = Field(
-        default=None, description="of b-min-sep; None takes the number of bands"
+        None, description="of b-min-sep; None takes the number of bands"
     )
     population: int | None = Field(
-        default=None, description="number of clients, where [data] does not say it"
+        None, description="number of clients, where [data] does not say it"
     )
-    draws: int | None = Field(default=None, description="of an estimate by Monte Carlo")
+    draws: int | None = Field(None, description="of an estimate by Monte Carlo")
 
     @model_validator(mode="after")
     def _keys_fit_the_name(self) -> Self:
@@ -151,32 +151,28 @@ class Privacy(_Table):
     clip_norm: float = Field(description="longest update of one client in one round, > 0")
     delta: float = Field(description="of the guarantee; far below 1 / number of clients")
     allow_large_delta: bool = Field(
-        default=False,
+        False,
         description="accepts a delta of 1 / number of clients or more; every report repeats it",
     )
     noise_multiplier: float | None = Field(
-        default=None, description="standard deviation of the noise / clip_norm, of the sum"
+        None, description="standard deviation of the noise / clip_norm, of the sum"
     )
     target_epsilon: float | None = Field(
-        default=None, description="instead of noise_multiplier: takes the least noise that meets it"
+        None, description="instead of noise_multiplier: takes the least noise that meets it"
     )
     report_goal: int | None = Field(
-        default=None, description="None takes clients_per_round, or what is expected of sampling"
+        None, description="None takes clients_per_round, or what is expected of sampling"
     )
     minimum_cohort: int = Field(
-        default=1, description="a round with fewer well-formed updates releases nothing"
+        1, description="a round with fewer well-formed updates releases nothing"
     )
-    max_participations: int = Field(default=1, description="most rounds of one client")
-    min_separation: int = Field(
-        default=1, description="least distance between two rounds of one client"
-    )
+    max_participations: int = Field(1, description="most rounds of one client")
+    min_separation: int = Field(1, description="least distance between two rounds of one client")
     mechanism: MechanismChoice = Field(description="correlates the noise of the rounds")
     adaptive_clipping: AdaptiveClipping | None = Field(
-        default=None, description="lets the clip norm follow the updates"
+        None, description="lets the clip norm follow the updates"
     )
-    sampling: Sampling | None = Field(
-        default=None, description="draws each round's clients, in secret"
-    )
+    sampling: Sampling | None = Field(None, description="draws each round's clients, in secret")
 
     @model_validator(mode="after")
     def _limits_fit_the_rounds(self) -> Self:
@@ -194,31 +190,20 @@ class Privacy(_Table):
 class Model(_Table):
     """Table ``[model]``: a network of ``privpart.models`` or one's own, and which part trains."""
 
-    name: str | None = Field(default=None, description="of a network in privpart.models")
+    name: str | None = Field(None, description="of a network in privpart.models")
     factory: str | None = Field(
-        default=None, description="own function that returns a network: 'module:f' or './file.py:f'"
+        None, description="own function that returns a network: 'module:f' or './file.py:f'"
     )
-    sizes: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments of the network"
-    )
-    weights: str | None = Field(
-        default=None, description="safetensors file of the parameters in keep"
-    )
-    train: list[str] = Field(
-        default_factory=lambda: ["*"], description="patterns of the parameters that train"
-    )
-    keep: list[str] | None = Field(
-        default=None, description="patterns that keep the network's own weights"
-    )
-    local: list[str] = Field(
-        default_factory=list, description="patterns that train and never leave the client"
-    )
+    sizes: dict[str, Any] = Field({}, description="keyword arguments of the network")
+    weights: str | None = Field(None, description="safetensors file of the parameters in keep")
+    train: list[str] = Field(["*"], description="patterns of the parameters that train")
+    keep: list[str] | None = Field(None, description="patterns that keep the network's own weights")
+    local: list[str] = Field([], description="patterns that train and never leave the client")
     groups: list[list[str]] | None = Field(
-        default=None,
-        description="of [schedule]; None takes the network's, or one per layer if it has none",
+        None, description="of [schedule]; None takes the network's, or one per layer if it has none"
     )
     seed: int | None = Field(
-        default=None, description="of the parameters not in keep; None keeps all weights"
+        None, description="of the parameters not in keep; None keeps all weights"
     )
 
     @property
@@ -293,57 +278,47 @@ class Data(_Table):
             "digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "fed-emnist", "shakespeare"
         ]
         | None
-    ) = Field(default=None, description="built-in data")
+    ) = Field(None, description="built-in data")
     clients: str | None = Field(
-        default=None, description="own function that returns clients: 'module:f' or './file.py:f'"
+        None, description="own function that returns clients: 'module:f' or './file.py:f'"
     )
-    options: dict[str, Any] = Field(
-        default_factory=dict, description="keyword arguments of that function"
-    )
+    options: dict[str, Any] = Field({}, description="keyword arguments of that function")
     metric: str | None = Field(
-        default=None, description="own function from a module to a number, on public data"
+        None, description="own function from a module to a number, on public data"
     )
     population: str | None = Field(
-        default=None,
+        None,
         description="name of the people, who share one budget over all runs; None takes their ids",
     )
     directory: Path | None = Field(
-        default=None, description="of the files of a built-in task; digits have none"
+        None, description="of the files of a built-in task; digits have none"
     )
     users: int | None = Field(
-        default=None,
+        None,
         ge=1,
         le=_MOST_USERS,
         description="to deal the examples to; None if the task has its own users",
     )
     clients_per_round: int | None = Field(
-        default=None,
-        ge=1,
-        le=_MOST_USERS,
-        description="needed, unless [privacy.sampling] draws them",
+        None, ge=1, le=_MOST_USERS, description="needed, unless [privacy.sampling] draws them"
     )
     partition: Literal["iid", "dirichlet", "pathological"] = Field(
-        default="iid", description="how a task's examples are dealt to the users"
+        "iid", description="how a task's examples are dealt to the users"
     )
-    alpha: float | None = Field(default=None, gt=0, description="of a dirichlet partition, > 0")
-    classes_each: int | None = Field(
-        default=None, ge=1, description="of a pathological partition, >= 1"
-    )
+    alpha: float | None = Field(None, gt=0, description="of a dirichlet partition, > 0")
+    classes_each: int | None = Field(None, ge=1, description="of a pathological partition, >= 1")
     held_out: int = Field(
-        default=0,
+        0,
         ge=0,
         le=_MOST_USERS,
         description="users who are public and whom nobody trains on, the same for every seed; "
         "where a task is dealt to users, beside those in users",
     )
     measured_on: Literal["held-out"] | None = Field(
-        default=None, description="users in place of the test examples, of which none is kept then"
+        None, description="users in place of the test examples, of which none is kept then"
     )
     seed: int = Field(
-        default=0,
-        ge=0,
-        le=_MOST_SEED,
-        description="of the deal, the cohorts and the clients' batches",
+        0, ge=0, le=_MOST_SEED, description="of the deal, the cohorts and the clients' batches"
     )
 
 
@@ -357,11 +332,9 @@ class CanaryTable(_Table):
     count: int = Field(
         ge=20, le=10**5, description="directions; about half of the canaries take part"
     )
-    seed: int = Field(
-        default=0, ge=0, le=_MOST_SEED, description="of the directions, which are public"
-    )
+    seed: int = Field(0, ge=0, le=_MOST_SEED, description="of the directions, which are public")
     observer: Literal["all", "last"] = Field(
-        default="all", description="sees the model of every round, or the last one only"
+        "all", description="sees the model of every round, or the last one only"
     )
 
 
@@ -743,20 +716,16 @@ def _refuse_misfits(plan: "PlanFile") -> None:
         ConfigError: the first fault.
     """
     _refuse_sampling(plan)
-    if plan.select is not None:
-        _refuse_select(plan)
+    _refuse_select(plan)
     _refuse_task(plan)
     _refuse_references(plan)
     _refuse_keys(plan.data)
     _refuse_data(plan.data)
     _refuse_start(plan.model)
-    if plan.model.seed is not None:
-        seed_bytes(plan.model.seed)
     if plan.model.name is not None:
         _refuse_network(plan.model)
     _refuse_schedule(plan)
-    if plan.canaries is not None:
-        _refuse_canaries(plan)
+    _refuse_canaries(plan)
     size = plan.data.clients_per_round
     if size is None:
         plan.population()
@@ -787,17 +756,18 @@ def _refuse_sampling(plan: "PlanFile") -> None:
         _refuse_if(size is None, "data.clients_per_round: is missing.")
         return
     _refuse_if(size, "data.clients_per_round: is drawn by [privacy.sampling]; leave it out.")
-    for key in ("minimum_cohort", "max_participations", "min_separation"):
-        _refuse_if(
-            key in privacy.model_fields_set,
+    decided = {"minimum_cohort", "max_participations", "min_separation"}
+    for key in sorted(decided & privacy.model_fields_set):
+        raise ConfigError(
             f"privacy.{key}: follows from [privacy.sampling], and every round is released, "
-            "whoever came; leave it out.",
+            "whoever came; leave it out."
         )
-    for key, table in (
-        ("privacy.adaptive_clipping", privacy.adaptive_clipping),
-        ("schedule", plan.schedule),
-        ("select", plan.select),
-    ):
+    uncovered = {
+        "privacy.adaptive_clipping": privacy.adaptive_clipping,
+        "schedule": plan.schedule,
+        "select": plan.select,
+    }
+    for key, table in uncovered.items():
         _refuse_if(
             table,
             f"{key}: cannot be combined with [privacy.sampling]; its proof does not cover it.",
@@ -810,6 +780,8 @@ def _refuse_sampling(plan: "PlanFile") -> None:
 
 def _refuse_select(plan: "PlanFile") -> None:
     model, client = plan.model, plan.client
+    if plan.select is None:
+        return
     _refuse_if(plan.schedule, "schedule: cannot be combined with [select]; leave one of them out.")
     _refuse_if(
         client.objective == "moon",
@@ -823,15 +795,14 @@ def _refuse_select(plan: "PlanFile") -> None:
     )
     _refuse_if(
         model.keep or model.local or client.augment,
-        "select: clients that select train a smaller network from the seed, without kept or "
-        "local parts or augmentation; leave keep, local and augment out.",
+        "select: clients that select train a smaller network from the seed; leave keep, local "
+        "and augment out.",
     )
 
 
 def _refuse_task(plan: "PlanFile") -> None:
     model, data, loss = plan.model, plan.data, plan.client.loss
     plays = data.task == "shakespeare"
-    other_loss = loss in get_args(LossName) and loss != "cross_entropy"
     _refuse_if(
         plays and model.name in set(MODELS) - {"word_lm"},
         'model.name: shakespeare is next-word prediction; its model is "word_lm".',
@@ -841,18 +812,12 @@ def _refuse_task(plan: "PlanFile") -> None:
         'data.task: word_lm predicts the next word; its task is "shakespeare".',
     )
     _refuse_if(
-        data.task and other_loss,
-        f"client.loss={loss}: every built-in task has one label per example. Use "
-        "cross_entropy, or a function of your own.",
+        data.task and loss in get_args(LossName) and loss != "cross_entropy",
+        f"client.loss={loss}: every built-in task has one label per example. Use cross_entropy, "
+        "or a function of your own.",
     )
-    _refuse_if(
-        model.name is not None and model.factory is not None,
-        "model: has both name and factory; give one of them.",
-    )
-    _refuse_if(
-        data.task is not None and data.clients is not None,
-        "data: has both task and clients; give one of them.",
-    )
+    _refuse_if(model.name and model.factory, "model: has both name and factory; give one of them.")
+    _refuse_if(data.task and data.clients, "data: has both task and clients; give one of them.")
 
 
 def _refuse_keys(data: "Data") -> None:
@@ -869,11 +834,9 @@ def _refuse_keys(data: "Data") -> None:
     kind += f" ({data.partition})" if dealt else ""
     for key in ("directory", "users", "options", "partition", "alpha", "classes_each"):
         present = key in data.model_fields_set and getattr(data, key) is not None
-        if present and key not in takes:
-            raise ConfigError(f"data.{key}: is not for {kind}; leave it out.")
-        if key in needs and not present:
-            files = " Its files are not downloaded for you." if key == "directory" else ""
-            raise ConfigError(f"data.{key}: is missing; {kind} needs it.{files}")
+        _refuse_if(present and key not in takes, f"data.{key}: is not for {kind}; leave it out.")
+        files = " Its files are not downloaded for you." if key == "directory" else ""
+        _refuse_if(key in needs and not present, f"data.{key}: is missing; {kind} needs it.{files}")
 
 
 def _refuse_data(data: "Data") -> None:
@@ -883,13 +846,12 @@ def _refuse_data(data: "Data") -> None:
         f"data.clients_per_round={size}: must be at most data.users={data.users}.",
     )
     _refuse_if(
-        data.measured_on is not None and not data.held_out,
+        data.measured_on and not data.held_out,
         'data.measured_on="held-out": nobody is held out; set held_out.',
     )
     _refuse_if(
-        data.measured_on is not None and data.metric is not None,
-        "data.measured_on: data.metric is a function of your own, which measures on what it "
-        "likes; leave one of them out.",
+        data.measured_on and data.metric,
+        "data.measured_on: data.metric chooses what it measures on; leave one of them out.",
     )
     if data.population is not None:
         try:
@@ -930,6 +892,8 @@ def _refuse_start(model: "Model") -> None:
         "model.weights: no parameter takes its start value from the file. Name those that do "
         "in keep.",
     )
+    if model.seed is not None:
+        seed_bytes(model.seed)
 
 
 def _refuse_network(model: "Model") -> None:
@@ -943,32 +907,33 @@ def _refuse_network(model: "Model") -> None:
     refuse_batch_statistics(network)
     matching_parameters(network, model.train)
     total = sum(parameter.numel() for parameter in network.parameters())
-    if total > _MOST_PARAMETERS:
-        raise ConfigError(
-            f"model.sizes: the network has {total:,} parameters; must be at most "
-            f"{_MOST_PARAMETERS:,}."
-        )
+    _refuse_if(
+        total > _MOST_PARAMETERS,
+        f"model.sizes: the network has {total:,} parameters; must be at most {_MOST_PARAMETERS:,}.",
+    )
 
 
 def _refuse_schedule(plan: "PlanFile") -> None:
     if plan.schedule is None:
-        if plan.model.groups is not None:
-            raise ConfigError(
-                "model.groups: need a table [schedule]; without it, all of them train in every "
-                "round."
-            )
+        _refuse_if(
+            plan.model.groups is not None,
+            "model.groups: need a table [schedule]; without it, all of them train in every round.",
+        )
         return
     groups = len(plan.model.grouped()[0])
-    if (length := plan.schedule.length(groups)) != plan.privacy.rounds:
-        raise ConfigError(
-            f"privacy.rounds={plan.privacy.rounds}: the schedule has {length} rounds for "
-            f"{groups} groups; both must be the same."
-        )
+    length = plan.schedule.length(groups)
+    _refuse_if(
+        length != plan.privacy.rounds,
+        f"privacy.rounds={plan.privacy.rounds}: the schedule has {length} rounds for {groups} "
+        "groups; both must be the same.",
+    )
 
 
 def _refuse_canaries(plan: "PlanFile") -> None:
     """Refuse why released models cannot be read for canaries."""
     privacy, kind = plan.privacy, plan.server.kind
+    if plan.canaries is None:
+        return
     _refuse_if(plan.select, "canaries: cannot be combined with [select]; leave one of them out.")
     _refuse_if(
         privacy.sampling,
@@ -987,8 +952,8 @@ def _refuse_canaries(plan: "PlanFile") -> None:
     _refuse_if(
         kind != "sgd",
         f"canaries: the noised sums cannot be computed from models that {kind} made. Use "
-        'kind = "sgd" in [server], or leave [canaries] out and audit a replica (privpart audit '
-        "epsilon --plan FILE --simulate).",
+        'kind = "sgd" in [server], or audit a replica (privpart audit epsilon --plan FILE '
+        "--simulate).",
     )
 
 

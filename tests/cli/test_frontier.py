@@ -66,7 +66,7 @@ STUDY = changed(
 def folder(tmp_path, monkeypatch):
     """Write the study and its code, and forget the code after the test."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(own_code, "_first_digest", {})
+    monkeypatch.setattr(own_code, "_imported", {})
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "study.toml").write_text(STUDY)
     yield tmp_path

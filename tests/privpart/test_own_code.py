@@ -22,8 +22,7 @@ def _fresh_process(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "path_hooks", list(sys.path_hooks))
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.setattr(own_code, "_first_digest", {})
-    monkeypatch.setattr(own_code, "_before_import", {})
+    monkeypatch.setattr(own_code, "_imported", {})
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:

@@ -29,7 +29,7 @@ REFERENCES = {
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(own_code, "_first_digest", {})
+    monkeypatch.setattr(own_code, "_imported", {})
     yield tmp_path / "new" / "folder"
     sys.modules.pop("task", None)
 
