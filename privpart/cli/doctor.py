@@ -183,8 +183,6 @@ def _cost(plan: "PlanFile") -> str:
 
 
 def _parts(setup: "Training") -> Iterator[Finding]:
-    from privpart.training.train import check_promise
-
     model = setup.model
     yield Finding("network", f"{type(model.module).__name__}, {model.parameter_count:,} parameters")
     share = model.dim / model.parameter_count
@@ -195,7 +193,7 @@ def _parts(setup: "Training") -> Iterator[Finding]:
     if model.local:
         yield Finding("local", f"{_names(model.local)}; never leaves a client")
     promised = setup.promise()
-    check_promise(promised, setup)
+    setup.rehearse(promised)
     if promised.sampling is not None:
         expected = f"{promised.rounds} rounds, sampled; about {promised.report_goal} clients each"
         yield Finding("cohorts", expected)

@@ -14,7 +14,6 @@ from privpart.cli.options import Format
 from privpart.engines.options import Batching, EngineOptions, Precision
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from collections.abc import Callable
     from typing import Any
 
     from attacks.lower_bounds.planted import PlantedCanaries
@@ -157,16 +156,21 @@ def train(
         tell_of_code(chosen)
 
     with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result
-        if resume:
-            from privpart.training.train import resume_run
+        from privpart.training.plan_file import read
+        from privpart.training.train import begin, resume_run
 
+        if resume:
             run, setup = resume_run(
                 out, plan=plan, adopt=adopt, canaries=_canaries, options=engine, tell=about
             )
         elif plan is None:
             raise ConfigError("plan is missing: pass --plan FILE to begin a run, or --resume.")
         else:
-            run, setup = _begun(plan, out, fork_of, seed, engine, about)
+            chosen = read(plan)
+            about(chosen)
+            run, setup = begin(
+                chosen, out, fork_of=fork_of, seed=seed, canaries=_canaries, options=engine
+            )
         with run:
             _train(run, setup, evaluate_every, tensorboard=tensorboard)
     _tell(run, form)
@@ -197,31 +201,6 @@ def _tell(run: "RunFolder", form: Format) -> None:
             typer.echo(f"privpart: {line}", err=True)
     else:
         print_run(run_report(run.path), form)
-
-
-def _begun(
-    plan: Path,
-    out: Path,
-    fork_of: Path | None,
-    seed: int | None,
-    engine: EngineOptions,
-    about: "Callable[[PlanFile], None]",
-) -> "tuple[RunFolder, Training]":
-    """Put a plan together, and begin its run only if that succeeds."""
-    from privpart.training.plan_file import read
-    from privpart.training.train import begin
-
-    chosen, text = read(plan), plan.read_text(encoding="utf-8")
-    about(chosen)
-    return begin(
-        chosen,
-        out,
-        text=text,
-        fork_of=fork_of,
-        seed=seed,
-        canaries=_canaries,
-        options=engine,
-    )
 
 
 def _canaries(*arguments: "Any", **options: "Any") -> "PlantedCanaries":  # noqa: ANN401

@@ -194,7 +194,6 @@ def serve(
         run, setup = begin(
             chosen,
             out,
-            text=plan.read_text(encoding="utf-8"),
             objects=objects,
             seed=settings.seed,
             options=EngineOptions(),

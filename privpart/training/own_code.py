@@ -183,12 +183,13 @@ def record(references: Mapping[str, str], folder: Path) -> dict[str, Any]:
     """
     files: dict[str, str] = {}
     imported: set[str] = set()
-    projects = set()
+    projects: set[_Project] = set()
     for key, text in sorted(references.items()):
         reference = _Reference.of(text)
         imported.add(reference.module.partition(".")[0])
-        projects.add(_project(reference, folder, f"{key}: {text}"))
-    for project in projects - {None}:
+        if (project := _project(reference, folder, f"{key}: {text}")) is not None:
+            projects.add(project)
+    for project in projects:
         for path in project.files():
             digest, names = _read(path)
             files[f"{project.prefix}{path.relative_to(project.root).as_posix()}"] = digest

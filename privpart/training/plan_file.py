@@ -16,14 +16,14 @@ import difflib
 import hashlib
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 from torch import nn
 
 from accounting import (
@@ -364,6 +364,7 @@ class PlanFile(_Table):
     canaries: CanaryTable | None = None
     _folder: Path = PrivateAttr(default_factory=Path)
     _tables: dict[str, Any] = PrivateAttr(default_factory=dict)
+    _text: str | None = PrivateAttr(None)
 
     @model_validator(mode="after")
     def _tables_fit_each_other(self) -> Self:
@@ -379,6 +380,11 @@ class PlanFile(_Table):
     def tables(self) -> dict[str, Any]:
         """The tables as they were given, without defaults."""
         return self._tables
+
+    @property
+    def text(self) -> str | None:
+        """The file as it was written; None if the plan is not from a file."""
+        return self._text
 
     @property
     def hash(self) -> str:
@@ -623,18 +629,16 @@ def parse(
     ``folder`` is what paths to one's own code are relative to; None is the working folder.
     """
     try:
-        return validated(tomllib.loads(text), name=name, folder=folder, in_python=in_python)
-    except ConfigError:
-        raise
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # tomllib raises others, too, as for integers of 5,000 digits
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # as for integers of 5,000 digits
         raise ConfigError(f"{name} is no TOML: {error}.") from None
+    plan = validated(values, name=name, folder=folder, in_python=in_python)
+    plan._text = text
+    return plan
 
 
 def validated(
-    values: dict[str, Any],
+    values: Mapping[str, Any],
     *,
     name: str = "plan",
     folder: Path | None = None,
@@ -648,10 +652,11 @@ def validated(
     try:
         # Strict keeps ``true`` and ``"3"`` from passing as numbers. Strict JSON, unlike strict
         # Python values, still takes a list for a tuple, a table for a dataclass, a string for an
-        # enum.
-        plan = PlanFile.model_validate_json(to_json(values), strict=True)
-        plan._folder, plan._tables = (folder or Path()).resolve(), values
-        plan.privacy.mechanism.refuse_idle(values["privacy"]["mechanism"].keys())
+        # enum. NumPy's numbers become Python's.
+        tables = to_json(values, fallback=lambda value: value.item())
+        plan = PlanFile.model_validate_json(tables, strict=True)
+        plan._folder, plan._tables = (folder or Path()).resolve(), from_json(tables)
+        plan.privacy.mechanism.refuse_idle(plan.tables["privacy"]["mechanism"].keys())
     except ConfigError as error:
         raise ConfigError(f"{name} is not a valid plan: privacy.mechanism: {error}") from None
     except ValidationError as error:

@@ -1,7 +1,7 @@
 """Train: begin or resume a run of a plan in a folder, from the command line or from Python.
 
-``privpart.train`` and the command ``privpart train`` both go through ``begin``, ``resume`` and
-``finish``: what ``begin`` records in the ledger, ``resume`` compares.
+``privpart.train`` and the command ``privpart train`` both go through ``begin``, ``resume_run`` and
+``finish``: what ``begin`` records in the ledger, ``resume_run`` compares.
 """
 
 import difflib
@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Self, cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -25,9 +26,8 @@ from privpart.data.clients import Clients, RemoteClients
 from privpart.engines.canaries import CanaryClients, refuse_same_ids
 from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.options import EngineOptions
-from privpart.grid import refuse_noise
 from privpart.loop import Callback, HealthFile, MetricsFiles, ProgressBar, RoundRecord
-from privpart.messages import ClientUpdate, RoundTask, client_id, id_order
+from privpart.messages import client_id, id_order
 from privpart.noise.cohorts import ids_hash
 from privpart.plan import PrivacyPlan
 from privpart.run.canaries import (
@@ -224,25 +224,13 @@ def _plan(plan: "str | Path | Mapping[str, Any] | PlanFile") -> PlanFile:
     if not isinstance(plan, Mapping):
         raise ConfigError(f"plan: is {described(plan)}; must be a path, or the tables of a plan.")
     tables = {"schema": "privpart/plan/1", "model": {}, "server": {}, **plan}
-    return validated(_plain(tables), in_python=True)
-
-
-def _plain(value: Any) -> Any:  # noqa: ANN401  tables of any kind
-    """Return tables with NumPy's numbers and paths as plain values."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, Path):
-        return str(value)
-    return value.item() if hasattr(value, "item") else value
+    return validated(tables, in_python=True)
 
 
 def begin(
     plan: PlanFile,
     out: Path,
     *,
-    text: str | None = None,
     objects: Own | None = None,
     fork_of: Path | None = None,
     seed: int | None = None,
@@ -254,7 +242,6 @@ def begin(
     Args:
         plan: what to train.
         out: folder of the run.
-        text: the plan file as it was written; None keeps the plan's values.
         objects: objects that are not in the plan.
         fork_of: run whose model to start from; its cost is added.
         seed: of the noise, for a simulation; None draws a secret key.
@@ -280,34 +267,34 @@ def begin(
     if warning := plan.accept_delta(len(setup.clients.ids)):
         sys.stderr.write(f"privpart: warning: {warning}\n")
     promised = setup.promise(code)
-    check_promise(promised, setup, fork_of)
+    setup.rehearse(promised, fork_of)
     facts = _facts(plan, setup, objects, code)
     key = new_canary_key(seed)
     if plan.canaries is not None:
         facts[FACT] = {**plan.canaries.model_dump(), "key": canary_key_hash(key)}
     setup = _planted(setup, promised, canaries, key)
+    facts |= {"plan_tables": plan.tables} if plan.text is None else {"plan_file": plan.text}
     # Nothing exists before this: whatever is refused leaves no folder and enters no budget book.
-    facts |= {"plan_tables": plan.tables} if text is None else {"plan_file": text}
     if fork_of is None:
         run = create_run(out, promised, seed=seed, facts=facts)
     else:
         run = fork(fork_of, out, promised, facts=facts)
-    if plan.canaries is not None:
-        _write_key(run, key)
-    if text is not None:
-        _write_plan(run, text)
+    _write_beside(run, plan, key)
     return run, setup
 
 
-def _write_key(run: RunFolder, key: bytes) -> None:
-    """Keep the key of the canaries, without which the run cannot be resumed."""
+def _write_beside(run: RunFolder, plan: PlanFile, key: bytes) -> None:
+    """Write the canaries' key, and the plan for people; the ledger's copy of that counts."""
     try:
-        write_canary_key(run.path, key)
+        if plan.canaries is not None:
+            write_canary_key(run.path, key)
+        if plan.text is not None:
+            write_durably(run.path / PLAN, plan.text.encode())
     except OSError as error:
         advice = _end_unspent(run)
         run.close()
         raise StorageError(
-            f"{run.path}: the key of the canaries cannot be written: {error}. {advice}"
+            f"{run.path}: the plan or the key of the canaries cannot be written: {error}. {advice}"
         ) from None
 
 
@@ -318,31 +305,6 @@ def _end_unspent(run: RunFolder) -> str:
     except (ConfigError, StorageError):
         return f"No round was run; end the run by: privpart close {run.path}"
     return "No round was run, and the run was closed: begin again in another folder."
-
-
-def _write_plan(run: RunFolder, text: str) -> None:
-    """Write the plan for people; the ledger's copy counts."""
-    try:
-        write_durably(run.path / PLAN, text.encode())
-    except OSError as error:
-        run.close()
-        raise StorageError(
-            f"{run.path / PLAN} cannot be written: {error}. The run has begun: resume it."
-        ) from None
-
-
-def check_promise(promised: PrivacyPlan, setup: Training, fork_of: Path | None = None) -> None:
-    """Check that a training can keep its promise to the end; sweeps and studies do so as well.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    if promised.sampling is not None:
-        _refuse_sampled(promised, setup.plan.privacy.delta, fork_of)
-    refuse_noise(promised.update_noise_multiplier, setup.start.numel())
-    setup.rehearse(promised)
-    if setup.plan.data.task is None and setup.metric is not None:
-        setup.evaluate(setup.start)  # a metric that fails after a round could not be mended
 
 
 def check_plans(
@@ -374,24 +336,9 @@ def check_plans(
                 if plan.canaries is not None:
                     raise without_canaries()
                 setup = put_together(plan) if setup is None else setup.under(plan)
-                check_promise(setup.promise(), setup)
+                setup.rehearse(setup.promise())
             except ConfigError as error:
                 raise ConfigError(f"{name}: {error}") from None
-
-
-def _refuse_sampled(promised: PrivacyPlan, delta: float, fork_of: Path | None) -> None:
-    """Check, before a run that samples begins, that its epsilon can be computed.
-
-    Raises:
-        ConfigError: it cannot, or the run is to be a fork.
-    """
-    if fork_of is not None:
-        raise ConfigError(
-            f"fork_of={fork_of}: an amplified epsilon does not compose with that of another run; "
-            "a plan with [privacy.sampling] begins from its own start."
-        )
-    if promised.noise_multiplier:
-        promised.guarantee().epsilon(delta)
 
 
 def _planted(
@@ -477,18 +424,12 @@ def resume_run(
     Raises:
         ConfigError: the plan, its code, the model or the population is not the run's.
     """
-    objects = objects or Own()
     run = RunFolder.open(out, adopt=adopt)
     try:
-        recorded = kept_plan(run.facts, out, plan)
-        refuse_changed(run.facts, recorded, objects, out)
-        tell(recorded)
         # As in ``begin``: noise from a seed must meet the same updates again.
-        private = run.facts["seed"] is None
-        setup = training(
-            recorded, objects=objects, options=replace(options, deterministic=not private)
-        )
-        refuse_other_parts(run.facts, setup, out)
+        options = replace(options, deterministic=run.facts["seed"] is not None)
+        recorded = kept_plan(run.facts, out, plan)
+        setup = _recorded_setup(run.facts, recorded, objects or Own(), out, tell, options=options)
         key = b"" if recorded.canaries is None else read_canary_key(out, run.facts)
         return run, _planted(setup, run.plan, canaries, key)
     except BaseException:
@@ -509,31 +450,46 @@ def released_setup(
     """
     ledger = Ledger(out / "ledger.sqlite", read_only=True)
     ledger.close()
-    recorded = kept_plan(ledger.facts, out, plan)
-    objects = Own(remote=lambda _: _Absent(ledger.facts)) if "owners" in ledger.facts else Own()
-    refuse_changed(ledger.facts, recorded, objects, out)
-    tell(recorded)
-    setup = training(recorded, objects=objects, report=lambda _: None)
-    refuse_other_parts(ledger.facts, setup, out)
-    return setup
-
-
-class _Absent:
-    """The clients on nodes of a run that is only looked at."""
-
-    def __init__(self, facts: Mapping[str, Any]) -> None:
+    facts = ledger.facts
+    objects = Own()
+    if "owners" in facts:
         named = [json.loads(name) for names in facts["owners"].values() for name in names]
-        self.clients = RemoteClients(sorted(map(client_id, named), key=id_order))
-        self.facts = {name: facts[name] for name in ("identity", "owners")}
+        nodes = RemoteClients(sorted(map(client_id, named), key=id_order))
+        # Nothing runs, so the engine of a federation need only say who its clients are.
+        objects = Own(remote=lambda _: cast("RemoteEngine", SimpleNamespace(clients=nodes)))
+    recorded = kept_plan(facts, out, plan)
+    return _recorded_setup(facts, recorded, objects, out, tell, report=lambda _: None)
 
-    def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
-        raise ConfigError("the clients of this run are on nodes; continue it with flwr run.")
 
-    def __enter__(self) -> Self:
-        return self
+def _recorded_setup(
+    facts: Mapping[str, Any],
+    recorded: PlanFile,
+    objects: Own,
+    out: Path,
+    tell: Callable[[PlanFile], None],
+    **options: Any,  # noqa: ANN401  those of ``training``
+) -> Training:
+    """Put together the plan of a run, and check that it is what the run trains.
 
-    def __exit__(self, *_: object) -> None:
-        return None
+    Raises:
+        ConfigError: the code, the objects passed, the frozen part, the names of the trained part,
+            or the ids of clients differ from those in the ledger.
+    """
+    _refuse_changed(facts, recorded, objects, out)
+    tell(recorded)
+    setup = training(recorded, objects=objects, **options)
+    if facts.get("rest", setup.model_hash) != setup.model_hash:
+        raise ConfigError(
+            f"{out}: the network differs from the run's in its frozen weights, or in which "
+            "parameters train. A factory must return the same network every time: load the weights "
+            "from a file, or give [model] a seed."
+        )
+    if "population" in facts and facts["population"] != ids_hash(setup.clients.ids):
+        raise ConfigError(
+            f"{out}: the clients' ids are not those that the run was begun with. Pass the same "
+            "clients, in the same order."
+        )
+    return setup
 
 
 def kept_plan(facts: Mapping[str, Any], out: Path, plan: PlanFile | Path | None) -> PlanFile:
@@ -562,12 +518,8 @@ def kept_plan(facts: Mapping[str, Any], out: Path, plan: PlanFile | Path | None)
     return chosen
 
 
-def refuse_changed(facts: Mapping[str, Any], recorded: PlanFile, objects: Own, out: Path) -> None:
-    """Check, without running it, that the code of a run is what it was when the run began.
-
-    Raises:
-        ConfigError: what has changed.
-    """
+def _refuse_changed(facts: Mapping[str, Any], recorded: PlanFile, objects: Own, out: Path) -> None:
+    """Check, without running it, that the code of a run is what it was when the run began."""
     if "owners" in facts and objects.remote is None:
         raise ConfigError(
             f"{out}: the clients of this run are on nodes of a Flower federation; continue it "
@@ -592,25 +544,6 @@ def refuse_changed(facts: Mapping[str, Any], recorded: PlanFile, objects: Own, o
             raise ConfigError(
                 f"{name}: is not what {out} was begun with. Pass the same, or begin a new run."
             )
-
-
-def refuse_other_parts(facts: Mapping[str, Any], setup: Training, out: Path) -> None:
-    """Check that a model and a population are those of a run.
-
-    Raises:
-        ConfigError: the frozen part, the names of the trained part, or the ids of clients differ.
-    """
-    if facts.get("rest", setup.model_hash) != setup.model_hash:
-        raise ConfigError(
-            f"{out}: the network differs from the run's in its frozen weights, or in which "
-            "parameters train. A factory must return the same network every time: load the weights "
-            "from a file, or give [model] a seed."
-        )
-    if "population" in facts and facts["population"] != ids_hash(setup.clients.ids):
-        raise ConfigError(
-            f"{out}: the clients' ids are not those that the run was begun with. Pass the same "
-            "clients, in the same order."
-        )
 
 
 def finish(

@@ -1,7 +1,6 @@
 """Training: the model, clients and metric that a plan describes, and the run over them.
 
-``training`` puts a plan together and ``Training.run`` trains it. ``privpart train``, ``sweep``,
-``frontier``, ``demo`` and ``privpart.train`` all train through these two functions. What a
+``training`` puts a plan together and ``Training.run`` trains it, for whichever command asks. What a
 plan names of its author's code is imported and called here, and nowhere else.
 """
 
@@ -10,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, wraps
+from itertools import islice
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -17,17 +17,27 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.client import LocalTraining, Loss, augmented, batch_loss, logits_of, seeded
+from privpart.client import (
+    LocalTraining,
+    Loss,
+    augmented,
+    batch_loss,
+    client_update,
+    logits_of,
+    seeded,
+)
 from privpart.data import partition
 from privpart.data.batches import Batch, count_rows, take
 from privpart.data.clients import Clients
 from privpart.data.tasks.shakespeare import UNKNOWN
 from privpart.data.users import Users
 from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_canaries
+from privpart.engines.device import one_thread
 from privpart.engines.embedded import EmbeddedEngine
-from privpart.engines.methods import fetched
+from privpart.engines.methods import client_generator, fetched
 from privpart.engines.options import EngineOptions
 from privpart.engines.protocol import Engine
+from privpart.grid import refuse_noise
 from privpart.loop import Callback, RoundRecord, fit
 from privpart.messages import ClientId, client_id, id_order
 from privpart.model import PartialModel
@@ -45,11 +55,13 @@ from privpart.select.turns import Turns
 from privpart.server import RoundCounts, Server
 from privpart.start_values import load_weights
 from privpart.training import own_code
-from privpart.training.isolation import refuse_carriers
 from privpart.training.metric import Accuracy, Metric, measured
 from privpart.training.plan_file import Model, PlanFile, refuse_short_cohorts
 from privpart.training.select_table import SelectChoice
 from privpart.training.task_data import Reader, held_out_of, plan_data, read_task
+
+_TRIED = 50
+"""Clients that are asked for examples before the check for carriers is given up."""
 
 
 class RemoteEngine(Engine, Protocol):
@@ -176,22 +188,36 @@ class Training:
         sizes = None if self.plan.schedule is None else self.model.group_sizes
         return self.plan.privacy_plan(code=code, sizes=sizes)
 
-    def rehearse(self, promised: PrivacyPlan) -> None:
-        """Try what comes before a client trains in the first round, with noise that is not kept.
+    def rehearse(self, promised: PrivacyPlan, fork_of: object = None) -> None:
+        """Check that the promise can be kept to the end, before anything exists.
+
+        It tries all that comes before a client trains in the first round, with noise that is not
+        kept.
 
         Raises:
-            ConfigError: the server or the cohorts cannot be made, processes cannot be sent the
-                training, or the examples of a client cannot be fetched.
+            ConfigError: epsilon cannot be computed, the server, noise or cohorts cannot be made,
+                processes cannot be sent the training, the examples of a client cannot be fetched,
+                or the plan's own metric fails.
         """
         source = SeededSource(0)
+        refuse_noise(promised.update_noise_multiplier, self.start.numel())
         self.server(promised, source)
         if promised.sampling is not None:
+            if fork_of is not None:
+                raise ConfigError(
+                    f"fork_of={fork_of}: an amplified epsilon does not compose with that of "
+                    "another run; a plan with [privacy.sampling] begins from its own start."
+                )
+            if promised.noise_multiplier:
+                promised.guarantee().epsilon(self.plan.privacy.delta)
             SampledCohorts(promised, self.clients.ids, source)
         if isinstance(self.trainer, EmbeddedEngine):
             self.trainer.refuse_unsendable(self.trainer.local_of(0))
             if not isinstance(self.clients, Users):
                 for client in self.cohorts[0] if self.cohorts else ():
                     fetched(self.clients, client, torch.Generator().manual_seed(0))
+        if self.plan.data.task is None and self.metric is not None:
+            self.evaluate(self.start)  # a metric that fails after a round could not be mended
 
     def server(self, promised: PrivacyPlan, source: NoiseSource) -> Server:
         """Return the server of round 0.
@@ -312,29 +338,32 @@ def training(
             options that the clients of this plan would not follow, code that fails.
     """
     objects = objects or Own()
+    _refuse_two(plan, objects)
     code = _named_code(plan)
     local = _local(plan, objects, code)
-    options = options or EngineOptions()
-    options = replace(options, sums=options.sums or local.steps == 1)
-    if options.cache_prefix is None and _each_example_once(plan, local):
-        options = replace(options, cache_prefix=False)  # nothing would be used again
-    if plan.privacy.sampling is not None:
-        options = _each_alone(options)
-    options.refuse(local, selects=plan.select is not None)
+    options = _options(plan, local, options or EngineOptions())
     model = _model(plan, objects, code)
     if plan.data.held_out and (part or objects.remote is not None):
         raise ConfigError(
             f"data.held_out={plan.data.held_out}: the clients are elsewhere, where nobody is held "
             "out; leave it out, and let those nodes not take part."
         )
+    metric = objects.metric or cast("Metric | None", code.get("data.metric"))
+    engine: EmbeddedEngine | SelectEngine | RemoteEngine
     if objects.remote is not None:
-        return _remote(plan, objects, code, model, objects.remote)
-    clients, metric = _clients(plan, objects, code, model.module, read)
+        # Nodes check their own examples.
+        if plan.data.task is not None and metric is None:
+            task = plan_data(plan.data, model.module)
+            metric = Accuracy(task.test_x, task.test_y)
+        engine = objects.remote(model)
+        cohorts = _cohorts(plan, engine.clients)
+        return Training(plan, model, engine, cohorts, metric, model.flat.clone())
+    clients, accuracy = _clients(plan, objects, code, model.module, read)
+    metric = metric or accuracy
     refuse_misfit(model, clients, local, metric)
     # The package's own networks and losses keep nothing between clients; its tests show that.
     if plan.select is None and (plan.model.name is None or code or objects.loss or objects.augment):
-        refuse_carriers(model, clients, local)
-    engine: EmbeddedEngine | SelectEngine
+        _refuse_carriers(model, clients, local)
     if plan.select is not None:
         engine = _select_engine(plan, plan.select, model, cast("Users", clients))
     else:
@@ -350,28 +379,32 @@ def training(
     return Training(plan, model, engine, cohorts, metric, model.flat.clone())
 
 
+def _options(plan: PlanFile, local: LocalTraining, options: EngineOptions) -> EngineOptions:
+    """Complete options by what the plan allows.
+
+    Raises:
+        ConfigError: one that the clients of this plan would not follow.
+    """
+    options = replace(options, sums=options.sums or local.steps == 1)
+    if options.cache_prefix is None and _each_example_once(plan, local):
+        options = replace(options, cache_prefix=False)  # nothing would be used again
+    if plan.privacy.sampling is not None:
+        try:
+            options = replace(options, deterministic=True)
+        except ConfigError as error:
+            raise ConfigError(
+                f"{error} A plan that samples needs deterministic=True too, so that no client's "
+                "rounding tells who else was sampled."
+            ) from None
+    options.refuse(local, selects=plan.select is not None)
+    return options
+
+
 def _each_example_once(plan: PlanFile, local: LocalTraining) -> bool:
     """Whether no example is seen twice in the whole training."""
     one_pass = local.steps == 1 or (local.steps is None and local.epochs == 1)
     fixed = plan.privacy.sampling is None
     return fixed and one_pass and plan.privacy.max_participations == 1
-
-
-def _remote(
-    plan: PlanFile,
-    objects: Own,
-    code: "Code",
-    model: PartialModel,
-    make: Callable[[PartialModel], RemoteEngine],
-) -> Training:
-    """Put a plan together whose clients are elsewhere, where their nodes check their examples."""
-    metric = objects.metric or cast("Metric | None", code.get("data.metric"))
-    if plan.data.task is not None:
-        task = plan_data(plan.data, model.module)
-        metric = metric or Accuracy(task.test_x, task.test_y)
-    engine = make(model)
-    cohorts = _cohorts(plan, engine.clients)
-    return Training(plan, model, engine, cohorts, metric, model.flat.clone())
 
 
 Code = dict[str, Callable[..., Any]]
@@ -418,28 +451,51 @@ def _named_code(plan: PlanFile) -> Code:
     return {key: calling(key, reference) for key, reference in plan.references().items()}
 
 
+def _refuse_two(plan: PlanFile, objects: Own) -> None:
+    """Refuse what is both passed and named by the plan.
+
+    Raises:
+        ConfigError: by its name.
+    """
+    client, data, model = plan.client, plan.data, plan.model
+    names_loss = isinstance(client.loss, str) and own_code.is_reference(client.loss)
+    named = {
+        "module": model.name or model.factory,
+        "clients": data.task or data.clients,
+        "loss": names_loss,
+        "augment": client.augment,
+        "metric": data.metric,
+    }
+    for name, value in named.items():
+        if value and getattr(objects, name) is not None:
+            raise ConfigError(f"{name}: the plan names one as well; give one of them.")
+
+
 def _local(plan: PlanFile, objects: Own, code: Code) -> LocalTraining:
     """Return how clients train, with functions in place of the names of code."""
     changes: dict[str, Any] = {}
     for name, given in (("loss", objects.loss), ("augment", objects.augment)):
-        key = f"client.{name}"
-        if given is not None and key in code:
-            raise ConfigError(f"{name}: the plan names one as well; give one of them.")
         if given is not None:
             changes[name] = given
-        elif key in code:
+        elif (key := f"client.{name}") in code:
             changes[name] = vars(code[key])["__wrapped__"]  # the one that workers find by name
     return replace(plan.client, **changes)
 
 
 def _model(plan: PlanFile, objects: Own, code: Code) -> PartialModel:
     table = plan.model
-    if objects.module is not None and (table.name is not None or table.factory is not None):
-        raise ConfigError("module: the plan's table [model] names a network as well; give one.")
     if objects.module is None and table.name is None and table.factory is None:
         raise ConfigError("module: is missing; pass one, or name it in the plan's table [model].")
-    # a copy, because a PartialModel takes a module's parameters over
-    module = _built(table, code) if objects.module is None else _copied(objects.module)
+    try:
+        # A copy, because a PartialModel takes a module's parameters over.
+        module = _built(table, code) if objects.module is None else deepcopy(objects.module)
+    except (RuntimeError, TypeError) as error:
+        if objects.module is None:
+            raise
+        raise ConfigError(
+            f"module: cannot be copied ({error}): it may keep an output of its own. Name a factory "
+            "in the plan, which builds it, or drop what it keeps."
+        ) from None
     if table.weights is not None:
         names = matching_parameters(module, table.keep or ["*"], "keep")
         load_weights(module, plan.folder / table.weights, names)
@@ -452,16 +508,6 @@ def _model(plan: PlanFile, objects: Own, code: Code) -> PartialModel:
             "counts the groups that train."
         )
     return model
-
-
-def _copied(module: nn.Module) -> nn.Module:
-    try:
-        return deepcopy(module)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(
-            f"module: cannot be copied ({error}): it may keep an output of its own. Name a factory "
-            "in the plan, which builds it, or drop what it keeps."
-        ) from None
 
 
 def _built(table: Model, code: Code) -> nn.Module:
@@ -481,31 +527,22 @@ def _built(table: Model, code: Code) -> nn.Module:
 
 def _clients(
     plan: PlanFile, objects: Own, code: Code, network: nn.Module, read: Reader
-) -> tuple[Clients, Metric | None]:
-    """Return the population, and the metric that the model is measured by."""
+) -> tuple[Clients, Accuracy | None]:
+    """Return the population, and the accuracy on a task's test examples or on held-out users."""
     data = plan.data
-    if objects.clients is not None and (data.task is not None or data.clients is not None):
-        raise ConfigError("clients: the plan's table [data] names clients as well; give one.")
-    if objects.metric is not None and data.metric is not None:
-        raise ConfigError("metric: the plan names one as well; give one of them.")
-    metric = objects.metric or cast("Metric | None", code.get("data.metric"))
     if data.task is not None:
         task = plan_data(data, network, read)
-        return task.users, metric or Accuracy(task.test_x, task.test_y)
+        return task.users, Accuracy(task.test_x, task.test_y)
     clients = objects.clients
     if clients is None:
         if data.clients is None:
-            raise ConfigError(
-                "clients: are missing; pass them, or name them in the plan's table [data]."
-            )
+            raise ConfigError("clients: are missing; pass them, or name them in [data].")
         clients = code["data.clients"](**data.options)
     _refuse_other_clients(clients)
     if not data.held_out:
-        return clients, metric
+        return clients, None
     remaining, public = held_out_of(clients, data.held_out)
-    if data.measured_on is not None:
-        metric = _accuracy_on(clients, public)
-    return remaining, metric
+    return remaining, None if data.measured_on is None else _accuracy_on(clients, public)
 
 
 def _accuracy_on(clients: Clients, public: Sequence[ClientId]) -> Accuracy:
@@ -540,23 +577,6 @@ def _refuse_other_clients(clients: Clients) -> None:
         )
     if not len(clients.ids):
         raise ConfigError("clients: there are none; must be at least one.")
-
-
-def _each_alone(options: EngineOptions) -> EngineOptions:
-    """Return options under which no bit of an update depends on who else takes part.
-
-    The members of a sampled round are secret, so the rounding of others must not tell of them.
-
-    Raises:
-        ConfigError: an option that computes clients beside each other.
-    """
-    try:
-        return replace(options, deterministic=True)
-    except ConfigError as error:
-        raise ConfigError(
-            f"{error} A plan that samples needs deterministic=True too, so that no client's "
-            "rounding tells who else was sampled."
-        ) from None
 
 
 def _cohorts(plan: PlanFile, clients: Clients) -> Sequence[Sequence[ClientId]]:
@@ -718,3 +738,52 @@ def _first_beyond(users: Users, outputs: int) -> tuple[ClientId, int]:
             if int(users.y[row].max()) >= outputs:
                 return client, row
     raise ValueError("no label is beyond the outputs")
+
+
+def _refuse_carriers(model: PartialModel, clients: Clients, local: LocalTraining) -> None:
+    """Refuse networks, losses and augmentations that carry data from client to client.
+
+    A client's update may depend on its own examples and on the model that it received, and on
+    nothing else: otherwise one client moves the sum by more than the clip norm.
+    ``PartialModel.lent`` puts back what a module keeps; a function, a global or an object inside
+    the module may keep more. So two clients train in turn, each twice, and the two updates of each
+    must have the same bits. That finds what two steps show; it proves nothing about code that means
+    to hide something.
+
+    Raises:
+        ConfigError: the updates differ, or the frozen part has changed.
+    """
+    holders = (
+        client
+        for client in islice(clients.ids, _TRIED)
+        if count_rows(fetched(clients, client, client_generator(0, 0, client)))
+    )
+    pair = list(islice(holders, 2))
+    if len(pair) < 2:
+        return
+    start = model.flat.clone()
+    short = replace(local, epochs=1, steps=min(2, local.steps or 2))
+
+    def update(client: ClientId) -> Tensor:
+        generator = client_generator(0, 0, client)
+        return client_update(
+            model,
+            start,
+            fetched(clients, client, generator),
+            local=short,
+            clip_norm=1e6,  # a clip could hide a difference
+            generator=generator,
+            previous=start.clone() if local.objective == "moon" else None,
+        )
+
+    with one_thread():
+        before, after = ([update(client) for client in pair] for _ in range(2))
+    model.verify()
+    for client, first, second in zip(pair, before, after, strict=True):
+        if not torch.equal(first.nan_to_num(), second.nan_to_num()):
+            raise ConfigError(
+                f"clients: client {client!r} trained twice, with another one in between, and gave "
+                "two different updates. The network, the loss, the augmentation or the data keeps "
+                "something of a client (a list, a global, a hook), or is not the same when called "
+                "again. Keep nothing between clients."
+            )
