@@ -21,7 +21,7 @@ from torch.nn.functional import avg_pool2d, cross_entropy, one_hot, softmax
 
 from attacks import leakage, observe, suite
 from attacks.networks import RESNET8_GROUPS, relu_resnet8
-from privpart.cli.pages.picture import grid
+from privpart.cli.pages.plots import draw_reconstructions
 
 PUBLISHED = {"full": (17.07, 25.57), "#1": (12.53, 15.02), "#10": (13.84, 16.88)}
 SIDE = 32
@@ -87,7 +87,7 @@ def main() -> None:
     )
     print("Rank 1: the update tells which of the candidates it came from, whatever the PSNR.")
     if long:
-        grid([report], Path("fedpart_table9.png"))
+        draw_reconstructions([report], Path("fedpart_table9.png"))
 
 
 if __name__ == "__main__":

@@ -37,8 +37,7 @@ from accounting import (
 from accounting.report import up
 from attacks.defences import DefencePoint
 from privpart.cli.demo_tables import Accuracy
-from privpart.cli.pages.picture import defence_curve
-from privpart.cli.pages.plots import draw_accuracy, draw_frontier
+from privpart.cli.pages.plots import draw_accuracy, draw_defences, draw_frontier
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -213,7 +212,7 @@ def test_pictures_round_epsilon_up(benchmark, tmp_path):
     draw_frontier(rows, "", tmp_path)
     point = {"clip": 1.0, "baselines": (9.0,), "verdict": "no gain", "delta": 1e-5, "psnr": (5.0,)}
     points = [DefencePoint(noise_multiplier=z, epsilon=found, **point) for z in (1.0, 2.0)]
-    defence_curve(points, tmp_path / "defences.png")
+    draw_defences(points, tmp_path / "defences.png")
     report = SimpleNamespace(noise_multiplier=1.0, epsilon=found, delta=1e-5)
     trained = {"seeds": (0,), "accuracies": (0.5,), "trained": 1, "parameter_count": 2}
     accuracy = Accuracy(part="full", noise_multiplier=1.0, update_bytes=1, **trained)

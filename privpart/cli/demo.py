@@ -67,7 +67,7 @@ def demo(
     _make_folder(out)
 
     from privpart.cli import demo_tables
-    from privpart.cli.pages import picture, plots
+    from privpart.cli.pages import plots
     from privpart.study.runner import Runner
     from privpart.study.sweep import sweep_of
     from privpart.training.task_data import plan_data
@@ -101,7 +101,7 @@ def demo(
     }
     (out / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
     plots.draw_accuracy(accuracies, budgets, out / "accuracy.png")
-    picture.grid(list(audits.values()), out / "leakage.png")
+    plots.draw_reconstructions(list(audits.values()), out / "leakage.png")
     demo_tables.show(plan, budgets, accuracies, audits)
     typer.echo(f"\nWritten: {out / 'report.json'}, {out / 'accuracy.png'}, {out / 'leakage.png'}")
 

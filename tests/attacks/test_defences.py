@@ -4,7 +4,7 @@ import pytest
 
 from accounting import ConfigError
 from attacks import defences, leakage, suite
-from privpart.cli.pages import picture
+from privpart.cli.pages import plots
 
 FAST = suite(newton_steps=0, steps=0, tv=0)
 
@@ -62,9 +62,9 @@ def test_nothing_to_sweep(lenet, digits):
 
 
 def test_pictures(points, lenet, digits, tmp_path):
-    picture.defence_curve(points, tmp_path / "curve.png")
+    plots.draw_defences(points, tmp_path / "curve.png")
     report = leakage(lenet, digits[0][:2], digits[1][:2], views={"v": ["conv2.*"]}, attacks=FAST)
-    picture.grid([report], tmp_path / "grid.png")
+    plots.draw_reconstructions([report], tmp_path / "grid.png")
     for name in ("curve.png", "grid.png"):
         content = (tmp_path / name).read_bytes()
         assert content.startswith(b"\x89PNG")

@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from accounting import ConfigError
 from attacks import LocalSteps, observe
 from attacks.networks import smooth_lenet
-from privpart.cli.audit.inputs import load_inputs
-from privpart.cli.audit.options import DefencesOptions, LeakageOptions
+from privpart.cli.audit.image_inputs import load_images
+from privpart.cli.audit.options import LeakageOptions
 from privpart.cli.audit.store import TrialFolder
 from privpart.cli.main import main
 from privpart.data.tasks import digits
@@ -30,6 +30,12 @@ from attacks.networks import smooth_lenet
 def lenet28(): return smooth_lenet(torch.Generator().manual_seed(0), size=28)
 def two_classes(): return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
 """
+
+
+def settings(folder, *lines):
+    path = folder / "settings.toml"
+    path.write_text("\n".join(lines))
+    return "--settings", str(path)
 
 
 def without_times(path):
@@ -92,10 +98,10 @@ def test_a_line_of_csv_per_view(privpart, finished):
     assert float(lines[0]["psnr_median"]) > 60
 
 
-def test_another_audit_does_not_mix_with_it(privpart, finished):
+def test_another_audit_does_not_mix_with_it(privpart, finished, tmp_path):
     out, command, _ = finished
     before = (out / "report.json").read_bytes()
-    done = privpart(*command, "--seed", "1")
+    done = privpart(*command, *settings(tmp_path, "seed = 1"))
     assert done.returncode == 2
     assert "holds another audit" in done.stderr
     assert (out / "report.json").read_bytes() == before
@@ -108,26 +114,6 @@ def test_a_mistyped_option_does_not_occupy_the_folder(tmp_path):
     with pytest.raises(ConfigError, match="another audit"):
         TrialFolder(tmp_path, {"view": ["dense9.*"]}, "0")
     assert TrialFolder(tmp_path, {"view": ["dense1.*"]}, "0")["key"] == {}
-
-
-def test_folders_of_earlier_versions_are_still_resumed():
-    """The identity of an audit is text on people's disks: its names and values stay."""
-    options = LeakageOptions(model="lenet", data="digits", view=["full"], weights=Path("w"))
-    assert json.loads(json.dumps(options.identity())) == {
-        **{"model": "lenet", "data": "digits", "view": ["full"], "trials": 10, "batch": 1},
-        **{"weights": "w", "gradient": None, "data_dir": None, "schedule": None, "mode": "train"},
-        **{"local_steps": 0, "learning_rate": 0.1, "optimizer": "sgd", "momentum": 0.0},
-        **{"clip": None, "noise_multiplier": 0.0, "delta": 1e-5, "hide_labels": False},
-        **{"effort": "normal", "attack": None, "decoys": 50, "seed": 0},
-    }
-    sweep = DefencesOptions(model="lenet", data="digits", clip=[0.1], noise_multiplier=[1.0])
-    assert json.loads(json.dumps(sweep.identity())) == {
-        **{"model": "lenet", "data": "digits", "view": "full", "trials": 5, "batch": 1},
-        **{"weights": None, "gradient": None, "data_dir": None, "mode": "train"},
-        **{"local_steps": 0, "learning_rate": 0.1, "optimizer": "sgd", "momentum": 0.0},
-        **{"clip": [0.1], "noise_multiplier": [1.0], "delta": 1e-5, "hide_labels": False},
-        **{"effort": "normal", "attack": None, "decoys": 0, "seed": 0},
-    }
 
 
 def test_a_verdict_below_the_threshold_passes(privpart, tmp_path):
@@ -177,9 +163,9 @@ def test_an_update_of_ones_own(privpart, tmp_path):
     seen = observe(network, x, y, local=LocalSteps(learning_rate=0.1, steps=2))
     wrapped = {f"_module.{name}": v.float() for name, v in seen.update.items()}
     save_file(wrapped, tmp_path / "update.safetensors")
-    command = ["audit", "leakage", *QUICK, "--view", "full", "--local-steps", "2", "--format"]
-    command += ["json", "--gradient", str(tmp_path / "update.safetensors"), "--out"]
-    done = privpart(*command, str(tmp_path / "out"))
+    command = ["audit", "leakage", *QUICK, "--view", "full"]
+    command += ["--format", "json", "--gradient", str(tmp_path / "update.safetensors"), "--out"]
+    done = privpart(*command, str(tmp_path / "out"), *settings(tmp_path, "local_steps = 2"))
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["threat"]["origin"] == "given"
@@ -187,7 +173,8 @@ def test_an_update_of_ones_own(privpart, tmp_path):
     assert report["rows"][0]["verdict"] == "recovered"
     assert report["rows"][0]["truth_match_max"] < 1e-9
     other = privpart(
-        *(*command, str(tmp_path / "other"), "--learning-rate", "0.2"),
+        *(*command, str(tmp_path / "other")),
+        *settings(tmp_path, "local_steps = 2", "learning_rate = 0.2"),
         *("--fail-on", "ambiguous", "--format", "table"),
     )
     assert other.returncode == 5
@@ -204,7 +191,9 @@ def test_an_update_of_a_type_that_numpy_does_not_have(tmp_path, dtype):
     sent = observe(smooth_lenet(torch.Generator().manual_seed(0)), image, digits().test_y[:1])
     path = tmp_path / "narrow.safetensors"
     save_file({name: value.to(dtype) for name, value in sent.update.items()}, path)
-    inputs = load_inputs(LeakageOptions(model="lenet", data="digits", view=["full"], gradient=path))
+    inputs = load_images(
+        LeakageOptions(out=tmp_path, model="lenet", data="digits", view=["full"], gradient=path)
+    )
     assert torch.equal(
         inputs.update["conv1.bias"].double(), sent.update["conv1.bias"].to(dtype).double()
     )
@@ -224,7 +213,7 @@ def test_weights_before_and_after(privpart, tmp_path):
     command += ["--before", str(tmp_path / "before.npz")]
     refused = privpart(*command)
     assert (refused.returncode, "say how the client trained" in refused.stderr) == (2, True)
-    done = privpart(*command, "--local-steps", "2")
+    done = privpart(*command, *settings(tmp_path, "local_steps = 2"))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"][0]["verdict"] == "recovered"
 
@@ -252,16 +241,9 @@ def test_weights_before_and_after(privpart, tmp_path):
         (["--data", "bytes.safetensors"], "must be in [0, 1]"),
         (["--data", "oblong.safetensors"], "needs square images"),
         (["--batch", "0"], "--batch 0"),
-        (["--local-steps", "-1"], "--local-steps -1"),
-        (["--momentum", "0.9"], "--local-steps 0: sends a gradient; leave out --momentum"),
-        (["--local-steps", "2", "--momentum", "1"], "--momentum 1"),
-        (["--clip", "1", "--noise-multiplier", "1", "--delta", "2"], "--delta 2"),
         (["--clip", "1", "--noise-multiplier", "1e300"], "must be above 1e-100 and below 1e+100"),
-        (["--local-steps", "100000000"], "--local-steps 100000000: must be at most 1000"),
-        (["--local-steps", "3", "--learning-rate", "1e300"], "check the learning rate"),
         (["--schedule", "full:1000000000000"], "with at most 999999 rounds"),
         (["--schedule", ""], "--schedule '': must be VIEW:ROUNDS"),
-        (["--seed", str(2**64)], "must be at most 92233720368547757"),
         (["--data", "many.safetensors"], "y must be whole numbers from 0, and below 100000"),
         (["--data", "half.safetensors"], "y must be whole numbers from 0"),
         (["--data", "empty.safetensors"], "x (3, 0, 8, 8), y (3,); must be (N, C, H, W)"),
@@ -301,10 +283,44 @@ def test_bad_input_is_one_sentence(monkeypatch, capsys, tmp_path, changed, fault
     assert out == ""
 
 
+@pytest.mark.parametrize(
+    ("lines", "fault"),
+    [
+        (["local_steps = -1"], "local_steps=-1"),
+        (["local_steps = 100000000"], "local_steps=100000000: must be at most 1000"),
+        (["local_steps = 3", "learning_rate = 1e300"], "check the learning rate"),
+        (["local_steps = 2", "momentum = 1"], "--momentum 1"),
+        (["momentum = 0.9"], "local_steps = 0: sends a gradient; leave out momentum"),
+        (['local_steps = 2\noptimizer = "adam"\nmomentum = 0.0'], "leave out momentum"),
+        (["delta = 2"], "--delta 2"),
+        (["delta = 1e-5"], "noise_multiplier = 0.0: has no epsilon; leave out delta"),
+        ([f"seed = {2**63 - 1}"], "must be at most 92233720368547757"),
+        (["decoys = -1"], "decoys=-1"),
+        (['mode = "eval"', "send_buffers = true"], "mode = eval: statistics are not those of"),
+        (["send_buffers = true"], "has no buffers; leave out send_buffers"),
+        (['data_dir = "x"'], "is not read from a folder; leave out data_dir"),
+        (["pad = 0"], "tokens = None: a plan has its own; leave out pad"),
+        (['words = "vocab.txt"'], "leave out words"),
+        (["length = 8"], "leave out length"),
+        (['optimizer = "lion"'], "optimizer: Input should be 'sgd' or 'adam'"),
+        (['local_steps = "2"'], "local_steps: Input should be a valid integer"),
+        (["view = 3"], "view: Extra inputs are not permitted. Keys are data_dir"),
+        (["seed ="], "cannot be read: Invalid value"),
+    ],
+)
+def test_bad_settings_are_one_sentence(privpart, tmp_path, lines, fault):
+    base = ["audit", "leakage", *QUICK, "--view", "full", "--out", str(tmp_path / "out")]
+    done = privpart(*base, *settings(tmp_path, *lines))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert fault in done.stderr.splitlines()[-1]
+
+
 @pytest.mark.parametrize(("asked", "said"), [(50, ""), (10**6, "decoys=1000000: there are only")])
-def test_fewer_decoys_than_asked_for_are_counted(asked, said, capsys):
-    inputs = load_inputs(LeakageOptions(model="lenet", data="digits", view=["full"], decoys=asked))
+def test_fewer_decoys_than_asked_for_are_counted(asked, said, capsys, tmp_path):
+    inputs = load_images(
+        LeakageOptions(out=tmp_path, model="lenet", data="digits", view=["full"], decoys=asked)
+    )
     told = capsys.readouterr().err
-    count = len(inputs.decoys[0])
+    count = len(inputs.public["decoys"][0])
     assert told.count("privpart: ") == bool(said)
     assert f"{said} {count}" in told if said else count == asked

@@ -10,9 +10,9 @@ from torch import nn
 
 from accounting import ConfigError
 from attacks import ReadText, observe_text
-from privpart.cli.audit.options import LeakageOptions
-from privpart.cli.audit.store import TextFolder
+from privpart.cli.audit.store import TrialFolder
 from privpart.cli.audit.text_inputs import _examples, _together
+from privpart.run.store import encode_state
 
 CODE = """
 import torch
@@ -69,6 +69,13 @@ def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("text")
     (path / "text_code.py").write_text(CODE)
     (path / "plan.toml").write_text(PLAN)
+    for name, line in (
+        ("short", "length = 4"),
+        ("adam", 'local_steps = 1\noptimizer = "adam"'),
+        ("many", "local_steps = 1001"),
+        ("padded", "pad = 99"),
+    ):
+        (path / f"{name}.toml").write_text(line)
     save_file({"tokens": TOKENS}, path / "tokens.safetensors")
     save_file({"tokens": TOKENS, "labels": TOKENS[:, 0] % 2}, path / "labelled.safetensors")
     for name, odd in (
@@ -118,12 +125,12 @@ def test_a_plan_of_text_is_audited_by_what_it_trains(audited, folder):
     again, _ = audited("--plan", "plan.toml", "--trials", "1", "--fail-on", "partial", out="plan")
     assert again.returncode == 4
     assert "recovered" in again.stdout
-    assert len(list((folder / "plan" / "trials").glob("*.json"))) == 1
+    assert len(list((folder / "plan" / "trials").glob("*.safetensors"))) == 1
 
 
 def test_noise_is_beside_its_epsilon_and_lets_nothing_be_read(audited):
     done, report = audited(
-        *("--plan", "plan.toml", "--trials", "1", "--length", "4", "--clip", "0.5"),
+        *("--plan", "plan.toml", "--trials", "1", "--settings", "short.toml", "--clip", "0.5"),
         *("--noise-multiplier", "0.5"),
         out="noise",
     )
@@ -199,7 +206,7 @@ def test_an_output_layer_without_a_bias_gives_away_tokens_and_no_attack_is_told(
     (row,) = report["rows"]
     assert (row["verdict"], row["attack"]) == ("partial", "predicted_tokens")
     assert set(row["by_attack"]) == {"predicted_tokens"}
-    done, report = audited(*view, "--local-steps", "1", "--optimizer", "adam", out="adam")
+    done, report = audited(*view, "--settings", "adam.toml", out="adam")
     assert report["rows"][0]["attack"] == "none"
     assert "no attack could read head.*: none applies there" in " ".join(done.stderr.split())
 
@@ -217,8 +224,11 @@ def test_an_output_layer_without_a_bias_gives_away_tokens_and_no_attack_is_told(
         (["--model", "./text_code.py:Net", "--view", "full"], "data is missing"),
         (["--plan", "plan.toml", "--attack", "dlg"], "bag_of_tokens"),
         (["--plan", "plan.toml", "--tokens", "plan.toml"], "not a valid .safetensors"),
-        (["--plan", "plan.toml", "--local-steps", "1001"], "must be at most 1000"),
-        ([*OF_FILE, "tokens.safetensors", "--pad", "99"], "--pad 99: must be at most 39"),
+        (["--plan", "plan.toml", "--settings", "many.toml"], "must be at most 1000"),
+        (
+            [*OF_FILE, "tokens.safetensors", "--settings", "padded.toml"],
+            "pad=99: must be at most 39",
+        ),
         ([*OF_FILE, "bool.safetensors"], "tokens is torch.bool (8, 6); must be whole numbers"),
         ([*OF_FILE, "complex.safetensors"], "tokens is torch.complex64"),
         ([*OF_FILE, "single.safetensors"], "after which nothing is predicted"),
@@ -258,7 +268,7 @@ def test_what_was_read_survives_an_interruption(tmp_path):
     read = ReadText(
         ((3, 4),), frozenset({3, 4}), float("inf"), 1.5, ((3,), (4,)), torch.tensor([1])
     )
-    kept = TextFolder(tmp_path, LeakageOptions(plan=tmp_path).identity(), "0")
+    kept = TrialFolder(tmp_path, {}, "0")
     kept["key"] = {"span_test": read, "bag_of_tokens": None}
     found = kept["key"]
     assert found["bag_of_tokens"] is None
@@ -266,7 +276,9 @@ def test_what_was_read_survives_an_interruption(tmp_path):
     assert found["span_test"].bag == read.bag
     assert found["span_test"].match == read.match
     assert found["span_test"].labels.tolist() == [1]
-    next(kept.folder.glob("*.json")).write_text('{"found": {"span_test": {"sentences": 3}}}')
+    (file,) = kept.folder.iterdir()
+    texts = {"span_test": '{"bag": [], "sentences": 3}'}
+    file.write_bytes(encode_state({}, {"key": "key", "results": texts}))
     assert "key" not in kept
 
 

@@ -354,7 +354,7 @@ def _progress(total: int) -> "Iterator[Step]":
 
 
 def _write(found: "EpsilonAudit", folder: Path, form: Format) -> None:
-    from privpart.cli.pages.plots import draw_scores
+    from privpart.cli.pages import drawing, plots
     from privpart.run.canaries import AUDIT_REPORT
 
     values = found.to_dict()
@@ -366,9 +366,9 @@ def _write(found: "EpsilonAudit", folder: Path, form: Format) -> None:
         (folder / AUDIT_REPORT).write_text(text + "\n")
         written = str(folder / AUDIT_REPORT)
         if found.scored is not None:
-            draw_scores(
-                found.scored.scores, found.scored.present, found.claimed.mu, folder / PICTURE
-            )
+            scored = found.scored
+            figure = plots.scores_figure(scored.scores, scored.present, found.claimed.mu)
+            drawing.save(figure, folder / PICTURE)
             written += f", {folder / PICTURE}"
     except OSError as error:
         raise ConfigError(f"out={folder}: cannot be used: {error.strerror}.") from None

@@ -1,104 +1,120 @@
 """``privpart audit leakage``: what an adversary recovers from a whole update and from its parts."""
 
-from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from privpart.cli.audit.options import LeakageOptions, rounds, takes, views
-from privpart.cli.options import Format, HtmlOption
+from accounting import checks
+from privpart.cli.audit.options import AnyOptions, LeakageOptions, takes
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from attacks import LeakageReport, TextReport
+    from privpart.cli.audit.inputs import Inputs
 
 THRESHOLD_PASSED = 4
 VOID = 5
-_PICTURE = "leakage.png"
-
-
-class FailOn(StrEnum):
-    """Verdicts that can fail a job, the most severe first."""
-
-    RECOVERED = "recovered"
-    PARTIAL = "partial"
-    AMBIGUOUS = "ambiguous"
+_BUDGETS: dict[str, Any] = {
+    "quick": {"restarts": 1, "max_evaluations": 300, "newton_steps": 0, "steps": 300},
+    "normal": {"restarts": 2, "max_evaluations": 500, "newton_steps": 10, "steps": 1000},
+    "long": {"restarts": 4, "max_evaluations": 3000, "newton_steps": 30, "steps": 6000},
+}
+_EXCHANGES = {"quick": 0, "normal": 4000, "long": 40_000}
+"""Updates that the attack on text may compute to put tokens into sentences."""
 
 
 @takes(LeakageOptions)
-def leakage(
-    options: LeakageOptions,
-    *,
-    out: Annotated[
-        Path,
-        typer.Option(help="Folder for report.json, leakage.png (text: leakage.html) and trials/."),
-    ],
-    fail_on: Annotated[
-        FailOn | None, typer.Option(help="Exit with 4 at this verdict or a more severe one.")
-    ] = None,
-    html: HtmlOption = None,
-    form: Annotated[Format, typer.Option("--format", help="table, json or csv.")] = Format.TABLE,
-) -> None:
+def leakage(options: LeakageOptions) -> None:
     """Attack the update of each batch, per view, and say what may be concluded.
 
     Images by --model and --data; sentences by --plan, or by --model and --tokens. An update that
     these do not explain is void: exit code 5. After Ctrl-C, the same command resumes.
     """
-    report: LeakageReport | TextReport
-    if options.of_text:
-        from privpart.cli.audit.text import audit_text
-
-        report = audit_text(options, out, form, html)
-    else:
-        report = _run(options, out)
-        _write(report, out, form, html)
-    if report.void:
-        raise typer.Exit(VOID)
-    if fail_on is not None and _at_least(report, fail_on):
-        typer.echo(f"privpart: {report.verdict}: threshold {fail_on.value} passed.", err=True)
-        raise typer.Exit(THRESHOLD_PASSED)
-
-
-def _run(options: LeakageOptions, out: Path) -> "LeakageReport":
     import attacks
-    from privpart.cli.audit.inputs import prepare
+    from attacks.report import VERDICTS
     from privpart.cli.audit.store import resumable
 
-    inputs, shared = prepare(options, out)
-    shown = views(options.view or ())
+    inputs, shared = prepare(options)
     adversaries = 2 if options.noise_multiplier and options.gradient is None else 1
-    with resumable(shared["done"], adversaries * len(shown) * inputs.batches) as progress:
-        return attacks.leakage(
-            inputs.model,
-            inputs.x,
-            inputs.y,
-            views=shown,
-            update=inputs.update,
+    batches = len(inputs.examples) // options.batch
+    audit: Any = attacks.text_leakage if options.of_text else attacks.leakage
+    with resumable(shared["done"], adversaries * len(inputs.views) * batches) as progress:
+        report: LeakageReport | TextReport = audit(
+            *(inputs.model, inputs.examples, inputs.labels),
+            views=inputs.views,
             clip=options.clip,
             noise_multiplier=options.noise_multiplier,
-            schedule=rounds(options.schedule),
+            schedule=options.rounds,
             progress=progress,
             **shared,
         )
+    _write(report, options, inputs)
+    if report.void:
+        raise typer.Exit(VOID)
+    limit = options.fail_on
+    if limit is not None and VERDICTS.index(report.verdict) <= VERDICTS.index(limit):
+        typer.echo(f"privpart: {report.verdict}: threshold {limit} passed.", err=True)
+        raise typer.Exit(THRESHOLD_PASSED)
 
 
-def _write(report: "LeakageReport", out: Path, form: Format, html: Path | None) -> None:
+def prepare(options: AnyOptions) -> "tuple[Inputs, dict[str, Any]]":
+    """Return what is attacked, and the arguments that every audit passes to ``attacks``.
+
+    Among them is ``done``, the results so far in ``out``.
+
+    Raises:
+        ConfigError: an option that does not fit the model or the data, or a folder with the
+            results of other options.
+    """
+    import torch
+
+    from attacks.suite import suite
+    from attacks.text.audit import text_suite
+    from privpart.cli.audit.inputs import local_steps_of
+    from privpart.cli.audit.store import TrialFolder
+
+    torch.set_num_threads(1)  # so that the numbers do not depend on the machine's processors
+    effort = options.effort
+    every: Any = (
+        text_suite(exchanges=_EXCHANGES[effort]) if options.of_text else suite(**_BUDGETS[effort])
+    )
+    for name in options.attack or ():
+        checks.choice("attack", name, list(every))
+    local = local_steps_of(options)
+    if options.of_text:
+        from privpart.cli.audit.text_inputs import load_text as load
+    else:
+        from privpart.cli.audit.image_inputs import load_images as load
+    inputs = load(options)
+    return inputs, {
+        "attacks": {name: every[name] for name in every if name in (options.attack or every)},
+        "batch": options.batch,
+        "update": inputs.update,
+        "local": local,
+        "delta": options.delta,
+        "reveal_labels": not options.hide_labels,
+        "seed": options.seed,
+        "done": TrialFolder(options.out, options.identity(), inputs.digest()),
+        **inputs.public,
+    }
+
+
+def _write(report: "LeakageReport | TextReport", options: LeakageOptions, inputs: "Inputs") -> None:
+    from attacks import TextReport
     from privpart.cli.audit import tables
     from privpart.cli.audit.store import writing
-    from privpart.cli.pages import picture
+    from privpart.cli.pages import plots
+    from privpart.cli.pages.leakage import leakage_page
 
-    told = tables.told(report)
-    with writing(out):
-        (out / tables.REPORT).write_text(tables.as_json(report))
-        picture.grid([report], out / _PICTURE)
-    if html is not None:
-        from privpart.cli.pages.leakage import leakage_page
-
-        leakage_page(report, told, out / _PICTURE).write(html)
-    tables.publish(report, told, form, out, _PICTURE)
-
-
-def _at_least(report: "LeakageReport | TextReport", threshold: FailOn) -> bool:
-    from attacks.report import VERDICTS
-
-    return VERDICTS.index(report.verdict) <= VERDICTS.index(threshold.value)
+    summary = tables.summary(report)
+    report_file = options.out / tables.REPORT
+    shown = options.out / ("leakage.html" if options.of_text else "leakage.png")
+    pages = [*([shown] if options.of_text else []), *([options.html] if options.html else [])]
+    with writing(options.out):
+        report_file.write_text(tables.as_json(report))
+        if not isinstance(report, TextReport):
+            plots.draw_reconstructions([report], shown)
+    if pages:
+        page = leakage_page(report, summary, picture=shown, words=inputs.words)
+        for path in pages:
+            page.write(path)
+    tables.publish(report, summary, options.form, [report_file, shown])

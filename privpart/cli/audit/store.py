@@ -2,39 +2,35 @@
 
 import hashlib
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from torch import Tensor
 
-from accounting.checks import ConfigError, parsed_json
+from accounting.checks import ConfigError
 from attacks import Reconstruction
-from attacks.text.audit import ReadByAttack
 from attacks.text.read import ReadText
+from privpart.run.store import decode_state, encode_state, write_durably
 
-Found = dict[str, Reconstruction]
+Result = Reconstruction | ReadText | None
+"""What one attack returned; None if it does not apply."""
 INTERRUPTED = 130  # exit code: the same command resumes
 
 
-Kept = TypeVar("Kept")
+class TrialFolder(MutableMapping[str, dict[str, Any]]):
+    """A state file per key in OUT/trials, which maps an attack to its ``Result``.
 
-
-class _Folder(MutableMapping[str, Kept]):
-    """A file per key in OUT/trials, for one set of options only.
-
-    Each file is written under another name and then renamed, so that no file is ever incomplete.
-    A file that cannot be read counts as missing: its attacks run again. A folder without results,
-    as a mistyped option leaves it, accepts other options.
+    It serves one set of options. A file that cannot be read counts as missing: its attacks run
+    again. A folder without results, as a mistyped option leaves it, accepts other options.
 
     Args:
         out: folder of the audit; audit.json in it says which audit that is.
@@ -46,126 +42,95 @@ class _Folder(MutableMapping[str, Kept]):
             another version.
     """
 
-    _suffix: str
-
     def __init__(self, out: Path, identity: Mapping[str, Any], digest: str) -> None:
         self.folder = out / "trials"
+        versions = {"version": version("privpart"), "torch": torch.__version__}
         text = json.dumps(
-            {"options": identity, "inputs": digest}
-            | {"version": version("privpart"), "torch": torch.__version__},
-            indent=2,
-            sort_keys=True,
+            {"options": identity, "inputs": digest, **versions}, indent=2, sort_keys=True
         )
-        plan = out / "audit.json"
+        audit = out / "audit.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if len(self) and plan.exists() and plan.read_text() != text:
+            if len(self) and audit.exists() and audit.read_text() != text:
                 raise ConfigError(
-                    f"out={out}: holds another audit: {plan.name} has its options and version. "
+                    f"out={out}: holds another audit: {audit.name} has its options and version. "
                     "Name another folder, or remove this one."
                 )
-            _write(plan, text.encode())
+            write_durably(audit, text.encode())
         except OSError as error:
             raise ConfigError(f"out={out}: cannot be used: {error.strerror}.") from None
+
+    def __getitem__(self, key: str) -> dict[str, Any]:
+        try:
+            tensors, values = decode_state(self._path(key))
+            return {
+                name: _restored(json.loads(text), tensors, name)
+                for name, text in values["results"].items()
+            }
+        except (ConfigError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
+            raise KeyError(key) from None
+
+    def __setitem__(self, key: str, results: dict[str, Any]) -> None:
+        tensors: dict[str, Tensor] = {}
+        texts = {}
+        for name, result in results.items():
+            values = {} if result is None else asdict(result)
+            for field, value in list(values.items()):
+                if isinstance(value, Tensor):
+                    tensors[f"{name}/{field}"] = values.pop(field)
+            # As text: a residual may be infinite, which the values of a state file may not be.
+            texts[name] = json.dumps(values, default=sorted)
+        write_durably(self._path(key), encode_state(tensors, {"key": key, "results": texts}))
 
     def __delitem__(self, key: str) -> None:
         self._path(key).unlink()
 
     def __iter__(self) -> Iterator[str]:
-        return (path.stem for path in sorted(self.folder.glob(f"*{self._suffix}")))
+        return (path.stem for path in sorted(self.folder.glob("*.safetensors")))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def _path(self, key: str) -> Path:
-        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}{self._suffix}"
+        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.safetensors"
 
 
-class TrialFolder(_Folder[Found]):
-    """Images that were reconstructed, by safetensors."""
-
-    _suffix = ".safetensors"
-
-    def __getitem__(self, key: str) -> Found:
-        try:
-            with safe_open(self._path(key), "pt") as file:
-                header = parsed_json(file.metadata()["found"])
-                return {
-                    name: Reconstruction(
-                        x=file.get_tensor(f"{name}/x"),
-                        labels=file.get_tensor(f"{name}/labels"),
-                        match=float(values["match"]),
-                        status=values["status"],
-                        evaluations=values["evaluations"],
-                        seconds=values["seconds"],
-                        restarts=tuple(float(value) for value in values["restarts"]),
-                    )
-                    for name, values in header.items()
-                }
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-            raise KeyError(key) from None
-
-    def __setitem__(self, key: str, found: Found) -> None:
-        tensors = {f"{name}/x": one.x.contiguous() for name, one in found.items()}
-        tensors |= {f"{name}/labels": one.labels.contiguous() for name, one in found.items()}
-        header = {
-            name: {
-                "match": repr(one.match),
-                "status": one.status,
-                "evaluations": one.evaluations,
-                "seconds": one.seconds,
-                "restarts": [repr(value) for value in one.restarts],
-            }
-            for name, one in found.items()
-        }
-        _write(self._path(key), save(tensors, {"found": json.dumps(header), "key": key}))
-
-
-class TextFolder(_Folder[ReadByAttack]):
-    """Sentences that were read, by JSON."""
-
-    _suffix = ".json"
-
-    def __getitem__(self, key: str) -> ReadByAttack:
-        try:
-            kept = parsed_json(self._path(key).read_bytes())["found"]
-            return {name: None if one is None else _read_text(one) for name, one in kept.items()}
-        except (OSError, AttributeError, KeyError, TypeError, ValueError):
-            raise KeyError(key) from None
-
-    def __setitem__(self, key: str, found: ReadByAttack) -> None:
-        kept = {name: None if one is None else _told(one) for name, one in found.items()}
-        _write(self._path(key), json.dumps({"key": key, "found": kept}).encode())
-
-
-def _told(read: ReadText) -> dict[str, Any]:
-    return {
-        "sentences": read.sentences,
-        "bag": sorted(read.bag),
-        "match": repr(read.match),
-        "seconds": read.seconds,
-        "by_position": read.by_position,
-        "labels": None if read.labels is None else read.labels.tolist(),
-    }
-
-
-def _read_text(kept: Mapping[str, Any]) -> ReadText:
-    return ReadText(
-        sentences=tuple(tuple(map(int, one)) for one in kept["sentences"]),
-        bag=frozenset(map(int, kept["bag"])),
-        match=float(kept["match"]),
-        seconds=float(kept["seconds"]),
-        by_position=tuple(tuple(map(int, one)) for one in kept["by_position"]),
-        labels=None if kept["labels"] is None else torch.tensor(kept["labels"], dtype=torch.long),
+def _restored(values: dict[str, Any], tensors: Mapping[str, Tensor], name: str) -> Result:
+    if not values:
+        return None
+    labels = tensors.get(f"{name}/labels")
+    scores = {key: float(values[key]) for key in ("match", "seconds")}
+    if "bag" in values:
+        return ReadText(
+            sentences=tuple(tuple(map(int, sentence)) for sentence in values["sentences"]),
+            bag=frozenset(map(int, values["bag"])),
+            by_position=tuple(tuple(map(int, tokens)) for tokens in values["by_position"]),
+            labels=labels,
+            **scores,
+        )
+    return Reconstruction(
+        x=tensors[f"{name}/x"],
+        labels=tensors[f"{name}/labels"],
+        status=values["status"],
+        evaluations=int(values["evaluations"]),
+        restarts=tuple(map(float, values["restarts"])),
+        **scores,
     )
 
 
 @contextmanager
-def resumable(done: TrialFolder | TextFolder, total: int) -> Iterator[Callable[[str], None]]:
+def resumable(done: TrialFolder, total: int) -> Iterator[Callable[[str], None]]:
     """Show progress up to ``total`` batches; on Ctrl-C say how to resume, and exit with 130."""
     try:
-        with _counted(total) as progress:
-            yield progress
+        with Progress(console=Console(stderr=True), transient=True) as progress:
+            bar = progress.add_task("audit", total=total)
+            begun: set[str] = set()
+
+            def step(message: str) -> None:
+                begun.add(message.partition(":")[0])
+                progress.update(bar, completed=min(len(begun) - 1, total), description=message)
+
+            yield step
     except KeyboardInterrupt:
         typer.echo(
             f"privpart: interrupted; {len(done)} results are kept in {done.folder.parent}. "
@@ -173,20 +138,6 @@ def resumable(done: TrialFolder | TextFolder, total: int) -> Iterator[Callable[[
             err=True,
         )
         sys.exit(INTERRUPTED)
-
-
-@contextmanager
-def _counted(total: int) -> Iterator[Callable[[str], None]]:
-    """Show a bar on standard error that moves with each new batch of each view."""
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("audit", total=total)
-        seen: set[str] = set()
-
-        def step(message: str) -> None:
-            seen.add(message.partition(":")[0])
-            progress.update(bar, completed=min(len(seen) - 1, total), description=message)
-
-        yield step
 
 
 @contextmanager
@@ -199,9 +150,3 @@ def writing(out: Path) -> Iterator[None]:
             f"out={out}: cannot be written: {error.strerror}: {error.filename}. The same command "
             "in the mended folder, or in a copy of it, attacks nothing again."
         ) from None
-
-
-def _write(path: Path, content: bytes) -> None:
-    beside = path.with_suffix(".part")
-    beside.write_bytes(content)
-    os.replace(beside, path)  # noqa: PTH105 - atomic, as POSIX requires

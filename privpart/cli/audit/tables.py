@@ -1,7 +1,7 @@
 """Audit tables: a leakage report and a sweep of defences as text, and warnings on them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -13,24 +13,41 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from accounting.report import up
-from attacks import DefencePoint, LeakageReport, LeakageRow, TextDefencePoint, TextReport
+from attacks import DefencePoint, LeakageReport, TextDefencePoint, TextReport
+from attacks.report import LeakageRow
+from attacks.text.audit import NO_ATTACK
 from attacks.text.report import TextRow
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv, plain_console
 
 REPORT = "report.json"
 _WIDTH = 120
+_TEXT_WIDTH = 136
 _LABELS = 20  # width of the column of inferred labels
 _VERDICTS = (
     "Verdicts: 'ambiguous' is not 'safe' (another image matches the update, so the update alone "
     "does not determine the image; a prior may), and 'attack failed' says nothing about privacy."
 )
-_OTHER_VERDICTS = {
+_NOTHING_SENT = (
+    "'nothing sent': the update of this view is zero in this round, at these weights; a later "
+    "round may send something."
+)
+_VOID = "'void': nothing was attacked, and nothing follows about privacy."
+_OF_IMAGES = {
     "no gain": "'no gain': the picture itself came back, but an image that needs no attack is as "
     "close.",
-    "nothing sent": "'nothing sent': the update of this view is zero in this round, at these "
-    "weights; a later round may send something.",
-    "void": "'void': nothing was attacked, and nothing follows about privacy.",
+    "nothing sent": _NOTHING_SENT,
+    "void": _VOID,
+}
+_OF_TEXT = {
+    "recovered": "'recovered': nine tokens in ten of a sentence came back in order, and a guess "
+    "without the update does not do that.",
+    "partial": "'partial': tokens came back that a guess without the update does not have.",
+    "no gain": "'no gain': the sentence came back, but a guess without the update is as close.",
+    "ambiguous": "'ambiguous' is not 'safe': another text matches the update.",
+    "attack failed": "'attack failed' says nothing about privacy.",
+    "nothing sent": _NOTHING_SENT,
+    "void": _VOID,
 }
 _ROUNDING = 1e-6  # residual that float32 leaves; above it the update is not quite the images'
 _CSV = (
@@ -38,13 +55,25 @@ _CSV = (
     *("baseline_median", "gain_median", "ssim_median", "match_median", "truth_match_max"),
     *("recovered", "labels_right", "labels_doubtful", "attack"),
 )  # of a row's values, those that are one value
-
+_TEXT_CSV = (
+    *("view", "adversary", "verdict", "visible", "share", "exact", "recovered"),
+    *("rouge_median", "guess_rouge_median", "f1_median", "guess_f1_median"),
+    *("bag_f1_median", "guess_bag_f1_median", "match_median", "truth_match_max"),
+    *("lengths_right", "labels_right", "doubtful", "attack"),
+)
+_SWEPT = ("clip", "noise_multiplier", "epsilon", "delta", "verdict", "exact")
 
 AnyReport = LeakageReport | TextReport
+AnyPoint = DefencePoint | TextDefencePoint
+AnyRows = Sequence[LeakageRow] | Sequence[TextRow]
+Values = Mapping[str, Any]
+"""A row as JSON types, or what one attack found on its view."""
+Columns = Mapping[str, Callable[[Values], str]]
+"""Heading -> cell of a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Summary:
     """What the terminal and the page say of a report.
 
     Attributes:
@@ -62,20 +91,13 @@ class Told:
     width: int
 
 
-def told(report: LeakageReport) -> Told:
-    """Return what is said of a report on images."""
-    tables = [_baselines(report), _rows(report)]
-    return Told(
-        tables=tables if report.void else [*tables, _by_attack(report)],
-        notes=_notes(report),
-        warnings=warnings(report),
-        csv=rows_csv(report, "images", _CSV),
-        width=_WIDTH if report.labels_revealed else _WIDTH + _LABELS,
-    )
+def summary(report: AnyReport) -> Summary:
+    """Return what is said of a report."""
+    return _of_text(report) if isinstance(report, TextReport) else _of_images(report)
 
 
-def publish(report: AnyReport, told: Told, form: Format, out: Path, beside: str) -> None:
-    """Print a report whose files are in ``out``: ``beside`` is the name of its picture or page."""
+def publish(report: AnyReport, told: Summary, form: Format, files: Sequence[Path]) -> None:
+    """Print a report that these files hold."""
     if form is Format.JSON:
         typer.echo(as_json(report), nl=False)
     elif form is Format.CSV:
@@ -88,7 +110,7 @@ def publish(report: AnyReport, told: Told, form: Format, out: Path, beside: str)
             console.print(fill(line, 100, subsequent_indent="  "))
     for warning in told.warnings:
         typer.echo(f"privpart: warning: {warning}", err=True)
-    typer.echo(f"privpart: written: {out / REPORT}, {out / beside}", err=True)
+    typer.echo(f"privpart: written: {', '.join(map(str, files))}", err=True)
 
 
 def as_json(report: AnyReport) -> str:
@@ -96,33 +118,22 @@ def as_json(report: AnyReport) -> str:
     return json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n"
 
 
-def rows_csv(report: AnyReport, examples: str, columns: Sequence[str]) -> str:
-    """Return these values of each row, with the number of examples before them."""
-    rows = [row.to_dict() for row in report.rows]
-    return as_csv([{examples: len(report.truth)} | {k: row[k] for k in columns} for row in rows])
-
-
-AnyPoints = Sequence[DefencePoint] | Sequence[TextDefencePoint]
-
-
-def defences_csv(points: AnyPoints) -> str:
+def defences_csv(points: Sequence[AnyPoint]) -> str:
     """Return a line per clip and noise multiplier, with medians over the examples."""
+    score = "psnr" if isinstance(points[0], DefencePoint) else "rouge"
     rows = []
     for point in points:
-        values = point.to_dict()
-        score = "psnr" if isinstance(point, DefencePoint) else "rouge"
-        kept = ("clip", "noise_multiplier", "epsilon", "delta", "verdict", "exact")
-        found = {k: values[k] for k in kept if k in values}
-        found |= {
+        values = point.to_dict() | {
             f"{score}_median": median(point.scores),
             "baseline_median": median(point.baselines),
             f"{score}_max": max(point.scores),
         }
-        rows.append(found)
+        names = (*_SWEPT, f"{score}_median", "baseline_median", f"{score}_max")
+        rows.append({name: values[name] for name in names if name in values})
     return as_csv(rows)
 
 
-def show_defences(points: AnyPoints) -> None:
+def show_defences(points: Sequence[AnyPoint]) -> None:
     """Print a sweep over clips and noises to standard output."""
     console = plain_console(_WIDTH)
     images = isinstance(points[0], DefencePoint)
@@ -150,76 +161,69 @@ def show_defences(points: AnyPoints) -> None:
         console.print(fill(line, 100, subsequent_indent="  "))
 
 
-def warnings(report: LeakageReport) -> list[str]:
-    """Return warnings about conclusions that the scores do not allow."""
-    if report.void:
-        return [void(report, "images")]
-    found = []
-    if report.threat["buffers"] != "not sent":
-        of_all = f", and epsilon {_epsilon(report)} is not theirs" if report.bound else ""
-        found.append(
-            f"buffers are sent besides the update: no clip and no noise covers them{of_all}."
-        )
-    if report.missing:
-        found.append(
-            f"no image besides those attacked: the baseline {', '.join(report.missing)} is "
-            "missing, so a background that all images share counts as found in the update."
-        )
-    doubtful = [row for row in report.rows if row.labels_doubtful]
-    if doubtful:
-        right = [row.labels_right for row in doubtful if row.labels_right is not None]
-        told = f" ({min(right):.0%} right at worst)" if right else ""
-        found.append(
-            f"labels are doubtful on {named(doubtful)}{told}: the attacks tried the most likely "
-            "ones; where they fail, audit again without --hide-labels before anything is concluded."
-        )
-    failed = [row for row in report.rows if row.verdict == "attack failed"]
-    if failed:
-        found.append(
-            f"the attack failed on {named(failed)}: nothing follows about privacy; try --effort "
-            "long."
-        )
-    server = [row for row in report.rows if row.adversary == "server"]
-    strange = max((trial.truth_match for row in server for trial in row.own), default=0.0)
-    if strange > _ROUNDING and report.threat["origin"] == "given":
-        found.append(
-            f"the true images leave a residual of {strange:.2g}: the update was rounded, or is not "
-            "quite that of these images, weights, mode and loss."
-        )
-    return found
+def plain_table(title: str, columns: Sequence[str]) -> Table:
+    """Return an empty table whose first column is on the left and the others on the right."""
+    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
+    for number, column in enumerate(columns):
+        side: Literal["left", "right"] = "left" if number == 0 else "right"
+        table.add_column(column, justify=side, no_wrap=True)
+    return table
 
 
-def _epsilon(report: AnyReport) -> str:
-    return "infinite" if report.bound is None else up(report.bound.epsilon(report.delta), 4)
+# What images and text share
 
 
-def void(report: AnyReport, examples: str) -> str:
-    """Return why a report is void."""
-    explanation = report.explanation
-    if explanation is None:
-        return "the audit is void."
-    return (
-        f"the audit is void: the given {examples} do not explain the update (residual "
-        f"{explanation.residual:.2g}). Likely wrong: {'; '.join(explanation.causes)}."
-    )
+def _table(title: str, report: AnyReport, rows: Iterator[Values], columns: Columns) -> Table:
+    """Return a table of rows whose first columns are the view and, with noise, the adversary."""
+    shown: dict[str, Callable[[Values], str]] = {"view": lambda row: str(row["view"])}
+    if report.bound is not None:
+        shown["adversary"] = lambda row: str(row["adversary"])
+    shown.update(columns)
+    table = plain_table(title, list(shown))
+    for row in rows:
+        table.add_row(*(cell(row) for cell in shown.values()))
+    return table
 
 
-def named(rows: Sequence[LeakageRow] | Sequence[TextRow]) -> str:
-    """Return the names of the rows' views."""
-    return ", ".join(dict.fromkeys(row.view for row in rows))
+def _views(report: AnyReport) -> Iterator[Values]:
+    return (row.to_dict() for row in report.rows)
 
 
-def parameters_sent(row: LeakageRow | TextRow) -> str:
-    """Return how many parameters a view shows, and their share."""
-    return f"{row.visible:,} ({row.share:{'.0%' if row.share > 0.1 else '.1%'}})"
+def _attacks(report: AnyReport) -> Iterator[Values]:
+    """Yield what each attack found on each view itself, which led to the view's verdict."""
+    for row in _views(report):
+        for name, found in row["by_attack"].items():
+            yield row | found | {"attack": name, "attacked": found}
 
 
-def verdict_counts(found: Mapping[str, Any]) -> str:
-    """Return how many examples have which verdict."""
-    return ", ".join(f"{n} {verdict}" for verdict, n in found["verdicts"].items() if n)
+def _number(name: str, form: str) -> Callable[[Values], str]:
+    """Return the cell of a number; it is empty where nothing was attacked."""
+    return lambda row: "" if row[name] is None else f"{row[name]:{form}}"
 
 
-def what_is_seen(report: AnyReport, examples: str) -> str:
+def _residual(score: str, without: str) -> Callable[[Values], str]:
+    number = _number("match_median", ".0e")
+    return lambda row: "" if row[score] is None else number(row) or without
+
+
+def _sent(row: Values) -> str:
+    return f"{row['visible']:,} ({row['share']:{'.0%' if row['share'] > 0.1 else '.1%'}})"
+
+
+def _verdict(row: Values) -> str:
+    return str(row["verdict"])
+
+
+def _verdicts(row: Values) -> str:
+    return ", ".join(f"{n} {verdict}" for verdict, n in row["verdicts"].items() if n)
+
+
+def _csv(report: AnyReport, examples: str, columns: Sequence[str]) -> str:
+    size = {examples: len(report.truth)}
+    return as_csv([size | {name: row[name] for name in columns} for row in _views(report)])
+
+
+def _threat(report: AnyReport, examples: str) -> str:
     """Return what the attacker sees and knows, but for the labels."""
     threat = report.threat
     sent = "gradient" if threat["update"] == "gradient" else "change of the weights"
@@ -231,100 +235,113 @@ def what_is_seen(report: AnyReport, examples: str) -> str:
     )
 
 
-def accountants_note(report: AnyReport) -> list[str]:
-    """Return what the accountant says of a noised release; [] without noise."""
-    if report.bound is None:
-        return []
-    return [
+def _epsilon(report: AnyReport) -> str:
+    return "infinite" if report.bound is None else up(report.bound.epsilon(report.delta), 4)
+
+
+def _closing(report: AnyReport, meanings: Mapping[str, str]) -> list[str]:
+    """Return the accountant's line of a noised release, and what the verdicts given mean."""
+    verdicts = {row.verdict for row in report.rows}
+    accountant = (
         f"Accountant: epsilon {_epsilon(report)} at delta {report.delta:g} for one noised release. "
         "It is not computed from any score above."
+    )
+    notes = [] if report.bound is None else [accountant]
+    return notes + [meaning for verdict, meaning in meanings.items() if verdict in verdicts]
+
+
+def _void(report: AnyReport, examples: str) -> str:
+    if report.explanation is None:
+        return "the audit is void."
+    return (
+        f"the audit is void: the given {examples} do not explain the update (residual "
+        f"{report.explanation.residual:.2g}). Likely wrong: {'; '.join(report.explanation.causes)}."
+    )
+
+
+def _names(rows: AnyRows) -> str:
+    """Return the names of the rows' views."""
+    return ", ".join(dict.fromkeys(row.view for row in rows))
+
+
+def _at_worst(shares: Sequence[float | None]) -> str:
+    """Return how many inferred values are right at worst; "" where nobody knows."""
+    right = [share for share in shares if share is not None]
+    return f" ({min(right):.0%} right at worst)" if right else ""
+
+
+# Images
+
+
+def _of_images(report: LeakageReport) -> Summary:
+    score = "psnr_median"
+    columns: Columns = {
+        "parameters sent": _sent,
+        "median": _number(score, ".1f"),
+        "max": _number("psnr_max", ".1f"),
+        "gain": _number("gain_median", "+.1f"),
+        "ssim": _number("ssim_median", ".2f"),
+        "residual": _residual(score, "diverged"),
+        "recovered": _recovered,
+        "rank": lambda row: f"{median(row['reid_rank']):g}" if row["reid_rank"] else "",
+    }
+    if not report.labels_revealed:
+        columns = {**columns, "labels": _labels}
+    of_attack: Columns = {
+        "attack": lambda row: row["attack"],
+        "images": lambda row: str(row["images"]),
+        "median": _number(score, ".1f"),
+        "max": _number("psnr_max", ".1f"),
+        "residual": _residual(score, "diverged"),
+        "verdicts": _verdicts,
+    }
+    title = (
+        "Attack: PSNR in dB, best of each image over the attacks; recovered with its 95 % interval"
+    )
+    tables = [
+        _baselines(report),
+        _table(title, report, _views(report), {**columns, "verdict": _verdict}),
     ]
+    if not report.void:
+        title = "Attack by attack, on each view itself; each runs on images not yet recovered"
+        tables.append(_table(title, report, _attacks(report), of_attack))
+    return Summary(
+        tables=tables,
+        notes=_image_notes(report),
+        warnings=_image_warnings(report),
+        csv=_csv(report, "images", _CSV),
+        width=_WIDTH if report.labels_revealed else _WIDTH + _LABELS,
+    )
 
 
 def _baselines(report: LeakageReport) -> Table:
     fair = [name for name in report.baselines if name not in report.oracles]
-    names = [*fair, *report.oracles]
-    images = len(report.truth)
     loss = median(report.losses)
-    title = f"No attack: PSNR in dB over {images} images, on which the loss is {loss:.3g}"
-    heads = [*fair, *(f"oracle: {name}" for name in report.oracles)]
-    table = plain_table(title, ["", *heads])
-    for name, of in (("median", median), ("max", max)):
-        table.add_row(name, *(f"{of(report.baselines[guess]):.1f}" for guess in names))
-    return table
-
-
-def _rows(report: LeakageReport) -> Table:
-    noisy = report.bound is not None
-    columns = ["view", "adversary"] if noisy else ["view"]
-    columns += ["parameters sent", "median", "max", "gain", "ssim", "residual", "recovered", "rank"]
-    columns += [] if report.labels_revealed else ["labels"]
     title = (
-        "Attack: PSNR in dB, best of each image over the attacks; recovered with its 95 % interval"
+        f"No attack: PSNR in dB over {len(report.truth)} images, on which the loss is {loss:.3g}"
     )
-    table = plain_table(title, [*columns, "verdict"])
-    for row in report.rows:
-        table.add_row(*_cells(row, noisy, report.labels_revealed))
+    table = plain_table(title, ["", *fair, *(f"oracle: {name}" for name in report.oracles)])
+    for name, of in (("median", median), ("max", max)):
+        scores = (of(report.baselines[guess]) for guess in (*fair, *report.oracles))
+        table.add_row(name, *(f"{score:.1f}" for score in scores))
     return table
 
 
-def _by_attack(report: LeakageReport) -> Table:
-    # a view's verdict is the worst over its attacks; this table shows which attack led to it
-    noisy = report.bound is not None
-    title = "Attack by attack, on each view itself; each runs on images not yet recovered"
-    columns = ["view", *(["adversary"] if noisy else []), "attack", "images", "median", "max"]
-    table = plain_table(title, [*columns, "residual", "verdicts"])
-    for row in report.rows:
-        for name, found in row.to_dict()["by_attack"].items():
-            match = found["match_median"]
-            table.add_row(
-                *(row.view, *([row.adversary] if noisy else []), name, str(found["images"])),
-                *(f"{found['psnr_median']:.1f}", f"{found['psnr_max']:.1f}"),
-                "diverged" if match is None else f"{match:.0e}",
-                verdict_counts(found),
-            )
-    return table
+def _recovered(row: Values) -> str:
+    low, high = row["recovered_rate_95"]
+    share = f"{row['recovered']}/{len(row['psnr'])} ({low:.0%}-{high:.0%})"
+    return "" if row["psnr_median"] is None else share
 
 
-def _cells(row: LeakageRow, noisy: bool, labels_revealed: bool) -> list[str]:
-    values = row.to_dict()
-    low, high = values["recovered_rate_95"]
-    attacked = values["psnr_median"] is not None
-    return [
-        row.view,
-        *([row.adversary] if noisy else []),
-        parameters_sent(row),
-        *_scores(values),
-        f"{row.recovered}/{len(row.best)} ({low:.0%}-{high:.0%})" if attacked else "",
-        f"{median(row.ranks):g}" if row.ranks else "",
-        *([] if labels_revealed else [_labels(row)]),
-        row.verdict,
-    ]
-
-
-def _scores(values: Mapping[str, Any]) -> list[str]:
-    if values["psnr_median"] is None:
-        return [""] * 5
-    match = values["match_median"]
-    return [
-        f"{values['psnr_median']:.1f}",
-        f"{values['psnr_max']:.1f}",
-        f"{values['gain_median']:+.1f}",
-        f"{values['ssim_median']:.2f}",
-        "diverged" if match is None else f"{match:.0e}",
-    ]
-
-
-def _labels(row: LeakageRow) -> str:
-    if row.labels_right is None:
+def _labels(row: Values) -> str:
+    if row["labels_right"] is None:
         return ""
-    return f"{row.labels_right:.0%}{', doubtful' if row.labels_doubtful else ''}"
+    return f"{row['labels_right']:.0%}{', doubtful' if row['labels_doubtful'] else ''}"
 
 
-def _notes(report: LeakageReport) -> list[str]:
-    """Return what must be known to read the tables."""
+def _image_notes(report: LeakageReport) -> list[str]:
     notes = [
-        f"{what_is_seen(report, 'image(s)')}. Rank is that of the truth among {report.decoys} "
+        f"{_threat(report, 'image(s)')}. Rank is that of the truth among {report.decoys} "
         "decoys, by residual, each with the true label where it is told; 1 identifies the image. "
         "An oracle knows the truth: no verdict is measured against it."
     ]
@@ -336,15 +353,139 @@ def _notes(report: LeakageReport) -> list[str]:
             f"round, {worst.worst}: {worst.verdict}"
             + (f", up to {worst.psnr:.1f} dB." if worst.psnr is not None else ".")
         )
-    notes += accountants_note(report)
-    given = {row.verdict for row in report.rows}
-    return [*notes, *(line for name, line in _OTHER_VERDICTS.items() if name in given), _VERDICTS]
+    return [*notes, *_closing(report, _OF_IMAGES), _VERDICTS]
 
 
-def plain_table(title: str, columns: list[str]) -> Table:
-    """Return an empty table whose first column is on the left and the others on the right."""
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
-    for number, column in enumerate(columns):
-        side: Literal["left", "right"] = "left" if number == 0 else "right"
-        table.add_column(column, justify=side, no_wrap=True)
-    return table
+def _image_warnings(report: LeakageReport) -> list[str]:
+    """Return warnings about conclusions that the scores do not allow."""
+    if report.void:
+        return [_void(report, "images")]
+    warnings = []
+    if report.threat["buffers"] != "not sent":
+        of_all = f", and epsilon {_epsilon(report)} is not theirs" if report.bound else ""
+        warnings.append(
+            f"buffers are sent besides the update: no clip and no noise covers them{of_all}."
+        )
+    if report.missing:
+        warnings.append(
+            f"no image besides those attacked: the baseline {', '.join(report.missing)} is "
+            "missing, so a background that all images share counts as found in the update."
+        )
+    if doubtful := [row for row in report.rows if row.labels_doubtful]:
+        right = _at_worst([row.labels_right for row in doubtful])
+        warnings.append(
+            f"labels are doubtful on {_names(doubtful)}{right}: the attacks tried the most likely "
+            "ones; where they fail, audit again without --hide-labels before anything is concluded."
+        )
+    if failed := [row for row in report.rows if row.verdict == "attack failed"]:
+        warnings.append(
+            f"the attack failed on {_names(failed)}: nothing follows about privacy; try --effort "
+            "long."
+        )
+    server = [row for row in report.rows if row.adversary == "server"]
+    strange = max((trial.truth_match for row in server for trial in row.own), default=0.0)
+    if strange > _ROUNDING and report.threat["origin"] == "given":
+        warnings.append(
+            f"the true images leave a residual of {strange:.2g}: the update was rounded, or is not "
+            "quite that of these images, weights, mode and loss."
+        )
+    return warnings
+
+
+# Text
+
+
+def _of_text(report: TextReport) -> Summary:
+    columns: Columns = {
+        "parameters sent": _sent,
+        "exact": _exact,
+        "ROUGE-L": _beside_guess("rouge"),
+        "token F1": _beside_guess("f1"),
+        "tokens of batch": _beside_guess("bag_f1"),
+        "residual": _residual("rouge_median", "none"),
+        "verdict": _verdict,
+    }
+    of_attack: Columns = {
+        "attack": lambda row: row["attack"],
+        "exact": lambda row: f"{row['exact']}/{row['sentences']}",
+        "ROUGE-L": _number("rouge_median", ".2f"),
+        "token F1": _number("f1_median", ".2f"),
+        "tokens of batch": _number("bag_f1_median", ".2f"),
+        "residual": _residual("rouge_median", "none"),
+        "verdicts": _verdicts,
+    }
+    title = (
+        f"Attack: medians over {len(report.truth)} sentences, each best over the attacks; in "
+        "brackets the best guess without the update"
+    )
+    tables = [_table(title, report, _views(report), columns)]
+    if not report.void:
+        title = "Attack by attack, on each view itself"
+        tables.append(_table(title, report, _attacks(report), of_attack))
+    return Summary(
+        tables=tables,
+        notes=_text_notes(report),
+        warnings=_text_warnings(report),
+        csv=_csv(report, "sentences", _TEXT_CSV),
+        width=_TEXT_WIDTH,
+    )
+
+
+def _exact(row: Values) -> str:
+    return "" if row["rouge_median"] is None else f"{row['exact']}/{len(row['sentences'])}"
+
+
+def _beside_guess(name: str) -> Callable[[Values], str]:
+    score, guess = _number(f"{name}_median", ".2f"), _number(f"guess_{name}_median", ".2f")
+    return lambda row: f"{score(row)} ({guess(row)})" if score(row) else ""
+
+
+def _text_notes(report: TextReport) -> list[str]:
+    threat = report.threat
+    lengths = "" if threat["padding"] == "none" else "; lengths are inferred"
+    sentences = f"sentence(s) of up to {threat['longest']} tokens"
+    notes = [
+        f"{_threat(report, sentences)}{lengths}. "
+        f"Loss {median(report.losses):.3g}. 'Tokens of batch' is the F1 of the batch's distinct "
+        f"tokens in any order. Guesses are made of {report.public} public sentences."
+    ]
+    worst = report.worst_round
+    if worst is not None:
+        notes.append(
+            "Schedule: a client that takes part in all rounds is exposed by its worst round, "
+            f"{worst.view}: {worst.verdict}, {worst.exact} sentences exact."
+        )
+    return [*notes, *_closing(report, _OF_TEXT)]
+
+
+def _text_warnings(report: TextReport) -> list[str]:
+    """Return warnings about conclusions that the scores do not allow."""
+    if report.void:
+        return [_void(report, "sentences")]
+    warnings = []
+    if not report.guesses:
+        warnings.append(
+            "no sentences besides those attacked: nothing says what a guess without the update "
+            "would find; words that all sentences share count as found."
+        )
+    if doubtful := [row for row in report.rows if row.doubtful]:
+        lengths = _at_worst([row.lengths_right for row in doubtful])
+        labels = _at_worst([row.labels_right for row in doubtful])
+        inferred = (f", lengths{lengths}" if lengths else "") + (
+            f", labels{labels}" if labels else ""
+        )
+        warnings.append(
+            f"what was read in {_names(doubtful)} does not explain the update: its tokens may be "
+            f"right, but its order{inferred} is a guess."
+        )
+    failed = [row for row in report.rows if row.verdict == "attack failed"]
+    bare = [row for row in failed if row.adversary == "server"]  # noise leaves nothing to read
+    unread = [row for row in bare if not row.by_attack.keys() - {NO_ATTACK}]
+    if unread:
+        warnings.append(
+            f"no attack could read {_names(unread)}: none applies there, or too much moved that is "
+            "no token. Nothing follows about privacy."
+        )
+    if tried := [row for row in failed if row not in unread]:
+        warnings.append(f"the attack failed on {_names(tried)}: nothing follows about privacy.")
+    return warnings

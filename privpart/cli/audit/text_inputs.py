@@ -1,6 +1,5 @@
 """Text inputs: the model and the sentences that a plan or a file names, as token ids."""
 
-import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
@@ -10,17 +9,17 @@ from typing import Any
 
 import torch
 import typer
-from torch import Tensor, nn
+from torch import Tensor
 
 from accounting.checks import ConfigError
 from attacks import read_update
 from attacks.text.observation import vocabulary
-from privpart.cli.audit.inputs import given_update, hash_tensors, load_given, own_model
-from privpart.cli.audit.options import AuditOptions
+from privpart.cli.audit.inputs import Inputs, given_update, load_weights, own_model, wanted
+from privpart.cli.audit.options import AnyOptions
 from privpart.data.batches import Batch
 from privpart.training import own_code, plan_file
 from privpart.training.task_data import PlanData, read_task
-from privpart.training.training import Training, training
+from privpart.training.training import training
 
 _NOT_COUNTED = -100  # label of a token that no loss counts, as in torch
 _MOST_PUBLIC = 2000  # sentences of other clients that guesses are made of
@@ -30,137 +29,117 @@ _NOT_IDS = ("attention_mask", "token_type_ids", "position_ids")
 Example = tuple[tuple[int, ...], int | None]  # a sentence, and the label of a classifier
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class TextInputs:
-    """What is attacked: ``tokens`` and ``labels`` are the truth, all other data is public."""
-
-    model: nn.Module
-    tokens: Tensor
-    labels: Tensor | None
-    pad: int | None
-    public: list[tuple[int, ...]]
-    words: tuple[str, ...]
-    views: dict[str, Sequence[str]]
-    update: dict[str, Tensor] | None
-
-    def digest(self) -> str:
-        """Return a hash of the sentences, the weights and the update."""
-        state = hashlib.sha256(repr((self.tokens.tolist(), self.public)).encode())
-        if self.labels is not None:
-            state.update(repr(self.labels.tolist()).encode())
-        hash_tensors(state, self.model.state_dict(), self.update or {})
-        return state.hexdigest()
-
-
-def load_text(
-    options: AuditOptions, shown: dict[str, Sequence[str]], words: Path | None = None
-) -> TextInputs:
+def load_text(options: AnyOptions) -> Inputs:
     """Return the model and ``--trials`` batches of sentences, of a plan or of a file.
 
-    Args:
-        options: of the audit.
-        shown: the views; without any, what a plan trains, or all parameters.
-        words: file with the text of each token.
+    Without a view it is what a plan trains, or all parameters.
 
     Raises:
         ConfigError: a plan that does not train on text, too few sentences, or a file that does not
             fit the model.
     """
-    wanted = options.batch * (1 if options.gradient else options.trials)
     with redirect_stdout(sys.stderr):  # what own code prints is no part of the result
-        if options.plan is not None:
-            found = _of_plan(options.plan, options, wanted, shown, words)
-        else:
+        run = None if options.plan is None else _Planned(options.plan)
+        if run is None:
             assert options.model is not None  # noqa: S101  refused by the options
-            found = _of_file(own_model(options.model), options, wanted, shown, words)
-    if options.weights is not None:
-        load_given(found.model, options.weights)
-    return found
-
-
-def _of_plan(
-    path: Path,
-    options: AuditOptions,
-    wanted: int,
-    shown: dict[str, Sequence[str]],
-    words: Path | None,
-) -> TextInputs:
-    plan = plan_file.read(path)
-    read: list[PlanData] = []
-
-    def keeping(task: str, folder: Path | None, words: int) -> Any:  # noqa: ANN401  as read_task
-        found = read_task(task, folder, words)
-        read.extend([found] if isinstance(found, PlanData) else [])
-        return found
-
-    for reference in plan.references().values():
-        typer.echo(f"privpart: imports {reference}", err=True)
-    made = training(plan, report=lambda _told: None, read=keeping)
-    module = made.model.module
-    shown = shown or _trained(made)
-    update = given_update(module, options.gradient, options.before)
-    if options.tokens is not None:
-        return _of_file(module, options, wanted, shown, words)
-    if plan.client.loss not in ("cross_entropy", "model"):
-        raise ConfigError(
-            f"client.loss={plan.client.loss!r}: the audit of text knows cross_entropy and model. "
-            "From Python, pass the loss to attacks.text_leakage."
-        )
-    batches, public = _chosen(made, options, wanted // options.batch)
-    tokens, labels, pad = _together([one for batch in batches for one in batch], vocabulary(module))
-    return TextInputs(
-        model=module,
-        tokens=tokens,
-        labels=labels,
-        pad=pad,
-        public=public,
-        words=read[0].words if read else _words(plan),
-        views=shown,
+            model = own_model(options.model)
+        else:
+            model = run.training.model.module
+        load_weights(model, options.weights)
+        update = given_update(model, options)
+        if run is None or options.tokens is not None:
+            sentences = _of_file(options)
+        else:
+            sentences = run.sentences(options)
+    return Inputs(
+        model=model,
+        examples=sentences.tokens,
+        labels=sentences.labels,
         update=update,
+        public={"pad": sentences.pad, "public": sentences.public},
+        views=options.views or ({"full": ["*"]} if run is None else run.views()),
+        words=sentences.words,
     )
 
 
-def _trained(made: Training) -> dict[str, Sequence[str]]:
-    """Return the view of what the plan trains, and one per group where groups take turns."""
-    shown: dict[str, Sequence[str]] = {"trained": list(made.model.trainable)}
-    if len(made.model.groups) > 1:
-        shown |= {f"group {i}": list(group) for i, group in enumerate(made.model.groups)}
-    return shown
+@dataclass(frozen=True, slots=True)
+class _Sentences:
+    tokens: Tensor
+    labels: Tensor | None
+    pad: int | None
+    public: list[tuple[int, ...]]
+    words: tuple[str, ...]
 
 
-def _words(plan: plan_file.PlanFile) -> tuple[str, ...]:
-    """Return the attribute ``words`` of the function that makes the clients; () without one."""
-    if plan.data.clients is None:
-        return ()
-    named = getattr(own_code.load(plan.data.clients, plan.folder), "words", ())
-    if isinstance(named, str) or not all(isinstance(word, str) for word in named):
-        raise ConfigError(f"{plan.data.clients}: its words must be a list of str, one per token.")
-    return tuple(named)
+class _Planned:
+    """A plan's model and its clients' sentences; its code is imported and run."""
 
+    def __init__(self, path: Path) -> None:
+        self.plan = plan_file.read(path)
+        self.tasks: list[PlanData] = []
 
-def _chosen(
-    made: Training, options: AuditOptions, batches: int
-) -> tuple[list[list[Example]], list[tuple[int, ...]]]:
-    """Return the first sentences of clients that have enough, and the sentences of the others."""
-    attacked: list[list[Example]] = []
-    public: list[tuple[int, ...]] = []
-    for client in made.clients.ids:
-        own = list(_examples(made.clients.examples(client)))
-        if options.length is not None:
-            length = options.length
-            own = [(one[:length], y) for one, y in own if len(one) >= length]
-        if len(attacked) < batches and len(own) >= options.batch:
-            attacked.append(own[: options.batch])
-            continue
-        public += [sentence for sentence, _ in own]
-        if len(attacked) == batches and len(public) >= _MOST_PUBLIC:
-            break
-    if len(attacked) < batches:
-        raise ConfigError(
-            f"batch={options.batch}, trials={batches}: {len(attacked)} clients have so many "
-            "sentences; choose fewer trials, a smaller batch, or a smaller length."
-        )
-    return attacked, public
+        def keeping(task: str, folder: Path | None, words: int) -> Any:  # noqa: ANN401  as read_task
+            data = read_task(task, folder, words)
+            self.tasks.extend([data] if isinstance(data, PlanData) else [])
+            return data
+
+        for reference in self.plan.references().values():
+            typer.echo(f"privpart: imports {reference}", err=True)
+        self.training = training(self.plan, report=lambda _told: None, read=keeping)
+
+    def views(self) -> dict[str, Sequence[str]]:
+        """Return the view of what the plan trains, and one per group where groups take turns."""
+        model = self.training.model
+        shown: dict[str, Sequence[str]] = {"trained": list(model.trainable)}
+        if len(model.groups) > 1:
+            shown |= {f"group {i}": list(group) for i, group in enumerate(model.groups)}
+        return shown
+
+    def sentences(self, options: AnyOptions) -> _Sentences:
+        """Return one batch of each of the first clients that have enough sentences."""
+        loss = self.plan.client.loss
+        if loss not in ("cross_entropy", "model"):
+            raise ConfigError(
+                f"client.loss={loss!r}: the audit of text knows cross_entropy and model. "
+                "From Python, pass the loss to attacks.text_leakage."
+            )
+        attacked, public = self._chosen(options)
+        tokens, labels, pad = _together(attacked, vocabulary(self.training.model.module))
+        words = self.tasks[0].words if self.tasks else self._words()
+        return _Sentences(tokens, labels, pad, public, words)
+
+    def _chosen(self, options: AnyOptions) -> tuple[list[Example], list[tuple[int, ...]]]:
+        """Return the sentences to attack, and those of clients that are not attacked."""
+        attacked: list[Example] = []
+        public: list[tuple[int, ...]] = []
+        for client in self.training.clients.ids:
+            examples = list(_examples(self.training.clients.examples(client)))
+            if (length := options.length) is not None:
+                examples = [(ids[:length], y) for ids, y in examples if len(ids) >= length]
+            if len(attacked) < wanted(options) and len(examples) >= options.batch:
+                attacked += examples[: options.batch]
+                continue
+            public += [sentence for sentence, _ in examples]
+            if len(attacked) == wanted(options) and len(public) >= _MOST_PUBLIC:
+                break
+        if len(attacked) < wanted(options):
+            batches = wanted(options) // options.batch
+            raise ConfigError(
+                f"batch={options.batch}, trials={batches}: {len(attacked) // options.batch} "
+                "clients have so many sentences; choose fewer trials, a smaller batch, or a "
+                "smaller length."
+            )
+        return attacked, public
+
+    def _words(self) -> tuple[str, ...]:
+        """Return the attribute ``words`` of the function that makes the clients; () without one."""
+        clients = self.plan.data.clients
+        if clients is None:
+            return ()
+        words = getattr(own_code.load(clients, self.plan.folder), "words", ())
+        if isinstance(words, str) or not all(isinstance(word, str) for word in words):
+            raise ConfigError(f"{clients}: its words must be a list of str, one per token.")
+        return tuple(words)
 
 
 def _examples(batch: Batch) -> Iterator[Example]:
@@ -169,8 +148,8 @@ def _examples(batch: Batch) -> Iterator[Example]:
     One is left out where labels that no loss counts lie inside it.
     """
     inputs, labels = _parted(batch)
-    ids, kept = _ids(inputs)
-    for row, y, attended in zip(ids.tolist(), labels.tolist(), kept.sum(1).tolist(), strict=True):
+    ids, mask = _ids(inputs)
+    for row, y, attended in zip(ids.tolist(), labels.tolist(), mask.sum(1).tolist(), strict=True):
         if not isinstance(y, list):
             yield tuple(row[:attended]), y
         elif y[:attended] == row[:attended]:
@@ -209,19 +188,16 @@ def _ids(inputs: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401  of a client's e
         and value.ndim == 2
         and not value.is_floating_point()
     }
-    found = ids.get("input_ids") if "input_ids" in ids else None
-    if found is None and len(ids) == 1:
-        (found,) = ids.values()
+    tokens = next(iter(ids.values())) if len(ids) == 1 else ids.get("input_ids")
     other = set(named) - set(ids) - {"attention_mask", "token_type_ids"}
     types = named.get("token_type_ids")
-    if found is None or other or (isinstance(types, Tensor) and bool(types.any())):
+    if tokens is None or other or (isinstance(types, Tensor) and bool(types.any())):
         raise ConfigError(
             f"data: the inputs are {', '.join(map(str, named))}; the audit of text takes token ids "
             "(n, T), and perhaps an attention_mask. For images, name --model and --data."
         )
-    kept = named.get("attention_mask")
-    whole = torch.ones_like(found)
-    return found, whole if not isinstance(kept, Tensor) else kept.long()
+    mask = named.get("attention_mask")
+    return tokens, mask.long() if isinstance(mask, Tensor) else torch.ones_like(tokens)
 
 
 def _together(examples: Sequence[Example], words: int) -> tuple[Tensor, Tensor | None, int | None]:
@@ -238,64 +214,56 @@ def _together(examples: Sequence[Example], words: int) -> tuple[Tensor, Tensor |
         if pad is None:
             raise ConfigError(
                 "length is missing: the sentences differ in length, and no token is left to pad "
-                "them with; cut them to one length (--length)."
+                "them with; cut them to one length (length in --settings)."
             )
     tokens = torch.tensor([[*s, *[pad or 0] * (longest - len(s))] for s, _ in examples])
     labels = [y for _, y in examples if y is not None]
     return tokens, torch.tensor(labels) if labels else None, pad
 
 
-def _of_file(
-    model: nn.Module,
-    options: AuditOptions,
-    wanted: int,
-    shown: dict[str, Sequence[str]],
-    words: Path | None,
-) -> TextInputs:
+def _of_file(options: AnyOptions) -> _Sentences:
     path = options.tokens
     assert path is not None  # noqa: S101  refused by the options
-    held = read_update(path)
-    unknown = held.keys() - {"tokens", "labels", "public"}
-    tokens, labels, public = held.get("tokens"), held.get("labels"), held.get("public")
-    if tokens is None or unknown:
+    tensors = read_update(path)
+    tokens, labels, public = (tensors.get(name) for name in ("tokens", "labels", "public"))
+    if tokens is None or tensors.keys() - {"tokens", "labels", "public"}:
         raise ConfigError(
-            f"tokens={path}: holds {', '.join(held)}; must hold tokens (N, T), and may hold labels "
-            "(N,) and public (M, T)."
+            f"tokens={path}: holds {', '.join(tensors)}; must hold tokens (N, T), and may hold "
+            "labels (N,) and public (M, T)."
         )
-    for name, value in held.items():
+    for name, value in tensors.items():
         if value.dtype not in _WHOLE or value.ndim != (1 if name == "labels" else 2):
             raise ConfigError(
                 f"tokens={path}: {name} is {value.dtype} {tuple(value.shape)}; must be whole "
                 f"numbers {'(N,)' if name == 'labels' else '(N, T)'}."
             )
-    if len(tokens) < wanted or (labels is not None and len(labels) != len(tokens)):
+    count = wanted(options)
+    if len(tokens) < count or (labels is not None and len(labels) != len(tokens)):
         raise ConfigError(
             f"tokens={path}: {len(tokens)} sentences"
             f"{'' if labels is None else f' and {len(labels)} labels'}; --batch and --trials need "
-            f"{wanted}."
+            f"{count}."
         )
-    others = tokens[wanted:] if public is None else public
-    if options.pad is not None and not bool((tokens[:wanted, -1:] == options.pad).any()):
+    if options.pad is not None and not bool((tokens[:count, -1:] == options.pad).any()):
         typer.echo(
             f"privpart: pad={options.pad}: no attacked sentence ends with it; the attacker infers "
             "lengths all the same.",
             err=True,
         )
-    texts = () if words is None else _lines(words)
-    if words is not None and int(tokens[:wanted].max()) >= len(texts):
+    words = () if options.words is None else _lines(options.words)
+    if options.words is not None and int(tokens[:count].max()) >= len(words):
         typer.echo(
-            f"privpart: words={words}: has {len(texts)} lines; tokens beyond are shown as numbers.",
+            f"privpart: words={options.words}: has {len(words)} lines; tokens beyond are shown as "
+            "numbers.",
             err=True,
         )
-    return TextInputs(
-        model=model,
-        tokens=tokens[:wanted].long(),
-        labels=None if labels is None else labels[:wanted].long(),
+    rows = (tokens[count:] if public is None else public).tolist()
+    return _Sentences(
+        tokens=tokens[:count].long(),
+        labels=None if labels is None else labels[:count].long(),
         pad=options.pad,
-        public=[_before(row, options.pad) for row in others.tolist()],
-        words=texts,
-        views=shown or {"full": ["*"]},
-        update=given_update(model, options.gradient, options.before),
+        public=[_before(row, options.pad) for row in rows],
+        words=words,
     )
 
 

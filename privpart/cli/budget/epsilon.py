@@ -331,9 +331,10 @@ def _plot(run: _Run, report: PrivacyReport, path: Path | None, target: float | N
         raise ConfigError(
             "plot: varies a mechanism of one group; leave it out with a [schedule] or shared keys."
         )
-    from privpart.cli.pages.plots import draw_budget
+    from privpart.cli.pages import drawing, plots
 
-    draw_budget(run.choice, run.participation, report, path=path, target=target)
+    figure = plots.budget_figure(run.choice, run.participation, report, target=target)
+    drawing.save(figure, path)
 
 
 def _one_stream(run: _Run, form: Format) -> list[tuple[str, str]]:

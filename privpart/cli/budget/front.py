@@ -151,15 +151,18 @@ def _draw(
     html: Path | None,
 ) -> None:
     """Write the picture and the page that were asked for."""
-    if plot is not None:
-        from privpart.cli.pages.plots import draw_front
+    if plot is None and html is None:
+        return
+    from privpart.cli.pages import drawing
+    from privpart.cli.pages.plots import front_figure
 
-        draw_front(rows, title=title, path=plot)
+    figure = front_figure(rows, title=title)
+    if plot is not None:
+        drawing.save(figure, plot)
     if html is not None:
         from privpart.cli.pages.budget import front_page
-        from privpart.cli.pages.plots import front_figure
 
-        front_page(rows, title, front_figure(rows, title=title), warnings).write(html)
+        front_page(rows, title, figure, warnings).write(html)
 
 
 @dataclass(frozen=True, slots=True)

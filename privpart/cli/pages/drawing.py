@@ -140,23 +140,21 @@ class Styles:
 
 def panel(width: float = 6.4, height: float = 3.8) -> tuple[Figure, Axes]:
     """Return a figure with one panel, in the style of all pictures."""
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        axes = figure.add_subplot()
-        axes.grid(visible=True)
-        axes.set_axisbelow(True)
+    figure, (axes,) = panels(1, width, height)
     return figure, axes
 
 
-def panels(count: int, width: float = 4.6, height: float = 3.6) -> tuple[Figure, list[Axes]]:
-    """Return a figure with panels side by side, which share the vertical axis."""
+def panels(
+    count: int, width: float = 4.6, height: float = 3.6, *, rows: int = 1
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with rows of ``count`` panels; those of a row share the vertical axis."""
     with rc_context(_STYLE):
-        figure = Figure(figsize=(width * count, height), layout="constrained")
-        found = list(figure.subplots(1, count, sharey=True, squeeze=False)[0])
-        for axes in found:
+        figure = Figure(figsize=(width * count, height * rows), layout="constrained")
+        cells = figure.subplots(rows, count, sharex="col", sharey="row", squeeze=False)
+        for axes in cells.flat:
             axes.grid(visible=True)
             axes.set_axisbelow(True)
-    return figure, found
+    return figure, list(cells.flat)
 
 
 def log_axis(axis: Axis, label: str) -> None:
@@ -258,17 +256,20 @@ def band(
     style: Mapping[str, Any],
 ) -> None:
     """Draw a line with a band of one deviation on either side; a lone point gets a bar."""
-    order = sorted(range(len(xs)), key=xs.__getitem__)
-    x = [xs[i] for i in order]
-    middle = [means[i] for i in order]
-    spread = [deviations[i] or 0.0 for i in order]
-    axes.plot(x, middle, **style)
-    if len(x) == 1:
-        axes.errorbar(x, middle, spread, color=style["color"], capsize=3, linestyle="")
-        return
-    low = [m - s for m, s in zip(middle, spread, strict=True)]
-    high = [m + s for m, s in zip(middle, spread, strict=True)]
-    axes.fill_between(x, low, high, color=style["color"], alpha=0.15, linewidth=0)
+    around = zip(xs, means, (deviation or 0.0 for deviation in deviations), strict=True)
+    interval_band(axes, [(x, mean, mean - own, mean + own) for x, mean, own in around], style)
+
+
+def interval_band(
+    axes: Axes, points: Sequence[tuple[float, float, float, float]], style: Mapping[str, Any]
+) -> None:
+    """Draw points (x, value, low, high) as a line with a band; a lone point gets a bar."""
+    xs, values, lows, highs = zip(*sorted(points), strict=True)
+    axes.plot(xs, values, **style)
+    if len(xs) == 1:  # a band would have no width
+        axes.vlines(xs, lows, highs, color=style["color"])
+    else:
+        axes.fill_between(xs, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def categories(

@@ -5,10 +5,10 @@ from pathlib import Path
 
 from rich.table import Table as RichTable
 
-from attacks import LeakageReport, TextReport
+from attacks import TextReport
 from attacks.report import Verdict
 from attacks.text.report import TextRow, TextTrial
-from privpart.cli.audit.tables import Told
+from privpart.cli.audit.tables import AnyReport, Summary
 from privpart.cli.pages.page import (
     Block,
     Marked,
@@ -67,40 +67,40 @@ _LEGEND = Marked(
 _Pieces = tuple[tuple[str, str], ...]
 
 
-def leakage_page(report: LeakageReport, told: Told, picture: Path) -> Page:
-    """Return the page of an audit of images.
+def leakage_page(
+    report: AnyReport, summary: Summary, *, picture: Path, words: Sequence[str] = ()
+) -> Page:
+    """Return the page of an audit.
 
     Args:
         report: of the audit.
-        told: what the terminal says of it.
-        picture: file of the reconstructions, as PNG.
+        summary: what the terminal says of it.
+        picture: file of the reconstructions, as PNG; of images.
+        words: text of each token by id; other tokens are shown as numbers.
     """
-    shown = Photograph(
-        picture.read_bytes(),
-        "True images beside the best reconstruction of each view.",
-        "Truth, guesses that need no attack, and the best reconstruction of each view. The frame "
-        "tells the verdict on that one picture; the table has the verdict on the view.",
-    )
-    return _page("What the update gives away: images", report.verdict, (shown,), told)
-
-
-def text_leakage_page(report: TextReport, words: Sequence[str], told: Told) -> Page:
-    """Return the page of an audit of sentences; arguments as for ``leakage_page``."""
-    blocks = marked_sentences(report, words=words)
-    return _page("What the update gives away: text", report.verdict, blocks, told)
-
-
-def _page(title: str, verdict: Verdict, found: Sequence[Block], told: Told) -> Page:
-    lead = _VOID if verdict == "void" else _LEAD
+    blocks: tuple[Block, ...]
+    if isinstance(report, TextReport):
+        kind, blocks = "text", marked_sentences(report, words=words)
+    else:
+        photograph = Photograph(
+            picture.read_bytes(),
+            "True images beside the best reconstruction of each view.",
+            "Truth, guesses that need no attack, and the best reconstruction of each view. The "
+            "frame tells the verdict on that one picture; the table has the verdict on the view.",
+        )
+        kind, blocks = "images", (photograph,)
     return Page(
-        title,
-        TONES[verdict],
-        _SAYS[verdict],
-        (lead, *(f"Warning: {warning}" for warning in told.warnings)),
+        f"What the update gives away: {kind}",
+        TONES[report.verdict],
+        _SAYS[report.verdict],
         (
-            Section("What was found", tuple(found)),
-            Section("Scores", tuple(page_table(table) for table in told.tables)),
-            Section("How to read them", (Points(tuple(told.notes)),) if told.notes else ()),
+            _VOID if report.verdict == "void" else _LEAD,
+            *(f"Warning: {warning}" for warning in summary.warnings),
+        ),
+        (
+            Section("What was found", blocks),
+            Section("Scores", tuple(page_table(table) for table in summary.tables)),
+            Section("How to read them", (Points(tuple(summary.notes)),) if summary.notes else ()),
         ),
         ("By the rules of privpart audit leakage.",),
     )

@@ -3,11 +3,13 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
 from accounting import Participation, PrivacyReport
@@ -19,9 +21,23 @@ from privpart.cli.pages import drawing
 if TYPE_CHECKING:  # only for annotations: a budget's picture must not import torch
     from torch import Tensor
 
+    from attacks import LeakageReport
+    from attacks.defences import ScoredPoint
     from privpart.cli.demo_tables import Accuracy
     from privpart.study.store import Point
 
+VERDICTS: dict[str, str] = {
+    "recovered": "#a3140f",
+    "partial": "#c24e00",
+    "no gain": "#0072b2",
+    "ambiguous": "#aa4c83",
+    "attack failed": "#5b6470",
+    "nothing sent": "#8a6a00",
+    "void": "#1b1f24",
+}
+"""Colour of each verdict on images, the most severe first."""
+_HIDDEN = ("noise",)  # an image of noise tells a reader nothing
+_CELL = 1.12  # inches
 _RESOURCES = {
     "bytes down": "bytes_down",
     "bytes up": "bytes_up",
@@ -75,18 +91,6 @@ def draw_accuracy(
     drawing.save(figure, path)
 
 
-def draw_budget(
-    choice: MechanismChoice,
-    run: Participation,
-    report: PrivacyReport,
-    *,
-    path: Path,
-    target: float | None = None,
-) -> None:
-    """Write ``budget_figure``; the suffix sets the format."""
-    drawing.save(budget_figure(choice, run, report, target=target), path)
-
-
 def budget_figure(
     choice: MechanismChoice,
     run: Participation,
@@ -128,11 +132,6 @@ def _curve(
     noises = [report.noise_multiplier * 10 ** (i / 12 - 1) for i in range(_POINTS)]
     spent = [guarantee_of(mechanism, run, noise_multiplier=z, method=report.method) for z in noises]
     return [(z, own.epsilon(report.delta)) for z, own in zip(noises, spent, strict=True)]
-
-
-def draw_front(rows: Sequence[Mapping[str, Any]], *, title: str, path: Path) -> None:
-    """Write ``front_figure``; the suffix sets the format."""
-    drawing.save(front_figure(rows, title=title), path)
 
 
 def front_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
@@ -334,13 +333,6 @@ def _sweep_points(
     styles.legend(panel)
 
 
-def draw_scores(
-    scores: NDArray[np.float64], present: NDArray[np.bool_], mu: float, path: Path
-) -> None:
-    """Write ``scores_figure``."""
-    drawing.save(scores_figure(scores, present, mu), path)
-
-
 def scores_figure(scores: NDArray[np.float64], present: NDArray[np.bool_], mu: float) -> Figure:
     """Draw histograms of canaries' scores beside what the accountant allows at most.
 
@@ -378,110 +370,202 @@ def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> N
         out: folder to write to.
     """
     mechanisms = list(dict.fromkeys(r["mechanism"] for r in rows if r["epsilon"] is not None))
-    said = f"{title}\nsimulation with seeded noise: not private"
+    title += "\nsimulation with seeded noise: not private"
     if mechanisms:
-        wide = 1.2 + 5.2 * len(mechanisms)
-        figure = Figure(figsize=(wide, 6.4), layout="constrained")
-        above, below = figure.subplots(
-            2, len(mechanisms), sharex="col", sharey="row", squeeze=False
-        )
+        figure, cells = drawing.panels(len(mechanisms), 5.6, 3.2, rows=2)
         for number, mechanism in enumerate(mechanisms):
-            _draw_budgets(above[number], rows, mechanism)
-            _draw_differences(below[number], rows, mechanism)
-        above[0].set_ylabel("metric on test examples")
-        below[0].set_ylabel("difference to the first arm, by seed")
-        above[0].legend(frameon=False, fontsize=8)
-        figure.suptitle(said, fontsize=9)
+            below = cells[number + len(mechanisms)]
+            styles = _draw_budgets(cells[number], below, rows, mechanism)
+            if number == 0:
+                styles.legend(cells[number])
+        cells[0].set_ylabel("metric on test examples")
+        cells[len(mechanisms)].set_ylabel("difference to the first arm, by seed")
+        figure.suptitle(title, fontsize=9)
         drawing.save(figure, out / "accuracy-epsilon.png")
-    figure = Figure(figsize=(6.4, 3.9), layout="constrained")
-    panel = figure.add_subplot()
-    levels = list(dict.fromkeys((r["mechanism"], r["level"]) for r in rows))
-    for number, (mechanism, level) in enumerate(levels):
-        own = [r for r in rows if (r["mechanism"], r["level"]) == (mechanism, level)]
-        name = (
-            "no noise" if own[0]["epsilon"] is None else f"{mechanism}, ε = {up(own[0]['epsilon'])}"
-        )
-        colour = drawing.SERIES[number % len(drawing.SERIES)]
-        _draw_band(panel, own, [r["bytes_up"] for r in own], colour, name)
-    drawing.log_axis(panel.xaxis, "bytes that a client sends in a round")
-    panel.set_ylabel("metric on test examples")
-    panel.set_title(said, fontsize=9)
-    panel.grid(alpha=0.3)
-    panel.spines[["top", "right"]].set_visible(False)
-    panel.legend(frameon=False, fontsize=8)
+    figure, axes = drawing.panel(6.4, 3.9)
+    styles = drawing.Styles()
+    for mechanism, level in dict.fromkeys((r["mechanism"], r["level"]) for r in rows):
+        group = [r for r in rows if (r["mechanism"], r["level"]) == (mechanism, level)]
+        epsilon = group[0]["epsilon"]
+        name = "no noise" if epsilon is None else f"{mechanism}, ε = {up(epsilon)}"
+        drawing.interval_band(axes, [_interval(r["bytes_up"], r) for r in group], styles.of(name))
+    drawing.log_axis(axes.xaxis, "bytes that a client sends in a round")
+    axes.set_ylabel("metric on test examples")
+    drawing.title(axes, title)
+    styles.legend(axes)
     drawing.save(figure, out / "accuracy-bytes.png")
 
 
-def _draw_budgets(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism: str) -> None:
-    """Draw the arms of one mechanism against epsilon, and without noise at the right edge."""
-    edge = _without_noise_at(rows, mechanism)
-    for number, arm in enumerate(dict.fromkeys(r["arm"] for r in rows)):
-        colour = drawing.SERIES[number % len(drawing.SERIES)]
-        own = [r for r in rows if r["arm"] == arm and r["mechanism"] == mechanism]
-        if own:
-            moved = _apart(rows, mechanism) ** number if len(own) == 1 else 1.0
-            _draw_band(panel, own, [moved * r["epsilon"] for r in own], colour, arm)
-        for row in (r for r in rows if r["arm"] == arm and r["epsilon"] is None):
-            away = edge * _apart(rows, mechanism) ** number
-            low, high = row["low"] or row["metric"], row["high"] or row["metric"]
-            panel.plot([away, away], [low, high], color=colour)
-            panel.plot([away], [row["metric"]], color=colour, marker="s")
-    panel.set_xscale("log")
-    panel.set_title(mechanism, fontsize=9)
-    panel.grid(alpha=0.3)
-    panel.spines[["top", "right"]].set_visible(False)
+def _draw_budgets(
+    above: Axes, below: Axes, rows: Sequence[Mapping[str, Any]], mechanism: str
+) -> drawing.Styles:
+    """Draw the arms of one mechanism against epsilon, and their paired differences to the first.
 
-
-def _draw_differences(panel: Axes, rows: Sequence[Mapping[str, Any]], mechanism: str) -> None:
-    """Draw each arm's paired difference to the first, with its interval."""
-    edge = _without_noise_at(rows, mechanism)
+    Results without noise stand beside the largest epsilon.
+    """
+    levels = sorted({float(r["epsilon"]) for r in rows if r["mechanism"] == mechanism})
+    edge = _AWAY * levels[-1]
+    apart = (edge / levels[0]) ** _APART
+    styles = drawing.Styles()
     for number, arm in enumerate(dict.fromkeys(r["arm"] for r in rows)):
-        own = [r for r in rows if r["arm"] == arm and r["difference_low"] is not None]
-        for row in own:
-            if row["mechanism"] != mechanism and row["epsilon"] is not None:
-                continue
-            silent = row["epsilon"] is None
-            x = (edge if silent else row["epsilon"]) * _apart(rows, mechanism) ** number
-            ends = [row["difference_low"], row["difference_high"]]
-            colour = drawing.SERIES[number % len(drawing.SERIES)]
-            panel.plot([x, x], ends, color=colour)
-            panel.plot([x], [row["difference"]], color=colour, marker="s" if silent else "o")
-    panel.axhline(0, color="#444444", linewidth=0.8)
-    # the last panel of a column: its ticks are those of all
-    levels = sorted({r["epsilon"] for r in rows if r["mechanism"] == mechanism})
+        style = styles.of(arm)
+        alone = style | {"linestyle": ""}
+        noisy = [r for r in rows if (r["arm"], r["mechanism"]) == (arm, mechanism)]
+        silent = [r for r in rows if r["arm"] == arm and r["epsilon"] is None]
+        moved = apart**number
+        if noisy:
+            shift = moved if len(noisy) == 1 else 1.0
+            points = [_interval(shift * r["epsilon"], r) for r in noisy]
+            drawing.interval_band(above, points, style)
+        for row in silent:
+            drawing.interval_band(above, [_interval(edge * moved, row)], alone)
+        for row in (r for r in (*noisy, *silent) if r["difference_low"] is not None):
+            x = moved * (row["epsilon"] or edge)
+            interval = row["difference"], row["difference_low"], row["difference_high"]
+            drawing.interval_band(below, [(x, *interval)], alone)
+    below.axhline(0, color=drawing.FAINT, linewidth=0.8)
     ticks = {level: up(level) for level in levels}
     if any(r["epsilon"] is None for r in rows):
         ticks[edge] = "no noise"
-    panel.set_xticks(list(ticks), list(ticks.values()))
-    panel.minorticks_off()
-    panel.set_xlabel("epsilon, log scale")
-    panel.grid(alpha=0.3)
-    panel.spines[["top", "right"]].set_visible(False)
+    below.set_xscale("log")  # both panels share the axis
+    below.set_xticks(list(ticks), list(ticks.values()))
+    below.minorticks_off()
+    below.set_xlabel("epsilon, log scale")
+    drawing.title(above, mechanism)
+    return styles
 
 
-def _without_noise_at(rows: Sequence[Mapping[str, Any]], mechanism: str) -> float:
-    """Return where on the axis of epsilon the first arm's result without noise stands."""
-    return _AWAY * float(max(r["epsilon"] for r in rows if r["mechanism"] == mechanism))
+def _interval(x: float, row: Mapping[str, Any]) -> tuple[float, float, float, float]:
+    """Return a result at ``x`` with its interval, which a single training does not have."""
+    metric = row["metric"]
+    low, high = (metric if row[end] is None else row[end] for end in ("low", "high"))
+    return x, metric, low, high
 
 
-def _apart(rows: Sequence[Mapping[str, Any]], mechanism: str) -> float:
-    """Return the factor between the places of two arms at one epsilon."""
-    least = float(min(r["epsilon"] for r in rows if r["mechanism"] == mechanism))
-    return float((_without_noise_at(rows, mechanism) / least) ** _APART)
-
-
-def _draw_band(
-    panel: Axes,
-    rows: Sequence[Mapping[str, Any]],
-    places: Sequence[float],
-    colour: str,
-    name: str,
+def draw_reconstructions(
+    reports: Sequence["LeakageReport"], path: Path, *, images: int = 6
 ) -> None:
-    order = sorted(range(len(rows)), key=lambda i: places[i])
-    ordered, xs = [rows[i] for i in order], [places[i] for i in order]
-    lows = [row["metric"] if row["low"] is None else row["low"] for row in ordered]
-    highs = [row["metric"] if row["high"] is None else row["high"] for row in ordered]
-    panel.plot(xs, [row["metric"] for row in ordered], color=colour, marker="o", label=name)
-    if len(xs) == 1:  # a band would have no width
-        panel.vlines(xs, lows, highs, color=colour)
-    panel.fill_between(xs, lows, highs, color=colour, alpha=0.15, linewidth=0)
+    """Draw a row per image: the truth, the baselines, and the best reconstruction of each view.
+
+    Each image has its PSNR below it; the frame of a reconstruction shows its verdict as a colour.
+
+    Args:
+        reports: at least one, all on the same images; their views are drawn side by side.
+        path: file to write.
+        images: greatest number of rows.
+    """
+    first = reports[0]
+    count = min(images, len(first.truth))
+    guesses = [name for name in first.baseline_images if name not in _HIDDEN]
+    rows = [row for report in reports for row in report.rows]
+    # narrow columns part the truth, the guesses and the reconstructions
+    widths = [1.0, 0.12, *[1.0] * len(guesses), 0.12, *[1.0] * len(rows)]
+    height = 1.17 * count * _CELL + 1.1
+    figure = Figure(figsize=(_CELL * (len(widths) - 0.6), height))
+    margins = {"left": 0.01, "right": 0.99, "top": 1 - 0.66 / height, "bottom": 0.42 / height}
+    grid = {"width_ratios": widths, "wspace": 0.08, "hspace": 0.17, **margins}
+    cells = figure.subplots(count, len(widths), squeeze=False, gridspec_kw=grid)
+    shown = set()
+    for i, (truth, gap, *line) in enumerate(cells):
+        before, (second_gap, *after) = line[: len(guesses)], line[len(guesses) :]
+        gap.set_axis_off()
+        second_gap.set_axis_off()
+        _captioned(truth, first.truth[i], "", drawing.INK)
+        for axes, name in zip(before, guesses, strict=True):
+            score = f"{first.baselines[name][i]:.1f} dB"
+            _captioned(axes, first.baseline_images[name][i], score, drawing.FAINT)
+        for axes, row in zip(after, rows, strict=True):
+            trial = row.best[i]
+            caption = trial.untried or f"{trial.psnr:.1f} dB"
+            _captioned(axes, trial.reconstruction.x[trial.index], caption, drawing.INK)
+            axes.spines[:].set(visible=True, edgecolor=VERDICTS[trial.verdict], linewidth=2.2)
+            shown.add(trial.verdict)
+        if i == 0:
+            _heading(truth, "truth", "", drawing.INK)
+            for axes, name in zip(before, guesses, strict=True):
+                below = "oracle" if name in first.oracles else "no attack"
+                _heading(axes, name, below, drawing.FAINT)
+            noisy = any(row.adversary == "recipient" for row in rows)
+            for axes, row in zip(after, rows, strict=True):
+                who = f"{row.adversary}, " if noisy else ""
+                _heading(axes, row.view, f"{who}{row.share:.1%} sent", drawing.INK)
+    _legend(figure, [verdict for verdict in VERDICTS if verdict in shown])
+    drawing.save(figure, path)
+
+
+def _captioned(axes: Axes, pixels: "Tensor", caption: str, ink: str) -> None:
+    _show(axes, pixels.detach().clamp(0, 1)[:3])
+    axes.set_xlabel(caption, fontsize=7.5, color=ink, labelpad=2.5)
+    axes.set(xticks=[], yticks=[])
+    axes.spines[:].set_visible(False)
+
+
+def _heading(axes: Axes, title: str, below: str, ink: str) -> None:
+    short = title if len(title) <= 18 else title[:17] + "…"
+    weight = "bold" if ink == drawing.INK else "normal"
+    place: Any = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "center"}
+    size = 8.5 if len(short) < 13 else 7
+    axes.annotate(short, (0.5, 1), (0, 14), fontsize=size, color=ink, weight=weight, **place)
+    axes.annotate(below, (0.5, 1), (0, 4.5), fontsize=6.5, color=drawing.FAINT, **place)
+
+
+def _legend(figure: Figure, verdicts: Sequence[str]) -> None:
+    square: Any = {"marker": "s", "linestyle": "", "markersize": 7, "markerfacecolor": "none"}
+    handles = [
+        Line2D(
+            [], [], label=verdict, markeredgewidth=2, markeredgecolor=VERDICTS[verdict], **square
+        )
+        for verdict in verdicts
+    ]
+    figure.legend(
+        handles=handles,
+        loc="lower center",
+        ncols=len(handles),
+        frameon=False,
+        fontsize=7.5,
+        labelcolor=drawing.INK,
+        handletextpad=0.3,
+        columnspacing=1.6,
+    )
+
+
+def draw_defences(points: Sequence["ScoredPoint"], path: Path) -> None:
+    """Draw the score against the noise multiplier, with the accountant's epsilon on a second axis.
+
+    The two axes share the noise and nothing else: neither is computed from the other.
+    """
+    figure, axes = drawing.panel(6.6, 4.0)
+    levels = sorted({point.noise_multiplier for point in points} - {0.0})
+    clips = ["not clipped" if p.clip is None else f"clip {p.clip:g}" for p in points]
+    styles = drawing.Styles(list(dict.fromkeys(clips)))
+    for name in styles.parts:
+        line = [p for p, clip in zip(points, clips, strict=True) if clip == name]
+        ranges = [
+            (p.noise_multiplier, median(p.scores), min(p.scores), max(p.scores))
+            for p in line
+            if p.noise_multiplier > 0
+        ]
+        if ranges:
+            drawing.interval_band(axes, ranges, styles.of(name))
+        for free in (p for p in line if p.noise_multiplier == 0):
+            drawing.no_noise(
+                axes, median(free.scores), label=f"{name}, no noise", color=styles.colour(name)
+            )
+    floor = median(value for point in points for value in point.baselines)
+    drawing.target(axes, floor, points[0].guess)
+    axes.set_ylabel(points[0].measure)
+    if levels:
+        axes.set_xscale("log")
+        axes.set_xticks(levels, [drawing.short(level) for level in levels])
+        axes.minorticks_off()
+        axes.set_xlabel("noise multiplier (noise standard deviation / clip)")
+        epsilon = {p.noise_multiplier: p.epsilon for p in points}
+        above = axes.secondary_xaxis("top")
+        above.set_xticks(
+            levels,
+            ["∞" if (value := epsilon[level]) is None else up(value) for level in levels],
+        )
+        above.minorticks_off()
+        above.set_xlabel(f"epsilon at δ = {points[0].delta:g}, by the accountant alone", fontsize=9)
+    styles.legend(axes)
+    drawing.save(figure, path)

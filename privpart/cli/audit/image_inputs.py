@@ -1,0 +1,135 @@
+"""Image inputs: a network and labelled images, built in or from a file."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+import typer
+from torch import Tensor, nn
+
+from accounting.checks import ConfigError
+from attacks import networks, read_update
+from attacks.update import ready
+from privpart.cli.audit.inputs import Inputs, given_update, load_weights, own_model, wanted
+from privpart.cli.audit.options import AnyOptions
+from privpart.data.tasks import digits, fashion_mnist
+
+_NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
+    "lenet": networks.smooth_lenet,
+    "relu-lenet": networks.relu_lenet,
+    "mlp": networks.smooth_mlp,
+    "resnet8": networks.relu_resnet8,
+}
+_MOST_LABELS = 100_000  # the networks here have a logit for each
+
+
+def load_images(options: AnyOptions) -> Inputs:
+    """Return the model and the first images of the data, ``--trials`` batches of them.
+
+    Raises:
+        ConfigError: too few images, or a model that does not take them.
+    """
+    assert options.model is not None  # noqa: S101  refused by the options
+    assert options.data is not None  # noqa: S101
+    (x, y), (rest, labels) = _images(options.data, options.data_dir)
+    count = wanted(options)
+    if count > len(x):
+        raise ConfigError(f"trials={options.trials}: needs {count} images; there are {len(x)}.")
+    if rest is x:  # a file: its public images are those that are not attacked
+        rest, labels = x[count:], y[count:]
+    classes = int(torch.cat([y, labels]).max()) + 1
+    model = _model(options.model, x, max(classes, 10), options.seed)
+    load_weights(model, options.weights)
+    update = given_update(model, options)
+    _check_fit(options.model, model, x[:2], classes)
+    if options.send_buffers and not any(True for _ in model.buffers()):
+        raise ConfigError(f"model={options.model!r}: has no buffers; leave out send_buffers.")
+    decoys = min(options.decoys, len(rest))
+    if decoys < options.decoys and options.batch == 1:
+        typer.echo(
+            f"privpart: decoys={options.decoys}: there are only {decoys} other images; the truth "
+            "is ranked among these.",
+            err=True,
+        )
+    return Inputs(
+        model=model.train(options.mode == "train"),
+        examples=x[:count],
+        labels=y[:count],
+        update=update,
+        public={
+            "dataset_mean": rest.mean(0) if len(rest) else None,
+            "class_means": _class_means(rest, labels, y[:count]),
+            "decoys": (rest[:decoys], labels[:decoys]) if decoys and options.batch == 1 else None,
+            "send_buffers": options.send_buffers,
+        },
+        views=options.views,
+    )
+
+
+def _images(data: str, folder: Path | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return images to attack, and public images; for a file both are all of its images."""
+    if data in ("digits", "fashion-mnist"):
+        task = digits() if data == "digits" else fashion_mnist(folder)
+        return (task.test_x, task.test_y), (task.train_x, task.train_y)
+    if not data.endswith(".safetensors"):
+        raise ConfigError(f"data={data!r}: must be digits, fashion-mnist or a .safetensors file.")
+    tensors = read_update(Path(data))
+    if not {"x", "y"} <= set(tensors):
+        raise ConfigError(f"data={data}: must hold x (N, C, H, W) in [0, 1] and y (N,).")
+    if any(tensors[name].is_complex() for name in "xy"):
+        raise ConfigError(f"data={data}: x or y is complex; must be real.")
+    x = tensors["x"].float()
+    y = tensors["y"].long()
+    if x.ndim != 4 or y.shape != x.shape[:1] or min(x.shape) < 1:
+        raise ConfigError(
+            f"data={data}: x {tuple(x.shape)}, y {tuple(y.shape)}; must be (N, C, H, W) and (N,), "
+            "all at least 1."
+        )
+    if not bool(((tensors["y"] == y) & (y >= 0) & (y < _MOST_LABELS)).all()):
+        raise ConfigError(
+            f"data={data}: y must be whole numbers from 0, and below {_MOST_LABELS}; label the "
+            "classes 0, 1, 2 and so on."
+        )
+    if not bool(((x >= 0) & (x <= 1)).all()):  # also refuses NaN
+        raise ConfigError(f"data={data}: x must be in [0, 1]; divide bytes by 255.")
+    return (x, y), (x, y)
+
+
+def _model(name: str, x: Tensor, classes: int, seed: int) -> nn.Module:
+    channels, size = x.shape[1], x.shape[-1]
+    generator = torch.Generator().manual_seed(seed)
+    if name == "resnet8":
+        return networks.relu_resnet8(generator, channels=channels, classes=classes)
+    if name not in _NETWORKS:
+        return own_model(name, _NETWORKS)
+    if x.shape[-2] != size:
+        raise ConfigError(f"model={name!r}: needs square images; they are {tuple(x.shape[1:])}.")
+    return _NETWORKS[name](generator, channels=channels, size=size, classes=classes)
+
+
+def _check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
+    """Raise a ConfigError unless one forward pass gives logits for every label."""
+    shape = tuple(x.shape[1:])
+    try:
+        with torch.no_grad():
+            logits = ready(model, training=False)(x)
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f"model={name!r}: does not take images of shape {shape}: {reason}."
+        ) from error
+    if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] < classes:
+        output = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ConfigError(
+            f"model={name!r}: gives {output} for {len(x)} images of {classes} classes; must be "
+            f"logits (B, K) with K at least {classes}."
+        )
+
+
+def _class_means(x: Tensor, y: Tensor, attacked: Tensor) -> Tensor | None:
+    """Return (K, C, H, W), or None unless every class that is attacked has a public image."""
+    if not set(attacked.tolist()) <= set(y.tolist()):
+        return None
+    classes = range(int(y.max()) + 1)
+    zero = torch.zeros_like(x[0])
+    return torch.stack([x[y == k].mean(0) if bool((y == k).any()) else zero for k in classes])
