@@ -117,7 +117,8 @@ class AuditOptions:
     settings: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file with what is rarely typed: local_steps, seed and others (docs/audits.md)."
+            help="TOML file with what is rarely typed: local_steps, seed and others, as in "
+            "docs/audits.md."
         ),
     ] = None
     out: Annotated[Path, typer.Option(help="Folder for the report, pictures and trials/.")]
