@@ -15,8 +15,7 @@ from dataclasses import asdict
 from typing import Any
 
 from privpart import LocalTraining, PartialModel
-from privpart.models import MODELS
-from privpart.models.examples import example_batch, example_network
+from privpart.models import MODELS, example_batch, example_network
 from privpart.training.costs import client_costs
 from privpart.training.measured_step import measured_step
 

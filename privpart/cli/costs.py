@@ -192,8 +192,7 @@ def _of_model(
     ladder: bool,
 ) -> _Subject:
     from privpart.model import PartialModel
-    from privpart.models import MODELS
-    from privpart.models.examples import example_batch, example_network
+    from privpart.models import MODELS, example_batch, example_network
 
     if model is None:
         raise ConfigError("model: is missing; name a network, or pass --plan FILE for your own.")

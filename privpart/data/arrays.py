@@ -153,17 +153,22 @@ def _refuse_shapes(name: str, part: Batch, index: Index) -> None:
                 "ids of clients were given: each row needs the id of its client."
             )
         if getattr(leaf, "dtype", None) == np.dtype(object):
-            _refuse_objects(leaf_name, leaf, index)
+            refuse_objects(leaf_name, leaf, index)
 
 
-def _refuse_objects(name: str, leaf: np.ndarray[Any, Any], index: Index) -> None:
+def refuse_objects(name: str, leaf: np.ndarray[Any, Any], index: Index) -> None:
     """Raise the error for an array of Python objects, by the first that is not a number."""
-    bad = (r for r, v in enumerate(leaf) if not isinstance(v, int | float | np.number))
+    bad = (row for row, v in enumerate(leaf) if not isinstance(v, int | float | np.number))
     row = next(bad, 0)
+    advice = "An array of objects becomes one of numbers with .astype('float32')."
+    if isinstance(leaf[row], str):
+        advice = (
+            "Number its values with .astype('category').cat.codes, or convert text by a tokenizer "
+            "(examples= of a table)."
+        )
     raise ConfigError(
         f"{name}, row {row} (client {index.owner(row)!r}): is {str(leaf[row])[:40]!r}, of type "
-        f"{type(leaf[row]).__name__}; must be a number. An array of objects becomes one of numbers "
-        "with .astype('float32')."
+        f"{type(leaf[row]).__name__}; must be a number. {advice}"
     )
 
 

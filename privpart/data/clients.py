@@ -134,19 +134,16 @@ class IndexedClients:
         return batch
 
 
-def check_clients(clients: Clients, *, limit: int | None = None, classes: int | None = None) -> int:
+def check_clients(clients: Clients, *, limit: int | None = None) -> int:
     """Ask clients for their examples, as training would, and return how many were asked.
 
     Args:
         clients: the population.
         limit: most clients to ask, the first ones; None asks all.
-        classes: number of classes, if examples are pairs (x, y) whose y are labels from 0; a label
-            of -100 does not count in training.
 
     Raises:
         ConfigError: the first fault: two clients with one id, a value that is not an id, a client
-            without examples, values that are not finite, a label out of range, or examples unlike
-            the first client's.
+            without examples, values that are not finite, or examples unlike the first client's.
     """
     maximum = None if limit is None else checks.count("limit", limit)
     kinds: Kinds = {}
@@ -167,8 +164,6 @@ def check_clients(clients: Clients, *, limit: int | None = None, classes: int | 
         batch_kinds = kinds_of(client, batch, None)
         kinds = kinds or batch_kinds
         refuse_other_kinds(client, batch_kinds, first, kinds)
-        if classes is not None and isinstance(batch, tuple | list) and len(batch) > 1:
-            refuse_labels(client, batch[1], classes)
     return asked
 
 
@@ -238,26 +233,6 @@ def refuse_empty(index: Index) -> None:
     if empty := index.empty():
         more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
         raise ConfigError(f"client {empty[0]!r}{more}: has no example; leave it out.")
-
-
-def refuse_labels(client: ClientId, labels: Tensor, classes: int) -> None:
-    """Check that labels are below ``classes`` and 0 or more, or -100, which does not count.
-
-    Raises:
-        ConfigError: labels that are not whole numbers, or the first one out of range.
-    """
-    if labels.is_floating_point() or labels.dtype is torch.bool:
-        raise ConfigError(
-            f"client {client!r}: labels have type {labels.dtype}; must be whole numbers (int64)."
-        )
-    bad = ((labels < 0) & (labels != -100)) | (labels >= classes)
-    if bad.any():
-        place = bad.nonzero()[0]
-        raise ConfigError(
-            f"client {client!r}, its example {int(place[0])}: has label "
-            f"{int(labels[tuple(place)])}; must be from 0 to {classes - 1}, or -100, which does "
-            "not count."
-        )
 
 
 def shown_rows(rows: Tensor) -> str:

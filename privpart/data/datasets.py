@@ -72,6 +72,8 @@ class _ItemRows:
     def _item(self, row: int) -> Any:  # noqa: ANN401
         try:
             return self.dataset[row]
+        except ConfigError:
+            raise
         except Exception as error:
             # the user's code
             why = " ".join(str(error).split())[:500]

@@ -4,14 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from accounting.checks import ConfigError
-from privpart.data.batches import Batch, stack
 from privpart.data.clients import IndexedClients
-from privpart.data.index import ClientIds, Index
+from privpart.data.datasets import from_dataset
 
 
 def from_folders(
@@ -19,7 +14,8 @@ def from_folders(
 ) -> IndexedClients:
     """Return a client for each folder in ``path``; its id is the folder's name.
 
-    A client's files are read when it takes part. Names that begin with a dot are left out.
+    The files are listed now, and those of a client are read when it takes part. Names that begin
+    with a dot are left out.
 
     Args:
         path: a folder of folders.
@@ -33,57 +29,46 @@ def from_folders(
     root = Path(path)
     if not root.is_dir():
         raise ConfigError(f"{root}: is not a folder; must be a folder with one folder per client.")
-    folders = [p.name for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    folders = [p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")]
     if not folders:
         raise ConfigError(f"{root}: has no folder; must have one per client.")
-    ids, _ = ClientIds.of(sorted(folders), str(root))
-    counts = [len(_files(root / str(name), pattern)) for name in ids]
-    for name, count in zip(ids, counts, strict=True):
-        if not count:
+    files: list[str] = []
+    owners: list[str] = []
+    for folder in sorted(folders):
+        names = _files(folder, pattern)
+        if not names:
             raise ConfigError(
-                f"client {name!r}: no file in {root / str(name)} fits {pattern!r}; each client "
-                "must have one."
+                f"client {folder.name!r}: no file in {folder} fits {pattern!r}; each client must "
+                "have one."
             )
-    index = Index(ids, torch.from_numpy(np.cumsum(counts)), None)
-    return IndexedClients(index, _Files(root, pattern, load, index))
+        files += names
+        owners += [folder.name] * len(names)
+    return from_dataset(_Files(files, load), user=owners)
 
 
 class _Files:
-    """Reads the files of one client; a row is a file, counted through all folders."""
+    """A dataset of files."""
 
-    def __init__(self, root: Path, pattern: str, load: Callable[[Path], Any], index: Index) -> None:
-        self.root = root
-        self.pattern = pattern
+    def __init__(self, files: list[str], load: Callable[[Path], Any]) -> None:
+        self.files = files
         self.load = load
-        self.index = index
 
-    def __call__(self, rows: Tensor) -> Batch:
-        client = self.index.owner(int(rows[0]))
-        folder = self.root / str(client)
-        files = _files(folder, self.pattern)
-        # a row is a number of a file, so a new file would move all later ones
-        if len(files) != len(rows):
-            raise ConfigError(
-                f"{folder} has {len(files)} files that fit {self.pattern!r}, and had {len(rows)} "
-                "at first: files must stay while they are in use."
-            )
-        return stack([self._loaded(file) for file in files])
+    def __len__(self) -> int:
+        return len(self.files)
 
-    def _loaded(self, file: Path) -> Any:  # noqa: ANN401
+    def __getitem__(self, row: int) -> Any:  # noqa: ANN401
         try:
-            return self.load(file)
-        except Exception as error:
-            # the user's code, or a damaged file
+            return self.load(Path(self.files[row]))
+        except Exception as error:  # the user's code, or a damaged file
             why = " ".join(str(error).split())[:500]
-            raise ConfigError(
-                f"load({str(file)!r}) raised {type(error).__name__}: {why}"
-            ) from error
+            kind = type(error).__name__
+            raise ConfigError(f"load({self.files[row]!r}) raised {kind}: {why}") from error
 
 
-def _files(folder: Path, pattern: str) -> list[Path]:
+def _files(folder: Path, pattern: str) -> list[str]:
     try:
         return sorted(
-            file for file in folder.glob(pattern) if file.is_file() and file.name[0] != "."
+            str(file) for file in folder.glob(pattern) if file.is_file() and file.name[0] != "."
         )
     except (OSError, ValueError, NotImplementedError) as error:
         raise ConfigError(f"{folder}, pattern={pattern!r}: {error}.") from None

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from accounting.checks import ConfigError, MissingExtraError
-from privpart.data.batches import Batch, as_tensors
+from privpart.data.arrays import refuse_objects
+from privpart.data.batches import Batch, as_tensor, as_tensors
 from privpart.data.clients import IndexedClients
 from privpart.data.index import Index
-from privpart.data.users import Users
+from privpart.data.users import Users, refuse_not_finite
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_Array = np.ndarray[Any, Any]
 _MARK = "="
 
 
@@ -76,9 +76,8 @@ def from_frame(
         raise ConfigError(f"x={x!r}: must be a list of columns, such as x=['age', 'height'].")
     inputs = torch.empty(len(table), len(x))
     for place, name in enumerate(x):
-        inputs[:, place] = torch.from_numpy(_values(table, name, "x", index).astype(np.float32))
-    labels = _values(table, y, "y", index)
-    return Users(inputs, torch.from_numpy(labels), index)
+        inputs[:, place] = _values(table, name, "x", index)
+    return Users(inputs, _values(table, y, "y", index), index)
 
 
 class _Made:
@@ -183,45 +182,16 @@ def _ids(owners: "pd.Series[Any]", name: str) -> object:
     return owners.astype(object).tolist()
 
 
-def _values(table: "pd.DataFrame", name: str, role: str, index: Index) -> _Array:
+def _values(table: "pd.DataFrame", name: str, role: str, index: Index) -> Tensor:
     """Return a column of finite numbers: int64, or float32 of other numbers."""
     column = _column(table, name, role)
-    missing = column.isna().to_numpy()
-    if missing.any():
-        raise _fault(name, int(missing.argmax()), index, "is empty or NaN")
-    dtype: Any = column.dtype
+    where, dtype = f"column {name!r}", column.dtype
     if dtype.kind not in "fiub":
-        return _refuse_text(column, name, index)
-    values: _Array = column.to_numpy(dtype=getattr(dtype, "numpy_dtype", dtype))
-    if values.dtype.kind == "u" and (large := values >= 2**63).any():
-        raise _fault(name, int(large.argmax()), index, "is 2^63 or above, which int64 lacks")
-    if values.dtype.kind in "iub":
-        return values.astype(np.int64)
-    with np.errstate(over="ignore"):  # infinity, refused below
-        numbers: _Array = values.astype(np.float32)
-    if (bad := ~np.isfinite(numbers)).any():
-        row = int(bad.argmax())
-        raise _fault(name, row, index, f"is {values[row]}, which is not finite in float32")
+        refuse_objects(where, column.to_numpy(dtype=object), index)
+    if column.isna().any():  # whole numbers of pandas may have gaps
+        values = column.to_numpy(dtype="float64", na_value=np.nan)
+    else:
+        values = column.to_numpy(dtype=getattr(dtype, "numpy_dtype", dtype))
+    numbers = as_tensor(values, where)
+    refuse_not_finite(where, numbers, index)
     return numbers
-
-
-def _refuse_text(column: "pd.Series[Any]", name: str, index: Index) -> _Array:
-    """Raise the error for a column that does not hold numbers."""
-    values = column.tolist()
-    row = next((r for r, v in enumerate(values) if not isinstance(v, int | float)), 0)
-    advice = "Convert it with .astype('float32')"
-    if isinstance(values[row], str):
-        advice = (
-            "Number its values with .astype('category').cat.codes, or use examples= for a tokenizer"
-        )
-    raise ConfigError(
-        f"column {name!r}, row {row} (client {index.owner(row)!r}): is {str(values[row])[:40]!r}, "
-        f"of type {type(values[row]).__name__}; must be a number. {advice}."
-    )
-
-
-def _fault(name: str, row: int, index: Index, what: str) -> ConfigError:
-    return ConfigError(
-        f"column {name!r}, row {row} (client {index.owner(row)!r}): {what}; must be a finite "
-        "number. Remove the row or fill the gap."
-    )

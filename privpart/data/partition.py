@@ -5,7 +5,6 @@ Users are alike (``iid_users``) or differ in their mix of labels (``dirichlet_us
 """
 
 from collections.abc import Sequence
-from typing import overload
 
 import numpy as np
 import torch
@@ -31,12 +30,6 @@ def iid_users(examples: int, *, users: int, data_seed: int) -> Index:
     return Index.of_equal_parts(order, users)
 
 
-@overload
-def cohorts_once_each(*, users: int, rounds: int, data_seed: int) -> Sequence[Sequence[int]]: ...
-@overload
-def cohorts_once_each(
-    *, ids: Sequence[ClientId], rounds: int, data_seed: int
-) -> Sequence[Sequence[ClientId]]: ...
 def cohorts_once_each(
     *,
     users: int | None = None,
@@ -62,14 +55,6 @@ def cohorts_once_each(
     return [order[r * size : (r + 1) * size] for r in range(rounds)]
 
 
-@overload
-def cohorts_in_turn(
-    *, users: int, size: int, rounds: int, data_seed: int
-) -> Sequence[Sequence[int]]: ...
-@overload
-def cohorts_in_turn(
-    *, ids: Sequence[ClientId], size: int, rounds: int, data_seed: int
-) -> Sequence[Sequence[ClientId]]: ...
 def cohorts_in_turn(
     *,
     users: int | None = None,

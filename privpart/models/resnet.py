@@ -1,10 +1,14 @@
-"""ResNet: the post-activation networks of FedPart (Wang et al. 2024) and their layer groups.
+"""ResNet: FedPart's post-activation networks (Wang et al. 2024), and FedPT's pre-activation one.
 
-They follow github.com/FLAIR-Community/Fling: 7x7 stem, basic blocks, one dense layer. Group
+FedPart's follow github.com/FLAIR-Community/Fling: 7x7 stem, basic blocks, one dense layer. Group
 normalisation replaces batch normalisation by default, with the same number of parameters.
+
+FedPT's follows ``create_resnet18`` of github.com/google-research/federated (He et al. 2016, ResNet
+v2). Its stages keep the resolution; only the stem reduces it, by 4 in each direction.
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -12,6 +16,8 @@ from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
+from privpart.models.layered import refuse_sizes
+from privpart.start_values import Initializer, Normal
 
 Norm = Literal["group", "batch"]
 
@@ -63,7 +69,8 @@ RESNET8_LADDER: Mapping[str, tuple[str, ...]] = {
     "freeze-5-7-8": ("!stages.2.0.conv?.*", "!stages.1.0.conv2.*"),
     "freeze-4-5-7-8": ("!stages.[12].0.conv?.*",),
 }
-# Freezes 3x3 convolutions by stage, the widest stage first, as FedPT does in its own ResNet-18.
+# FedPT, Table 10, for both networks of 18 layers: blocks 0 to 3 are the 3x3 convolutions of a
+# stage, the widest stage first. Shortcuts, normalisation, stem and head always train.
 RESNET18_LADDER: Mapping[str, tuple[str, ...]] = {
     "full": ("*",),
     "freeze-0": ("!stages.3.*.conv?.weight",),
@@ -71,6 +78,7 @@ RESNET18_LADDER: Mapping[str, tuple[str, ...]] = {
     "freeze-0-1-2": ("!stages.[123].*.conv?.weight",),
     "freeze-0-1-2-3": ("!stages.*.conv?.weight",),
 }
+RESNET18_GN_START: Mapping[str, Initializer] = {"head.weight": Normal(0.01)}
 
 
 class ResidualBlock(nn.Module):
@@ -98,8 +106,7 @@ class ResidualBlock(nn.Module):
 def _resnet(
     blocks: Sequence[int], classes: int, width: int, channels: int, norm: Norm
 ) -> nn.Module:
-    for name, value in {"classes": classes, "width": width, "channels": channels}.items():
-        checks.count(name, value)
+    refuse_sizes(classes=classes, width=width, channels=channels)
     stages: list[nn.Module] = []
     inputs = width
     for stage, depth in enumerate(blocks):
@@ -107,16 +114,18 @@ def _resnet(
         widths = [inputs] + [outputs] * (depth - 1)
         stages.append(nn.Sequential(*(ResidualBlock(w, outputs, norm=norm) for w in widths)))
         inputs = outputs
-    model = nn.Sequential()
-    model.add_module("stem", nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False))
-    model.add_module("norm", _norm(width, norm))
-    model.add_module("relu", nn.ReLU())
-    model.add_module("pool", nn.MaxPool2d(3, stride=2, padding=1))
-    model.add_module("stages", nn.Sequential(*stages))
-    model.add_module("mean", nn.AdaptiveAvgPool2d(1))
-    model.add_module("flatten", nn.Flatten())
-    model.add_module("head", nn.Linear(inputs, classes))
-    return model
+    return nn.Sequential(
+        OrderedDict(
+            stem=nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False),
+            norm=_norm(width, norm),
+            relu=nn.ReLU(),
+            pool=nn.MaxPool2d(3, stride=2, padding=1),
+            stages=nn.Sequential(*stages),
+            mean=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            head=nn.Linear(inputs, classes),
+        )
+    )
 
 
 def _norm(channels: int, norm: Norm) -> nn.Module:
@@ -125,3 +134,58 @@ def _norm(channels: int, norm: Norm) -> nn.Module:
     if norm == "group":
         return nn.GroupNorm(math.gcd(32, channels), channels)
     raise ConfigError(f"norm={norm!r}: must be 'group' or 'batch'.")
+
+
+def resnet18_gn(*, classes: int = 100) -> nn.Module:
+    """Return FedPT's ResNet-18: (B, 3, H, W) -> logits (B, classes), 11,227,812 parameters.
+
+    The head has 100 outputs although CIFAR-10 has 10 classes, as in the code of the published
+    experiment; the shares of FedPT's Table 2 require it.
+    """
+    stages: list[nn.Module] = []
+    width = 64
+    for outputs in (64, 128, 256, 512):
+        first = PreactivationBlock(width, outputs, normalize_input=bool(stages))
+        stages.append(nn.Sequential(first, PreactivationBlock(outputs, outputs)))
+        width = outputs
+    return nn.Sequential(
+        OrderedDict(
+            stem=nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False),
+            stem_norm=_group_norm(64),
+            stem_relu=nn.ReLU(),
+            pool=nn.MaxPool2d(3, stride=2, padding=1),
+            stages=nn.Sequential(*stages),
+            norm=_group_norm(512),
+            relu=nn.ReLU(),
+            mean=nn.AdaptiveAvgPool2d(1),
+            flatten=nn.Flatten(),
+            head=nn.Linear(512, checks.count("classes", classes)),
+        )
+    )
+
+
+class PreactivationBlock(nn.Module):
+    """Twice norm, ReLU and 3x3 convolution, added to the input or to its 1x1 projection."""
+
+    def __init__(self, inputs: int, outputs: int, *, normalize_input: bool = True) -> None:
+        super().__init__()
+        start = [_group_norm(inputs), nn.ReLU()] if normalize_input else []
+        self.norm1 = nn.Sequential(*start)
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False)
+        self.norm2 = nn.Sequential(_group_norm(outputs), nn.ReLU())
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        self.shortcut = nn.Sequential()
+        if inputs != outputs:
+            self.shortcut.append(nn.Conv2d(inputs, outputs, 1, bias=False))
+            self.shortcut.append(_group_norm(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, inputs, H, W) to (B, outputs, H, W)."""
+        residual: Tensor = self.conv2(self.norm2(self.conv1(self.norm1(x))))
+        total: Tensor = residual + self.shortcut(x)
+        return total
+
+
+def _group_norm(channels: int) -> nn.Module:
+    # 32 groups and eps 1e-3 are the defaults of tensorflow_addons' GroupNormalization
+    return nn.GroupNorm(32, channels, eps=1e-3)

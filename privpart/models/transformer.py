@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from accounting import checks
 from accounting.checks import ConfigError
+from privpart.models.layered import refuse_sizes
 from privpart.start_values import Constant, Glorot, Initializer, Uniform
 
 # FedPT, Table 11: freezes the first dense layer of these encoder layers.
@@ -107,7 +108,8 @@ class LanguageModel(nn.Module):
 
     def __init__(self, vocabulary: int, width: int, heads: int, hidden: int, layers: int) -> None:
         super().__init__()
-        _check(vocabulary=vocabulary, hidden=hidden, layers=layers)
+        refuse_sizes(vocabulary=vocabulary, hidden=hidden)
+        checks.count("layers", layers, maximum=_MAX_LAYERS)
         _check_width(width, heads)
         self.embedding = nn.Embedding(vocabulary, width)
         self.project_in = nn.Linear(width, width)
@@ -131,7 +133,8 @@ class TextClassifier(nn.Module):
         self, vocabulary: int, classes: int, width: int, heads: int, hidden: int, layers: int
     ) -> None:
         super().__init__()
-        _check(vocabulary=vocabulary, classes=classes, hidden=hidden, layers=layers)
+        refuse_sizes(vocabulary=vocabulary, classes=classes, hidden=hidden)
+        checks.count("layers", layers, maximum=_MAX_LAYERS)
         _check_width(width, heads)
         self.embedding = nn.Embedding(vocabulary, width)
         self.layers = nn.ModuleList(
@@ -195,12 +198,6 @@ def text_transformer(
         layers: number of encoder layers, 1 to 1000.
     """
     return TextClassifier(vocabulary, classes, width, heads, hidden, layers)
-
-
-def _check(**sizes: int) -> None:
-    for name, value in sizes.items():
-        checks.count(name, value)
-    checks.count("layers", sizes["layers"], maximum=_MAX_LAYERS)
 
 
 def _check_width(width: int, heads: int) -> None:

@@ -90,8 +90,7 @@ def _run(job: str) -> dict[str, Any]:
 
     from privpart.client import client_update
     from privpart.model import PartialModel
-    from privpart.models import MODELS
-    from privpart.models.examples import example_batch, example_network
+    from privpart.models import MODELS, example_batch, example_network
 
     name, train, options, repeats = json.loads(job)
     torch.set_num_threads(1)

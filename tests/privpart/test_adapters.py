@@ -319,13 +319,13 @@ GAP = pd.Series([1.0, np.nan, 2.0, 3.0])
         ({"x": "age"}, {}, r"x='age': must be a list of columns"),
         ({"x": None}, {}, "x, y: name the columns"),
         ({"x": ["age", "text"]}, {}, r"column 'text', row 0 \(client 'b'\): is 'w', of type str"),
-        ({}, {"age": GAP}, r"column 'age', row 1 \(client 'a'\): is empty or NaN"),
-        ({}, {"age": GAP.fillna(np.inf)}, r"column 'age', row 1 \(client 'a'\): is inf"),
-        ({}, {"age": GAP.fillna(1e39)}, r"column 'age', row 1 \(client 'a'\): is 1e\+39"),
+        ({}, {"age": GAP}, r"column 'age', row 1 \(client 'a'\): holds NaN"),
+        ({}, {"age": GAP.fillna(np.inf)}, r"column 'age', row 1 \(client 'a'\): holds"),
+        ({}, {"age": GAP.fillna(1e39)}, r"column 'age', row 1 \(client 'a'\): holds"),
         ({}, {"label": GAP}, r"column 'label', row 1 \(client 'a'\)"),
         ({}, {"label": pd.to_datetime(["2020"] * 4)}, "column 'label', row 0 .*of type Timestamp"),
         ({}, {"label": [1j] * 4}, "column 'label', row 0 .*of type complex"),
-        ({}, {"label": np.full(4, 2**63, np.uint64)}, r"column 'label', row 0 .*2\^63"),
+        ({}, {"label": np.full(4, 2**63, np.uint64)}, r"column 'label': .*2\^63"),
         ({}, {"who": [None, "a", "b", "c"]}, "column 'who', row 0: has no user"),
         ({}, {"who": GAP}, "column 'who', row 1: has no user"),
         ({}, {"who": GAP.fillna(0)}, "column 'who': has type float64"),
@@ -508,8 +508,7 @@ def test_folders_that_hold_no_clients(tmp_path):
     (root / "c").rmdir()
     clients = from_folders(root, load=np.load)
     (root / "b" / "2.npy").write_text("junk")
-    with refused(r"client 'b': .*b has 3 files that fit '\*', and had 2 at first"):
-        clients.examples("b")
+    assert len(clients.examples("b")) == 2  # files that came later are left out
     with refused(r"client 'b': load\('.*2\.npy'\) raised ValueError"):
         check_clients(from_folders(root, load=np.load))
 
@@ -533,7 +532,7 @@ class Own:
 
 def test_anybodys_population_is_checked():
     pair = (torch.rand(2, 3), torch.tensor([0, 9]))
-    assert check_clients(Own([("a", pair), (7, pair)]), classes=10) == 2
+    assert check_clients(Own([("a", pair), (7, pair)])) == 2
     assert check_clients(Own([("a", pair), ("b", None)]), limit=1) == 1
     for held, sentence in [
         ([], "there is no client"),
@@ -546,10 +545,6 @@ def test_anybodys_population_is_checked():
     ]:
         with refused(sentence):
             check_clients(Own(held))
-    with refused("client 'a', its example 1: has label 9; must be from 0 to 8"):
-        check_clients(Own([("a", pair)]), classes=9)
-    with refused("client 'a': labels have type torch.float32"):
-        check_clients(Own([("a", (pair[0], pair[1].float()))]), classes=9)
 
 
 def test_importing_the_adapters_imports_no_library_of_tables():

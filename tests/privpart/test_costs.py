@@ -7,8 +7,7 @@ from torch import nn
 from accounting import ConfigError
 from privpart import LocalTraining, PartialModel
 from privpart.client import mean_loss
-from privpart.models import MODELS
-from privpart.models.examples import example_batch, example_network
+from privpart.models import MODELS, example_batch, example_network
 from privpart.training.costs import Bandwidth, client_costs, message_bytes
 
 SGD = LocalTraining(0.1)

@@ -9,8 +9,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accounting import ConfigError
 from privpart import PartialModel
-from privpart.models import MODELS, build_network, replace_batch_norm, resnet8, resnet18
-from privpart.models.examples import example_batch, example_network
+from privpart.models import (
+    MODELS,
+    build_network,
+    example_batch,
+    example_network,
+    replace_batch_norm,
+    resnet8,
+    resnet18,
+)
 from privpart.patterns import freeze_ladder, matching_parameters
 
 

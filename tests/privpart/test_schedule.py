@@ -12,8 +12,7 @@ from torch import nn
 import privpart.plan
 from accounting import ConfigError
 from privpart import PartialModel
-from privpart.models import MODELS, build_network
-from privpart.models.examples import example_network
+from privpart.models import MODELS, build_network, example_network
 from privpart.patterns import layer_groups, matching_parameters, trained_groups
 from privpart.plan import Schedule, active_rounds, strip_chart
 

@@ -8,17 +8,14 @@ import zlib
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal, get_args
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from accounting import checks
 from accounting.checks import ConfigError
 
-EmnistSplit = Literal["balanced", "byclass", "bymerge", "digits", "letters", "mnist"]
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 
 _DIGITS_TEST = 360
@@ -97,13 +94,11 @@ def fashion_mnist(folder: Path | None = None) -> Task:
     )
 
 
-def emnist(folder: Path, split: EmnistSplit = "byclass") -> Task:
-    """Read one split of EMNIST (Cohen et al. 2017) from its idx files, plain or gzipped.
+def emnist(folder: Path) -> Task:
+    """Read EMNIST by class (Cohen et al. 2017), 62 of them, from its idx files, plain or gzipped.
 
     Args:
-        folder: holds ``emnist-SPLIT-train-images-idx3-ubyte[.gz]`` and the split's three others.
-        split: "byclass" has 62 classes, "digits" 10. The labels of "letters" begin at 1 in the
-            file and at 0 here.
+        folder: holds ``emnist-byclass-train-images-idx3-ubyte[.gz]`` and the three others.
 
     Returns:
         Images (n, 1, 28, 28), upright: the files hold them transposed.
@@ -112,16 +107,14 @@ def emnist(folder: Path, split: EmnistSplit = "byclass") -> Task:
         ConfigError: a file is missing (the message says where to put it) or does not hold what
             its name says.
     """
-    checks.choice("split", split, get_args(EmnistSplit))
-    hint = f"Fetch gzip.zip of NIST's EMNIST and unpack its emnist-{split}-* files into this folder"
+    hint = "Fetch gzip.zip of NIST's EMNIST and unpack its emnist-byclass-* files into this folder"
 
     def part(name: str) -> tuple[Tensor, Tensor]:
-        stem = f"emnist-{split}-{name}"
+        stem = f"emnist-byclass-{name}"
         x = _read_images(folder / f"{stem}-images-idx3-ubyte", hint).transpose(2, 3).contiguous()
-        y = _read_labels(folder / f"{stem}-labels-idx1-ubyte", hint)
-        return x, y - 1 if split == "letters" else y
+        return x, _read_labels(folder / f"{stem}-labels-idx1-ubyte", hint)
 
-    return Task(f"emnist-{split}", *part("train"), *part("test"))
+    return Task("emnist-byclass", *part("train"), *part("test"))
 
 
 def cifar10(folder: Path) -> Task:

@@ -1,4 +1,4 @@
-"""Convolutional networks: two convolutions and two dense layers for one-channel images."""
+"""Layered networks: two convolutions and two dense layers, dense layers alone, or a single one."""
 
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -13,6 +13,12 @@ CNN_LADDER: Mapping[str, tuple[str, ...]] = {
     "full": ("*",),
     "freeze-dense1": ("!dense1.*",),
 }
+MCMAHAN_2NN_LADDER: Mapping[str, tuple[str, ...]] = {
+    "full": ("*",),
+    "freeze-1": ("!dense1.*",),
+    "freeze-1-2": ("!dense1.*", "!dense2.*"),
+}
+BAG_OF_WORDS_LADDER: Mapping[str, tuple[str, ...]] = {"full": ("*",)}
 
 
 def small_cnn(
@@ -37,8 +43,7 @@ def small_cnn(
         groups: groups of the normalisation after conv2; 0 removes the normalisation.
     """
     first, second = (checks.count("channels", c) for c in channels)
-    for name, value in {"hidden": hidden, "classes": classes, "kernel": kernel}.items():
-        checks.count(name, value)
+    refuse_sizes(hidden=hidden, classes=classes, kernel=kernel)
     if kernel % 2 == 0:
         raise ConfigError(f"kernel={kernel}: must be odd, so that the image keeps its size.")
     if checks.count("groups", groups, minimum=0) and second % groups:
@@ -79,3 +84,37 @@ def mcmahan_cnn(*, classes: int = 62) -> nn.Module:
     return small_cnn(
         channels=(32, 64), hidden=512, image_size=28, classes=classes, kernel=5, groups=0
     )
+
+
+def mcmahan_2nn(*, inputs: int = 784, hidden: int = 200, classes: int = 62) -> nn.Module:
+    """Return the "2NN" of McMahan et al. 2017: dense1, dense2, dense3 with ReLU between.
+
+    Maps (B, ...) with ``inputs`` values per example to logits (B, classes); 209,662 parameters.
+    """
+    refuse_sizes(inputs=inputs, hidden=hidden, classes=classes)
+    layers: dict[str, nn.Module] = {
+        "flatten": nn.Flatten(),
+        "dense1": nn.Linear(inputs, hidden),
+        "relu1": nn.ReLU(),
+        "dense2": nn.Linear(hidden, hidden),
+        "relu2": nn.ReLU(),
+        "dense3": nn.Linear(hidden, classes),
+    }
+    return nn.Sequential(OrderedDict(layers))
+
+
+def bag_of_words(*, words: int = 10_000, tags: int = 500) -> nn.Module:
+    """Return one-versus-rest logistic regression: counts (B, words) -> logits (B, tags).
+
+    It is Federated Select's tag prediction (Charles et al. 2022, section 5.2): 5,000,500
+    parameters. Its loss is each tag's binary cross-entropy, see ``LocalTraining(loss=...)``.
+    """
+    return nn.Sequential(
+        OrderedDict(dense=nn.Linear(checks.count("words", words), checks.count("tags", tags)))
+    )
+
+
+def refuse_sizes(**sizes: int) -> None:
+    """Check that each size is a whole number of at least 1."""
+    for name, value in sizes.items():
+        checks.count(name, value)
