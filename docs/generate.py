@@ -284,7 +284,6 @@ WRITTEN_BY = {
     "frontier": "`privpart frontier --format json`, and study.json",
     "gradients": "`privpart audit gradients --format json`",
     "grouped-noise": "noise of a grouped mechanism, in a run folder",
-    "inspect": "`privpart audit inspect --format json`",
     "leakage": "`privpart audit leakage` of images: report.json, `--format json`",
     "ledger": "ledger.sqlite of a run folder",
     "mechanism": "a mechanism in a file; `Mechanism.to_dict`",

@@ -120,15 +120,6 @@ def test_costs_refuses_in_one_sentence(arguments, says, project, privpart):
         assert re.search(words, sentence), (words, sentence)
 
 
-def test_inspect_draws_the_network_of_a_run(project, privpart):
-    pytest.importorskip("matplotlib")
-    out = project / "pictures"
-    done = privpart("audit", "inspect", str(project / "run"), "--out", str(out), "--rounds", "2")
-    assert done.returncode == 0, done.stderr
-    assert "imports ./elsewhere_code.py:network" in done.stderr
-    assert {path.name for path in out.iterdir()} == {"steps.png", "features.png", "kernels.png"}
-
-
 def test_a_fork_starts_from_a_run_of_own_code(project, privpart):
     plan, run, fork = (str(project / name) for name in ("plan.toml", "run", "fork"))
     before = json.loads(privpart("report", run, "--format", "json").stdout)

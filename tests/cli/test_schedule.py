@@ -1,6 +1,7 @@
 """A plan with a schedule, as a person meets it: drawn, accounted, compared, trained, resumed."""
 
 import json
+import runpy
 from pathlib import Path
 
 import pytest
@@ -144,31 +145,10 @@ def test_a_run_with_groups(privpart, small, tmp_path, monkeypatch):
     assert again == report
 
 
-def test_inspect_a_run(privpart, small, tmp_path, monkeypatch):
+def test_the_diagnostics_of_a_run_and_of_two(privpart, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "state"))
-    out = str(tmp_path / "run")
-    privpart("train", "--plan", str(small), "--out", out, "--seed", "1")
-    before = sorted((f.name, f.read_bytes()) for f in (tmp_path / "run").iterdir())
-    done = privpart("audit", "inspect", out, "--out", str(tmp_path / "pictures"), "--channels", "1",
-                    "--format", "json")  # fmt: skip
-    document = json.loads(done.stdout)
-    figures = {row["name"]: row["value"] for row in document["figures"]}
-    assert figures["Assumption 3, k of the layers' masks"] > 1.2
-    assert figures["Assumption 3, k of random masks"] >= 1
-    assert {len(rounds) for rounds in document["steps"].values()} == {6}
-    assert all(size > 0 for rounds in document["steps"].values() for own in rounds for size in own)
-    names = {path.name for path in (tmp_path / "pictures").iterdir()}
-    assert names == {"steps.png", "kernels.png", "features.png"}
-    assert sorted((f.name, f.read_bytes()) for f in (tmp_path / "run").iterdir()) == before
-    with pytest.raises(ConfigError, match="rounds=1"):
-        privpart("audit", "inspect", out, "--out", str(tmp_path / "pictures"), "--rounds", "1")
-    with pytest.raises(ConfigError, match="holds no run"):
-        privpart("audit", "inspect", str(tmp_path / "none"), "--out", str(tmp_path / "pictures"))
-
-
-def test_inspect_compares_two_runs_channel_by_channel(privpart, small, tmp_path, monkeypatch):
-    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "state"))
-    pictures = str(tmp_path / "pictures")
+    script = runpy.run_path("examples/studies/fedpart_inspect.py")
+    pictures = tmp_path / "pictures"
 
     def trained(name, *change):
         plan, out = tmp_path / f"{name}.toml", str(tmp_path / name)
@@ -176,29 +156,30 @@ def test_inspect_compares_two_runs_channel_by_channel(privpart, small, tmp_path,
         privpart("train", "--plan", str(plan), "--out", out, "--seed", "1")
         return out
 
+    def inspected(*words):
+        return script["main"]([*words[:1], str(pictures), *words[1:], "--channels", "1"])
+
     run, other = trained("one"), trained("two", "learning_rate = 0.1", "learning_rate = 0.5")
-    fields = ("--out", pictures, "--channels", "1", "--rounds", "2")
+    before = sorted((f.name, f.read_bytes()) for f in (tmp_path / "one").iterdir())
+    rows = inspected(run, "--against", other, "--rounds", "2")
+    assert rows["Assumption 3, k of the layers' masks"] > 1.2
+    assert rows["Assumption 3, k of random masks"] >= 1
+    names = {"steps.png", "features.png", "kernels.png", "kernels-against.png"}
+    assert {path.name for path in pictures.iterdir()} == names
+    assert sorted((f.name, f.read_bytes()) for f in (tmp_path / "one").iterdir()) == before
+    same = inspected(run, "--against", run, "--rounds", "2")
 
-    def similarity(against):
-        done = privpart("audit", "inspect", run, "--against", against, *fields, "--format", "json")
-        rows = {row["name"]: row["value"] for row in json.loads(done.stdout)["figures"]}
-        return {
-            name: [v for k, v in rows.items() if k.endswith(f"run and {name}")]
-            for name in ("against", "untrained")
-        }
+    def similarity(values, name):
+        return [v for k, v in values.items() if k.endswith(f"run and {name}")]
 
-    same, differs = similarity(run), similarity(other)
-    assert len(same["against"]) == 4  # one per layer, frozen dense1 included
-    assert same["against"] == pytest.approx([1.0] * 4)
-    assert min(differs["against"]) < 0.9
-    assert differs["untrained"] == same["untrained"]
-    assert min(same["untrained"]) < 0.9
-    assert (tmp_path / "pictures" / "kernels-against.png").exists()
-    table = privpart("audit", "inspect", run, "--against", other, *fields).stdout
-    assert "Table 8 does so for FedAvg after 100 rounds and FedPart" in table
-    stranger = trained("three", "seed = 7", "seed = 8")
+    assert similarity(same, "against") == pytest.approx([1.0] * 4)  # frozen dense1 included
+    assert min(similarity(rows, "against")) < 0.9
+    assert similarity(rows, "untrained") == similarity(same, "untrained")
+    assert min(similarity(same, "untrained")) < 0.9
     with pytest.raises(ConfigError, match="its channels do not correspond"):
-        privpart("audit", "inspect", run, "--against", stranger, *fields)
+        inspected(run, "--against", trained("three", "seed = 7", "seed = 8"), "--rounds", "2")
+    with pytest.raises(ConfigError, match="holds no run"):
+        inspected(str(tmp_path / "none"))
 
 
 RESNET8 = """

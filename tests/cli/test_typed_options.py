@@ -70,7 +70,6 @@ CASES = {
     "budget": [[], ["mine"], ["mine", "--limit-epsilon", "4"]],
     "verify": [["run", "m.safetensors"]],
     "audit gradients": [["./task.py:gradients"]],
-    "audit inspect": [["run", "--out", "out"]],
     "costs": [["emnist_cnn"]],
     "freeze-search": [[], FASHION],
     "frontier": [["study.toml", "--out", "out"]],

@@ -2,7 +2,7 @@
 
 import typer
 
-from privpart.cli.audit import defences, epsilon, gradients, inspect, leakage
+from privpart.cli.audit import defences, epsilon, gradients, leakage
 from privpart.cli.idle import Command
 
 app = typer.Typer(help="Attack what a client sends; measure epsilon.", no_args_is_help=True)
@@ -10,4 +10,3 @@ app.command(cls=Command)(defences.defences)
 app.command(cls=Command)(epsilon.epsilon)
 app.command(cls=Command)(leakage.leakage)
 app.command(cls=Command)(gradients.gradients)
-app.command(cls=Command)(inspect.inspect)

@@ -1,6 +1,5 @@
 """Plots: the pictures that the commands draw, with matplotlib and without torch."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -190,54 +189,6 @@ def draw_costs(rows: Sequence[dict[str, Any]], *, title: str, path: Path) -> Non
     axes.grid(visible=False, axis="x")
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
     drawing.save(figure, path)
-
-
-def draw_steps(found: Mapping[str, Sequence[Sequence[float]]], path: Path) -> None:
-    """Draw one client's step sizes, a line per way of training and a tick at each averaging."""
-    figure, axes = drawing.panel(6.4, 3.4)
-    styles = drawing.Styles()
-    for name, rounds in found.items():
-        sizes = [size for own in rounds for size in own]
-        axes.plot(range(len(sizes)), sizes, **styles.of(name) | {"marker": ".", "linewidth": 1})
-    ends: list[int] = [0]
-    for own in next(iter(found.values())):
-        ends.append(ends[-1] + len(own))
-    axes.set_xticks(ends[:-1], [f"round {r}" for r in range(len(ends) - 1)], fontsize=7)
-    axes.set_xlabel("local steps of one client")
-    axes.set_ylabel("length of the step")
-    styles.legend(axes)
-    drawing.save(figure, path)
-
-
-def draw_rows(found: Mapping[str, Sequence["Tensor"]], path: Path) -> None:
-    """Draw a row of images per name, each image of shape (C, H, W) in [0, 1]."""
-    columns = max(len(images) for images in found.values())
-    figure = Figure(figsize=(columns + 1.5, len(found)), layout="constrained")
-    cells = figure.subplots(len(found), columns, squeeze=False)
-    for line, (name, images) in zip(cells, found.items(), strict=True):
-        for cell in line:
-            cell.axis("off")
-        for cell, image in zip(line, images, strict=False):
-            _show(cell, image)
-        line[0].text(-0.1, 0.5, name, transform=line[0].transAxes, ha="right", va="center")
-    drawing.save(figure, path)
-
-
-def draw_grid(images: Sequence["Tensor"], path: Path, columns: int = 8) -> None:
-    """Draw images of shape (H, W) or (C, H, W) in [0, 1], ``columns`` per row."""
-    rows = math.ceil(len(images) / columns)
-    figure = Figure(figsize=(columns, rows + 0.2), layout="constrained")
-    cells = figure.subplots(rows, columns, squeeze=False).flatten()
-    for cell in cells:
-        cell.axis("off")
-    for cell, image in zip(cells, images, strict=False):
-        _show(cell, image)
-    drawing.save(figure, path)
-
-
-def _show(cell: Axes, image: "Tensor") -> None:
-    plane = image if image.dim() == 2 else image.movedim(0, 2).squeeze(2)
-    cell.imshow(plane.numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
 
 
 def draw_sweep(
@@ -494,7 +445,8 @@ def draw_reconstructions(
 
 
 def _captioned(axes: Axes, pixels: "Tensor", caption: str, ink: str) -> None:
-    _show(axes, pixels.detach().clamp(0, 1)[:3])
+    shown = pixels.detach().clamp(0, 1)[:3].movedim(0, 2)
+    axes.imshow(shown.tolist(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
     axes.set_xlabel(caption, fontsize=7.5, color=ink, labelpad=2.5)
     axes.set(xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
