@@ -12,16 +12,14 @@ import frame
 
 import os
 import tempfile
-from dataclasses import astuple
 from pathlib import Path
 
 import torch
 
 from accounting import BinaryTree, Participation
 from privpart import PrivacyPlan, RunFolder
-from privpart.run.identity import SigningKey, model_hash
-from privpart.run.ledger import Ledger, next_row
-from privpart.run.store import write_state
+from privpart.run.ledger import LEDGER, Ledger, Row, SigningKey, _line
+from privpart.run.store import model_hash, write_state
 from privpart.run.verify import check_run
 
 CLIENTS, POPULATION, DIM = 100, 50_000, 100_000
@@ -42,18 +40,14 @@ def run_of(folder: Path, rounds: int) -> str:
     name = folder / f"state-{rounds:06d}.safetensors"
     state, model = write_state(name, {"parameters": parameters}, {}), model_hash(parameters)
     signer = SigningKey((folder / "signing-key").read_bytes())
-    ledger = Ledger(folder / "ledger.sqlite")
-    ledger.signer = signer
-    chain, counts = ledger.facts["genesis"], {"clip_norm": 1.0, "received": CLIENTS}
-    with ledger._transaction() as db:
-        for at in range(rounds):
-            clients = sorted((at * CLIENTS + i) % POPULATION for i in range(CLIENTS))
-            row = next_row(chain, round_=at, state=state, model=model, clients=clients, **counts)
-            chain = row.chain
-            db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", astuple(row))
-            db.executemany("INSERT INTO participations VALUES (?, ?)", [(at, c) for c in clients])
-        ledger._sign(db, ledger.facts, rounds, chain, ledger._facts_hash)
-    ledger.close()
+    chain, lines = Ledger(folder).head, []
+    counts = {"state": state, "model": model, "clip_norm": 1.0, "received": CLIENTS}
+    for at in range(rounds):
+        clients = sorted((at * CLIENTS + i) % POPULATION for i in range(CLIENTS))
+        lines.append(_line(chain, Row(round=at, clients=tuple(clients), **counts).entry(), signer))
+        chain = lines[-1].split(b" ")[0].decode()
+    with (folder / LEDGER).open("ab") as file:
+        file.writelines(lines)
     for key in ("key", "signing-key"):
         (folder / key).unlink()
     return signer.public_key
@@ -67,12 +61,12 @@ def main() -> None:
         folder = Path(scratch) / "run"
         key = run_of(folder, given.rounds)
         os.environ["PRIVPART_STATE_DIR"] = f"{scratch}/elsewhere"
-        path = folder / "ledger.sqlite"
+        path = folder / LEDGER
         wrong = [c for c in check_run(folder, public_key=key) if c.status == "wrong"]
         if wrong:
             raise SystemExit(f"not what was meant to be measured: {wrong}")
         jobs = {
-            "open": lambda: Ledger(path, read_only=True).rows(),
+            "open": lambda: Ledger(folder).rows(),
             "verify": lambda: check_run(folder, public_key=key),
         }
         parts = {"bytes": path.stat().st_size}

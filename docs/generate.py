@@ -285,7 +285,7 @@ WRITTEN_BY = {
     "gradients": "`privpart audit gradients --format json`",
     "grouped-noise": "noise of a grouped mechanism, in a run folder",
     "leakage": "`privpart audit leakage` of images: report.json, `--format json`",
-    "ledger": "ledger.sqlite of a run folder",
+    "ledger": "ledger.log of a run folder",
     "mechanism": "a mechanism in a file; `Mechanism.to_dict`",
     "mechanisms": "`privpart mechanisms --format json`",
     "noise": "state of a noise stream, in a run folder",

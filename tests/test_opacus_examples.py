@@ -30,7 +30,7 @@ _, status = os.wait()
 assert os.WTERMSIG(status) == signal.SIGKILL
 for folder in (out, whole):
     example["main"](["--out", folder, "--seed", "0"])
-rows = [Ledger(Path(f, "ledger.sqlite"), read_only=True).rows() for f in (out, whole)]
+rows = [Ledger(Path(f)).rows() for f in (out, whole)]
 assert [row.model for row in rows[0]] == [row.model for row in rows[1]]
 print(len(rows[0]), "steps are equal")
 """

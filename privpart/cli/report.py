@@ -131,6 +131,7 @@ def _derived(
         ConfigError: see ``run_report``.
     """
     from privpart.run.evidence import gather
+    from privpart.run.ledger import LEDGER
     from privpart.run.report import report_of
 
     checked: tuple[Check, ...] = ()
@@ -140,7 +141,7 @@ def _derived(
         return report_of(evidence, run, delta=delta)
     except ConfigError as error:
         broken = any(check.status == "wrong" for check in checked)
-        unread = not checked and (run / "ledger.sqlite").is_file()
+        unread = not checked and (run / LEDGER).is_file()
         if html is not None and (broken or unread):
             from privpart.cli.pages.run import unreadable_page
 

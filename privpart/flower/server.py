@@ -222,9 +222,7 @@ def _recorded_owners(out: Path, settings: Settings, plan: PlanFile) -> dict[Clie
         ConfigError: the run is of one machine, of another plan, or was made with other settings.
     """
     # facts only: the run is not opened before its settings are known to agree
-    ledger = Ledger(out / "ledger.sqlite", read_only=True)
-    ledger.close()
-    facts = ledger.facts
+    facts = Ledger(out).facts
     if "owners" not in facts:
         raise ConfigError(f"{out}: is not a run over Flower; continue it with privpart train.")
     if kept_plan(facts, out, None).hash != plan.hash:

@@ -30,15 +30,16 @@ import math
 import os
 import re
 import secrets
-import sqlite3
 import unicodedata
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from pathlib import Path
 from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from accounting import Guarantee, checks, gaussian, guarantee
 from accounting.checks import ConfigError, parsed_json
@@ -46,15 +47,12 @@ from accounting.report import up
 from privpart.plan import PrivacyPlan
 from privpart.run import witness
 from privpart.run.store import (
-    create_database,
     damage_named,
     lock,
     make_private,
-    open_database,
     read_small,
     refuse_odd,
     refuse_shared,
-    snapshot,
     write_durably,
 )
 
@@ -62,36 +60,15 @@ PUBLIC_DATA = "task:"
 """How the names of populations of built-in tasks begin. Nobody can type such a name in a plan."""
 Kind = Literal["private", "seeded", "no noise"]
 Status = Literal["holds", "not-private", "nothing released"]
-_FILE = "budget.sqlite"
+_FILE = "budget.book"
+"""A digest of the second line, and the entries and limits as JSON."""
 _MARK = "budget.json"
 _LOCK = "budget.lock"
-_TABLES = """
-CREATE TABLE book (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE entries (
-    number INTEGER PRIMARY KEY, population TEXT NOT NULL, run TEXT NOT NULL, kind TEXT NOT NULL,
-    mu REAL, delta REAL, parent TEXT, begun TEXT NOT NULL, rounds INTEGER, folder TEXT,
-    opened INTEGER, closed INTEGER
-) STRICT;
-CREATE UNIQUE INDEX entries_once ON entries (population, run);
-CREATE TABLE limits (
-    number INTEGER PRIMARY KEY, population TEXT NOT NULL, epsilon REAL, delta REAL,
-    since TEXT NOT NULL
-) STRICT;
-"""
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _LONGEST = 100
 """Characters of a name."""
 _LONGEST_MARK = 4096
-_COLUMNS = "population, run, kind, mu, delta, parent, begun, rounds, folder, opened, closed"
-"""Of an entry, in the order of ``Entry``."""
-_ENTRIES = "entries NOT INDEXED"
-"""An index may answer in the place of its table, and the book's digest is of the tables."""
-_OF_THE_DISK = (
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_READONLY,
-    sqlite3.SQLITE_CANTOPEN,
-)
+_LARGEST = 2**28
 _SILENT = {"Cc", "Cf", "Pc", "Pd", "Zl", "Zp", "Zs"}
 """Categories of characters that are not heard: controls, connectors, dashes and spaces."""
 _WITHOUT_WIDTH = re.compile(
@@ -377,6 +354,56 @@ def is_public(population: str) -> bool:
     return _spoken(population).startswith(PUBLIC_DATA)
 
 
+@dataclass(slots=True)
+class _Change:
+    """A change of a limit; without epsilon and delta, it was removed."""
+
+    population: str
+    epsilon: float | None
+    delta: float | None
+    since: str
+
+    def limit(self) -> Limit | None:
+        if self.epsilon is None or self.delta is None:
+            return None
+        return Limit(self.epsilon, self.delta, self.since)
+
+
+@dataclass(slots=True)
+class _Book:
+    """All entries and limits of a machine, in the order in which they were entered."""
+
+    id: str
+    changes: int
+    entries: list[Entry]
+    limits: list[_Change]
+
+    def account(self, population: str) -> Account:
+        spoken = _spoken(population)
+        entries = tuple(e for e in self.entries if _spoken(e.population) == spoken)
+        history = tuple(
+            (c.since, c.limit()) for c in self.limits if _spoken(c.population) == spoken
+        )
+        return Account(population, entries, history[-1][1] if history else None, history)
+
+    def populations(self) -> list[str]:
+        """Return a name of each population."""
+        named = {e.population for e in self.entries} | {c.population for c in self.limits}
+        names = sorted(named, reverse=True)
+        return sorted({_spoken(name): name for name in names}.values())
+
+    def refuse_alike(self, name: str) -> None:
+        """Check that a new name is not another spelling of one in the book."""
+        names = self.populations()
+        alike = [other for other in names if _spoken(other) == _spoken(name)]
+        if alike and name not in names:
+            raise ConfigError(
+                f"population={name!r}: the budget book has {alike[0]!r}, which differs only in "
+                "case, spaces, hyphens or the like. Use that name for the same people; for others, "
+                "a name that nobody could take for it."
+            )
+
+
 @contextmanager
 def charged(plan: PrivacyPlan, facts: Mapping[str, Any], folder: Path) -> Iterator[None]:
     """Enter the run that the block creates; if the block fails, nothing is entered.
@@ -393,23 +420,16 @@ def charged(plan: PrivacyPlan, facts: Mapping[str, Any], folder: Path) -> Iterat
         yield
         return
     entry = _entry_of(plan, facts, facts["population_name"], folder)
-    with _writing() as db:
-        with _faults(_path()):
-            _refuse_alike(db, entry.population)
-            before = _account(db, entry.population)
-            new = [*_missing_parent(facts, entry, before), entry]
-            _refuse_beyond_limit(before, new)
-            _insert(db, new)
+    with _writing() as book:
+        book.refuse_alike(entry.population)
+        before = book.account(entry.population)
+        new = [*_missing_parent(facts, entry, before), entry]
+        _refuse_beyond_limit(before, new)
+        book.entries += new
         yield
 
 
-def enter(
-    plan: PrivacyPlan,
-    facts: Mapping[str, Any],
-    folder: Path,
-    *,
-    rounds: int,
-) -> None:
+def enter(plan: PrivacyPlan, facts: Mapping[str, Any], folder: Path, *, rounds: int) -> None:
     """Enter a run that is opened, unless it is in the book; note where its folder is.
 
     A run comes without an entry from another machine, or from a crash while it was created. Unless
@@ -434,14 +454,14 @@ def enter(
     closed = None if facts.get("closed") is None else rounds
     entry = {e.run: e for e in account(name).entries}.get(facts["run_id"])
     if entry is None:
-        _enter_late(plan, facts, folder, name, rounds)
+        entry = replace(_entry_of(plan, facts, name, folder), opened=rounds, closed=closed)
+        _enter_late(plan, facts, entry)
         return
     if entry.closed is not None and closed is None:
         raise ConfigError(
             f"{folder}: this run was closed after {entry.closed} rounds, and this is an older copy "
             "of it. A closed run is not continued. Begin a new run."
         )
-    now = (_shown(folder), rounds, closed)
     # The rollback guard may be lost, and this book kept.
     if rounds < (entry.opened or 0):
         raise ConfigError(
@@ -449,29 +469,25 @@ def enter(
             f"seen {entry.opened}. Continuing would reuse the noise of released rounds, and ending "
             "it early would take back what they cost. Restore the newest copy, or begin a fork."
         )
-    if (entry.folder, entry.opened, entry.closed) != now:
-        with _writing() as db, _faults(_path()):
-            change = "UPDATE entries SET folder = ?, opened = ?, closed = ? WHERE run = ?"
-            db.execute(change, (*now, entry.run))
+    standing = partial(replace, folder=_shown(folder), opened=rounds, closed=closed)
+    if standing(entry) != entry:
+        with _writing() as book:
+            book.entries = [standing(e) if e.run == entry.run else e for e in book.entries]
 
 
-def _enter_late(
-    plan: PrivacyPlan, facts: Mapping[str, Any], folder: Path, name: str, rounds: int
-) -> None:
-    entry = replace(_entry_of(plan, facts, name, folder), opened=rounds)
-    if facts.get("closed") is not None:
-        entry = replace(entry, closed=rounds)
+def _enter_late(plan: PrivacyPlan, facts: Mapping[str, Any], entry: Entry) -> None:
     exceeded: BudgetExceededError | None = None
-    with _writing() as db, _faults(_path()):
-        before = _account(db, name)
+    with _writing() as book:
+        before = book.account(entry.population)
         new = [*_missing_parent(facts, entry, before), entry]
         try:
             _refuse_beyond_limit(before, new)
         except BudgetExceededError as error:
-            exceeded = error if rounds < plan.rounds and entry.closed is None else None
+            running = (entry.opened or 0) < plan.rounds and entry.closed is None
+            exceeded = error if running else None
         record = entry._seen()
-        if exceeded is None or rounds or record is None or not record.unspent:
-            _insert(db, new)
+        if exceeded is None or entry.opened or record is None or not record.unspent:
+            book.entries += new
     if exceeded is not None:
         raise exceeded
 
@@ -484,8 +500,9 @@ def note_closed(run: str, rounds: int) -> None:
         OSError: the disk refused.
     """
     if populations_of(run):
-        with _writing() as db, _faults(_path()):
-            db.execute("UPDATE entries SET closed = ? WHERE run = ?", (rounds, run))
+        with _writing() as book:
+            changed = (replace(e, closed=rounds) if e.run == run else e for e in book.entries)
+            book.entries = list(changed)
 
 
 def accounts() -> list[Account]:
@@ -494,31 +511,8 @@ def accounts() -> list[Account]:
     Raises:
         ConfigError: the book is lost, damaged or foreign.
     """
-    with _reading() as db:
-        if db is None:
-            return []
-        return [_account(db, name) for name in _populations(db)]
-
-
-def _populations(db: sqlite3.Connection) -> list[str]:
-    """Return a name of each population."""
-    named = f"SELECT population FROM {_ENTRIES} UNION SELECT population FROM limits"
-    rows = db.execute(
-        f"SELECT min(population) FROM ({named}) GROUP BY spoken(population) ORDER BY 1"
-    )
-    return [name for (name,) in rows.fetchall()]
-
-
-def _refuse_alike(db: sqlite3.Connection, name: str) -> None:
-    """Check that a new name is not another spelling of one in the book."""
-    names = _populations(db)
-    alike = [other for other in names if _spoken(other) == _spoken(name)]
-    if alike and name not in names:
-        raise ConfigError(
-            f"population={name!r}: the budget book has {alike[0]!r}, which differs only in case, "
-            "spaces, hyphens or the like. Use that name for the same people; for others, a name "
-            "that nobody could take for it."
-        )
+    book = _read()
+    return [book.account(name) for name in book.populations()]
 
 
 @lru_cache(4096)
@@ -530,26 +524,13 @@ def _spoken(name: str) -> str:
 
 
 def account(population: str) -> Account:
-    """Return what a population has spent, which is nothing if the book does not have it.
-
-    Raises:
-        ConfigError: the book is lost, damaged or foreign.
-    """
-    with _reading() as db:
-        return Account(population, (), None, ()) if db is None else _account(db, population)
+    """Return what a population has spent, nothing if it is not in the book; see ``accounts``."""
+    return _read().account(population)
 
 
 def populations_of(run: str) -> list[str]:
-    """Return the populations under which a run is entered; more than one for a run with forks.
-
-    Raises:
-        ConfigError: the book is lost, damaged or foreign.
-    """
-    with _reading() as db:
-        if db is None:
-            return []
-        rows = db.execute(f"SELECT population FROM {_ENTRIES} WHERE run = ? ORDER BY 1", (run,))
-        return [name for (name,) in rows]
+    """Return the populations under which a run is entered, more than one for a run with forks."""
+    return sorted({entry.population for entry in _read().entries if entry.run == run})
 
 
 def set_limit(population: str, limit: Limit | None, *, looser: bool = False) -> Account:
@@ -569,9 +550,9 @@ def set_limit(population: str, limit: Limit | None, *, looser: bool = False) -> 
     refuse_population(population)
     if limit is not None:
         _refuse_beyond_figures(limit)
-    with _writing() as db, _faults(_path()):
-        _refuse_alike(db, population)
-        old = _account(db, population).limit
+    with _writing() as book:
+        book.refuse_alike(population)
+        old = book.account(population).limit
         if limit is None and old is None:
             raise ConfigError(f"population {population!r} has no limit to remove.")
         if limit is not None and old is not None and limit.mu > old.mu and not looser:
@@ -580,12 +561,11 @@ def set_limit(population: str, limit: Limit | None, *, looser: bool = False) -> 
                 f"limit of {population!r}, epsilon {old.epsilon:g} with delta={old.delta:g}. To "
                 "raise it, add --raise-limit; the book keeps the old one."
             )
-        values = (None, None) if limit is None else (float(limit.epsilon), float(limit.delta))
-        db.execute(
-            "INSERT INTO limits (population, epsilon, delta, since) VALUES (?, ?, ?, ?)",
-            (population, *values, _now()),
-        )
-        return _account(db, population)
+        change = _Change(population, None, None, _now())
+        if limit is not None:
+            change = replace(change, epsilon=float(limit.epsilon), delta=float(limit.delta))
+        book.limits.append(change)
+        return book.account(population)
 
 
 def _refuse_beyond_figures(limit: Limit) -> None:
@@ -679,110 +659,55 @@ def _epsilon(cost: Guarantee | None, delta: float) -> str:
     return "0" if cost is None else up(cost.epsilon(delta))
 
 
-def _insert(db: sqlite3.Connection, entries: list[Entry]) -> None:
-    for entry in entries:
-        values = tuple(asdict(entry).values())
-        db.execute(
-            f"INSERT INTO entries ({_COLUMNS}) VALUES (?{', ?' * (len(values) - 1)})", values
-        )
-
-
-def _account(db: sqlite3.Connection, population: str) -> Account:
-    order, named = "WHERE spoken(population) = ? ORDER BY number", (_spoken(population),)
-    runs = db.execute(f"SELECT {_COLUMNS} FROM {_ENTRIES} {order}", named).fetchall()
-    rows = db.execute(f"SELECT since, epsilon, delta FROM limits {order}", named).fetchall()
+def _read() -> _Book:
+    """Return the book, an empty one if this machine has none yet."""
+    # Before the book, which another process may be writing.
+    mark = _mark()
+    path = witness.directory() / _FILE
     try:
-        entries = tuple(Entry(*row) for row in runs)
-        history = tuple(
-            (since, None if epsilon is None else Limit(epsilon, delta, since))
-            for since, epsilon, delta in rows
-        )
-    except ConfigError as error:
-        raise ConfigError(f"the budget book {_path()} is damaged: {error}") from None
-    return Account(population, entries, history[-1][1] if history else None, history)
+        refuse_odd(path)
+        data = read_small(path, _LARGEST)
+    except FileNotFoundError:
+        if mark is None:
+            return _Book(secrets.token_hex(16), 0, [], [])
+        raise ConfigError(
+            f"the budget book {path} is lost: {path.with_name(_MARK)} tells of {mark['changes']} "
+            "changes. Restore it from a backup. To begin an empty one, which leaves out what was "
+            "spent, remove that file as well."
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"the budget book {path} cannot be read: {error}.") from None
+    with damage_named(path):
+        digest, _, text = data.partition(b"\n")
+        if hashlib.sha256(text).hexdigest().encode() != digest:
+            raise ValueError("its entries or limits were changed")
+        book = TypeAdapter(_Book).validate_json(text, strict=True)
+    if mark is not None:
+        _refuse_foreign(book, path, mark)
+    return book
 
 
 @contextmanager
-def _reading() -> Iterator[sqlite3.Connection | None]:
-    """Yield the book, or None if this machine has none yet."""
-    path, mark = _path(), _mark()
-    if not os.path.lexists(path):
-        _refuse_loss(path, mark)
-        yield None
-        return
-    refuse_odd(path)
-    with snapshot(path, _TABLES) as db:
-        _refuse_foreign(_about(db), path, mark)
-        db.create_function("spoken", 1, _spoken)
-        yield db
-
-
-@contextmanager
-def _writing() -> Iterator[sqlite3.Connection]:
-    """Yield the book in a transaction, which is committed durably if the block succeeds."""
+def _writing() -> Iterator[_Book]:
+    """Yield the book to be changed; it is written durably if the block succeeds."""
     directory = witness.directory()
     make_private(directory)
     busy = (
         f"the budget book in {directory} is in use: another process has been beginning a run for "
         f"{_PATIENCE:g} seconds. Try again."
     )
-    with ExitStack() as stack:
-        stack.callback(lock(directory / _LOCK, busy, patience=_PATIENCE).release)
-        path, mark = directory / _FILE, _mark()
-        if not os.path.lexists(path):
-            _refuse_loss(path, mark)
-            about = {"id": secrets.token_hex(16), "changes": 0, "digest": _digest([], [])}
-            create_database(path, _TABLES, {"book": [*about.items()]})
-        refuse_odd(path)
-        db = open_database(path, _TABLES)
-        db.create_function("spoken", 1, _spoken)
-        with closing(db):
-            with _faults(path):
-                db.execute("BEGIN IMMEDIATE")
-                before = _about(db)
-                _refuse_foreign(before, path, mark)
-            yield db
-            with _faults(path):
-                about = before | {"changes": before["changes"] + 1, "digest": _digest_of(db)}
-                changed = [(value, name) for name, value in about.items()]
-                db.executemany("UPDATE book SET value = ? WHERE name = ?", changed)
-                db.execute("COMMIT")
-        write_durably(directory / _MARK, json.dumps(about).encode())
-
-
-@contextmanager
-def _faults(path: Path) -> Iterator[None]:
-    """Turn errors of the disk into ``OSError``, and those of a damaged book into a sentence."""
+    book_lock = lock(directory / _LOCK, busy, patience=_PATIENCE)
     try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_DISK:
-            raise OSError(f"the budget book {path} cannot be written: {error}") from None
-        with damage_named(path):
-            raise
-
-
-def _about(db: sqlite3.Connection) -> dict[str, Any]:
-    """Return what the book says about itself, after checking that nothing in it is damaged."""
-    about = dict(db.execute("SELECT name, value FROM book"))
-    about = {"id": str(about["id"]), "changes": int(about["changes"]), "digest": about["digest"]}
-    if about["digest"] != _digest_of(db):
-        raise ValueError("its entries or limits were changed")
-    return about
-
-
-def _digest_of(db: sqlite3.Connection) -> str:
-    entries, limits = (
-        db.execute(f"SELECT * FROM {table} ORDER BY number").fetchall()
-        for table in ("entries", "limits")
-    )
-    return _digest(entries, limits)
-
-
-def _digest(entries: list[Any], limits: list[Any]) -> str:
-    return hashlib.sha256(json.dumps([entries, limits]).encode()).hexdigest()
+        book = _read()
+        yield book
+        book.changes += 1
+        text = json.dumps(asdict(book)).encode()
+        digest = hashlib.sha256(text).hexdigest().encode()
+        write_durably(directory / _FILE, digest + b"\n" + text)
+        mark = {"id": book.id, "changes": book.changes}
+        write_durably(directory / _MARK, json.dumps(mark).encode())
+    finally:
+        book_lock.release()
 
 
 def _mark() -> dict[str, Any] | None:
@@ -804,33 +729,18 @@ def _mark() -> dict[str, Any] | None:
         ) from None
 
 
-def _refuse_loss(path: Path, mark: Mapping[str, Any] | None) -> None:
-    if mark is not None:
-        raise ConfigError(
-            f"the budget book {path} is lost: {path.with_name(_MARK)} tells of {mark['changes']} "
-            "changes. Restore it from a backup. To begin an empty one, which leaves out what was "
-            "spent, remove that file as well."
-        )
-
-
-def _refuse_foreign(about: Mapping[str, Any], path: Path, mark: Mapping[str, Any] | None) -> None:
+def _refuse_foreign(book: _Book, path: Path, mark: Mapping[str, Any]) -> None:
     """Check that the book is the one that this machine wrote last."""
-    if mark is None:
-        return
-    if mark["id"] != about["id"]:
+    if mark["id"] != book.id:
         raise ConfigError(
             f"the budget book {path} is another machine's or another user's. Restore this one's; "
             f"to take over the other as it is, remove {path.with_name(_MARK)}."
         )
-    if mark["changes"] > about["changes"]:
+    if mark["changes"] > book.changes:
         raise ConfigError(
-            f"the budget book {path} is an older copy: it has {about['changes']} changes of "
+            f"the budget book {path} is an older copy: it has {book.changes} changes of "
             f"{mark['changes']}, so runs are missing. Restore the newest copy."
         )
-
-
-def _path() -> Path:
-    return witness.directory() / _FILE
 
 
 def _shown(folder: Path) -> str:

@@ -80,6 +80,7 @@ class ReleaseLog:
     def __init__(self, folder: Path, width: int) -> None:
         self._path = folder / _RELEASES
         self._row = 8 * width
+        self._count = 0
 
     def resume(self, rounds: int, current: Tensor) -> None:
         """Drop rows of rounds that were not committed; begin with ``current`` in a new run.
@@ -91,30 +92,24 @@ class ReleaseLog:
         Raises:
             ConfigError: rows of committed rounds are missing.
         """
-        # A crash between this file and the ledger leaves a row too many.
-        count = self._cut(rounds + 1)
-        if count < rounds:
-            raise ConfigError(
-                f"{self._path} has {count} of {rounds} committed rounds: what the released models "
-                "say about the canaries is lost, so this run cannot be audited. Restore the file."
-            )
-        if count == rounds:
-            self.append(current)
-
-    def _cut(self, limit: int) -> int:
-        """Return the number of rows, after dropping those beyond ``limit``."""
+        size = 0
         try:
-            handle = os.open(self._path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with opened(self._path) as file:
+                size = file.seek(0, os.SEEK_END)
         except FileNotFoundError:
-            return 0
+            pass
         except OSError as error:
-            raise ConfigError(f"{self._path} cannot be opened: {error.strerror}.") from None
-        try:
-            count = min(limit, os.fstat(handle).st_size // self._row)
-            os.ftruncate(handle, count * self._row)
-        finally:
-            os.close(handle)
-        return count
+            raise ConfigError(f"{self._path} cannot be opened: {error}.") from None
+        # A crash between this file and the ledger leaves a row too many; the next one replaces it.
+        self._count = min(rounds + 1, size // self._row)
+        if self._count < rounds:
+            raise ConfigError(
+                f"{self._path} has {self._count} of {rounds} committed rounds: what the released "
+                "models say about the canaries is lost, so this run cannot be audited. Restore the "
+                "file."
+            )
+        if self._count == rounds:
+            self.append(current)
 
     def append(self, products: Tensor) -> None:
         """Add the row of a model before it is committed; it is on the disk when this returns.
@@ -123,12 +118,14 @@ class ReleaseLog:
             StorageError: the disk refused.
         """
         try:
-            append_durably(self._path, products.numpy().astype("<f8").tobytes())
+            row = products.numpy().astype("<f8").tobytes()
+            append_durably(self._path, row, self._count * self._row)
         except OSError as error:
             raise StorageError(
                 f"{self._path}: what a round says about the canaries could not be saved: {error}. "
                 "Nothing of the round was released; free some space, and resume."
             ) from None
+        self._count += 1
 
 
 def read_releases(folder: Path, width: int, rounds: int) -> NDArray[np.float64]:

@@ -22,12 +22,10 @@ from typing import Any, Literal
 from safetensors import safe_open
 
 from accounting.checks import ConfigError, parsed_json
-from privpart.messages import ClientId
 from privpart.run import witness
-from privpart.run.folder import newest_state, newest_state_hash
-from privpart.run.identity import KEY_BYTES, SigningKey, model_hash, source_of
-from privpart.run.ledger import Head, Ledger, Row
-from privpart.run.store import damage_named, file_hash, read_small
+from privpart.run.folder import newest_state, newest_state_hash, source_of
+from privpart.run.ledger import KEY_BYTES, LEDGER, Ledger, Row, SigningKey
+from privpart.run.store import damage_named, file_hash, model_hash, one_line, read_small
 
 CheckStatus = Literal["verified", "asserted", "wrong"]
 Origin = Literal["here", "signed", "unknown"]
@@ -64,20 +62,29 @@ class Evidence:
     """The ledger of a run, and what was checked about it.
 
     Attributes:
-        facts: values that were recorded about the run, by name.
-        rows: committed rounds.
-        histories: each client's rounds.
-        head: what was signed last.
+        ledger: of the run, as it is written.
         origin: whose words the ledger holds, see the module.
         checks: lines on chain, signature, state, released model, keys and rollback guard.
     """
 
-    facts: Mapping[str, Any]
-    rows: list[Row]
-    histories: Mapping[ClientId, list[int]]
-    head: Head
+    ledger: Ledger
     origin: Origin
     checks: tuple[Check, ...]
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Values that were recorded about the run, by name."""
+        return self.ledger.facts
+
+    @property
+    def rows(self) -> list[Row]:
+        """The committed rounds."""
+        return self.ledger.committed()
+
+    @property
+    def head(self) -> str:
+        """Chain value after the last of them."""
+        return self.ledger.chains[-1]
 
     def status(self, what: str) -> CheckStatus:
         """Return the status of one line."""
@@ -101,13 +108,13 @@ def gather(folder: str | Path, public_key: str | None = None) -> Evidence:
     path = Path(folder)
     expected = None if public_key is None else public_key_of(public_key)
     for _ in range(_LOOKS):
-        ledger = Ledger(path / "ledger.sqlite", read_only=True)
-        with damage_named(path / "ledger.sqlite"):
+        ledger = Ledger(path)
+        with damage_named(path / LEDGER):
             evidence = _checked(path, ledger, expected)
         if not any(evidence.status(what) == "wrong" for what in _MOVING):
             break
         # A run that committed a round in the meantime has other files than this ledger names.
-        if Ledger(path / "ledger.sqlite", read_only=True).head == ledger.head:
+        if Ledger(path).head == ledger.head:
             break
     return evidence
 
@@ -140,7 +147,7 @@ def _checked(path: Path, ledger: Ledger, expected: str | None) -> Evidence:
         origin = "here"
     elif sound and signature.status == "verified":
         origin = "signed"
-    return Evidence(ledger.facts, rows, ledger.rounds_by_client(), ledger.head, origin, checks)
+    return Evidence(ledger, origin, checks)
 
 
 def _chain(ledger: Ledger) -> Check:
@@ -260,8 +267,7 @@ def _guard(ledger: Ledger, rows: list[Row]) -> Check:
     if record is None:
         return Check(what, "asserted", "this machine has no record of the run")
     # The guard may be behind by the round that is being committed.
-    chains = [facts["genesis"], *(row.chain for row in rows)]
-    standing = record.standing(chains, closed="closed" in facts)
+    standing = record.standing(ledger.chains, closed="closed" in facts)
     if standing != "newest":
         return Check(what, "wrong", _STANDS[standing].format(rounds=len(rows), seen=record.rounds))
     adopted = facts.get("adopted_at") if record.adopted_at is None else record.adopted_at
@@ -274,8 +280,3 @@ def _guard(ledger: Ledger, rows: list[Row]) -> Check:
             "nothing shows that its original stopped",
         )
     return Check(what, "verified", f"this machine saw the same {len(rows)} rounds, and no more")
-
-
-def one_line(error: BaseException) -> str:
-    """Return the message of an error, which a library may have written, in one line."""
-    return " ".join(str(error).split())[:200]

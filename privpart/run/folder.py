@@ -1,6 +1,6 @@
 """Run folder: a run on disk, where each round is committed before anyone may see its model.
 
-    ledger.sqlite              plan, committed rounds, participations (see ``ledger``)
+    ledger.log                 plan, committed rounds, who took part in them (see ``ledger``)
     state-000012.safetensors   model, optimiser and noise after 12 rounds; only the newest is kept
     closed-000012.safetensors  in its place, the model alone, of a run that was ended early
     start.safetensors          start model of a fork
@@ -18,16 +18,18 @@ crash after it leaves the new state. No file is ever unpickled.
 import hashlib
 import json
 import os
+import platform
 import re
 import secrets
-import sqlite3
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn, Protocol, Self
 
+import numpy as np
+import torch
 from filelock import FileLock
 from torch import Tensor
 
@@ -35,18 +37,19 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.messages import ClientId, id_order
 from privpart.noise.cohorts import SampledCohorts
-from privpart.noise.source import NoiseSource
+from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.plan import PrivacyPlan
 from privpart.run import budget_book, witness
-from privpart.run.identity import (
+from privpart.run.ledger import (
     KEY_BYTES,
+    LATER_FACTS,
+    LEDGER,
+    SCHEMA,
+    Ledger,
+    Row,
     SigningKey,
-    model_hash,
-    new_secret,
-    source_of,
-    versions,
+    genesis,
 )
-from privpart.run.ledger import LATER_FACTS, MOST_FACTS, SCHEMA, Ledger, Row, genesis, next_row
 from privpart.run.store import (
     encode_state,
     erase_durably,
@@ -54,6 +57,7 @@ from privpart.run.store import (
     is_scratch,
     lock,
     make_private,
+    model_hash,
     read_small,
     read_state,
     refuse_planted,
@@ -104,7 +108,6 @@ CHECKED = "sampling_checked"
 """Fact: the rounds whose members were compared with those drawn again from the key."""
 _KEY = "key"
 _SIGNING_KEY = "signing-key"
-_LEDGER = "ledger.sqlite"
 _LOCK = "lock"
 _START = "start.safetensors"
 _STATE = re.compile(r"(state|closed)-[0-9]{6,}\.safetensors")
@@ -164,7 +167,6 @@ class RunFolder:
     Attributes:
         path: the folder.
         plan: the plan that was fixed when the run was created.
-        rounds: number of committed rounds.
         is_new: whether ``create`` returned it.
     """
 
@@ -177,9 +179,6 @@ class RunFolder:
         self._process = os.getpid()
         self.is_new = False
         rows = ledger.rows()
-        # Heads after 0, 1, ... rounds: a copy is compared with the guard at the guard's round.
-        self.rounds = len(rows)
-        self._chains = [genesis(ledger.facts), *(row.chain for row in rows)]
         self._state_hash = rows[-1].state if rows else None
         self._private = ledger.facts["seed"] is None
         self._adopted_at: int | None = ledger.facts.get("adopted_at")
@@ -248,9 +247,7 @@ class RunFolder:
                 write_durably(folder / _KEY, key)
                 # Before the ledger, so that every run that exists has a rollback guard.
                 witness.note(about["run_id"], witness.Seen(0, genesis(about)))
-            ledger = Ledger.create(folder / _LEDGER, about, SigningKey(signing))
-            undo.callback(ledger.close)
-            run = cls(folder, ledger, folder_lock)
+            run = cls(folder, Ledger.create(folder, about, SigningKey(signing)), folder_lock)
             undo.callback(run.close)
             run._load_keys()
             undo.pop_all()
@@ -282,12 +279,11 @@ class RunFolder:
             raise ConfigError(f"{folder} cannot be opened for writing: {error}.") from None
         with ExitStack() as undo, _on_disk(f"{folder} cannot be written"):
             undo.callback(folder_lock.release)
-            ledger = Ledger(folder / _LEDGER)
-            undo.callback(ledger.close)
-            run = cls(folder, ledger, folder_lock)
+            run = cls(folder, Ledger(folder), folder_lock)
             undo.callback(run.close)
-            # A process that was killed may not have flushed the names that it removed: a power
-            # failure would bring back a journal, and undo a round, or bring back a key.
+            # A process that was killed may have flushed neither its last line, which a power
+            # failure would take back with its round, nor the removal of a key.
+            run._ledger.settle()
             flush_directory(folder)
             run._load_keys()
             run._refuse_older_copy(adopt)
@@ -305,9 +301,13 @@ class RunFolder:
 
     def close(self) -> None:
         """Release the run for other processes."""
-        self._ledger.close()
         for file_lock in self._locks:
             file_lock.release()
+
+    @property
+    def rounds(self) -> int:
+        """Number of committed rounds."""
+        return len(self._ledger.committed())
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -364,17 +364,13 @@ class RunFolder:
             )
         # The key of a complete run is erased.
         if self.rounds < self.plan.rounds:
-            self._refuse_unsampled(drawn)
+            self._refuse_unsampled(drawn, self._ledger)
         self._sampled = drawn
         return drawn
 
-    def _refuse_unsampled(self, drawn: SampledCohorts) -> None:
+    def _refuse_unsampled(self, drawn: SampledCohorts, ledger: Ledger) -> None:
         """Check that everybody in the ledger was drawn for the round."""
-        members: defaultdict[int, list[ClientId]] = defaultdict(list)
-        for client, rounds in self._ledger.rounds_by_client().items():
-            for round_ in rounds:
-                members[round_].append(client)
-        if any(drawn.not_sampled(round_, clients) for round_, clients in members.items()):
+        if any(drawn.not_sampled(row.round, row.clients) for row in ledger.rows()):
             raise ConfigError(
                 f"{self.path}: its ledger names clients that its sampling did not draw, so its "
                 "epsilon does not hold and it is not continued."
@@ -506,7 +502,7 @@ class RunFolder:
             self._check_sample(server)
         try:
             self._commit(server, counts)
-        except (OSError, sqlite3.Error) as error:
+        except OSError as error:
             what = "could not be saved"
             if self.rounds == server.round:
                 what = "was saved, and then its commit could not be finished"
@@ -535,11 +531,11 @@ class RunFolder:
         # state, whoever guesses the members could test the guess.
         if self._private:
             values["blind"] = secrets.token_hex(32)
+        # What an attempt that failed left of this round, or its state would be replaced.
+        self._ledger.settle()
         if self._sampled is not None and server.round == self.plan.rounds:
-            # As they are on the disk, before the keys are erased.
-            self._ledger.rows()
-            # Drawn again for this round.
-            self._refuse_unsampled(self._sampled)
+            # Drawn again for this round, and compared with the disk, before the keys are erased.
+            self._refuse_unsampled(self._sampled, Ledger(self.path))
             self._ledger.add_fact(CHECKED, self.plan.rounds)
         # Hashing does not hold Python's lock.
         with ThreadPoolExecutor(1) as thread:
@@ -549,24 +545,20 @@ class RunFolder:
             self._ledger.add_fact(SELF_CLIPPED, self.rounds)
         if counts.rows_differ and ROWS_DIFFER not in self.facts:
             self._ledger.add_fact(ROWS_DIFFER, [self.rounds, counts.rows_differ])
-        clients = sorted(server.cohort, key=id_order)
-        row = next_row(
-            self._chains[-1],
-            round_=self.rounds,
+        row = Row(
+            round=self.rounds,
             state=state,
             model=model.result(),
             clip_norm=server.last_clip_norm,
             received=counts.received,
-            clients=clients,
+            clients=tuple(sorted(server.cohort, key=id_order)),
             summed=counts.summed,
             summed_by=counts.summed_by,
         )
         # So that a crash behind the next line is not taken for a round made elsewhere.
-        self._note(coming=row.chain)
+        self._note(coming=self._ledger.following(row).chain)
         # The point of no return.
-        self._ledger.append(row, clients)
-        self.rounds = server.round
-        self._chains.append(row.chain)
+        self._ledger.append(row)
         self._state_hash = state
         self._note()
         self._remove_leftovers()
@@ -575,7 +567,8 @@ class RunFolder:
         """Record outside the folder where a private run stands."""
         if self._private:
             closed = "closed" in self.facts
-            record = witness.Seen(self.rounds, self._chains[-1], coming, self._adopted_at, closed)
+            head = self._ledger.chains[-1]
+            record = witness.Seen(self.rounds, head, coming, self._adopted_at, closed)
             witness.note(self.facts["run_id"], record)
 
     def _remove_leftovers(self) -> None:
@@ -626,7 +619,7 @@ class RunFolder:
         """
         if record is None:
             return "this machine has no record of the run, so a newer copy may exist"
-        standing = record.standing(self._chains, closed="closed" in self.facts)
+        standing = record.standing(self._ledger.chains, closed="closed" in self.facts)
         if standing in ("older", "another"):
             raise ConfigError(
                 f"{self.path} is an older copy: it stands after {self.rounds} rounds, while "
@@ -658,7 +651,7 @@ def create_run(
     folder = Path(path)
     _refuse_used(folder)
     checks.count("seed", seed or 0, minimum=0)
-    key, signing = new_secret(), new_secret()
+    key, signing = secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES)
     about = {
         "schema": SCHEMA,
         "run_id": secrets.token_hex(16),
@@ -670,9 +663,6 @@ def create_run(
     }
     if taken := sorted(facts.keys() & {*about, *_RESERVED}):
         raise ConfigError(f"facts: {', '.join(taken)} are the run's own names. Choose others.")
-    room = MOST_FACTS - len(_RESERVED) - len(about)
-    if len(facts) > room:
-        raise ConfigError(f"facts: are {len(facts)}; a ledger has room for {room}.")
     about |= facts
     if plan.sampling is not None and not isinstance(about.get("population"), str):
         raise ConfigError(
@@ -690,6 +680,25 @@ def create_run(
             undo.callback(run.close)
         undo.pop_all()
     return run
+
+
+def source_of(secret: bytes | None, seed: int | None) -> NoiseSource:
+    """Return the source of a run's noise: of a secret key, or of a seed."""
+    return SecretSource(secret) if seed is None else SeededSource(seed)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what computes a run."""
+    try:
+        version = metadata.version("privpart")
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    return {
+        "privpart": version,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
 
 
 def newest_state(facts: Mapping[str, Any], rounds: int) -> str:
@@ -719,7 +728,7 @@ def _on_disk(failure: str) -> Iterator[None]:
     """Turn what the disk refuses into a ``StorageError``, which begins with ``failure``."""
     try:
         yield
-    except (OSError, sqlite3.Error) as error:
+    except OSError as error:
         raise StorageError(f"{failure}: {error}.") from None
 
 
@@ -738,7 +747,7 @@ def locked(folder: Path) -> FileLock:
 
 def holds_a_run(path: str | Path) -> bool:
     """Return whether a run was begun in this folder."""
-    return (Path(path) / _LEDGER).exists()
+    return (Path(path) / LEDGER).exists()
 
 
 def _refuse_used(folder: Path) -> None:

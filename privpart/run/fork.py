@@ -88,9 +88,8 @@ def _forked(old: Path) -> tuple[PrivacyReport, dict[str, Any], Tensor]:
             )
         if before.sampling is not None:
             raise ConfigError(f"{old} samples who takes part: it is never forked. Begin a new run.")
-        ledger = Ledger(old / "ledger.sqlite", read_only=True)
+        ledger = Ledger(old)
         rows = ledger.rows()
-        ledger.close()
         if not rows:
             raise ConfigError(f"{old} has no committed round to start from. Begin a new run.")
         newest = old / newest_state(ledger.facts, len(rows))

@@ -1,73 +1,46 @@
-"""Ledger: the committed rounds of a run and their clients, in SQLite, chained by hashes and signed.
+"""Ledger: the facts and committed rounds of a run, a file of lines chained by hashes and signed.
 
-Row r holds the hashes of the state and of the released model after round r. Each row's chain value
-hashes the previous row's and the whole content of the row, including its clients, so no row can be
-changed, dropped or moved without changing all later ones. The head names the last row and hashes
-all facts; the run's signing key signs it in the transaction that adds the row, so nobody without
-that key can write the chain anew.
+A line is a chain value, a signature and an entry, which is JSON: facts about the run, or a row. The
+chain value hashes the line before and the entry as it is written, so no entry can be changed,
+dropped or moved without changing all later lines; the run's signing key (Ed25519, RFC 8032) signs
+it, so nobody without that key can write the chain anew. It does not show that the holder of the key
+was honest: the owner of the machine can sign anything while the run lasts.
+
+A line is appended in one piece and flushed. What a crash leaves of one lacks its end, or holds
+zeros where blocks were not written. Readers skip it, and it is cut off before the next line is
+written, so a file that is read while a run writes it shows every line that was there before.
 
 About clients, the ledger holds which of them entered the sum of which round, by their ids as they
 are, and how many updates each round received: no update, no example, no reason of a refusal. So it
 names clients; it stays with the server and is never released.
-
-An id that is a whole number of 64 bits is an INTEGER; every other id is a TEXT, its JSON: the
-decimal digits of a larger number, or a string in quotes. The number 1 and the string "1" are
-therefore two clients, here and everywhere else.
 """
 
 import hashlib
 import json
 import re
-import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import astuple, dataclass, replace
-from itertools import groupby
-from operator import itemgetter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from accounting import checks
-from accounting.checks import ConfigError
-from privpart.messages import ClientId, id_order, is_client_id
-from privpart.run.identity import SigningKey, is_signed
-from privpart.run.store import create_database, damage_named, open_database, reading, snapshot
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-SCHEMA = "privpart/ledger/5"
-LATER_FACTS = (
-    "adopted_at",
-    "closed",
-    "genesis",
-    "rows_differ",
-    "sampling_checked",
-    "self_clipped_since",
-)
-"""Facts that are added after a run began, so the first row is not chained to them."""
-MOST_FACTS = 100
-"""Of a run, with those that are added after it began."""
+from accounting.checks import ConfigError, parsed_json
+from privpart.messages import ClientId, is_client_id
+from privpart.run.store import append_durably, damage_named, opened, write_durably
+
+LEDGER = "ledger.log"
+SCHEMA = "privpart/ledger/6"
+LATER_FACTS = ("adopted_at", "closed", "rows_differ", "sampling_checked", "self_clipped_since")
+"""Facts that are added after a run began; all others are in the first line."""
+KEY_BYTES = 32
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _HASH = re.compile("[0-9a-f]{64}")
-_TABLES = """
-CREATE TABLE run (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE head (
-    rounds INTEGER NOT NULL, chain TEXT NOT NULL, facts TEXT NOT NULL, signature TEXT NOT NULL
-) STRICT;
-CREATE TABLE rounds (
-    round INTEGER PRIMARY KEY, state TEXT NOT NULL, model TEXT NOT NULL, clip_norm REAL NOT NULL,
-    received INTEGER NOT NULL, counted INTEGER NOT NULL, summed INTEGER NOT NULL,
-    summed_by TEXT NOT NULL, chain TEXT NOT NULL
-) STRICT;
-CREATE TABLE participations (
-    round INTEGER, client ANY, PRIMARY KEY (round, client)
-) STRICT, WITHOUT ROWID;
-"""
-_LARGER_NUMBER = re.compile("-?[1-9][0-9]{18,77}")
-_LONGEST_ROW = 2**16
-"""Bytes of the longest row of a round or participation; the JSON of an id has at most 3074."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
     """One committed round.
 
@@ -77,10 +50,10 @@ class Row:
         model: hash of the released parameters, see ``model_hash``.
         clip_norm: clip norm of the round.
         received: number of updates received.
-        counted: number of updates that entered the sum.
-        summed: number of counted updates that an engine clipped in the server's place.
+        clients: ids of the clients whose updates entered the sum, each once.
+        summed: number of them whose updates an engine clipped in the server's place.
         summed_by: that engine, if it is this package's, or else "".
-        chain: hash of this row and all before it.
+        chain: chain value of its line; "" until it is computed.
     """
 
     round: int
@@ -88,115 +61,117 @@ class Row:
     model: str
     clip_norm: float
     received: int
-    counted: int
-    summed: int
-    summed_by: str
-    chain: str
+    clients: tuple[ClientId, ...]
+    summed: int = 0
+    summed_by: str = ""
+    chain: str = ""
+
+    @property
+    def counted(self) -> int:
+        """Number of updates that entered the sum."""
+        return len(self.clients)
+
+    def entry(self) -> bytes:
+        """Return what a line says of the round."""
+        names = (name for name in self.__slots__ if name != "chain")
+        return _encoded({"row": {name: getattr(self, name) for name in names}})
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What the run's signing key signed last.
+class SigningKey:
+    """The private half of a run's key pair, from 32 secret bytes.
 
     Attributes:
-        rounds: number of committed rounds.
-        chain: chain value of the last row, or ``genesis``.
-        facts: SHA-256, in hex, of all facts.
-        signature: Ed25519 signature of ``signed_message``, in hex.
+        public_key: the other half, in hex.
     """
 
-    rounds: int
-    chain: str
-    facts: str
-    signature: str
+    def __init__(self, secret: bytes) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(secret)
+        self.public_key = self._key.public_key().public_bytes_raw().hex()
+
+    def sign(self, chain: str) -> str:
+        """Return the signature of a chain value, in hex."""
+        return self._key.sign(_message(chain)).hex()
 
 
 class Ledger:
-    """The open ledger of one run; every change is on the disk when its call returns.
+    """The ledger of one run; every change is on the disk when its call returns.
 
     Args:
-        path: the file.
-        read_only: read it once, as it is now, and write nothing, not even beside it.
+        folder: the run folder; it is only read until something is added.
 
     Attributes:
         facts: values that were recorded about the run, by name.
-        head: what was signed last.
+        head: chain value of the last line, which was signed last.
+        chains: chain values after 0, 1, ... rounds.
         signer: key that signs every change; None refuses changes.
 
     Raises:
         ConfigError: there is no ledger, or it is damaged, changed or of another schema.
     """
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
-        self._path = path
-        self._db: sqlite3.Connection | None = None
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LEDGER
         self.signer: SigningKey | None = None
-        if read_only:
-            with snapshot(path, _TABLES) as db:
-                self._load(db)
-        else:
-            self._db = open_database(path, _TABLES)
-            try:
-                with reading(self._db, path):
-                    self._load(self._db)
-            except BaseException:
-                self.close()
-                raise
-        with damage_named(path):
+        self.facts: dict[str, Any] = {}
+        self.head = self._signature = ""
+        self._rows: list[Row] = []
+        self._chain_fault: str | None = None
+        try:
+            with opened(self._path) as file:
+                data = file.read()
+        except FileNotFoundError:
+            raise ConfigError(f"{folder} holds no run: {LEDGER} is missing.") from None
+        except OSError as error:
+            raise ConfigError(f"{self._path} cannot be read: {error}.") from None
+        lines = _complete_lines(data)
+        self._size = sum(map(len, lines))
+        with damage_named(self._path):
+            self.chains = [lines[0].split(b" ")[0].decode()]
+            for number, line in enumerate(lines):
+                self._read(number, line)
             self._check_facts()
 
     @classmethod
-    def create(cls, path: Path, facts: Mapping[str, Any], signer: SigningKey) -> "Ledger":
-        """Write a ledger without rounds that holds ``facts``, which include "schema"; open it."""
-        about = {**facts, "genesis": genesis(facts)}
-        head = _signed(about, 0, about["genesis"], facts_hash(about), signer)
-        contents: dict[str, list[tuple[object, ...]]] = {
-            "run": [(name, json.dumps(value)) for name, value in about.items()],
-            "head": [astuple(head)],
-        }
-        create_database(path, _TABLES, contents)
-        ledger = cls(path)
+    def create(cls, folder: Path, facts: Mapping[str, Any], signer: SigningKey) -> "Ledger":
+        """Write a ledger without rounds that holds ``facts``, which include "schema"; read it."""
+        write_durably(folder / LEDGER, _line("", _first(facts), signer))
+        ledger = cls(folder)
         ledger.signer = signer
         return ledger
 
-    def _load(self, db: sqlite3.Connection) -> None:
-        """Read everything; the values may be of any kind."""
-        # Bounded, because whoever made the file decides how many there are.
-        texts = db.execute("SELECT name, value FROM run LIMIT ?", (MOST_FACTS,)).fetchall()
-        self.facts: dict[str, Any] = {name: _parsed(value) for name, value in texts}
-        # Facts may hold a matrix; a row of a round holds hashes and numbers only.
-        usual = db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_ROW)
-        try:
-            self._rows = _read_rows(db)
-            self._clients = _clients_by_round(db)
-            self.head = _read_head(db)
-        finally:
-            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, usual)
-        self._facts_hash = facts_hash(self.facts)
-        self._stale = False
+    def _read(self, number: int, line: bytes) -> None:
+        chain, signature, entry = line.rstrip(b"\n").split(b" ", 2)
+        if _link(self.head, entry) != chain.decode() and self._chain_fault is None:
+            self._chain_fault = (
+                f"line {number} does not follow from the lines before it. The ledger was changed "
+                "after the fact, so no guarantee can be derived from it"
+            )
+        self.head, self._signature = chain.decode(), signature.decode()
+        ((kind, values),) = parsed_json(entry).items()
+        if kind == "row":
+            self._rows.append(_checked_row(values, self.head))
+            self.chains.append(self.head)
+            return
+        # Half a character cannot be printed.
+        json.dumps(values, ensure_ascii=False).encode()
+        if kind != "facts" or (number and not values.keys() <= {*LATER_FACTS}):
+            raise ValueError(f"line {number} is no row, and no facts that may follow")
+        self.facts |= values
 
     def _check_facts(self) -> None:
         facts = self.facts
         if (schema := facts.get("schema")) != SCHEMA:
-            self._refuse(f"has schema {schema!r}; this version reads {SCHEMA!r}.")
-        named = isinstance(facts.get("run_id"), str) and _RUN_ID.fullmatch(facts["run_id"])
+            raise ConfigError(f"{self._path} has schema {schema!r}; this version reads {SCHEMA!r}.")
+        if not isinstance(facts.get("run_id"), str) or not _RUN_ID.fullmatch(facts["run_id"]):
+            raise ValueError("run_id is missing or has the wrong type")
         seeded = "seed" in facts and (facts["seed"] is None or type(facts["seed"]) is int)
-        if not named or not seeded or not isinstance(facts.get("plan"), dict):
-            self._refuse("is damaged: run_id, seed or plan is missing or has the wrong type.")
-        keyed = isinstance(facts.get("key"), str) and _HASH.fullmatch(str(facts.get("public_key")))
-        if not keyed or type(self.planned_rounds) is not int:
-            self._refuse(
-                "is damaged: a key or the plan's rounds are missing or have the wrong type."
-            )
-        closed = facts.get("closed", {"rounds": 0, "state": None})
-        if type(closed["rounds"]) is not int or type(facts.get("adopted_at", 0)) is not int:
-            self._refuse("is damaged: how it was ended or adopted has the wrong type.")
-        if facts.get("genesis") != genesis(facts):
-            self._refuse("was changed: facts recorded when the run began are others.")
-
-    def _refuse(self, reason: str) -> NoReturn:
-        self.close()
-        raise ConfigError(f"{self._path} {reason}")
+        keyed = isinstance(facts.get("key"), str) and _HASH.fullmatch(facts["public_key"])
+        if not seeded or not keyed or not isinstance(facts.get("plan"), dict):
+            raise ValueError("seed, plan or a key is missing or has the wrong type")
+        closed = facts.get("closed", {"rounds": 0, "state": None})["rounds"]
+        numbers = (self.planned_rounds, closed, facts.get("adopted_at", 0))
+        if any(type(number) is not int for number in numbers):
+            raise ValueError("how it was planned, ended or adopted has the wrong type")
 
     @property
     def planned_rounds(self) -> int:
@@ -204,242 +179,133 @@ class Ledger:
         rounds: int = self.facts["plan"].get("participation", {}).get("rounds", 0)
         return rounds
 
-    def close(self) -> None:
-        """Close the file."""
-        if self._db is not None:
-            self._db.close()
+    def settle(self) -> None:
+        """Flush the ledger, without what a crash left behind its last line."""
+        append_durably(self._path, b"", self._size)
 
     def add_fact(self, name: str, value: Any) -> None:  # noqa: ANN401  any JSON
-        """Record another fact about the run, as JSON."""
-        facts = {**self.facts, name: value}
-        digest = facts_hash(facts)
-        with self._transaction() as db:
-            db.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", (name, json.dumps(value)))
-            self._sign(db, facts, self.head.rounds, self.head.chain, digest)
-        self.facts, self._facts_hash = facts, digest
+        """Record another fact about the run, one of ``LATER_FACTS``."""
+        self._append(_encoded({"facts": {name: value}}))
+        self.facts[name] = value
 
-    def rows(self) -> list[Row]:
-        """Return the committed rounds in order, after checking that they form one signed chain.
+    def following(self, row: Row) -> Row:
+        """Return a row with the chain value that it will have if it is appended next."""
+        return replace(row, chain=_link(self.head, row.entry()))
 
-        Raises:
-            ConfigError: a row was changed, dropped or moved, or the signature is not that of the
-                key that the ledger names.
-        """
-        rows = self.committed()
-        if fault := self.chain_fault() or self.head_fault():
-            raise ConfigError(f"{self._path}: {fault}.")
-        return rows
+    def append(self, row: Row) -> None:
+        """Commit a round."""
+        self._append(row.entry())
+        self._rows.append(replace(row, chain=self.head))
+        self.chains.append(self.head)
 
-    def committed(self) -> list[Row]:
-        """Return the committed rounds as they are written, in order of their numbers."""
-        if self._stale and self._db is not None:
-            with reading(self._db, self._path):
-                self._load(self._db)
-        return self._rows
-
-    def chain_fault(self) -> str | None:
-        """Return why the rows do not form one chain, or None if they do."""
-        chain = self.facts["genesis"]
-        for number, row in enumerate(self._rows):
-            clients = self._clients.get(number, [])
-            chain = _link(chain, row, clients)
-            if row.round != number or row.chain != chain or row.counted != len(clients):
-                return (
-                    f"row {number} does not follow from the rows before it. The ledger was changed "
-                    "after the fact, so no guarantee can be derived from it"
-                )
-        if any(not 0 <= round_ < len(self._rows) for round_ in self._clients):
-            return "it names clients of rounds that were never committed: it was changed"
-        return None
-
-    def head_fault(self) -> str | None:
-        """Return why the head is not that of these rows and facts, or None if it is.
-
-        The signature is compared with the key that the ledger itself names.
-        """
-        head, facts = self.head, self.facts
-        last = self._rows[-1].chain if self._rows else facts["genesis"]
-        if (head.rounds, head.chain) != (len(self._rows), last):
-            return (
-                f"its signed head is of {head.rounds} rounds, but it holds {len(self._rows)} or "
-                "others: it was changed after the fact"
-            )
-        if (closed := facts.get("closed")) is not None and closed["rounds"] != head.rounds:
-            return f"it was ended after {closed['rounds']} rounds, but holds {head.rounds}"
-        if head.facts != self._facts_hash:
-            return "facts were changed after its head was signed"
-        if not is_signed(facts["public_key"], signed_message(facts, head), head.signature):
-            return (
-                f"the signature of its head is not that of the run's key {facts['public_key']}: it "
-                "was changed after the fact"
-            )
-        return None
-
-    def rounds_by_client(self) -> dict[ClientId, list[int]]:
-        """Map each client to its rounds, ascending, as of the last call of ``committed``."""
-        rounds = defaultdict(list)
-        for round_, clients in self._clients.items():
-            for client in clients:
-                rounds[client].append(round_)
-        return dict(rounds)
-
-    def append(self, row: Row, clients: Sequence[ClientId]) -> None:
-        """Commit a signed round and its clients in one transaction."""
-        values = astuple(row)
-        with self._transaction() as db:
-            db.execute(f"INSERT INTO rounds VALUES ({', '.join('?' * len(values))})", values)
-            db.executemany(
-                "INSERT INTO participations (round, client) VALUES (?, ?)",
-                [(row.round, _to_column(client)) for client in clients],
-            )
-            self._sign(db, self.facts, row.round + 1, row.chain, self._facts_hash)
-        self._stale = True
-
-    def _sign(
-        self, db: sqlite3.Connection, facts: Mapping[str, Any], rounds: int, chain: str, digest: str
-    ) -> None:
+    def _append(self, entry: bytes) -> None:
         if self.signer is None:
             raise ConfigError(
                 f"{self._path}: the run's signing key is missing, so nothing can be added to its "
                 "ledger. Restore the file signing-key, or begin a fork."
             )
-        head = _signed(facts, rounds, chain, digest, self.signer)
-        db.execute("UPDATE head SET rounds = ?, chain = ?, facts = ?, signature = ?", astuple(head))
-        self.head = head
+        line = _line(self.head, entry, self.signer)
+        append_durably(self._path, line, self._size)
+        self._size += len(line)
+        self.head, self._signature = line.decode().split(" ", 2)[:2]
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        if self._db is None:
-            raise ConfigError(f"{self._path} was opened to be read only.")
-        before = self.head
-        # Immediate: a second writer fails here, not in the middle.
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield self._db
-            self._db.execute("COMMIT")
-        except BaseException:
-            self.head = before
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
+    def rows(self) -> list[Row]:
+        """Return the committed rounds in order, after checking that they form one signed chain.
+
+        Raises:
+            ConfigError: a line was changed, dropped or moved, or the signature is not that of the
+                key that the ledger names.
+        """
+        if fault := self.chain_fault() or self.head_fault():
+            raise ConfigError(f"{self._path}: {fault}.")
+        return self._rows
+
+    def committed(self) -> list[Row]:
+        """Return the committed rounds as they are written."""
+        return self._rows
+
+    def chain_fault(self) -> str | None:
+        """Return why the lines do not form one chain, or None if they do."""
+        numbers = [row.round for row in self._rows]
+        if self._chain_fault is None and numbers != list(range(len(numbers))):
+            return "its rounds are not numbered in order: it was changed after the fact"
+        return self._chain_fault
+
+    def head_fault(self) -> str | None:
+        """Return why the head is not that of this run, or None if it is.
+
+        The signature is compared with the key that the ledger itself names.
+        """
+        public_key, closed = self.facts["public_key"], self.facts.get("closed")
+        if not _is_signed(public_key, _message(self.head), self._signature):
+            return (
+                f"the signature of its head is not that of the run's key {public_key}: it was "
+                "changed after the fact"
+            )
+        if closed is not None and closed["rounds"] != len(self._rows):
+            return f"it was ended after {closed['rounds']} rounds, but holds {len(self._rows)}"
+        return None
+
+    def rounds_by_client(self) -> dict[ClientId, list[int]]:
+        """Map each client to its rounds, ascending."""
+        rounds = defaultdict(list)
+        for row in self._rows:
+            for client in row.clients:
+                rounds[client].append(row.round)
+        return dict(rounds)
 
 
 def genesis(facts: Mapping[str, Any]) -> str:
-    """Return the hash that the first row is chained to, over all facts from the run's begin."""
-    return facts_hash({name: value for name, value in facts.items() if name not in LATER_FACTS})
+    """Return the chain value of the first line, which holds all facts from the run's begin."""
+    return _link("", _first(facts))
 
 
-def facts_hash(facts: Mapping[str, Any]) -> str:
-    """Return the SHA-256, in hex, of facts as JSON with sorted names."""
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+def _first(facts: Mapping[str, Any]) -> bytes:
+    return _encoded({"facts": dict(facts)})
 
 
-def signed_message(facts: Mapping[str, Any], head: Head) -> bytes:
-    """Return the bytes that a head's signature signs."""
-    content = [facts["schema"], facts["run_id"], head.rounds, head.chain, head.facts]
-    return b"privpart signed head|" + json.dumps(content).encode()
+def _encoded(entry: Mapping[str, Any]) -> bytes:
+    return json.dumps(entry, allow_nan=False).encode()
 
 
-def next_row(
-    before: str,
-    *,
-    round_: int,
-    state: str,
-    model: str,
-    clip_norm: float,
-    received: int,
-    clients: Sequence[ClientId],
-    summed: int = 0,
-    summed_by: str = "",
-) -> Row:
-    """Return the next row of a chain whose head is ``before``.
-
-    ``clients`` must be in the order of ``id_order``.
-    """
-    # The chain value hashes all other fields, so it is added last.
-    row = Row(round_, state, model, clip_norm, received, len(clients), summed, summed_by, "")
-    return replace(row, chain=_link(before, row, clients))
+def _link(before: str, entry: bytes) -> str:
+    return hashlib.sha256(before.encode() + b"|" + entry).hexdigest()
 
 
-def _signed(
-    facts: Mapping[str, Any], rounds: int, chain: str, digest: str, signer: SigningKey
-) -> Head:
-    head = Head(rounds, chain, digest, "")
-    return replace(head, signature=signer.sign(signed_message(facts, head)))
+def _line(before: str, entry: bytes, signer: SigningKey) -> bytes:
+    chain = _link(before, entry)
+    return f"{chain} {signer.sign(chain)} ".encode() + entry + b"\n"
 
 
-def _parsed(text: str) -> Any:  # noqa: ANN401  any JSON
-    value = checks.parsed_json(text)
-    # Half a character cannot be printed.
-    json.dumps(value, ensure_ascii=False).encode()
-    return value
+def _message(chain: str) -> bytes:
+    """Return what is signed: the chain covers the run's id, its plan and the ledger's schema."""
+    return f"privpart signed head|{chain}".encode()
 
 
-def _read_rows(db: sqlite3.Connection) -> list[Row]:
-    columns = "round, state, model, clip_norm, received, counted, summed, summed_by, chain"
-    kinds = [int, str, str, float, int, int, int, str, str]
-    rows = []
-    for values in db.execute(
-        f"SELECT {columns} FROM rounds ORDER BY round LIMIT ?", (2 * checks.MOST_ROUNDS,)
-    ):
-        if list(map(type, values)) != kinds:
-            raise ValueError(f"row {values[0]!r} holds values of other kinds")
-        rows.append(Row(*values))
-    return rows
+def _is_signed(public_key: str, message: bytes, signature: str) -> bool:
+    try:
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
+        key.verify(bytes.fromhex(signature), message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
 
 
-def _read_head(db: sqlite3.Connection) -> Head:
-    ((rounds, chain, facts, signature),) = db.execute(
-        "SELECT rounds, chain, facts, signature FROM head LIMIT 2"
-    ).fetchall()
-    if type(rounds) is not int or {type(chain), type(facts), type(signature)} != {str}:
-        raise ValueError("its head holds values of other kinds")
-    return Head(rounds, chain, facts, signature)
+def _complete_lines(data: bytes) -> list[bytes]:
+    *lines, _ = data.split(b"\n")
+    # Blocks that were never written read as zeros, which JSON never holds.
+    if lines and b"\0" in lines[-1]:
+        lines.pop()
+    return [line + b"\n" for line in lines]
 
 
-def _clients_by_round(db: sqlite3.Connection) -> dict[int, list[ClientId]]:
-    """Map each round to the ids of the clients in its sum, in the order of ``id_order``."""
-    by_round: dict[int, list[ClientId]] = {}
-    rows = db.execute("SELECT round, client FROM participations ORDER BY round, client")
-    for round_, group in groupby(rows, itemgetter(0)):
-        columns = [column for _, column in group]
-        clients: list[ClientId] = columns
-        # SQLite's order of integers is that of id_order.
-        if set(map(type, columns)) != {int}:
-            clients = sorted(map(_from_column, columns), key=id_order)
-        if type(round_) is not int or round_ in by_round or len(set(clients)) != len(clients):
-            raise ValueError(f"round {round_!r} names a client twice")
-        by_round[round_] = clients
-    return by_round
-
-
-def _to_column(client: ClientId) -> int | str:
-    """Return what the ledger writes for an id."""
-    is_integer = isinstance(client, int) and -(2**63) <= client < 2**63
-    return client if is_integer else json.dumps(client)
-
-
-def _from_column(column: object) -> ClientId:
-    """Return the id that the ledger wrote.
-
-    Raises:
-        ValueError: the ledger writes no id like this; each has one form only, or one client could
-            have two histories.
-    """
-    # The column's own kind is compared below: 1.0 is not 1.
-    client = column
-    if isinstance(column, str) and _LARGER_NUMBER.fullmatch(column):
-        client = int(column)
-    elif isinstance(column, str) and column.startswith('"'):  # a list could be nested too deeply
-        client = json.loads(column)
-    elif isinstance(column, str):
-        client = None
-    if not is_client_id(client) or _to_column(client) != column:
-        raise ValueError(f"{str(column)[:40]!r} is not an id of a client")
-    return client
-
-
-def _link(before: str, row: Row, clients: Sequence[ClientId]) -> str:
-    values = astuple(row)[:-1]
-    content = [before, *values, *clients]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+def _checked_row(values: dict[str, Any], chain: str) -> Row:
+    row = Row(**values | {"clients": tuple(values["clients"]), "chain": chain})
+    kinds = [int, str, str, float, int, int, str]
+    numbers = [row.round, row.state, row.model, row.clip_norm, row.received, row.summed]
+    if [type(value) for value in (*numbers, row.summed_by)] != kinds:
+        raise ValueError(f"row {row.round!r} holds values of other kinds")
+    # One client under two ids would have two histories.
+    if not all(map(is_client_id, row.clients)) or len(set(row.clients)) != len(row.clients):
+        raise ValueError(f"round {row.round!r} names a client twice, or what is no client")
+    return row

@@ -21,7 +21,7 @@ from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.canaries import measured_from_below
 from privpart.run.evidence import Check, Evidence, gather
 from privpart.run.folder import CHECKED, ROWS, ROWS_DIFFER, SELF_CLIPPED
-from privpart.run.ledger import Row
+from privpart.run.ledger import LEDGER, Row
 from privpart.run.store import damage_named, opened
 from privpart.select.disclosure import SeenByParty, SelectReport
 
@@ -202,7 +202,7 @@ def run_report(
 
 def report_of(evidence: Evidence, path: Path, *, delta: float | None = None) -> RunReport:
     """Derive the guarantee from evidence that was gathered; errors are those of ``run_report``."""
-    ledger = path / "ledger.sqlite"
+    ledger = path / LEDGER
     for what in ("chain", "signature"):
         if evidence.status(what) == "wrong":
             raise ConfigError(f"{ledger}: {evidence.line(what).says}.")
@@ -230,7 +230,7 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         raise ConfigError("delta is missing: this run was planned without one. Pass it (--delta).")
     # A ledger may hold more rounds than planned, which is a deviation.
     length = max(plan.rounds, len(rows))
-    histories = evidence.histories
+    histories = evidence.ledger.rounds_by_client()
     realised = Participation.from_log(length, histories) if histories else None
     unit = facts.get("unit", "client")
     deviations = _deviations(plan, rows, realised, unit)
@@ -253,7 +253,7 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         guarantee=report,
         closed="closed" in facts,
         public_key=facts["public_key"],
-        head=rows[-1].chain if rows else facts["genesis"],
+        head=evidence.head,
         checks=evidence.checks,
         select=select_lines(report, chosen, facts.get("seen_in_clear")),
         all_runs=all_runs(facts, chosen),

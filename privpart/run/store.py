@@ -1,4 +1,4 @@
-"""Store: durable and private files of runs, their locks, their states and their SQLite databases.
+"""Store: durable and private files of runs, their locks and their states.
 
 A new file is created under a random name that did not exist before, readable by its owner from its
 first instant, and renamed when its bytes are on the disk. So whatever lies at the name that it gets
@@ -7,12 +7,6 @@ write in the folder could still replace the file afterwards: folders that others
 refused. What is read must be a regular file, which a pipe that never answers is not.
 
 A state file holds tensors and plain values in one safetensors file; nothing in it is ever executed.
-
-A database from somebody else may hold a view on an endless query in the place of a table, triggers,
-a tree of pages that leads into itself, or a journal that names another file for SQLite to delete.
-So it is read only if it holds exactly the tables and indexes that we write; its size, the length of
-its values and the work of a query are bounded; and every error of SQLite becomes one sentence. A
-reader never writes beside the file: a journal that a crash left is rolled back in a copy.
 """
 
 import hashlib
@@ -20,16 +14,13 @@ import json
 import os
 import re
 import secrets
-import shutil
-import sqlite3
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
 
 import torch
@@ -49,18 +40,11 @@ _SCRATCH = re.compile(r"\.privpart-[0-9a-f]{32}\.part")
 """Names of files that are not complete yet."""
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+_APPEND = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _BLOCK = 2**20
 
-_LONGEST_VALUE = 2**28
-"""Bytes of the longest value; the matrix of a plan is the only one of more than a few thousand."""
-_LARGEST_DATABASE = 2**34
-_MAGIC = b"SQLite format 3\0"
-_NAMES_ANOTHER_FILE = bytes.fromhex("d9d505f920a163d7")
-"""Last bytes of a journal of several databases at once, which no database of ours has."""
-_STEPS_PER_CALL = 10_000
 _HANDLED = (
     ArithmeticError,
     AttributeError,
@@ -68,22 +52,8 @@ _HANDLED = (
     RecursionError,
     TypeError,
     ValueError,
-    sqlite3.Error,
 )
 """What reading values of any kind may raise; a programming error of ours is found by the tests."""
-_OF_THE_MACHINE = (
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_CANTOPEN,
-    sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR,
-    sqlite3.SQLITE_LOCKED,
-    sqlite3.SQLITE_NOMEM,
-    sqlite3.SQLITE_PERM,
-    sqlite3.SQLITE_READONLY,
-)
-"""Errors of SQLite that say nothing about the file."""
-_PATIENCE = 60.0
-"""Seconds to wait for a reader of a large ledger, or for a commit."""
 
 
 def make_private(folder: Path) -> None:
@@ -240,17 +210,29 @@ def is_scratch(name: str) -> bool:
     return _SCRATCH.fullmatch(name) is not None
 
 
-def append_durably(path: Path, data: bytes) -> None:
-    """Append to a file; the bytes, and the name of a new file, are on the disk afterwards.
+def append_durably(path: Path, data: bytes, at: int) -> None:
+    """Write the bytes of a file from ``at`` on, where it ends; they are on the disk afterwards.
+
+    What lies beyond ``at`` was left by an append that failed. It is gone from the disk before the
+    first new byte is written: a power failure could mix the two otherwise.
 
     Raises:
-        OSError: the disk refused, or the path is a link.
+        OSError: the disk refused, or the path is a link, or the file is shorter.
     """
-    with os.fdopen(os.open(path, _APPEND, 0o600), "wb") as file:
-        file.write(data)
-        file.flush()
+    with os.fdopen(os.open(path, _APPEND, 0o600), "wb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < at:
+            raise OSError(f"{path} has lost bytes: it has {size} of {at}")
+        if size > at:
+            file.truncate(at)
+            os.fsync(file.fileno())
+        file.seek(at)
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[file.write(remaining) :]
         os.fsync(file.fileno())
-    flush_directory(path.parent)
+    if not at:
+        flush_directory(path.parent)
 
 
 def read_small(path: Path, limit: int) -> bytes:
@@ -432,70 +414,6 @@ def decode_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, values
 
 
-def create_database(
-    path: Path, tables: str, contents: Mapping[str, list[tuple[object, ...]]]
-) -> None:
-    """Write a new database durably: ``tables``, and the rows of each table in ``contents``.
-
-    Raises:
-        OSError: the disk refused.
-    """
-    # Built in memory, so that a crash never leaves a database with half of its tables.
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
-        db.executescript(tables)
-        for table, rows in contents.items():
-            marks = ", ".join("?" * len(rows[0]))
-            db.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
-        write_durably(path, db.serialize())
-
-
-@contextmanager
-def snapshot(path: Path, tables: str) -> Iterator[sqlite3.Connection]:
-    """Yield a connection that reads one state of a database, also while another process writes it.
-
-    Args:
-        path: the database; nothing is written beside it.
-        tables: statements that create the tables that it must have.
-
-    Raises:
-        ConfigError: the file is not a database of ours, or is damaged; also for any error that a
-            value in it causes inside the ``with`` statement.
-    """
-    try:
-        with ExitStack() as stack:
-            with damage_named(path):
-                _refuse_odd_database(path)
-                db = _opened_to_read(path, tables, stack)
-            stack.enter_context(closing(db))
-            stack.enter_context(reading(db, path))
-            # Nothing in the file, such as a view, can make a reader write.
-            db.execute("PRAGMA query_only = ON")
-            yield db
-    except (OSError, sqlite3.Error) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from None
-
-
-def open_database(path: Path, tables: str) -> sqlite3.Connection:
-    """Return a connection that may write to a database of these tables; see ``snapshot``.
-
-    Each commit is on the disk when it returns. What a crash left behind is rolled back.
-
-    Raises:
-        ConfigError: as for ``snapshot``.
-        OSError, sqlite3.Error: a fault of the machine, such as a full disk or a lock.
-    """
-    with damage_named(path):
-        _refuse_odd_database(path)
-        return _connected(path, tables, "rw")
-
-
-@contextmanager
-def reading(db: sqlite3.Connection, path: Path) -> Iterator[None]:
-    """Read one state of a database with bounded work; errors are those of ``snapshot``."""
-    with damage_named(path), _bounded(db, path.stat().st_size):
-        yield
-
-
 @contextmanager
 def damage_named(path: Path) -> Iterator[None]:
     """Turn every error that a value of a damaged file can cause into one sentence."""
@@ -504,126 +422,26 @@ def damage_named(path: Path) -> Iterator[None]:
     except ConfigError:
         raise
     except _HANDLED as error:
-        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _OF_THE_MACHINE:
-            raise
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigError(
-            f"{path} is damaged, or not from privpart: {reason or type(error).__name__}."
-        ) from None
+        reason = one_line(error) or type(error).__name__
+        raise ConfigError(f"{path} is damaged, or not from privpart: {reason}.") from None
 
 
-def _refuse_odd_database(path: Path) -> None:
-    """Check, before SQLite opens it, that a file and its journal do no harm to whoever opens them.
-
-    Raises:
-        ConfigError: the file or its journal is a link, a pipe or too large, or it is not a database
-            that rolls back by a journal, or the journal names another file.
-    """
-    if not os.path.lexists(path):
-        raise ConfigError(f"{path.parent} holds no run: {path.name} is missing.")
-    journal = _beside(path, "-journal")
-    for file in (path, journal):
-        if not os.path.lexists(file):
-            continue
-        about = file.lstat()
-        if not stat.S_ISREG(about.st_mode):
-            raise ConfigError(f"{file}: must be a file, not a link, pipe or folder. Remove it.")
-        if about.st_size > _LARGEST_DATABASE:
-            raise ConfigError(f"{file}: has more than {_LARGEST_DATABASE:,} bytes.")
-    with path.open("rb") as database:
-        head = database.read(100)
-    # Bytes 18 and 19 are 1 for a journal; a write-ahead log would lie in files of its own.
-    if not head.startswith(_MAGIC) or head[18:20] != b"\x01\x01":
-        raise ConfigError(
-            f"{path} is damaged, or not from privpart: its first bytes are not those of one."
-        )
-    if journal.exists() and _ends_with(journal, _NAMES_ANOTHER_FILE):
-        raise ConfigError(
-            f"{journal}: names another file, which SQLite would delete; no run writes such a "
-            "journal. Do not trust this folder."
-        )
+def one_line(error: BaseException) -> str:
+    """Return the message of an error, which a library may have written, in one line."""
+    return " ".join(str(error).split())[:200]
 
 
-def _beside(path: Path, suffix: str) -> Path:
-    return path.with_name(path.name + suffix)
+def model_hash(parameters: Tensor) -> str:
+    """Return the SHA-256, in hex, of released parameters: float32, little endian, in flat order."""
+    # The same bytes on every device and machine.
+    flat = parameters.detach().to("cpu", torch.float32).contiguous().view(-1).numpy()
+    return hashlib.sha256(flat.astype("<f4", copy=False).data).hexdigest()
 
 
-def _ends_with(path: Path, end: bytes) -> bool:
-    with path.open("rb") as file:
-        if file.seek(0, os.SEEK_END) < len(end):
-            return False
-        file.seek(-len(end), os.SEEK_END)
-        return file.read() == end
-
-
-def _opened_to_read(path: Path, tables: str, stack: ExitStack) -> sqlite3.Connection:
-    try:
-        return _connected(path, tables, "ro")
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
-            raise
-    # A crash left a journal. Rolling it back writes, so a copy is rolled back.
-    scratch = stack.enter_context(TemporaryDirectory(prefix="privpart-"))
-    copy = _copy(path, Path(scratch))
-    # Whoever can write in the folder may have changed it since.
-    _refuse_odd_database(copy)
-    return _connected(copy, tables, "rw")
-
-
-def _copy(path: Path, folder: Path) -> Path:
-    for suffix in ("-journal", ""):
-        shutil.copyfile(_beside(path, suffix), folder / (path.name + suffix))
-    return folder / path.name
-
-
-def _connected(path: Path, tables: str, mode: str) -> sqlite3.Connection:
-    address = f"{path.absolute().as_uri()}?mode={mode}"
-    db = sqlite3.connect(address, timeout=_PATIENCE, uri=True, isolation_level=None)
-    try:
-        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
-        # Triggers and views may not call functions with effects outside of the database.
-        db.execute("PRAGMA trusted_schema = OFF")
-        db.execute("PRAGMA cell_size_check = ON")
-        # Also flushes the directory after a commit.
-        db.execute("PRAGMA synchronous = EXTRA")
-        with _bounded(db, path.stat().st_size):
-            present = _schema(db)
-        with closing(sqlite3.connect(":memory:", isolation_level=None)) as model:
-            model.executescript(tables)
-            if present == _schema(model):
-                return db
-        raise ConfigError(
-            f"{path} is damaged, or not from privpart: its tables are not those that it writes."
-        )
-    except BaseException:
-        db.close()
-        raise
-
-
-@contextmanager
-def _bounded(db: sqlite3.Connection, size: int) -> Iterator[None]:
-    """Run a transaction; interrupt it beyond the steps that a file of ``size`` bytes can need.
-
-    A row takes about 10 steps and 10 bytes, but a page that leads into itself never ends.
-    """
-    calls = (10_000_000 + 4 * size) // _STEPS_PER_CALL
-
-    def count() -> bool:
-        nonlocal calls
-        calls -= 1
-        return calls < 0
-
-    db.set_progress_handler(count, _STEPS_PER_CALL)
-    try:
-        db.execute("BEGIN")
-        yield
-    finally:
-        db.set_progress_handler(None, 0)
-        if db.in_transaction:
-            db.execute("ROLLBACK")
-
-
-def _schema(db: sqlite3.Connection) -> list[tuple[object, ...]]:
-    return db.execute(
-        "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type, name LIMIT 100"
-    ).fetchall()
+def tensor_hash(tensor: Tensor) -> str:
+    """Return the SHA-256, in hex, of a tensor's type, shape and bytes."""
+    digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}|".encode())
+    if tensor.numel():
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        digest.update(flat.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -19,10 +19,10 @@ from accounting.checks import ConfigError, delta_warning, is_large_delta
 from accounting.report import up
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import all_runs, counted
-from privpart.run.evidence import Check, Evidence, Origin, gather, one_line, public_key_of
-from privpart.run.identity import model_hash, tensor_hash, versions
+from privpart.run.evidence import Check, Evidence, Origin, gather, public_key_of
+from privpart.run.folder import holds_a_run, versions
 from privpart.run.report import AUTHENTICATED, RunReport, report_of
-from privpart.run.store import file_hash, read_small
+from privpart.run.store import file_hash, model_hash, one_line, read_small, tensor_hash
 
 _ANY_DELTA = 1e-9
 """For a run that was planned without delta: its mu does not depend on it."""
@@ -44,14 +44,14 @@ def check_run(
     path = Path(folder)
     if public_key is not None:
         public_key_of(public_key)
-    if not (path / "ledger.sqlite").exists():
-        raise ConfigError(f"{path} holds no run: ledger.sqlite is missing.")
+    if not holds_a_run(path):
+        raise ConfigError(f"{path} holds no run: its ledger is missing.")
     try:
         evidence = gather(path, public_key)
     except ConfigError as error:
         return (Check("ledger", "wrong", str(error).rstrip(".")),)
-    content = f"schema {evidence.facts['schema']}, {len(evidence.rows)} rounds"
-    checks = [Check("ledger", "verified", f"{content}, nothing but its tables"), *evidence.checks]
+    content = f"schema {evidence.facts['schema']}, {len(evidence.rows)} rounds, and no more"
+    checks = [Check("ledger", "verified", content), *evidence.checks]
     checks.append(_guarded("plan", lambda: _plan(path, evidence)))
     checks.append(_guarded("code", lambda: _code(evidence)))
     checks += _derived_again(path, evidence)
@@ -177,7 +177,7 @@ def _identity(evidence: Evidence) -> Check:
     if len(set(owned)) < len(owned):
         return Check(what, "wrong", "the ledger names two nodes of one client")
     # Ids are compared as the ledger writes them: 1 and "1" are two clients.
-    strangers = [client for client in evidence.histories if json.dumps(client) not in owned]
+    strangers = [c for c in evidence.ledger.rounds_by_client() if json.dumps(c) not in owned]
     if strangers:
         return Check(what, "wrong", f"client {strangers[0]!r} took part, and no node has it")
     nodes = counted(len(facts["owners"]), "node")

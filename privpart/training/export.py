@@ -35,11 +35,8 @@ def released_parameters(folder: str | Path) -> tuple[Tensor, dict[str, Any]]:
         ConfigError: no run, no committed round, or a state that is not the one in the ledger.
     """
     path = Path(folder)
-    ledger = Ledger(path / "ledger.sqlite", read_only=True)
-    try:
-        rows = ledger.rows()
-    finally:
-        ledger.close()
+    ledger = Ledger(path)
+    rows = ledger.rows()
     if not rows:
         raise ConfigError(
             f"{path}: no round is committed, so nothing was released that could be exported."
@@ -124,7 +121,7 @@ def privacy_metadata(
         "privpart.part": part,
         "privpart.run_id": facts["run_id"],
         "privpart.rounds": f"{len(rows)} of {PrivacyPlan.from_dict(facts['plan']).rounds}",
-        "privpart.head": rows[-1].chain if rows else facts["genesis"],
+        "privpart.head": shown.head,
         "privpart.public_key": facts["public_key"],
     }
     if not facts["plan"]["noise_multiplier"]:

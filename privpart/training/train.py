@@ -40,10 +40,9 @@ from privpart.run.canaries import (
 )
 from privpart.run.folder import RunFolder, StorageError, create_run, holds_a_run
 from privpart.run.fork import fork
-from privpart.run.identity import tensor_hash
 from privpart.run.ledger import Ledger
 from privpart.run.report import RunReport, run_report
-from privpart.run.store import write_durably
+from privpart.run.store import tensor_hash, write_durably
 from privpart.server import RoundCounts, Server
 from privpart.training import own_code
 from privpart.training.export import export, released_module
@@ -448,9 +447,7 @@ def released_setup(
     Raises:
         ConfigError: see ``resume_run``.
     """
-    ledger = Ledger(out / "ledger.sqlite", read_only=True)
-    ledger.close()
-    facts = ledger.facts
+    facts = Ledger(out).facts
     objects = Own()
     if "owners" in facts:
         named = [json.loads(name) for names in facts["owners"].values() for name in names]

@@ -50,7 +50,7 @@ def test_a_closed_run_has_no_key_and_no_noise_and_still_a_report(begun, privpart
     assert "ended after 2 of 4 rounds; it cannot be resumed" in said
     assert "covers the 2 released rounds by the guarantee of all 4 planned rounds" in said
     names = {file.name for file in run.iterdir()}
-    assert names == {"ledger.sqlite", "lock", "closed-000002.safetensors"}
+    assert names == {"ledger.log", "lock", "closed-000002.safetensors"}
     after = json.loads(privpart("report", str(run), "--format", "json").stdout)
     assert after["guarantee"]["epsilon"] == before["guarantee"]["epsilon"]
     for command in (["train", "--resume", "--out", str(run)], ["close", str(run), "--yes"]):

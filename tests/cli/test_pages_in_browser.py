@@ -241,7 +241,7 @@ PAGES = {
     "unfinished run": lambda: run_page(run_report_of("unfinished")),
     "simulation": lambda: run_page(run_report_of("simulation")),
     "left its plan": lambda: run_page(run_report_of("left its plan")),
-    "unreadable run": lambda: unreadable_page("ledger.sqlite is damaged", (), Path("run")),
+    "unreadable run": lambda: unreadable_page("ledger.log is damaged", (), Path("run")),
     "budget": _budget,
     "front": _front,
     "sweep": _sweep,

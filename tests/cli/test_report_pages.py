@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import sqlite3
 import sys
 import tomllib
 from pathlib import Path
@@ -71,15 +70,13 @@ def runs(tmp_path_factory):
     (home / "simulation" / "metrics.jsonl").write_text("\n".join(lines))
     (home / "private" / "metrics.jsonl").write_text("\n".join(lines))
     shutil.copytree(home / "private", home / "tampered")
-    with sqlite3.connect(home / "tampered" / "ledger.sqlite") as file:
-        file.execute("UPDATE rounds SET counted = 7 WHERE round = 1")
-    file.close()
+    ledger = (home / "tampered" / "ledger.log").read_text()
+    (home / "tampered" / "ledger.log").write_text(ledger.replace('"received": ', '"received": 1'))
     shutil.copytree(home / "private", home / "other model")
     state = next((home / "other model").glob("state-*"))
     state.write_bytes(state.read_bytes()[:-4] + b"\0\0\0\1")
     shutil.copytree(home / "private", home / "cut off")
-    ledger = (home / "private" / "ledger.sqlite").read_bytes()
-    (home / "cut off" / "ledger.sqlite").write_bytes(ledger[:3000])
+    (home / "cut off" / "ledger.log").write_bytes(ledger.encode()[:500])
     return home, keys
 
 
@@ -202,7 +199,7 @@ def test_without_a_run_there_is_no_page(privpart, tmp_path):
 @pytest.mark.parametrize(
     ("said", "kept"),
     [
-        ("/home/jane doe/runs/a/ledger.sqlite: damaged", "ledger.sqlite: damaged"),
+        ("/home/jane doe/runs/a/ledger.log: damaged", "ledger.log: damaged"),
         ("cannot open '/var/lib/x/y.json'.", "cannot open 'y.json'."),
         ("schema privpart/run/1, 1/population", "schema privpart/run/1, 1/population"),
     ],

@@ -83,11 +83,7 @@ def submit(deployed: Deployment, app: Path, out: Path) -> int:
 
 def counted(out: Path) -> list[int]:
     """Return how many clients counted in each round."""
-    ledger = Ledger(out / "ledger.sqlite", read_only=True)
-    try:
-        return [row.counted for row in ledger.rows()]
-    finally:
-        ledger.close()
+    return [row.counted for row in Ledger(out).rows()]
 
 
 PHASES = ("begun", "answered", "summed", "committed")

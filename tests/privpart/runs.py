@@ -1,8 +1,8 @@
 """Small runs on disk, for the tests of folders, ledgers, reports and verification."""
 
-import sqlite3
+import json
 import zlib
-from contextlib import closing
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,8 +10,7 @@ import torch
 
 from accounting import BinaryTree, ConfigError, Participation
 from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer, fit
-from privpart.run.identity import SigningKey
-from privpart.run.ledger import Ledger, Row, next_row
+from privpart.run.ledger import LEDGER, Ledger, Row, SigningKey
 
 DIM = 8
 COHORTS = [[0, 1], [2, "ada"], [4, 5], [6, 7]]
@@ -68,20 +67,26 @@ def refusal(folder: Path) -> str:
     return str(error.value)
 
 
-def changed(folder: Path, statement: str, *values: object) -> None:
-    with closing(sqlite3.connect(folder / "ledger.sqlite")) as db, db:
-        db.execute(statement, values)
+def changed(folder: Path, change: Callable[[list], object]) -> None:
+    """Change the entries of a ledger, and neither its chain nor its signatures."""
+    lines = (folder / LEDGER).read_text().splitlines()
+    parts = [line.split(" ", 2) for line in lines]
+    entries = [json.loads(entry) for _, _, entry in parts]
+    change(entries)
+    text = (
+        f"{chain} {signature} {json.dumps(entry)}\n"
+        for (chain, signature, _), entry in zip(parts, entries, strict=False)
+    )
+    (folder / LEDGER).write_text("".join(text))
 
 
 def add_row(folder: Path, *, clients, **fields) -> Row:
     """Append what somebody's own server would write and sign, whatever the plan says."""
-    ledger = Ledger(folder / "ledger.sqlite")
+    ledger = Ledger(folder)
     ledger.signer = SigningKey((folder / "signing-key").read_bytes())
     fields = {"state": "0" * 64, "model": "0" * 64, "received": 1, "clip_norm": 0.5} | fields
-    row = next_row(ledger.rows()[-1].chain, clients=clients, **fields)
-    ledger.append(row, clients)
-    ledger.close()
-    return row
+    ledger.append(Row(clients=tuple(clients), **fields))
+    return ledger.rows()[-1]
 
 
 def flip(path: Path, at: int, bit: int = 0) -> None:

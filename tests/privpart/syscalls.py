@@ -1,7 +1,7 @@
 """Traced process: see, refuse or cut short each system call by which a process changes files.
 
 ``traced`` forks a child and follows it with ptrace, stopping only at the calls that a seccomp
-filter names; so it sees what Python does and what SQLite does inside its C code, and needs no
+filter names; so it sees what any library does inside its C code, and needs no
 compiler. For Linux on x86-64. The caller must have no other children.
 """
 

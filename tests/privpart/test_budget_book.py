@@ -1,13 +1,12 @@
 """The budget book adds up all runs about the same people, and refuses what passes their limit."""
 
 import csv
+import hashlib
 import io
 import json
 import math
 import os
-import re
 import shutil
-import sqlite3
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -265,7 +264,7 @@ def test_a_closed_run_costs_nothing_only_if_nobody_saw_a_model(tmp_path, state, 
     with pytest.raises(ConfigError, match=f"was closed after {rounds} rounds"):
         RunFolder.open(tmp_path / "copy")  # which still has the key
     (state / "budget.json").unlink()
-    (state / "budget.sqlite").unlink()
+    (state / "budget.book").unlink()
     with pytest.raises(ConfigError, match="ended early"):
         RunFolder.open(folder)
     assert [(e.closed, e.counts) for e in book.account("keyboard-de").entries] == [
@@ -377,7 +376,7 @@ def kept(tmp_path, state):
     """A run in a book, and the book."""
     folder = begin(tmp_path / "run", rounds=1)
     limited(5)
-    return folder, state / "budget.sqlite"
+    return folder, state / "budget.book"
 
 
 def book_line(folder: Path):
@@ -421,26 +420,30 @@ def test_a_book_that_is_lost_or_older_or_foreign_is_never_a_silent_zero(kept, tm
 @pytest.mark.parametrize(
     "change",
     [
-        "DROP TABLE entries; CREATE VIEW entries AS WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL "
-        "SELECT i + 1 FROM n) SELECT i AS number, 'x' AS population FROM n",
-        "CREATE TRIGGER t AFTER INSERT ON entries BEGIN DELETE FROM entries; END",
-        "CREATE TABLE more (x)",
-        "DROP TABLE limits",
-        "UPDATE book SET value = 'x' WHERE name = 'changes'",
-        "DELETE FROM book",
-        "UPDATE entries SET mu = -1",
-        "UPDATE entries SET mu = 9e999",
-        "UPDATE entries SET mu = NULL",
-        "UPDATE entries SET kind = 'free'",
-        "UPDATE entries SET run = 'x'",
-        "UPDATE limits SET epsilon = 9e999",
+        lambda book: book.pop("limits"),
+        lambda book: book.update(changes="x"),
+        lambda book: book.clear(),
+        lambda book: book["entries"][0].update(mu=-1),
+        lambda book: book["entries"][0].update(mu=1e999),
+        lambda book: book["entries"][0].update(mu=None),
+        lambda book: book["entries"][0].update(mu="1"),
+        lambda book: book["entries"][0].update(kind="free"),
+        lambda book: book["entries"][0].update(run="x"),
+        lambda book: book["entries"][0].update(rounds=True),
+        lambda book: book["entries"][0].pop("opened"),
+        lambda book: book["limits"][0].update(epsilon=1e999),
     ],
 )
-def test_a_book_that_was_changed_by_hand_is_one_sentence(kept, change):
+@pytest.mark.parametrize("forged", [False, True])
+def test_a_book_that_was_changed_by_hand_is_one_sentence(kept, change, forged):
+    """Also by somebody who computes its digest anew."""
     folder, path = kept
-    with sqlite3.connect(path) as db:
-        db.executescript(change)
-    db.close()
+    digest, text = path.read_text().split("\n")
+    change(values := json.loads(text))
+    text = json.dumps(values)
+    if forged:
+        digest = hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(f"{digest}\n{text}")
     assert answers(folder).startswith("refused: ")
 
 
@@ -463,33 +466,10 @@ def flipped(kept, step: int) -> dict[str, int]:
     return count
 
 
-def test_a_flipped_bit_is_no_traceback(kept):
-    count = flipped(kept, 97)
+def test_a_flipped_bit_is_refused(kept):
+    count = flipped(kept, 29)
     assert count["refused"] > 5
-    assert not count["other"]
-
-
-def test_an_index_does_not_answer_in_the_place_of_its_table(kept):
-    _, path = kept
-    whole = path.read_bytes()
-    run = book.accounts()[0].entries[0].run.encode()
-    places = [found.end() - 1 for found in re.finditer(run, whole)]
-    assert len(places) == 2  # in the table, and in its index
-    answers = []
-    for place in places:
-        changed = bytearray(whole)
-        changed[place] ^= 1
-        path.write_bytes(changed)
-        try:
-            answers.append(book.accounts()[0].entries[0].run.encode())
-        except ConfigError:
-            answers.append(b"refused")
-    assert sorted(answers) == sorted([b"refused", run])
-
-
-@pytest.mark.slow
-def test_no_flipped_bit_is_a_traceback(kept):
-    assert not flipped(kept, 1)["other"]
+    assert not count["other"] + count["same"]
 
 
 TABLES = {
@@ -664,7 +644,7 @@ def test_tensorboard_is_missed_before_a_run_exists(tmp_path, privpart, monkeypat
 
 @pytest.mark.parametrize(
     ("file", "rounds", "closed"),
-    [("ledger.sqlite", None, 0), ("state-000001.safetensors", 1, None)],
+    [("ledger.log", None, 0), ("state-000001.safetensors", 1, None)],
 )
 def test_a_run_whose_first_round_is_refused_is_closed_and_costs_nothing(
     tmp_path, file, rounds, closed

@@ -2,22 +2,19 @@
 
 import json
 import secrets
-import sqlite3
-import tracemalloc
-from contextlib import closing
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runs import changed
 
 from accounting import BinaryTree, ConfigError, Participation
 from privpart import PrivacyPlan, RunFolder, Server, fit
 from privpart.cli.budget.epsilon import histories_of
 from privpart.engines.methods import client_generator
 from privpart.messages import id_order
-from privpart.run.identity import SigningKey
-from privpart.run.ledger import SCHEMA, Ledger, genesis, next_row
+from privpart.run.ledger import LEDGER, SCHEMA, Ledger, Row, SigningKey, _line, genesis
 from privpart.run.report import run_report
 
 ROUNDS, DIM = 6, 4
@@ -89,12 +86,9 @@ def test_a_population_trains_and_every_client_counts(tmp_path, kind):
     assert found.complete
     assert found.deviations == ()
     assert found.realised == Participation(ROUNDS, 2, 3)
-    ledger = Ledger(tmp_path / "run" / "ledger.sqlite", read_only=True)
-    ledger.rows()
-    assert ledger.rounds_by_client() == {
+    assert Ledger(tmp_path / "run").rounds_by_client() == {
         client: [i, i + 3] for i, clients in enumerate(third) for client in clients
     }
-    ledger.close()
 
 
 @pytest.mark.parametrize("ids", [[1, "1"], ["-5", -5], [2**64, str(2**64)]])
@@ -111,65 +105,46 @@ def test_limits_survive_a_resumption_for_each_of_two_alike(tmp_path, ids):
     assert run_report(tmp_path / "run", delta=1e-6).realised == Participation(ROUNDS, 1, 1)
 
 
-def row_of(head, clients, round_=0):
-    return next_row(
-        head, round_=round_, state="", model="", clip_norm=1.0, received=9, clients=clients
-    )
+def row_of(clients, round_=0) -> Row:
+    return Row(round=round_, state="", model="", clip_norm=1.0, received=9, clients=tuple(clients))
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.sets(IDS, max_size=6), max_size=4))
 def test_the_ledger_gives_back_the_ids_that_it_was_given(tmp_path_factory, cohorts):
-    path = tmp_path_factory.mktemp("ledger") / "ledger.sqlite"
-    ledger = Ledger.create(path, FACTS, SIGNER)
-    head, expected = genesis(FACTS), {}
+    folder = tmp_path_factory.mktemp("ledger")
+    ledger, expected = Ledger.create(folder, FACTS, SIGNER), {}
     for round_, clients in enumerate(cohorts):
-        ordered = sorted(clients, key=id_order)
-        row = row_of(head, ordered, round_)
-        ledger.append(row, ordered)
-        head = row.chain
+        ledger.append(row_of(sorted(clients, key=id_order), round_))
         for client in clients:
             expected.setdefault(client, []).append(round_)
-    ledger.close()
-    again = Ledger(path, read_only=True)
-    assert [row.chain for row in again.rows()][-1:] == ([head] if cohorts else [])
-    found = again.rounds_by_client()
-    assert found == expected
-    assert {(type(client), client) for client in found} == {(type(c), c) for c in expected}
-    with closing(sqlite3.connect(path)) as db:
-        kept = db.execute("SELECT typeof(client), client FROM participations").fetchall()
-    for kind, text in kept:
-        assert kind in ("integer", "text")
-        assert json.loads(str(text)) in expected
+    again = Ledger(folder)
+    assert again.rows() == ledger.rows()
+    assert (again.chains, again.head) == (ledger.chains, ledger.head)
+    histories = again.rounds_by_client()
+    assert histories == expected
+    assert {(type(client), client) for client in histories} == {(type(c), c) for c in expected}
 
 
-def a_ledger(path, clients=(7, "ada")):
-    ledger = Ledger.create(path, FACTS, SIGNER)
-    ledger.append(
-        row_of(genesis(FACTS), clients),
-        clients,
-    )
-    ledger.close()
-    return path
-
-
-def read_error(path) -> str:
+def read_error(folder, clients: str) -> str:
+    """Return what is said of a signed ledger whose only row names clients by this text."""
+    Ledger.create(folder, FACTS, SIGNER)
+    entry = row_of(()).entry().replace(b'"clients": []', b'"clients": [' + clients.encode() + b"]")
+    with (folder / LEDGER).open("ab") as file:
+        file.write(_line(genesis(FACTS), entry, SIGNER))
     with pytest.raises(ConfigError) as error:
-        Ledger(path, read_only=True).rows()
+        Ledger(folder).rows()
     assert len(str(error.value)) < 400
     return str(error.value)
 
 
 HOSTILE = [
-    "7",  # each id has one form only: this would be a second history of client 7
-    "-0",
+    "7, 7",  # a second history of client 7
     "007",
-    str(2**63 - 1),
     "9" * 5000,
-    "9" * 79,
     str(2**256),
     "1e400",
-    "1.5",
+    "7.5",
     "NaN",
     "true",
     "null",
@@ -178,74 +153,29 @@ HOSTILE = [
     '{"a": 1}',
     "ada",
     '"ada',
-    '"ada" ',
-    '"\\u0061da"',
-    '"\u00e9"',
     '"\\ud800"',
     '""',
     json.dumps("x" * 257),
-    "",
-    7.5,
-    float("inf"),
-    b"7",
-    b'"ada"',
+    "7,",
 ]
 
 
-@pytest.mark.parametrize("column", HOSTILE, ids=lambda c: repr(c)[:20])
-@pytest.mark.parametrize("change", ["UPDATE participations SET client = ?", "INSERT"])
-def test_an_id_that_the_ledger_never_writes_is_damage(tmp_path, column, change):
-    path = a_ledger(tmp_path / "ledger.sqlite", (7,))
-    if change == "INSERT":
-        change = "INSERT INTO participations (client, round) VALUES (?, 0)"
-    with sqlite3.connect(path) as db:
-        db.execute(change, (column,))
-    db.close()
-    assert "is damaged, or not from privpart" in read_error(path)
+@pytest.mark.parametrize("clients", HOSTILE, ids=lambda c: repr(c)[:20])
+def test_an_id_that_the_ledger_never_writes_is_damage(tmp_path, clients):
+    assert "is damaged, or not from privpart" in read_error(tmp_path, clients)
 
 
-def test_text_that_is_not_utf8_is_damage(tmp_path):
-    path = a_ledger(tmp_path / "ledger.sqlite", ("ada",))
-    with sqlite3.connect(path) as db:
-        db.execute("""UPDATE participations SET client = CAST(X'22FF22' AS TEXT)""")
-    db.close()
-    assert "is damaged, or not from privpart" in read_error(path)
+@pytest.mark.parametrize("other", [8, "7", -7, 7.0])
+def test_another_id_in_a_row_is_noticed(tmp_path, other):
+    Ledger.create(tmp_path, FACTS, SIGNER).append(row_of([7, "ada"]))
+    changed(tmp_path, lambda entries: entries[1]["row"]["clients"].__setitem__(0, other))
+    with pytest.raises(ConfigError, match=r"is damaged|does not follow"):
+        Ledger(tmp_path).rows()
 
 
-def test_a_huge_id_is_refused_without_being_read(tmp_path):
-    path = a_ledger(tmp_path / "ledger.sqlite")
-    with sqlite3.connect(path) as db:
-        db.execute(
-            "INSERT INTO participations (client, round) VALUES (?, 0)", ('"' + "x" * 2**26 + '"',)
-        )
-    db.close()
-    tracemalloc.start()
-    assert "too big" in read_error(path)
-    assert tracemalloc.get_traced_memory()[1] < 2**20
-    tracemalloc.stop()
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.one_of(IDS.map(json.dumps), IDS.map(str), st.text(max_size=9), st.binary(max_size=9),
-              st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False))
-)  # fmt: skip
-def test_another_id_in_a_row_is_noticed(tmp_path_factory, column):
-    path = a_ledger(tmp_path_factory.mktemp("ledger") / "ledger.sqlite")
-    with sqlite3.connect(path) as db:
-        query = "SELECT :id = client AND typeof(:id) = typeof(client) FROM participations"
-        same = db.execute(f"{query} WHERE typeof(client) = 'text'", {"id": column}).fetchone()[0]
-        db.execute("UPDATE participations SET client = ? WHERE typeof(client) = 'text'", (column,))
-    db.close()
-    if same:
-        Ledger(path).rows()
-    else:
-        assert "is damaged" in (said := read_error(path)) or "does not follow" in said
-
-
-def test_the_chain_tells_a_number_from_a_string():
+def test_the_chain_tells_a_number_from_a_string(tmp_path):
     def chain(*clients):
-        return row_of("", clients).chain
+        return Ledger.create(tmp_path, FACTS, SIGNER).following(row_of(clients)).chain
 
     assert len({chain(1), chain("1"), chain('"1"'), chain(1, 2), chain("1, 2"), chain()}) == 6
 

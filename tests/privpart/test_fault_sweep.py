@@ -39,7 +39,7 @@ def test_no_fault_at_any_call_loses_or_repeats_anything():
     )
     faults = {name: str(result["faults"]) for name, result in found.items()}
     assert [faults[name] for name in ("seeded", "secret", "closed")] == ["{}"] * 3
-    assert sum(sum(result["counts"].values()) for result in found.values()) > 2000
+    assert sum(sum(result["counts"].values()) for result in found.values()) > 1500
     assert "two models of round" in faults["released first"]
     assert "one noise under two sums" in faults["one salt"]
     assert "2 rounds were committed, 0 are left" in faults["unsynced"]

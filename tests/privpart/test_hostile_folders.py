@@ -54,7 +54,7 @@ def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-@pytest.mark.parametrize("name", ["key.part", "ledger.sqlite.part", "start.safetensors.part"])
+@pytest.mark.parametrize("name", ["key.part", "ledger.log.part", "start.safetensors.part"])
 @pytest.mark.parametrize("plant", ["file", "link", "pipe", "hard link"])
 def test_a_planted_part_file_is_neither_written_nor_followed(prepared, tmp_path, name, plant):
     elsewhere = tmp_path / "elsewhere"
@@ -88,7 +88,7 @@ def test_a_planted_link_at_a_name_of_ours_is_refused_by_name(prepared, tmp_path,
     RunFolder.create(prepared, PLAN).close()
 
 
-@pytest.mark.parametrize("name", ["ledger.sqlite", "ledger.sqlite-journal", "key", "metrics.csv"])
+@pytest.mark.parametrize("name", ["ledger.log", "ledger.log-journal", "key", "metrics.csv"])
 def test_a_run_with_links_or_pipes_is_not_resumed(folder, tmp_path, name):
     path, aside = folder / name, tmp_path / "aside"
     if path.exists():

@@ -12,10 +12,9 @@ from accounting import ConfigError
 from privpart import RunFolder
 from privpart.run import witness
 from privpart.run.evidence import Check
-from privpart.run.identity import SigningKey, model_hash
-from privpart.run.ledger import Ledger, genesis, next_row
+from privpart.run.ledger import LEDGER, Ledger, SigningKey
 from privpart.run.report import run_report
-from privpart.run.store import decode_state, write_state
+from privpart.run.store import decode_state, model_hash, write_state
 from privpart.run.verify import check_run, left_its_plan
 from privpart.training.export import export
 
@@ -47,7 +46,7 @@ def wrong(checks: tuple[Check, ...]) -> list[str]:
 
 
 def public_key(folder: Path) -> str:
-    return Ledger(folder / "ledger.sqlite", read_only=True).facts["public_key"]
+    return Ledger(folder).facts["public_key"]
 
 
 HERE = {
@@ -124,11 +123,11 @@ def test_a_report_never_says_enforced_beside_a_key_that_is_wrong(folder):
 
 def test_a_state_with_noise_of_another_key_is_named(folder):
     tensors, values = decode_state(folder / STATE)
-    key = Ledger(folder / "ledger.sqlite", read_only=True).facts["key"]
+    key = Ledger(folder).facts["key"]
     other = json.loads(json.dumps(values).replace(key, f"secret:{'0' * 64}"))
     assert other != values
     state = write_state(folder / "state-000003.safetensors", tensors, other)
-    add_row(folder, round_=2, state=state, model=model_hash(tensors["parameters"]), clients=[])
+    add_row(folder, round=2, state=state, model=model_hash(tensors["parameters"]), clients=[])
     line = next(check for check in check_run(folder) if check.what == "state")
     assert (line.status, "noise from another key" in line.says) == ("wrong", True)
 
@@ -144,31 +143,18 @@ def test_an_older_copy_is_named_by_report_and_verify(folder, tmp_path):
 
 def forged(folder: Path, signer: SigningKey | None, rounds: int = 4, **facts) -> None:
     """Write the ledger anew with other facts or fewer rounds, chained again, and signed or not."""
-    path = folder / "ledger.sqlite"
-    old = Ledger(path, read_only=True)
-    by_client, head = old.rounds_by_client(), old.head
-    about = {name: value for name, value in old.facts.items() if name != "genesis"} | facts
+    path, old = folder / LEDGER, Ledger(folder)
+    signature = path.read_text().splitlines()[-1].split(" ")[1]
+    about = old.facts | facts
     if signer is not None:
         about["public_key"] = signer.public_key
-    path.unlink()
-    new = Ledger.create(path, about, signer or SigningKey(bytes(32)))
-    chain = genesis(about)
+    new = Ledger.create(folder, about, signer or SigningKey(bytes(32)))
     for row in old.rows()[:rounds]:
-        clients = [client for client, own in by_client.items() if row.round in own]
-        next_one = next_row(
-            chain,
-            round_=row.round,
-            state=row.state,
-            model=row.model,
-            clip_norm=row.clip_norm,
-            received=row.received,
-            clients=clients,
-        )
-        new.append(next_one, clients)
-        chain = next_one.chain
-    new.close()
+        new.append(row)
     if signer is None:  # the best that one without any key can do: the old signature
-        changed(folder, "UPDATE head SET signature = ?", head.signature)
+        *lines, last = path.read_text().splitlines()
+        chain, _, entry = last.split(" ", 2)
+        path.write_text("\n".join([*lines, f"{chain} {signature} {entry}\n"]))
 
 
 def test_forgeries_are_named_by_the_signature_and_by_the_key_that_the_reader_has(tmp_path):
@@ -213,8 +199,10 @@ def test_a_run_that_was_ended_early_says_so(folder, privpart):
     assert (report.closed, report.complete, report.rounds) == (True, False, 2)
     assert report.guarantee.epsilon == PLAN.guarantee().epsilon(1e-6)
     assert "closed after 2 of 4 rounds" in privpart("report", str(folder)).stdout
-    changed(folder, "DELETE FROM run WHERE name = 'closed'")
-    assert "signature" in wrong(check_run(folder))
+    changed(folder, lambda entries: entries[-1].update(facts={}))
+    assert "chain" in wrong(check_run(folder))
+    changed(folder, list.pop)
+    assert "rollback guard" in wrong(check_run(folder))
 
 
 def test_an_exported_model_is_that_of_the_newest_round(whole, tmp_path, elsewhere, privpart):
@@ -241,8 +229,8 @@ def test_a_model_of_an_earlier_round_is_named(folder, tmp_path, privpart):
 
 
 def test_a_run_that_left_its_plan_has_an_exit_code_of_its_own(folder, privpart):
-    last = Ledger(folder / "ledger.sqlite", read_only=True).rows()[-1]
-    row = add_row(folder, round_=2, clip_norm=9.0, clients=[0], state=last.state, model=last.model)
+    last = Ledger(folder).rows()[-1]
+    row = add_row(folder, round=2, clip_norm=9.0, clients=[0], state=last.state, model=last.model)
     witness.note(run_report(folder).run_id, witness.Seen(3, row.chain))
     (folder / STATE).rename(folder / "state-000003.safetensors")
     assert left_its_plan(check_run(folder))
@@ -278,7 +266,7 @@ def sweep(folder: Path, file: Path, flips, model: Path | None = None) -> Counter
     return found
 
 
-NAMES = ["ledger.sqlite", STATE, "key", "signing-key", "model.safetensors"]
+NAMES = [LEDGER, STATE, "key", "signing-key", "model.safetensors"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -287,7 +275,7 @@ def test_a_flipped_bit_is_refused_by_name_or_harmless(folder, name, tmp_path):
     model = export(folder, tmp_path / "model.safetensors", part="trained")
     file = model if name == model.name else folder / name
     size = file.stat().st_size
-    places = range(0, size, size // (24 if name == "ledger.sqlite" else 6) | 1)
+    places = range(0, size, size // (24 if name == LEDGER else 6) | 1)
     found = sweep(folder, file, [(at, at % 8) for at in places], model)
     assert found["refused"] > 0
     if name in (STATE, "key", "signing-key"):

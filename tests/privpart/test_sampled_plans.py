@@ -139,7 +139,7 @@ def test_a_run_trains_on_the_cohorts_of_its_key_whatever_they_are(tmp_path):
     assert status["poisson-sampling"] == "verified"
     values = json.loads(json.dumps(run.report().to_dict(), allow_nan=False))
     assert values["guarantee"]["sampling"]["name"] == "poisson"
-    assert Ledger(run.path / "ledger.sqlite", read_only=True).facts["population"]
+    assert Ledger(run.path).facts["population"]
 
 
 def test_clients_are_computed_alone_so_that_no_rounding_tells_who_else_was_drawn(tmp_path):

@@ -158,11 +158,8 @@ def _of_run(folder: Path, confidence: float) -> "EpsilonAudit":
     from privpart.run.ledger import Ledger
     from privpart.training.train import kept_plan
 
-    ledger = Ledger(folder / "ledger.sqlite", read_only=True)
-    try:
-        rows, histories = ledger.rows(), ledger.rounds_by_client()
-    finally:
-        ledger.close()
+    ledger = Ledger(folder)
+    rows, histories = ledger.rows(), ledger.rounds_by_client()
     facts, rounds = ledger.facts, len(rows)
     key = read_canary_key(folder, facts)
     promised = PrivacyPlan.from_dict(facts["plan"])

@@ -264,18 +264,15 @@ def histories_of(log: Path) -> dict[str, list[int]]:
         return read_log(log)
     from privpart.run.ledger import Ledger
 
-    ledger = Ledger(log / "ledger.sqlite", read_only=True)
-    try:
-        if ledger.facts["plan"].get("sampling") is not None:
-            raise ConfigError(
-                f"log={log}: who took part in a run that samples is secret, and its epsilon holds "
-                "only while it is; see `privpart report`."
-            )
-        ledger.rows()  # checks the chain
-        # JSON, because the number 1 and the string "1" are two clients
-        found = {json.dumps(client): own for client, own in ledger.rounds_by_client().items()}
-    finally:
-        ledger.close()
+    ledger = Ledger(log)
+    if ledger.facts["plan"].get("sampling") is not None:
+        raise ConfigError(
+            f"log={log}: who took part in a run that samples is secret, and its epsilon holds "
+            "only while it is; see `privpart report`."
+        )
+    ledger.rows()  # checks the chain
+    # JSON, because the number 1 and the string "1" are two clients
+    found = {json.dumps(client): own for client, own in ledger.rounds_by_client().items()}
     if not found:
         raise ConfigError(f"log={log}: no client took part yet.")
     return found

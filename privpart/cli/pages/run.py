@@ -101,8 +101,8 @@ def unreadable_page(error: str, checks: Sequence[Check], folder: Path) -> Page:
 def without_places(text: str, *folders: Path) -> str:
     """Return text in which a file is named without the folders in which it lies.
 
-    >>> without_places("cannot open /home/jane/runs/a/ledger.sqlite: damaged", Path("runs"))
-    'cannot open ledger.sqlite: damaged'
+    >>> without_places("cannot open /home/jane/runs/a/ledger.log: damaged", Path("runs"))
+    'cannot open ledger.log: damaged'
     """
     for folder in (*folders, Path.home()):
         for place in {str(folder), str(folder.resolve())} - {".", "/"}:
