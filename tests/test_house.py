@@ -174,7 +174,6 @@ WROTE_IT = {
     "privpart/training/measured_step.py",
     "privpart/noise/stream.py",
     "privpart/run/folder.py",
-    "privpart/run/ledger.py",
 }
 """Modules that read JSON that they wrote themselves, or that holds no object."""
 
