@@ -8,7 +8,7 @@ import typer
 
 from accounting import ConfigError
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv, plain_console
+from privpart.cli.output import as_csv, print_table
 
 if TYPE_CHECKING:  # imported where used: other commands must start without torch
     from privpart.data.users import Users
@@ -102,37 +102,24 @@ def _costs(plan: "PlanFile", setup: "Training", rounds: "Rounds") -> list[dict[s
 
 
 def _print(rounds: "Rounds", groups: list[dict[str, Any]], costs: list[dict[str, Any]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
     from privpart.plan import strip_chart
 
-    console = plain_console(100)
     typer.echo(strip_chart(rounds, width=90) + "\n")
-    layers = Table("group", "layers", box=SIMPLE_HEAD)
-    layers.add_column("parameters", justify="right")
-    layers.add_column("active rounds", justify="right")
-    for row in groups:
-        layers.add_row(
-            f"#{row['group']}",
-            row["layers"],
+    cells = [
+        [
+            f"#{row['group']} {row['layers']}",
             "" if row["numbers"] is None else f"{row['numbers']:,}",
             f"{row['active_rounds']}",
-        )
-    console.print(layers)
-    if not costs:
-        return
-    table = Table(title="A client in every round", box=SIMPLE_HEAD, title_justify="left")
-    table.add_column("")
-    for column in ("MB up", "MB down, whole", "MB down, changed", "GFLOP", "Eq. 6"):
-        table.add_column(column, justify="right")
-    for row in costs:
-        table.add_row(
-            row["training"],
-            f"{row['bytes_up'] / _MEGA:.3f}",
-            f"{row['bytes_down_whole'] / _MEGA:.3f}",
-            f"{row['bytes_down_changed'] / _MEGA:.3f}",
-            f"{row['flops'] / _GIGA:.3f}",
-            f"{row['equation_6']:.3f}",
-        )
-    console.print(table)
+        ]
+        for row in groups
+    ]
+    print_table("Groups", ["layers", "parameters", "active rounds"], cells)
+    if costs:
+        columns = {"bytes_up": _MEGA, "bytes_down_whole": _MEGA, "bytes_down_changed": _MEGA}
+        columns |= {"flops": _GIGA, "equation_6": 1}
+        cells = [
+            [row["training"], *(f"{row[name] / unit:.3f}" for name, unit in columns.items())]
+            for row in costs
+        ]
+        header = ["", "MB up", "MB down, whole", "MB down, changed", "GFLOP", "Eq. 6"]
+        print_table("A client in every round", header, cells)

@@ -101,7 +101,6 @@ def test_costs_measures_the_plans_network_and_client(project, privpart):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--plan", "PLAN", "--epochs", "2"), ("already contains these values", "--epochs")),
         (("small_cnn", "--plan", "PLAN"), ("small_cnn", "give one")),
         (("--plan", "PLAN", "--measure"), ("--measure",)),
         ((), ("model: is missing", "--plan FILE")),

@@ -98,7 +98,7 @@ SITUATIONS = {
     "export": [["run", "--out", "m.safetensors", "--part", "trained"]],
     "report": [["run"], ["run", "--statement"], ["run", "--about-template"]],
     "budget": [["mine", "--remove-limit"]],
-    "costs": [PLANNED, [*PLANNED, "--schedule"], ["emnist_cnn", "--optimizer", "adam"]],
+    "costs": [PLANNED, [*PLANNED, "--schedule"]],
     "sweep run": [["sweep.toml", "--out", "out", "--jobs", "1"]],
     "audit leakage": [
         [*OF_A_PLAN, "--tokens", "t.safetensors"],
