@@ -19,7 +19,7 @@ from torch import Tensor
 
 from accounting.checks import ConfigError
 from attacks.lower_bounds.canaries import Observer, round_covariance
-from attacks.lower_bounds.planted import PlantedCanaries, SeenCanaries, sums_of_releases
+from attacks.lower_bounds.planted import PlantedCanaries, sums_of_releases
 from attacks.lower_bounds.replay import FALSE_ALARM, Replay, paired
 from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_canaries
 from privpart.loop import fit
@@ -72,23 +72,12 @@ class Replica:
 
     def tensors_in(self, part: slice, otherwise: str) -> Mapping[str, int]:
         """Return how many parameters of each tensor are in a part; ``otherwise`` names the rest."""
-        found = {}
+        counts = {}
         end = 0
         for name, size in self.tensors:
             start, end = end, end + size
-            found[name] = max(0, min(end, part.stop) - max(start, part.start))
-        return found | {otherwise: part.stop - part.start - sum(found.values())}
-
-    def seen(self, planted: PlantedCanaries, releases: Array, known: Array | None) -> SeenCanaries:
-        """Return what the products of this replica's models say about its canaries."""
-        return planted.seen(
-            releases,
-            noise_multiplier=self.plan.update_noise_multiplier,
-            clip_norm=self.plan.clip_norm,
-            report_goal=self.plan.report_goal,
-            learning_rate=self.optimizer.learning_rate,
-            known=known,
-        )
+            counts[name] = max(0, min(end, part.stop) - max(start, part.start))
+        return counts | {otherwise: part.stop - part.start - sum(counts.values())}
 
     def run(
         self, canaries: CanaryClients, seed: int, read: Callable[[Tensor], Array], step: Step
@@ -118,17 +107,24 @@ class Replica:
         """Return the sum of the other clients' updates of a round, (d,), in clip norms."""
         return _Others(self).vectors.double().sum(0) / self.plan.clip_norm
 
-    def planted(self, count: int, observer: Observer = "all", **coins: object) -> PlantedCanaries:
-        """Return canaries of this plan; ``coins`` is their key, or which are present."""
+    def planted(
+        self,
+        count: int,
+        observer: Observer = "all",
+        *,
+        key: bytes = b"",
+        present: NDArray[np.bool_] | None = None,
+    ) -> PlantedCanaries:
+        """Return canaries of this plan, by the key of their coins, or by who is present."""
         return PlantedCanaries(
-            self.plan.mechanism,
-            self.plan.participation,
+            *(self.plan.mechanism, self.plan.participation),
             dim=self.dim,
             count=count,
             seed=0,
             observer=observer,
             momentum=self.optimizer.momentum,
-            **coins,  # type: ignore[arg-type]
+            key=key,
+            present=present,
         )
 
 
@@ -192,25 +188,31 @@ def canary_scores(
         observer: see ``PlantedCanaries``.
         step: called after each round.
     """
-    found = []
-    present = []
-    total = replica.known()
+    scores, present, mus = [], [], []
+    others = replica.known()
     for number in range(runs):
-        own = _seed(seed, f"run {number}")
-        key = hashlib.sha256(b"coins|%d" % own).digest()
+        run_seed = _seed(seed, f"run {number}")
+        key = hashlib.sha256(b"coins|%d" % run_seed).digest()
         planted = replica.planted(count, observer, key=key)
-        once = planted.project(total).numpy()
-        known = np.broadcast_to(once, (replica.plan.rounds, count))
+        known = np.broadcast_to(planted.project(others).numpy(), (replica.plan.rounds, count))
 
         def read(model: Tensor, planted: PlantedCanaries = planted) -> Array:
             return np.asarray(planted.project(model).numpy())
 
-        releases = replica.run(planted, own, read, step)
-        found.append(replica.seen(planted, releases, known))
+        seen = planted.seen(
+            replica.run(planted, run_seed, read, step),
+            noise_multiplier=replica.plan.update_noise_multiplier,
+            clip_norm=replica.plan.clip_norm,
+            report_goal=replica.plan.report_goal,
+            learning_rate=replica.optimizer.learning_rate,
+            known=known,
+        )
+        scores.append(seen.scores)
         present.append(planted.present)
-    mu = float(np.mean([seen.mu for seen in found]))
-    scores = np.concatenate([seen.scores for seen in found])
-    return Scored(scores, np.concatenate(present), mu, others_known=True)
+        mus.append(seen.mu)
+    return Scored(
+        np.concatenate(scores), np.concatenate(present), float(np.mean(mus)), others_known=True
+    )
 
 
 def paired_replay(
@@ -240,37 +242,38 @@ def paired_replay(
     active = [range(plan.rounds)] if groups is None else groups.active_rounds()
     sizes = [replica.dim] if groups is None else list(groups.sizes)
     nobody = np.zeros(len(sizes), dtype=bool)
-    without = _models(replica, nobody, seed, step)
+    models = _models(replica, nobody, seed, step)
     known = torch.split(replica.known(), sizes)
-    found = []
-    ends = np.cumsum(sizes)
+    replays = []
+    end = 0
     for g, mechanism in enumerate(mechanisms):
-        here = slice(int(ends[g]) - sizes[g], int(ends[g]))
+        part = slice(end, end + sizes[g])
+        end = part.stop
         one = nobody.copy()
         one[g] = True
-        both = [models[:, here] for models in (_models(replica, one, seed, step), without)]
-        sums = [_sums(replica, models, list(active[g])) for models in both]
+        with_one = _models(replica, one, seed, step)[:, part]
+        without = models[:, part]
+        noised = _sums(replica, without, list(active[g]))
+        difference = _sums(replica, with_one, list(active[g])) - noised
         covariance = round_covariance(mechanism.decoder())
-        difference = sums[0] - sums[1]
-        sent = replica.planted(len(sizes), present=one).direction(g)[here].numpy()
-        found.append(
+        sent = replica.planted(len(sizes), present=one).direction(g)[part].numpy()
+        rounding = [_rounding(replica, run, covariance) for run in (with_one, without)]
+        replays.append(
             paired(
                 difference,
-                sums[1] - known[g].numpy(),
+                noised - known[g].numpy(),
                 covariance,
                 noise_multiplier=plan.update_noise_multiplier,
                 delta=delta,
                 confidence=1 - (1 - confidence) / len(sizes),
                 along=difference @ sent,
-                rounding=np.sum(
-                    [_rounding(replica, models, covariance) for models in both], axis=0
-                ),
-                tensors=replica.tensors_in(here, f"group {g}" if groups else "all parameters"),
+                rounding=np.sum(rounding, axis=0),
+                tensors=replica.tensors_in(part, f"group {g}" if groups else "all parameters"),
                 rounds=active[g],
                 false_alarm=FALSE_ALARM / len(sizes),
             )
         )
-    return found
+    return replays
 
 
 def _rounding(replica: Replica, models: Array, covariance: Array) -> Array:
@@ -279,11 +282,11 @@ def _rounding(replica: Replica, models: Array, covariance: Array) -> Array:
     A model has an error of 2^-24 of itself, and so have a few products and sums of a step; a sum
     depends on three models.
     """
-    own = replica.optimizer
-    scale = replica.plan.report_goal / (replica.plan.clip_norm * own.learning_rate)
-    least = float(np.linalg.eigvalsh(covariance)[0])
+    plan = replica.plan
+    scale = plan.report_goal / (plan.clip_norm * replica.optimizer.learning_rate)
+    smallest = float(np.linalg.eigvalsh(covariance)[0])
     sizes = np.sqrt(sum(np.square(model, dtype=np.float64) for model in models))
-    return np.asarray(2.0**-20 * sizes * scale / math.sqrt(least))
+    return np.asarray(2.0**-20 * sizes * scale / math.sqrt(smallest))
 
 
 def _models(replica: Replica, present: NDArray[np.bool_], seed: int, step: Step) -> Array:
@@ -294,9 +297,11 @@ def _models(replica: Replica, present: NDArray[np.bool_], seed: int, step: Step)
 
 def _sums(replica: Replica, models: Array, rounds: list[int]) -> Array:
     """Return the noised sums of the rounds, in clip norms."""
-    own = replica.optimizer
     means = sums_of_releases(
-        models.astype(np.float64), rounds, learning_rate=own.learning_rate, momentum=own.momentum
+        models.astype(np.float64),
+        rounds,
+        learning_rate=replica.optimizer.learning_rate,
+        momentum=replica.optimizer.momentum,
     )
     return np.asarray(means * (replica.plan.report_goal / replica.plan.clip_norm))
 

@@ -1,0 +1,303 @@
+"""Lower bounds: audit a run by its canaries, or a plan by a replica of its server."""
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import Progress
+
+from accounting import Guarantee
+from accounting.checks import ConfigError
+from accounting.report import up
+from attacks.lower_bounds.bounds import Bound
+from attacks.lower_bounds.planted import PlantedCanaries, canary_clients
+from privpart.cli.audit.replica import (
+    MOST_KEPT,
+    Replica,
+    Scored,
+    Step,
+    canary_scores,
+    paired_replay,
+)
+from privpart.cli.audit.verdict import EpsilonAudit, judged
+from privpart.cli.options import Format
+from privpart.cli.output import as_csv
+from privpart.cli.pages import drawing, plots
+from privpart.cli.train import tell_of_code
+from privpart.plan import PrivacyPlan
+from privpart.run.canaries import AUDIT, AUDIT_REPORT, read_canary_key, read_releases
+from privpart.run.ledger import Ledger
+from privpart.training.export import released_parameters
+from privpart.training.plan_file import PlanFile, read
+from privpart.training.train import kept_plan
+from privpart.training.training import training
+
+PICTURE = "epsilon.png"
+_MOST_VALUES = 5 * 10**7
+
+
+def folder_of(run: Path | None) -> Path:
+    """Return where the audit of a run is kept."""
+    return (run or Path()) / AUDIT
+
+
+def of_run(folder: Path, confidence: float) -> EpsilonAudit:
+    """Audit a finished run by its canaries. Its folder is only read, and no code of it is run.
+
+    Raises:
+        ConfigError: it has no canaries, is not complete, or is not what the run wrote.
+    """
+    ledger = Ledger(folder)
+    rows, histories = ledger.rows(), ledger.rounds_by_client()
+    facts, rounds = ledger.facts, len(rows)
+    key = read_canary_key(folder, facts)
+    promised = PrivacyPlan.from_dict(facts["plan"])
+    if "closed" in facts:
+        raise ConfigError(
+            f"{folder}: was ended after {rounds} of {promised.rounds} rounds, and canaries are "
+            "scored over all rounds. Audit a replica of its plan (--plan FILE --simulate)."
+        )
+    if rounds < promised.rounds:
+        raise ConfigError(
+            f"{folder}: {rounds} of {promised.rounds} rounds are done, and coins stay secret until "
+            "the end. Resume the run (privpart train --resume), then audit it."
+        )
+    plan = kept_plan(facts, folder, None)
+    table = plan.canaries
+    if table is None or "parameters" not in facts:
+        raise ConfigError(f"{folder}: the plan in its ledger has no canaries; it was changed.")
+    planted = canary_clients(
+        promised.mechanism,
+        promised.participation,
+        dim=sum(math.prod(shape) for _, shape in facts["parameters"]),
+        momentum=plan.server.momentum,
+        key=key,
+        **table.model_dump(),
+    )
+    for client, planned in planted.expected().items():
+        if list(planned) != list(histories.get(client, ())):
+            raise ConfigError(
+                f"{folder}: {client} did not take part as its coin says, so the scores would be "
+                "wrong. Its update was refused, or the files are not those of this run."
+            )
+    releases = read_releases(folder, planted.width, rounds)
+    _refuse_other_releases(folder, releases[-1], planted)
+    seen = planted.seen(
+        releases,
+        noise_multiplier=promised.update_noise_multiplier,
+        clip_norm=promised.clip_norm,
+        report_goal=promised.report_goal,
+        learning_rate=plan.server.learning_rate,
+    )
+    summed = sum(row.summed > 0 for row in rows)
+    clipping = "by the server, of canaries and other clients alike"
+    if summed:
+        clipping = (
+            f"by the server, of canaries; in {summed} of {rounds} rounds the run's engine clipped "
+            "the other clients, which is not tested"
+        )
+    about = {
+        "run_id": facts["run_id"],
+        "plan": promised.hash,
+        "observer": table.observer,
+        "other_clients": "unknown to the auditor: what they add widens the scores",
+        "clipping": clipping,
+        "noise": "secret" if facts["seed"] is None else "seeded: a simulation",
+    }
+    return judged(
+        about,
+        _unsampled(promised),
+        delta=facts["delta"],
+        confidence=confidence,
+        scored=Scored(seen.scores, planted.present, float(seen.mu.mean())),
+    )
+
+
+def _refuse_other_releases(
+    folder: Path, last: NDArray[np.float64], planted: PlantedCanaries
+) -> None:
+    """Check the last row of products, the only one whose model is kept, against that model.
+
+    Raises:
+        ConfigError: it is another's.
+    """
+    products = planted.project(released_parameters(folder)[0]).numpy()
+    if not abs(products - last).max() <= 1e-9 * abs(products).max():
+        raise ConfigError(
+            f"{folder}: the last row of canary-releases is not that of the released model: it is "
+            "damaged or of another run. Restore it."
+        )
+
+
+def _unsampled(plan: PrivacyPlan) -> Guarantee:
+    """Return the guarantee of a plan; an amplified one has no Gaussian to measure.
+
+    Raises:
+        ConfigError: the plan samples its clients.
+    """
+    guarantee = plan.guarantee()
+    if isinstance(guarantee, Guarantee):
+        return guarantee
+    raise ConfigError(
+        "privacy.sampling: which rounds a canary takes part in is chosen here, and drawn in a plan "
+        "that samples; its amplified epsilon is not audited. Leave the table out to audit the "
+        "noise."
+    )
+
+
+def of_plan(
+    path: Path, confidence: float, seed: int, *, canaries: tuple[int, int] | None, replay: bool
+) -> EpsilonAudit:
+    """Audit a replica of a plan's server.
+
+    Args:
+        path: the plan. Of its table [canaries] the replica takes the observer.
+        confidence: of each bound, in (0, 1).
+        seed: of noise and coins.
+        canaries: number per run, and of runs; None simulates none.
+        replay: whether to run it with and without one client, under the same noise.
+
+    Raises:
+        ConfigError: no server of this plan can be audited.
+    """
+    table = read(path)
+    replica, dim = _replica(table, path, replay)
+    count, runs = canaries or (0, 0)
+    observer = "all" if table.canaries is None else table.canaries.observer
+    groups = replica.plan.mechanism.groups
+    replayed = (1 + (1 if groups is None else len(groups.sizes))) * replay
+    delta = table.privacy.delta
+    scored, replays = None, []
+    with _progress(replica.plan.rounds * (runs + replayed)) as step:
+        if runs:
+            scored = canary_scores(
+                replica, count=count, runs=runs, seed=seed, observer=observer, step=step
+            )
+        if replay:
+            replays = paired_replay(
+                replica, seed=seed, delta=delta, confidence=confidence, step=step
+            )
+    about = {
+        "replica": True,
+        "plan": table.hash,
+        "parameters": dim,
+        "parameters_of_replica": replica.dim,
+        "runs": runs,
+        "observer": observer,
+        "other_clients": "simulated: known to the auditor and subtracted",
+        "clipping": "by the server; what an engine that hands over sums clips is not tested",
+        "seed": seed,
+        "server_optimizer": table.server.kind,
+        "server_optimizer_of_replica": replica.optimizer.kind,
+    }
+    claimed = _unsampled(replica.plan)
+    return judged(
+        about, claimed, delta=delta, confidence=confidence, scored=scored, replays=replays
+    )
+
+
+def _replica(plan: PlanFile, path: Path, replay: bool) -> tuple[Replica, int]:
+    """Return a replica of a plan's server, and the number of parameters that the plan trains.
+
+    A large model is replaced by a part of it: mu does not depend on the number of parameters.
+    """
+    if plan.select is not None:
+        raise ConfigError(f"plan {path}: has [select], whose updates are slices; not audited.")
+    if plan.model.builtin is not None:
+        model = plan.model.partial(groups=plan.groups())
+    else:
+        tell_of_code(plan)
+        model = training(plan, report=lambda _: None).model
+    promised = plan.privacy_plan(sizes=None if plan.schedule is None else model.group_sizes)
+    dim = model.flat.numel()
+    most = (MOST_KEPT if replay else _MOST_VALUES) // promised.rounds
+    if promised.mechanism.groups is not None:
+        most = dim
+    tensors = [(name, view.numel()) for name, view in model.views(model.flat).items()]
+    return Replica(promised, min(dim, most), plan.server, tensors=tensors), dim
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Step]:
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("rounds of the replica", total=total)
+        yield lambda: progress.advance(bar)
+
+
+def write(audit: EpsilonAudit, folder: Path, form: Format) -> None:
+    """Write an audit's report and picture into a folder, and print it.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    text = json.dumps(audit.to_dict(), indent=2, allow_nan=False)
+    report, picture = folder / AUDIT_REPORT, folder / PICTURE
+    scored = audit.scored
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in (report, picture):  # a link would be followed, and a pipe would wait
+            path.unlink(missing_ok=True)
+        report.write_text(text + "\n")
+        if scored is not None:
+            figure = plots.scores_figure(scored.scores, scored.present, audit.claimed.mu)
+            drawing.save(figure, picture)
+    except OSError as error:
+        raise ConfigError(f"out={folder}: cannot be used: {error.strerror}.") from None
+    if form is Format.JSON:
+        typer.echo(text)
+    elif form is Format.CSV:
+        typer.echo(as_csv(_csv_rows(audit)), nl=False)
+    else:
+        for name, value in _text(audit):
+            typer.echo(f"  {name:<11} {value}")
+    written = f"{report}" if scored is None else f"{report}, {picture}"
+    typer.echo(f"privpart: written: {written}", err=True)
+
+
+def _csv_rows(audit: EpsilonAudit) -> list[dict[str, Any]]:
+    """Return a row per bound; without a bound, one whose fields of the bound are empty."""
+    empty = dict.fromkeys(field.name for field in fields(Bound)) | {"delta": audit.delta}
+    verdict = {"verdict": audit.verdict, "epsilon_of_accountant": audit.epsilon}
+    return [verdict | bound for bound in [asdict(bound) for bound in audit.bounds] or [empty]]
+
+
+def _text(audit: EpsilonAudit) -> Iterator[tuple[str, str]]:
+    """Yield the lines of an audit as text, each with its name."""
+    about = audit.about
+    yield "verdict", audit.verdict
+    yield from (("", reason) for reason in audit.reasons)
+    yield "accountant", f"epsilon {up(audit.epsilon, 5)}, mu {up(audit.claimed.mu, 5)}"
+    yield "delta", f"{audit.delta:g}"
+    if "noise" in about:
+        yield "noise", about["noise"]
+    if (scored := audit.scored) is not None:
+        looks = "all released models" if about["observer"] == "all" else "the last model only"
+        present = int(scored.present.sum())
+        yield "canaries", f"{len(scored.scores)}, {present} took part; seen are {looks}"
+        yield "visible", f"mu {up(scored.mu, 5)}, {audit.visible:.0%} of the accountant's"
+        yield "others", about["other_clients"]
+    if "clipping" in about:
+        yield "clipping", about["clipping"]
+    for replay in audit.replays:
+        yield (
+            "replay",
+            f"signal {replay.signal:.5f} clip norms, noise {replay.sigma:.5f}, of the plan "
+            f"{replay.planned:g} ({replay.draws:,} draws)",
+        )
+    part, dim = about.get("parameters_of_replica", 0), about.get("parameters", 0)
+    if part < dim:
+        yield "replica", f"{part:,} of {dim:,} parameters"
+    used = about.get("server_optimizer_of_replica")
+    if about.get("server_optimizer") != used:
+        yield "optimiser", f"{used} in place of {about['server_optimizer']}"
+    yield from (("bound", str(bound)) for bound in audit.bounds)
+    yield "compared", audit.comparison()
+    yield "measured", audit.measured()
