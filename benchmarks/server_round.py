@@ -29,6 +29,7 @@ from unittest.mock import patch
 
 import torch
 
+import privpart.optimizer
 import privpart.server
 from accounting import BinaryTree, BufferedToeplitz, Independent, Mechanism, Participation
 from privpart import (
@@ -101,7 +102,7 @@ def watched(step: frame.Job, parts: dict[str, list[frame.Seconds]]) -> frame.Job
         (privpart.server, "quantise", "clip, round and add"),
         (NoiseStream, "next", "noise"),
         (privpart.server, "_quotient", "add noise, divide"),
-        (privpart.server.FlatOptimizer, "step", "optimiser"),
+        (privpart.optimizer.FlatOptimizer, "step", "optimiser"),
     ]
 
     def timed(work: Callable[..., Any], part: str) -> Callable[..., Any]:

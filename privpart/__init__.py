@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from privpart.noise.cohorts import SampledCohorts
     from privpart.noise.source import NoiseSource, SecretSource, SeededSource
     from privpart.noise.stream import NoiseStream
+    from privpart.optimizer import ServerOptimizer
     from privpart.plan import AdaptiveClipping, PrivacyPlan
     from privpart.pool import WorkerError
     from privpart.run.folder import RunFolder
-    from privpart.server import RoundCounts, Server, ServerOptimizer
+    from privpart.server import RoundCounts, Server
     from privpart.start_values import Constant, Glorot, He, Normal, Uniform
     from privpart.training.metric import Accuracy
     from privpart.training.train import Run, train
@@ -65,7 +66,7 @@ _HOME = {
     "SecretSource": "noise.source",
     "SeededSource": "noise.source",
     "Server": "server",
-    "ServerOptimizer": "server",
+    "ServerOptimizer": "optimizer",
     "Uniform": "start_values",
     "Users": "data.users",
     "WorkerError": "pool",

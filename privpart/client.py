@@ -42,6 +42,7 @@ from accounting.checks import ConfigError
 from privpart.clip import clip_and_measure
 from privpart.data.batches import Batch, count_rows, take, tensors_of
 from privpart.model import PartialModel
+from privpart.optimizer import FlatOptimizer, ServerOptimizer
 
 OptimizerName = Literal["sgd", "adam"]
 Objective = Literal["fedavg", "fedprox", "moon"]
@@ -57,6 +58,8 @@ Watch = Callable[[float | None, float], None]
 _MOST_STEPS = 100_000
 """Vectorized clients list all batches of a round in memory before they train."""
 _LARGEST_BATCH = 2**31
+_EPSILON = 1e-8
+"""torch's default of what Adam adds to the root of the second moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +209,6 @@ class LocalTraining:
 class ClientOptimizer:
     """The steps of ``torch.optim.SGD``, or of ``Adam(fused=True)``, with the same bits.
 
-    torch's own classes import torch's compiler when they are first used, which takes every process
-    of a training two seconds.
-
     Args:
         local: the kind, its rate and its momentum.
         parts: flat parameters, changed by every step.
@@ -218,53 +218,23 @@ class ClientOptimizer:
     def __init__(
         self, local: LocalTraining, parts: Sequence[Tensor], gradients: Sequence[Tensor]
     ) -> None:
-        self._local, self._parts, self._gradients = local, list(parts), list(gradients)
-        self._steps = [torch.zeros((), device=part.device) for part in parts]
-        self._first: list[Tensor] = []
-        self._second: list[Tensor] = []
+        settings = ServerOptimizer(
+            kind=local.optimizer,
+            learning_rate=local.learning_rate,
+            momentum=local.momentum,
+            adaptivity=_EPSILON,
+        )
+        self._optimizer = FlatOptimizer(settings, parts, fused=True)
+        self._gradients = dict(enumerate(gradients))
 
     def step(self) -> None:
         """Move every part by one step."""
-        if self._local.optimizer == "adam":
-            self._adam()
-            return
-        directions = self._with_momentum() if self._local.momentum else self._gradients
-        for part, direction in zip(self._parts, directions, strict=True):
-            part.add_(direction, alpha=-self._local.learning_rate)
+        self._optimizer.step(self._gradients)
 
     @property
     def state(self) -> list[Tensor]:
-        """What it keeps between steps."""
-        return [*(self._steps if self._second else ()), *self._first, *self._second]
-
-    def _with_momentum(self) -> list[Tensor]:
-        if not self._first:
-            self._first = [gradient.clone() for gradient in self._gradients]
-            return self._first
-        for moving, gradient in zip(self._first, self._gradients, strict=True):
-            moving.mul_(self._local.momentum).add_(gradient)
-        return self._first
-
-    def _adam(self) -> None:
-        if not self._first:
-            self._first = [torch.zeros_like(part) for part in self._parts]
-            self._second = [torch.zeros_like(part) for part in self._parts]
-        torch._foreach_add_(self._steps, 1)
-        torch._fused_adam_(
-            self._parts,
-            self._gradients,
-            self._first,
-            self._second,
-            [],
-            self._steps,
-            lr=self._local.learning_rate,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=0.0,
-            eps=1e-8,
-            amsgrad=False,
-            maximize=False,
-        )
+        """Tensors that are kept between steps."""
+        return list(self._optimizer.tensors().values())
 
 
 def client_update(

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from accounting.sensitivity import Array
 from privpart.clip import at_least_tiny, clip_and_measure, l2_norm
 
 _BITS = 20
@@ -26,11 +25,6 @@ _BITS = 20
 _MOST_BITS = 24
 # So that sums of squares of an update's integers stay below 2^53, where float64 adds exactly.
 _MOST_CLIP_BITS = 26
-# A modular sum has room for 2^6 standard deviations of a draw: 10 of a mechanism whose noise, of
-# several draws, has six times that of one.
-_ROOM_BITS = 6
-# So that the sum of two numbers around zero, and their noise, are exact in float64.
-_MOST_MODULUS_BITS = 51
 _FINE = 128
 # Clip norm over the norm of a vector of single steps: what more bits aim for, and the least.
 _COARSE = 8
@@ -95,66 +89,6 @@ class Grid:
     def sum_clip_norm(self, clip_norm: float) -> float:
         """Return the clip norm of updates that are summed before they are rounded; 0 if none."""
         return self.sum_norm * self.step(clip_norm) * (1 - 2.0**-50)
-
-
-def modulus_bits(grid: Grid, clients: int) -> int:
-    """Return the least k such that noised sums of so many updates modulo 2^k do not wrap around.
-
-    Entries of an update's integers are at most ``grid.norm``, so those of the sum lie within
-    clients x norm, and with the room for noise below half of the modulus on both sides.
-
-    Raises:
-        ConfigError: more than 2^51 would be needed, above which the server's sum is not exact.
-    """
-    largest = _largest_sum(grid, clients)
-    if largest.bit_length() >= _MOST_MODULUS_BITS:
-        raise ConfigError(
-            f"{clients} clients: their sum needs a modulus above 2^{_MOST_MODULUS_BITS}, and would "
-            "not be exact; ask fewer at a time."
-        )
-    return largest.bit_length() + 1
-
-
-def is_modulus(bits: object, grid: Grid, clients: int) -> bool:
-    """Return whether sums of so many updates modulo 2^bits do not wrap around, and are exact."""
-    if type(bits) is not int or not 0 < bits <= _MOST_MODULUS_BITS:
-        return False
-    return 1 << (bits - 1) > _largest_sum(grid, clients)
-
-
-def _largest_sum(grid: Grid, clients: int) -> int:
-    return clients * math.floor(grid.norm) + (1 << (grid.bits + _ROOM_BITS))
-
-
-def residues(update: Tensor, clip_norm: float, grid: Grid, bits: int) -> NDArray[np.int64]:
-    """Return a clipped update as whole numbers modulo 2^bits, for a secure sum.
-
-    What a client does in the server's place, which sees no update: ``quantise``, and the modulus.
-    """
-    integers = np.zeros(len(update), np.int32)
-    quantise(update, clip_norm, grid, integers)
-    wide: NDArray[np.int64] = integers.astype(np.int64)
-    wide &= 2**bits - 1
-    return wide
-
-
-def centred(total: NDArray[np.int64], bits: int) -> NDArray[np.int64]:
-    """Return numbers modulo 2^bits as those from -2^(bits-1) up to 2^(bits-1), exclusive.
-
-    >>> centred(np.array([0, 1, 7]), 3).tolist()
-    [0, 1, -1]
-    """
-    numbers: NDArray[np.int64] = total - ((total >= 2 ** (bits - 1)).astype(np.int64) << bits)
-    return numbers
-
-
-def wrap(numbers: Array, bits: int) -> None:
-    """Replace whole numbers, below 2^53, by those from -2^(bits-1) below 2^(bits-1).
-
-    After the noise of modular sums, this is post-processing: whatever others put into a sum, and
-    wherever it wraps around, what is released depends on a client only through its noised sum.
-    """
-    numbers -= 2.0**bits * np.floor(numbers * 2.0**-bits + 0.5)
 
 
 def noise_bits(noise_multiplier: float, dim: int) -> int:

@@ -1,22 +1,18 @@
-"""Messages: ids of clients, the task of a round, the answers to it, and what admits an answer.
-
-What admits an answer returns the reason of a refusal for anything else, and raises nothing.
-"""
+"""Messages: ids of clients, the task of a round, the answers to it, and why one is refused."""
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, TypeGuard, TypeVar, get_args
+from typing import Any, ClassVar, Literal, TypeGuard, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting import Participation
 from accounting.checks import ConfigError
 from privpart.clip import is_clipped
-from privpart.grid import Grid, centred, is_modulus
+from privpart.grid import Grid
 
 ClientId = int | str
 """A whole number of magnitude below 2^256, or a string of 1 to 256 characters.
@@ -37,9 +33,9 @@ def client_id(value: object) -> ClientId:
     >>> client_id(np.uint64(2**64 - 1))
     18446744073709551615
     """
-    found = value.item() if isinstance(value, np.integer | np.str_) else value
-    if is_client_id(found):
-        return found
+    plain = value.item() if isinstance(value, np.integer | np.str_) else value
+    if is_client_id(plain):
+        return plain
     raise ConfigError(
         f"client id {_shown(value)} of type {type(value).__name__}: must be a whole number of "
         f"magnitude below 2^256, or a string of 1 to {_LONGEST_ID} characters."
@@ -126,10 +122,18 @@ class ClientUpdate:
         plan: hash of the plan under which the client trained; the server refuses another plan's.
     """
 
+    types: ClassVar = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+
     client: ClientId
     update: Tensor
     round: int
     plan: str
+
+    def fault(self, task: RoundTask) -> "Reason | None":
+        """NaN and infinity are admitted: the clip turns such an update into zeros.
+
+        So whether a round is released does not depend on the values in an update.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,8 @@ class CohortSum:
         plan: hash of the plan.
     """
 
+    types: ClassVar = {torch.float64}
+
     clients: tuple[ClientId, ...]
     total: Tensor
     unclipped: int
@@ -158,31 +164,15 @@ class CohortSum:
     round: int
     plan: str
 
-
-@dataclass(frozen=True, slots=True)
-class ModularSum:
-    """The sum modulo 2^bits of clients that clipped and rounded their updates themselves.
-
-    A protocol of secure aggregation makes it: the server sees no update and cannot clip it again,
-    so the report asserts the clipping. A client that does not follow the protocol may move the sum
-    as far as it likes. It learns no more of the others: every sum is noised and released, whatever
-    its length, and wraps around after the noise (``privpart.grid.wrap``).
-
-    Attributes:
-        clients: ids of the clients in the sum, each once.
-        total: sum of their ``grid.residues`` modulo 2^bits, shape (c,), int64.
-        bits: at least ``grid.modulus_bits`` of so many clients, so that no sum wraps around.
-        clip_norm: clip norm of the task.
-        round: round of the task.
-        plan: hash of the plan.
-    """
-
-    clients: tuple[ClientId, ...]
-    total: Tensor
-    bits: int
-    clip_norm: float
-    round: int
-    plan: str
+    def fault(self, task: RoundTask) -> "Reason | None":
+        """Find mistakes only: the maker of the sum is trusted to have clipped each update."""
+        clients = len(self.clients)
+        if type(self.unclipped) is not int or type(self.not_finite) is not int:
+            return "malformed"
+        if not 0 <= self.not_finite <= self.unclipped <= clients:
+            return "malformed"
+        short = self.total.norm() <= clients * task.clip_norm * (1 + 1e-9)  # False if NaN
+        return None if short else "malformed"
 
 
 Reason = Literal[
@@ -233,119 +223,49 @@ class ClientHealth:
     clipped: int
 
 
-_ACCEPTED = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-_Answer = TypeVar("_Answer", ClientUpdate, CohortSum, ModularSum, RefusedAnswer)
+def refusal(answer: object, kind: type[Any], task: RoundTask, shape: torch.Size) -> Reason | None:
+    """Return why an answer to a task is refused; None if it counts. Raises nothing.
 
-
-def _is_whole(answer: object, kind: type[_Answer]) -> TypeGuard[_Answer]:
-    """Return whether an answer is exactly of a type, with all of its fields set.
-
-    A subclass could run its own code when it is inspected.
+    Args:
+        answer: anything.
+        kind: what it must be exactly, since a subclass could run its own code when it is inspected:
+            ``ClientUpdate`` from a client, ``CohortSum`` or ``ModularSum`` by another door.
+        task: the task of the round.
+        shape: of an update.
     """
-    return type(answer) is kind and all(hasattr(answer, own.name) for own in fields(kind))
-
-
-def admitted(update: object, round_: int, plan: str, shape: torch.Size) -> ClientUpdate | Reason:
-    """Return ``update`` if it answers this round of this plan with a vector of this shape.
-
-    Anything else gets the reason to refuse it. NaN and infinity are admitted, because the clip
-    turns such an update into zeros; whether a round is released then does not depend on them.
-    """
-    if not _is_whole(update, ClientUpdate) or not is_client_id(update.client):
+    if type(answer) is RefusedAnswer:
+        reason: object = getattr(answer, "reason", None)
+        known: dict[str, Reason] = {name: name for name in get_args(Reason)}
+        return known.get(reason, "malformed") if type(reason) is str else "malformed"
+    whole: Any = answer
+    if type(whole) is not kind or not all(hasattr(whole, own.name) for own in fields(kind)):
         return "malformed"
-    if type(update.round) is not int or type(update.plan) is not str:
+    several = kind is not ClientUpdate
+    clients = whole.clients if several else (whole.client,)
+    clip_norm = whole.clip_norm if several else task.clip_norm
+    types = type(whole.round) is int, type(whole.plan) is str, type(clip_norm) in (int, float)
+    if not (all(types) and type(clients) is tuple and all(map(is_client_id, clients))):
         return "malformed"
-    if update.round != round_:
+    if whole.round != task.round:
         return "another round"
-    if update.plan != plan:
+    if (whole.plan, clip_norm) != (task.plan, task.clip_norm):
         return "another plan"
-    if not _is_vector(update.update, _ACCEPTED, shape):
+    if len(set(clients)) < len(clients):
+        return "twice in a round"
+    if not _is_vector(whole.total if several else whole.update, whole.types, shape):
         return "wrong shape or type"
-    return update
+    fault: Reason | None = whole.fault(task)
+    return fault
 
 
-def sender(update: object) -> ClientId | None:
-    """Return the id that an update names, of any content; None if it names none."""
-    named = getattr(update, "client", None) if type(update) is ClientUpdate else None
-    return named if is_client_id(named) else None
-
-
-def named_clients(part: object) -> tuple[object, ...] | None:
-    """Return what a sum or a refused answer names as its clients, of any content.
-
-    None if it is neither, or has no tuple of them.
-    """
-    several = type(part) in (CohortSum, ModularSum, RefusedAnswer)
-    clients = getattr(part, "clients", None) if several else None
-    return clients if type(clients) is tuple else None
-
-
-def refusal(answer: object) -> Reason | None:
-    """Return why an engine refused an answer; None if it did not."""
-    if type(answer) is not RefusedAnswer:
-        return None
-    reason: object = getattr(answer, "reason", None)
-    known: dict[str, Reason] = {own: own for own in get_args(Reason)}
-    return known.get(reason, "malformed") if type(reason) is str else "malformed"
-
-
-def admitted_sum(part: object, task: RoundTask, shape: torch.Size) -> CohortSum | Reason:
-    """Return a sum if it answers the task and is no longer than clipped updates allow.
-
-    Anything else gets the reason to refuse it. This finds mistakes only: the maker of the sum is
-    trusted to have clipped each update.
-    """
-    if not _is_whole(part, CohortSum) or type(part.clients) is not tuple:
-        return "malformed"
-    clients = len(part.clients)
-    if not all(map(is_client_id, part.clients)):
-        return "malformed"
-    if type(part.unclipped) is not int or type(part.not_finite) is not int:
-        return "malformed"
-    if not 0 <= part.not_finite <= part.unclipped <= clients:
-        return "malformed"
-    if other := _not_of(task, part):
-        return other
-    if not _is_vector(part.total, {torch.float64}, shape):
-        return "wrong shape or type"
-    short = part.total.norm() <= clients * task.clip_norm * (1 + 1e-9)  # False if NaN
-    return part if short else "malformed"
-
-
-def admitted_modular(
-    part: object, task: RoundTask, shape: torch.Size
-) -> tuple[ModularSum, NDArray[np.int64]] | Reason:
-    """Return a sum, and its numbers around zero, if it answers the task and could not wrap around.
-
-    Anything else gets the reason to refuse it. A sum that is longer than so many clipped updates is
-    admitted: were it refused, a client that adds a number at will could test the others' sum, which
-    has no noise yet, round by round that is not released.
-    """
-    if not _is_whole(part, ModularSum) or type(part.clients) is not tuple or task.grid is None:
-        return "malformed"
-    if not part.clients or not all(map(is_client_id, part.clients)):
-        return "malformed"
-    if other := _not_of(task, part):
-        return other
-    if not _is_vector(part.total, {torch.int64}, shape):
-        return "wrong shape or type"
-    numbers = part.total.resolve_neg().numpy().copy()
-    if not is_modulus(part.bits, task.grid, len(part.clients)):
-        return "modulus"
-    if numbers.min() < 0 or numbers.max() >= 2**part.bits:
-        return "modulus"
-    return part, centred(numbers, part.bits)
-
-
-def _not_of(task: RoundTask, part: CohortSum | ModularSum) -> Reason | None:
-    """Return why a sum does not answer a task; None if it does."""
-    if type(part.round) is not int or part.round != task.round:
-        return "another round"
-    if type(part.plan) is not str or type(part.clip_norm) not in (int, float):
-        return "malformed"
-    if (part.plan, part.clip_norm) != (task.plan, task.clip_norm):
-        return "another plan"
-    return "twice in a round" if len(set(part.clients)) < len(part.clients) else None
+def named_clients(answer: object, kind: type[Any]) -> Sequence[object]:
+    """Return what an answer of a kind, or a refused one, names as its clients, of any content."""
+    if type(answer) not in (kind, RefusedAnswer):
+        return ()
+    if type(answer) is ClientUpdate:
+        return (getattr(answer, "client", None),)
+    clients = getattr(answer, "clients", None)
+    return clients if type(clients) is tuple else ()
 
 
 def limit_reached(limits: Participation, rounds: Sequence[int], round_: int) -> Reason | None:
@@ -357,12 +277,7 @@ def limit_reached(limits: Participation, rounds: Sequence[int], round_: int) -> 
     return None
 
 
-def may_take_part(limits: Participation, rounds: Sequence[int], round_: int) -> bool:
-    """Return whether a client that took part in ``rounds``, ascending, may in ``round_``."""
-    return limit_reached(limits, rounds, round_) is None
-
-
-def _is_vector(vector: object, types: Container[torch.dtype], shape: torch.Size) -> bool:
+def _is_vector(vector: object, types: Collection[torch.dtype], shape: torch.Size) -> bool:
     if type(vector) is not Tensor or vector.dtype not in types:
         return False
     if vector.layout is not torch.strided or vector.device.type != "cpu":

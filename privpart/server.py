@@ -12,7 +12,6 @@ weigh more than the accountant assumes. A ``ServerOptimizer`` moves the model by
 
 The noise of a round does not depend on its updates, so it is drawn while the clients train.
 
-Server, sum and optimiser are one file, because together they are a round, from updates to model.
 """
 
 import math
@@ -21,38 +20,32 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NoReturn, get_args
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.adagrad import adagrad
-from torch.optim.adam import adam
-from torch.optim.sgd import sgd
 
-from accounting import PrivacyReport, checks
+from accounting import PrivacyReport
 from accounting.checks import ConfigError
 from privpart.clip import add_in_place, clip_and_measure, is_clipped, l2_norm
-from privpart.grid import Grid, quantise, wrap
+from privpart.grid import Grid, quantise
 from privpart.messages import (
     ClientId,
     ClientUpdate,
     CohortSum,
-    ModularSum,
     Reason,
     RoundTask,
-    admitted,
-    admitted_modular,
-    admitted_sum,
     id_order,
     is_client_id,
     limit_reached,
     named_clients,
     refusal,
-    sender,
 )
+from privpart.modular import ModularSum, wrap
 from privpart.noise.source import NoiseSource
 from privpart.noise.stream import NoiseStream, noise_and_grid
+from privpart.optimizer import FlatOptimizer, ServerOptimizer
 from privpart.patterns import parts_of
 from privpart.plan import PrivacyPlan, restarts
 
@@ -137,7 +130,7 @@ class Server:
         start: Tensor,
         *,
         source: NoiseSource,
-        optimizer: "ServerOptimizer | Callable[[int], ServerOptimizer] | None" = None,
+        optimizer: ServerOptimizer | Callable[[int], ServerOptimizer] | None = None,
     ) -> None:
         if start.dtype is not torch.float32:
             raise ConfigError(
@@ -277,7 +270,7 @@ class Server:
             self._total = torch.empty(self.parameters.numel(), dtype=torch.float64)
             self._gradient = torch.empty_like(self.parameters)
         total = self._total[:dim].zero_()
-        found = RoundSum(
+        round_sum = RoundSum(
             self._task(()),
             total,
             self._gradient[:dim],
@@ -286,16 +279,17 @@ class Server:
         )
         self._adding_up = True
         try:
-            for update in updates:
-                found.add(update)
-            for part in sums:
-                found.add_sum(part)
-            for whole in secure:
-                found.add_modular(whole)
+            for kind, answers in (
+                (ClientUpdate, updates),
+                (CohortSum, sums),
+                (ModularSum, secure),
+            ):
+                for answer in answers:
+                    round_sum.add(answer, kind)
         finally:
             self._adding_up = False
-        came = found.came
-        counts = found.counts(asked)
+        came = round_sum.came
+        counts = round_sum.counts(asked)
         too_few = len(came) < self.plan.minimum_cohort or counts.mostly_refused
         if too_few and not sampled:
             return replace(
@@ -310,9 +304,9 @@ class Server:
             self._participations.setdefault(client, []).append(self.round)
         noise = self._draw() if self._coming is None else self._coming.result()
         self._coming = None
-        self._step(found.total, noise, found.modulus_bits)
+        self._step(round_sum.total, noise, round_sum.modulus_bits)
         self.round += 1
-        self._adapt(found.bits)
+        self._adapt(round_sum.bits)
         self._halted = ""
         return counts
 
@@ -354,8 +348,7 @@ class Server:
                 "signal_and_noise: call it after a released round and before the next task."
             )
         total, noise, unit = self._last
-        drawn = 0.0 if noise is None else math.hypot(*map(_norm, torch.split(noise, _PART)))
-        return l2_norm(total) * unit, drawn * unit
+        return l2_norm(total) * unit, 0.0 if noise is None else l2_norm(noise.double()) * unit
 
     def halt(self, reason: str) -> None:
         """Refuse all further rounds, since the last one's noise was drawn but not committed."""
@@ -505,6 +498,7 @@ class Server:
         return [(name, stream) for name, stream in both if stream is not None]
 
 
+_PART = 2**16
 _STALE: tuple[Reason, ...] = ("another round", "another plan")
 """Reasons that tell nothing of how a client answers this round."""
 
@@ -562,87 +556,66 @@ class RoundSum:
         self._task = task
         self._limit_reached = limit_reached
 
-    def add(self, update: object) -> None:
-        """Clip and add an update from any sender, or refuse it."""
-        self.received += 1
-        if why := refusal(update):
-            self._refuse(why, named_clients(update) or ())
-            return
-        task = self._task
-        found = admitted(update, task.round, task.plan, self.total.shape)
-        if not isinstance(found, ClientUpdate):
-            who = sender(update)
-            self._refuse(found, () if who is None else (who,))
-            return
-        if why := self._reason((found.client,)):
-            self._refuse(why, (found.client,))
-            return
-        norm = self._add(found.update.detach(), task.clip_norm)
-        self.bits += -0.5 if is_clipped(norm, task.clip_norm) else 0.5
-        self.not_finite += math.isnan(norm)
-        self.came.add(found.client)
+    def add(self, answer: object, kind: type[Any] = ClientUpdate) -> None:
+        """Add an answer of a kind, or refuse all of it.
 
-    def _refuse(self, why: Reason, clients: Sequence[object], size: int = 1) -> None:
-        self.refusals[why] += size
-        if why not in _STALE:
-            self.refused.update(filter(is_client_id, clients))
+        An update is clipped, whoever sent it; only the operator's own code may hand over a
+        ``CohortSum``, and a protocol of secure aggregation a ``ModularSum``.
+        """
+        named = named_clients(answer, kind)
+        why = refusal(answer, kind, self._task, self.total.shape) or self._not_now(named)
+        if why:
+            size = 1 if kind is ClientUpdate else max(1, len(named))
+            self.received += size
+            self.refusals[why] += size
+            if why not in _STALE:
+                self.refused.update(filter(is_client_id, named))
+            return
+        self.received += len(named)
+        if isinstance(answer, ClientUpdate):
+            norm = self._add(answer.update.detach())
+            self.bits += -0.5 if is_clipped(norm, self._task.clip_norm) else 0.5
+            self.not_finite += math.isnan(norm)
+        else:
+            self.summed += len(named)
+        if isinstance(answer, CohortSum):
+            self.bits += answer.unclipped - 0.5 * len(named)
+            self.not_finite += answer.not_finite
+            self._add_clipped(answer.total)
+        if isinstance(answer, ModularSum):
+            self.self_clipped += len(named)
+            self.modulus_bits = min(answer.bits, self.modulus_bits or answer.bits)
+            self.total += torch.from_numpy(answer.numbers())
+            wrap(self.total.numpy(), self.modulus_bits)
+        self.came.update(filter(is_client_id, named))
 
-    def _reason(self, clients: Sequence[ClientId]) -> Reason | None:
+    def _not_now(self, clients: Sequence[Any]) -> Reason | None:
         """Return why one of these clients may not be added to the sum."""
         if not self.came.isdisjoint(clients):
             return "twice in a round"
         return next(filter(None, map(self._limit_reached, clients)), None)
 
-    def _add(self, update: Tensor, clip_norm: float) -> float:
+    def _add(self, update: Tensor) -> float:
         """Clip and add an update; return its norm as it came, NaN if it is not finite."""
-        if self._grid is None:
-            clipped, norm = clip_and_measure(update, clip_norm)
-            if not math.isnan(norm):
-                add_in_place(self.total, clipped)
+        clip_norm = self._task.clip_norm
+        if self._grid is not None:
+            norm = quantise(update, clip_norm, self._grid, self._whole)
+            add_in_place(self.total, torch.from_numpy(self._whole))
             return norm
-        norm = quantise(update, clip_norm, self._grid, self._whole)
-        add_in_place(self.total, torch.from_numpy(self._whole))
+        clipped, norm = clip_and_measure(update, clip_norm)
+        if not math.isnan(norm):
+            add_in_place(self.total, clipped)
         return norm
 
-    def add_sum(self, part: object) -> None:
-        """Add a sum of a trusted engine, or refuse all of it."""
-        named = named_clients(part)
-        size = 1 if named is None else len(named)
-        self.received += size
-        found = admitted_sum(part, self._task, self.total.shape)
-        if not isinstance(found, CohortSum):
-            self._refuse(found, named or (), size)
-            return
-        if why := self._reason(found.clients):
-            self._refuse(why, found.clients, size)
-            return
-        self.bits += found.unclipped - 0.5 * size
-        self.not_finite += found.not_finite
+    def _add_clipped(self, addend: Tensor) -> None:
+        """Add a sum of clipped updates; on a grid, the integers nearest to it."""
         if self._grid is None:
-            self.total += found.total
-        else:
-            _add_nearest(self.total, found.total, 1 / self._grid.step(self._task.clip_norm))
-        self.summed += size
-        self.came.update(found.clients)
-
-    def add_modular(self, part: object) -> None:
-        """Add a sum of clients that clipped themselves, or refuse all of it."""
-        named = [*filter(is_client_id, named_clients(part) or ())]
-        self.received += max(1, len(named))
-        found = admitted_modular(part, self._task, self.total.shape)
-        if not isinstance(found, tuple):
-            self._refuse(found, named, max(1, len(named)))
+            self.total += addend
             return
-        admitted_, numbers = found
-        if why := self._reason(admitted_.clients):
-            self._refuse(why, named, len(named))
-            return
-        bits = self.modulus_bits = min(admitted_.bits, self.modulus_bits or admitted_.bits)
-        self.total += torch.from_numpy(numbers)
-        wrap(self.total.numpy(), bits)
-        self.summed += len(named)
-        self.self_clipped += len(named)
-        self.came.update(named)
+        factor = 1 / self._grid.step(self._task.clip_norm)
+        parts = torch.split(self.total, _PART), torch.split(addend, _PART)
+        for total, part in zip(*parts, strict=True):
+            total.add_((part * factor).round_())
 
     def counts(self, asked: frozenset[ClientId]) -> RoundCounts:
         """Return what was counted and refused, of the clients that were asked."""
@@ -674,13 +647,6 @@ def _behind(work: Callable[[], Tensor | None]) -> "Future[Tensor | None]":
     return coming
 
 
-_PART = 2**16
-
-
-def _norm(part: Tensor) -> float:
-    return float(torch.linalg.vector_norm(part.double()))
-
-
 def _quotient(
     total: Tensor, noise: Tensor | None, divisor: float, out: Tensor, modulus_bits: int | None
 ) -> None:
@@ -702,179 +668,6 @@ def _quotient(
                 wrap(part, modulus_bits)
             np.multiply(part, factor, out=part)
         np.copyto(out[here].numpy(), part, casting="same_kind")
-
-
-def _add_nearest(total: Tensor, addend: Tensor, factor: float) -> None:
-    """Add the nearest integers to factor x addend."""
-    for start in range(0, len(total), _PART):
-        part = addend[start : start + _PART] * factor
-        total[start : start + _PART] += part.round_()
-
-
-Kind = Literal["sgd", "adam", "adagrad"]
-_STATES: dict[Kind, tuple[str, ...]] = {
-    "sgd": ("momentum_buffer",),
-    "adam": ("step", "exp_avg", "exp_avg_sq"),
-    "adagrad": ("step", "sum"),
-}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptimizer:
-    """Settings of a ``torch.optim`` optimiser of the flat vector (Reddi et al. 2021, Algorithm 2).
-
-    An optimiser sees only noised sums, so its choice costs no privacy.
-
-    Args:
-        kind: "sgd", "adam" or "adagrad".
-        learning_rate: > 0; 1.0 with "sgd" and no momentum is plain averaging.
-        momentum: for "sgd" only, in [0, 1).
-        adaptivity: for "adam" and "adagrad": the constant added to the root of the second moment,
-            > 0.
-    """
-
-    kind: Kind = "sgd"
-    learning_rate: float = 1.0
-    momentum: float = 0.0
-    adaptivity: float = 1e-3
-
-    def __post_init__(self) -> None:
-        checks.choice("kind", self.kind, get_args(Kind))
-        checks.positive("learning_rate", self.learning_rate)
-        checks.positive("adaptivity", self.adaptivity)
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
-        if self.momentum and self.kind != "sgd":
-            raise ConfigError(f"momentum={self.momentum}: only for sgd. Leave it out.")
-
-
-class FlatOptimizer:
-    """The steps and the state of a ``torch.optim`` optimiser of flat vectors, with the same bits.
-
-    It calls torch's own functions. torch's classes import torch's compiler when one is made, which
-    takes every process with a server two seconds.
-
-    Args:
-        settings: of the steps.
-        groups: the vectors, changed by every step.
-    """
-
-    def __init__(self, settings: ServerOptimizer, groups: Sequence[Tensor]) -> None:
-        self._settings, self._groups = settings, list(groups)
-        self._states: list[dict[str, Tensor]] = [{} for _ in groups]
-
-    def set(self, settings: ServerOptimizer) -> None:
-        """Take other settings; the state stays.
-
-        Raises:
-            ConfigError: they are of another kind.
-        """
-        if settings.kind != self._settings.kind:
-            raise ConfigError(
-                f"kind={settings.kind!r}: a schedule may change every setting of the server's "
-                "optimiser except its kind."
-            )
-        self._settings = settings
-
-    @torch.no_grad()
-    def step(self, gradients: Mapping[int, Tensor]) -> None:
-        """Move the groups that have a gradient, by number."""
-        for group, gradient in gradients.items():
-            part, state = self._groups[group], self._states[group]
-            if self._settings.kind == "sgd":
-                self._descend(part, gradient, state)
-            else:
-                self._adapt(part, gradient, state)
-
-    def _descend(self, part: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
-        momentum = self._settings.momentum
-        last = [state.get("momentum_buffer") if momentum else None]
-        sgd(
-            [part],
-            [gradient],
-            last,
-            lr=self._settings.learning_rate,
-            momentum=momentum,
-            weight_decay=0.0,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
-        if last[0] is not None:
-            state["momentum_buffer"] = last[0]
-
-    def _adapt(self, part: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
-        adam_s = self._settings.kind == "adam"
-        if not state:
-            names = ("exp_avg", "exp_avg_sq") if adam_s else ("sum",)
-            state["step"] = torch.tensor(0.0)
-            state |= {name: torch.zeros_like(gradient) for name in names}
-        rate, constant = self._settings.learning_rate, self._settings.adaptivity
-        if adam_s:
-            adam(
-                [part],
-                [gradient],
-                [state["exp_avg"]],
-                [state["exp_avg_sq"]],
-                [],
-                [state["step"]],
-                lr=rate,
-                eps=constant,
-                beta1=0.9,
-                beta2=0.999,
-                weight_decay=0.0,
-                amsgrad=False,
-                maximize=False,
-            )
-            return
-        adagrad(
-            [part],
-            [gradient],
-            [state["sum"]],
-            [state["step"]],
-            lr=rate,
-            eps=constant,
-            lr_decay=0.0,
-            weight_decay=0.0,
-            maximize=False,
-        )
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the state by "group.name"; a group has none before its first step."""
-        return {
-            f"{group}.{name}": value
-            for group, state in enumerate(self._states)
-            for name, value in state.items()
-        }
-
-    def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the state that ``tensors`` returned.
-
-        Raises:
-            ConfigError: it is not the state of such an optimiser of these vectors.
-        """
-        names = _STATES[self._settings.kind]
-        states: list[dict[str, Tensor]] = [{} for _ in self._groups]
-        shapes = {
-            f"{group}.{name}": () if name == "step" else part.shape
-            for group, part in enumerate(self._groups)
-            for name in names
-        }
-        for key, value in tensors.items():
-            if shapes.get(key) != value.shape:
-                raise ConfigError(
-                    f"the state of the server's optimiser has {key!r} of shape "
-                    f"{tuple(value.shape)}: it is not that of {self._settings.kind} on this model."
-                )
-            group, _, name = key.partition(".")
-            states[int(group)][name] = value
-        for number, state in enumerate(states):
-            if state and len(state) < len(names):
-                raise ConfigError(
-                    f"the state of the server's optimiser lacks a part of {', '.join(names)} for "
-                    f"group {number}."
-                )
-        self._states = states
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

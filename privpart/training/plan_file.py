@@ -47,6 +47,7 @@ from privpart.client import LocalTraining, LossName
 from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
 from privpart.model import PartialModel, refuse_batch_statistics
 from privpart.models import MODELS, Architecture, build_network
+from privpart.optimizer import ServerOptimizer
 from privpart.patterns import layer_groups, matching_parameters, trained_groups
 from privpart.plan import AdaptiveClipping, PrivacyPlan, Schedule
 from privpart.run.budget_book import PUBLIC_DATA, is_public, refuse_population
@@ -54,7 +55,6 @@ from privpart.select.key_spaces import shrunk
 from privpart.select.keys import Counts, KeyChooser
 from privpart.select.layout import Layout
 from privpart.select.turns import Turns
-from privpart.server import ServerOptimizer
 from privpart.start_values import seed_bytes
 from privpart.training import own_code
 from privpart.training.select_table import SelectChoice

@@ -24,7 +24,7 @@ from accounting.mechanisms.program import OUT
 from privpart import AdaptiveClipping, NoiseStream, PrivacyPlan, SeededSource, Server
 from privpart.clip import clip, is_clipped, l2_norm
 from privpart.grid import Grid, noise_bits, quantise
-from privpart.messages import RoundTask
+from privpart.messages import CohortSum, RoundTask
 from privpart.noise.stream import Executor
 from privpart.server import RoundSum
 
@@ -314,9 +314,8 @@ def rounded_sum(server, totals, dim):
     total = torch.zeros(dim, dtype=torch.float64)
     scratch = torch.zeros(dim)
     found = RoundSum(task, total, scratch, lambda _: None, grid=server._grid)
-    found.add_sum(
-        task.sum_of(range(len(totals)), torch.from_numpy(sum(totals)), [9.0] * len(totals))
-    )
+    part = task.sum_of(range(len(totals)), torch.from_numpy(sum(totals)), [9.0] * len(totals))
+    found.add(part, CohortSum)
     assert found.summed == len(totals)
     return found.total.numpy()
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from accounting import ConfigError, FixedOrder, Independent, Participation
 from privpart.cli.main import app
 from privpart.data import cohorts_in_turn
-from privpart.messages import may_take_part
+from privpart.messages import limit_reached
 from privpart.models import build_network
 from privpart.plan import PrivacyPlan
 from privpart.training.plan_file import validated
@@ -157,7 +157,7 @@ def test_short_cohorts_are_those_of_the_cohorts_themselves(seed):
     cohorts = cohorts_in_turn(users=users, size=size, rounds=rounds, data_seed=0)
     limits, past = Participation(rounds, k, b), {client: [] for client in range(users)}
     for round_, cohort in enumerate(cohorts):
-        able = [client for client in cohort if may_take_part(limits, past[client], round_)]
+        able = [client for client in cohort if limit_reached(limits, past[client], round_) is None]
         for client in able:
             past[client].append(round_)
         if len(able) < least:

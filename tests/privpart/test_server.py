@@ -19,7 +19,7 @@ from privpart import (
     Server,
     ServerOptimizer,
 )
-from privpart.server import FlatOptimizer
+from privpart.optimizer import FlatOptimizer
 
 DIM = 6
 

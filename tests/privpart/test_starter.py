@@ -14,7 +14,7 @@ from torch import nn
 
 from accounting import ConfigError
 from privpart.client import LocalTraining
-from privpart.server import ServerOptimizer
+from privpart.optimizer import ServerOptimizer
 from privpart.training import own_code
 from privpart.training.plan_file import Privacy
 from privpart.training.starter import write_starter

@@ -25,8 +25,9 @@ from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_
 from privpart.loop import fit
 from privpart.messages import ClientId, ClientUpdate, RoundTask
 from privpart.noise.source import SeededSource
+from privpart.optimizer import ServerOptimizer
 from privpart.plan import PrivacyPlan
-from privpart.server import RoundCounts, Server, ServerOptimizer
+from privpart.server import RoundCounts, Server
 
 Array = NDArray[np.float64]
 Step = Callable[[], None]

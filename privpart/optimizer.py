@@ -1,0 +1,185 @@
+"""Optimizer: steps of ``torch.optim`` on flat vectors, of the server's model and of a client's.
+
+It calls torch's own functions. torch's classes import torch's compiler when one is made, which
+takes every process of a training two seconds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.optim.adagrad import adagrad
+from torch.optim.adam import adam
+from torch.optim.sgd import sgd
+
+from accounting import checks
+from accounting.checks import ConfigError
+
+Kind = Literal["sgd", "adam", "adagrad"]
+_STATES: dict[Kind, tuple[str, ...]] = {
+    "sgd": ("momentum_buffer",),
+    "adam": ("step", "exp_avg", "exp_avg_sq"),
+    "adagrad": ("step", "sum"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptimizer:
+    """Settings of a ``torch.optim`` optimiser of the flat vector (Reddi et al. 2021, Algorithm 2).
+
+    An optimiser sees only noised sums, so its choice costs no privacy.
+
+    Args:
+        kind: "sgd", "adam" or "adagrad".
+        learning_rate: > 0; 1.0 with "sgd" and no momentum is plain averaging.
+        momentum: for "sgd" only, in [0, 1).
+        adaptivity: for "adam" and "adagrad": the constant added to the root of the second moment,
+            > 0.
+    """
+
+    kind: Kind = "sgd"
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+    adaptivity: float = 1e-3
+
+    def __post_init__(self) -> None:
+        checks.choice("kind", self.kind, get_args(Kind))
+        checks.positive("learning_rate", self.learning_rate)
+        checks.positive("adaptivity", self.adaptivity)
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
+        if self.momentum and self.kind != "sgd":
+            raise ConfigError(f"momentum={self.momentum}: only for sgd. Leave it out.")
+
+
+class FlatOptimizer:
+    """The steps and the state of a ``torch.optim`` optimiser of flat vectors, with the same bits.
+
+    Args:
+        settings: of the steps.
+        parts: the vectors, changed by every step; a part without a gradient rests, and so does its
+            momentum.
+        fused: whether "adam" takes its steps as ``Adam(fused=True)`` does.
+    """
+
+    def __init__(
+        self, settings: ServerOptimizer, parts: Sequence[Tensor], *, fused: bool = False
+    ) -> None:
+        self._settings, self._parts, self._fused = settings, list(parts), fused
+        self._states: list[dict[str, Tensor]] = [{} for _ in parts]
+
+    def set(self, settings: ServerOptimizer) -> None:
+        """Take other settings; the state stays.
+
+        Raises:
+            ConfigError: they are of another kind.
+        """
+        if settings.kind != self._settings.kind:
+            raise ConfigError(
+                f"kind={settings.kind!r}: a schedule may change every setting of the server's "
+                "optimiser except its kind."
+            )
+        self._settings = settings
+
+    @torch.no_grad()
+    def step(self, gradients: Mapping[int, Tensor]) -> None:
+        """Move the parts that have a gradient, by number."""
+        for number, gradient in gradients.items():
+            part, state = self._parts[number], self._states[number]
+            if self._settings.kind == "sgd":
+                self._descend(part, gradient, state)
+            else:
+                self._adapt(part, gradient, state)
+
+    def _descend(self, part: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
+        settings = self._settings
+        moving = [state.get("momentum_buffer") if settings.momentum else None]
+        sgd(
+            [part],
+            [gradient],
+            moving,
+            lr=settings.learning_rate,
+            momentum=settings.momentum,
+            weight_decay=0.0,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        if moving[0] is not None:
+            state["momentum_buffer"] = moving[0]
+
+    def _adapt(self, part: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
+        settings = self._settings
+        if not state:
+            state["step"] = torch.zeros((), device=part.device)
+            state |= {name: torch.zeros_like(part) for name in _STATES[settings.kind][1:]}
+        step, first, *second = ([state[name]] for name in _STATES[settings.kind])
+        if settings.kind == "adagrad":
+            adagrad(
+                [part],
+                [gradient],
+                first,
+                step,
+                lr=settings.learning_rate,
+                eps=settings.adaptivity,
+                lr_decay=0.0,
+                weight_decay=0.0,
+                maximize=False,
+            )
+            return
+        adam(
+            [part],
+            [gradient],
+            first,
+            second[0],
+            [],
+            step,
+            fused=self._fused,
+            lr=settings.learning_rate,
+            eps=settings.adaptivity,
+            beta1=0.9,
+            beta2=0.999,
+            weight_decay=0.0,
+            amsgrad=False,
+            maximize=False,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the state by "part.name"; a part has none before its first step."""
+        return {
+            f"{number}.{name}": value
+            for number, state in enumerate(self._states)
+            for name, value in state.items()
+        }
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restore the state that ``tensors`` returned.
+
+        Raises:
+            ConfigError: it is not the state of such an optimiser of these vectors.
+        """
+        kind, names = self._settings.kind, _STATES[self._settings.kind]
+        states = [
+            {name: tensors[f"{number}.{name}"] for name in names if f"{number}.{name}" in tensors}
+            for number in range(len(self._parts))
+        ]
+        shapes = {
+            f"{number}.{name}": () if name == "step" else self._parts[number].shape
+            for number, state in enumerate(states)
+            for name in state
+        }
+        for key, value in tensors.items():
+            if shapes.get(key) != value.shape:
+                raise ConfigError(
+                    f"the state of the server's optimiser has {key!r} of shape "
+                    f"{tuple(value.shape)}: it is not that of {kind} on this model."
+                )
+        for number, state in enumerate(states):
+            if state and len(state) < len(names):
+                raise ConfigError(
+                    f"the state of the server's optimiser lacks a part of {', '.join(names)} for "
+                    f"group {number}."
+                )
+        self._states = states
