@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from privpart import He, PartialModel
+from privpart.model import tensors_fingerprint
 from privpart.models import MODELS
-from privpart.start_values import GENERATOR, seeded_tensor, tensors_fingerprint
+from privpart.start_values import GENERATOR, seeded_tensor
 
 
 def jobs(frozen: dict[str, torch.Tensor]) -> dict[str, frame.Job]:

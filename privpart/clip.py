@@ -13,7 +13,6 @@ import math
 import torch
 from torch import Tensor
 
-from accounting import checks
 from accounting.checks import ConfigError
 
 _LEAST_CLIP_NORM = 1e-30
@@ -141,8 +140,8 @@ def at_least_tiny(clip_norm: float) -> float:
     Raises:
         ConfigError: it is below 1e-30, or not finite.
     """
-    if not checks.positive("clip_norm", clip_norm) >= _LEAST_CLIP_NORM:
-        raise ConfigError(f"clip_norm={clip_norm:g}: must be at least {_LEAST_CLIP_NORM:g}.")
+    if not _LEAST_CLIP_NORM <= clip_norm < math.inf:
+        raise ConfigError(f"clip_norm={clip_norm:g}: must be finite, and at least 1e-30.")
     return float(clip_norm)
 
 

@@ -16,6 +16,7 @@ is one file because the vectors, and what must not outlive a client beside them,
 """
 
 import hashlib
+import zlib
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,14 +33,7 @@ from torch.nn.parameter import is_lazy
 
 from accounting.checks import ConfigError
 from privpart.patterns import first_names, matching_parameters, trained_groups
-from privpart.start_values import (
-    Initializer,
-    checksum,
-    default_initializers,
-    same_bits,
-    seeded_tensor,
-    tensors_fingerprint,
-)
+from privpart.start_values import Initializer, set_start_values
 
 ParameterState = Literal["trained", "frozen", "local"]
 
@@ -140,7 +134,7 @@ class PartialModel:
         moving = {*self.trainable, *self.local}
         self.frozen = tuple(name for name in parameters if name not in moving)
         refuse_other_types(parameters)
-        self.kept = _start(module, seed, keep, initializers or {})
+        self.kept = set_start_values(module, seed, keep, initializers or {})
         refuse_non_finite(module)
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in moving)
@@ -470,12 +464,6 @@ class _KeptTensor:
             self._tensor.detach().copy_(self._value)
 
 
-def state_of(tensors: Iterable[Tensor]) -> tuple[list[tuple[int, int]], int]:
-    """Return what an exchange of dense tensors, or any write to one, changes."""
-    listed = list(tensors)
-    return [(id(tensor), tensor._version) for tensor in listed], checksum(listed)
-
-
 def _identities(items: Any) -> list[int]:  # noqa: ANN401  any of _CONTAINERS
     return [*map(id, items), *map(id, items.values() if isinstance(items, dict) else ())]
 
@@ -604,56 +592,6 @@ def _local_names(
     return names
 
 
-def _start(
-    module: nn.Module, seed: int | None, keep: Sequence[str], own: Mapping[str, Initializer]
-) -> tuple[str, ...]:
-    """Draw all parameters that are not kept from the seed, and return the names of the others."""
-    parameters = dict(module.named_parameters())
-    if seed is None:
-        if own:
-            raise ConfigError(
-                "initializers with seed=None: a pretrained model keeps its weights. Leave them out."
-            )
-        return tuple(parameters)
-    kept: tuple[str, ...] = ()
-    if isinstance(keep, str) or keep:
-        kept = matching_parameters(module, keep, "keep")
-    drawn = {name: p for name, p in parameters.items() if name not in set(kept)}
-    if not drawn:
-        raise ConfigError(
-            f"keep={list(keep)}: matches every parameter, so nothing follows from seed={seed}. "
-            "Leave keep out and pass seed=None."
-        )
-    _initialize(module, drawn, seed, own)
-    return kept
-
-
-def _initialize(
-    module: nn.Module,
-    parameters: Mapping[str, nn.Parameter],
-    seed: int,
-    own: Mapping[str, Initializer],
-) -> None:
-    initializers = default_initializers(module)
-    for pattern, initializer in own.items():
-        names = matching_parameters(module, [pattern], "initializers")
-        if not any(name in parameters for name in names):
-            raise ConfigError(
-                f"initializers: {pattern!r} matches only parameters that keep their weights. Leave "
-                "it out, or take them out of keep."
-            )
-        initializers |= dict.fromkeys(names, initializer)
-    if missing := [name for name in parameters if name not in initializers]:
-        kinds = {type(module.get_submodule(name.rpartition(".")[0])).__name__ for name in missing}
-        raise ConfigError(
-            f"no initialiser for {', '.join(missing)} (layers of type {', '.join(sorted(kinds))}). "
-            f"Pass initializers={{{missing[0]!r}: Normal(scale)}}, by name, pattern or type, such "
-            f"as 'type:{min(kinds)}'; or name them in keep=[...] to keep the module's own weights."
-        )
-    for name, parameter in parameters.items():
-        parameter.data = seeded_tensor(seed, name, parameter.shape, initializers[name])
-
-
 def _kept_buffers(
     module: nn.Module,
 ) -> list[tuple[nn.Module, dict[str, tuple[Tensor | None, Tensor | None]]]]:
@@ -763,3 +701,69 @@ def refuse_non_finite(module: nn.Module) -> None:
         if not tensor.isfinite().all():
             kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
             raise ConfigError(f"{kind} {name!r} holds NaN or infinity: must be finite.")
+
+
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_MIX = 0x9E3779B97F4A7C15 - 2**64
+"""2^64 over the golden ratio, as a signed integer: its multiples are spread over all bits."""
+
+
+def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
+    """Return 32 hex digits that change with any bit, name, shape or dtype of ``tensors``."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        # NumPy has no bfloat16
+        bits = real.view(_INTEGERS[real.itemsize]).numpy()
+        digest.update(bits.astype(bits.dtype.newbyteorder("<")).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def same_bits(first: Tensor, other: Tensor) -> bool:
+    """Whether two dense tensors agree in shape, dtype, device and every bit, also of NaN or -0."""
+    kinds = {(tensor.shape, tensor.dtype, tensor.device) for tensor in (first, other)}
+    return len(kinds) == 1 and torch.equal(_words(first), _words(other))
+
+
+def checksum(tensors: Iterable[Tensor]) -> int:
+    """Return a number that other bits, or the same bits in another order, change.
+
+    Unlike ``tensors_fingerprint`` it is fast, and no match for somebody who chooses the bits.
+    """
+    total, elsewhere = 0, []
+    for tensor in tensors:
+        words = _words(tensor)
+        if tensor.is_cpu:
+            total = zlib.crc32(words.numpy().data, total)
+        else:
+            elsewhere.append(_weighted(words))
+    # read at once, because each reading waits for an accelerator
+    if elsewhere:
+        total = zlib.crc32(torch.stack(elsewhere).cpu().numpy().data, total)
+    return total
+
+
+def _words(tensor: Tensor) -> Tensor:
+    """Return a dense tensor's bits as integers, shape (n,)."""
+    flat = tensor.detach().contiguous().flatten()
+    return flat.view(_INTEGERS[min(flat.itemsize, 8)])
+
+
+def _weighted(words: Tensor) -> Tensor:
+    """Return the sum of words modulo 2^64, each times an odd number that depends on its place."""
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    # each takes several vectors of 64-bit integers
+    for part in torch.split(words, 2**22):
+        weights = torch.arange(1, len(part) + 1, device=part.device) * _MIX
+        for shift in (30, 27, 31):  # as in SplitMix64
+            weights = (weights ^ (weights >> shift)) * _MIX
+        total = total * _MIX + (part * (weights | 1)).sum()
+    return total
+
+
+def state_of(tensors: Iterable[Tensor]) -> tuple[list[tuple[int, int]], int]:
+    """Return what an exchange of dense tensors, or any write to one, changes."""
+    listed = list(tensors)
+    return [(id(tensor), tensor._version) for tensor in listed], checksum(listed)

@@ -95,7 +95,7 @@ class PrivacyPlan:
     context: str = ""
 
     def __post_init__(self) -> None:
-        at_least_tiny(self.clip_norm)
+        at_least_tiny(checks.positive("clip_norm", self.clip_norm))
         checks.nonnegative("noise_multiplier", self.noise_multiplier)
         checks.count("report_goal", self.report_goal, maximum=_MOST_CLIENTS)
         minimum = 1 if self.sampling is None else 0

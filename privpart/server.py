@@ -29,6 +29,7 @@ from torch import Tensor
 from accounting import PrivacyReport
 from accounting.checks import ConfigError
 from privpart.clip import add_in_place, clip_and_measure, is_clipped, l2_norm
+from privpart.engines.secure_sums import ModularSum, wrap
 from privpart.grid import Grid, quantise
 from privpart.messages import (
     ClientId,
@@ -42,7 +43,6 @@ from privpart.messages import (
     named_clients,
     refusal,
 )
-from privpart.modular import ModularSum, wrap
 from privpart.noise.source import NoiseSource
 from privpart.noise.stream import NoiseStream, noise_and_grid
 from privpart.optimizer import FlatOptimizer, ServerOptimizer
@@ -585,7 +585,7 @@ class RoundSum:
         if isinstance(answer, ModularSum):
             self.self_clipped += len(named)
             self.modulus_bits = min(answer.bits, self.modulus_bits or answer.bits)
-            self.total += torch.from_numpy(answer.numbers())
+            self.total += torch.from_numpy(answer.around_zero())
             wrap(self.total.numpy(), self.modulus_bits)
         self.came.update(filter(is_client_id, named))
 

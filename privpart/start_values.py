@@ -17,8 +17,7 @@ Pretrained weights do not follow from a seed: ``load_weights`` copies them from 
 import difflib
 import hashlib
 import math
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -34,6 +33,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from accounting import checks
 from accounting.checks import ConfigError
+from privpart.patterns import matching_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +173,62 @@ def _of_layer(layer: nn.Module, kind: str) -> Initializer | None:
     return None
 
 
+def set_start_values(
+    module: nn.Module, seed: int | None, keep: Sequence[str], own: Mapping[str, Initializer]
+) -> tuple[str, ...]:
+    """Draw all parameters that are not kept from the seed, and return the names of the others."""
+    parameters = dict(module.named_parameters())
+    if seed is None:
+        if own:
+            raise ConfigError(
+                "initializers with seed=None: a pretrained model keeps its weights. Leave them out."
+            )
+        return tuple(parameters)
+    kept: tuple[str, ...] = ()
+    if isinstance(keep, str) or keep:
+        kept = matching_parameters(module, keep, "keep")
+    drawn = {name: p for name, p in parameters.items() if name not in set(kept)}
+    if not drawn:
+        raise ConfigError(
+            f"keep={list(keep)}: matches every parameter, so nothing follows from seed={seed}. "
+            "Leave keep out and pass seed=None."
+        )
+    _initialize(module, drawn, seed, own)
+    return kept
+
+
+def _initialize(
+    module: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    seed: int,
+    own: Mapping[str, Initializer],
+) -> None:
+    initializers = default_initializers(module)
+    for pattern, initializer in own.items():
+        names = matching_parameters(module, [pattern], "initializers")
+        if not any(name in parameters for name in names):
+            raise ConfigError(
+                f"initializers: {pattern!r} matches only parameters that keep their weights. Leave "
+                "it out, or take them out of keep."
+            )
+        initializers |= dict.fromkeys(names, initializer)
+    if missing := [name for name in parameters if name not in initializers]:
+        kinds = {type(module.get_submodule(name.rpartition(".")[0])).__name__ for name in missing}
+        raise ConfigError(
+            f"no initialiser for {', '.join(missing)} (layers of type {', '.join(sorted(kinds))}). "
+            f"Pass initializers={{{missing[0]!r}: Normal(scale)}}, by name, pattern or type, such "
+            f"as 'type:{min(kinds)}'; or name them in keep=[...] to keep the module's own weights."
+        )
+    for name, parameter in parameters.items():
+        parameter.data = seeded_tensor(seed, name, parameter.shape, initializers[name])
+
+
 GENERATOR = 2
 """Version of the generated bits, sent in every message. Version 1 drew words from SHAKE-128."""
 
 # words per step, so that words, indices and table stay in the cache
 _CHUNK = 1 << 16
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_MIX = 0x9E3779B97F4A7C15 - 2**64
-"""2^64 over the golden ratio, as a signed integer: its multiples are spread over all bits."""
 _TABLE_SHA256 = "7030c40868edff0a36b70d4a06ceacbf25ac02eb87069f34786f8258a1e9a44d"
 
 
@@ -216,61 +263,6 @@ def seed_bytes(seed: int) -> bytes:
     if value >= 1 << 128:
         raise ConfigError(f"seed={value}: must be below 2^128, since messages hold 16 bytes of it.")
     return value.to_bytes(16, "big")
-
-
-def tensors_fingerprint(tensors: Mapping[str, Tensor]) -> str:
-    """Return 32 hex digits that change with any bit, name, shape or dtype of ``tensors``."""
-    digest = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name}|{tensor.dtype}|{tuple(tensor.shape)}|".encode())
-        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        # NumPy has no bfloat16
-        bits = real.view(_INTEGERS[real.itemsize]).numpy()
-        digest.update(bits.astype(bits.dtype.newbyteorder("<")).tobytes())
-    return digest.hexdigest()[:32]
-
-
-def same_bits(first: Tensor, other: Tensor) -> bool:
-    """Whether two dense tensors agree in shape, dtype, device and every bit, also of NaN or -0."""
-    kinds = {(tensor.shape, tensor.dtype, tensor.device) for tensor in (first, other)}
-    return len(kinds) == 1 and torch.equal(_words(first), _words(other))
-
-
-def checksum(tensors: Iterable[Tensor]) -> int:
-    """Return a number that other bits, or the same bits in another order, change.
-
-    Unlike ``tensors_fingerprint`` it is fast, and no match for somebody who chooses the bits.
-    """
-    total, elsewhere = 0, []
-    for tensor in tensors:
-        words = _words(tensor)
-        if tensor.is_cpu:
-            total = zlib.crc32(words.numpy().data, total)
-        else:
-            elsewhere.append(_weighted(words))
-    # read at once, because each reading waits for an accelerator
-    if elsewhere:
-        total = zlib.crc32(torch.stack(elsewhere).cpu().numpy().data, total)
-    return total
-
-
-def _words(tensor: Tensor) -> Tensor:
-    """Return a dense tensor's bits as integers, shape (n,)."""
-    flat = tensor.detach().contiguous().flatten()
-    return flat.view(_INTEGERS[min(flat.itemsize, 8)])
-
-
-def _weighted(words: Tensor) -> Tensor:
-    """Return the sum of words modulo 2^64, each times an odd number that depends on its place."""
-    total = torch.zeros((), dtype=torch.int64, device=words.device)
-    # each takes several vectors of 64-bit integers
-    for part in torch.split(words, 2**22):
-        weights = torch.arange(1, len(part) + 1, device=part.device) * _MIX
-        for shift in (30, 27, 31):  # as in SplitMix64
-            weights = (weights ^ (weights >> shift)) * _MIX
-        total = total * _MIX + (part * (weights | 1)).sum()
-    return total
 
 
 def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> tuple[str, ...]:

@@ -74,7 +74,7 @@ ARROWS = {name: imported_by(path) for name, path in MODULES.items()}
 
 def test_the_top_level_of_privpart_tells_a_round():
     inside = {path for path in (ROOT / "privpart").iterdir() if path.name[:2] != "__"}
-    assert len([path for path in inside if path.suffix == ".py"]) <= 11
+    assert len([path for path in inside if path.suffix == ".py"]) <= 12
     assert len([path for path in inside if path.is_dir()]) <= 12
 
 
@@ -237,14 +237,15 @@ def test_a_public_function_or_class_has_its_name_to_itself():
     assert {name: files for name, files in twice.items() if name not in SHARED_NAMES} == {}
 
 
-def test_a_round_of_the_shipped_command_opens_at_most_36_files():
+def test_a_round_of_the_shipped_command_opens_few_files():
     """As many as today, and one or two more where other methods are tried; 22 is the aim."""
     done = subprocess.run(
         [sys.executable, ROOT / "tests" / "traced_round.py"], capture_output=True, text=True
     )
-    last = re.search(r"lines in (\d+) files", done.stdout)
+    last = re.search(r"(\d+)  lines in (\d+) files", done.stdout)
     assert last, done.stderr
-    assert 10 < int(last.group(1)) <= 36
+    assert 10 < int(last.group(2)) <= 30
+    assert int(last.group(1)) <= 12_600
 
 
 @pytest.mark.parametrize("package", [accounting, attacks, privpart], ids=lambda p: p.__name__)

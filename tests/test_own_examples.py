@@ -22,9 +22,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import privpart as package
-from privpart.loop import MetricsFiles
 from privpart.run.report import run_report
 from privpart.training import own_code
+from privpart.training.callbacks import MetricsFiles
 from privpart.training.export import released_module
 from privpart.training.plan_file import read
 from privpart.training.training import training
@@ -46,7 +46,7 @@ TRAINED = {"lstm": 6, "regression": 6, "resnet18": 8}
 KILLED = f"""
 import os, signal, sys
 from privpart.cli.main import main
-from privpart.loop import MetricsFiles
+from privpart.training.callbacks import MetricsFiles
 
 def die(self, record):
     if record.round == {DONE - 1}:

@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 import privpart as library
 from privpart.cli.main import app
 from privpart.data import from_frame
-from privpart.loop import MetricsFiles
 from privpart.run.report import run_report
 from privpart.training import own_code
+from privpart.training.callbacks import MetricsFiles
 
 OWN = Path(__file__).parent.parent / "examples" / "own"
 MISSING = [name for name in ("transformers", "peft", "datasets", "pandas") if not find_spec(name)]

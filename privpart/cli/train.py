@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from typing import Any
 
     from attacks.lower_bounds.planted import PlantedCanaries
+    from privpart.loop import Callback
     from privpart.run.folder import RunFolder
     from privpart.training.plan_file import PlanFile
     from privpart.training.training import Training
@@ -138,7 +139,7 @@ def train(
     """
     checks.count("evaluate_every", evaluate_every)
     if tensorboard:
-        from privpart.loop import TensorBoard
+        from privpart.training.callbacks import TensorBoard
 
         TensorBoard.refuse_missing()
     engine = EngineOptions(
@@ -211,7 +212,7 @@ def _canaries(*arguments: "Any", **options: "Any") -> "PlantedCanaries":  # noqa
 
 
 def _train(run: "RunFolder", setup: "Training", evaluate_every: int, *, tensorboard: bool) -> None:
-    from privpart.loop import Callback, TensorBoard
+    from privpart.training.callbacks import TensorBoard
     from privpart.training.metric import at_chance
     from privpart.training.train import finish
 

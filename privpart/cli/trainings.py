@@ -43,7 +43,7 @@ def processes(jobs: int | None) -> int:
 
 def progress_of_rounds() -> "Progress":
     """Return a display of the rounds of trainings, whose lengths differ."""
-    from privpart.loop import display_of_rounds
+    from privpart.training.callbacks import display_of_rounds
 
     return display_of_rounds("rounds", transient=True, speed_estimate_period=300)
 

@@ -5,8 +5,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from privpart.engines.secure_sums import ModularSum
 from privpart.messages import ClientHealth, ClientUpdate, CohortSum, RoundTask
-from privpart.modular import ModularSum
 
 OWN_ENGINES = ("EmbeddedEngine",)
 """This package's engines that sum clients, as a ledger's rows name them."""

@@ -12,11 +12,10 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from accounting.checks import ConfigError
 from privpart.example_level.loader import FixedPasses, gradient_parts
 from privpart.grid import Grid
-from privpart.model import refuse_batch_statistics, state_of
+from privpart.model import refuse_batch_statistics, same_bits, state_of
 from privpart.noise.stream import NoiseStream
 from privpart.run.folder import Committed, RunFolder
 from privpart.server import RoundCounts
-from privpart.start_values import same_bits
 
 
 class Scheduler:

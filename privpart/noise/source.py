@@ -183,8 +183,8 @@ def _forbid_core_dumps() -> None:
 
 
 def _draws(key: bytes, stream: int, salt: bytes) -> Draws:
-    if not checks.count("stream", stream, minimum=0) < 2**32:
-        raise ConfigError(f"stream={stream}: must be below 2^32.")
+    if type(stream) is not int or not 0 <= stream < 2**32:
+        raise ConfigError(f"stream={stream!r}: must be a whole number from 0 to 2^32 - 1.")
     address = b"privpart draws|%d|" % stream + salt
     return Draws(hashlib.sha256(key + address).digest())
 

@@ -26,7 +26,7 @@ from privpart.data.clients import Clients, RemoteClients
 from privpart.engines.canaries import CanaryClients, refuse_same_ids
 from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.options import EngineOptions
-from privpart.loop import Callback, HealthFile, MetricsFiles, ProgressBar, RoundRecord
+from privpart.loop import Callback, RoundRecord
 from privpart.messages import client_id, id_order
 from privpart.noise.cohorts import ids_hash
 from privpart.plan import PrivacyPlan
@@ -45,6 +45,7 @@ from privpart.run.report import RunReport, run_report
 from privpart.run.store import tensor_hash, write_durably
 from privpart.server import RoundCounts, Server
 from privpart.training import own_code
+from privpart.training.callbacks import HealthFile, MetricsFiles, ProgressBar
 from privpart.training.export import export, released_module
 from privpart.training.metric import Accuracy, Metric
 from privpart.training.own_code import described

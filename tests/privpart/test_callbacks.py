@@ -6,8 +6,9 @@ import types
 import pytest
 
 from accounting import ConfigError
-from privpart.loop import MetricsFiles, ProgressBar, RoundRecord, TensorBoard
+from privpart.loop import RoundRecord
 from privpart.server import RoundCounts
+from privpart.training.callbacks import MetricsFiles, ProgressBar, TensorBoard
 
 COUNTS = RoundCounts(2, 2, 0, asked=2)
 

@@ -22,8 +22,8 @@ from privpart.engines import methods as local_work
 from privpart.engines.device import float32_products, namespace
 from privpart.engines.methods import LocalComputation, Method
 from privpart.engines.options import EngineOptions
+from privpart.model import checksum, same_bits
 from privpart.models import mcmahan_2nn, small_cnn
-from privpart.start_values import checksum, same_bits
 
 HERE = Path(__file__).parent
 SIZES = (8, 3, 5, 0, 8)

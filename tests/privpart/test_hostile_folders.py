@@ -15,19 +15,19 @@ from runs import PLAN
 
 from accounting import ConfigError
 from privpart import RunFolder
-from privpart.loop import (
-    HEALTH_LINES,
-    JSON_LINES,
-    HealthFile,
-    MetricsError,
-    MetricsFiles,
-    RoundRecord,
-)
+from privpart.loop import RoundRecord
 from privpart.run import store, witness
 from privpart.run.folder import StorageError
 from privpart.run.report import run_report
 from privpart.run.store import erase_durably, read_state, write_durably
 from privpart.server import RoundCounts
+from privpart.training.callbacks import (
+    HEALTH_LINES,
+    JSON_LINES,
+    HealthFile,
+    MetricsError,
+    MetricsFiles,
+)
 
 START = torch.zeros(3)
 

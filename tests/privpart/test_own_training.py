@@ -26,8 +26,8 @@ from privpart import (
 )
 from privpart.client import batch_loss
 from privpart.engines.methods import LocalComputation, Method, client_generator
-from privpart.loop import HealthFile
 from privpart.pool import WorkerError
+from privpart.training.callbacks import HealthFile
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 TASK = RoundTask(0, (0, 1, 2, 3), 0.05, "plan")

@@ -7,8 +7,8 @@ from torch.nn.utils import parameters_to_vector
 
 from accounting import ConfigError
 from privpart import Constant, Glorot, Normal, PartialModel
+from privpart.model import tensors_fingerprint
 from privpart.models import small_cnn
-from privpart.start_values import tensors_fingerprint
 
 
 def network() -> nn.Module:

@@ -6,8 +6,15 @@ import torch
 
 from accounting import BinaryTree, ConfigError, Independent, Participation
 from privpart import AdaptiveClipping, PrivacyPlan, SeededSource, Server, fit
+from privpart.engines.secure_sums import (
+    ModularSum,
+    centred,
+    is_modulus,
+    modulus_bits,
+    residues,
+    wrap,
+)
 from privpart.grid import Grid
-from privpart.modular import ModularSum, centred, is_modulus, modulus_bits, residues, wrap
 from privpart.run.folder import RunFolder
 from privpart.run.report import run_report
 

@@ -14,8 +14,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from accounting import ConfigError
 from privpart import Constant, Glorot, He, Normal, PartialModel, Uniform
+from privpart.model import tensors_fingerprint
 from privpart.models import small_cnn
-from privpart.start_values import _quantiles, seeded_tensor, tensors_fingerprint
+from privpart.start_values import _quantiles, seeded_tensor
 
 PART = ["conv*", "norm.*", "dense2.*"]
 COMMITTED = {

@@ -1,4 +1,4 @@
-"""Modular sums: the door for secure aggregation, whose server sees no update.
+"""Secure sums: the door for secure aggregation, whose server sees no update.
 
 Clients clip and round their updates to the public grid themselves, and a protocol adds them modulo
 2^k. The server takes the sum around zero, adds the noise, and only then lets it wrap around: after
@@ -63,7 +63,7 @@ class ModularSum:
             return "modulus"
         return None if self.total.min() >= 0 and self.total.max() < 2**self.bits else "modulus"
 
-    def numbers(self) -> NDArray[np.int64]:
+    def around_zero(self) -> NDArray[np.int64]:
         """Return the sum around zero."""
         residue = self.total.resolve_neg().numpy() & (2**self.bits - 1)  # its memory may change
         return centred(residue, self.bits)
