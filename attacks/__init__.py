@@ -4,14 +4,13 @@ The attacker sees an ``Observation`` and the model's code, nothing else. A low s
 only where the attack is known to work: read the verdict, not the decibels.
 """
 
-from attacks.audit import leakage
-from attacks.defences import DefencePoint, TextDefencePoint, defences, text_defences
+from attacks.defences import DefencePoint, defences
 from attacks.explain import Explanation, explain
+from attacks.image_audit import ImageAudit, leakage, suite
 from attacks.load import (
     change_of_weights,
     for_model,
     from_array_record,
-    from_arrays,
     from_pfl,
     gradients_of,
     read_update,
@@ -48,12 +47,10 @@ from attacks.reconstruction.features import dense_then_invert
 from attacks.reconstruction.labels import infer_labels
 from attacks.reconstruction.reconstruct import Reconstruction, dlg, reid_rank
 from attacks.reconstruction.spear import spear
-from attacks.report import LeakageReport, LeakageRow
-from attacks.suite import suite
-from attacks.text.audit import text_leakage
+from attacks.report import LeakageReport, LeakageRow, TextReport
 from attacks.text.observation import TextObservation, observe_text
 from attacks.text.read import ReadText, span_test
-from attacks.text.report import TextReport
+from attacks.text_audit import TextAudit, text_leakage
 from attacks.update import LocalSteps
 
 __all__ = [
@@ -61,6 +58,7 @@ __all__ = [
     "Canaries",
     "DefencePoint",
     "Explanation",
+    "ImageAudit",
     "LeakageReport",
     "LeakageRow",
     "LocalSteps",
@@ -71,7 +69,7 @@ __all__ = [
     "Reconstruction",
     "Replay",
     "Scorer",
-    "TextDefencePoint",
+    "TextAudit",
     "TextObservation",
     "TextReport",
     "View",
@@ -91,7 +89,6 @@ __all__ = [
     "feature_error",
     "for_model",
     "from_array_record",
-    "from_arrays",
     "from_pfl",
     "gradients_of",
     "guesses",
@@ -114,7 +111,6 @@ __all__ = [
     "spear",
     "ssim",
     "suite",
-    "text_defences",
     "text_leakage",
     "view",
     "wilson",

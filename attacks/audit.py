@@ -1,97 +1,56 @@
-"""Leakage audit: attack what one client sends, whole and in parts, and report what came back.
+"""Audit: attack what one client sends, whole and in parts, and report what came back.
 
-The report separates "protected" from "the attack failed", and puts the score of an image that
-needs no attack beside every score. PSNR certifies nothing: it is a lower bound on what leaks,
-never to be turned into an epsilon. An update that the true images do not explain is not attacked.
-
-It is one file above 500 lines because the options are documented once, where they are checked.
+The report separates "protected" from "the attack failed", and puts the score of a guess that needs
+no attack beside every score. A score certifies nothing: it is a lower bound on what leaks, never to
+be turned into an epsilon. An update that the true examples do not explain is not attacked.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from statistics import median
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from accounting import Guarantee, Independent, Participation, checks, guarantee
 from accounting.checks import ConfigError
-from attacks.explain import Explanation
-from attacks.metrics import ORACLES, baseline_images, feature_error, match_batch, psnr, ssim
-from attacks.observation import Observation, noise_std_of, observe, select
-from attacks.reconstruction.analytic import invert_dense, is_dense, visible_dense
-from attacks.reconstruction.batch_statistics import buffers_after, sent_statistics, with_buffers
-from attacks.reconstruction.features import layer_input
-from attacks.reconstruction.labels import label_candidates
-from attacks.reconstruction.reconstruct import Reconstruction, matching_loss, reid_rank
-from attacks.report import (
-    Adversary,
-    LeakageReport,
-    LeakageRow,
-    Trial,
-    Verdict,
-    most_severe,
-    summarise,
-)
-from attacks.setting import Setting
-from attacks.suite import Attack, suite
+from attacks.explain import Explanation, explain
+from attacks.observation import Observation, check_entries, noise_std_of, residual_of, select
+from attacks.report import UNION, Adversary, Report, ResultT, TrialT, most_severe
+from attacks.rounding import first_least
 from attacks.update import LocalSteps, Loss, as_double, double_state, norm, ready
 
-_DATASET = "dataset mean"
-_OTHERS = "mean of others"
-
-Found = dict[str, Reconstruction]  # what each attack found on one batch, by the attack's name
-TrialsByImage = list[list[Trial]]  # for each image of a batch, the trials of all attacks
+SeenT = TypeVar("SeenT", bound=Observation)
+Attack = Callable[[nn.Module, SeenT, int], ResultT | None]  # model, what was seen, seed
+NO_ATTACK = "none"  # name of the attack in a row of a view that none applies to
 
 
-def leakage(
-    model: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    *,
-    views: Mapping[str, Sequence[str]],
-    attacks: Mapping[str, Attack] | None = None,
-    batch: int = 1,
-    loss: Loss = cross_entropy,
-    update: Mapping[str, Tensor] | None = None,
-    local: LocalSteps | None = None,
-    clip: float | None = None,
-    noise_multiplier: float = 0.0,
-    delta: float = 1e-5,
-    adversaries: Sequence[Adversary] | None = None,
-    schedule: Sequence[str] = (),
-    dataset_mean: Tensor | None = None,
-    class_means: Tensor | None = None,
-    decoys: tuple[Tensor, Tensor] | None = None,
-    reveal_labels: bool = True,
-    send_buffers: bool = False,
-    seed: int = 0,
-    done: MutableMapping[str, Found] | None = None,
-    progress: Callable[[str], None] | None = None,
-) -> LeakageReport:
-    """Attack the update of each batch, once per view and adversary.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Audit(Generic[SeenT, ResultT, TrialT]):
+    """Who sees which views of whose update, and what was done to it; checked when made.
 
     The "server" sees the update after the clip and before noise. With noise there is also the
     "recipient" of the noised sum, who knows every other client's update, as the adversary of
     differential privacy does: to it the sum is one client's update plus noise.
 
     Args:
-        model: has (B, K) logits and is in the mode in which clients train; the attacker knows
-            its present weights.
-        x: (N, C, H, W) in [0, 1].
-        y: (N,) labels.
+        model: what the client trains; the attacker knows its present weights.
+        x: the examples, see ``ImageAudit`` and ``TextAudit``.
+        y: their labels.
         views: name -> patterns of the parameters that the update shows, as in ``observe``. Only
             these train; the others are frozen, and public.
-        attacks: tried in this order until one recovers the image; None is ``suite()``.
-        batch: images per update; must divide N.
+        attacks: tried in this order until one recovers the batch; None is the whole suite. Each
+            maps (model, observation, seed) to a result, or to None where it does not apply.
+        batch: examples per update; must divide their number.
         loss: see ``Observation``.
-        update: a given update of the images in ``x`` as one batch; None computes it. If the images
+        update: a given update of all the examples as one batch; None computes it. If the examples
             do not explain it, nothing is attacked: the report is void and says what is likely
-            wrong. ``clip`` and ``noise_multiplier`` state what was done to it. Running statistics
-            in it count too: their change beside local steps, else as they are after the round.
+            wrong. ``clip`` and ``noise_multiplier`` state what was done to it.
         local: see ``Observation``.
         clip: see ``observe``.
         noise_multiplier: see ``observe``.
@@ -99,15 +58,7 @@ def leakage(
         adversaries: None is the server, and the recipient where there is noise.
         schedule: the view that each round of a training sends. The report then names the worst
             round, and the union of these views is audited too.
-        dataset_mean: (C, H, W) mean of public data, a baseline. None takes the mean of the decoys,
-            or without decoys that of the images in the other batches; for want of both the report
-            says that this baseline is missing.
-        class_means: (K, C, H, W) mean of each class in public data, a baseline; None leaves it
-            out. An attacker who is not told the labels does not know which: an oracle then.
-        decoys: (images, labels) that are not in ``x``, for the re-identification rank.
-        reveal_labels: whether the attacker is told ``y``.
-        send_buffers: whether clients also send the running statistics of batch normalisation, after
-            a gradient or one local step. A given update has them, or has not.
+        reveal_labels: whether the attacker is told the labels.
         seed: of the starting points and of the noise; the same for all views.
         done: results so far, by a key of (adversary, view, batch, clip, noise). The audit reads
             and fills it, so that an interrupted audit can resume. One mapping serves one set of
@@ -115,361 +66,342 @@ def leakage(
         progress: called with a line before each attack.
 
     Raises:
-        ConfigError: a pattern that matches no parameter, or an option out of range.
-    """
-    audit = Audit(
-        model=model,
-        x=x,
-        y=y,
-        views=views,
-        attacks=attacks,
-        batch=batch,
-        loss=loss,
-        update=update,
-        local=local,
-        clip=clip,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        adversaries=adversaries,
-        schedule=schedule,
-        dataset_mean=dataset_mean,
-        class_means=class_means,
-        decoys=decoys,
-        reveal_labels=reveal_labels,
-        send_buffers=send_buffers,
-        seed=seed,
-        done=done,
-        progress=progress,
-    )
-    return audit.report()
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Audit(Setting):
-    """A model, images and the options of ``leakage``, which documents them; checked when made.
-
-    Raises:
-        ConfigError: an option out of range, or two that contradict each other.
+        ConfigError: a pattern that matches no parameter, an option out of range, or two that
+            contradict each other.
     """
 
-    kind: ClassVar[str] = "images"
+    kind: ClassVar[str]
 
+    model: nn.Module
     x: Tensor
-    y: Tensor
-    attacks: Mapping[str, Attack] | None = None
-    loss: Loss = cross_entropy
-    dataset_mean: Tensor | None = None
-    class_means: Tensor | None = None
-    decoys: tuple[Tensor, Tensor] | None = None
-    send_buffers: bool = False
-    done: MutableMapping[str, Found] | None = None
-    _tried: dict[str, TrialsByImage] = field(init=False, default_factory=dict)
+    y: Tensor | None = None
+    views: Mapping[str, Sequence[str]]
+    attacks: Mapping[str, Attack[SeenT, ResultT]] | None = None
+    batch: int = 1
+    loss: Loss | None = None
+    update: Mapping[str, Tensor] | None = None
+    local: LocalSteps | None = None
+    clip: float | None = None
+    noise_multiplier: float = 0.0
+    delta: float = 1e-5
+    adversaries: Sequence[Adversary] | None = None
+    schedule: Sequence[str] = ()
+    reveal_labels: bool = True
+    seed: int = 0
+    done: MutableMapping[str, dict[str, ResultT]] | None = None
+    progress: Callable[[str], None] | None = None
+    _tried: dict[str, list[list[TrialT]]] = field(init=False, default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.refuse()
+    # What images and sentences differ in.
 
     @property
-    def examples(self) -> int:
-        """The number of images."""
-        return len(self.x)
+    def suite(self) -> Mapping[str, Attack[SeenT, ResultT]]:
+        """The attacks where none are named."""
+        raise NotImplementedError
+
+    @property
+    def client_loss(self) -> Loss:
+        """The loss that the client minimises."""
+        return self.loss or cross_entropy
+
+    @property
+    def net(self) -> nn.Module:
+        """The model as the client runs it."""
+        return self.model
+
+    def computed(self, number: int, options: dict[str, Any]) -> SeenT:
+        """Return what the client sends of batch ``number``, with these options of ``observe``."""
+        raise NotImplementedError
+
+    def given(self, update: Mapping[str, Tensor], fields: dict[str, Any]) -> SeenT:
+        """Return the observation of a given update; ``fields`` are those of any observation."""
+        raise NotImplementedError
+
+    def scored(
+        self, view: str, attack: str, result: ResultT, number: int, match: dict[str, Any]
+    ) -> list[TrialT]:
+        """Return a trial per example of the batch; ``match`` has its truth_match and untried."""
+        raise NotImplementedError
+
+    def nothing(self, number: int) -> ResultT:
+        """Return what stands for the result where nothing was attacked."""
+        raise NotImplementedError
+
+    def report(self) -> Report[Any]:
+        """Run every attack on every view of every batch, for one adversary after the other."""
+        raise NotImplementedError
+
+    # The options.
 
     def refuse(self) -> None:
         """Raise a ConfigError for options with which no audit is possible, before any attack."""
-        if len(self.x) < 1 or len(self.x) != len(self.y):
+        batch = checks.count("batch", self.batch)
+        checks.count("seed", self.seed, minimum=0, maximum=checks.MOST_SEED - len(self.x))
+        checks.probability("delta", self.delta)
+        noise_std_of(self.clip, self.noise_multiplier)
+        for adversary in self.adversaries or ():
+            checks.choice("adversaries", adversary, ["server", "recipient"])
+        if self.update is not None:
+            self._refuse_given(self.update)
+        if not self.views:
+            raise ConfigError("views={}: name at least one, such as {'full': ['*']}.")
+        if len(self.x) % batch:
             raise ConfigError(
-                f"x, y: {len(self.x)} images and {len(self.y)} labels; pass one label per image, "
-                "and at least one image."
+                f"batch={batch}: must divide the number of {self.kind}, {len(self.x)}."
             )
-        if self.update is not None and self.send_buffers:
-            raise ConfigError("send_buffers: a given update has its buffers, or has not.")
-        self.refuse_setting()
-        with torch.no_grad():
-            net = ready(self.model, training=False).double()
-            self.refuse_labels(net(self.x[:1].double()), self.y)
-        if self.decoys is not None and self.batch > 1:
+        _ = self.names  # refuses a pattern that matches nothing
+
+    def _refuse_given(self, update: Mapping[str, Tensor]) -> None:
+        if not update:
+            raise ConfigError("update: is empty; pass at least one tensor, by its name.")
+        if self.batch != len(self.x):
             raise ConfigError(
-                f"decoys: rank an image by itself; leave them out at batch={self.batch}."
+                f"update: a given update is of one batch; set batch to the number of {self.kind}, "
+                f"{len(self.x)}."
+            )
+        parameters = dict(self.model.named_parameters(remove_duplicate=False))  # tied ones twice
+        check_entries("update", update, parameters | dict(self.model.named_buffers()))
+        if self.noise_multiplier and "server" in self.everyone:
+            raise ConfigError(
+                "adversaries: a given update already contains its noise, so that only the "
+                "recipient can be audited; leave out the server."
             )
 
-    def report(self) -> LeakageReport:
-        """Run every attack on every view of every batch, for one adversary after the other.
+    def refuse_labels(self, logits: Tensor, labels: Tensor) -> None:
+        """Raise a ConfigError for labels that the logits (..., K) do not have."""
+        count = logits.shape[-1]
+        if self.client_loss is cross_entropy and not bool(((labels >= 0) & (labels < count)).all()):
+            raise ConfigError(
+                f"labels: from {int(labels.min())} to {int(labels.max())}; the model's are 0 to "
+                f"{count - 1}."
+            )
 
-        If the true images do not explain the update, nothing is attacked.
-        """
-        rows = tuple(row for adversary in self.everyone for row in self.rows(adversary))
-        return LeakageReport(
-            rows=rows,
-            truth=self.x.detach().clone(),
-            baselines={name: tuple(found.tolist()) for name, found in self._baselines.items()},
-            labels_revealed=self.reveal_labels,
-            seed=self.seed,
-            threat=self._threat(),
-            losses=tuple(self._client_loss(number) for number in self.batches),
-            baseline_images=self._guesses,
-            bound=self.accounted(),
-            delta=self.delta,
-            schedule=summarise(rows, self.schedule) if self.schedule else None,
-            decoys=0 if self.decoys is None else len(self.decoys[0]),
-            oracles=self._oracles,
-            missing=() if _DATASET in self._guesses or _OTHERS in self._guesses else (_DATASET,),
-            explanation=self.explanation,
-        )
+    @cached_property
+    def every_view(self) -> dict[str, Sequence[str]]:
+        """The views, and the union of those that the schedule sends unless one of them is all."""
+        for view in self.schedule:
+            if view not in self.views:
+                raise ConfigError(
+                    f"schedule={view!r}: is not a valid view; views are {', '.join(self.views)}."
+                )
+        sent = list(dict.fromkeys(self.schedule))
+        if len(sent) < 2 or any("*" in self.views[view] for view in sent):
+            return dict(self.views)
+        return {**self.views, UNION: [pattern for view in sent for pattern in self.views[view]]}
 
-    def rows(self, adversary: Adversary) -> list[LeakageRow]:
-        """Return a row per view, as attacked by that adversary."""
-        return [self._row(view, adversary) for view in self.every_view]
+    @cached_property
+    def names(self) -> dict[str, frozenset[str]]:
+        """The parameters of each view."""
+        sent = [name for name, _ in self.model.named_parameters()]
+        if self.update is not None:
+            sent = [name for name in sent if name in self.update]
+        return {view: frozenset(select(sent, pats)) for view, pats in self.every_view.items()}
+
+    @property
+    def everyone(self) -> Sequence[Adversary]:
+        """Who attacks."""
+        if self.adversaries:
+            return self.adversaries
+        if not self.noise_multiplier:
+            return ("server",)
+        return ("server", "recipient") if self.update is None else ("recipient",)
+
+    @property
+    def batches(self) -> range:
+        """The numbers of the batches."""
+        return range(len(self.x) // self.batch)
+
+    def rows_of(self, number: int) -> slice:
+        """Return which examples are batch ``number``."""
+        return slice(number * self.batch, (number + 1) * self.batch)
 
     def client(self, number: int) -> tuple[Tensor, Tensor]:
-        """Return batch ``number`` and its labels."""
+        """Return batch ``number``, and what its loss predicts: labels, or the examples."""
         rows = self.rows_of(number)
-        return self.x[rows].detach(), self.y[rows]
-
-    def observe(self, view: str, adversary: Adversary, number: int) -> Observation:
-        """Return what that adversary sees of batch ``number``."""
-        if self.update is not None:
-            return self._observe_given(self.update, view)
-        noise: dict[str, Any] = {}
-        if adversary == "recipient":
-            generator = torch.Generator().manual_seed(self.seed + number)
-            noise = {"noise_multiplier": self.noise_multiplier, "generator": generator}
-        x, y = self.client(number)
-        seen = observe(
-            *(self.model, x, y),
-            visible=self.every_view[view],
-            loss=self.loss,
-            local=self.local,
-            clip=self.clip,
-            reveal_labels=self.reveal_labels,
-            **noise,
-        )
-        return with_buffers(self.model, seen, x) if self.send_buffers else seen
+        return self.x[rows].detach(), (self.x if self.y is None else self.y)[rows]
 
     @cached_property
-    def _attacks(self) -> Mapping[str, Attack]:
-        return suite() if self.attacks is None else self.attacks
+    def _attacks(self) -> Mapping[str, Attack[SeenT, ResultT]]:
+        return self.suite if self.attacks is None else self.attacks
 
     @cached_property
-    def _done(self) -> MutableMapping[str, Found]:
+    def _done(self) -> MutableMapping[str, dict[str, ResultT]]:
         return {} if self.done is None else self.done  # an empty store is false, and still a store
+
+    # What is seen, and whether the examples explain it.
+
+    def observe(self, view: str, adversary: Adversary, number: int) -> SeenT:
+        """Return what that adversary sees of batch ``number``."""
+        patterns = self.every_view[view]
+        options: dict[str, Any] = {"loss": self.client_loss, "local": self.local, "clip": self.clip}
+        if self.update is not None:
+            std = noise_std_of(self.clip, self.noise_multiplier)
+            fields = {**options, "state": double_state(self.model), "noise_std": std}
+            seen = self.given(self.update, fields)
+            return seen.restrict(select(list(seen.update), patterns))
+        options |= {"visible": patterns, "reveal_labels": self.reveal_labels}
+        if adversary == "recipient":
+            options["noise_multiplier"] = self.noise_multiplier
+            options["generator"] = torch.Generator().manual_seed(self.seed + number)
+        return self.computed(number, options)
 
     @cached_property
     def explanation(self) -> Explanation:
-        """Of the view, adversary and batch that the true images explain least."""
-        return self.least_explained(self.model)
-
-    @cached_property
-    def _guesses(self) -> dict[str, Tensor]:
-        """Images (N, C, H, W) to compare with; those in ``_oracles`` know the truth."""
-        means = None if self.class_means is None else self.class_means[self.y]
-        public = self.dataset_mean
-        if public is None and self.decoys is not None and len(self.decoys[0]):
-            public = self.decoys[0].double().mean(0).clamp(0, 1)
-        guesses = baseline_images(self.x, public, means, seed=self.seed)
-        if public is None and len(self.batches) > 1:
-            guesses[_OTHERS] = _mean_of_others(self.x.detach().double(), self.batch)
-        return guesses
-
-    @property
-    def _oracles(self) -> tuple[str, ...]:
-        labelled = () if self.reveal_labels or self.class_means is None else ("class mean",)
-        return (*ORACLES, *labelled)
-
-    @cached_property
-    def _baselines(self) -> dict[str, Tensor]:
-        truth = self.x.double()
-        return {name: psnr(guess, truth) for name, guess in self._guesses.items()}
-
-    @cached_property
-    def _floor(self) -> list[float]:
-        """The best baseline of each image that does not know the truth, in dB."""
-        fair = [found for name, found in self._baselines.items() if name not in self._oracles]
-        best: list[float] = torch.stack(fair).amax(0).tolist()
-        return best
-
-    def _observe_given(self, update: Mapping[str, Tensor], view: str) -> Observation:
-        b, c, h, w = self.x.shape
-        buffers = dict(self.model.named_buffers())
-        whole = Observation(
-            update={name: as_double(v) for name, v in update.items() if name not in buffers},
-            state=double_state(self.model),
-            shape=(b, c, h, w),
-            labels=self.y if self.reveal_labels else None,
-            clip=self.clip,
-            noise_std=noise_std_of(self.clip, self.noise_multiplier),
-            loss=self.loss,
-            local=self.local,
-            training=self.model.training,
-            buffers=buffers_after(self.model, update, changes=self.local is not None),
-        )
-        return whole.restrict(select(list(whole.update), self.every_view[view]))
-
-    def _row(self, view: str, adversary: Adversary) -> LeakageRow:
-        seen = [self.observe(view, adversary, number) for number in self.batches]
-        by_batch = [
-            self.with_parts(self._attack, view, adversary, n, seen[n]) for n in self.batches
+        """Of the view, adversary and batch that the true examples explain least."""
+        explanations = [
+            explain(self.net, self.observe(view, adversary, number), *self.client(number))
+            for adversary in self.everyone
+            for view in self.every_view
+            for number in self.batches
         ]
-        tried = [trials for batch in by_batch for trials in batch]
-        alone = [[trial for trial in trials if trial.view == view] for trials in tried]
-        sent = [n for n in self.batches if norm(seen[n].update) > 0 and self.explanation.explained]
-        errors = [feature_errors(self.model, seen[n], self.client(n)[0]) for n in sent] or [{}]
-        ranked = self.decoys is not None and self.batch == 1 and len(sent) == len(self.batches)
-        own = tuple(min(one, key=lambda trial: trial.reconstruction.match) for one in alone)
-        return LeakageRow(
-            **self.row_of(view, adversary, seen),
-            unknowns=self.batch * self.x[0].numel(),
-            own=own,
-            best=tuple(max(one, key=lambda trial: trial.psnr) for one in tried),
-            alone=tuple(tuple(one) for one in alone),
-            verdict=most_severe(trial for one in tried for trial in one),
-            ranks=tuple(self._rank(n, seen[n]) for n in self.batches) if ranked else (),
-            feature_error={k: max(one.get(k, 0.0) for one in errors) for k in errors[0]},
-            labels_right=None if self.reveal_labels else self._labels_right(own),
-            labels_doubtful=any(len(self._label_guesses(seen[n])) > 1 for n in sent),
+        return explanations[first_least([-item.excess for item in explanations], -math.inf)]
+
+    # The attacks.
+
+    def rows(self, row: Callable[[dict[str, Any], list[SeenT]], Any]) -> tuple[Any, ...]:
+        """Return a row per adversary and view, made by ``row`` of its fields and observations."""
+        return tuple(
+            row(*self._row(view, adversary))
+            for adversary in self.everyone
+            for view in self.every_view
         )
 
-    def _labels_right(self, own: Sequence[Trial]) -> float | None:
-        """Return the share of the labels that the attacks inferred right, in any order."""
-        tried = [n for n in self.batches if own[n * self.batch].untried is None]
-        right = 0
-        for number in tried:
-            truth = Counter(self.client(number)[1].tolist())
-            guess = Counter(own[number * self.batch].reconstruction.labels.tolist())
-            right += (truth & guess).total()
-        return right / (len(tried) * self.batch) if tried else None
+    def _row(self, view: str, adversary: Adversary) -> tuple[dict[str, Any], list[SeenT]]:
+        """Return the fields that any row has, and what was seen of each batch."""
+        seen = [self.observe(view, adversary, number) for number in self.batches]
+        trials = [
+            of_example
+            for number in self.batches
+            for of_example in self._with_parts(view, adversary, number, seen[number])
+        ]
+        sizes = {name: value.numel() for name, value in self.model.named_parameters()}
+        visible = sum(sizes[name] for name in self.names[view])
+        return {
+            "view": view,
+            "patterns": tuple(self.every_view[view]),
+            "visible": visible,
+            "share": visible / sum(sizes.values()),
+            "adversary": adversary,
+            "update_norm": median(norm(item.update) for item in seen),
+            "best": tuple(max(of_example, key=lambda trial: trial.rank) for of_example in trials),
+            "verdict": most_severe(trial for of_example in trials for trial in of_example),
+            "alone": tuple(tuple(t for t in of_example if t.view == view) for of_example in trials),
+        }, seen
 
-    def _label_guesses(self, seen: Observation) -> list[Tensor]:
-        try:
-            return label_candidates(self.model, seen)
-        except ConfigError:  # an attack of one's own may do without
-            return []
+    def _with_parts(
+        self, view: str, adversary: Adversary, number: int, seen: SeenT
+    ) -> list[list[TrialT]]:
+        """Attack the whole view, and then each audited view inside it alone.
+
+        Whoever sees more may discard the rest, so a view must not score below a part of it.
+        """
+        trials = self._attack(view, view, adversary, number, seen)
+        separable = seen.clip is None and seen.local is None
+        for part, names in self.names.items():
+            if not names < self.names[view] or trials[0][0].untried is not None:
+                continue
+            inside = seen.restrict(names)
+            if norm(inside.update) == 0:
+                continue
+            if not separable and all(most_severe(one) == "recovered" for one in trials):
+                break
+            # a part of a gradient is what a client would send of that part
+            more = self._attack(part if separable else view, part, adversary, number, inside)
+            trials = [a + b for a, b in zip(trials, more, strict=True)]
+        return trials
 
     def _attack(
-        self, sent: str, view: str, adversary: Adversary, number: int, seen: Observation
-    ) -> TrialsByImage:
-        """Run the attacks in turn until all images are recovered; never run one twice."""
-        key = self.key(adversary, sent, view, number)
-        if key not in self._tried:
-            x, y = self.client(number)
-            floor = self._floor[self.rows_of(number)]
-            untried = self.untried(seen)
-            if untried is not None:
-                return _nothing_attacked(view, untried, x, y, floor, self.explanation.residual)
-            truth = truth_residual(self.model, seen, x, y)
-            tried: TrialsByImage = [[] for _ in x]
-            for name in self._attacks:
-                found = self._find(key, name, seen, number)
-                if found is None:
-                    continue
-                trials = score(view, name, found, x, floor, truth)
-                for one, trial in zip(tried, trials, strict=True):
-                    one.append(trial)
-                if all(most_severe(one) == "recovered" for one in tried):
+        self, sent: str, view: str, adversary: Adversary, number: int, seen: SeenT
+    ) -> list[list[TrialT]]:
+        """Run the attacks in turn until every example is recovered; never run one twice."""
+        key = "/".join((adversary, sent, view, str(number)))
+        if self.clip is not None:  # a sweep over clips and noises can share one store
+            key += f"/clip {self.clip!r}/noise {self.noise_multiplier!r}"
+        if key in self._tried:
+            return self._tried[key]
+        if norm(seen.update) == 0 or not self.explanation.explained:
+            untried = "nothing sent" if self.explanation.explained else "void"
+            match = {"truth_match": self.explanation.residual, "untried": untried}
+            stand_in = self.nothing(number)
+            return [[trial] for trial in self.scored(view, NO_ATTACK, stand_in, number, match)]
+        net = ready(self.net, seen.training)
+        match = {"truth_match": residual_of(net, seen, *self.client(number))}
+        trials: list[list[TrialT]] = [[] for _ in range(self.batch)]
+        for name in self._attacks:
+            if (result := self._result(key, name, seen, number)) is not None:
+                scored = self.scored(view, name, result, number, match)
+                trials = [[*a, b] for a, b in zip(trials, scored, strict=True)]
+                if all(most_severe(of_example) == "recovered" for of_example in trials):
                     break
-            if not tried[0]:
-                raise ConfigError(
-                    f"attacks: none of {', '.join(self._attacks)} applies to {view!r}."
-                )
-            self._tried[key] = tried
+        self._tried[key] = trials if trials[0] else self.unread(view, number, match)
         return self._tried[key]
 
-    def _find(self, key: str, name: str, seen: Observation, number: int) -> Reconstruction | None:
+    def unread(self, view: str, number: int, match: dict[str, Any]) -> list[list[TrialT]]:
+        """Return the trials of a view that no attack applies to."""
+        return [[t] for t in self.scored(view, NO_ATTACK, self.nothing(number), number, match)]
+
+    def _result(self, key: str, name: str, seen: SeenT, number: int) -> ResultT | None:
         before = self._done.get(key, {})
         if name in before:
             return before[name]
         if self.progress is not None:
             self.progress(f"{key}: {name}")
-        found = self._attacks[name](self.model, seen, self.seed + number)
-        if found is not None:
-            self._done[key] = {**before, name: found}
-        return found
+        result = self._attacks[name](self.model, seen, self.seed + number)
+        if result is not None:
+            self._done[key] = {**before, name: result}
+        return result
 
-    def _rank(self, number: int, seen: Observation) -> int:
-        if self.decoys is None:
-            return 0
-        x, y = self.client(number)
-        decoys, labels = self.decoys
-        return reid_rank(self.model, seen, x, decoys, torch.cat([y, labels]))
+    # The report.
 
-    def _client_loss(self, number: int) -> float:
+    def labels_right(self, trials: Sequence[TrialT]) -> float | None:
+        """Return the share of the labels that the trials inferred right, in any order."""
+        if self.y is None or self.reveal_labels:
+            return None
+        right = count = 0
+        for number in self.batches:
+            trial = trials[number * self.batch]
+            if trial.untried is None:
+                guesses = [] if trial.result.labels is None else trial.result.labels.tolist()
+                labels = self.y[self.rows_of(number)].tolist()
+                right += (Counter(labels) & Counter(guesses)).total()
+                count += self.batch
+        return right / count if count else None
+
+    def shared(self, threat: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields that any report has; ``threat`` is what its kind adds to the threat."""
+        return {
+            "seed": self.seed,
+            "threat": self._threat() | threat | {"attacks": list(self._attacks)},
+            "losses": tuple(self._loss_of(number) for number in self.batches),
+            "bound": self._accounted(),
+            "delta": self.delta,
+            "schedule": tuple(self.schedule),
+            "explanation": self.explanation,
+        }
+
+    def _loss_of(self, number: int) -> float:
         x, y = self.client(number)
-        twin = ready(self.model, self.model.training).double()
+        net = ready(self.net, self.net.training).double()
         with torch.no_grad():
-            return float(self.loss(twin(x.double()), y))
+            return float(self.client_loss(net(as_double(x)), y))
 
-    def _buffers_told(self) -> str:
-        """Return whether batch statistics were sent, and can be told from the buffers."""
-        seen = self.observe(next(iter(self.every_view)), self.everyone[0], 0)
-        if not seen.buffers:
-            return "not sent"
-        usable = bool(sent_statistics(self.model, seen))
-        return "sent" if usable else "sent, but not of one batch in training mode: not used"
+    def _accounted(self) -> Guarantee | None:
+        """Return what the accountant says of one noised release, whatever the attacks find."""
+        if not self.noise_multiplier:
+            return None
+        return guarantee(Independent(1), Participation(1), noise_multiplier=self.noise_multiplier)
 
     def _threat(self) -> dict[str, Any]:
         """Return what the attacker knows and what was done to the update, as JSON types."""
-        return self.shared_threat() | {
-            "mode": "train" if self.model.training else "eval",
-            "buffers": self._buffers_told(),
-            "attacks": list(self._attacks),
+        return {
+            "update": "gradient" if self.local is None else "delta",
+            "origin": "computed" if self.update is None else "given",
+            "local": None if self.local is None else asdict(self.local),
+            "batch": self.batch,
+            "weights": "public",
+            "labels": "revealed" if self.reveal_labels else "inferred",
+            "clip": self.clip,
+            "noise_multiplier": self.noise_multiplier,
+            "noise_std": noise_std_of(self.clip, self.noise_multiplier),
+            "recipient": "knows every other client's update",
         }
-
-
-def score(
-    view: str,
-    attack: str,
-    found: Reconstruction,
-    truth: Tensor,
-    floor: Sequence[float],
-    truth_match: float,
-) -> list[Trial]:
-    """Return a trial per image of the batch; ``floor`` is the best baseline of each, in dB."""
-    order = match_batch(found.x, truth)
-    x = found.x[order]
-    reference = truth.double()
-    decibels = psnr(x, reference).tolist()
-    alike = ssim(x, reference).tolist()
-    return [
-        Trial(view, attack, found, decibels[i], floor[i], alike[i], truth_match, int(order[i]))
-        for i in range(len(truth))
-    ]
-
-
-def _nothing_attacked(
-    view: str, untried: Verdict, x: Tensor, y: Tensor, floor: Sequence[float], residual: float
-) -> TrialsByImage:
-    """Return a trial per image that holds a grey image."""
-    grey = torch.full_like(x, 0.5, dtype=torch.float64)
-    none = Reconstruction(grey, y, math.inf, "not run", 0, 0.0, ())
-    trials = score(view, "none", none, x, floor, residual)
-    return [[replace(trial, untried=untried)] for trial in trials]
-
-
-def truth_residual(model: nn.Module, seen: Observation, x: Tensor, y: Tensor) -> float:
-    """Return how well the truth itself matches: 0 up to rounding, noise, or a wrong model."""
-    return float(matching_loss(model, seen, y)(as_double(x)).detach())
-
-
-def feature_errors(model: nn.Module, seen: Observation, x: Tensor) -> dict[str, float]:
-    """Return the relative error of each visible dense layer's input, read off the update.
-
-    Only for a batch of one, and for layers whose bias is in view. What is exact here identifies
-    the image even where its pixels cannot be reconstructed.
-    """
-    if seen.shape[0] != 1:
-        return {}
-    layers = visible_dense(seen, [name for name, m in model.named_modules() if is_dense(m)])
-    errors = {}
-    for name, weight, bias in layers:
-        rows = layer_input(model, seen, name)(as_double(x)).detach()
-        if len(rows) != 1:  # of a layer that acts on each token, or is not called
-            continue
-        reached = rows[0]
-        if bias is not None and bool(bias.any()) and bool(reached.any()):
-            errors[name] = feature_error(invert_dense(weight, bias), reached)
-    return errors
-
-
-def _mean_of_others(x: Tensor, batch: int) -> Tensor:
-    """Return for each image the mean of the images in the other batches, (N, C, H, W)."""
-    own = x.reshape(-1, batch, *x.shape[1:]).sum(1)
-    means: Tensor = (x.sum(0) - own) / (len(x) - batch)
-    return means.clamp(0, 1).repeat_interleave(batch, 0)

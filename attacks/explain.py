@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax
 
 from accounting.checks import ConfigError
-from attacks.observation import Observation
+from attacks.observation import Observation, clipped_values, update_of
 from attacks.reconstruction.batch_statistics import statistics_gap
-from attacks.reconstruction.reconstruct import flat
 from attacks.rounding import first_least, same
-from attacks.update import LocalSteps, as_double, clip_scale, ready, simulated_update
+from attacks.update import LocalSteps, as_double, flat, ready
 
 EXPLAINED = 1e-3  # relative residual that reduced precision may leave; 3 % of the norm
 _CHANCE = 1e-9  # that true noise is called false
@@ -85,7 +84,7 @@ def explain(model: nn.Module, observation: Observation, x: Tensor, y: Tensor) ->
         y: (B,) their labels; or (B, T), the tokens that a language model predicts.
     """
     said = replay(model, observation, x, y)
-    seen = _values(observation)
+    seen = flat(observation.update.values())
     size = float(seen.square().sum())
     gap = float((said - seen).square().sum())
     if size == 0:
@@ -121,14 +120,8 @@ def _with_statistics(
 
 def replay(model: nn.Module, observation: Observation, x: Tensor, y: Tensor) -> Tensor:
     """Return the visible values of the update of ``x`` and ``y``, after the clip, as one vector."""
-    names = observation.sent or tuple(observation.update)
-    state = {name: as_double(value) for name, value in observation.state.items()}
-    net = ready(model, observation.training)
-    mine = simulated_update(
-        *(net, state, names, as_double(x), y, observation.loss, observation.local)
-    )
-    visible = flat(mine[name] for name in observation.update)
-    return clip_scale(mine, observation.clip) * visible
+    update = update_of(ready(model, observation.training), observation, as_double(x), y)
+    return clipped_values(observation, update)
 
 
 def _causes(
@@ -139,8 +132,8 @@ def _causes(
         return ("it contains less noise than the noise multiplier says",)
     if not same(replay(model, observation, x, y), replay(model, observation, x, y)):
         return ("mode: the model's forward pass is random, so that no examples explain its update",)
-    weights = flat(as_double(observation.state[name]) for name in observation.update)
-    seen = _values(observation)
+    weights = flat(observation.state[name] for name in observation.update)
+    seen = flat(observation.update.values())
     if float((weights - seen).square().sum()) < _NEAR_WEIGHTS * float(seen.square().sum()):
         return ("it is weights, not an update: subtract those before the round (before)",)
     fits = [(left, clause) for left, clause in _fits(model, observation, x, y) if left < found.most]
@@ -161,7 +154,7 @@ def _fits(
 
     The simplest come first: of those that explain it as well as the best, the first is believed.
     """
-    seen = _values(observation)
+    seen = flat(observation.update.values())
     for mode, local, clause in _variants(observation):
         other = replace(observation, training=mode, local=local, clip=None)
         try:
@@ -228,7 +221,7 @@ def _another_label(
     model: nn.Module, observation: Observation, x: Tensor, y: Tensor
 ) -> tuple[float, str]:
     """Return the residual and a clause of the label of one image that explains the update best."""
-    seen = _values(observation)
+    seen = flat(observation.update.values())
     net = ready(model, observation.training).double()
     with torch.no_grad():
         logits = net(as_double(x))
@@ -244,9 +237,9 @@ def _exchanged(
     """Return the residual and a clause of weights before the round that are those after it."""
     begin = dict(observation.state)
     for name, change in observation.update.items():
-        begin[name] = as_double(begin[name]) + as_double(change)
+        begin[name] = begin[name] + change
     other = replay(model, replace(observation, state=begin), x, y)
-    left = _residual(-other, _values(observation))
+    left = _residual(-other, flat(observation.update.values()))
     return left, "the weights before and after the round are exchanged"
 
 
@@ -254,7 +247,7 @@ def _another_rate(
     model: nn.Module, observation: Observation, local: LocalSteps, x: Tensor, y: Tensor
 ) -> tuple[float, str]:
     """Return the residual that the learning rate leaves that fits best, and a clause on it."""
-    seen, left, rate = _values(observation), math.inf, local.learning_rate
+    seen, left, rate = flat(observation.update.values()), math.inf, local.learning_rate
     for _ in range(_RATES):
         tried = replace(observation, local=replace(local, learning_rate=rate), clip=None)
         scale, left = _scaled(replay(model, tried, x, y), seen)
@@ -274,12 +267,12 @@ def _another_loss(
     Both add to the gradient linearly, so that a least-squares fit finds them. Each is tried without
     the other, so that no share decides that is 0 but for rounding.
     """
-    seen = _values(plain)
+    seen = flat(plain.update.values())
     if plain.loss is not cross_entropy or len(seen) < _MANY:
         return
     given = replay(model, plain, x, y)
     uniform = replay(model, replace(plain, loss=_uniform_loss), x, y)
-    weights = flat(as_double(plain.state[name]) for name in plain.update)
+    weights = flat(plain.state[name] for name in plain.update)
     for smooths, decays in ((True, False), (False, True), (True, True)):
         columns = [given, *[uniform] * smooths, *[weights] * decays]
         terms = torch.stack(columns, 1)
@@ -301,7 +294,7 @@ def _uniform_loss(logits: Tensor, _labels: Tensor) -> Tensor:
 
 def _descent(model: nn.Module, observation: Observation, x: Tensor, y: Tensor) -> str:
     """Return a clause on an update that is stated to be a gradient and points against it."""
-    seen = _values(observation)
+    seen = flat(observation.update.values())
     gradient = replay(model, replace(observation, local=None, clip=None), x, y)
     if observation.local is not None or not bool(gradient.any()):
         return ""
@@ -312,7 +305,3 @@ def _descent(model: nn.Module, observation: Observation, x: Tensor, y: Tensor) -
         f"it points against the gradient (cosine {cosine:.2f}): rather a change of the weights "
         "after several local steps than a gradient"
     )
-
-
-def _values(observation: Observation) -> Tensor:
-    return flat(as_double(value) for value in observation.update.values())

@@ -3,7 +3,7 @@
 import io
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -212,47 +212,6 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     if not found:
         raise ConfigError("model: no parameter has a gradient; call backward() first.")
     return unwrapped(found)
-
-
-def from_arrays(
-    model: nn.Module,
-    after: Sequence[npt.NDArray[np.floating]],
-    before: Sequence[npt.NDArray[np.floating]] | None = None,
-) -> dict[str, Tensor]:
-    """Return a Flower client's weights, or their change, by parameter name.
-
-    Flower sends ``state_dict().values()`` as a list without names, so only the order identifies an
-    array: their count and every shape must fit the whole model. A shorter list is an error.
-
-    Args:
-        model: whose ``state_dict`` has the same order as the client's.
-        after: what the client sent.
-        before: what the client had received; then the change of the weights is returned.
-
-    Raises:
-        ConfigError: too few or too many arrays, or a shape that does not fit.
-    """
-    state = model.state_dict()
-    parameters = {name for name, _ in model.named_parameters()}
-    for label, arrays in (("after", after), ("before", before)):
-        if arrays is None:
-            continue
-        if len(arrays) != len(state):
-            raise ConfigError(
-                f"{label}: {len(arrays)} arrays for the {len(state)} tensors of the model's "
-                "state_dict; a part of an update needs names, as in a .safetensors file."
-            )
-        for (name, value), array in zip(state.items(), arrays, strict=True):
-            if tuple(np.shape(array)) != tuple(value.shape):
-                raise ConfigError(
-                    f"{label}[{name!r}]: shape {np.shape(array)}; must be {tuple(value.shape)}."
-                )
-    start = [0.0] * len(after) if before is None else before
-    return {
-        name: torch.as_tensor(np.asarray(new, dtype=np.float64) - np.asarray(old))
-        for name, new, old in zip(state, after, start, strict=True)
-        if name in parameters
-    }
 
 
 class _FlowerArray(Protocol):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from attacks.update import (
     as_double,
     clip_scale,
     double_state,
+    flat,
     norm,
     ready,
     simulated_update,
@@ -53,6 +54,8 @@ class Observation:
         buffers: running statistics of batch normalisation after the client's training, by name,
             where the client sends them; they are not clipped, and no noise covers them.
 
+    Real values are kept in float64 on the CPU, whatever they came in.
+
     Raises:
         ConfigError: an empty update, a name or shape that is not the model's, or a value that is
             not finite.
@@ -71,6 +74,9 @@ class Observation:
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        for name in ("update", "state", "buffers"):
+            wide = {k: _wide(value) for k, value in getattr(self, name).items()}
+            object.__setattr__(self, name, wide)
         if not self.update:
             raise ConfigError("update={}: is empty; pass at least one parameter to attack.")
         if len(self.shape) not in (2, 4) or min(self.shape) < 1:
@@ -81,8 +87,8 @@ class Observation:
         for name, value in self.state.items():
             if value.is_floating_point() and not bool(value.isfinite().all()):
                 raise ConfigError(f"state[{name!r}]: has values that are not finite.")
-        for where, sent in (("update", self.update), ("buffers", self.buffers)):
-            check_entries(where, sent, self.state)
+        check_entries("update", self.update, self.state)
+        check_entries("buffers", self.buffers, self.state)
         if self.sent and not set(self.update) <= set(self.sent) <= set(self.state):
             raise ConfigError("sent: must contain every visible name, and only names of the model.")
         if self.clip is not None:
@@ -93,13 +99,6 @@ class Observation:
     def kind(self) -> Literal["gradient", "delta"]:
         """What ``update`` holds; "delta" is the change of the weights."""
         return "gradient" if self.local is None else "delta"
-
-    @property
-    def noise_share(self) -> float:
-        """Expected share of ``||update||^2`` that is noise: what even the truth cannot match."""
-        count = sum(value.numel() for value in self.update.values())
-        total = norm(self.update) ** 2
-        return count * self.noise_std**2 / total if total > 0 else 0.0
 
     def restrict(self, names: Collection[str]) -> Self:
         """Return the observation of an attacker who looks at these visible parameters only.
@@ -149,24 +148,83 @@ def observe(
     Raises:
         ConfigError: a pattern that matches no parameter, an empty view, or a value out of range.
     """
-    names = select([name for name, _ in model.named_parameters()], visible)
     _check_batch(x, y)
+    y = y.detach().to("cpu", copy=True)
+    fields = sent_fields(
+        *(model, ready(model, model.training), as_double(x), y),
+        visible=visible,
+        loss=loss,
+        local=local,
+        clip=clip,
+        noise_multiplier=noise_multiplier,
+        generator=generator,
+    )
+    labels = y if reveal_labels else None
+    return Observation(**fields, shape=tuple(x.shape), labels=labels, training=model.training)
+
+
+def sent_fields(
+    model: nn.Module,
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    *,
+    loss: Loss,
+    visible: Sequence[str] | None = None,
+    local: LocalSteps | None = None,
+    clip: float | None = None,
+    noise_multiplier: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> dict[str, Any]:
+    """Return the fields of an observation that do not depend on what is attacked.
+
+    ``net`` is the model made by ``ready``; it maps ``x`` to what the loss compares with ``y``. The
+    other arguments are those of ``observe``.
+    """
+    names = select([name for name, _ in model.named_parameters()], visible)
     std = noise_std_of(clip, noise_multiplier)
     if std > 0 and generator is None:
         raise ConfigError(
             f"noise_multiplier={noise_multiplier:g}: pass a torch.Generator to draw the noise."
         )
     state = double_state(model)
-    mode = model.training
-    y = y.detach().to("cpu", copy=True)
-    update = simulated_update(ready(model, mode), state, names, as_double(x), y, loss, local)
+    update = simulated_update(net, state, names, x, y, loss, local)
     scale = clip_scale(update, clip)
     update = {name: value * scale for name, value in update.items()}
     if std > 0:
         update = {name: value + std * _normal(value, generator) for name, value in update.items()}
-    b, c, h, w = x.shape
-    known = y if reveal_labels else None
-    return Observation(update, state, (b, c, h, w), known, clip, std, loss, local, mode)
+    options = {"clip": clip, "noise_std": std, "loss": loss, "local": local}
+    return {"update": update, "state": state, **options}
+
+
+def update_of(
+    net: nn.Module, seen: Observation, x: Tensor, y: Tensor, *, functional: bool = False
+) -> dict[str, Tensor]:
+    """Return the update before the clip of the observed client, had it trained on (x, y).
+
+    Args:
+        net: made by ``ready``.
+        seen: tells the weights, what trains, the loss and the local steps.
+        x: examples, real ones in the precision of the state.
+        y: what the loss predicts.
+        functional: see ``simulated_update``.
+    """
+    names = seen.sent or tuple(seen.update)
+    options = (seen.loss, seen.local)
+    return simulated_update(net, seen.state, names, x, y, *options, functional=functional)
+
+
+def clipped_values(seen: Observation, update: Mapping[str, Tensor]) -> Tensor:
+    """Return the values of ``update`` that are in view, after the clip, as one vector."""
+    return clip_scale(update, seen.clip) * flat(update[name] for name in seen.update)
+
+
+def residual_of(net: nn.Module, seen: Observation, x: Tensor, y: Tensor) -> float:
+    """Return ||u(x) - u||^2 / ||u||^2 over what is visible; see ``update_of``."""
+    u = flat(seen.update.values())
+    gap = clipped_values(seen, update_of(net, seen, as_double(x), y)) - u
+    size = float(u @ u)
+    return float(gap @ gap) / size if size > 0 else math.inf
 
 
 def select(names: Sequence[str], patterns: Sequence[str] | None) -> tuple[str, ...]:
@@ -189,6 +247,11 @@ def select(names: Sequence[str], patterns: Sequence[str] | None) -> tuple[str, .
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(f"visible={pattern!r}: matches no parameter. {_near(pattern, names)}")
     return tuple(name for name in names if any(fnmatchcase(name, p) for p in patterns))
+
+
+def _wide(value: Tensor) -> Tensor:
+    dtype = torch.float64 if value.is_floating_point() else value.dtype
+    return value.detach().to("cpu", dtype)
 
 
 def _normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -228,27 +291,22 @@ def _check_batch(x: Tensor, y: Tensor) -> None:
 def check_entries(where: str, sent: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
     """Raise a ConfigError unless each tensor is finite, and has the shape of the state's."""
     for name, value in sent.items():
-        _check_entry(where, name, value, state)
+        entry = f"{where}[{name!r}]"
+        if name not in state:
+            raise ConfigError(f"{entry}: is not a parameter of the model. {_near(name, state)}")
+        if value.shape != state[name].shape:
+            raise ConfigError(
+                f"{entry}: shape {tuple(value.shape)}; must be {tuple(state[name].shape)}."
+            )
+        if state[name].is_floating_point() and not value.is_floating_point():
+            raise ConfigError(f"{entry}: holds {value.dtype}; must hold real numbers.")
+        if not bool(value.isfinite().all()):
+            raise ConfigError(f"{entry}: has values that are not finite.")
     if not norm(sent) < math.inf:
         raise ConfigError(
             f"{where}: is too long for its norm to be a number (1e154 or more); check the learning "
             "rate."
         )
-
-
-def _check_entry(where: str, name: str, value: Tensor, state: Mapping[str, Tensor]) -> None:
-    if name not in state:
-        raise ConfigError(
-            f"{where}[{name!r}]: is not a parameter of the model. {_near(name, state)}"
-        )
-    if value.shape != state[name].shape:
-        raise ConfigError(
-            f"{where}[{name!r}]: shape {tuple(value.shape)}; must be {tuple(state[name].shape)}."
-        )
-    if state[name].is_floating_point() and not value.is_floating_point():
-        raise ConfigError(f"{where}[{name!r}]: holds {value.dtype}; must hold real numbers.")
-    if not bool(value.isfinite().all()):
-        raise ConfigError(f"{where}[{name!r}]: has values that are not finite.")
 
 
 def _near(name: str, names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""Leakage report: verdicts per view and adversary, with baselines and residuals beside each score.
+"""Leakage reports on images and text: verdicts per view and adversary, beside baselines.
 
 Nothing here certifies privacy: a score is a lower bound on what leaks, and the accountant's bound
 is printed beside it, never derived from it.
@@ -6,59 +6,87 @@ is printed beside it, never derived from it.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Generic, Literal, Protocol, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 from torch import Tensor, stack
 
 from accounting import Guarantee
-from accounting.checks import ConfigError
 from attacks.explain import EXPLAINED, Explanation
 from attacks.metrics import wilson
 from attacks.reconstruction.reconstruct import Reconstruction
+from attacks.text.read import ReadText
+from attacks.text.score import TextScore
 
 Verdict = Literal[
     "recovered", "partial", "no gain", "ambiguous", "attack failed", "nothing sent", "void"
 ]
 Adversary = Literal["server", "recipient"]
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)  # the most severe first
-SCHEMA = "privpart/leakage/3"
 
 RECOVERED_DB = 30.0
 GAIN_DB = 3.0  # over the best baseline; a score below that says nothing
+RECOVERED_ROUGE = 0.9  # one token in ten missing or false: who reads it reads the sentence
+GAIN = 0.2  # over the best guess: a token in five
 MATCHED = 1e-6  # relative residual; above it the attack failed
 UNION = "all rounds together"  # view that shows what any round of a schedule shows
 
+ResultT = TypeVar("ResultT", bound=Reconstruction | ReadText)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trial:
-    """One image as one attack reconstructed it: its score, and that of the best baseline (dB).
+class Trial(Generic[ResultT]):
+    """One example as one attack found it.
 
     Args:
         view: the parameters that the attack used.
         attack: name of the attack.
-        reconstruction: the whole batch, as found.
-        psnr: score of this image.
-        baseline: best PSNR of an image that needs no attack and does not know the truth.
-        ssim: structural similarity of this image.
+        result: the whole batch, as found.
         truth_match: residual of the true batch; above 0 only because of noise and rounding, unless
             the update has another origin.
-        index: position of this image in the reconstructed batch, after pairing.
-        untried: "nothing sent" or "void" where there was nothing to attack; the reconstruction is
-            then a grey image, and its score says nothing.
+        untried: "nothing sent" or "void" where there was nothing to attack; the result is then a
+            stand-in, and its score says nothing.
     """
 
     view: str
     attack: str
-    reconstruction: Reconstruction
+    result: ResultT
+    truth_match: float = field(default=0.0, kw_only=True)
+    untried: Verdict | None = field(default=None, kw_only=True)
+
+    @property
+    def matched(self) -> bool:
+        """Whether the result explains the update, up to rounding and noise."""
+        return self.result.match <= max(MATCHED, self.truth_match)
+
+    @property
+    def verdict(self) -> Verdict:
+        """What may be concluded."""
+        raise NotImplementedError
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Order by how close the result is to the truth, best last."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageTrial(Trial[Reconstruction]):
+    """One image as one attack reconstructed it; see also ``Trial``.
+
+    Args:
+        psnr: score of this image, in dB.
+        baseline: best PSNR of an image that needs no attack and does not know the truth.
+        ssim: structural similarity of this image.
+        index: position of this image in the reconstructed batch, after pairing.
+    """
+
     psnr: float
     baseline: float
     ssim: float = 0.0
-    truth_match: float = 0.0
     index: int = 0
-    untried: Verdict | None = None
 
     @property
     def gain(self) -> float:
@@ -81,32 +109,89 @@ class Trial:
             return self.untried
         if self.gain >= GAIN_DB:
             return "recovered" if self.psnr >= RECOVERED_DB else "partial"
-        if self.reconstruction.match > max(MATCHED, self.truth_match):
+        if not self.matched:
             return "attack failed"
         return "no gain" if self.psnr >= RECOVERED_DB else "ambiguous"
 
-
-class Tried(Protocol):
-    """What the trials of images and of sentences share."""
-
     @property
-    def view(self) -> str:
-        """The parameters that the attack used."""
+    def rank(self) -> tuple[float, ...]:
+        """Order by PSNR."""
+        return (self.psnr,)
 
-    @property
-    def attack(self) -> str:
-        """Name of the attack."""
 
-    @property
-    def untried(self) -> Verdict | None:
-        """The verdict where there was nothing to attack."""
+def least_gain(guess: float) -> float:
+    """Return the score that says more than a guess of this score.
+
+    That is 0.2 more, or half of what the guess lacks where it lacks less than 0.4.
+
+    >>> least_gain(0.25), least_gain(0.9)
+    (0.45, 0.95)
+    """
+    return guess + min(GAIN, (1 - guess) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """Best scores of one sentence, and of its batch, without any update.
+
+    Args:
+        f1: token F1 of the sentence.
+        rouge: ROUGE-L of the sentence.
+        bag: F1 of the distinct tokens of the batch.
+    """
+
+    f1: float
+    rouge: float
+    bag: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextTrial(Trial[ReadText]):
+    """One sentence as one attack read it; see also ``Trial``.
+
+    Args:
+        score: of this sentence.
+        bag: F1 of the distinct tokens of the batch that the attack shows.
+        guess: best scores without the update.
+    """
+
+    score: TextScore
+    bag: float
+    guess: Guess
 
     @property
     def verdict(self) -> Verdict:
-        """What may be concluded."""
+        """What may be concluded.
+
+        "recovered": ROUGE-L is at least 0.9, and says more than the best guess (``least_gain``).
+        "partial": ROUGE-L, token F1 or the F1 of the batch's distinct tokens says more than the
+        best guess. "no gain": the sentence itself came back, but a guess is as close. "ambiguous":
+        another text matches the update. "attack failed": the update is not matched.
+        """
+        if self.untried is not None:
+            return self.untried
+        complete = self.score.rouge >= RECOVERED_ROUGE
+        gains = [
+            score >= least_gain(guess) and score > guess
+            for score, guess in (
+                (self.score.rouge, self.guess.rouge),
+                (self.score.f1, self.guess.f1),
+                (self.bag, self.guess.bag),
+            )
+        ]
+        if any(gains):
+            return "recovered" if gains[0] and complete else "partial"
+        if complete:
+            return "no gain"
+        return "ambiguous" if self.matched else "attack failed"
+
+    @property
+    def rank(self) -> tuple[float, ...]:
+        """Order by verdict, and then by score."""
+        return (-VERDICTS.index(self.verdict), self.score.exact, self.score.rouge, self.bag)
 
 
-TrialT = TypeVar("TrialT", bound=Tried)
+TrialT = TypeVar("TrialT", bound=Trial[Any])
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -128,6 +213,8 @@ class ViewRow(Generic[TrialT]):
         adversary: "server" sees one client's update after its clip and before any noise;
             "recipient" sees the noised sum and knows every other client's update.
         update_norm: median L2 norm of the visible update.
+        labels_right: share of the labels that were inferred right; None where they were revealed,
+            are the tokens themselves, or nothing was attacked.
     """
 
     view: str
@@ -139,6 +226,7 @@ class ViewRow(Generic[TrialT]):
     alone: tuple[tuple[TrialT, ...], ...] = ()
     adversary: Adversary = "server"
     update_norm: float = 0.0
+    labels_right: float | None = None
 
     @property
     def recovered(self) -> int:
@@ -152,11 +240,20 @@ class ViewRow(Generic[TrialT]):
 
     @property
     def by_attack(self) -> dict[str, list[TrialT]]:
-        """What each attack found on this view itself, in the order in which they were tried."""
-        found: dict[str, list[TrialT]] = {}
-        for trial in (trial for one in self.alone for trial in one if trial.untried is None):
-            found.setdefault(trial.attack, []).append(trial)
-        return found
+        """The trials of each attack on this view itself, in the order in which they were run."""
+        trials: dict[str, list[TrialT]] = {}
+        for trial in (trial for trials in self.alone for trial in trials if trial.untried is None):
+            trials.setdefault(trial.attack, []).append(trial)
+        return trials
+
+    @property
+    def worst_score(self) -> dict[str, float | None]:
+        """The name and value of the score by which rows of one verdict are ordered."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as JSON types; only ``seconds`` differs between two equal runs."""
+        raise NotImplementedError
 
     def shared(self, **size: int) -> dict[str, Any]:
         """Return the fields as JSON types, with the size of one batch among them."""
@@ -173,26 +270,23 @@ class ViewRow(Generic[TrialT]):
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LeakageRow(ViewRow[Trial]):
+class LeakageRow(ViewRow[ImageTrial]):
     """One view of an update of images, and one adversary; see also ``ViewRow``.
 
     Args:
         unknowns: pixels of one batch.
         own: per image, the trial with the least residual on this view alone, which is the one that
-            an attacker would choose.
+            an attacker would choose; the inferred labels are its.
         ranks: per image, the rank of the truth among decoys; () without decoys.
         feature_error: per visible dense layer, the greatest relative error of its input as computed
             from the update; for batches of one.
-        labels_right: share of the labels that were inferred right, by the trials in ``own``; None
-            where they were revealed, or nothing was attacked.
         labels_doubtful: whether some labels were guesses: an attack with wrong labels fails.
     """
 
     unknowns: int
-    own: tuple[Trial, ...]
+    own: tuple[ImageTrial, ...]
     ranks: tuple[int, ...] = ()
     feature_error: Mapping[str, float] = field(default_factory=dict)
-    labels_right: float | None = None
     labels_doubtful: bool = False
 
     @property
@@ -201,98 +295,129 @@ class LeakageRow(ViewRow[Trial]):
         return tuple(trial.psnr for trial in self.best)
 
     @property
+    def worst_score(self) -> dict[str, float | None]:
+        """The greatest PSNR over the images that could be attacked."""
+        return {"psnr_max": _of(max, [trial.psnr for trial in self.attacked])}
+
+    @property
     def reconstructions(self) -> Tensor:
         """(N, C, H, W), the images that ``psnr`` scores."""
-        return stack([trial.reconstruction.x[trial.index] for trial in self.best])
+        return stack([trial.result.x[trial.index] for trial in self.best])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON types; only ``seconds`` differs between two equal runs."""
-        found = [trial.reconstruction for trial in self.own]
-        spent = list({id(r): r for r in found}.values())
-        scored = self.attacked
+        results = [trial.result for trial in self.own]
+        distinct = list({id(result): result for result in results}.values())
         return {
             **self.shared(unknowns=self.unknowns),
-            "psnr_median": over(median, [trial.psnr for trial in scored]),
-            "psnr_max": over(max, [trial.psnr for trial in scored]),
+            "psnr_median": _of(median, [trial.psnr for trial in self.attacked]),
+            **self.worst_score,
             "psnr": [None if trial.untried else trial.psnr for trial in self.best],
             "psnr_alone": [None if trial.untried else trial.psnr for trial in self.own],
-            "ssim_median": over(median, [trial.ssim for trial in scored]),
+            "ssim_median": _of(median, [trial.ssim for trial in self.attacked]),
             "found_in": [trial.view for trial in self.best],
             "baseline_median": median(trial.baseline for trial in self.best),
-            "gain_median": over(median, [trial.gain for trial in scored]),
-            "match_median": finite(median(result.match for result in found)),
-            "match_max": finite(max(result.match for result in found)),
-            "truth_match_max": finite(max(trial.truth_match for trial in self.own)),
-            "status": [result.status for result in found],
+            "gain_median": _of(median, [trial.gain for trial in self.attacked]),
+            "match_median": _finite(median(result.match for result in results)),
+            "match_max": _finite(max(result.match for result in results)),
+            "truth_match_max": _finite(max(trial.truth_match for trial in self.own)),
+            "status": [result.status for result in results],
             "verdict": self.verdict,
-            "verdicts": counts(self.best),
-            "by_attack": {name: _summary(trials) for name, trials in self.by_attack.items()},
+            "verdicts": _counts(self.best),
+            "by_attack": {name: _image_summary(t) for name, t in self.by_attack.items()},
             "recovered": self.recovered,
             "recovered_rate_95": list(wilson(self.recovered, len(self.best))),
             "reid_rank": list(self.ranks),
             "feature_error": dict(self.feature_error),
             "labels_right": self.labels_right,
             "labels_doubtful": self.labels_doubtful,
-            "evaluations": sum(result.evaluations for result in spent),
-            "seconds": sum(result.seconds for result in spent),
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduleSummary:
-    """The worst round of a client that takes part in all of them.
-
-    A training that sends a part in most rounds and everything in a few leaks what the few leak;
-    one that sends each part in turn has in the end sent everything. Every round is audited at the
-    same weights.
-
-    Args:
-        rounds: number of rounds in which each view is sent.
-        worst: the view that leaks most, or the union of all.
-        adversary: of that view's row.
-        verdict: of that row.
-        psnr: best score of that row over all images, in dB; None if nothing was attacked.
-    """
-
-    rounds: Mapping[str, int]
-    worst: str
-    adversary: str
-    verdict: Verdict
-    psnr: float | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON types."""
-        return {
-            "rounds": dict(self.rounds),
-            "total_rounds": sum(self.rounds.values()),
-            "worst_view": self.worst,
-            "adversary": self.adversary,
-            "verdict": self.verdict,
-            "psnr_max": self.psnr,
+            "evaluations": sum(result.evaluations for result in distinct),
+            "seconds": sum(result.seconds for result in distinct),
         }
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class Report:
-    """What the reports on images and on text share.
+class TextRow(ViewRow[TextTrial]):
+    """One view of an update of sentences, and one adversary; see also ``ViewRow``.
 
     Args:
-        rows: a row per adversary and view, in the order of the views.
+        tokens: of one batch.
+        lengths_right: share of the sentences whose length was inferred right; None where no
+            sentence is padded, or none was read.
+        doubtful: whether the text that was read does not explain the update, so that its lengths
+            and labels are guesses.
+    """
+
+    tokens: int
+    lengths_right: float | None = None
+    doubtful: bool = False
+
+    @property
+    def exact(self) -> int:
+        """Number of sentences that were read token for token."""
+        return sum(trial.score.exact for trial in self.best)
+
+    @property
+    def worst_score(self) -> dict[str, float | None]:
+        """The number of sentences that were read token for token."""
+        return {"exact": self.exact}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the row as JSON types; only ``seconds`` differs between two equal runs."""
+        results = {id(t.result): t.result for trials in self.alone for t in trials}.values()
+        return {
+            **self.shared(tokens=self.tokens),
+            "exact": self.exact,
+            "recovered": self.recovered,
+            "recovered_rate_95": list(wilson(self.recovered, len(self.best))),
+            **_text_medians(self.attacked),
+            "match_median": _finite(median(trial.result.match for trial in self.best)),
+            "truth_match_max": _finite(max(trial.truth_match for trial in self.best)),
+            "found_in": [trial.view for trial in self.best],
+            "sentences": [list(trial.score.found) for trial in self.best],
+            "verdict": self.verdict,
+            "verdicts": _counts(self.best),
+            "by_attack": {name: _text_summary(t) for name, t in self.by_attack.items()},
+            "lengths_right": self.lengths_right,
+            "labels_right": self.labels_right,
+            "doubtful": self.doubtful,
+            "seconds": sum(result.seconds for result in results),
+        }
+
+
+RowT = TypeVar("RowT", bound=ViewRow[Any])
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Report(Generic[RowT]):
+    """A row per adversary and view, on the same examples, weights and seeds.
+
+    Args:
+        rows: in the order of the views.
+        truth: the true examples: images (N, C, H, W), or sentences without padding.
         seed: of the starting points and of the noise.
         threat: what the attacker knows and what was done to the update, as JSON types.
         losses: the client's loss on each batch; near 0 the gradient is tiny.
         bound: the accountant's guarantee of the noised release, or None without noise.
         delta: at which its epsilon is printed.
+        schedule: the view that each round of a training sends.
+        missing: names of baselines that a verdict should be measured against, for want of data.
         explanation: of the view that the true examples explain least. If they do not explain it,
             the audit is void.
     """
 
-    rows: Sequence[ViewRow[Any]]
+    schema: ClassVar[str]
+    thresholds: ClassVar[Mapping[str, float]]
+
+    rows: tuple[RowT, ...]
+    truth: Tensor | tuple[tuple[int, ...], ...]
     seed: int
     threat: Mapping[str, Any] = field(default_factory=dict)
     losses: tuple[float, ...] = ()
     bound: Guarantee | None = None
     delta: float = 1e-5
+    schedule: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     explanation: Explanation | None = None
 
     @property
@@ -303,11 +428,32 @@ class Report:
     @property
     def verdict(self) -> Verdict:
         """The most severe one of all rows."""
-        return min((row.verdict for row in self.rows), key=VERDICTS.index)
+        return most_severe(self.rows)
+
+    @property
+    def worst_round(self) -> RowT | None:
+        """The worst row over the rounds of the schedule and their union; None without one.
+
+        A training that sends a part in most rounds and everything in a few leaks what the few leak;
+        one that sends each part in turn has in the end sent everything. Every round is audited at
+        the same weights.
+        """
+        rows = [row for row in self.rows if row.view in self.schedule or row.view == UNION]
+
+        def severity(row: RowT) -> tuple[int, float]:
+            (score,) = row.worst_score.values()
+            return VERDICTS.index(row.verdict), -(score or 0.0)
+
+        return min(rows, key=severity) if self.schedule else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON types."""
+        raise NotImplementedError
 
     def shared(self) -> dict[str, Any]:
         """Return the fields as JSON types."""
         return {
+            "schema": self.schema,
             "verdict": self.verdict,
             "seed": self.seed,
             "threat": dict(self.threat),
@@ -327,133 +473,155 @@ class Report:
             "relation": "independent of the scores: neither is computed from the other",
         }
 
+    def _shared_ends(self) -> dict[str, Any]:
+        worst = self.worst_round
+        schedule = worst and {
+            "rounds": dict(Counter(self.schedule)),
+            "total_rounds": len(self.schedule),
+            "worst_view": worst.view,
+            "adversary": worst.adversary,
+            "verdict": worst.verdict,
+            **worst.worst_score,
+        }
+        return {
+            "missing_baselines": list(self.missing),
+            "rows": [row.to_dict() for row in self.rows],
+            "schedule": schedule,
+        }
+
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
-class LeakageReport(Report):
-    """A row per view and adversary, on the same images, weights and seeds; see also ``Report``.
+class LeakageReport(Report[LeakageRow]):
+    """A report on images; see also ``Report``.
 
     Args:
-        truth: (N, C, H, W) true images.
         baselines: PSNR of each image in dB, by the name of the baseline.
         labels_revealed: whether the attacker was told the labels.
         baseline_images: (N, C, H, W), by the name of the baseline.
-        schedule: the worst round of a training, or None without a schedule.
         decoys: number of images among which the truth was ranked.
         oracles: names of those baselines that know the truth. No verdict is measured against them.
-        missing: names of baselines that a verdict should be measured against, for want of data.
     """
 
-    rows: tuple[LeakageRow, ...]
+    schema: ClassVar[str] = "privpart/leakage/3"
+    thresholds: ClassVar[Mapping[str, float]] = {
+        "recovered_db": RECOVERED_DB,
+        "gain_db": GAIN_DB,
+        "matched": MATCHED,
+        "explained": EXPLAINED,
+    }
+
     truth: Tensor
     baselines: Mapping[str, tuple[float, ...]]
     labels_revealed: bool
     baseline_images: Mapping[str, Tensor] = field(default_factory=dict)
-    schedule: ScheduleSummary | None = None
     decoys: int = 0
     oracles: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as JSON types."""
+        scores = {
+            name: {"median": median(values), "max": max(values), "psnr": list(values)}
+            for name, values in self.baselines.items()
+        }
+        return {
+            **self.shared(),
+            "images": len(self.truth),
+            "shape": list(self.truth.shape[1:]),
+            "thresholds": dict(self.thresholds),
+            "psnr": "-10 log10 MSE per image, data range 1, capped at 313.07 dB (float64)",
+            "baselines": {k: v for k, v in scores.items() if k not in self.oracles},
+            "oracles": {k: v for k, v in scores.items() if k in self.oracles},
+            **self._shared_ends(),
+            "decoys": self.decoys,
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class TextReport(Report[TextRow]):
+    """A report on sentences; see also ``Report``.
+
+    Args:
+        guesses: scores of each sentence without any update, by the name of the guess.
+        public: number of public sentences that the guesses are made of.
+    """
+
+    schema: ClassVar[str] = "privpart/text-leakage/1"
+    thresholds: ClassVar[Mapping[str, float]] = {
+        "recovered_rouge": RECOVERED_ROUGE,
+        "gain": GAIN,
+        "matched": MATCHED,
+        "explained": EXPLAINED,
+    }
+
+    truth: tuple[tuple[int, ...], ...]
+    guesses: Mapping[str, tuple[TextScore, ...]]
+    public: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types."""
         return {
-            "schema": SCHEMA,
             **self.shared(),
-            "images": len(self.truth),
-            "shape": list(self.truth.shape[1:]),
-            "thresholds": {
-                "recovered_db": RECOVERED_DB,
-                "gain_db": GAIN_DB,
-                "matched": MATCHED,
-                "explained": EXPLAINED,
+            "sentences": len(self.truth),
+            "truth": [list(sentence) for sentence in self.truth],
+            "thresholds": dict(self.thresholds),
+            "guesses": {
+                name: {
+                    "exact": sum(score.exact for score in scores),
+                    "f1_median": median(score.f1 for score in scores),
+                    "rouge_median": median(score.rouge for score in scores),
+                }
+                for name, scores in self.guesses.items()
             },
-            "psnr": "-10 log10 MSE per image, data range 1, capped at 313.07 dB (float64)",
-            "baselines": self._scores(set(self.baselines) - set(self.oracles)),
-            "oracles": self._scores(self.oracles),
-            "missing_baselines": list(self.missing),
-            "rows": [row.to_dict() for row in self.rows],
-            "schedule": None if self.schedule is None else self.schedule.to_dict(),
-            "decoys": self.decoys,
-        }
-
-    def _scores(self, names: Collection[str]) -> dict[str, Any]:
-        return {
-            name: {"median": median(scores), "max": max(scores), "psnr": list(scores)}
-            for name, scores in self.baselines.items()
-            if name in names
+            "public_sentences": self.public,
+            **self._shared_ends(),
         }
 
 
-def with_union(
-    views: Mapping[str, Sequence[str]], schedule: Sequence[str]
-) -> dict[str, Sequence[str]]:
-    """Return the views, and the union of those that the schedule sends unless one view is all.
-
-    Raises:
-        ConfigError: a round that sends an unknown view.
-    """
-    for view in schedule:
-        if view not in views:
-            raise ConfigError(
-                f"schedule={view!r}: is not a valid view; views are {', '.join(views)}."
-            )
-    sent = list(dict.fromkeys(schedule))
-    if len(sent) < 2 or any("*" in views[view] for view in sent):
-        return dict(views)
-    union = [pattern for view in sent for pattern in views[view]]
-    return dict(views) | {UNION: union}
+def most_severe(judged: Iterable[Trial[Any] | ViewRow[Any]]) -> Verdict:
+    """Return the worst verdict of several trials, or rows."""
+    return min((item.verdict for item in judged), key=VERDICTS.index)
 
 
-RowT = TypeVar("RowT", bound=ViewRow[Any])
-
-
-def worst_row(
-    rows: Sequence[RowT], schedule: Sequence[str], score: Callable[[RowT], float]
-) -> RowT:
-    """Return the worst row over the rounds of the schedule and their union."""
-    sent = [row for row in rows if row.view in schedule or row.view == UNION]
-    return min(sent, key=lambda row: (VERDICTS.index(row.verdict), -score(row)))
-
-
-def summarise(rows: Sequence[LeakageRow], schedule: Sequence[str]) -> ScheduleSummary:
-    """Return the worst row over the rounds of the schedule and their union."""
-    worst = worst_row(rows, schedule, lambda row: max(row.psnr))
-    return ScheduleSummary(
-        rounds=Counter(schedule),
-        worst=worst.view,
-        adversary=worst.adversary,
-        verdict=worst.verdict,
-        psnr=over(max, [trial.psnr for trial in worst.attacked]),
-    )
-
-
-def most_severe(trials: Iterable[Tried]) -> Verdict:
-    """Return the worst verdict of several trials."""
-    return min((trial.verdict for trial in trials), key=VERDICTS.index)
-
-
-def _summary(trials: Sequence[Trial]) -> dict[str, Any]:
+def _image_summary(trials: Sequence[ImageTrial]) -> dict[str, Any]:
     """Return what one attack found on one view, over the images that no attack before recovered."""
-    scores = [trial.psnr for trial in trials]
     return {
         "images": len(trials),
-        "psnr_median": median(scores),
-        "psnr_max": max(scores),
-        "match_median": finite(median(trial.reconstruction.match for trial in trials)),
+        "psnr_median": median(trial.psnr for trial in trials),
+        "psnr_max": max(trial.psnr for trial in trials),
+        "match_median": _finite(median(trial.result.match for trial in trials)),
         "verdict": most_severe(trials),
-        "verdicts": counts(trials),
+        "verdicts": _counts(trials),
     }
 
 
-def counts(trials: Sequence[Tried]) -> dict[str, int]:
-    """Return how many trials have each verdict."""
+def _text_summary(trials: Sequence[TextTrial]) -> dict[str, Any]:
+    return {
+        "sentences": len(trials),
+        "exact": sum(trial.score.exact for trial in trials),
+        **_text_medians(trials),
+        "match_median": _finite(median(trial.result.match for trial in trials)),
+        "verdicts": _counts(trials),
+    }
+
+
+def _text_medians(trials: Sequence[TextTrial]) -> dict[str, float | None]:
+    return {
+        "rouge_median": _of(median, [t.score.rouge for t in trials]),
+        "f1_median": _of(median, [t.score.f1 for t in trials]),
+        "bag_f1_median": _of(median, [t.bag for t in trials]),
+        "guess_rouge_median": _of(median, [t.guess.rouge for t in trials]),
+        "guess_f1_median": _of(median, [t.guess.f1 for t in trials]),
+        "guess_bag_f1_median": _of(median, [t.guess.bag for t in trials]),
+    }
+
+
+def _counts(trials: Sequence[Trial[Any]]) -> dict[str, int]:
     return {v: sum(trial.verdict == v for trial in trials) for v in VERDICTS}
 
 
-def over(of: Callable[[list[float]], float], values: list[float]) -> float | None:
-    """Return ``of(values)``, None without values."""
-    return of(values) if values else None
+def _of(statistic: Callable[[list[float]], float], values: list[float]) -> float | None:
+    return statistic(values) if values else None
 
 
-def finite(value: float) -> float | None:
-    """Return the value, None for infinity, which JSON does not have."""
-    return value if value < math.inf else None
+def _finite(value: float) -> float | None:
+    return value if value < math.inf else None  # JSON has no infinity

@@ -189,6 +189,11 @@ def as_double(value: Tensor) -> Tensor:
     return value.detach().to("cpu", dtype, copy=True)
 
 
+def flat(parts: Iterable[Tensor]) -> Tensor:
+    """Return the values of all tensors as one vector, in order."""
+    return torch.cat([part.flatten() for part in parts])
+
+
 def norm(update: Mapping[str, Tensor]) -> float:
     """Return the joint L2 norm of all tensors."""
     return math.sqrt(sum(float(value.double().square().sum()) for value in update.values()))

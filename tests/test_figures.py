@@ -210,8 +210,10 @@ def test_pictures_round_epsilon_up(benchmark, tmp_path):
     found = 2.00001
     rows = [r | {"epsilon": r["epsilon"] and found} for r in benchmark("figures").rows_of("words")]
     draw_frontier(rows, "", tmp_path)
-    point = {"clip": 1.0, "baselines": (9.0,), "verdict": "no gain", "delta": 1e-5, "psnr": (5.0,)}
-    points = [DefencePoint(noise_multiplier=z, epsilon=found, **point) for z in (1.0, 2.0)]
+    point = {"clip": 1.0, "baselines": (9.0,), "scores": (5.0,), "verdict": "no gain"}
+    points = [
+        DefencePoint(noise_multiplier=z, epsilon=found, delta=1e-5, **point) for z in (1.0, 2.0)
+    ]
     draw_defences(points, tmp_path / "defences.png")
     report = SimpleNamespace(noise_multiplier=1.0, epsilon=found, delta=1e-5)
     trained = {"seeds": (0,), "accuracies": (0.5,), "trained": 1, "parameter_count": 2}

@@ -124,7 +124,7 @@ def invert_first_dense(model: nn.Module, observation: Observation) -> Reconstruc
     start = time.perf_counter()
     pixels = math.prod(observation.shape[1:])
     batch = observation.shape[0]
-    layers = visible_dense(observation, [n for n, m in model.named_modules() if is_dense(m)])
+    layers = visible_dense(model, observation)
     inputs = [
         found
         for _, gw, gb in layers
@@ -198,10 +198,11 @@ def recovered_inputs(gw: Tensor, gb: Tensor | None, batch: int) -> list[Tensor]:
 
 
 def visible_dense(
-    observation: Observation, layers: Sequence[str]
+    model: nn.Module, observation: Observation
 ) -> list[tuple[str, Tensor, Tensor | None]]:
-    """Return (name, weight gradient, bias gradient or None) of each layer that is in view."""
+    """Return (name, weight gradient, bias gradient or None) of each dense layer that is in view."""
     update = observation.update
+    layers = [name for name, module in model.named_modules() if is_dense(module)]
     pairs = [(name, update.get(f"{name}.weight"), update.get(f"{name}.bias")) for name in layers]
     return [(name, w, b) for name, w, b in pairs if w is not None and bool(w.any())]
 

@@ -105,9 +105,7 @@ def _from_embeddings(seen: Observation, one: _Trace, two: _Trace) -> Iterator[Te
     if patch is None or not bool(patch.any()):
         return
     for slopes, first in _positions(seen, one, two):
-        yield _nearest_to_grey(
-            slopes[first : first + len(one.tokens)].T, as_double(patch).flatten(1)
-        )
+        yield _nearest_to_grey(slopes[first : first + len(one.tokens)].T, patch.flatten(1))
 
 
 def _positions(seen: Observation, one: _Trace, two: _Trace) -> Iterator[tuple[Tensor, int]]:
@@ -120,13 +118,13 @@ def _positions(seen: Observation, one: _Trace, two: _Trace) -> Iterator[tuple[Te
         for first in range(len(a) - count + 1):
             rows = slice(first, first + count)
             if same(a[rows], one.token_slopes) and same(b[rows], two.token_slopes):
-                yield as_double(value).reshape(-1, width), first
+                yield value.reshape(-1, width), first
 
 
 def _reached(seen: Observation, one: _Trace, two: _Trace) -> Iterator[_Reached]:
     """Yield what is known of the layers that the tokens reach first."""
     bias = seen.state.get(f"{one.patches}.bias")
-    shift = torch.zeros(()) if bias is None else as_double(bias)
+    shift = torch.zeros(()) if bias is None else bias
     visible = [name for name in one.inputs if name in seen.update]
     found: dict[tuple[str, int], tuple[list[str], Tensor]] = {}
     for name in visible:
@@ -161,16 +159,16 @@ def _in_span(seen: Observation, one: _Trace, reached: _Reached) -> Tensor:
     Outside of the span, scale * centred(E x + c) + size * shift vanishes: linear in the patch and
     in the size of the token. A patch with more pixels than equations stays near to grey.
     """
-    grad = torch.cat([as_double(seen.update[name]) for name in reached.weights])
+    grad = torch.cat([seen.update[name] for name in reached.weights])
     _, size, right = torch.linalg.svd(grad, full_matrices=True)
     outside = right[int((size > _RANK * size[0]).sum()) :]
-    embedding = as_double(seen.state[f"{one.patches}.weight"]).flatten(1)
+    embedding = seen.state[f"{one.patches}.weight"].flatten(1)
     constants = reached.constants
     pixels = embedding.shape[1]
     if not reached.norm:
         return _nearest_to_grey(outside @ embedding, -outside @ constants.T).T
     scale, shift = (
-        as_double(seen.state[name]) if name in seen.state else torch.full((len(right),), absent)
+        seen.state[name] if name in seen.state else torch.full((len(right),), absent)
         for name, absent in ((f"{reached.norm}.weight", 1.0), (f"{reached.norm}.bias", 0.0))
     )
     terms = outside @ (scale[:, None] * (embedding - embedding.mean(0)))
@@ -184,10 +182,10 @@ def _through_attention(
     seen: Observation, one: _Trace, two: _Trace, reached: _Reached
 ) -> Iterator[Tensor]:
     """Yield the patches by APRIL's equation, from every position embedding in view."""
-    product = torch.stack(
-        [as_double(seen.state[name]).T @ as_double(seen.update[name]) for name in reached.weights]
-    ).sum(0)
-    embedding = as_double(seen.state[f"{one.patches}.weight"]).flatten(1)
+    product = torch.stack([seen.state[name].T @ seen.update[name] for name in reached.weights]).sum(
+        0
+    )
+    embedding = seen.state[f"{one.patches}.weight"].flatten(1)
     for slopes, first in _positions(seen, one, two):
         tokens = _solve(slopes.T, product)[first : first + len(one.tokens)]
         yield _nearest_to_grey(embedding, (tokens - reached.constants).T).T

@@ -40,8 +40,8 @@ def sent_statistics(model: nn.Module, observation: Observation) -> Statistics:
         for kind in _KINDS:
             name = f"{layer}.{kind}".lstrip(".")
             if name in observation.buffers and share > 0:
-                before = as_double(observation.state[name])
-                found[name] = before + (as_double(observation.buffers[name]) - before) / share
+                before = observation.state[name]
+                found[name] = before + (observation.buffers[name] - before) / share
     return found
 
 
@@ -69,7 +69,6 @@ def statistics_gap(model: nn.Module, observation: Observation) -> Callable[[Tens
 def batch_statistics(model: nn.Module, state: State) -> Callable[[Tensor], Statistics]:
     """Return x (B, C, H, W) -> the statistics of its batch at the weights ``state``."""
     twin = ready(model, training=True)
-    wide = {name: as_double(value) for name, value in state.items()}
     seen: Statistics = {}
 
     def watch(layer: str, module: nn.Module) -> None:
@@ -86,7 +85,7 @@ def batch_statistics(model: nn.Module, state: State) -> Callable[[Tensor], Stati
 
     def reach(x: Tensor) -> Statistics:
         seen.clear()
-        functional_call(twin, wide, (x,))
+        functional_call(twin, dict(state), (x,))
         return dict(seen)
 
     return reach
@@ -116,7 +115,7 @@ def with_buffers(model: nn.Module, observation: Observation, x: Tensor) -> Obser
         for kind in _KINDS:
             name = f"{layer}.{kind}".lstrip(".")
             if name in state:
-                before = as_double(state[name])
+                before = state[name]
                 after[name] = before + share * (found[name] - before)
     return replace(observation, buffers=after)
 

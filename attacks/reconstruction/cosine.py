@@ -21,7 +21,6 @@ from attacks.reconstruction.reconstruct import (
     Reconstruction,
     check_bounds,
     differentiable_update,
-    flat,
     known_statistics,
     matching_loss,
     prior_weights,
@@ -29,7 +28,7 @@ from attacks.reconstruction.reconstruct import (
     total_variation,
 )
 from attacks.reconstruction.solvers import SOLVED, Bounds, Status
-from attacks.update import ready, simulated_update
+from attacks.update import flat, ready, simulated_update
 
 MOST_GUESSES = 8  # doubtful labels that are tried; all labels of a model would take too long
 _SCOUTS = 10  # each of them first gets this fraction of the steps
@@ -190,7 +189,7 @@ def batched_update(
     state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in observation.state.items()}
     visible = tuple(observation.update)
     if restarts == 1:
-        single = differentiable_update(model, replace(observation, state=state), labels)
+        single = differentiable_update(model, observation, labels, state)
         return lambda x: _named(single(x[0]), visible)
     net = ready(model, observation.training)
     names = observation.sent or visible

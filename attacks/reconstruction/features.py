@@ -10,7 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accounting import checks
 from attacks.observation import Observation
-from attacks.reconstruction.analytic import invert_dense, is_dense, visible_dense
+from attacks.reconstruction.analytic import invert_dense, visible_dense
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.reconstruct import (
     GOOD_ENOUGH,
@@ -57,7 +57,7 @@ def dense_then_invert(
     restarts = checks.count("restarts", restarts)
     budget = checks.count("max_evaluations", max_evaluations)
     newton_steps = checks.count("newton_steps", newton_steps, minimum=0)
-    layers = visible_dense(observation, [n for n, m in model.named_modules() if is_dense(m)])
+    layers = visible_dense(model, observation)
     if not layers or observation.shape[0] != 1:
         return None
     start = time.perf_counter()
@@ -94,7 +94,6 @@ def layer_input(
     model uses its weight without calling it.
     """
     twin = ready(model, observation.training)
-    state = {k: v.double() if v.is_floating_point() else v for k, v in observation.state.items()}
 
     def stop(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         raise _ReachedError(inputs[0])
@@ -104,7 +103,7 @@ def layer_input(
     def features(x: Tensor) -> Tensor:
         try:
             with sdpa_kernel(SDPBackend.MATH):  # the only attention with forward derivatives
-                functional_call(twin, state, (x,))
+                functional_call(twin, dict(observation.state), (x,))
         except _ReachedError as reached:
             return reached.value.flatten(0, -2)
         return x.new_empty(0, 0)  # something else uses its weight

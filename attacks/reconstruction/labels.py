@@ -191,9 +191,5 @@ def output_layer(net: nn.Module, state: Mapping[str, Tensor], inputs: Tensor) ->
         if isinstance(module, nn.Linear):
             watch(name, module)
     with torch.no_grad():
-        logits = functional_call(net, {k: _wide(v) for k, v in state.items()}, (inputs,))
+        logits = functional_call(net, dict(state), (inputs,))
     return next((name for name, out in outputs.items() if out is logits), ""), logits
-
-
-def _wide(value: Tensor) -> Tensor:
-    return value.double() if value.is_floating_point() else value

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
-from attacks.observation import Observation
+from attacks.observation import Observation, clipped_values, update_of
 from attacks.reconstruction.batch_statistics import statistics_gap
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.solvers import (
@@ -24,7 +24,7 @@ from attacks.reconstruction.solvers import (
     quasi_newton,
 )
 from attacks.rounding import less
-from attacks.update import as_double, attacked_gradient, clip_scale, norm, ready, simulated_update
+from attacks.update import State, attacked_gradient, flat, norm, ready, simulated_update
 
 GOOD_ENOUGH = 1e-10  # relative matching loss below which no further start is tried
 _NEWTON_UNKNOWNS = 1024  # the Jacobian of a step has this many columns
@@ -217,31 +217,29 @@ def matching_loss(
 
     The attacker trains its own images as the client did: the same mode, local steps and clip.
     """
-    state = {name: as_double(value) for name, value in observation.state.items()}
-    target = flat(as_double(value) for value in observation.update.values())
+    target = flat(observation.update.values())
     scale = float(target.dot(target))
     if not scale > 0:
         names = ", ".join(observation.update)
         raise ConfigError(f"update: {names} is zero, so there is nothing to match.")
-    update = differentiable_update(model, replace(observation, state=state), labels)
+    update = differentiable_update(model, observation, labels)
 
     def loss(x: Tensor) -> Tensor:
-        mine = update(x)
-        visible = flat(mine[name] for name in observation.update)
-        if observation.clip is not None:
-            visible = clip_scale(mine, observation.clip) * visible
-        gap = visible - target
+        gap = clipped_values(observation, update(x)) - target
         return gap.dot(gap) / scale
 
     return loss
 
 
 def differentiable_update(
-    model: nn.Module, observation: Observation, labels: Tensor
+    model: nn.Module, observation: Observation, labels: Tensor, state: State | None = None
 ) -> Callable[[Tensor], dict[str, Tensor]]:
-    """Return x -> the update before the clip, by name, in the precision of the observed state."""
+    """Return x -> the update before the clip, by name, in the precision of ``state``.
+
+    None is the observed state.
+    """
     names = observation.sent or tuple(observation.update)
-    state = observation.state
+    state = observation.state if state is None else state
     if observation.local is None:
         gradient = attacked_gradient(model, state, names, observation.training)
         return lambda x: gradient(x, labels, observation.loss)
@@ -256,26 +254,13 @@ def matching_residual(model: nn.Module, observation: Observation, labels: Tensor
     Its squared length is ``matching_loss``.
     """
     net = ready(model, observation.training)
-    target = {name: as_double(value) for name, value in observation.update.items()}
-    state = {name: as_double(value) for name, value in observation.state.items()}
-    names = observation.sent or tuple(target)
-    scale = norm(target)
-    seen = flat(target.values()) / scale
+    target, scale = flat(observation.update.values()), norm(observation.update)
 
     def residual(x: Tensor) -> Tensor:
-        mine = simulated_update(
-            *(net, state, names, x, labels, observation.loss, observation.local), functional=True
-        )
-        return (
-            flat(mine[name] for name in target) * clip_scale(mine, observation.clip) / scale - seen
-        )
+        update = update_of(net, observation, x, labels, functional=True)
+        return (clipped_values(observation, update) - target) / scale
 
     return residual
-
-
-def flat(parts: Iterable[Tensor]) -> Tensor:
-    """Return the values of all tensors as one vector, in order."""
-    return torch.cat([part.flatten() for part in parts])
 
 
 def starting_point(shape: tuple[int, ...], bounds: Bounds, seed: Sequence[int]) -> Tensor:

@@ -72,15 +72,14 @@ def dense_inputs(
 ) -> dict[str, Tensor]:
     """Return the (n, I) inputs, n <= B, of each visible dense layer that lets them out."""
     batch = observation.shape[0]
-    linear = [name for name, module in model.named_modules() if is_dense(module)]
-    layers = {name: (gw, gb) for name, gw, gb in visible_dense(observation, linear)}
+    layers = {name: (gw, gb) for name, gw, gb in visible_dense(model, observation)}
     options = {"draws": draws, "seed": seed}
     found: dict[str, Tensor | None] = {}
     for name, (gw, gb) in layers.items():
         found[name] = unmix(gw, gb, batch, **options)
     for first, second in _in_a_row(model, observation):
         if first in layers and second in layers:
-            weight = as_double(observation.state[f"{second}.weight"])
+            weight = observation.state[f"{second}.weight"]
             found[first] = unmix_low_rank(
                 layers[first][0], layers[second][0], weight, batch, **options
             )
@@ -288,5 +287,5 @@ def _in_a_row(model: nn.Module, observation: Observation) -> list[tuple[str, str
             watch(name, module)
     grey = torch.full(observation.shape, 0.5, dtype=torch.float64)
     with torch.no_grad():
-        functional_call(twin, {k: as_double(v) for k, v in observation.state.items()}, (grey,))
+        functional_call(twin, dict(observation.state), (grey,))
     return pairs

@@ -1,7 +1,6 @@
 """Text observation: everything that an attacker may use of an update of token ids."""
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +10,8 @@ from torch.nn.functional import cross_entropy
 
 from accounting import checks
 from accounting.checks import ConfigError
-from attacks.observation import Observation, noise_std_of, select
-from attacks.update import (
-    LocalSteps,
-    Loss,
-    clip_scale,
-    double_state,
-    norm,
-    ready,
-    simulated_update,
-)
+from attacks.observation import Observation, sent_fields
+from attacks.update import Loss, norm, ready
 
 _IGNORED = -100  # as in torch's cross_entropy
 _EXACT_TYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -112,14 +103,10 @@ def observe_text(
     tokens: Tensor,
     labels: Tensor | None = None,
     *,
-    visible: Sequence[str] | None = None,
     loss: Loss | None = None,
     pad: int | None = None,
-    local: LocalSteps | None = None,
-    clip: float | None = None,
-    noise_multiplier: float = 0.0,
-    generator: torch.Generator | None = None,
     reveal_labels: bool = True,
+    **options: Any,  # noqa: ANN401 - visible, local, clip, noise_multiplier, generator
 ) -> TextObservation:
     """Return what a client that trains on these sentences sends.
 
@@ -129,69 +116,25 @@ def observe_text(
         model: token ids (B, T) -> logits, or an output that has logits.
         tokens: (B, T) ids.
         labels: (B,) of a text classifier; None trains a language model to predict its own tokens.
-        visible: patterns of parameter names; None shows every parameter.
         loss: of the logits and the labels (of a language model: the tokens); None takes
             cross-entropy.
         pad: see ``TextObservation``.
-        local: see ``Observation``.
-        clip: joint L2 bound over all visible parameters; None does not clip.
-        noise_multiplier: noise standard deviation of one coordinate / clip, >= 0; needs ``clip``.
-        generator: draws the noise; needed when there is noise.
         reveal_labels: whether the attacker is told ``labels``.
+        options: ``visible``, ``local``, ``clip``, ``noise_multiplier`` and ``generator`` of
+            ``observe``.
 
     Raises:
         ConfigError: tokens that are not ids of the model, a pattern that matches no parameter, or
             a value out of range.
     """
-    names = select([name for name, _ in model.named_parameters()], visible)
     check_tokens(model, tokens, labels, pad)
-    std = noise_std_of(clip, noise_multiplier)
-    if std > 0 and generator is None:
-        raise ConfigError(
-            f"noise_multiplier={noise_multiplier:g}: pass a torch.Generator to draw the noise."
-        )
     language = labels is None
-    used = loss or (NextToken(pad) if language else cross_entropy)
-    state = double_state(model)
+    loss = loss or (NextToken(pad) if language else cross_entropy)
     y = tokens if labels is None else labels
-    net = text_model(model, pad)
-    update = simulated_update(net, state, names, tokens, y, used, local)
-    scale = clip_scale(update, clip)
-    update = {name: value * scale for name, value in update.items()}
-    if std > 0:
-        update = {
-            name: value + std * torch.randn(value.shape, generator=generator, dtype=value.dtype)
-            for name, value in update.items()
-        }
-    return TextObservation(
-        update=update,
-        state=state,
-        shape=tuple(tokens.shape),
-        labels=labels if reveal_labels else None,
-        clip=clip,
-        noise_std=std,
-        loss=used,
-        local=local,
-        pad=pad,
-        language=language,
-    )
-
-
-def text_residual(net: nn.Module, seen: TextObservation, tokens: Tensor, y: Tensor) -> float:
-    """Return ||u(tokens) - u||^2 / ||u||^2 over what is visible, u(tokens) being their update.
-
-    Args:
-        net: made by ``text_model``.
-        seen: the observed update u.
-        tokens: (B, T).
-        y: labels, or the tokens of a language model.
-    """
-    names = seen.sent or tuple(seen.update)
-    said = simulated_update(net, seen.state, names, tokens, y, seen.loss, seen.local)
-    scale = clip_scale(said, seen.clip)
-    gap = {name: said[name] * scale - value for name, value in seen.update.items()}
-    size = norm(seen.update)
-    return (norm(gap) / size) ** 2 if size > 0 else float("inf")
+    fields = sent_fields(model, text_model(model, pad), tokens, y, loss=loss, **options)
+    known = labels if reveal_labels else None
+    shape = tuple(tokens.shape)
+    return TextObservation(**fields, shape=shape, labels=known, pad=pad, language=language)
 
 
 def check_tokens(

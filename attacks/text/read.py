@@ -9,9 +9,10 @@ from itertools import combinations, product
 import torch
 from torch import Tensor, nn
 
+from attacks.observation import residual_of
 from attacks.rounding import first_least, less
 from attacks.text.bag import bag_of_tokens
-from attacks.text.observation import TextObservation, text_residual
+from attacks.text.observation import TextObservation
 from attacks.text.sentences import Sentence, assembled, completed
 from attacks.text.spans import Reader, tokens_in_span
 from attacks.update import norm
@@ -44,6 +45,11 @@ class ReadText:
     seconds: float
     by_position: tuple[tuple[int, ...], ...] = ()
     labels: Tensor | None = None
+
+    @property
+    def tokens(self) -> frozenset[int]:
+        """The ids that the update shows, or that stand in the sentences."""
+        return self.bag or frozenset(token for row in self.sentences for token in row)
 
 
 def span_test(model: nn.Module, seen: TextObservation, *, exchanges: int = 0) -> ReadText | None:
@@ -101,7 +107,7 @@ def _exchanged(
     choices = [*columns, () if seen.labels is not None else classes]
 
     def residual(state: Tensor) -> float:
-        return text_residual(reader.net, seen, state[:, :-1], state[:, -1])
+        return residual_of(reader.net, seen, state[:, :-1], state[:, -1])
 
     state = best = torch.cat([tokens, labels[:, None]], 1)
     value = least = match
@@ -172,7 +178,7 @@ def matched(reader: Reader, sentences: Sequence[Sentence]) -> tuple[Tensor | Non
     seen = reader.seen
     tokens = padded(sentences, seen)
     if seen.language:
-        return None, text_residual(reader.net, seen, tokens, tokens)
+        return None, residual_of(reader.net, seen, tokens, tokens)
     return _labelled(reader, tokens)
 
 
@@ -187,7 +193,7 @@ def _guessed(reader: Reader, tokens: Tensor, count: int) -> tuple[Tensor, float]
     batch = len(tokens)
 
     def residual(y: Sequence[int]) -> float:
-        return text_residual(reader.net, reader.seen, tokens, torch.tensor(y))
+        return residual_of(reader.net, reader.seen, tokens, torch.tensor(y))
 
     if count**batch <= _MOST_LABELS:
         every = list(product(range(count), repeat=batch))
@@ -206,7 +212,7 @@ def _guessed(reader: Reader, tokens: Tensor, count: int) -> tuple[Tensor, float]
 
 def _ordered(reader: Reader, tokens: Tensor, labels: Tensor) -> tuple[Tensor, float]:
     """Return the known labels in the order of the sentences, by exchanging pairs."""
-    y, least = labels.clone(), text_residual(reader.net, reader.seen, tokens, labels)
+    y, least = labels.clone(), residual_of(reader.net, reader.seen, tokens, labels)
     improved = True
     while improved:
         improved = False
@@ -216,7 +222,7 @@ def _ordered(reader: Reader, tokens: Tensor, labels: Tensor) -> tuple[Tensor, fl
                     continue
                 other = y.clone()
                 other[i], other[j] = y[j], y[i]
-                left = text_residual(reader.net, reader.seen, tokens, other)
+                left = residual_of(reader.net, reader.seen, tokens, other)
                 if less(left, least):
                     y, least, improved = other, left, True
     return y, least

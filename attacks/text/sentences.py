@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from attacks.observation import residual_of
 from attacks.rounding import HALF, first_least, less
 from attacks.text.attention import attending
-from attacks.text.observation import TextObservation, text_residual
+from attacks.text.observation import TextObservation
 from attacks.text.spans import FoundTokens, Reader, Source, Span, span, tokens_in_span
 from attacks.update import norm, simulated_update
 
@@ -414,7 +415,7 @@ def completed(reader: Reader, sentences: Sequence[Sentence]) -> list[Sentence]:
 
 def _residual(reader: Reader, sentences: Sequence[Sequence[int]]) -> float:
     tokens = _filled(reader, sentences)
-    return text_residual(reader.net, reader.seen, tokens, tokens)
+    return residual_of(reader.net, reader.seen, tokens, tokens)
 
 
 def _filled(reader: Reader, sentences: Sequence[Sequence[int]]) -> Tensor:

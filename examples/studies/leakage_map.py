@@ -34,10 +34,9 @@ from audit_peers_cases import photographs
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from attacks import LeakageReport, leakage, networks, observe, suite
-from attacks.audit import Found
+from attacks import LeakageReport, Reconstruction, leakage, networks, observe, suite
+from attacks.image_audit import ImageAttack
 from attacks.reconstruction.labels import label_candidates
-from attacks.suite import Attack
 from attacks.text.bag import bag_of_tokens
 from attacks.text.observation import TextObservation, observe_text
 from attacks.text.read import span_test
@@ -396,7 +395,7 @@ def settings(subject: Subject | TextSubject, search: bool) -> dict[str, Any]:
     return {"budget": budget, "searched": searched, "trials": subject.trials, "decoys": DECOYS}
 
 
-def attacks_of(chosen: Mapping[str, Any]) -> dict[str, Attack]:
+def attacks_of(chosen: Mapping[str, Any]) -> dict[str, ImageAttack]:
     """Return the attacks, the one first that is cheapest where it works."""
     every = suite(**chosen["budget"])
     if not chosen["searched"]:
@@ -408,7 +407,7 @@ def attacks_of(chosen: Mapping[str, Any]) -> dict[str, Attack]:
 def audit(
     subject: Subject,
     chosen: Mapping[str, Any],
-    done: MutableMapping[str, Found],
+    done: MutableMapping[str, dict[str, Reconstruction]],
     only: str | None = None,
 ) -> LeakageReport:
     """Attack every part, or only one; what ``done`` holds is not computed again."""

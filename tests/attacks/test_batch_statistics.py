@@ -10,7 +10,7 @@ from accounting import ConfigError
 from attacks import LocalSteps, dlg, explain, leakage, observe, psnr, suite
 from attacks.reconstruction.batch_statistics import sent_statistics, statistics_gap, with_buffers
 from attacks.report import VERDICTS
-from privpart.cli.audit.tables import warnings
+from privpart.cli.audit.tables import summary
 
 ONLY = {"norm": ["1.*"]}
 BRIEF = suite(restarts=1, max_evaluations=120, newton_steps=0, steps=0, tv=0)
@@ -105,10 +105,12 @@ def test_sent_buffers_change_the_verdict_and_are_told(model, digits):
     assert list(kept.rows[0].to_dict()["by_attack"]) == ["dlg"]
     assert (sent.threat["buffers"], kept.threat["buffers"]) == ("sent", "not sent")
     never = {"never": lambda *_: None}
-    assert not [told for told in warnings(kept) if "buffers" in told]
+    assert not [told for told in summary(kept).warnings if "buffers" in told]
     options["attacks"] = {"dlg": suite(restarts=1, max_evaluations=2, newton_steps=0)["dlg"]}
     noisy = leakage(model, x, y, send_buffers=True, noise_multiplier=1.0, **options)
-    assert "no clip and no noise covers them, and epsilon 4.378 is not" in warnings(noisy)[0]
+    assert (
+        "no clip and no noise covers them, and epsilon 4.378 is not" in summary(noisy).warnings[0]
+    )
     others = with_buffers(model, observe(model, x, y), digits[0][5:6])
     given = dict(others.update) | dict(others.buffers)
     void = leakage(model, x, y, update=given, views=ONLY, attacks=never)

@@ -3,7 +3,7 @@
 import pytest
 
 from accounting import ConfigError
-from attacks import defences, leakage, suite
+from attacks import ImageAudit, defences, leakage, suite
 from privpart.cli.pages import plots
 
 FAST = suite(newton_steps=0, steps=0, tv=0)
@@ -15,19 +15,17 @@ def points(digits):
 
     from attacks.networks import smooth_lenet
 
-    return defences(
-        smooth_lenet(torch.Generator().manual_seed(0)),
-        digits[0][:2],
-        digits[1][:2],
-        visible=["conv2.*"],
-        clips=[None, 0.1],
-        noise_multipliers=[0, 1e-4, 1.0],
-        attacks=FAST,
-    )
+    model = smooth_lenet(torch.Generator().manual_seed(0))
+    return defences(audit(model, digits), clips=[None, 0.1], noise_multipliers=[0, 1e-4, 1.0])
+
+
+def audit(model, digits, **options):
+    x, y = digits[0][:2], digits[1][:2]
+    return ImageAudit(model=model, x=x, y=y, views={"v": ["conv2.*"]}, attacks=FAST, **options)
 
 
 def test_noise_hides_and_clipping_alone_does_not(points):
-    best = {(p.clip, p.noise_multiplier): max(p.psnr) for p in points}
+    best = {(p.clip, p.noise_multiplier): max(p.scores) for p in points}
     assert set(best) == {(None, 0), (0.1, 0), (0.1, 1e-4), (0.1, 1.0)}
     assert min(best[None, 0], best[0.1, 0]) > 60
     assert best[0.1, 0] > best[0.1, 1e-4] > best[0.1, 1.0]
@@ -43,11 +41,10 @@ def test_epsilon_is_the_accountants(points):
 def test_points_share_a_store_and_not_their_results(points, lenet, digits):
     """A sweep taken up again must not take one clip's or noise's result for another."""
     done = {}
-    options = {"visible": ["conv2.*"], "attacks": FAST, "done": done}
-    x, y = digits[0][:2], digits[1][:2]
-    defences(lenet, x, y, clips=[0.1], noise_multipliers=[1.0], **options)
+    sweep = audit(lenet, digits, done=done)
+    defences(sweep, clips=[0.1], noise_multipliers=[1.0])
     kept = dict(done)
-    again = defences(lenet, x, y, clips=[None, 0.1], noise_multipliers=[0, 1e-4, 1.0], **options)
+    again = defences(sweep, clips=[None, 0.1], noise_multipliers=[0, 1e-4, 1.0])
     assert again == points
     assert len(kept) == 2
     assert len(done) == 8
@@ -55,10 +52,9 @@ def test_points_share_a_store_and_not_their_results(points, lenet, digits):
 
 
 def test_nothing_to_sweep(lenet, digits):
-    with pytest.raises(ConfigError):
-        defences(lenet, *digits, visible=["*"], clips=[], noise_multipliers=[1.0])
-    with pytest.raises(ConfigError):
-        defences(lenet, *digits, visible=["*"], clips=[1.0], noise_multipliers=[-1.0])
+    for clips, noises in (([], [1.0]), ([1.0], [-1.0])):
+        with pytest.raises(ConfigError):
+            defences(audit(lenet, digits), clips=clips, noise_multipliers=noises)
 
 
 def test_pictures(points, lenet, digits, tmp_path):

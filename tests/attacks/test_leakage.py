@@ -11,7 +11,7 @@ from accounting import ConfigError
 from attacks import dlg, leakage, suite
 from attacks.networks import smooth_lenet
 from attacks.reconstruction.reconstruct import Reconstruction
-from attacks.report import VERDICTS, Trial, most_severe
+from attacks.report import VERDICTS, ImageTrial, most_severe
 
 FAST = suite(newton_steps=0, steps=0, tv=0)
 
@@ -32,7 +32,7 @@ def report(digits):
 def trial(view, psnr, match=1e-16, baseline=10.0):
     x = torch.zeros(1, 1, 8, 8)
     found = Reconstruction(x, torch.tensor([0]), match, "matched", 1, 0.0, (match,))
-    return Trial(view, "dlg", found, psnr, baseline)
+    return ImageTrial(view, "dlg", found, psnr, baseline)
 
 
 def test_views_of_a_smooth_network(report):
@@ -50,7 +50,7 @@ def test_an_undetermined_view_is_ambiguous_not_safe(report):
     row = report.rows[2]
     assert row.verdict == "ambiguous"
     assert max(row.psnr) < 20
-    assert all(one.reconstruction.match <= 1e-16 for one in row.own)
+    assert all(one.result.match <= 1e-16 for one in row.own)
 
 
 def test_a_first_convolution_with_fewer_numbers_than_pixels_is_ambiguous(digits):
@@ -146,7 +146,7 @@ def test_the_same_starting_points_for_every_view(lenet, digits, report):
     x, y = digits[0][2:3], digits[1][2:3]
     for row, view in zip(report.rows, VIEWS.values(), strict=True):
         alone = leakage(lenet, x, y, views={"one": view}, attacks=FAST, seed=2).rows[0].own[0]
-        assert torch.equal(row.own[2].reconstruction.x, alone.reconstruction.x)
+        assert torch.equal(row.own[2].result.x, alone.result.x)
 
 
 def test_labels_that_are_hidden_stay_hidden(lenet, digits):
@@ -213,14 +213,14 @@ def test_no_attack_is_steered_by_the_score(lenet, digits, monkeypatch):
     seeing = leakage(*arguments, views=views, attacks=one)
     generator = torch.Generator().manual_seed(0)
     monkeypatch.setattr(
-        *(sys.modules["attacks.audit"], "psnr"),
+        *(sys.modules["attacks.image_audit"], "psnr"),
         lambda x, _: 29 * torch.rand(len(x), generator=generator),
     )
     blind = leakage(*arguments, views=views, attacks=one)
     assert blind.rows[0].psnr != seeing.rows[0].psnr
     for ours, theirs in zip(blind.rows, seeing.rows, strict=True):
         for one, other in zip(ours.own, theirs.own, strict=True):
-            assert torch.equal(one.reconstruction.x, other.reconstruction.x)
+            assert torch.equal(one.result.x, other.result.x)
 
 
 def test_json_with_the_same_numbers_for_the_same_seed(lenet, digits, report):
@@ -285,9 +285,9 @@ def test_images_and_labels_must_pair(lenet, digits):
 
 def test_noise_is_never_mistaken_for_a_failed_attack():
     """With noise the truth itself does not match; matching better than that is all one can do."""
-    found = trial("v", 5.0, 0.3).reconstruction
-    assert Trial("v", "dlg", found, 5.0, 10.0, truth_match=0.4).verdict == "ambiguous"
-    assert Trial("v", "dlg", found, 5.0, 10.0, truth_match=0.2).verdict == "attack failed"
+    found = trial("v", 5.0, 0.3).result
+    assert ImageTrial("v", "dlg", found, 5.0, 10.0, truth_match=0.4).verdict == "ambiguous"
+    assert ImageTrial("v", "dlg", found, 5.0, 10.0, truth_match=0.2).verdict == "attack failed"
 
 
 def test_server_and_recipient(lenet, digits):
@@ -327,8 +327,8 @@ def test_the_worst_round_of_a_schedule(lenet, digits):
     views = {"full": ["*"], "head": ["dense2.*"], "first": ["conv1.*"]}
     x, y = digits[0][:1], digits[1][:1]
     mixed = leakage(lenet, x, y, views=views, attacks=FAST, schedule=["full", "head", "head"])
-    assert mixed.schedule.to_dict()["rounds"] == {"full": 1, "head": 2}
-    assert (mixed.schedule.worst, mixed.schedule.verdict) == ("full", "recovered")
+    assert mixed.to_dict()["schedule"]["rounds"] == {"full": 1, "head": 2}
+    assert (mixed.worst_round.view, mixed.worst_round.verdict) == ("full", "recovered")
     assert len(mixed.rows) == 3
     views.pop("full")
     parts = leakage(lenet, x, y, views=views, attacks=FAST, schedule=["head", "first"])

@@ -19,7 +19,6 @@ from attacks import (
     dlg,
     for_model,
     from_array_record,
-    from_arrays,
     from_pfl,
     gradients_of,
     observe,
@@ -47,31 +46,6 @@ def test_a_file_of_an_opacus_model_is_attacked(lenet, digits, tmp_path):
     wrapped.remove_hooks()
     found = dlg(lenet, observed(lenet, update, y), restarts=1, newton_steps=0)
     assert float(psnr(found.x, x)) > 30  # float32
-
-
-def test_the_arrays_of_a_flower_client(lenet, digits):
-    x, y = digits[0][:1], digits[1][:1]
-    before = [value.numpy().copy() for value in lenet.state_dict().values()]
-    delta = observe(lenet, x, y).update
-    after = [b - 0.1 * delta[n].numpy() for n, b in zip(lenet.state_dict(), before, strict=True)]
-    update = from_arrays(lenet, after, before)
-    for name, value in update.items():
-        assert np.allclose(value.numpy(), -0.1 * delta[name].numpy(), atol=1e-7)
-
-
-def test_buffers_do_not_ride_along(digits):
-    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.BatchNorm2d(2))
-    arrays = [value.numpy() for value in model.state_dict().values()]
-    assert set(from_arrays(model, arrays)) == {name for name, _ in model.named_parameters()}
-
-
-def test_a_list_that_is_short_or_out_of_order_is_an_error(lenet):
-    arrays = [value.numpy() for value in lenet.state_dict().values()]
-    for bad in (arrays[:-1], arrays[2:], [*arrays, arrays[0]], arrays[::-1]):
-        with pytest.raises(ConfigError):
-            from_arrays(lenet, bad)
-        with pytest.raises(ConfigError):
-            from_arrays(lenet, arrays, bad)
 
 
 def test_a_file_is_read_in_one_order(lenet, tmp_path):

@@ -18,8 +18,8 @@ from attacks.reconstruction.reconstruct import reid_rank
 from attacks.text import spans
 from attacks.text.bag import bag_of_tokens
 from attacks.text.observation import observe_text
-from attacks.text.read import span_test
 from attacks.text.spans import Reader
+from attacks.text_audit import text_suite
 
 ROUNDINGS = 200  # of each audit, shared among its cases
 
@@ -108,7 +108,7 @@ def test_tokens_and_sentences(reach, dtype, monkeypatch):
             views={"dense": ["first.*", "second.*"]},
             batch=2,
             update=update,
-            attacks={"span_test": span_test},
+            attacks={"span_test": text_suite()["span_test"]},
         ).rows
         return row.verdict, {trial.score.found for trial in row.best}
 

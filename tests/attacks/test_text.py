@@ -12,11 +12,11 @@ from torch.nn.functional import cross_entropy
 
 from accounting import BinaryTree, ConfigError, Participation, calibrate
 from attacks import text_leakage
+from attacks.report import Guess, TextTrial
 from attacks.text.attention import attending
 from attacks.text.bag import bag_of_tokens, predicted_tokens
 from attacks.text.observation import observe_text
 from attacks.text.read import ReadText, span_test
-from attacks.text.report import Guess, TextTrial
 from attacks.text.score import (
     TextScore,
     bigram_guess,

@@ -20,15 +20,15 @@ from torch.nn.functional import cross_entropy
 
 import attacks
 from attacks import LocalSteps, Observation, TextObservation, observe, observe_text, psnr
-from attacks.audit import score
+from attacks.image_audit import score
 from attacks.metrics import feature_error
 from attacks.networks import relu_lenet, smooth_lenet, smooth_mlp
 from attacks.reconstruction.batch_statistics import with_buffers
 from attacks.reconstruction.labels import label_candidates
-from attacks.text.audit import text_suite
+from attacks.report import Guess, TextTrial
 from attacks.text.read import ReadText
-from attacks.text.report import Guess, TextTrial
 from attacks.text.score import text_scores, token_f1
+from attacks.text_audit import text_suite
 from privpart.models.transformer import LanguageModel, TextClassifier
 
 FAILED = "attack failed"
@@ -111,7 +111,7 @@ def on_images(
         verdicts = []
         for truth, _ in data.values():
             floor = psnr(rest.expand_as(truth), truth).tolist()
-            trials = score("view", attack, found, truth, floor, 0.0)
+            trials = score("view", attack, found, truth, floor, {})
             verdicts.append({trial.verdict for trial in trials})
         return Found(*verdicts)
 
@@ -302,9 +302,9 @@ def on_text(
         tokens = data["own" if kind == "own" else "other"]
         seen = observe_text(net, tokens, labels, visible=visible, local=local)
         seen = with_decay(decay, net, tokens, seen) if decay else seen
-        found = TEXTS[attack](net, seen if kind != "chance" else of_chance(seen))
+        found = TEXTS[attack](net, seen if kind != "chance" else of_chance(seen), 0)
         read = found or ReadText((), frozenset(), float("inf"), 0.0)
-        shown = read.bag or frozenset(token for one in read.sentences for token in one)
+        shown = read.tokens
         verdicts = []
         for truth in data.values():
             bag = token_f1(sorted(shown), sorted(set(truth.flatten().tolist())))

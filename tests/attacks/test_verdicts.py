@@ -13,7 +13,7 @@ from attacks import LocalSteps, dlg, explain, leakage, observe, suite
 from attacks.networks import smooth_lenet
 from attacks.reconstruction.labels import label_candidates
 from attacks.report import VERDICTS
-from privpart.cli.audit.tables import told
+from privpart.cli.audit.tables import summary
 
 FAST = suite(newton_steps=0, steps=0, tv=0)
 FULL = {"full": ["*"]}
@@ -246,7 +246,7 @@ def test_hidden_labels_without_class_means_have_no_such_oracle(lenet, digits):
         lenet, digits[0][:2], digits[1][:2], {"conv1.bias": torch.ones(8)}, reveal_labels=False
     )
     assert set(report.oracles) <= set(report.baselines)
-    assert told(report).tables
+    assert summary(report).tables
 
 
 def test_class_means_are_an_oracle_where_labels_are_hidden(lenet, digits):

@@ -13,7 +13,7 @@ from privpart.cli.options import Format
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from collections.abc import Sequence
 
-    from privpart.cli.audit.tables import AnyPoint
+    from attacks import DefencePoint
 
 _SCORES = {
     "psnr": "-10 log10 MSE per image, data range 1",
@@ -36,23 +36,18 @@ def defences(options: DefencesOptions) -> None:
     clips = list(dict.fromkeys(options.clip))
     noises = list(dict.fromkeys(options.noise_multiplier))
     batches = len(inputs.examples) // options.batch
-    sweep: Any = attacks.text_defences if options.of_text else attacks.defences
+    kind: Any = attacks.TextAudit if options.of_text else attacks.ImageAudit
+    (patterns, *_) = inputs.views.values()
     with resumable(shared["done"], len(clips) * len(noises) * batches) as progress:
-        points = sweep(
-            *(inputs.model, inputs.examples, inputs.labels),
-            visible=next(iter(inputs.views.values())),
-            clips=clips,
-            noise_multipliers=noises,
-            progress=progress,
-            **shared,
-        )
+        audit = kind(views={"swept": patterns}, progress=progress, **shared)
+        points = attacks.defences(audit, clips=clips, noise_multipliers=noises)
     _write(points, options)
     if any(point.verdict == "void" for point in points):
         typer.echo("privpart: void: two updates of the same examples differ.", err=True)
         raise typer.Exit(VOID)
 
 
-def _write(points: "Sequence[AnyPoint]", options: DefencesOptions) -> None:
+def _write(points: "Sequence[DefencePoint]", options: DefencesOptions) -> None:
     from privpart.cli.audit import tables
     from privpart.cli.audit.store import writing
     from privpart.cli.pages import plots

@@ -36,10 +36,9 @@ def leakage(options: LeakageOptions) -> None:
     inputs, shared = prepare(options)
     adversaries = 2 if options.noise_multiplier and options.gradient is None else 1
     batches = len(inputs.examples) // options.batch
-    audit: Any = attacks.text_leakage if options.of_text else attacks.leakage
+    kind: Any = attacks.TextAudit if options.of_text else attacks.ImageAudit
     with resumable(shared["done"], adversaries * len(inputs.views) * batches) as progress:
-        report: LeakageReport | TextReport = audit(
-            *(inputs.model, inputs.examples, inputs.labels),
+        audit = kind(
             views=inputs.views,
             clip=options.clip,
             noise_multiplier=options.noise_multiplier,
@@ -47,6 +46,7 @@ def leakage(options: LeakageOptions) -> None:
             progress=progress,
             **shared,
         )
+        report: LeakageReport | TextReport = audit.report()
     _write(report, options, inputs)
     if report.void:
         raise typer.Exit(VOID)
@@ -57,7 +57,7 @@ def leakage(options: LeakageOptions) -> None:
 
 
 def prepare(options: AnyOptions) -> "tuple[Inputs, dict[str, Any]]":
-    """Return what is attacked, and the arguments that every audit passes to ``attacks``.
+    """Return what is attacked, and the fields of every ``attacks.Audit`` of it.
 
     Among them is ``done``, the results so far in ``out``.
 
@@ -67,8 +67,8 @@ def prepare(options: AnyOptions) -> "tuple[Inputs, dict[str, Any]]":
     """
     import torch
 
-    from attacks.suite import suite
-    from attacks.text.audit import text_suite
+    from attacks import suite
+    from attacks.text_audit import text_suite
     from privpart.cli.audit.inputs import local_steps_of
     from privpart.cli.audit.store import TrialFolder
 
@@ -86,6 +86,9 @@ def prepare(options: AnyOptions) -> "tuple[Inputs, dict[str, Any]]":
         from privpart.cli.audit.image_inputs import load_images as load
     inputs = load(options)
     return inputs, {
+        "model": inputs.model,
+        "x": inputs.examples,
+        "y": inputs.labels,
         "attacks": {name: every[name] for name in every if name in (options.attack or every)},
         "batch": options.batch,
         "update": inputs.update,

@@ -1,6 +1,7 @@
 """Audit tables: a leakage report and a sweep of defences as text, and warnings on them."""
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +14,9 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from accounting.report import up
-from attacks import DefencePoint, LeakageReport, TextDefencePoint, TextReport
-from attacks.report import LeakageRow
-from attacks.text.audit import NO_ATTACK
-from attacks.text.report import TextRow
+from attacks import DefencePoint, LeakageReport, TextReport
+from attacks.audit import NO_ATTACK
+from attacks.report import LeakageRow, TextRow
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv, plain_console
 
@@ -64,7 +64,6 @@ _TEXT_CSV = (
 _SWEPT = ("clip", "noise_multiplier", "epsilon", "delta", "verdict", "exact")
 
 AnyReport = LeakageReport | TextReport
-AnyPoint = DefencePoint | TextDefencePoint
 AnyRows = Sequence[LeakageRow] | Sequence[TextRow]
 Values = Mapping[str, Any]
 """A row as JSON types, or what one attack found on its view."""
@@ -118,9 +117,9 @@ def as_json(report: AnyReport) -> str:
     return json.dumps(report.to_dict(), indent=2, allow_nan=False) + "\n"
 
 
-def defences_csv(points: Sequence[AnyPoint]) -> str:
+def defences_csv(points: Sequence[DefencePoint]) -> str:
     """Return a line per clip and noise multiplier, with medians over the examples."""
-    score = "psnr" if isinstance(points[0], DefencePoint) else "rouge"
+    score = "rouge" if points[0].of_text else "psnr"
     rows = []
     for point in points:
         values = point.to_dict() | {
@@ -133,10 +132,10 @@ def defences_csv(points: Sequence[AnyPoint]) -> str:
     return as_csv(rows)
 
 
-def show_defences(points: Sequence[AnyPoint]) -> None:
+def show_defences(points: Sequence[DefencePoint]) -> None:
     """Print a sweep over clips and noises to standard output."""
     console = plain_console(_WIDTH)
-    images = isinstance(points[0], DefencePoint)
+    images = not points[0].of_text
     what, digits = ("PSNR in dB over {} images", 1) if images else ("ROUGE-L over {} sentences", 2)
     title = f"{what.format(len(points[0].scores))}, best of each over the attacks"
     exact = [] if images else ["exact"]
@@ -147,7 +146,7 @@ def show_defences(points: Sequence[AnyPoint]) -> None:
         table.add_row(
             *("none" if point.clip is None else f"{point.clip:g}", f"{point.noise_multiplier:g}"),
             "infinite" if point.epsilon is None else up(point.epsilon, 4),
-            *([f"{point.exact}"] if isinstance(point, TextDefencePoint) else []),
+            *([f"{point.exact}"] if point.of_text else []),
             *(f"{value:.{digits}f}" for value in scores),
             point.verdict,
         )
@@ -345,13 +344,13 @@ def _image_notes(report: LeakageReport) -> list[str]:
         "decoys, by residual, each with the true label where it is told; 1 identifies the image. "
         "An oracle knows the truth: no verdict is measured against it."
     ]
-    if report.schedule is not None:
-        worst = report.schedule
-        rounds = ", ".join(f"{view} x {count}" for view, count in worst.rounds.items())
+    if (worst := report.worst_round) is not None:
+        rounds = ", ".join(f"{view} x {n}" for view, n in Counter(report.schedule).items())
+        best = worst.worst_score["psnr_max"]
         notes.append(
             f"Schedule ({rounds}): a client that takes part in all rounds is exposed by its worst "
-            f"round, {worst.worst}: {worst.verdict}"
-            + (f", up to {worst.psnr:.1f} dB." if worst.psnr is not None else ".")
+            f"round, {worst.view}: {worst.verdict}"
+            + (f", up to {best:.1f} dB." if best is not None else ".")
         )
     return [*notes, *_closing(report, _OF_IMAGES), _VERDICTS]
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from rich.table import Table as RichTable
 
 from attacks import TextReport
-from attacks.report import Verdict
-from attacks.text.report import TextRow, TextTrial
+from attacks.report import TextRow, TextTrial, Verdict
 from privpart.cli.audit.tables import AnyReport, Summary
 from privpart.cli.pages.page import (
     Block,
@@ -153,7 +152,7 @@ def _lines(
 
 def _marked(truth: Sequence[int], trial: TextTrial, words: Sequence[str]) -> _Pieces:
     """Return the true sentence with the tokens marked that were read."""
-    known = trial.read.bag | {token for one in trial.read.sentences for token in one}
+    known = trial.result.bag | {token for one in trial.result.sentences for token in one}
     right = {i for i, _ in aligned(truth, trial.score.found)}
     return tuple(
         ("right" if i in right else "moved" if token in known else "", _word(token, words))

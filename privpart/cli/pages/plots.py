@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # only for annotations: a budget's picture must not import to
     from torch import Tensor
 
     from attacks import LeakageReport
-    from attacks.defences import ScoredPoint
+    from attacks.defences import DefencePoint
     from privpart.cli.demo_tables import Accuracy
     from privpart.study.store import Point
 
@@ -428,7 +428,7 @@ def draw_reconstructions(
         for axes, row in zip(after, rows, strict=True):
             trial = row.best[i]
             caption = trial.untried or f"{trial.psnr:.1f} dB"
-            _captioned(axes, trial.reconstruction.x[trial.index], caption, drawing.INK)
+            _captioned(axes, trial.result.x[trial.index], caption, drawing.INK)
             axes.spines[:].set(visible=True, edgecolor=VERDICTS[trial.verdict], linewidth=2.2)
             shown.add(trial.verdict)
         if i == 0:
@@ -481,7 +481,7 @@ def _legend(figure: Figure, verdicts: Sequence[str]) -> None:
     )
 
 
-def draw_defences(points: Sequence["ScoredPoint"], path: Path) -> None:
+def draw_defences(points: Sequence["DefencePoint"], path: Path) -> None:
     """Draw the score against the noise multiplier, with the accountant's epsilon on a second axis.
 
     The two axes share the noise and nothing else: neither is computed from the other.
@@ -503,9 +503,14 @@ def draw_defences(points: Sequence["ScoredPoint"], path: Path) -> None:
             drawing.no_noise(
                 axes, median(free.scores), label=f"{name}, no noise", color=styles.colour(name)
             )
+    of_text = points[0].of_text
     floor = median(value for point in points for value in point.baselines)
-    drawing.target(axes, floor, points[0].guess)
-    axes.set_ylabel(points[0].measure)
+    drawing.target(
+        axes,
+        floor,
+        "best guess without the update" if of_text else "best image that needs no attack",
+    )
+    axes.set_ylabel("ROUGE-L of the best attack" if of_text else "PSNR of the best attack (dB)")
     if levels:
         axes.set_xscale("log")
         axes.set_xticks(levels, [drawing.short(level) for level in levels])

@@ -1,0 +1,318 @@
+"""Image audit: what an update gives away of the images that a client trained on."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from accounting.checks import ConfigError
+from attacks.audit import Attack, Audit
+from attacks.metrics import ORACLES, baseline_images, feature_error, match_batch, psnr, ssim
+from attacks.observation import Observation, observe
+from attacks.reconstruction.analytic import invert_dense, invert_first_dense, visible_dense
+from attacks.reconstruction.april import april
+from attacks.reconstruction.batch_statistics import buffers_after, sent_statistics, with_buffers
+from attacks.reconstruction.cosine import MOST_GUESSES, cosine_tv
+from attacks.reconstruction.features import dense_then_invert, layer_input
+from attacks.reconstruction.labels import label_candidates
+from attacks.reconstruction.reconstruct import FALLING, Reconstruction, dlg, reid_rank
+from attacks.reconstruction.spear import spear
+from attacks.report import ImageTrial, LeakageReport, LeakageRow
+from attacks.update import as_double, norm, ready
+
+ImageAttack = Attack[Observation, Reconstruction]
+_STATISTICS = 1.0  # weight of the batch statistics beside the residual
+_DRAWS = 30_000  # of spear: seconds
+_DATASET = "dataset mean"
+_OTHERS = "mean of others"
+
+
+def suite(
+    *,
+    restarts: int = 2,
+    max_evaluations: int = 500,
+    newton_steps: int = 10,
+    steps: int = 1000,
+    tv: float = 1e-2,
+) -> dict[str, ImageAttack]:
+    """Return every attack on images by name, cheapest first; each returns None where it cannot.
+
+    Args:
+        restarts: of ``dlg`` and ``dense_then_invert``; ``cosine_tv`` takes twice as many.
+        max_evaluations: of each search of those two.
+        newton_steps: of each of their Gauss-Newton searches.
+        steps: of ``cosine_tv``; 0 leaves it out.
+        tv: weight of the prior in "dlg + tv", and of the one between ten times and a tenth of it
+            in "dlg + falling tv"; 0 leaves both out. The restarts of ``cosine_tv`` take 200
+            times it and twice it in turn, in units of the distance at the start.
+    """
+    search = {
+        "restarts": restarts,
+        "max_evaluations": max_evaluations,
+        "newton_steps": newton_steps,
+    }
+    sent = {**search, "newton_steps": 0, "statistics": _STATISTICS}
+    attacks: dict[str, ImageAttack] = {
+        "invert_dense": lambda model, seen, _: invert_first_dense(model, seen),
+        "april": lambda model, seen, _: april(model, seen),
+        "spear": _seeded(spear, draws=_DRAWS),
+        "dense_then_invert": _seeded(dense_then_invert, **search),
+        "dlg": _seeded(dlg, **search),
+        "dlg + statistics": _where(sent_statistics, _seeded(dlg, **sent)),
+    }
+    if steps:
+        cosine = _seeded(cosine_tv, restarts=2 * restarts, steps=steps, tv=(200 * tv, 2 * tv))
+        attacks["cosine_tv"] = _where(_labels_are_few, cosine)
+    if tv:
+        search["restarts"] = 1
+        falling = tuple(10 * tv * weight / FALLING[0] for weight in FALLING)
+        attacks["dlg + tv"] = _seeded(dlg, **search, tv=tv)
+        attacks["dlg + falling tv"] = _seeded(dlg, **search, tv=falling)
+    return attacks
+
+
+def _seeded(attack: Callable[..., Reconstruction | None], **options: Any) -> ImageAttack:  # noqa: ANN401
+    return lambda model, seen, seed: attack(model, seen, seed=seed, **options)
+
+
+def _where(applies: Callable[[nn.Module, Observation], object], attack: ImageAttack) -> ImageAttack:
+    return lambda model, seen, seed: attack(model, seen, seed) if applies(model, seen) else None
+
+
+def _labels_are_few(model: nn.Module, seen: Observation) -> bool:
+    return len(label_candidates(model, seen)) <= MOST_GUESSES  # more would have to be guessed
+
+
+def leakage(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> LeakageReport:  # noqa: ANN401
+    """Attack the update of each batch of images, once per view and adversary.
+
+    Args:
+        model: see ``ImageAudit``.
+        x: (N, C, H, W) in [0, 1].
+        y: (N,) labels.
+        options: ``views``, and the other fields of ``ImageAudit``.
+
+    Raises:
+        ConfigError: a pattern that matches no parameter, or an option out of range.
+    """
+    return ImageAudit(model=model, x=x, y=y, **options).report()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
+    """Images, and what an attacker is told of them; for the other options see ``Audit``.
+
+    The model has (B, K) logits and is in the mode in which clients train. Running statistics in a
+    given update count too: their change beside local steps, else as they are after the round.
+
+    Args:
+        x: (N, C, H, W) in [0, 1].
+        y: (N,) labels.
+        dataset_mean: (C, H, W) mean of public data, a baseline. None takes the mean of the decoys,
+            or without decoys that of the images in the other batches; for want of both the report
+            says that this baseline is missing.
+        class_means: (K, C, H, W) mean of each class in public data, a baseline; None leaves it
+            out. An attacker who is not told the labels does not know which: an oracle then.
+        decoys: (images, labels) that are not in ``x``, for the re-identification rank.
+        send_buffers: whether clients also send the running statistics of batch normalisation, after
+            a gradient or one local step. A given update has them, or has not.
+    """
+
+    kind: ClassVar[str] = "images"
+
+    y: Tensor
+    dataset_mean: Tensor | None = None
+    class_means: Tensor | None = None
+    decoys: tuple[Tensor, Tensor] | None = None
+    send_buffers: bool = False
+
+    def __post_init__(self) -> None:
+        if len(self.x) < 1 or len(self.x) != len(self.y):
+            raise ConfigError(
+                f"x, y: {len(self.x)} images and {len(self.y)} labels; pass one label per image, "
+                "and at least one image."
+            )
+        if self.update is not None and self.send_buffers:
+            raise ConfigError("send_buffers: a given update has its buffers, or has not.")
+        self.refuse()
+        with torch.no_grad():
+            net = ready(self.model, training=False).double()
+            self.refuse_labels(net(self.x[:1].double()), self.y)
+        if self.decoys is not None and self.batch > 1:
+            raise ConfigError(
+                f"decoys: rank an image by itself; leave them out at batch={self.batch}."
+            )
+
+    @property
+    def suite(self) -> Mapping[str, ImageAttack]:
+        """Every attack on images."""
+        return suite()
+
+    def computed(self, number: int, options: dict[str, Any]) -> Observation:
+        """Return what the client sends of batch ``number``."""
+        x, y = self.client(number)
+        seen = observe(self.model, x, y, **options)
+        return with_buffers(self.model, seen, x) if self.send_buffers else seen
+
+    def given(self, update: Mapping[str, Tensor], fields: dict[str, Any]) -> Observation:
+        """Return the observation of a given update."""
+        buffers = dict(self.model.named_buffers())
+        return Observation(
+            update={name: value for name, value in update.items() if name not in buffers},
+            shape=tuple(self.x.shape),
+            labels=self.y if self.reveal_labels else None,
+            training=self.model.training,
+            buffers=buffers_after(self.model, update, changes=self.local is not None),
+            **fields,
+        )
+
+    def nothing(self, number: int) -> Reconstruction:
+        """Return grey images."""
+        x, y = self.client(number)
+        grey = torch.full_like(x, 0.5, dtype=torch.float64)
+        return Reconstruction(grey, y, math.inf, "not run", 0, 0.0, ())
+
+    def unread(self, view: str, number: int, match: dict[str, Any]) -> list[list[ImageTrial]]:
+        """Raise a ConfigError: with its search the suite applies to every view."""
+        raise ConfigError(f"attacks: none of {', '.join(self._attacks)} applies to {view!r}.")
+
+    def scored(
+        self,
+        view: str,
+        attack: str,
+        result: Reconstruction,
+        number: int,
+        match: dict[str, Any],
+    ) -> list[ImageTrial]:
+        """Return a trial per image of the batch."""
+        floor = self._floor[self.rows_of(number)]
+        return score(view, attack, result, self.client(number)[0], floor, match)
+
+    def report(self) -> LeakageReport:
+        """Run every attack on every view of every batch, for one adversary after the other."""
+        return LeakageReport(
+            rows=self.rows(self._image_row),
+            truth=self.x.detach().clone(),
+            baselines={name: tuple(values.tolist()) for name, values in self._baselines.items()},
+            labels_revealed=self.reveal_labels,
+            baseline_images=self._guesses,
+            decoys=0 if self.decoys is None else len(self.decoys[0]),
+            oracles=self._oracles,
+            missing=() if _DATASET in self._guesses or _OTHERS in self._guesses else (_DATASET,),
+            **self.shared(
+                {
+                    "mode": "train" if self.model.training else "eval",
+                    "buffers": self._buffers_told(),
+                }
+            ),
+        )
+
+    def _image_row(self, fields: dict[str, Any], seen: list[Observation]) -> LeakageRow:
+        own = tuple(min(one, key=lambda trial: trial.result.match) for one in fields["alone"])
+        sent = [n for n in self.batches if norm(seen[n].update) > 0 and self.explanation.explained]
+        errors = [feature_errors(self.model, seen[n], self.client(n)[0]) for n in sent] or [{}]
+        ranked = self.decoys is not None and self.batch == 1 and len(sent) == len(self.batches)
+        return LeakageRow(
+            **fields,
+            unknowns=self.batch * self.x[0].numel(),
+            own=own,
+            ranks=tuple(self._rank(n, seen[n]) for n in self.batches) if ranked else (),
+            feature_error={k: max(error.get(k, 0.0) for error in errors) for k in errors[0]},
+            labels_right=self.labels_right(own),
+            labels_doubtful=any(self._labels_doubtful(seen[n]) for n in sent),
+        )
+
+    def _labels_doubtful(self, seen: Observation) -> bool:
+        try:
+            return len(label_candidates(self.model, seen)) > 1
+        except ConfigError:  # an attack of one's own may do without
+            return False
+
+    def _rank(self, number: int, seen: Observation) -> int:
+        if self.decoys is None:
+            return 0
+        x, y = self.client(number)
+        decoys, labels = self.decoys
+        return reid_rank(self.model, seen, x, decoys, torch.cat([y, labels]))
+
+    def _buffers_told(self) -> str:
+        """Say whether batch statistics were sent, and can be told from the buffers."""
+        seen = self.observe(next(iter(self.every_view)), self.everyone[0], 0)
+        if not seen.buffers:
+            return "not sent"
+        usable = bool(sent_statistics(self.model, seen))
+        return "sent" if usable else "sent, but not of one batch in training mode: not used"
+
+    @cached_property
+    def _guesses(self) -> dict[str, Tensor]:
+        """Images (N, C, H, W) to compare with; those in ``_oracles`` know the truth."""
+        means = None if self.class_means is None else self.class_means[self.y]
+        public = self.dataset_mean
+        if public is None and self.decoys is not None and len(self.decoys[0]):
+            public = self.decoys[0].double().mean(0).clamp(0, 1)
+        guesses = baseline_images(self.x, public, means, seed=self.seed)
+        if public is None and len(self.batches) > 1:
+            x = self.x.detach().double()
+            batch_sums = x.reshape(-1, self.batch, *x.shape[1:]).sum(1)
+            others = ((x.sum(0) - batch_sums) / (len(x) - self.batch)).clamp(0, 1)
+            guesses[_OTHERS] = others.repeat_interleave(self.batch, 0)
+        return guesses
+
+    @property
+    def _oracles(self) -> tuple[str, ...]:
+        labelled = () if self.reveal_labels or self.class_means is None else ("class mean",)
+        return (*ORACLES, *labelled)
+
+    @cached_property
+    def _baselines(self) -> dict[str, Tensor]:
+        truth = self.x.double()
+        return {name: psnr(guess, truth) for name, guess in self._guesses.items()}
+
+    @cached_property
+    def _floor(self) -> list[float]:
+        """The best baseline of each image that does not know the truth, in dB."""
+        fair = [values for name, values in self._baselines.items() if name not in self._oracles]
+        best: list[float] = torch.stack(fair).amax(0).tolist()
+        return best
+
+
+def score(
+    view: str,
+    attack: str,
+    result: Reconstruction,
+    truth: Tensor,
+    floor: Sequence[float],
+    match: dict[str, Any],
+) -> list[ImageTrial]:
+    """Return a trial per image of the batch; ``floor`` is the best baseline of each, in dB.
+
+    ``match`` has the truth_match of the trials, and why nothing was tried.
+    """
+    order = match_batch(result.x, truth)
+    x = result.x[order]
+    reference = truth.double()
+    scores = zip(psnr(x, reference).tolist(), floor, ssim(x, reference).tolist(), strict=True)
+    return [
+        ImageTrial(view, attack, result, *values, index=int(order[i]), **match)
+        for i, values in enumerate(scores)
+    ]
+
+
+def feature_errors(model: nn.Module, seen: Observation, x: Tensor) -> dict[str, float]:
+    """Return the relative error of each visible dense layer's input, read off the update.
+
+    Only for a batch of one, and for layers whose bias is in view. What is exact here identifies
+    the image even where its pixels cannot be reconstructed.
+    """
+    errors = {}
+    for name, weight, bias in visible_dense(model, seen) if seen.shape[0] == 1 else []:
+        rows = layer_input(model, seen, name)(as_double(x)).detach()
+        if len(rows) != 1:  # of a layer that acts on each token, or is not called
+            continue
+        if bias is not None and bool(bias.any()) and bool(rows[0].any()):
+            errors[name] = feature_error(invert_dense(weight, bias), rows[0])
+    return errors

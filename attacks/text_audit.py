@@ -1,0 +1,303 @@
+"""Text audit: what an update gives away of the sentences that a client trained on."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from accounting.checks import ConfigError
+from attacks.audit import Attack, Audit
+from attacks.explain import Explanation
+from attacks.report import Guess, TextReport, TextRow, TextTrial
+from attacks.text.bag import bag_of_tokens, predicted_tokens
+from attacks.text.observation import (
+    NextToken,
+    TextObservation,
+    check_tokens,
+    observe_text,
+    text_model,
+    vocabulary,
+)
+from attacks.text.read import ReadText, span_test
+from attacks.text.score import TextScore, bigram_guess, text_scores, token_f1, unigram_guess
+from attacks.update import Loss
+
+TextAttack = Attack[TextObservation, ReadText]
+MOST_TOKENS = 2**13  # of one update
+
+
+def text_suite(*, exchanges: int = 4000) -> dict[str, TextAttack]:
+    """Return every attack on text by name, cheapest first; each returns None where it cannot.
+
+    Args:
+        exchanges: updates that "span_test + exchange" may compute; 0 leaves it out.
+    """
+
+    def exchanged(model: nn.Module, seen: TextObservation, _: int) -> ReadText | None:
+        if seen.shape[0] < 2 or seen.noise_std > 0 or seen.language:
+            return None
+        return span_test(model, seen, exchanges=exchanges)
+
+    attacks: dict[str, TextAttack] = {
+        "bag_of_tokens": _tokens_alone(bag_of_tokens),
+        "predicted_tokens": _tokens_alone(predicted_tokens),
+        "span_test": lambda model, seen, _: span_test(model, seen),
+    }
+    return attacks | ({"span_test + exchange": exchanged} if exchanges else {})
+
+
+def _tokens_alone(read: Callable[[nn.Module, TextObservation], Tensor | None]) -> TextAttack:
+    """Return an attack that shows the distinct tokens that ``read`` does."""
+
+    def attack(model: nn.Module, seen: TextObservation, _: int) -> ReadText | None:
+        started = time.perf_counter()
+        bag = read(model, seen)
+        if bag is None:
+            return None
+        return ReadText((), frozenset(bag.tolist()), math.inf, time.perf_counter() - started)
+
+    return attack
+
+
+def text_leakage(
+    model: nn.Module,
+    tokens: Tensor,
+    labels: Tensor | None = None,
+    **options: Any,  # noqa: ANN401 - fields of TextAudit, which checks them
+) -> TextReport:
+    """Attack the update of each batch of sentences, once per view and adversary.
+
+    Args:
+        model: see ``TextAudit``.
+        tokens: (N, T) ids of the true sentences.
+        labels: (N,) of a text classifier; None trains a language model to predict its own tokens.
+        options: ``views``, and the other fields of ``TextAudit``.
+
+    Raises:
+        ConfigError: a pattern that matches no parameter, or an option out of range.
+    """
+    return TextAudit(model=model, x=tokens, y=labels, **options).report()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
+    """Sentences, and what is public of their language; for the other options see ``Audit``.
+
+    The model maps token ids (B, T) to logits, or to an output that has logits; it is attacked in
+    eval mode.
+
+    Args:
+        x: (N, T) token ids of the true sentences.
+        y: (N,) of a text classifier; None trains a language model to predict its own tokens.
+        pad: id of the padding after a sentence; None if there is none.
+        public: sentences that nobody has to attack, of which the guesses are made. Without any, a
+            verdict is measured against nothing, and the report says so.
+    """
+
+    kind: ClassVar[str] = "sentences"
+
+    pad: int | None = None
+    public: Sequence[Sequence[int]] = ()
+
+    def __post_init__(self) -> None:
+        check_tokens(self.model, self.x, self.y, self.pad)
+        self.refuse()
+        if not all(self._truth):
+            raise ConfigError("tokens: a row is padding alone; leave it out.")
+        self._refuse_lengths()
+        with torch.no_grad():
+            logits = self.net(self.x[:1])
+        count = vocabulary(self.model)
+        self._refuse_logits(tuple(logits.shape), count)
+        if self.y is not None:
+            self.refuse_labels(logits, self.y)
+        if any(not 0 <= token < count for sentence in self.public for token in sentence):
+            raise ConfigError(f"public: has ids that are not 0 to {count - 1}, the model's.")
+
+    def _refuse_lengths(self) -> None:
+        """Raise a ConfigError for a batch of too many tokens, or of none that is predicted."""
+        size = self.batch * self.x.shape[1]
+        if size > MOST_TOKENS:
+            raise ConfigError(
+                f"tokens: {size} in one update; must be at most {MOST_TOKENS}, far more than the "
+                "spans of a layer can tell apart. Cut the sentences, or choose a smaller batch."
+            )
+        longest = [max(map(len, self._truth[self.rows_of(number)])) for number in self.batches]
+        if isinstance(self.client_loss, NextToken) and min(longest) < 2:
+            raise ConfigError(
+                "tokens: all sentences of a batch have one token, after which nothing is "
+                "predicted; pass sentences of two or more."
+            )
+
+    def _refuse_logits(self, shape: tuple[int, ...], words: int) -> None:
+        """Raise a ConfigError for a classifier without labels, or labels without a classifier."""
+        loss = self.client_loss
+        if self.y is not None and loss is cross_entropy and len(shape) != 2:
+            raise ConfigError(
+                f"labels: the model gives logits {shape} for one sentence, one per token; leave "
+                "the labels out, or pass a model that gives (1, K)."
+            )
+        places = self.x.shape[1]
+        predicts = shape[:2] == (1, places) and len(shape) == 3 and shape[-1] >= words
+        if isinstance(loss, NextToken) and not predicts:
+            raise ConfigError(
+                f"labels are missing: the model gives logits {shape} for one sentence of {places} "
+                f"tokens, and one that predicts its tokens gives (1, {places}, K), K at least "
+                f"{words}. Pass the labels of a classifier."
+            )
+
+    @property
+    def suite(self) -> Mapping[str, TextAttack]:
+        """Every attack on text."""
+        return text_suite()
+
+    @property
+    def client_loss(self) -> Loss:
+        """Cross-entropy of the labels, or of the next tokens, unless another is named."""
+        return self.loss or (NextToken(self.pad) if self.y is None else cross_entropy)
+
+    @cached_property
+    def net(self) -> nn.Module:
+        """The model in eval mode, from ids to logits."""
+        return text_model(self.model, self.pad)
+
+    def computed(self, number: int, options: dict[str, Any]) -> TextObservation:
+        """Return what the client sends of batch ``number``."""
+        rows = self.rows_of(number)
+        labels = None if self.y is None else self.y[rows]
+        return observe_text(self.model, self.x[rows], labels, pad=self.pad, **options)
+
+    def given(self, update: Mapping[str, Tensor], fields: dict[str, Any]) -> TextObservation:
+        """Return the observation of a given update."""
+        names = [name for name, _ in self.model.named_parameters() if name in update]
+        return TextObservation(
+            update={name: update[name] for name in names},
+            shape=tuple(self.x.shape),
+            labels=self.y if self.reveal_labels else None,
+            pad=self.pad,
+            language=self.y is None,
+            **fields,
+        )
+
+    def nothing(self, number: int) -> ReadText:
+        """Return no sentence."""
+        return ReadText((), frozenset(), math.inf, 0.0)
+
+    def scored(
+        self,
+        view: str,
+        attack: str,
+        result: ReadText,
+        number: int,
+        match: dict[str, Any],
+    ) -> list[TextTrial]:
+        """Return a trial per sentence of the batch."""
+        rows = self.rows_of(number)
+        bag = token_f1(sorted(result.tokens), sorted(self._tokens_of(number)))
+        scores = text_scores(result.sentences, self._truth[rows])
+        return [
+            TextTrial(view, attack, result, score, bag, guess, **match)
+            for score, guess in zip(scores, self._floor[rows], strict=True)
+        ]
+
+    def report(self) -> TextReport:
+        """Run every attack on every view of every batch, for one adversary after the other."""
+        threat: dict[str, Any] = {
+            "longest": self.x.shape[1],
+            "padding": "none" if self.pad is None else f"token {self.pad}, lengths inferred",
+            "mode": "eval",
+        }
+        if self.y is None:
+            threat["labels"] = "the tokens"
+        return TextReport(
+            rows=self.rows(self._text_row),
+            truth=self._truth,
+            guesses=self._guesses,
+            public=len(self.public),
+            missing=() if self._guesses else ("unigram", "bigram"),
+            **self.shared(threat),
+        )
+
+    def _text_row(self, fields: dict[str, Any], _: list[TextObservation]) -> TextRow:
+        best: Sequence[TextTrial] = fields["best"]
+        read = [trial for trial in best if trial.result.sentences]
+        lengths = [
+            len(trial.score.found) == len(t) for trial, t in zip(best, self._truth, strict=True)
+        ]
+        return TextRow(
+            **fields,
+            tokens=self.batch * self.x.shape[1],
+            lengths_right=sum(lengths) / len(best) if read and self.pad is not None else None,
+            labels_right=self.labels_right(best) if read else None,
+            doubtful=any(not trial.matched for trial in read),
+        )
+
+    @cached_property
+    def explanation(self) -> Explanation:
+        """Of the view, adversary and batch that the true sentences explain least."""
+        explanation = super().explanation
+        drops = [
+            name
+            for name, module in self.model.named_modules()
+            if isinstance(module, nn.modules.dropout._DropoutNd) and module.p
+        ]
+        if explanation.explained or not drops:
+            return explanation
+        dropout = (
+            f"dropout ({drops[0]}): a client in training mode drops units at random, and no "
+            "sentence explains that; send an update made in eval mode"
+        )
+        return replace(explanation, causes=(*explanation.causes, dropout))
+
+    @cached_property
+    def _truth(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(_unpadded(row, self.pad) for row in self.x.tolist())
+
+    @cached_property
+    def _guesses(self) -> dict[str, tuple[TextScore, ...]]:
+        """Scores of each sentence without any update; {} without public sentences."""
+        guesses = {"unigram": unigram_guess, "bigram": bigram_guess} if self.public else {}
+        return {
+            name: tuple(
+                text_scores([guess(self.public, len(true))], [true])[0] for true in self._truth
+            )
+            for name, guess in guesses.items()
+        }
+
+    @cached_property
+    def _floor(self) -> list[Guess]:
+        """The best guess of each sentence; zeros without public sentences."""
+        bags = [self._guessed_bag(number) for number in self.batches]
+        return [
+            Guess(
+                f1=max((scores[i].f1 for scores in self._guesses.values()), default=0.0),
+                rouge=max((scores[i].rouge for scores in self._guesses.values()), default=0.0),
+                bag=bags[i // self.batch],
+            )
+            for i in range(len(self._truth))
+        ]
+
+    def _guessed_bag(self, number: int) -> float:
+        """Return the F1 of the likeliest tokens, of which we let the guess know the number."""
+        truth = self._tokens_of(number)
+        counts = Counter(token for sentence in self.public for token in sentence)
+        ranked = sorted(counts, key=lambda token: (-counts[token], token))
+        return token_f1(ranked[: len(truth)], sorted(truth))
+
+    def _tokens_of(self, number: int) -> set[int]:
+        return {token for sentence in self._truth[self.rows_of(number)] for token in sentence}
+
+
+def _unpadded(row: Sequence[int], pad: int | None) -> tuple[int, ...]:
+    """Return a row without the padding after the sentence."""
+    end = len(row)
+    while pad is not None and end and row[end - 1] == pad:
+        end -= 1
+    return tuple(row[:end])
