@@ -36,7 +36,6 @@ from accounting import (
 )
 from accounting.report import up
 from attacks.defences import DefencePoint
-from privpart.cli.demo_tables import Accuracy
 from privpart.cli.pages.plots import draw_accuracy, draw_defences, draw_frontier
 
 ROOT = Path(__file__).parent.parent
@@ -216,9 +215,8 @@ def test_pictures_round_epsilon_up(benchmark, tmp_path):
     ]
     draw_defences(points, tmp_path / "defences.png")
     report = SimpleNamespace(noise_multiplier=1.0, epsilon=found, delta=1e-5)
-    trained = {"seeds": (0,), "accuracies": (0.5,), "trained": 1, "parameter_count": 2}
-    accuracy = Accuracy(part="full", noise_multiplier=1.0, update_bytes=1, **trained)
-    draw_accuracy([accuracy], [report], tmp_path / "accuracy.png")
+    row = {"part": "full", "noise_multiplier": 1.0, "trained": 1, "numbers": 2, "mean": 0.5}
+    draw_accuracy([row | {"standard_deviation": None}], [report], tmp_path / "accuracy.png")
     for path in tmp_path.iterdir():
         words = " ".join(drawn(path)["words"])
         assert "2.001" in words, path.name

@@ -11,7 +11,6 @@ from typing import Any
 
 from privpart.cli.pages import drawing
 from privpart.cli.pages.plots import draw_frontier, sweep_figures
-from privpart.study.store import Point
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -50,22 +49,12 @@ def read(path: Path) -> list[dict[str, Any]]:
 def draw_sweep(path: Path) -> None:
     """Draw the sweep of FedPT's Table 5 against epsilon."""
     axes = ("model.train", "privacy.mechanism", "noise")
-    points = [
-        Point(
-            labels={axis: row[axis] for axis in axes},
-            seeds=tuple(range(int(row["seeds"]))),
-            failed=int(row["failed"]),
-            mean=float(row["mean_accuracy"]),
-            deviation=float(row["standard_deviation"]),
-            epsilon=float(row["epsilon"]) if row["epsilon"] else None,
-            noise_multiplier=float(row["noise_multiplier"]),
-            delta=float(row["delta"]),
-            trained=int(row["trained"]),
-            own_metric=False,
-        )
+    numbers = ("mean_accuracy", "standard_deviation", "epsilon", "noise_multiplier", "delta")
+    rows = [
+        row | {column: float(row[column]) if row[column] else None for column in numbers}
         for row in read(RESULTS / "fedpt_sweep.csv")
     ]
-    drawing.save(sweep_figures(points, axes, ("noise",))["epsilon"], path)
+    drawing.save(sweep_figures(rows, axes, ("noise",))["epsilon"], path)
 
 
 def rows_of(table: str) -> list[dict[str, Any]]:

@@ -1,31 +1,39 @@
-"""``privpart demo``: train, account and audit on real data, and say what the results mean."""
+"""``privpart demo``: train, account and audit on real data, and say what the results mean.
+
+The trainings are a sweep over noise and trained part, the files in ``study/plans``. Its three
+tables, budget, accuracy and leakage, are each followed by what they mean.
+"""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from statistics import mean, median, stdev
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from accounting import checks
 from accounting.checks import ConfigError
+from accounting.report import up
 from privpart.cli.idle import OF_FOLDER
-from privpart.cli.trainings import JobsOption, processes, progress_of_rounds
+from privpart.cli.output import print_table
+from privpart.cli.trainings import JobsOption, processes, shown_trainings
 from privpart.engines.options import EngineOptions
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress
 
     from accounting import PrivacyReport
     from attacks import LeakageReport
-    from privpart.cli.demo_tables import Accuracy
     from privpart.study.cell import BasePlan, Cell
-    from privpart.study.runner import Outcome, Runner
+    from privpart.study.runner import Outcome
     from privpart.study.sweep import SweepFile
+    from privpart.training.plan_file import PlanFile
     from privpart.training.task_data import PlanData
 
 AUDITED_IMAGES = 4
@@ -64,9 +72,11 @@ def demo(
     checks.count("seeds", seeds)
     jobs = processes(jobs)
     file, base = sweep_file(data, data_dir, range(seed, seed + seeds))
-    _make_folder(out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"out={out}: cannot be made: {error.strerror}.") from None
 
-    from privpart.cli import demo_tables
     from privpart.cli.pages import plots
     from privpart.study.runner import Runner
     from privpart.study.sweep import sweep_of
@@ -75,19 +85,28 @@ def demo(
     cells = sweep_of(file, base).cells
     plan = cells[0].plan
     examples = plan_data(plan.data, plan.model.network())
+    results: dict[str, Outcome] = {}
     with (
-        progress_of_rounds() as progress,
+        shown_trainings(sum(cell.plan.privacy.rounds for cell in cells)) as trainings,
         ThreadPoolExecutor(1) as thread,
         Runner(jobs, options=ENGINE) as runner,  # left first, so that Ctrl-C ends it
     ):
-        train = partial(_train, cells, runner, progress)
+
+        def finish(cell: "Cell", outcome: "Outcome") -> None:
+            results[cell.key] = outcome
+            trainings.finished(cell, outcome)
+
+        train = partial(runner.train, cells, finish, trainings.advanced)
         # other processes train while this one attacks
         future = thread.submit(train) if jobs > 1 else None
-        accuracies = train() if future is None else []
-        audits = _audit(examples, seed, progress)
+        if future is None:
+            train()
+        audits = _audit(examples, seed, trainings.progress)
         if future is not None:
-            accuracies = future.result()
-    budgets = _budgets(cells)
+            future.result()
+    if trainings.failures:
+        trainings.refuse_no_result("the demo is incomplete")
+    budgets, rows = _budgets(cells), _rows(cells, results)
     report = {
         "schema": "privpart/demo/1",
         "version": version("privpart"),
@@ -95,14 +114,14 @@ def demo(
         "seed": seed,
         "recipe": file.model_dump(mode="json", by_alias=True),
         "budget": [budget.to_dict() for budget in budgets],
-        "accuracy": [accuracy.to_dict() for accuracy in accuracies],
+        "accuracy": rows,
         "leakage": {name: _without_times(audit.to_dict()) for name, audit in audits.items()},
-        "notes": demo_tables.notes(plan),
+        "notes": _notes(plan),
     }
     (out / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
-    plots.draw_accuracy(accuracies, budgets, out / "accuracy.png")
+    plots.draw_accuracy(rows, budgets, out / "accuracy.png")
     plots.draw_reconstructions(list(audits.values()), out / "leakage.png")
-    demo_tables.show(plan, budgets, accuracies, audits)
+    _print_tables(plan, budgets, rows, audits)
     typer.echo(f"\nWritten: {out / 'report.json'}, {out / 'accuracy.png'}, {out / 'leakage.png'}")
 
 
@@ -122,41 +141,31 @@ def sweep_file(
     return file, BasePlan(tables, base.folder)
 
 
-def _train(cells: "Sequence[Cell]", runner: "Runner", progress: "Progress") -> list["Accuracy"]:
-    from privpart.cli.demo_tables import Accuracy
-    from privpart.study.runner import error_of_failures
+def _rows(cells: "Sequence[Cell]", results: "Mapping[str, Outcome]") -> list[dict[str, Any]]:
+    """Return a row per part and noise level: test accuracy in [0, 1], over the seeds."""
     from privpart.training.costs import message_bytes
 
-    bar = progress.add_task("training", total=sum(cell.plan.privacy.rounds for cell in cells))
-    results = {}
-
-    def advance(cell: "Cell", rounds: int) -> None:
-        progress.update(bar, advance=rounds, description=f"training (z = {cell.labels['noise']})")
-
-    def finish(cell: "Cell", outcome: "Outcome") -> None:
-        if isinstance(outcome, str):
-            raise error_of_failures([outcome], cell.name)
-        results[cell.key] = outcome
-
-    runner.train(cells, finish, advance)
     points: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         points.setdefault((cell.labels["part"], cell.labels["noise"]), []).append(cell)
-    accuracies = []
+    rows = []
     for (part, _), group in points.items():
-        first, model = results[group[0].key], group[0].plan.model.partial()
-        accuracies.append(
-            Accuracy(
-                part=part,
-                noise_multiplier=first.noise_multiplier,
-                seeds=tuple(cell.seed for cell in group),
-                accuracies=tuple(results[cell.key].accuracy for cell in group),
-                trained=first.trained,
-                parameter_count=first.parameter_count,
-                update_bytes=message_bytes(model),
-            )
+        done: list[Any] = [results[cell.key] for cell in group]
+        accuracies = [result.accuracy for result in done]
+        rows.append(
+            {
+                "part": part,
+                "noise_multiplier": done[0].noise_multiplier,
+                "seeds": [cell.seed for cell in group],
+                "accuracies": accuracies,
+                "trained": done[0].trained,
+                "update_bytes": message_bytes(group[0].plan.model.partial()),
+                "numbers": done[0].parameter_count,
+                "mean": mean(accuracies),
+                "standard_deviation": stdev(accuracies) if len(accuracies) > 1 else None,
+            }
         )
-    return accuracies
+    return rows
 
 
 def _budgets(cells: "Sequence[Cell]") -> "list[PrivacyReport]":
@@ -195,6 +204,10 @@ def _audit(examples: "PlanData", seed: int, progress: "Progress") -> dict[str, "
         ),
     }
     bar = progress.add_task("audit", total=6 * AUDITED_IMAGES)
+
+    def advance(name: str, step: str) -> None:
+        progress.update(bar, advance=1, description=f"audit ({name}, {step})")
+
     return {
         name: leakage(
             network,
@@ -204,14 +217,10 @@ def _audit(examples: "PlanData", seed: int, progress: "Progress") -> dict[str, "
             dataset_mean=examples.users.x.mean(dim=0),
             attacks=suite(restarts=2, max_evaluations=300, newton_steps=0, steps=0, tv=0),
             seed=seed,
-            progress=partial(_advance, progress, bar, name),
+            progress=partial(advance, name),
         )
         for name, (network, views) in networks.items()
     }
-
-
-def _advance(progress: "Progress", bar: "TaskID", name: str, step: str) -> None:
-    progress.update(bar, advance=1, description=f"audit ({name}, {step})")
 
 
 def _without_times(report: dict[str, Any]) -> dict[str, Any]:
@@ -220,8 +229,117 @@ def _without_times(report: dict[str, Any]) -> dict[str, Any]:
     return report | {"rows": rows}
 
 
-def _make_folder(out: Path) -> None:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"out={out}: cannot be made: {error.strerror}.") from None
+def _print_tables(
+    plan: "PlanFile",
+    budgets: "Sequence[PrivacyReport]",
+    accuracies: Sequence[Mapping[str, Any]],
+    audits: "Mapping[str, LeakageReport]",
+) -> None:
+    budget_note, accuracy_note, leakage_note, limits = _notes(plan)
+    _print_budgets(plan, budgets)
+    typer.echo(fill(budget_note, 96) + "\n")
+    _print_accuracies(budgets, accuracies)
+    typer.echo(fill(_cost_note(accuracies) + " " + accuracy_note, 96) + "\n")
+    _print_leakage(audits)
+    typer.echo(fill(leakage_note, 96) + "\n\n" + fill(limits, 96))
+
+
+def _notes(plan: "PlanFile") -> list[str]:
+    """Return what each of the three tables means, and then what none of them shows."""
+    return [
+        f"What it means: this bounds how much all {plan.privacy.rounds} released models together "
+        "depend on any one user. It is the same for full and for partial training: the cost "
+        "depends on the noise multiplier and on how often a user takes part, not on how many "
+        "parameters train.",
+        "Each figure is a mean and standard deviation over seeds; full and partial share seeds. "
+        "Differences below their standard deviation mean nothing.",
+        "What it means: the attacker is an honest-but-curious server that sees one gradient of one "
+        "image at untrained weights, without clipping or noise, and knows the network, the frozen "
+        "part and the label. The score of a view is the best over itself and the views inside it, "
+        "because an attacker who sees more may ignore some of it. 'recovered' means at least 30 dB "
+        "and 3 dB above the best image that needs no attack. 'ambiguous' does not mean safe: the "
+        "gradients match but do not determine the image, and a prior on images may. Fewer "
+        "parameters do not mean less leakage.",
+        f"What this does not show: {plan.data.users} simulated users cannot give a meaningful "
+        "user-level epsilon at high accuracy; only the mechanics and the trade-off are real. "
+        "The noise comes from a seed, so these models are not private. Learning rates and clip "
+        "norm were chosen by hand, for digits on these test images; no epsilon covers that. "
+        "Decibels certify nothing, and are never converted into an epsilon.",
+    ]
+
+
+def _print_budgets(plan: "PlanFile", budgets: "Sequence[PrivacyReport]") -> None:
+    rows = [
+        (
+            f"{b.noise_multiplier:g}",
+            f"{b.sensitivity_squared:g}",
+            up(b.mu, 4),
+            up(b.epsilon, 4),
+            f"{b.delta:g}",
+            f"{b.unit}, {b.adjacency}",
+        )
+        for b in budgets
+    ]
+    print_table(
+        f"1. Budget: one tree over {plan.privacy.rounds} rounds, {plan.data.users} users taking "
+        f"part at most once, clip norm {plan.privacy.clip_norm:g}",
+        ("noise multiplier", "sensitivity^2", "mu", "epsilon", "delta", "unit, adjacency"),
+        [("0", "", "", "no guarantee", "", ""), *rows],
+    )
+
+
+def _print_accuracies(
+    budgets: "Sequence[PrivacyReport]", accuracies: Sequence[Mapping[str, Any]]
+) -> None:
+    epsilon = {b.noise_multiplier: up(b.epsilon, 4) for b in budgets}
+    seeds = accuracies[0]["seeds"]
+    by_cell = {(row["part"], row["noise_multiplier"]): row["accuracies"] for row in accuracies}
+    rows = []
+    for z in dict.fromkeys(row["noise_multiplier"] for row in accuracies):
+        full, partial = by_cell["full", z], by_cell["partial", z]
+        paired = [p - f for p, f in zip(partial, full, strict=True)]
+        result = (_percent(full), _percent(partial), _percent(paired, sign="+"))
+        rows.append((f"{z:g}", epsilon.get(z, "no guarantee"), *result))
+    print_table(
+        f"2. Test accuracy (%) by noise, seeds {seeds[0]} to {seeds[-1]}",
+        ("noise multiplier", "epsilon", "full", "partial", "partial - full"),
+        rows,
+    )
+
+
+def _percent(values: Sequence[float], sign: str = "") -> str:
+    middle = f"{100 * mean(values):{sign}.1f}"
+    return f"{middle} ± {100 * stdev(values):.1f}" if len(values) > 1 else middle
+
+
+def _cost_note(accuracies: Sequence[Mapping[str, Any]]) -> str:
+    by_part = {row["part"]: row for row in accuracies}
+    full, partial = by_part["full"]["update_bytes"], by_part["partial"]["update_bytes"]
+    trained, count = by_part["partial"]["trained"], by_part["partial"]["numbers"]
+    return (
+        f"What it means: partial training changes {trained:,} of {count:,} parameters "
+        f"({trained / count:.1%}); the others are rebuilt from a seed. A client sends {partial:,} "
+        f"bytes instead of {full:,}, {full / partial:.1f} times less."
+    )
+
+
+def _print_leakage(audits: "Mapping[str, LeakageReport]") -> None:
+    images = len(next(iter(audits.values())).truth)
+    rows = [
+        (
+            name,
+            row.view,
+            f"{row.visible:,} ({row.share:.0%})",
+            f"{median(row.psnr):.1f}",
+            f"{max(row.psnr):.1f}",
+            f"{median(trial.baseline for trial in row.best):.1f}",
+            row.verdict,
+        )
+        for name, audit in audits.items()
+        for row in audit.rows
+    ]
+    print_table(
+        f"3. Leakage by view: PSNR in dB over {images} images, against images that need no attack",
+        ("network", "view", "parameters seen", "median", "max", "best baseline", "verdict"),
+        rows,
+    )

@@ -26,11 +26,9 @@ from privpart.cli.trainings import (
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from collections.abc import Mapping
 
-    from torch import nn
-
     from privpart.study.runner import Runner
     from privpart.study.stages import ChosenPoint
-    from privpart.study.store import CellResult, Store
+    from privpart.study.store import Store
     from privpart.study.study_file import Group, Study
 
 _NOT_FOR_AUDIT = (
@@ -77,31 +75,26 @@ def frontier(
 
     Example: privpart frontier examples/study_digits.toml --out study -j 2
     """
-    jobs = processes(jobs)
     from privpart.engines.options import EngineOptions
     from privpart.study.runner import Runner
-    from privpart.study.stages import next_arm
+    from privpart.study.stages import layers_of, next_arm
     from privpart.study.store import Store
     from privpart.study.study_file import read_study
+    from privpart.training.training import training
 
-    study = read_study(file)
+    jobs, study = processes(jobs), read_study(file)
     runner = Runner(jobs, options=EngineOptions(device=device))
     with runner, Store(out, create=True) as store:
         trainings = _train(study, runner, store, out, tune_only=tune_only)
-        layers = _layers(study) if study.file.freeze else {}
+        layers = {}
+        if study.file.freeze:
+            plan = study.final_cells(study.groups[0], study.points[0])[0].plan
+            layers = layers_of(training(plan, report=lambda _: None).model.module)
         while layers and (longer := next_arm(study, layers, store.results())):
             study = longer
             trainings = _train(study, runner, store, out, tune_only=tune_only)
         missing = _show(study, store, out, form, audit=audit, tune_only=tune_only)
     trainings.refuse_no_result(missing)
-
-
-def _layers(study: "Study") -> "Mapping[str, Mapping[str, nn.Parameter]]":
-    from privpart.study.stages import layers_of
-    from privpart.training.training import training
-
-    plan = study.final_cells(study.groups[0], study.points[0])[0].plan
-    return layers_of(training(plan, report=lambda _: None).model.module)
 
 
 def _train(
@@ -129,14 +122,16 @@ def _show(
     study: "Study", store: "Store", out: Path, form: Format, *, audit: bool, tune_only: bool
 ) -> str:
     """Print and write the tables; return what is missing, "" if nothing is."""
-    from privpart.study.frontier import chosen_points, final_rows, reached_of, rows_of, tuning_rows
+    from privpart.cli.pages.plots import draw_frontier
+    from privpart.study.frontier import final_rows, reached_of, rows_of, tuning_rows
+    from privpart.study.stages import chosen_points, frozen_arm
 
     results = store.results()
     chosen, reached = chosen_points(study, results), reached_of(study, results)
     by_arm = _by_arm(study, chosen, audit=audit)
     rows = [
-        {**row, **by_arm[row["arm"]], "plan_hash": own.any.plan_hash, "client_machine": _machine()}
-        for row, own in zip(rows_of(study, reached), reached, strict=True)
+        {**row, **by_arm[row["arm"]], "plan_hash": r.any.plan_hash, "client_machine": _machine()}
+        for row, r in zip(rows_of(study, reached), reached, strict=True)
     ]
     tables = {
         "tuning": list(tuning_rows(study, results)),
@@ -147,8 +142,6 @@ def _show(
         if table:
             (out / f"{name}.csv").write_text(as_csv(table), encoding="utf-8")
     if rows:
-        from privpart.cli.pages.plots import draw_frontier
-
         draw_frontier(rows, study.file.title or "Study", out)
     document: dict[str, Any] = {
         "schema": "privpart/frontier/1",
@@ -156,26 +149,18 @@ def _show(
         "rows": rows,
         "notes": [NOT_PRIVATE, TUNED, *delta_warnings(store)],
     }
-    searched = study.file.freeze is not None
-    if searched and len(chosen) == len(study.groups):
-        document["freeze"] = _search(study, results)
+    if study.file.freeze and len(chosen) == len(study.groups):
+        arm = frozen_arm(study, results)
+        result = {"arm": arm, "train": study.arms[arm]["model.train"]}
+        document["freeze"] = {"tolerance": study.file.freeze.tolerance, **result}
     text = json.dumps(document, indent=2, allow_nan=False)
     (out / "study.json").write_text(text, encoding="utf-8")
     print_results(document, form, store, lambda: _print_tables(document))
-    if searched and "freeze" not in document:
+    if study.file.freeze and "freeze" not in document:
         return "the search for what to freeze has ended early"
     if chosen if tune_only else rows:
         return ""
     return "no arm has chosen values" if tune_only else "no arm has a result"
-
-
-def _search(study: "Study", results: "Mapping[str, CellResult]") -> dict[str, Any]:
-    """Return what the search for what to freeze has found."""
-    from privpart.study.stages import kept_arm
-
-    arm = kept_arm(study, results)
-    tolerance = study.file.freeze.tolerance if study.file.freeze else None
-    return {"tolerance": tolerance, "arm": arm, "train": study.arms[arm]["model.train"]}
 
 
 def _by_arm(
@@ -227,13 +212,18 @@ def _print_tables(document: dict[str, Any]) -> None:
                 f"{row['noise_multiplier']:.4g}",
                 f"{row['bytes_up']:,}",
                 _interval(row["metric"], row["low"], row["high"]),
-                "" if row["verdict"] in (None, "reference") else _signed(row),
+                ""
+                if row["verdict"] in (None, "reference")
+                else _interval(
+                    row["difference"], row["difference_low"], row["difference_high"], sign="+"
+                ),
                 row["verdict"] or "",
             )
             for row in rows
         ],
     )
     if audited := {row["arm"]: row for row in rows if "leakage" in row}:
+        decibels = ("leakage_psnr", "leakage_baseline")
         print_table(
             "One image's update, before noise",
             ("arm", "verdict", "dB", "dB without attack", "rank", "inputs read"),
@@ -241,8 +231,7 @@ def _print_tables(document: dict[str, Any]) -> None:
                 (
                     arm,
                     row["leakage"],
-                    _decibels(row["leakage_psnr"]),
-                    _decibels(row["leakage_baseline"]),
+                    *("" if row[name] is None else f"{row[name]:.1f}" for name in decibels),
                     row["leakage_rank"] or "",
                     row["inputs_read"],
                 )
@@ -258,15 +247,6 @@ def _print_tables(document: dict[str, Any]) -> None:
         typer.echo(f"Warning: {warning}")
 
 
-def _decibels(score: float | None) -> str:
-    return "" if score is None else f"{score:.1f}"
-
-
-def _interval(centre: float, low: float | None, high: float | None) -> str:
-    return f"{centre:.4f}" + ("" if low is None or high is None else f" [{low:.4f}, {high:.4f}]")
-
-
-def _signed(row: dict[str, Any]) -> str:
-    low, high = row["difference_low"], row["difference_high"]
-    ends = "" if low is None else f" [{low:+.4f}, {high:+.4f}]"
-    return f"{row['difference']:+.4f}{ends}"
+def _interval(centre: float, low: float | None, high: float | None, sign: str = "") -> str:
+    ends = "" if low is None or high is None else f" [{low:{sign}.4f}, {high:{sign}.4f}]"
+    return f"{centre:{sign}.4f}{ends}"

@@ -45,8 +45,9 @@ def leakage_of(plan: PlanFile, read: Reader) -> dict[str, Any]:
         return dict(NOT_AUDITED)
     x, y = (torch.cat([batch[part][:1] for batch in batches]) for part in (0, 1))
     others = x[_IMAGES : _IMAGES + _OTHERS]
+    module = setup.model.module
     report = attacks.leakage(
-        setup.model.module,
+        module,
         x[:_IMAGES],
         y[:_IMAGES],
         views={f"group {i}": names for i, names in enumerate(setup.model.groups)},
@@ -58,13 +59,12 @@ def leakage_of(plan: PlanFile, read: Reader) -> dict[str, Any]:
     )
     worst = next(row for row in report.rows if row.verdict == report.verdict)
     ranks = []
+    clip = plan.privacy.clip_norm
     for i in range(len(x[:_IMAGES])):
         alike = [j for j in range(_IMAGES, len(y)) if y[j] == y[i]][:_OTHERS]
-        own = slice(i, i + 1)
-        seen = attacks.observe(
-            setup.model.module, x[own], y[own], visible=worst.patterns, clip=plan.privacy.clip_norm
-        )
-        rank = attacks.reid_rank(setup.model.module, seen, x[own], x[alike], y[[i, *alike]])
+        true_x, true_y = x[i : i + 1], y[i : i + 1]
+        update = attacks.observe(module, true_x, true_y, visible=worst.patterns, clip=clip)
+        rank = attacks.reid_rank(module, update, true_x, x[alike], y[[i, *alike]])
         ranks += [(rank, len(alike) + 1)] if alike else []
     summary = worst.to_dict()
     read_from = {n for row in report.rows for n, e in row.feature_error.items() if e <= _EXACT}

@@ -1,13 +1,12 @@
 """``privpart sweep`` and ``privpart sweep show``: train a grid of plans, and show the results."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from accounting.report import up
 from privpart.cli import options
 from privpart.cli.idle import Command, where
 from privpart.cli.options import Format
@@ -24,7 +23,7 @@ from privpart.cli.trainings import (
 )
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from privpart.study.store import Point, Store
+    from privpart.study.store import Store
 
 
 class _RunByDefault(TyperGroup):
@@ -80,12 +79,11 @@ def run(
 
     Example: privpart sweep examples/fedpt_sweep.toml --out fedpt -j 2
     """
-    jobs = processes(jobs)
     from privpart.study.runner import Runner
     from privpart.study.store import Store
     from privpart.study.sweep import read_sweep
 
-    sweep = read_sweep(file)
+    jobs, sweep = processes(jobs), read_sweep(file)
     with Runner(jobs, timeout=cell_timeout) as runner, Store(out, create=True) as store:
         store.describe(sweep.axes, sweep.noise_axes)
         done = store.results()
@@ -119,66 +117,31 @@ def show(
 
 def _show(store: "Store", out: Path, form: Format, html: Path | None) -> None:
     from privpart.cli.pages import plots
+    from privpart.study.sweep import rows_of
 
-    points, axes = store.points(), store.axes
-    rows = [_row(point, axes) for point in points]
+    rows, axes, noise_axes = rows_of(store), store.axes, store.noise_axes
     if rows:
         (out / "sweep.csv").write_text(as_csv(rows), encoding="utf-8")
-        plots.draw_sweep(points, axes, store.noise_axes, out)
+        plots.draw_sweep(rows, axes, noise_axes, out)
     notes = [NOT_PRIVATE, *delta_warnings(store)]
     if html is not None:
         from privpart.cli.pages.sweep import sweep_page
 
-        figures = plots.sweep_figures(points, axes, store.noise_axes) if rows else {}
+        figures = plots.sweep_figures(rows, axes, noise_axes) if rows else {}
         sweep_page(rows, axes, figures, notes, failures_of(store)).write(html)
     document = {"schema": "privpart/sweep-table/1", "rows": rows, "notes": notes}
-    print_results(document, form, store, lambda: _print_table(points, axes, notes))
+    print_results(document, form, store, lambda: _print_table(rows, axes, notes))
 
 
-def _row(point: "Point", axes: Sequence[str]) -> dict[str, Any]:
-    return {axis: point.labels.get(axis, "") for axis in axes} | {
-        "noise_multiplier": point.noise_multiplier,
-        "epsilon": point.epsilon,
-        "delta": point.delta,
-        "trained": point.trained,
-        "mean_accuracy": None if point.own_metric else point.mean,
-        "mean_metric": point.mean if point.own_metric else None,
-        "standard_deviation": point.deviation,
-        "seeds": len(point.seeds),
-        "failed": point.failed,
-        "tuned_candidates": 1,  # values are tuned by `privpart frontier`
-        "noise_source": "seeded",
-    }
+def _print_table(
+    rows: Sequence[Mapping[str, Any]], axes: Sequence[str], notes: Sequence[str]
+) -> None:
+    from privpart.cli.pages.sweep import table_of_sweep
 
-
-def _print_table(points: Sequence["Point"], axes: Sequence[str], notes: Sequence[str]) -> None:
-    in_percent = not any(point.own_metric for point in points)
-    name, factor, form = ("accuracy", 100, ".2f") if in_percent else ("metric", 1, ".4g")
-    header = (*axes, "z", "epsilon", "trained", name + " (%)" * in_percent, "seeds", "failed")
-    rows = []
-    for point in points:
-        result = "not finite" * bool(point.seeds)
-        if point.mean is not None:
-            result = f"{factor * point.mean:{form}}"
-        if point.deviation is not None:
-            result += f" ± {factor * point.deviation:{form}}"
-        rows.append(
-            (
-                *(point.labels.get(axis, "") for axis in axes),
-                "" if point.noise_multiplier is None else f"{point.noise_multiplier:.4g}",
-                "no guarantee" if point.epsilon is None else up(point.epsilon, 4),
-                "" if point.trained is None else f"{point.trained:,}",
-                result,
-                str(len(point.seeds)),
-                str(point.failed) if point.failed else "",
-            )
-        )
-    print_table(f"Mean and standard deviation of the {name} over seeds", header, rows)
-    deltas = sorted({point.delta for point in points if point.epsilon and point.delta})
+    title, header, cells, deltas = table_of_sweep(rows, axes)
+    print_table(title, header, cells)
     if deltas:
-        typer.echo(
-            f"Epsilon at delta {', '.join(f'{d:g}' for d in deltas)}; client, zero-out adjacency."
-        )
+        typer.echo(deltas)
     typer.echo(f"z is the noise multiplier. {notes[0]}")
     for warning in notes[1:]:
         typer.echo(f"Warning: {warning}")

@@ -5,7 +5,8 @@ Progress goes to standard error: a bar on a terminal, a line for each training i
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from accounting import checks
+from accounting.checks import ConfigError
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv
 
@@ -32,6 +34,7 @@ JobsOption = Annotated[
     int | None, typer.Option("--jobs", "-j", help="Processes; by default one per processor.")
 ]
 _INTERRUPTED = 130
+_REFUSED = "ConfigError: "
 
 
 def processes(jobs: int | None) -> int:
@@ -39,13 +42,6 @@ def processes(jobs: int | None) -> int:
     if jobs is not None:
         return checks.count("jobs", jobs)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def progress_of_rounds() -> "Progress":
-    """Return a display of the rounds of trainings, whose lengths differ."""
-    from privpart.training.callbacks import display_of_rounds
-
-    return display_of_rounds("rounds", transient=True, speed_estimate_period=300)
 
 
 @dataclass(slots=True)
@@ -92,15 +88,27 @@ class Trainings:
             ConfigError: each training that failed was refused, or no metric was finite.
             WorkerError: another fault is among them.
         """
-        from privpart.study.runner import error_of_failures
+        from privpart.pool import WorkerError
 
         if self.failures and len(self.failures) == self.count:
             missing = f"all {self.count} trainings failed, the first with"
         elif missing and self.failures:
             missing += f"; {len(self.failures)} trainings failed, the first with"
         if missing:
-            diverged = "ConfigError: no metric was finite. Lower the learning rates."
-            raise error_of_failures(self.failures or [diverged], missing)
+            diverged = f"{_REFUSED}no metric was finite. Lower the learning rates."
+            failures = self.failures or [diverged]
+            refused = all(failure.startswith(_REFUSED) for failure in failures)
+            kind = ConfigError if refused else WorkerError
+            raise kind(f"{missing}: {failures[0].removeprefix(_REFUSED)}")
+
+
+@contextmanager
+def shown_trainings(rounds: int) -> Iterator[Trainings]:
+    """Yield what counts trainings of so many rounds in all, and show it."""
+    from privpart.training.callbacks import display_of_rounds
+
+    with display_of_rounds("rounds", transient=True, speed_estimate_period=300) as progress:
+        yield Trainings(progress, progress.add_task("", total=rounds))
 
 
 def name_code(cells: "Iterable[Cell]") -> None:
@@ -125,10 +133,9 @@ def train_stages(
         rounds: of all trainings that are missing.
     """
     try:
-        with progress_of_rounds() as progress:
-            trainings = Trainings(progress, progress.add_task("", total=rounds))
+        with shown_trainings(rounds) as trainings:
             for cells in stages:
-                runner.complete(cells, store, trainings.finished, trainings.advanced)
+                runner.train(cells, trainings.finished, trainings.advanced, store)
             return trainings
     except KeyboardInterrupt:
         typer.echo(f"privpart: interrupted; finished trainings are kept in {out}.", err=True)

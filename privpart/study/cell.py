@@ -77,11 +77,13 @@ class BasePlan:
 
     def cell(self, labels: Mapping[str, str], seed: int, changes: Sequence[Changes]) -> Cell:
         """Return the base plan with all changes and a seed; an error names the cell."""
+        # a study asks for the same cells again and again, and to check a plan takes long
         key = repr((labels, seed, changes))
-        if key not in self._cells:  # to check a plan takes long
+        if key not in self._cells:
             plan = self._plan(seed, changes)
+            # cells that name the same code need not read it again
             names = repr((sorted(plan.references().items()), plan.model.weights))
-            if names not in self._codes:  # cells that name the same code need not read it again
+            if names not in self._codes:
                 self._codes[names] = plan.code()
             self._cells[key] = Cell(labels, seed, plan, self._codes[names])
         return self._cells[key]
@@ -100,12 +102,9 @@ class BasePlan:
 
 
 def read_file(path: Path, kind: type[AnyFile], what: str) -> tuple[AnyFile, BasePlan]:
-    """Return a TOML file of many trainings, and its base plan.
+    """Return a TOML file of many trainings, a ``what``, and its base plan.
 
-    Args:
-        path: the file. Its ``plan`` holds the plan's tables, or names a plan file relative to it.
-        kind: model of the file.
-        what: what errors call such a file.
+    The file's ``plan`` holds the plan's tables, or names a plan file relative to it.
 
     Raises:
         ConfigError: no such file, not valid TOML, unknown fields, or values out of range.

@@ -39,29 +39,24 @@ def client_side(plan: PlanFile, read: Reader = read_task) -> dict[str, Any]:
     setup = training(plan, report=lambda _: None, read=read)
     if isinstance(setup.trainer, SelectEngine):
         ledger = setup.trainer.rehearse()
-        return {
-            "bytes_up": ledger.bytes_up[0],
-            "bytes_down": ledger.bytes_down[0],
-            "client_flops": None,
-            "client_seconds": _seconds(setup.trainer.rehearse),
-            "memory_bytes": None,
-        }
+        seconds = _seconds(setup.trainer.rehearse)
+        unknown = {"client_flops": None, "client_seconds": seconds, "memory_bytes": None}
+        return {"bytes_up": ledger.bytes_up[0], "bytes_down": ledger.bytes_down[0]} | unknown
     local = setup.engine.local_of(0)
     batch, examples = first_batch(setup.clients, local)
     schedule = plan.schedule
     rounds = (None,) if schedule is None else schedule.rounds(len(setup.model.groups))
-    costs, seconds = {}, {}
-    for active in dict.fromkeys(rounds):
-        costs[active] = client_costs(
-            setup.model, batch, local=local, examples=examples, active=active
-        )
-        seconds[active] = _seconds(partial(_update, setup, active))
+    costs = {
+        active: client_costs(setup.model, batch, local=local, examples=examples, active=active)
+        for active in dict.fromkeys(rounds)
+    }
+    seconds_of = {active: _seconds(partial(_update, setup, active)) for active in costs}
     flops = [costs[r].forward_flops + costs[r].backward_flops for r in rounds]
     return {
         "bytes_up": round(mean(costs[r].bytes_up for r in rounds)),
         "bytes_down": round(mean(costs[r].bytes_down for r in rounds)),
         "client_flops": round(mean(flops)),
-        "client_seconds": mean(seconds[r] for r in rounds),
+        "client_seconds": mean(seconds_of[r] for r in rounds),
         "memory_bytes": max(cost.memory.total for cost in costs.values()),
     }
 

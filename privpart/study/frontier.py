@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from scipy.special import stdtrit
 
-from privpart.study.stages import ChosenPoint, chosen_point, trials_of
+from privpart.study.stages import ChosenPoint, Results, chosen_points, trials_of
 from privpart.study.store import CellResult
 from privpart.study.study_file import Group, Study
 
@@ -67,18 +67,8 @@ class Reached:
         """One of the results; all have the same plan, up to the seeds."""
         return next(iter(self.by_seed.values()))
 
-    def metrics(self, seeds: Sequence[int] | None = None) -> list[float]:
-        """Return the metric of each seed, in the order of the seeds."""
-        return [self.by_seed[seed].accuracy for seed in sorted(seeds or self.by_seed)]
 
-
-def chosen_points(study: Study, results: Mapping[str, CellResult]) -> dict[Group, ChosenPoint]:
-    """Return the choice of each group that has one."""
-    choices = {group: chosen_point(study, group, results) for group in study.groups}
-    return {group: best for group, best in choices.items() if best is not None}
-
-
-def reached_of(study: Study, results: Mapping[str, CellResult]) -> list[Reached]:
+def reached_of(study: Study, results: Results) -> list[Reached]:
     """Return what each group reached that has a final result with a finite metric."""
     reached = []
     for group, best in chosen_points(study, results).items():
@@ -87,11 +77,10 @@ def reached_of(study: Study, results: Mapping[str, CellResult]) -> list[Reached]
             for cell in study.final_cells(group, best.point)
             if cell.key in results and math.isfinite(results[cell.key].accuracy)
         }
-        trials = trials_of(study, group, results)
-        spent = sum(results[cell.key].cpu_seconds for _, cells in trials for cell in cells)
-        spent += sum(result.cpu_seconds for result in by_seed.values())
+        trials = [c for _, cells in trials_of(study, group, results) for c in cells]
+        spent = [results[cell.key] for cell in trials] + [*by_seed.values()]
         if by_seed:
-            reached.append(Reached(group, best, by_seed, spent))
+            reached.append(Reached(group, best, by_seed, sum(r.cpu_seconds for r in spent)))
     return reached
 
 
@@ -104,7 +93,8 @@ def rows_of(study: Study, reached: Sequence[Reached]) -> list[dict[str, Any]]:
 
 
 def _row(study: Study, reached: Reached, reference: Reached | None) -> dict[str, Any]:
-    interval, result = Interval.of(reached.metrics()), reached.any
+    interval = Interval.of([result.accuracy for result in reached.by_seed.values()])
+    result = reached.any
     return {
         **reached.group.labels,
         "epsilon": result.epsilon,
@@ -129,16 +119,16 @@ def _difference(study: Study, reached: Reached, reference: Reached | None) -> di
     columns = ("difference", "difference_low", "difference_high", "verdict")
     if reached is reference:
         return dict(zip(columns, (0.0, None, None, "reference"), strict=True))
-    both = sorted(set(reached.by_seed) & set(reference.by_seed)) if reference else []
-    if reference is None or not both:
+    base = {} if reference is None else reference.by_seed
+    both = sorted(reached.by_seed.keys() & base.keys())
+    if not both:
         return dict.fromkeys(columns)
-    pairs = zip(reached.metrics(both), reference.metrics(both), strict=True)
-    gain = Interval.of([metric - base for metric, base in pairs])
+    gain = Interval.of([reached.by_seed[seed].accuracy - base[seed].accuracy for seed in both])
     values = (gain.mean, gain.low, gain.high, gain.verdict(study.file.better))
     return dict(zip(columns, values, strict=True))
 
 
-def tuning_rows(study: Study, results: Mapping[str, CellResult]) -> Iterator[dict[str, Any]]:
+def tuning_rows(study: Study, results: Results) -> Iterator[dict[str, Any]]:
     """Yield one row per training of the tuning, whose metric is that on held-out users."""
     chosen = chosen_points(study, results)
     for group in study.groups:

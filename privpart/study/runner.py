@@ -27,8 +27,9 @@ from privpart.training.task_data import Reader, read_task
 from privpart.training.train import check_plans
 from privpart.training.training import Training, training
 
-_TELL = 0.2
+_REPORT_INTERVAL = 0.2
 """Seconds between two messages about finished rounds."""
+_ADVICE = "with fewer jobs, or a higher --cell-timeout (timeout) if its rounds only take long"
 
 Outcome = CellResult | str
 """What a cell gave, or its error."""
@@ -65,7 +66,6 @@ class Runner:
         self._options = options
         self._pool = None if jobs == 1 else Pool(jobs, _trainer, options, timeout=timeout)
         self._read = lru_cache(maxsize=1)(read_task)
-        self._train_here = _trainer(options, self._read)
 
     def check(self, cells: Sequence[Cell]) -> None:
         """Make the checks of ``privpart train`` on the plans of cells, before any is trained.
@@ -79,7 +79,11 @@ class Runner:
         )
 
     def train(
-        self, cells: Sequence[Cell], finished: Finished, advanced: Advanced = lambda *_: None
+        self,
+        cells: Sequence[Cell],
+        finished: Finished = lambda *_: None,
+        advanced: Advanced = lambda *_: None,
+        store: Store | None = None,
     ) -> None:
         """Train cells, beginning with the first.
 
@@ -89,60 +93,42 @@ class Runner:
                 that failed comes with its error; the others continue.
             advanced: called with a cell and how many more of its rounds are finished; of each cell
                 that is finished, they sum to its rounds.
+            store: cells that it has are not trained; it gets each outcome before ``finished``.
 
         Raises:
             WorkerError: a process could not start.
         """
-        remaining = {cell.key: cell.plan.privacy.rounds for cell in cells}
+        done = {} if store is None else store.results()
+        queue = deque(cell for cell in cells if cell.key not in done)
+        remaining = {cell.key: cell.plan.privacy.rounds for cell in queue}
 
         def advance(cell: Cell, rounds: int) -> None:
             remaining[cell.key] -= rounds
             advanced(cell, rounds)
 
         def finish(cell: Cell, outcome: Outcome) -> None:
+            if store is not None:
+                store.add(cell.key, cell.labels, cell.seed, outcome)
             advanced(cell, remaining[cell.key])
             finished(cell, outcome)
 
-        if self._pool is None:
-            for cell in cells:
-                finish(cell, self._train_here(cell, partial(advance, cell)))
-        else:
-            _train_in(self._pool, cells, finish, advance)
-
-    def complete(
-        self,
-        cells: Sequence[Cell],
-        store: Store,
-        finished: Finished = lambda *_: None,
-        advanced: Advanced = lambda *_: None,
-    ) -> None:
-        """Train the cells that a store lacks; each outcome is stored before ``finished`` is called.
-
-        Raises:
-            WorkerError: a process could not start.
-        """
-        done = store.results()
-
-        def add(cell: Cell, outcome: Outcome) -> None:
-            store.add(cell.key, cell.labels, cell.seed, outcome)
-            finished(cell, outcome)
-
-        self.train([cell for cell in cells if cell.key not in done], add, advanced)
-
-    def close(self) -> None:
-        """End the processes, also those that hang, and what another thread trains in them."""
         if self._pool is not None:
-            self._pool.close()
+            _train_in(self._pool, queue, finish, advance)
+            return
+        train = _trainer(self._options, self._read)
+        for cell in queue:
+            finish(cell, train(cell, partial(advance, cell)))
 
     def __enter__(self) -> "Runner":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """End the processes, also those that hang, and what another thread trains in them."""
+        if self._pool is not None:
+            self._pool.close()
 
 
-def _train_in(pool: Pool, cells: Sequence[Cell], finish: Finished, advance: Advanced) -> None:
-    queue = deque(cells)
+def _train_in(pool: Pool, queue: deque[Cell], finish: Finished, advance: Advanced) -> None:
     while queue or pool.busy:
         while queue and (worker := pool.idle()):
             pool.give(worker, queue.popleft())
@@ -155,22 +141,12 @@ def _train_in(pool: Pool, cells: Sequence[Cell], finish: Finished, advance: Adva
                 finish(cell, message)
 
 
-_ADVICE = "with fewer jobs, or a higher --cell-timeout (timeout) if its rounds only take long"
-
-
-def error_of_failures(failures: Sequence[str], what: str) -> Exception:
-    """Return the error of trainings that failed: a ConfigError if each was refused by one."""
-    refused = all(failure.startswith("ConfigError: ") for failure in failures)
-    kind = ConfigError if refused else WorkerError
-    return kind(f"{what}: {failures[0].removeprefix('ConfigError: ')}")
-
-
 def run_cell(
     cell: Cell,
     options: EngineOptions | None = None,
     *,
     read: Reader = read_task,
-    told: Callable[[RoundRecord], None] = lambda _: None,
+    watch: Callable[[RoundRecord], None] = lambda _: None,
 ) -> CellResult:
     """Train one cell.
 
@@ -178,7 +154,7 @@ def run_cell(
         cell: to train.
         options: how the engine computes clients; None takes the defaults.
         read: see ``training``.
-        told: called after each round.
+        watch: called after each round.
 
     Raises:
         ConfigError: a fault of the plan or of its data.
@@ -189,7 +165,7 @@ def run_cell(
     promised = setup.promise()
     # nothing is released, and a setting that diverges loses by its metric
     server, _ = setup.run(
-        promised, SeededSource(cell.seed), callbacks=[told], stop_if_diverged=False
+        promised, SeededSource(cell.seed), callbacks=[watch], stop_if_diverged=False
     )
     delta = cell.plan.privacy.delta
     return CellResult(
@@ -217,12 +193,13 @@ def _trainer(
         def count(_: RoundRecord) -> None:
             nonlocal rounds, last
             rounds += 1
-            if time.monotonic() - last >= _TELL:
+            if time.monotonic() - last >= _REPORT_INTERVAL:
                 tell(rounds)
                 rounds, last = 0, time.monotonic()
 
+        # one cell that fails must not end the trainings of the others
         try:
-            return run_cell(cell, options, read=read, told=count)
+            return run_cell(cell, options, read=read, watch=count)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 

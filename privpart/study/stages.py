@@ -19,9 +19,9 @@ from privpart.study.store import CellResult, Store
 from privpart.study.study_file import Group, Study
 
 AXES = ("arm", "mechanism", "level", "trial")
-
-
-Trial = tuple[Changes, Sequence[Cell]]
+Results = Mapping[str, CellResult]
+"""By the key of the cell."""
+Trial = tuple[Changes, list[Cell]]
 """A point that a group tries, and its trainings, one per tuning seed."""
 
 
@@ -40,37 +40,34 @@ class ChosenPoint:
     score: float
 
 
-def trials_of(study: Study, group: Group, results: Mapping[str, CellResult]) -> list[Trial]:
+def trials_of(study: Study, group: Group, results: Results) -> list[Trial]:
     """Return the trials of a group: those that refine are known once the first are done."""
     points = study.points
-    cells = [study.tuning_cells(group, number, point) for number, point in enumerate(points)]
-    best = _best(study, [*zip(points, cells, strict=True)], results)
-    if best is not None:
-        points = points + study.file.tuning.near(best.point)
-        cells = [study.tuning_cells(group, number, point) for number, point in enumerate(points)]
-    return [*zip(points, cells, strict=True)]
+    trials = [(p, study.tuning_cells(group, number, p)) for number, p in enumerate(points)]
+    best = _best(study, trials, results)
+    if best is None:
+        return trials
+    near = enumerate(study.file.tuning.near(best.point), len(points))
+    return trials + [(p, study.tuning_cells(group, number, p)) for number, p in near]
 
 
-def chosen_point(
-    study: Study, group: Group, results: Mapping[str, CellResult]
-) -> ChosenPoint | None:
+def chosen_point(study: Study, group: Group, results: Results) -> ChosenPoint | None:
     """Return the best trial of a group; None until all its trials are done.
 
     It looks at nothing but the metrics of trials, which are measured on held-out users. Of equal
     trials the first wins; a metric that is not finite loses. None too if every trial's is.
-
-    Args:
-        study: to choose for.
-        group: whose trials.
-        results: of trials, by the key of the cell.
     """
     trials = trials_of(study, group, results)
     return _best(study, trials, results) if len(trials) == study.trials else None
 
 
-def _best(
-    study: Study, trials: Sequence[Trial], results: Mapping[str, CellResult]
-) -> ChosenPoint | None:
+def chosen_points(study: Study, results: Results) -> dict[Group, ChosenPoint]:
+    """Return the choice of each group that has one."""
+    choices = {group: chosen_point(study, group, results) for group in study.groups}
+    return {group: best for group, best in choices.items() if best is not None}
+
+
+def _best(study: Study, trials: Sequence[Trial], results: Results) -> ChosenPoint | None:
     if any(cell.key not in results for _, cells in trials for cell in cells):
         return None
     choices = [
@@ -78,11 +75,7 @@ def _best(
         for number, (point, cells) in enumerate(trials)
     ]
     finite = [choice for choice in choices if math.isfinite(choice.score)]
-    return max(finite, key=lambda choice: _sign(study) * choice.score, default=None)
-
-
-def _sign(study: Study) -> float:
-    return 1.0 if study.file.better == "higher" else -1.0
+    return max(finite, key=lambda choice: study.sign * choice.score, default=None)
 
 
 def remaining(study: Study, store: Store, *, tune_only: bool) -> int:
@@ -110,7 +103,8 @@ def stages(study: Study, store: Store, *, tune_only: bool = False) -> Iterator[l
             trials = [trial for group in groups for trial in trials_of(study, group, results)]
             untried = [cell for _, cells in trials for cell in cells if cell.key not in tried]
             yield untried
-            tried |= {cell.key for cell in untried}  # those that failed would fail again
+            # those that failed would fail again
+            tried |= {cell.key for cell in untried}
         if not tune_only:
             results = store.results()
             choices = [(group, chosen_point(study, group, results)) for group in groups]
@@ -118,22 +112,20 @@ def stages(study: Study, store: Store, *, tune_only: bool = False) -> Iterator[l
 
 
 def next_arm(
-    study: Study,
-    layers: Mapping[str, Mapping[str, nn.Parameter]],
-    results: Mapping[str, CellResult],
+    study: Study, layers: Mapping[str, Mapping[str, nn.Parameter]], results: Results
 ) -> Study | None:
     """Return the study with the arm that its search tries next; None if the search has ended.
 
     Args:
         study: with the arms that were tried.
         layers: see ``layers_of``.
-        results: of trials, by the key of the cell.
+        results: of trials.
     """
-    if None in [chosen_point(study, group, results) for group in study.groups]:
+    if len(chosen_points(study, results)) < len(study.groups):
         return None  # a training failed, or diverged: nothing follows for the layer
     frozen = next_frozen(
         {layer: sum(p.numel() for p in named.values()) for layer, named in layers.items()},
-        [_is_kept(study, arm, results) for arm in [*study.arms][1:]],
+        [_within_tolerance(study, arm, results) for arm in [*study.arms][1:]],
     )
     patterns = [f"!{name}" for layer in frozen for name in layers[layer]]
     return (
@@ -141,19 +133,17 @@ def next_arm(
     )
 
 
-def kept_arm(study: Study, results: Mapping[str, CellResult]) -> str:
+def frozen_arm(study: Study, results: Results) -> str:
     """Return the arm that freezes most among those that its search keeps."""
-    kept = [arm for arm in study.arms if _is_kept(study, arm, results)]
-    return kept[-1]
+    return [arm for arm in study.arms if _within_tolerance(study, arm, results)][-1]
 
 
-def _is_kept(study: Study, arm: str, results: Mapping[str, CellResult]) -> bool:
-    """Whether an arm is within the tolerance of the whole network, at every level of noise."""
+def _within_tolerance(study: Study, arm: str, results: Results) -> bool:
+    """Whether an arm is as good as the whole network, at every level of noise."""
     scores: dict[tuple[str, str], dict[str, float]] = {}
-    for group in study.groups:
-        choice = chosen_point(study, group, results)
-        score = math.nan if choice is None else _sign(study) * choice.score
-        scores.setdefault((group.mechanism, group.level), {})[group.arm] = score
+    for group, choice in chosen_points(study, results).items():
+        level = scores.setdefault((group.mechanism, group.level), {})
+        level[group.arm] = study.sign * choice.score
     tolerance = study.file.freeze.tolerance if study.file.freeze else 0.0
     return all(at[arm] >= at[study.reference] - tolerance for at in scores.values())
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -38,10 +38,11 @@ _FIXED = (
 )
 """Fields of the plan that the study sets, or that make groups comparable."""
 _FEWEST_ARMS = 2
-_DIGITS = 3
+_SIGNIFICANT_DIGITS = 3
 _MOST_TRIALS = 10_000
 _NEAR = 1 / 6
 """Share of a range on either side of the best point that refining covers."""
+Positive = Annotated[float, Field(gt=0)]
 
 
 class Range(FileTable):
@@ -64,7 +65,7 @@ class Range(FileTable):
         value = self.low + (self.high - self.low) * share
         if self.scale == "log":
             value = self.low * (self.high / self.low) ** share
-        return float(f"{value:.{_DIGITS}g}")
+        return float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
 
     def share(self, value: float) -> float:
         """Return the share of the way at which a value lies, the inverse of ``at``."""
@@ -76,8 +77,8 @@ class Range(FileTable):
 class Noise(FileTable):
     """Levels: budgets that each mechanism's noise is solved for, or noise multipliers."""
 
-    epsilon: list[float] = Field(default_factory=list)
-    multiplier: list[float] = Field(default_factory=list)
+    epsilon: list[Positive] = Field(default_factory=list)
+    multiplier: list[Positive] = Field(default_factory=list)
     none: bool = False
 
     @model_validator(mode="after")
@@ -86,8 +87,6 @@ class Noise(FileTable):
             raise ConfigError("has both epsilon and multiplier; give one of them.")
         for name in ("epsilon", "multiplier"):
             values = getattr(self, name)
-            for value in values:
-                checks.positive(name, value)
             if len(set(values)) < len(values):
                 raise ConfigError(f"{name}={values}: a level is listed twice.")
         if not (self.epsilon or self.multiplier or self.none):
@@ -114,19 +113,16 @@ class Trials(FileTable):
         space: field of the plan -> range, or list of choices.
     """
 
-    trials: int
-    refine: int = 0
+    trials: int = Field(ge=1, le=_MOST_TRIALS)
+    refine: int = Field(default=0, ge=0, le=_MOST_TRIALS)
     seed: int = 0
     seeds: list[int] = Field(min_length=1)
-    held_out: int = 0
+    held_out: int = Field(default=0, ge=0)
     metric: str | None = None
     space: dict[str, Range | list[Any]] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _in_range(self) -> Self:
-        checks.count("trials", self.trials, maximum=_MOST_TRIALS)
-        checks.count("refine", self.refine, minimum=0, maximum=_MOST_TRIALS)
-        checks.count("held_out", self.held_out, minimum=0)
+    def _not_empty(self) -> Self:
         if empty := [field for field, values in self.space.items() if values == []]:
             raise ConfigError(f"space.{empty[0]}: has no choices.")
         return self
@@ -178,12 +174,7 @@ class Freeze(FileTable):
             network, at every level of noise; below its deviation over seeds, chance decides.
     """
 
-    tolerance: float
-
-    @model_validator(mode="after")
-    def _not_negative(self) -> Self:
-        checks.nonnegative("tolerance", self.tolerance)
-        return self
+    tolerance: float = Field(ge=0)
 
 
 class Final(FileTable):
@@ -309,6 +300,11 @@ class Study:
         """The arm that the others are compared with."""
         return next(iter(self.arms))
 
+    @property
+    def sign(self) -> float:
+        """1 if a higher metric is better, else -1."""
+        return 1.0 if self.file.better == "higher" else -1.0
+
     @cached_property
     def points(self) -> list[Changes]:
         """The points of the tuning space that every group tries first."""
@@ -392,28 +388,22 @@ def _refuse_metric(study: Study) -> None:
 
 def _refuse_other_changes(study: Study) -> None:
     """Refuse arms and spaces that change what defines a group, or who is held out."""
-    file, base = study.file, study.base.tables.get("data", {})
+    space, base = study.file.tuning.space, study.base.tables.get("data", {})
     for field in ("held_out", "measured_on"):
         if isinstance(base, Mapping) and field in base:
             raise ConfigError(f"plan: cannot set data.{field}, which the study sets.")
-    for name, changes in study.arms.items():
-        _refuse_change(f"arms.{name}", changes, _FIXED, "which the study sets for all arms")
-    space = file.tuning.space
     same = (*_FIXED, "data", "model")
     _refuse_change("tuning.space", space, same, "which is the same in every trial")
     for name, changes in study.arms.items():
+        _refuse_change(f"arms.{name}", changes, _FIXED, "which the study sets for all arms")
         _refuse_change("tuning.space", space, changes, f"because arms.{name} does")
 
 
 def _refuse_change(where: str, fields: Iterable[str], fixed: Iterable[str], why: str) -> None:
     for field in fields:
-        if _overlapping(field, fixed):
+        # it is one of them, holds one, or is in one
+        if any(f"{f}.".startswith(f"{field}.") or field.startswith(f"{f}.") for f in fixed):
             raise ConfigError(f"{where}: cannot change {field}, {why}.")
-
-
-def _overlapping(field: str, fixed: Iterable[str]) -> bool:
-    """Return whether ``field`` is one of ``fixed``, holds one, or is in one."""
-    return any(f"{f}.".startswith(f"{field}.") or field.startswith(f"{f}.") for f in fixed)
 
 
 def _refuse_other_users(study: Study) -> None:

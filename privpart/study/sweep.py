@@ -1,15 +1,21 @@
-"""Sweep file: a base plan, axes that change its fields, and seeds; every combination is a cell."""
+"""Sweep: a base plan, axes that change its fields, and seeds; every combination is a cell.
+
+Its table has a row per point of the grid, over the seeds.
+"""
 
 import itertools
 import json
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any, Literal
 
 from pydantic import Field
 
 from accounting.checks import ConfigError
 from privpart.study.cell import BasePlan, Cell, Changes, FileTable, read_file
+from privpart.study.store import CellResult, Store
 
 _NOISE = ("privacy.noise_multiplier", "privacy.target_epsilon")
 
@@ -97,3 +103,42 @@ def _named(values: list[Any] | dict[str, Any]) -> dict[str, Any]:
     if isinstance(values, dict):
         return values
     return {v if isinstance(v, str) else json.dumps(v): v for v in values}
+
+
+def rows_of(store: Store) -> list[dict[str, Any]]:
+    """Return the table of a sweep: a row per point, ordered by the other axes, then by noise.
+
+    Results are None if no cell of a point is done. ``mean_accuracy``, in [0, 1], or
+    ``mean_metric``, of a plan with a metric of its own, is None too if a training diverged, and
+    ``standard_deviation`` below two seeds.
+    """
+    points = [
+        (labels, [o for o in outcomes if isinstance(o, CellResult)], len(outcomes))
+        for labels, outcomes in store.by_labels()
+    ]
+    others = [axis for axis in store.axes if axis not in store.noise_axes]
+    points.sort(
+        key=lambda p: ([p[0].get(a, "") for a in others], p[1][0].noise_multiplier if p[1] else 0.0)
+    )
+    return [
+        {axis: labels.get(axis, "") for axis in store.axes} | _columns(done, count - len(done))
+        for labels, done, count in points
+    ]
+
+
+def _columns(done: list[CellResult], failed: int) -> dict[str, Any]:
+    first = done[0] if done else None
+    names_metric = first is not None and "metric" in json.loads(first.plan)["data"]
+    metrics = [result.accuracy for result in done]
+    finite = bool(done) and all(map(isfinite, metrics))
+    centre = mean(metrics) if finite else None
+    fields = ("noise_multiplier", "epsilon", "delta", "trained")
+    return {
+        **{name: getattr(first, name, None) for name in fields},
+        "mean_accuracy": None if names_metric else centre,
+        "mean_metric": centre if names_metric else None,
+        "standard_deviation": stdev(metrics) if finite and len(done) > 1 else None,
+        "seeds": len(done),
+        "failed": failed,
+        "noise_source": "seeded",
+    }

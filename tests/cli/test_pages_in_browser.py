@@ -36,7 +36,6 @@ from privpart.cli.pages.sweep import sweep_page
 from privpart.data.tasks import digits
 from privpart.run.evidence import Check
 from privpart.run.report import RunCost, RunReport, Simulated
-from privpart.study.store import Point
 
 DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
 FLAGS = (
@@ -157,19 +156,13 @@ def run_report_of(status: str) -> RunReport:
 
 
 def _sweep():
-    points = [
-        Point(labels={"part": part, "noise": str(z)}, seeds=(0, 1), failed=0, mean=0.5 + z / 20,
-              deviation=0.02, epsilon=4 / z if z else None, noise_multiplier=z, delta=1e-5,
-              trained=10, own_metric=False)
+    rows = [
+        {"part": part, "noise": str(z), "noise_multiplier": z, "epsilon": 4 / z if z else None,
+         "delta": 1e-5, "trained": 10, "mean_accuracy": 0.5 + z / 20, "mean_metric": None,
+         "standard_deviation": 0.02, "seeds": 2, "failed": 0}
         for part in ("full", LONG) for z in (0.0, 1.0, 4.0)
     ]  # fmt: skip
-    rows = [
-        {"part": p.labels["part"], "noise": p.labels["noise"], "noise_multiplier":
-         p.noise_multiplier, "epsilon": p.epsilon, "delta": p.delta, "trained": p.trained,
-         "mean_accuracy": p.mean, "mean_metric": None, "standard_deviation": p.deviation,
-         "seeds": 2, "failed": 0, "tuned_candidates": 1} for p in points
-    ]  # fmt: skip
-    figures = sweep_figures(points, ["part", "noise"], ["noise"])
+    figures = sweep_figures(rows, ["part", "noise"], ["noise"])
     return sweep_page(rows, ["part", "noise"], figures, ["a note"], [f"failed: {LONG}"])
 
 

@@ -26,7 +26,6 @@ from privpart.cli.pages.plots import sweep_figures
 from privpart.cli.pages.run import without_places
 from privpart.cli.registry import template
 from privpart.run.folder import create_run
-from privpart.study.store import Point
 
 ROUNDS = 6
 CLIENTS = [[f"jane-{i}-4711", f"joe-{i}-4711"] for i in range(ROUNDS)]
@@ -433,9 +432,8 @@ def test_every_block_of_the_documentation_runs(runs, privpart, tmp_path, monkeyp
 
 def points_of(noises, parts=("full", "head"), mechanisms=("tree", "blt")):
     return [
-        Point(labels={"model.train": part, "mechanism": mechanism}, seeds=(0, 1), failed=0,
-              mean=0.5, deviation=0.1, epsilon=4 / z if z else None, noise_multiplier=z,
-              delta=1e-5, trained=1, own_metric=False)
+        {"model.train": part, "mechanism": mechanism, "mean_accuracy": 0.5, "delta": 1e-5,
+         "standard_deviation": 0.1, "epsilon": 4 / z if z else None, "noise_multiplier": z}
         for part in parts for mechanism in mechanisms for z in noises
     ]  # fmt: skip
 

@@ -69,7 +69,7 @@ def trained(study, folder, *, tune_only=False):
     """Run a study in this process; return its results and the errors of its cells."""
     with Runner(1, options=LOOP) as runner, Store(folder, create=True) as store:
         for cells in stages(study, store, tune_only=tune_only):
-            runner.complete(cells, store)
+            runner.train(cells, store=store)
         return store.results(), store.errors()
 
 
@@ -240,7 +240,7 @@ def test_points_cover_the_space_evenly_and_are_the_same_for_every_group(written)
         (('["*"]', '["*"], "server.momentum" = 0.1'), "because arms.full does"),
         (('task = "digits"', 'task = "digits"\nheld_out = 9'), "plan: cannot set data.held_out"),
         (('last = { "model.train" = ["dense2.*"] }', ""), "at least 2 items"),
-        (("trials = 3", "trials = 0"), "trials=0"),
+        (("trials = 3", "trials = 0"), "tuning.trials: Input should be greater"),
         (("trials = 3", "trails = 3"), "trails"),
         (('["dense2.*"]', '["nothing.*"]'), "matches no parameter"),
         (("tree = {", "none = {"), "names the level without noise"),

@@ -1,6 +1,6 @@
 """Plots: the pictures that the commands draw, with matplotlib and without torch."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -22,8 +22,6 @@ if TYPE_CHECKING:  # only for annotations: a budget's picture must not import to
 
     from attacks import LeakageReport
     from attacks.defences import DefencePoint
-    from privpart.cli.demo_tables import Accuracy
-    from privpart.study.store import Point
 
 VERDICTS: dict[str, str] = {
     "recovered": "#a3140f",
@@ -52,31 +50,31 @@ _APART = 0.02
 
 
 def draw_accuracy(
-    accuracies: Sequence["Accuracy"], budgets: Sequence[PrivacyReport], path: Path
+    rows: Sequence[Mapping[str, Any]], budgets: Sequence[PrivacyReport], path: Path
 ) -> None:
-    """Draw accuracy against noise, with a band of one standard deviation and epsilon below."""
+    """Draw the demo's accuracies against noise, with a band of one standard deviation."""
     epsilon = {b.noise_multiplier: f"ε = {up(b.epsilon)}" for b in budgets}
-    levels = sorted({a.noise_multiplier for a in accuracies} - {0.0})
-    parts = list(dict.fromkeys(a.part for a in accuracies))
+    levels = sorted({row["noise_multiplier"] for row in rows} - {0.0})
+    parts = list(dict.fromkeys(row["part"] for row in rows))
     styles = drawing.Styles(parts)
     figure, axes = drawing.panel()
     for part in parts:
-        rows = [a for a in accuracies if a.part == part]
-        noisy = [a for a in rows if a.noise_multiplier > 0]
-        name = f"{part}: {rows[0].trained / rows[0].parameter_count:.0%} of the parameters train"
+        points = [row for row in rows if row["part"] == part]
+        noisy = [row for row in points if row["noise_multiplier"] > 0]
+        name = f"{part}: {points[0]['trained'] / points[0]['numbers']:.0%} of the parameters train"
         styles.parts = [name if own == part else own for own in styles.parts]
         drawing.band(
             axes,
-            [a.noise_multiplier for a in noisy],
-            [100 * a.mean for a in noisy],
-            [100 * (a.spread or 0.0) for a in noisy],
+            [row["noise_multiplier"] for row in noisy],
+            [100 * row["mean"] for row in noisy],
+            [100 * (row["standard_deviation"] or 0.0) for row in noisy],
             styles.of(name),
         )
-        for free in (a for a in rows if a.noise_multiplier == 0):
+        for free in (row for row in points if row["noise_multiplier"] == 0):
             drawing.no_noise(
                 axes,
-                100 * free.mean,
-                100 * (free.spread or 0.0),
+                100 * free["mean"],
+                100 * (free["standard_deviation"] or 0.0),
                 label=f"{part}, no noise",
                 color=styles.colour(name),
             )
@@ -192,17 +190,17 @@ def draw_costs(rows: Sequence[dict[str, Any]], *, title: str, path: Path) -> Non
 
 
 def draw_sweep(
-    points: Sequence["Point"], axes: Sequence[str], noise_axes: Sequence[str], out: Path
+    rows: Sequence[Mapping[str, Any]], axes: Sequence[str], noise_axes: Sequence[str], out: Path
 ) -> None:
     """Write ``accuracy-noise.png`` and ``accuracy-epsilon.png``; bands show a deviation."""
-    for name, figure in sweep_figures(points, axes, noise_axes).items():
+    for name, figure in sweep_figures(rows, axes, noise_axes).items():
         drawing.save(figure, out / f"accuracy-{name}.png")
 
 
 def sweep_figures(
-    points: Sequence["Point"], axes: Sequence[str], noise_axes: Sequence[str]
+    rows: Sequence[Mapping[str, Any]], axes: Sequence[str], noise_axes: Sequence[str]
 ) -> dict[str, Figure]:
-    """Return accuracy against "noise" and against "epsilon", over the points of a sweep.
+    """Return accuracy against "noise" and against "epsilon", over the rows of a sweep's table.
 
     An axis of mechanisms sets the dashes, all other axes together the colours. Training without
     noise is a level, and results that differ in nothing ordered are points.
@@ -211,29 +209,35 @@ def sweep_figures(
     dashed = next((axis for axis in other if "mechanism" in axis), None)
     parts = [axis for axis in other if axis != dashed]
     named = [
-        (", ".join(p.labels.get(axis, "") for axis in parts), p.labels.get(dashed or "", ""), p)
-        for p in points
-        if p.mean is not None
+        (", ".join(str(row[axis]) for axis in parts), row[dashed] if dashed else "", row)
+        for row in rows
+        if _mean_of(row) is not None
     ]
-    deltas = {point.delta for point in points if point.epsilon is not None}
+    deltas = {row["delta"] for row in rows if row["epsilon"] is not None}
     at = f" at δ = {drawing.short(deltas.pop() or 0)}" if len(deltas) == 1 else ""
     return {
-        "noise": _sweep_figure(named, lambda p: p.noise_multiplier, "noise multiplier"),
-        "epsilon": _sweep_figure(named, lambda p: p.epsilon, f"ε{at}"),
+        "noise": _sweep_figure(named, "noise_multiplier", "noise multiplier"),
+        "epsilon": _sweep_figure(named, "epsilon", f"ε{at}"),
     }
 
 
+def _mean_of(row: Mapping[str, Any]) -> float | None:
+    mean: float | None = row["mean_accuracy"]
+    return row.get("mean_metric") if mean is None else mean
+
+
 def _sweep_figure(
-    named: Sequence[tuple[str, str, "Point"]], x_of: Callable[["Point"], float | None], label: str
+    named: Sequence[tuple[str, str, Mapping[str, Any]]], column: str, label: str
 ) -> Figure:
     figure, panel = drawing.panel()
-    own = any(point.own_metric for _, _, point in named)
-    factor = 1 if own else 100
+    any_metric = any(row.get("mean_metric") is not None for _, _, row in named)
+    factor = 1 if any_metric else 100
     lines: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     free: dict[str, tuple[float, float]] = {}
-    for part, mechanism, point in named:
-        result = factor * (point.mean or 0.0), factor * (point.deviation or 0.0)
-        if x := x_of(point):
+    for part, mechanism, row in named:
+        deviation = row["standard_deviation"] or 0.0
+        result = factor * (_mean_of(row) or 0.0), factor * deviation
+        if x := row[column]:
             lines.setdefault((part, mechanism), []).append((x, *result))
         else:
             free.setdefault(part, result)
@@ -261,7 +265,7 @@ def _sweep_figure(
             label=f"{part}, no noise" if part else "no noise",
             color=styles.colour(part) if part in drawn else drawing.FAINT,
         )
-    panel.set_ylabel("metric" if own else "test accuracy (%)")
+    panel.set_ylabel("metric" if any_metric else "test accuracy (%)")
     drawing.title(panel, "simulation with seeded noise: not private")
     return figure
 

@@ -8,6 +8,11 @@ from matplotlib.figure import Figure
 from accounting.report import up
 from privpart.cli.pages.page import Page, Picture, Pictures, Points, Section, table_of
 
+_CAPTION = {
+    "noise": "By noise. Bands and bars: one standard deviation over seeds.",
+    "epsilon": "By epsilon. Levels: the same training without noise.",
+}
+
 
 def sweep_page(
     rows: Sequence[Mapping[str, Any]],
@@ -25,12 +30,7 @@ def sweep_page(
         notes: what must be known to read the figures.
         failed: a sentence per cell that failed.
     """
-    own = any(row["mean_metric"] is not None for row in rows)
-    header = (*axes, "z", "epsilon", "trained", "metric" if own else "accuracy (%)", "seeds")
-    cells = [(*(row[axis] for axis in axes), *_figures(row)) for row in rows]
-    deltas = sorted({row["delta"] for row in rows if row["epsilon"]})
-    at = f"Epsilon at delta {', '.join(f'{d:g}' for d in deltas)}; client, zero-out adjacency."
-    done = sum(row["seeds"] for row in rows)
+    title, header, cells, deltas = table_of_sweep(rows, axes)
     pictures = Pictures(
         tuple(
             Picture(figure, f"Result against {name}.", _CAPTION[name])
@@ -40,15 +40,16 @@ def sweep_page(
     return Page(
         "Sweep over plans and seeds",
         "caution",
-        f"Simulations: {done} cells of {len(rows)} points, none of them private",
+        f"Simulations: {sum(row['seeds'] for row in rows)} cells of {len(rows)} points, none of "
+        "them private",
         tuple(notes),
         (
             Section("Results", (pictures,)),
             Section(
                 "Table",
                 (
-                    table_of("Mean and standard deviation over seeds", header, cells),
-                    Points(((at,) if deltas else ()) + ("z is the noise multiplier.",)),
+                    table_of(title, header, cells),
+                    Points((*filter(None, [deltas]), "z is the noise multiplier.")),
                 ),
             ),
             Section("Cells that failed", (Points(tuple(failed)),) if failed else ()),
@@ -57,28 +58,32 @@ def sweep_page(
     )
 
 
-_CAPTION = {
-    "noise": "By noise. Bands and bars: one standard deviation over seeds.",
-    "epsilon": "By epsilon. Levels: the same training without noise.",
-}
-
-
-def _figures(row: Mapping[str, Any]) -> tuple[str, ...]:
-    own = row["mean_metric"] is not None
-    mean, factor, form = (
-        (row["mean_metric"], 1, ".4g") if own else (row["mean_accuracy"], 100, ".2f")
-    )
-    spread = (
-        ""
-        if row["standard_deviation"] is None
-        else (f" ± {factor * row['standard_deviation']:{form}}")
-    )
-    tuned = " *" if row["tuned_candidates"] > 1 else ""
-    failed = f" ({row['failed']} failed)" if row["failed"] else ""
-    return (
-        "" if row["noise_multiplier"] is None else f"{row['noise_multiplier']:.4g}",
-        "no guarantee" if row["epsilon"] is None else up(row["epsilon"], 4),
-        "" if row["trained"] is None else f"{row['trained']:,}",
-        "" if mean is None else f"{factor * mean:{form}}{spread}{tuned}",
-        f"{row['seeds']}{failed}",
-    )
+def table_of_sweep(
+    rows: Sequence[Mapping[str, Any]], axes: Sequence[str]
+) -> tuple[str, tuple[str, ...], list[tuple[str, ...]], str]:
+    """Return title, header and cells of the table as people read it, and what delta is."""
+    in_percent = not any(row["mean_metric"] is not None for row in rows)
+    name, factor, form = ("accuracy", 100, ".2f") if in_percent else ("metric", 1, ".4g")
+    header = (*axes, "z", "epsilon", "trained", name + " (%)" * in_percent, "seeds", "failed")
+    cells = []
+    for row in rows:
+        mean = row["mean_accuracy" if in_percent else "mean_metric"]
+        result = "not finite" * bool(row["seeds"]) if mean is None else f"{factor * mean:{form}}"
+        if row["standard_deviation"] is not None:
+            result += f" ± {factor * row['standard_deviation']:{form}}"
+        z, epsilon, trained = row["noise_multiplier"], row["epsilon"], row["trained"]
+        cells.append(
+            (
+                *(str(row[axis]) for axis in axes),
+                "" if z is None else f"{z:.4g}",
+                "no guarantee" if epsilon is None else up(epsilon, 4),
+                "" if trained is None else f"{trained:,}",
+                result,
+                str(row["seeds"]),
+                str(row["failed"] or ""),
+            )
+        )
+    values = sorted({row["delta"] for row in rows if row["epsilon"] and row["delta"]})
+    deltas = ", ".join(f"{delta:g}" for delta in values)
+    at = f"Epsilon at delta {deltas}; client, zero-out adjacency." if values else ""
+    return f"Mean and standard deviation of the {name} over seeds", header, cells, at
