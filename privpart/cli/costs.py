@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # imported where used: other commands must start without torc
     from privpart.client import LocalTraining
     from privpart.data.batches import Batch
     from privpart.model import PartialModel
-    from privpart.training.costs import Bandwidth
 
 _MEGA = 1e6
 _GIGA = 1e9
@@ -83,7 +82,7 @@ def costs(
 
     Example: privpart costs --plan examples/fedpart_digits.toml --schedule
     """
-    from privpart.training.costs import Bandwidth
+    from privpart.training.costs import DOWN, UP
 
     if plan is not None and schedule and model is None:
         print_schedule(plan, form)
@@ -94,8 +93,8 @@ def costs(
         subject = _of_model(model, train, ladder=ladder)
     else:
         subject = _of_plan(plan, train, ladder=ladder)
-    local, bandwidth = subject.local, Bandwidth()
-    rows = _rows(subject, bandwidth, measure=measure)
+    local = subject.local
+    rows = _rows(subject, measure=measure)
     if plot is not None:
         from privpart.cli.pages.plots import draw_costs
 
@@ -110,8 +109,8 @@ def costs(
             "batch_size": local.batch_size,
             "optimizer": local.optimizer,
             "momentum": local.momentum,
-            "bytes_per_second_down": bandwidth.down,
-            "bytes_per_second_up": bandwidth.up,
+            "bytes_per_second_down": DOWN,
+            "bytes_per_second_up": UP,
             "rows": rows,
         }
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
@@ -204,7 +203,7 @@ def _of_plan(path: Path, train: Sequence[str] | None, *, ladder: bool) -> _Subje
     return _Subject(str(path), parts, built, batch, local, examples)
 
 
-def _rows(subject: _Subject, bandwidth: "Bandwidth", *, measure: bool) -> list[dict[str, Any]]:
+def _rows(subject: _Subject, *, measure: bool) -> list[dict[str, Any]]:
     """Return one row per trained part; the first is full training."""
     from privpart.data.batches import count_rows
     from privpart.training.costs import client_costs
@@ -217,7 +216,7 @@ def _rows(subject: _Subject, bandwidth: "Bandwidth", *, measure: bool) -> list[d
         found = client_costs(
             subject.model(part), subject.batch, local=local, examples=subject.examples
         )
-        row = {"part": part, "train": " ".join(train)} | found.to_dict(bandwidth)
+        row = {"part": part, "train": " ".join(train)} | found.to_dict()
         sent = row["bytes_down"] + row["bytes_up"]
         full = rows[0] if rows else row
         row["reduction"] = (full["bytes_down"] + full["bytes_up"]) / sent

@@ -31,16 +31,8 @@ from privpart.plan import Rounds
 _HEADER = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Bandwidth:
-    """Bytes per second of a client; the defaults are those of phones in Wang et al. 2021."""
-
-    down: float = 0.75e6
-    up: float = 0.25e6
-
-    def __post_init__(self) -> None:
-        checks.positive("down", self.down)
-        checks.positive("up", self.up)
+DOWN, UP = 0.75e6, 0.25e6
+"""Bytes per second of a client: those of phones in Wang et al. 2021."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +83,12 @@ class ClientCosts:
     backward_flops: int
     memory: StepMemory
 
-    def to_dict(self, bandwidth: Bandwidth) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return flat values for JSON and CSV, with the transfer times of the messages."""
         row = asdict(self)
-        memory = row.pop("memory")
-        row["seconds_down"] = self.bytes_down / bandwidth.down
-        row["seconds_up"] = self.bytes_up / bandwidth.up
-        return (
-            row | {f"{k}_bytes": v for k, v in memory.items()} | {"memory_bytes": self.memory.total}
-        )
+        memory = row.pop("memory") | {"memory": self.memory.total}
+        row |= {"seconds_down": self.bytes_down / DOWN, "seconds_up": self.bytes_up / UP}
+        return row | {f"{name}_bytes": size for name, size in memory.items()}
 
 
 def message_bytes(model: PartialModel, active: Sequence[int] | None = None) -> int:
@@ -198,23 +187,17 @@ def _memory(
     activations = sum(size for place, size in sizes.items() if place not in resident)
     del loss
     trained = sum(model.flat[span].nbytes for span in model.spans(active))
-    return StepMemory(
-        parameters=sum(resident.values()),
-        gradients=trained,
-        before=trained,
-        optimizer=_optimizer_bytes(model, local, active),
-        activations=activations,
-    )
-
-
-def _optimizer_bytes(
-    model: PartialModel, local: LocalTraining, active: Sequence[int] | None
-) -> int:
     before = model.flat.clone()
     optimizer = local.fresh_optimizer(model, active)
     optimizer.step()
     model.flat.copy_(before)
-    return sum(value.nbytes for value in optimizer.state)
+    return StepMemory(
+        parameters=sum(resident.values()),
+        gradients=trained,
+        before=trained,
+        optimizer=sum(value.nbytes for value in optimizer.state),
+        activations=activations,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,21 +55,13 @@ def _text(value: Any, depth: int) -> str:  # noqa: ANN401  anything
     if isinstance(value, Sequence | set | frozenset):
         items = [_text(item, depth - 1) for item in value]
         return f"{kind} {sorted(items) if isinstance(value, set | frozenset) else items}"
-    if inspect.isroutine(value) or isinstance(value, type):
-        return _callable(value, depth - 1)
-    return f"{_source(type(value))} {_text(getattr(value, '__dict__', {}), depth - 1)}"
-
-
-def _callable(value: Any, depth: int) -> str:  # noqa: ANN401  a function, method or class
+    if not inspect.isroutine(value) and not isinstance(value, type):
+        return f"{_source(type(value))} {_text(getattr(value, '__dict__', {}), depth - 1)}"
     function = getattr(value, "__func__", value)
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    values = [
-        cells,
-        getattr(function, "__defaults__", None),
-        getattr(function, "__kwdefaults__", None),
-    ]
-    owner = [getattr(value, "__self__", None)] if inspect.ismethod(value) else []
-    return f"{_source(function)} {_text([values, owner], depth)}"
+    closed = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    defaults = [getattr(function, name, None) for name in ("__defaults__", "__kwdefaults__")]
+    owner = getattr(value, "__self__", None) if inspect.ismethod(value) else None
+    return f"{_source(function)} {_text([closed, defaults, owner], depth - 1)}"
 
 
 def _source(value: Any) -> str:  # noqa: ANN401  a function or class

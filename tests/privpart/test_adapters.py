@@ -344,9 +344,6 @@ def test_frames_that_are_not_examples_are_refused(options, columns, sentence):
     ("examples", "sentence"),
     [
         (lambda rows: rows["nope"], r"client 'a': its examples \(row 1\).*KeyError: 'nope'"),
-        (lambda rows: {"a": [1] * len(rows)}, r"client 'a': examples\['a'\]\[0\]: is a int.*'pt'"),
-        (lambda rows: rows, "client 'a': examples: is a DataFrame"),
-        (lambda rows: {}, "client 'a': examples: hold no tensor"),
         (lambda rows: torch.zeros(3), "client 'a': 3 examples were made of its 1 rows"),
         (lambda rows: torch.full((len(rows),), torch.nan), "client 'a', row 1: examples holds NaN"),
     ],
@@ -430,11 +427,6 @@ def test_items_are_read_when_they_are_needed():
 def test_datasets_that_hold_no_examples_are_refused(data, user, sentence):
     with refused(sentence):
         check_clients(from_dataset(data, user=user))
-
-
-def test_texts_may_differ_in_length_from_client_to_client():
-    items = [{"ids": torch.zeros(n, dtype=torch.int64)} for n in (3, 5)]
-    assert check_clients(from_dataset(items, user=[1, 2])) == 2
 
 
 def test_a_hugging_face_dataset():

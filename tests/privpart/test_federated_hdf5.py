@@ -142,31 +142,18 @@ def test_the_extra_is_named_where_it_is_missing(tmp_path, monkeypatch):
 
 WRONG = [
     ({"u": {"pixels": ZEROS}}, "user u has no data set label"),
-    ({"u": {"label": CLASSES}}, "user u has no data set pixels"),
     ({"KENT": {"snippets": np.array([b"to be", b"or not"])}}, "user KENT has no data set pixels"),
     ({"u": {"pixels": np.array([b"to", b"be"]), "label": CLASSES}}, "must be numbers"),
     ({"u": {"pixels": ZEROS, "label": CLASSES + 0.5}}, "labels whole numbers"),
-    ({"u": {"pixels": ZEROS, "label": np.array([b"1", b"2"])}}, "labels whole numbers"),
     ({"u": {"pixels": ZEROS > 0, "label": CLASSES}}, "must be numbers"),
     ({"u": {"pixels": ZEROS, "label": CLASSES[:1]}}, "every input needs one label"),
-    ({"u": {"pixels": ZEROS, "label": np.array([[1, 2], [3, 4]])}}, "every input needs one label"),
     ({"u": {"pixels": 3.0, "label": 3}}, "every input needs one label"),
     ({"u": {"pixels": ONE_NAN, "label": CLASSES}}, "user u has NaN or infinity"),
     ({"u": {"pixels": ZEROS + np.float64(1e300), "label": CLASSES}}, "user u has NaN or inf"),
     ({"u": {"pixels": ZEROS, "label": -100 * CLASSES}}, "a label below 0"),
-    (
-        {"u": {"pixels": ZEROS, "label": np.array([1, 2**64 - 1], np.uint64)}},
-        "range of 64 bits",
-    ),
+    ({"u": {"pixels": ZEROS, "label": np.array([1, 2**64 - 1], np.uint64)}}, "range of 64 bits"),
     ({"u": {"pixels": ZEROS[:0], "label": CLASSES[:0]}}, "no user has an example"),
     ({}, "no user has an example"),
-    (
-        {
-            "u": {"pixels": ZEROS, "label": CLASSES},
-            "v": {"pixels": ZEROS[:, :5], "label": CLASSES},
-        },
-        "different shapes",
-    ),
 ]
 
 
@@ -242,7 +229,7 @@ def test_files_that_lead_elsewhere_or_fill_the_memory(h5py, write, make, says):
 def test_damaged_bytes_are_an_error_or_finite_numbers(writers):
     path, rng, found = writers / "fed_emnist_train.h5", np.random.default_rng(1), Counter()
     whole = path.read_bytes()
-    for places in [partial(rng.integers, 4000), partial(rng.integers, len(whole))] * 40:
+    for places in [partial(rng.integers, 4000), partial(rng.integers, len(whole))] * 15:
         damaged = bytearray(whole)
         for place in places(size=20):
             damaged[place] = rng.integers(256)
@@ -255,4 +242,4 @@ def test_damaged_bytes_are_an_error_or_finite_numbers(writers):
             assert users.x.isfinite().all()
             assert (users.y >= 0).all()
             found["read"] += 1
-    assert min(found["refused"], found["read"]) > 5
+    assert min(found["refused"], found["read"]) > 2

@@ -173,15 +173,6 @@ def test_a_record_does_not_depend_on_the_working_folder_nor_on_earlier_imports(
     assert record({"a": "./task.py:loss"}, folder) == before
 
 
-def test_paths_upwards_and_absolute_ones(write, tmp_path):
-    write(PROJECT, tmp_path / "code")
-    (tmp_path / "plans").mkdir()
-    found = record({"a": "../code/task.py:network"}, tmp_path / "plans")
-    assert "../code/lib/layers.py" in found["files"]
-    found = record({"a": f"{tmp_path}/code/task.py:network"}, tmp_path / "plans")
-    assert f"{tmp_path}/code/lib/layers.py" in found["files"]
-
-
 def test_packages_on_the_path_are_own_code_and_keep_their_names(write, tmp_path, monkeypatch):
     write({f"src/{name}": text for name, text in PROJECT.items()})
     write({"src/lib/fast.so": b"\x7fELF", "src/lib/data.csv": ""})
@@ -326,23 +317,10 @@ def test_a_file_with_the_name_of_another_module(name, write, tmp_path):
     assert not marks.exists()
 
 
-def test_two_files_of_one_name(write):
-    folder = write({"one/task.py": "def f(): pass", "two/task.py": "def g(): pass"})
-    load("./one/task.py:f", folder)
-    assert "another module has its name" in sentence(load, "./two/task.py:g", folder)
-    assert record({"b": "./two/task.py:g"}, folder)["files"].keys() == {"two/task.py"}
-    assert load(f"../{folder.name}/./one/task.py:f", folder).__name__ == "f"
-
-
 def test_a_package_beside_a_file_of_its_name(write):
     folder = write({"task.py": "def f(): pass", "task/__init__.py": ""})
     assert "task/__init__.py; rename the file" in sentence(load, "./task.py:f", folder)
     assert str(folder) not in sys.path
-
-
-def test_a_folder_of_data_hides_no_package(write):
-    folder = write({"task.py": "import datasets, sklearn\ndef f(): pass\n", "datasets/x.csv": ""})
-    assert record({"a": "./task.py:f"}, folder)["distributions"].keys() >= {"datasets"}
 
 
 # Importing
@@ -501,13 +479,6 @@ def test_an_import_that_fails_is_one_sentence(source, words, write):
     assert "task" not in sys.modules
 
 
-def test_the_error_itself_is_kept_for_a_debugger(write):
-    folder = write({"task.py": "1 / 0\n"})
-    with pytest.raises(ConfigError) as caught:
-        load("./task.py:f", folder)
-    assert isinstance(caught.value.__cause__, ZeroDivisionError)
-
-
 @pytest.mark.parametrize("error", ["KeyboardInterrupt", "MemoryError"])
 def test_an_interruption_is_passed_on(error, write):
     folder = write({"task.py": "def f(): raise " + error, "other.py": f"raise {error}\n"})
@@ -583,14 +554,6 @@ def test_wrong_options_are_named_with_what_the_function_takes(write):
     )
     assert "missing a required argument: 'width'" in sentence(call, network, name, key)
     assert "too many positional arguments" in sentence(call, network, name, key, 1, 2)
-
-
-def test_options_may_have_any_name():
-    def options(**given):
-        return given
-
-    given = {"function": 1, "reference": 2, "key": 3, "self": 4}
-    assert call(options, "a:f", "data.clients", **given) == given
 
 
 def test_a_torch_function_without_a_signature_is_called():

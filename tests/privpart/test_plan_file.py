@@ -8,7 +8,6 @@ from typing import get_args, get_type_hints
 import pytest
 
 from accounting import BinaryTree, BufferedToeplitz, ConfigError, Grouped, Independent, Toeplitz
-from privpart.plan import PrivacyPlan
 from privpart.training import plan_file
 
 TEXT = Path("examples/digits.toml").read_text()
@@ -42,15 +41,6 @@ def test_spaces_and_comments_do_not_change_the_hash_and_every_value_does():
         assert plan_file.parse(changed(old, new)).hash != base
 
 
-def test_a_privacy_plan_survives_json():
-    promised = plan_file.parse(TEXT).privacy_plan()
-    again = PrivacyPlan.from_dict(promised.to_dict())
-    assert again == promised
-    assert again.hash == promised.hash
-    with pytest.raises(ConfigError, match="not a valid privacy plan"):
-        PrivacyPlan.from_dict(promised.to_dict() | {"clip": 1})
-
-
 @pytest.mark.parametrize(
     ("mechanism", "expected"),
     [
@@ -73,13 +63,6 @@ def test_mechanisms(mechanism, expected):
 def test_a_target_is_met_by_the_least_noise():
     plan = plan_file.parse(changed("noise_multiplier = 1.0 ", "target_epsilon = 3.0"))
     assert 3.0 * (1 - 1e-4) < plan.privacy_plan().guarantee().epsilon(1e-5) <= 3.0
-
-
-def test_adaptive_clipping_in_a_plan():
-    text = changed('{ name = "blt" }', '{ name = "tree", restart_every = 8 }')
-    text += "\n[privacy.adaptive_clipping]\nbit_noise_multiplier = 2.0\n"
-    adaptive = plan_file.parse(text).privacy_plan().adaptive_clipping
-    assert adaptive.bit_noise_multiplier == 2.0
 
 
 FAULTS = [
@@ -134,7 +117,7 @@ WRONG_KIND = [
     *((path, value) for path in WHOLE for value in (True, 1.0, "1")),
     *((path, value) for path in REAL for value in (True, "1")),
     *((path, [value]) for path in SERIES for value in (True, "1")),
-    *((path, value) for path in TRUTH for value in (1, 1.0, "true")),
+    *((path, value) for path in TRUTH for value in (1, "true")),
 ]
 
 
@@ -234,14 +217,6 @@ def test_a_schedule_makes_a_stream_per_group_and_enters_the_hash():
         assert old in text
         hashes.add(plan_file.parse(text.replace(old, new)).hash)
     assert len(hashes) == 4
-
-
-def test_own_groups_and_rounds_that_fit_them():
-    text = changed("[data]", SCHEDULE.replace("between = 8", "between = 12") + "\n[data]")
-    text = text.replace("train = ", "groups = [['conv*', 'norm.*'], ['dense2.*']]\ntrain = ")
-    mechanism = plan_file.parse(text).privacy_plan().mechanism
-    assert isinstance(mechanism, Grouped)
-    assert mechanism.sizes == (4864, 5130)
 
 
 @pytest.mark.parametrize(

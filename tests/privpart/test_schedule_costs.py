@@ -3,13 +3,11 @@
 import pytest
 import torch
 
-from accounting import ConfigError
 from privpart import LocalTraining, PartialModel
 from privpart.models import MODELS, build_network
 from privpart.plan import Schedule
 from privpart.training.costs import (
     changed_groups,
-    computation_share,
     parameters_sent,
     run_costs,
 )
@@ -73,17 +71,6 @@ def test_the_realised_share_is_not_one_over_m():
         partial = [active for active in rounds if len(active) == 1]
         mean = parameters_sent(tuple(partial), groups) / sum(groups) / len(partial)
         assert mean == pytest.approx(1 / len(groups))  # Eq. 5
-
-
-def test_computation_by_the_paper_s_model():
-    for groups, mean in ((10, 0.7), (21, 43 / 63), (10_000, 2 / 3)):
-        found = sum(computation_share([g], groups) for g in range(groups)) / groups
-        assert found == pytest.approx(mean, abs=1e-4)
-    assert computation_share(range(10), 10) == pytest.approx(1)
-    # Table 1's Comp.: 3.21 of 4.38 TFLOP is the limit 2/3 in 20 of 25 rounds, not Eq. 6 with M = 10
-    assert pytest.approx(3.213, abs=1e-3) == 4.382 * (5 + 20 * 2 / 3) / 25
-    with pytest.raises(ConfigError, match="groups=0"):
-        computation_share([0], 0)
 
 
 def partial_model(**sizes):

@@ -103,16 +103,6 @@ def test_options_reach_the_engine(options):
     assert (found.double().norm(dim=1) <= 1.0).all()
 
 
-def test_nothing_is_kept_of_examples_that_no_client_uses_again():
-    def cached(epochs, most):
-        client = {"client": {"learning_rate": 0.1, "epochs": epochs}}
-        privacy = {"privacy": PLAN["privacy"] | {"max_participations": most}}
-        engine = training(validated(PLAN | SMALL | client | privacy)).engine
-        return engine.options.cache_prefix
-
-    assert [cached(1, 1), cached(2, 1), cached(1, 2)] == [False, None, None]
-
-
 def test_clients_of_a_plan_that_take_one_step_may_be_summed():
     """All that a plan trains is simulated: the engine's word is as good as the server's."""
     one_step = {"client": {"learning_rate": 0.1, "steps": 1, "batch_size": 4}}

@@ -107,17 +107,6 @@ def test_training_is_that_of_torch_on_the_same_parameters(build):
     model.verify()
 
 
-def test_a_client_leaves_nothing_in_a_network_that_keeps_attributes():
-    model = PartialModel(classifier(), train=["*lora_B*"], keep=KEEP, seed=7)
-    first, second = batch(), batch(7)
-    model.module.eval()
-    alone, _ = step(model, first)
-    step(model, second)
-    assert torch.equal(step(model, first)[0], alone)
-    assert not model.gradient.any()
-    assert all(p.grad is None for n, p in model.module.named_parameters() if n in model.frozen)
-
-
 def test_b_may_stay_with_the_client_while_a_is_shared():
     """FedSA-LoRA (2410.01463): A is aggregated, B is personal."""
     model = PartialModel(
