@@ -5,7 +5,13 @@ and divisor stay). ``noise_multiplier`` is the standard deviation of one i.i.d. 
 that enters the mechanism, divided by the clip norm, on the scale of the sum.
 """
 
-from accounting.calibrate import calibrate, least_separation, most_participations, most_rounds
+from accounting.calibrate import (
+    Budget,
+    calibrate,
+    least_separation,
+    most_participations,
+    most_rounds,
+)
 from accounting.checks import ConfigError
 from accounting.cohorts import Estimate, cohorts, participation_of, sampled_guarantee
 from accounting.cross_check import CrossCheck
@@ -42,6 +48,7 @@ __all__ = [
     "BallsInBins",
     "BandedInverse",
     "BinaryTree",
+    "Budget",
     "BufferedToeplitz",
     "ConfigError",
     "CrossCheck",

@@ -8,6 +8,7 @@ with ``max_participations`` and shrinks with ``min_separation``: the admissible 
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from accounting import checks, gaussian
 from accounting.checks import ConfigError
@@ -221,29 +222,50 @@ _PATIENCE = 3
 _MOST_STEPS = 60
 
 
-def most_rounds(
-    mechanism: Callable[[int], Mechanism],
-    *,
-    noise_multiplier: float,
-    target_epsilon: float,
-    delta: float,
-    max_participations: int | None = None,
-    min_separation: int = 1,
-    at_most: int = 100_000,
-    method: Method = "exact",
-) -> int:
-    """Return the most rounds, up to ``at_most``, that the target allows.
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Noise and a target that a run must meet: what the searches for the most training share.
 
     Args:
-        mechanism: makes the mechanism of n rounds, such as ``BinaryTree``.
         noise_multiplier: as in ``guarantee``, > 0.
         target_epsilon: the budget, > 0.
         delta: in (0, 1).
+        method: how epsilon is computed, see ``Guarantee``.
+    """
+
+    noise_multiplier: float
+    target_epsilon: float
+    delta: float
+    method: Method = "exact"
+
+    def __post_init__(self) -> None:
+        checks.positive("noise_multiplier", self.noise_multiplier)
+        _target(self.target_epsilon, self.delta, self.method)
+
+    def allows(self, mechanism: Mechanism, participation: Participation) -> bool:
+        """Whether the run meets the target."""
+        z = self.noise_multiplier
+        run = guarantee(mechanism, participation, noise_multiplier=z, method=self.method)
+        return run.epsilon(self.delta) <= self.target_epsilon
+
+
+def most_rounds(
+    mechanism: Callable[[int], Mechanism],
+    budget: Budget,
+    *,
+    max_participations: int | None = None,
+    min_separation: int = 1,
+    at_most: int = 100_000,
+) -> int:
+    """Return the most rounds, up to ``at_most``, that the budget allows.
+
+    Args:
+        mechanism: makes the mechanism of n rounds, such as ``BinaryTree``.
+        budget: noise and target.
         max_participations: most rounds of one client, where that many fit; None for all that fit.
         min_separation: rounds from one participation to the next, >= 1.
         at_most: where to stop the search, 1 to a million: with one participation the cost of some
             mechanisms does not depend on the rounds.
-        method: how epsilon is computed, see ``Guarantee``.
 
     Guarantees:
         The result meets the target, and one round more does not (or is beyond ``at_most``). It is
@@ -255,79 +277,49 @@ def most_rounds(
         ConfigError: a value is out of range, or even one round exceeds the target.
 
     >>> from accounting import BinaryTree
-    >>> most_rounds(BinaryTree, noise_multiplier=7.0, target_epsilon=2.0, delta=1e-6)
+    >>> most_rounds(BinaryTree, Budget(noise_multiplier=7.0, target_epsilon=2.0, delta=1e-6))
     3
     """
-    cap = (
-        None
-        if max_participations is None
-        else checks.count("max_participations", max_participations)
-    )
-    b = checks.count("min_separation", min_separation)
-    meets = _budget(noise_multiplier, target_epsilon, delta, method)
+    k, b = max_participations, checks.count("min_separation", min_separation)
+    if k is not None:
+        checks.count("max_participations", k)
 
     def fits(rounds: int) -> bool:
         possible = -(-rounds // b)
-        run = Participation(rounds, possible if cap is None else min(cap, possible), b)
-        return meets(mechanism(rounds), run)
+        run = Participation(rounds, possible if k is None else min(k, possible), b)
+        return budget.allows(mechanism(rounds), run)
 
     return _greatest(fits, checks.count("at_most", at_most, maximum=checks.MOST_ROUNDS), "rounds")
 
 
-def most_participations(
-    mechanism: Mechanism,
-    *,
-    noise_multiplier: float,
-    target_epsilon: float,
-    delta: float,
-    min_separation: int = 1,
-    method: Method = "exact",
-) -> int:
-    """Return the greatest max_participations that the target allows.
-
-    Arguments, guarantees and errors are those of ``most_rounds``; the largest possible result is
-    the number of participations that fit into the mechanism's rounds.
+def most_participations(mechanism: Mechanism, budget: Budget, *, min_separation: int = 1) -> int:
+    """Return the greatest max_participations that the budget allows; see ``most_rounds``.
 
     >>> from accounting import BinaryTree
-    >>> run = {"noise_multiplier": 40.0, "target_epsilon": 2.0, "delta": 1e-6}
-    >>> most_participations(BinaryTree(2048), min_separation=100, **run)
+    >>> budget = Budget(noise_multiplier=40.0, target_epsilon=2.0, delta=1e-6)
+    >>> most_participations(BinaryTree(2048), budget, min_separation=100)
     9
     """
-    b = checks.count("min_separation", min_separation)
-    meets = _budget(noise_multiplier, target_epsilon, delta, method)
+    n, b = mechanism.rounds, checks.count("min_separation", min_separation)
     return _greatest(
-        lambda k: meets(mechanism, Participation(mechanism.rounds, k, b)),
-        -(-mechanism.rounds // b),
-        "max_participations",
+        lambda k: budget.allows(mechanism, Participation(n, k, b)), -(-n // b), "max_participations"
     )
 
 
-def least_separation(
-    mechanism: Mechanism,
-    *,
-    max_participations: int,
-    noise_multiplier: float,
-    target_epsilon: float,
-    delta: float,
-    method: Method = "exact",
-) -> int:
-    """Return the least min_separation that meets the target with that many participations.
-
-    Arguments, guarantees and errors are those of ``most_rounds``; the largest possible result is
-    (rounds - 1) // (max_participations - 1).
+def least_separation(mechanism: Mechanism, budget: Budget, *, max_participations: int) -> int:
+    """Return the least min_separation that the budget allows; see ``most_rounds``.
 
     >>> from accounting import BinaryTree
-    >>> run = {"noise_multiplier": 40.0, "target_epsilon": 1.3, "delta": 1e-6}
-    >>> least_separation(BinaryTree(2048), max_participations=5, **run)
+    >>> budget = Budget(noise_multiplier=40.0, target_epsilon=1.3, delta=1e-6)
+    >>> least_separation(BinaryTree(2048), budget, max_participations=5)
     64
     """
     n = mechanism.rounds
     k = Participation(n, max_participations).max_participations
-    meets = _budget(noise_multiplier, target_epsilon, delta, method)
     widest = (n - 1) // (k - 1) if k > 1 else 1
     # The greatest slack widest - b, counted from 1.
     slack = _greatest(
-        lambda slack: meets(mechanism, Participation(n, k, widest + 1 - slack)),
+        lambda slack: budget.allows(mechanism, Participation(n, k, widest + 1 - slack)),
         widest,
         "min_separation",
     )
@@ -339,20 +331,6 @@ def _target(epsilon: float, delta: float, method: Method) -> tuple[float, float]
     if not 1e-50 <= checks.positive("target_epsilon", epsilon) <= 1e50:
         raise ConfigError(f"target_epsilon={epsilon:g}: must lie between 1e-50 and 1e50.")
     return float(epsilon), checks.probability("delta", delta)
-
-
-def _budget(
-    noise_multiplier: float, target_epsilon: float, delta: float, method: Method
-) -> Callable[[Mechanism, Participation], bool]:
-    """Check the figures, and return a predicate: does a run meet the target?"""
-    z = checks.positive("noise_multiplier", noise_multiplier)
-    target, delta = _target(target_epsilon, delta, method)
-
-    def meets(mechanism: Mechanism, participation: Participation) -> bool:
-        run = guarantee(mechanism, participation, noise_multiplier=z, method=method)
-        return run.epsilon(delta) <= target
-
-    return meets
 
 
 def _greatest(meets: Callable[[int], bool], limit: int, name: str) -> int:

@@ -15,15 +15,15 @@ import hashlib
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accounting import checks
+from accounting import checks, typed
 from accounting.checks import ConfigError
 from accounting.mechanisms import Mechanism
-from accounting.monte_carlo import BMinSep, EstimatedGuarantee
+from accounting.monte_carlo import BMinSep, EstimatedGuarantee, bands_of
 from accounting.participation import Participation
 from accounting.random_allocation import AllocatedGuarantee, BallsInBins
 from accounting.report import SampledClaim
@@ -39,6 +39,8 @@ Members = NDArray[np.int64]
 Sampling = PoissonSampling | BallsInBins | BMinSep
 Sampled = SampledGuarantee | AllocatedGuarantee | EstimatedGuarantee
 
+SamplerName = Literal["poisson", "balls-in-bins", "b-min-sep"]
+
 KEY_BYTES = 32
 SAMPLERS: Mapping[str, type[Sampling]] = {
     "poisson": PoissonSampling,
@@ -46,6 +48,12 @@ SAMPLERS: Mapping[str, type[Sampling]] = {
     "b-min-sep": BMinSep,
 }
 """Samplers by the name that people type."""
+_OPTIONS: Mapping[str, frozenset[str]] = {
+    "poisson": frozenset({"expected_batch"}),
+    "balls-in-bins": frozenset({"bins", "draws"}),
+    "b-min-sep": frozenset({"expected_batch", "min_separation", "draws"}),
+}
+"""Options of each sampler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +72,81 @@ class Estimate:
     def __post_init__(self) -> None:
         checks.count("draws", self.draws, minimum=10_000, maximum=10**9)
         checks.count("seed", self.seed, minimum=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingChoice:
+    """A sampler by its name and options; ``sampler`` makes it for a mechanism and a population.
+
+    Args:
+        name: of the sampler.
+        expected_batch: of poisson and b-min-sep: members of a round, on average.
+        bins: of balls-in-bins: a member takes part in one round of so many.
+        min_separation: of b-min-sep; None takes the number of bands.
+        population: number of members, where nothing else says it.
+        draws: of an estimate by Monte Carlo; b-min-sep has no other accountant.
+
+    Raises:
+        ConfigError: an option is missing, or is another sampler's.
+    """
+
+    name: SamplerName
+    expected_batch: float | None = None
+    bins: int | None = None
+    min_separation: int | None = None
+    population: int | None = None
+    draws: int | None = None
+
+    def __post_init__(self) -> None:
+        needed = "bins" if self.name == "balls-in-bins" else "expected_batch"
+        if getattr(self, needed) is None:
+            raise ConfigError(f"{needed}: is missing; {self.name} needs it.")
+        for key in ("expected_batch", "bins", "min_separation", "draws"):
+            if getattr(self, key) is not None and key not in _OPTIONS[self.name]:
+                raise ConfigError(f"{key}: is not of {self.name}; leave it out.")
+
+    @classmethod
+    def parse(cls, text: str) -> "SamplingChoice":
+        """Read a choice as people type it: ``poisson:expected_batch=20``.
+
+        Raises:
+            ConfigError: an unknown sampler, or options that are missing, unknown or not numbers.
+        """
+        name, options = typed.split(text)
+        checks.choice("sampling", name, list(SAMPLERS))
+        return cls(name=name, **typed.read(cls, name, options, _OPTIONS[name]))  # type: ignore[arg-type]
+
+    def sampler(self, mechanism: Mechanism, population: int | None) -> Sampling:
+        """Return the sampler of these members, for the rounds of the mechanism."""
+        if self.bins is not None:
+            return BallsInBins(self.bins, mechanism.rounds)
+        if population is None:
+            raise ConfigError(f"population is missing: {self.name} draws members from it.")
+        batch = self.expected_batch or 0.0
+        if self.name == "poisson":
+            groups = 1 if mechanism.name == "independent" else bands_of(mechanism)
+            return PoissonSampling(batch, population, groups)
+        apart = self.min_separation
+        return BMinSep(batch, population, bands_of(mechanism) if apart is None else apart)
+
+    def expected(self, population: int) -> float:
+        """Return the public expected number of members of a round."""
+        return population / self.bins if self.bins else self.expected_batch or 0.0
+
+    def estimate(self, seed: int | None = None) -> Estimate | None:
+        """Return the draws of a new estimate; None if the sampler is accounted in closed form.
+
+        Raises:
+            ConfigError: a seed although nothing is drawn.
+        """
+        if self.draws is None and self.name != "b-min-sep":
+            if seed is not None:
+                raise ConfigError(
+                    f"draw_seed={seed}: nothing is drawn; add draws, or leave it out."
+                )
+            return None
+        draws = {} if self.draws is None else {"draws": self.draws}
+        return Estimate(**draws, **({} if seed is None else {"seed": seed}))
 
 
 def sampled_guarantee(

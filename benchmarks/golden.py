@@ -29,20 +29,20 @@ _PLANS = {"digits": "digits", "fedpart": "fedpart_digits", "select": "federated_
 ROOT = Path(__file__).resolve().parent.parent
 _TREE = "--rounds 64 --max-participations 3 --min-separation 16 --delta 1e-6"
 _POISSON = (
-    "--sampling poisson --expected-batch 10 --population 1000 --noise-multiplier 1 --delta 1e-6"
+    "--sampling poisson:expected_batch=10 --population 1000 --noise-multiplier 1 --delta 1e-6"
 )
 _AUDIT = "--model lenet --data digits --trials 1 --effort quick"
 COMMANDS = f"""
 epsilon --mechanism tree --rounds 1600 --max-participations 1 --noise-multiplier 1.13 --delta 1e-6
 epsilon --mechanism tree {_TREE} --noise-multiplier 4 --format json
-epsilon --mechanism toeplitz --bands 8 {_TREE} --noise-multiplier 4 --format json
+epsilon --mechanism toeplitz:bands=8 {_TREE} --noise-multiplier 4 --format json
 epsilon --mechanism blt {_TREE} --noise-multiplier 4 --format json
-epsilon --mechanism banded-inverse --bands 4 {_TREE} --noise-multiplier 4 --format json
+epsilon --mechanism banded-inverse:bands=4 {_TREE} --noise-multiplier 4 --format json
 epsilon --mechanism independent {_TREE} --noise-multiplier 4 --statement
 epsilon --mechanism tree {_TREE} --noise-multiplier 4 --max-epsilon 0.5
 epsilon --mechanism tree --rounds 9 --max-participations 3 --min-separation 7 --delta 1e-6
 epsilon --mechanism tree {_TREE} --noise-multiplier nan
-epsilon --mechanism tree {_TREE} --noise-multiplier 4 --bands 3
+epsilon --mechanism tree:bands=3 {_TREE} --noise-multiplier 4
 epsilon --mechanism independent --rounds 100 {_POISSON} --format json
 calibrate --mechanism blt {_TREE} --target-epsilon 2 --format json
 calibrate --mechanism tree {_TREE} --target-epsilon 2 --format json

@@ -19,14 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from accounting import checks, fit_cache
+from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import record
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.mechanisms.toeplitz import (
     Loss,
     Objective,
-    ObjectiveName,
     Toeplitz,
     invertible,
     minimized,
@@ -88,7 +87,7 @@ class BufferedToeplitz:
         participation: Participation,
         *,
         buffers: int | None = None,
-        objective: ObjectiveName | None = None,
+        objective: Objective | None = None,
         decay: tuple[float, ...] | None = None,
         scale: tuple[float, ...] | None = None,
     ) -> "BufferedToeplitz":
@@ -101,14 +100,8 @@ class BufferedToeplitz:
         if (decay is None) != (scale is None):
             raise ConfigError("decay and scale of a BLT belong together: give both, or neither.")
         if decay is None or scale is None:
-            limit = checks.count(
-                "buffers", 3 if buffers is None else buffers, maximum=_MOST_BUFFERS
-            )
-            goal: Objective = "rmse" if objective is None else objective.value
-            settings = {"buffers": limit, "objective": goal}
-            return fit_cache.kept(
-                cls, participation, settings, lambda: fit_blt(participation, limit, goal)
-            )
+            limit = 3 if buffers is None else buffers
+            return fit_blt(participation, limit, "rmse" if objective is None else objective)
         for name, value in (("buffers", buffers), ("objective", objective)):
             if value is not None:
                 raise ConfigError(f"{name}={value}: is for a fit; leave out decay and scale.")

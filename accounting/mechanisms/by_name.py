@@ -11,6 +11,7 @@ import inspect
 import json
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from accounting import checks, fit_cache, typed
 from accounting.checks import ConfigError, parsed_json
 from accounting.mechanisms.banded_inverse import BandedInverse
 from accounting.mechanisms.buffered_toeplitz import BufferedToeplitz
@@ -26,8 +28,8 @@ from accounting.mechanisms.grouped import Grouped
 from accounting.mechanisms.independent import Independent
 from accounting.mechanisms.mechanism import SCHEMA, Mechanism
 from accounting.mechanisms.pruned_tree import PrunedTree
-from accounting.mechanisms.toeplitz import ObjectiveName, Toeplitz
-from accounting.mechanisms.tree import BinaryTree, EstimatorName, ReleaseName
+from accounting.mechanisms.toeplitz import Objective, Toeplitz
+from accounting.mechanisms.tree import BinaryTree, Estimator, Release
 from accounting.participation import Participation
 
 
@@ -43,7 +45,7 @@ class BandMF:
         participation: Participation,
         *,
         bands: int | None = None,
-        objective: ObjectiveName | None = None,
+        objective: Objective | None = None,
     ) -> Mechanism:
         """Fit the encoder to the participation; it is recorded as a Toeplitz one."""
         return Toeplitz.from_options(
@@ -133,9 +135,9 @@ class MechanismChoice:
 
     name: MechanismName
     restart_every: int | None = None
-    estimator: EstimatorName = EstimatorName.VANILLA
+    estimator: Estimator = "vanilla"
     completed: bool = False
-    release: ReleaseName = ReleaseName.NODES
+    release: Release = "nodes"
     bands: int | None = None
     coefficients: tuple[float, ...] | None = None
     buffers: int | None = None
@@ -143,9 +145,29 @@ class MechanismChoice:
     scale: tuple[float, ...] | None = None
     normalize_columns: bool = False
     fit: bool = False
-    objective: ObjectiveName | None = None
+    objective: Objective | None = None
     file: Path | None = None
     fingerprint: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "MechanismChoice":
+        """Read a choice as people type it: ``blt:buffers=2``, ``file:mechanism.json``.
+
+        Raises:
+            ConfigError: an unknown mechanism, an option that it does not take, or no value of it.
+
+        >>> str(MechanismChoice.parse("toeplitz:bands=8,fit"))
+        'toeplitz:bands=8,fit'
+        """
+        if text.partition(":")[0] == FromFile.name:  # a path may have commas
+            return cls(name=MechanismName(FromFile.name), file=Path(text.partition(":")[2]))
+        name, options = typed.split(text)
+        checks.choice("mechanism", name, list(_OFFERED))
+        values = typed.read(cls, name, options, _options(_OFFERED[name]))
+        return cls(name=MechanismName(name), **values)
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.file}" if self.file is not None else typed.write(self)
 
     @property
     def fitted(self) -> bool:
@@ -154,15 +176,13 @@ class MechanismChoice:
 
     def refuse_idle(self, options: Collection[str]) -> None:
         """Raise ``ConfigError`` if one of these options, whatever its value, is not this one's."""
-        taken = _options(_OFFERED[self.name])
+        taken = {*_options(_OFFERED[self.name]), "name"}
         for option in (field.name for field in fields(self)):
-            if option in options and option not in taken and option != "name":
+            if option in options and option not in taken:
                 owners = [name for name, kind in _OFFERED.items() if option in _options(kind)]
-                value = getattr(self, option)
-                shown = ",".join(f"{v:g}" for v in value) if isinstance(value, tuple) else value
                 raise ConfigError(
-                    f"{option}={shown}: only for --mechanism "
-                    f"{' or '.join(owners)}; leave it out with {self.name}."
+                    f"{option}: only for the mechanism {' or '.join(owners)}; leave it out with "
+                    f"{self.name}."
                 )
 
     def refuse_late_restart(self, rounds: int | None) -> None:
@@ -175,18 +195,31 @@ class MechanismChoice:
             )
 
     def build(self, participation: Participation) -> Mechanism:
-        """Return the mechanism; fitting a BLT takes a few seconds for thousands of rounds.
+        """Return the mechanism; a fit takes seconds to minutes, and is cached on the disk.
 
         Raises:
             ConfigError: an option that this mechanism does not take, or a value out of range.
         """
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
         given = {
-            field.name: values[field.name]
+            field.name: value
             for field in fields(self)
-            if field.name != "name" and values[field.name] != field.default
+            if field.name != "name" and (value := getattr(self, field.name)) != field.default
         }
         self.refuse_idle(given.keys())
+        if not self.fitted:
+            return self._made(participation, given)
+        key = {"mechanism": str(self), "rounds": participation.rounds}
+        key |= {"max_participations": participation.max_participations}
+        key |= {"min_separation": participation.min_separation}
+        with suppress(ConfigError):
+            stored = mechanism_from_dict(fit_cache.read(key))
+            if stored.rounds == participation.rounds:
+                return stored
+        mechanism = self._made(participation, given)
+        fit_cache.write(key, mechanism.to_dict())
+        return mechanism
+
+    def _made(self, participation: Participation, given: Mapping[str, Any]) -> Mechanism:
         mechanism: Mechanism = _OFFERED[self.name].from_options(participation, **given)
         return mechanism
 
@@ -211,8 +244,13 @@ class MechanismChoice:
         )
 
 
-def _options(kind: Any) -> set[str]:  # noqa: ANN401  an offered class
-    return set(inspect.signature(kind.from_options).parameters) - {"participation"}
+def options_by_name() -> dict[str, list[str]]:
+    """Return the options of each offered mechanism, in its own order."""
+    return {name: _options(kind) for name, kind in _OFFERED.items()}
+
+
+def _options(kind: Any) -> list[str]:  # noqa: ANN401  an offered class
+    return [o for o in inspect.signature(kind.from_options).parameters if o != "participation"]
 
 
 def _within(active: Sequence[int], participation: Participation) -> Participation:
@@ -277,14 +315,13 @@ def fingerprint(mechanism: Mechanism) -> str:
     Equal mechanisms have equal fingerprints on every machine. Checkpoints and reports contain it,
     so that noise and accounting are known to use the same mechanism.
     """
-    return _hash(mechanism)
-
-
-def _hash(mechanism: Mechanism) -> str:
     canonical = json.dumps(
         mechanism.to_dict(), sort_keys=True, separators=(",", ":"), allow_nan=False
     )
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+_hash = fingerprint  # which an option of ``FromFile`` has the name of
 
 
 _MOST_BYTES = 256_000_000

@@ -11,12 +11,11 @@ With p coefficients C is p-banded, and its noise keeps p - 1 past vectors; for p
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Literal, Self
 
 import numpy as np
 
-from accounting import checks, fit_cache
+from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import record
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
@@ -33,13 +32,6 @@ from accounting.sensitivity import (
 Objective = Literal["rmse", "max"]
 Loss = Callable[[Array], tuple[float, Array]]
 """Parameters -> log of the squared error, and its gradient."""
-
-
-class ObjectiveName(StrEnum):
-    """What a fit minimises."""
-
-    RMSE = "rmse"
-    MAX = "max"
 
 
 _MOST_GRAM_WORK = 500_000_000
@@ -82,7 +74,7 @@ class Filter:
         coefficients: tuple[float, ...] | None = None,
         normalize_columns: bool = False,
         fit: bool = False,
-        objective: ObjectiveName | None = None,
+        objective: Objective | None = None,
     ) -> Self:
         """Return the square-root filter, a fitted one, or one by its coefficients.
 
@@ -109,11 +101,7 @@ class Filter:
         cls._check_bands(bands, n)
         if not fit:
             return cls(n, cls._root(n if bands is None else bands), normalize_columns)
-        name: Objective = "rmse" if objective is None else objective.value
-        settings = {"bands": bands, "objective": name}
-        best = fit_cache.kept(  # type: ignore[type-var]  # every subclass is a mechanism
-            cls, participation, settings, lambda: cls._fit(participation, bands, name)
-        )
+        best = cls._fit(participation, bands, "rmse" if objective is None else objective)
         return cls(n, best.coefficients, normalize_columns)
 
     @property

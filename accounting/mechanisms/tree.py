@@ -35,8 +35,7 @@ the estimates of the complete trees that make it up.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +51,10 @@ Scores = NDArray[np.int64]
 """Best score for 0, 1, 2, ... participations; negative where that many do not fit."""
 Front = dict[int, Scores]
 """Scores by the earliest next round, counted from the end of what was scored."""
+Estimator = Literal["vanilla", "online"]
+"""How a tree's nodes make a prefix sum."""
+Release = Literal["nodes", "prefix"]
+"""What of a tree leaves the server."""
 _IMPOSSIBLE = np.int64(-(2**62))
 _MOST_DENSE_ROUNDS = 8192
 _WEIGHT_BITS = 16
@@ -62,20 +65,6 @@ _VIRTUAL = SCRATCH - 1
 """Register of the virtual rounds' noise."""
 _VIRTUAL_STACK = SCRATCH - 2
 """Place p of the stack, where only virtual rounds reach it, is register ``_VIRTUAL_STACK`` - p."""
-
-
-class EstimatorName(StrEnum):
-    """How a tree's nodes make a prefix sum."""
-
-    VANILLA = "vanilla"
-    ONLINE = "online"
-
-
-class ReleaseName(StrEnum):
-    """What of a tree leaves the server."""
-
-    NODES = "nodes"
-    PREFIX = "prefix"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +116,9 @@ class BinaryTree:
 
     rounds: int
     restart_every: int | None = None
-    estimator: Literal["vanilla", "online"] = field(default="vanilla", kw_only=True)
+    estimator: Estimator = field(default="vanilla", kw_only=True)
     completed: bool = field(default=False, kw_only=True)
-    release: Literal["nodes", "prefix"] = field(default="nodes", kw_only=True)
+    release: Release = field(default="nodes", kw_only=True)
 
     name = "tree"
     groups = None
@@ -140,8 +129,8 @@ class BinaryTree:
         if self.restart_every is not None:
             length = checks.count("restart_every", self.restart_every)
             object.__setattr__(self, "restart_every", length)
-        checks.choice("estimator", self.estimator, ("vanilla", "online"))
-        checks.choice("release", self.release, ("nodes", "prefix"))
+        checks.choice("estimator", self.estimator, get_args(Estimator))
+        checks.choice("release", self.release, get_args(Release))
         if not isinstance(self.completed, bool):
             raise ConfigError(f"completed={self.completed!r}: must be True or False.")
 
@@ -151,9 +140,9 @@ class BinaryTree:
         participation: Participation,
         *,
         restart_every: int | None = None,
-        estimator: EstimatorName = EstimatorName.VANILLA,
+        estimator: Estimator = "vanilla",
         completed: bool = False,
-        release: ReleaseName = ReleaseName.NODES,
+        release: Release = "nodes",
     ) -> "BinaryTree":
         """Return the tree over the participation's rounds; options as for the class.
 
@@ -165,9 +154,9 @@ class BinaryTree:
         return cls(
             participation.rounds,
             restart_every,
-            estimator=estimator.value,
+            estimator=estimator,
             completed=completed,
-            release=release.value,
+            release=release,
         )
 
     @property

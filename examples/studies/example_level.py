@@ -34,7 +34,7 @@ from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from accounting.mechanisms.by_name import MechanismChoice, MechanismName
+from accounting.mechanisms import MechanismChoice
 from privpart.data.tasks.images import DEBIAN_FOLDER, fashion_mnist
 from privpart.example_level import FTRLEngine
 
@@ -67,12 +67,12 @@ def cnn(seed: int) -> nn.Module:
 def mechanism(arm: str) -> MechanismChoice:
     """Return the mechanism of an arm of DP-FTRL."""
     if arm == "tree":
-        return MechanismChoice(name=MechanismName.TREE)
+        return MechanismChoice.parse("tree")
     if arm == "BLT":
-        return MechanismChoice(name=MechanismName.BLT, buffers=4)
+        return MechanismChoice.parse("blt:buffers=4")
     if arm == "BandMF":
-        return MechanismChoice(name=MechanismName.TOEPLITZ, bands=64, fit=True)
-    return MechanismChoice(name=MechanismName.INDEPENDENT)
+        return MechanismChoice.parse("toeplitz:bands=64,fit")
+    return MechanismChoice.parse("independent")
 
 
 class Numbers(Dataset[tuple[torch.Tensor]]):

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from accounting import ConfigError
+from accounting.guarantee import Method
 
 
 class MethodName(StrEnum):
@@ -16,6 +17,11 @@ class MethodName(StrEnum):
     PLD = "pld"
     RDP = "rdp"
     ZCDP = "zcdp"
+
+
+def method_of(typed: MethodName | None) -> Method:
+    """Return the method that was typed, or the default."""
+    return "exact" if typed is None else typed.value
 
 
 class Format(StrEnum):
@@ -47,13 +53,19 @@ AllowLargeDelta = Annotated[
     ),
 ]
 MethodOption = Annotated[
-    MethodName,
+    MethodName | None,
     typer.Option(
         "--method",
-        help="'exact' is tight; the others, by dp-accounting, reproduce papers and cross-check.",
+        help="'exact', the default, is tight; the others, by dp-accounting, reproduce papers and "
+        "cross-check. Poisson sampling: 'pld' or 'rdp'.",
+        show_default=False,
     ),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="Form of the result.")]
+FormatUnlessProse = Annotated[
+    Format | None,
+    typer.Option("--format", help="Form of the result; by default a table.", show_default=False),
+]
 MaxEpsilon = Annotated[
     float | None, typer.Option(help="Exit with 3 if epsilon is above this; for CI.")
 ]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # imported where used: it takes a tenth of a command's time
     from rich.console import Console
 
 _WIDTH = 96
-_TABLE_WIDTH = 100
+_TABLE_WIDTH = 128
 _NARROWEST = 40
 _MOST_SHOWN = 6
 """Numbers of a sequence that the text form of a report lists."""

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accounting.fit_cache import read_figures, write_figures
+from accounting import ConfigError, checks, fit_cache
 from privpart.client import LocalTraining, Watch
 from privpart.clip import clip, clip_and_measure
 from privpart.engines.device import clock, namespace, one_thread
@@ -180,7 +180,8 @@ class Choice:
         self._spent += self.seconds * len(task.clients)
         if not self._pending:
             self.done = True
-            write_figures("engine", self._key, {str(m): s for m, s in self._seconds.items()})
+            figures = {str(m): s for m, s in self._seconds.items()}
+            fit_cache.write({"engine": self._key}, figures)
         return kept
 
     @property
@@ -221,7 +222,11 @@ class Choice:
 
     def _recall(self) -> None:
         """Take the figures of an earlier run, and check only the methods that it found fastest."""
-        held = read_figures("engine", self._key)
+        try:
+            stored = fit_cache.read({"engine": self._key})
+            held = {str(m): checks.nonnegative(str(m), s) for m, s in stored.items()}
+        except (ConfigError, AttributeError):  # none, or a damaged one
+            return
         known = {m: held[str(m)] for m in self._methods if str(m) in held} if held else {}
         if self._plain not in known:
             return

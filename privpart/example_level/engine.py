@@ -37,7 +37,7 @@ from accounting import (
     guarantee,
 )
 from accounting.checks import ConfigError
-from accounting.mechanisms.by_name import MechanismChoice, MechanismName
+from accounting.mechanisms import MechanismChoice
 from accounting.report import up
 from privpart.example_level.gradients import (
     GhostCriterion,
@@ -489,8 +489,7 @@ def _mechanism(chosen: str | MechanismChoice | Mechanism, order: Participation) 
             )
         return chosen
     if isinstance(chosen, str):
-        checks.choice("mechanism", chosen, [str(name) for name in MechanismName])
-        chosen = MechanismChoice(name=MechanismName(chosen))
+        chosen = MechanismChoice.parse(chosen)
     return chosen.build(order)
 
 

@@ -27,22 +27,18 @@ from pydantic_core import from_json, to_json
 from torch import nn
 
 from accounting import (
-    BallsInBins,
-    BMinSep,
     ConfigError,
     Estimate,
     Mechanism,
     Participation,
-    PoissonSampling,
     calibrate,
     checks,
     participation_of,
 )
 from accounting.calibrate import least_sampled_noise
 from accounting.cohorts import Sampling as Sampler
-from accounting.cohorts import sampled_passes
+from accounting.cohorts import SamplingChoice, sampled_passes
 from accounting.mechanisms.by_name import MechanismChoice
-from accounting.monte_carlo import bands_of
 from privpart.client import LocalTraining, LossName
 from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
 from privpart.model import PartialModel, refuse_batch_statistics
@@ -82,64 +78,6 @@ class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class Sampling(_Table):
-    """Table ``[privacy.sampling]``: how each round's clients are drawn, in secret.
-
-    The population is the clients of the run; it is named here only where the plan's table [data]
-    does not say how many they are.
-    """
-
-    name: Literal["poisson", "balls-in-bins", "b-min-sep"] = Field(description="of the sampler")
-    expected_batch: float | None = Field(
-        None, description="of poisson and b-min-sep: clients of a round, on average"
-    )
-    bins: int | None = Field(
-        None, description="of balls-in-bins: a client takes part in one round of so many"
-    )
-    min_separation: int | None = Field(
-        None, description="of b-min-sep; None takes the number of bands"
-    )
-    population: int | None = Field(
-        None, description="number of clients, where [data] does not say it"
-    )
-    draws: int | None = Field(None, description="of an estimate by Monte Carlo")
-
-    @model_validator(mode="after")
-    def _keys_fit_the_name(self) -> Self:
-        needs = "bins" if self.name == "balls-in-bins" else "expected_batch"
-        takes = {
-            "poisson": {"expected_batch"},
-            "balls-in-bins": {"bins", "draws"},
-            "b-min-sep": {"expected_batch", "min_separation", "draws"},
-        }[self.name]
-        if getattr(self, needs) is None:
-            raise ConfigError(f"{needs}: is missing; {self.name} needs it.")
-        for key in sorted(self.model_fields_set - takes - {"name", "population"}):
-            raise ConfigError(f"{key}: is not of {self.name}; leave it out.")
-        return self
-
-    def sampler(self, mechanism: Mechanism, population: int) -> Sampler:
-        """Return the sampler, of so many clients."""
-        if self.name == "balls-in-bins":
-            return BallsInBins(self.bins or 0, mechanism.rounds)
-        batch = self.expected_batch or 0.0
-        if self.name == "b-min-sep":
-            apart = self.min_separation
-            return BMinSep(batch, population, bands_of(mechanism) if apart is None else apart)
-        groups = 1 if mechanism.name == "independent" else bands_of(mechanism)
-        return PoissonSampling(batch, population, groups)
-
-    def expected(self, population: int) -> float:
-        """Return the public expected number of clients of a round."""
-        return population / self.bins if self.bins else self.expected_batch or 0.0
-
-    def estimate(self) -> Estimate | None:
-        """Return the draws of a new estimate, under a fresh seed; None if it is in closed form."""
-        if self.draws is not None:
-            return Estimate(self.draws)
-        return Estimate() if self.name == "b-min-sep" else None
-
-
 class Privacy(_Table):
     """Table ``[privacy]``: what is promised, as in ``PrivacyPlan``.
 
@@ -172,7 +110,9 @@ class Privacy(_Table):
     adaptive_clipping: AdaptiveClipping | None = Field(
         None, description="lets the clip norm follow the updates"
     )
-    sampling: Sampling | None = Field(None, description="draws each round's clients, in secret")
+    sampling: SamplingChoice | None = Field(
+        None, description="draws each round's clients, in secret"
+    )
 
     @model_validator(mode="after")
     def _limits_fit_the_rounds(self) -> Self:
@@ -181,7 +121,7 @@ class Privacy(_Table):
         if self.mechanism.file is not None and self.mechanism.fingerprint is None:
             raise ConfigError(
                 "mechanism.fingerprint: is missing. A file can change, so a plan also names the "
-                "mechanism_fingerprint that `privpart epsilon --mechanism-file ... --format json` "
+                "mechanism_fingerprint that `privpart epsilon --mechanism file:... --format json` "
                 "prints."
             )
         return self

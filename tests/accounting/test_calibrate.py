@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from accounting import (
     BinaryTree,
+    Budget,
     ConfigError,
     Independent,
     Participation,
@@ -89,13 +90,13 @@ def test_most_rounds_is_what_trying_every_number_finds(plan):
         return epsilon(tree(n), Participation(n, min(k or fits, fits), b), z) <= target
 
     good = [n for n in range(1, 61) if meets(n)]
-    arguments = {"noise_multiplier": z, "target_epsilon": target, "delta": 1e-6}
-    arguments |= {"max_participations": k, "min_separation": b, "at_most": 60}
+    budget = Budget(z, target, 1e-6)
+    limits = {"max_participations": k, "min_separation": b, "at_most": 60}
     if good:
-        assert most_rounds(tree, **arguments) == max(good)
+        assert most_rounds(tree, budget, **limits) == max(good)
     else:
         with pytest.raises(ConfigError, match="no rounds meets it"):
-            most_rounds(tree, **arguments)
+            most_rounds(tree, budget, **limits)
 
 
 @given(small_plans(), st.integers(1, 60))
@@ -105,12 +106,12 @@ def test_most_participations_is_what_trying_every_number_finds(plan, n):
     good = [
         k for k in range(1, -(-n // b) + 1) if epsilon(tree, Participation(n, k, b), z) <= target
     ]
-    arguments = {"noise_multiplier": z, "target_epsilon": target, "delta": 1e-6}
+    budget = Budget(z, target, 1e-6)
     if good:
-        assert most_participations(tree, min_separation=b, **arguments) == max(good)
+        assert most_participations(tree, budget, min_separation=b) == max(good)
     else:
         with pytest.raises(ConfigError, match="no max_participations meets it"):
-            most_participations(tree, min_separation=b, **arguments)
+            most_participations(tree, budget, min_separation=b)
 
 
 @given(small_plans(), st.integers(1, 60), st.integers(1, 6))
@@ -120,18 +121,17 @@ def test_least_separation_is_what_trying_every_number_finds(plan, n, k):
     tree = BinaryTree(n, restart)
     widest = (n - 1) // (k - 1) if k > 1 else 1
     good = [b for b in range(1, widest + 1) if epsilon(tree, Participation(n, k, b), z) <= target]
-    arguments = {"noise_multiplier": z, "target_epsilon": target, "delta": 1e-6}
+    budget = Budget(z, target, 1e-6)
     if good:
-        assert least_separation(tree, max_participations=k, **arguments) == min(good)
+        assert least_separation(tree, budget, max_participations=k) == min(good)
     else:
         with pytest.raises(ConfigError, match="no min_separation meets it"):
-            least_separation(tree, max_participations=k, **arguments)
+            least_separation(tree, budget, max_participations=k)
 
 
 def test_other_methods_allow_fewer_rounds():
-    plan = {"noise_multiplier": 6.0, "target_epsilon": 2.0, "delta": 1e-6}
     counts = {
-        method: most_rounds(Independent, method=method, **plan)
+        method: most_rounds(Independent, Budget(6.0, 2.0, 1e-6, method))
         for method in ("exact", "pld", "rdp")
     }
     assert counts["rdp"] < counts["exact"]
@@ -139,9 +139,9 @@ def test_other_methods_allow_fewer_rounds():
 
 
 def test_one_participation_costs_the_same_for_ever():
-    plan = {"noise_multiplier": 6.0, "target_epsilon": 2.0, "delta": 1e-6}
-    assert most_rounds(Independent, max_participations=1, at_most=777, **plan) == 777
-    assert most_rounds(Independent, max_participations=1, **plan) == 100_000
+    budget = Budget(6.0, 2.0, 1e-6)
+    assert most_rounds(Independent, budget, max_participations=1, at_most=777) == 777
+    assert most_rounds(Independent, budget, max_participations=1) == 100_000
 
 
 @dataclass(frozen=True)
@@ -154,23 +154,23 @@ class Jagged(Independent):
 
 @pytest.mark.parametrize("target", np.geomspace(0.7, 20, 12))
 def test_not_monotone_is_still_safe(target):
-    plan = {"noise_multiplier": 8.0, "target_epsilon": target, "delta": 1e-6}
-    found = most_rounds(Jagged, at_most=50, **plan)
+    budget = Budget(8.0, target, 1e-6)
+    found = most_rounds(Jagged, budget, at_most=50)
     assert epsilon(Jagged(found), Participation(found, found), 8.0) <= target
     following = Participation(found + 1, found + 1)
     assert found == 50 or epsilon(Jagged(found + 1), following, 8.0) > target
 
 
 def test_rounds_may_follow_each_other_unless_said_otherwise():
-    plan = {"noise_multiplier": 8.0, "target_epsilon": 4.0, "delta": 1e-6}
+    budget = Budget(8.0, 4.0, 1e-6)
     tree = BinaryTree(64)
-    assert most_participations(tree, **plan) == most_participations(tree, min_separation=1, **plan)
-    assert most_participations(tree, **plan) < most_participations(tree, min_separation=16, **plan)
-    assert most_rounds(BinaryTree, **plan) == most_rounds(BinaryTree, min_separation=1, **plan)
-    assert most_rounds(BinaryTree, **plan) < most_rounds(BinaryTree, min_separation=16, **plan)
+    for most, made in ((most_participations, tree), (most_rounds, BinaryTree)):
+        free = most(made, budget)
+        assert free == most(made, budget, min_separation=1)
+        assert free < most(made, budget, min_separation=16)
 
 
 def test_large_searches_stay_fast():
-    plan = {"noise_multiplier": 40.0, "target_epsilon": 1.3, "delta": 1e-6}
-    assert least_separation(BinaryTree(2048), max_participations=5, **plan) == 64
-    assert most_participations(BinaryTree(2048), min_separation=100, **plan) == 5
+    budget = Budget(40.0, 1.3, 1e-6)
+    assert least_separation(BinaryTree(2048), budget, max_participations=5) == 64
+    assert most_participations(BinaryTree(2048), budget, min_separation=100) == 5

@@ -30,7 +30,7 @@ SAMPLING = PoissonSampling(10, 1000)
 BINS = accounting.BallsInBins(8, 8)
 EARLIER = Guarantee(0.5)
 REPORT = PrivacyReport.of(*RUN, noise_multiplier=4.0, delta=1e-6, earlier=EARLIER)
-BUDGET = {"noise_multiplier": 40.0, "target_epsilon": 2.0, "delta": 1e-6}
+BUDGET = accounting.Budget(40.0, 2.0, 1e-6)
 
 
 def report(**changes):
@@ -84,6 +84,10 @@ VALID = {
     "BufferedToeplitz.from_options": (
         lambda **numbers: accounting.BufferedToeplitz.from_options(Participation(8), **numbers),
         {"buffers": 1},
+    ),
+    "Budget": (
+        accounting.Budget,
+        {"noise_multiplier": 40.0, "target_epsilon": 2.0, "delta": 1e-6},
     ),
     "CrossCheck": (
         lambda **numbers: CrossCheck("pld", consistent=True, **numbers),
@@ -197,12 +201,12 @@ VALID = {
     ),
     "guarantee": (on_run(accounting.guarantee), {"noise_multiplier": 1.0}),
     "least_separation": (
-        lambda **numbers: accounting.least_separation(RUN[0], **numbers),
-        BUDGET | {"max_participations": 2},
+        lambda **numbers: accounting.least_separation(RUN[0], BUDGET, **numbers),
+        {"max_participations": 2},
     ),
     "most_participations": (
-        lambda **numbers: accounting.most_participations(RUN[0], **numbers),
-        BUDGET | {"min_separation": 2},
+        lambda **numbers: accounting.most_participations(RUN[0], BUDGET, **numbers),
+        {"min_separation": 2},
     ),
     "cohorts": (
         lambda **numbers: accounting.cohorts(
@@ -211,8 +215,8 @@ VALID = {
         {"members": 5, "rounds": 8},
     ),
     "most_rounds": (
-        lambda **numbers: accounting.most_rounds(BinaryTree, **numbers),
-        BUDGET | {"max_participations": 2, "min_separation": 2, "at_most": 99},
+        lambda **numbers: accounting.most_rounds(BinaryTree, BUDGET, **numbers),
+        {"max_participations": 2, "min_separation": 2, "at_most": 99},
     ),
     "optimize": (
         lambda *, buffers, bands: (

@@ -15,7 +15,6 @@ from accounting import (
     brute_force,
     calibrate,
     guarantee,
-    most_participations,
 )
 
 ONCE, TWICE, APART = Participation(6), Participation(6, 2, 1), Participation(6, 2, 3)
@@ -54,13 +53,6 @@ def test_exactness_and_rule(mechanism, participation, exact, rule):
     claimed = mechanism.sensitivity(participation)
     assert claimed.exact is exact
     assert claimed.rule == rule
-
-
-def test_an_unstated_separation_is_none():
-    run = {"noise_multiplier": 40.0, "target_epsilon": 2.0, "delta": 1e-6}
-    free = most_participations(BinaryTree(64), **run)
-    assert free == most_participations(BinaryTree(64), min_separation=1, **run)
-    assert free < most_participations(BinaryTree(64), min_separation=2, **run)
 
 
 def test_nodes_in_the_order_in_which_they_complete():

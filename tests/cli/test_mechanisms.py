@@ -34,12 +34,13 @@ def test_the_page_on_dp_ftrl_shows_the_table(privpart):
     assert [line.rstrip() for line in done.stdout.splitlines() if line.strip()] == in_page()
 
 
-@pytest.mark.parametrize("only", ["tree", "independent", "blt, 3", "square root"])
-def test_the_page_shows_what_the_command_gives(privpart, only):
+def test_the_page_shows_what_the_command_gives(privpart):
     """But for what depends on other rows, whose fits take minutes."""
     shown = rows_of(in_page())
-    found = rows_of(privpart("mechanisms", *RUN, "--only", only).stdout.splitlines())
-    assert found
+    names = ["tree", "tree:estimator=online", "independent", "blt:buffers=3", "toeplitz"]
+    typed = [word for name in names for word in ("--mechanism", name)]
+    found = rows_of(privpart("mechanisms", *RUN, *typed).stdout.splitlines())
+    assert set(found) == set(names)
     for name, row in found.items():
         for column in row.keys() - {"mechanism", "rmse ratio"}:
             own, page = row[column], shown[name][column]  # a fit's last digit is the processor's
@@ -51,9 +52,9 @@ def test_blt_is_within_four_percent_of_the_optimum_and_the_tree_is_not():
     for row in rows.values():
         ratio = float(row["rmse"]) / float(rows["dense, optimal"]["rmse"])
         assert ratio == pytest.approx(float(row["rmse ratio"]), rel=1e-3)
-    assert float(rows["blt, 3 buffers"]["rmse ratio"]) < 1.04
+    assert float(rows["blt:buffers=3"]["rmse ratio"]) < 1.04
     assert float(rows["tree"]["rmse ratio"]) == pytest.approx(2.43, abs=0.01)
-    assert float(rows["tree, online"]["rmse ratio"]) == pytest.approx(1.85, abs=0.01)
+    assert float(rows["tree:estimator=online"]["rmse ratio"]) == pytest.approx(1.85, abs=0.01)
     assert float(rows["independent"]["rmse ratio"]) == pytest.approx(9.14, abs=0.01)
 
 
@@ -71,26 +72,27 @@ def test_every_row_meets_the_same_target(privpart):
         assert footprint(mechanism).state_vectors == row["state_vectors"]
 
 
-def test_the_options_of_a_row_make_that_row(privpart):
-    run = ["mechanisms", "--rounds", "64", "--delta", "1e-6", "--max-participations", "3",
+def test_the_name_of_a_row_makes_that_row_and_is_taken_by_other_commands(privpart):
+    run = ["--rounds", "64", "--delta", "1e-6", "--max-participations", "3",
            "--min-separation", "16", "--format", "json"]  # fmt: skip
-    rows = json.loads(privpart(*run).stdout)["rows"]
+    rows = json.loads(privpart("mechanisms", *run).stdout)["rows"]
     for row in rows:
-        typed = [*run, *row["options"].split(), "--only", "as given"]
-        (again,) = json.loads(privpart(*typed).stdout)["rows"]
-        assert again["options"] == row["options"]
-        assert again["mechanism_parameters"] == row["mechanism_parameters"]
-    assert "--mechanism bandmf --bands 16" in {row["options"] for row in rows}
+        typed = [*run, "--mechanism", row["mechanism"]]
+        (again,) = json.loads(privpart("mechanisms", *typed).stdout)["rows"]
+        report = json.loads(privpart("epsilon", *typed, "--noise-multiplier", "4").stdout)
+        for key in ("mechanism_parameters", "sensitivity_squared"):
+            assert again[key] == row[key] == report[key]
+    assert "bandmf:bands=16" in {row["mechanism"] for row in rows}
 
 
 def test_memory_and_draws():
     rows = rows_of(in_page())
     cost = {name: (int(row["state"]), float(row["draws"])) for name, row in rows.items()}
-    assert cost["blt, 3 buffers"] == (3, 1)
+    assert cost["blt:buffers=3"] == (3, 1)
     assert cost["tree"] == (10, 1)
-    assert cost["tree, online"] == (10, 2)
+    assert cost["tree:estimator=online"] == (10, 2)
     assert cost["independent"] == (0, 1)
-    assert cost["banded inverse, 2"] == (0, 2)
+    assert cost["banded-inverse:bands=2,normalize_columns,fit"] == (0, 2)
 
 
 def test_the_front_is_what_no_other_row_beats(privpart, tmp_path):
@@ -108,19 +110,16 @@ def test_the_front_is_what_no_other_row_beats(privpart, tmp_path):
         assert row["front"] == (not beaten)
     assert rows == sorted(rows, key=lambda row: row["state_vectors"])
     (best,) = {row["rmse_ratio_to"] for row in rows}
-    assert best == min(rows, key=lambda row: row["rmse"])["mechanism"] == "bandmf, 40 bands"
+    assert best == min(rows, key=lambda row: row["rmse"])["mechanism"] == "bandmf:bands=40"
     assert b"<svg" in picture.read_bytes()
 
 
-def test_the_typed_mechanism_has_a_row(privpart):
-    run = ["mechanisms", "--rounds", "64", *RUN[2:], "--format", "json", "--only", "given"]
-    blt = ["--mechanism", "blt", "--decay", "0.9", "--scale", "0.25"]
-    (row,) = json.loads(privpart(*run, *blt).stdout)["rows"]
-    assert row["mechanism"] == "blt, as given"
-    assert row["mechanism_parameters"]["scale"] == [0.25]
-    none = privpart(*run)
-    assert (none.returncode, none.stdout) == (2, "")
-    assert "--only given: no mechanism has a name that contains this" in none.stderr
+def test_only_the_typed_mechanisms_have_rows(privpart):
+    run = ["mechanisms", "--rounds", "64", *RUN[2:], "--format", "json"]
+    blt = "blt:decay=0.9,scale=0.25"
+    rows = json.loads(privpart(*run, "--mechanism", blt, "--mechanism", "tree").stdout)["rows"]
+    assert [row["mechanism"] for row in rows] == [blt, "tree"]
+    assert rows[0]["mechanism_parameters"]["scale"] == [0.25]
 
 
 def test_table_and_csv_on_standard_output_only(privpart):
@@ -131,9 +130,17 @@ def test_table_and_csv_on_standard_output_only(privpart):
         "draws_per_round", "noise_multiplier", "epsilon",
     }  # fmt: skip
     table = privpart(*few)
-    assert table.stdout.count("blt, 2 buffers") == 1
-    assert "blt, 3 buffers" not in table.stdout  # at 32 rounds a third one gains nothing
+    assert table.stdout.count("blt:buffers=2") == 1
+    assert "blt:buffers=3" not in table.stdout  # at 32 rounds a third one gains nothing
     assert "fitting" not in table.stdout
+
+
+def test_long_runs_leave_out_what_takes_too_long(privpart, monkeypatch):
+    monkeypatch.setattr("privpart.cli.budget.front._BANDED_ROUNDS", 31)
+    few = ["mechanisms", "--rounds", "32", "--delta", "1e-6", "--max-participations", "1"]
+    done = privpart(*few)
+    assert "left out above 31 rounds" in done.stderr
+    assert "bandmf" not in done.stdout
 
 
 def test_the_optimal_matrix_is_for_one_participation(privpart):
@@ -166,25 +173,23 @@ def test_shared_keys_of_a_plan_are_compared_group_by_group(tmp_path):
 
 
 def test_a_million_rounds_are_fitted_once(privpart, monkeypatch):
-    """About five seconds for the first time; the second takes the figures from the cache."""
     run = ["mechanisms", "--rounds", "1000000", "--delta", "1e-10", "--max-participations", "5",
-           "--min-separation", "200000", "--only", "blt, 5", "--format", "json"]  # fmt: skip
+           "--min-separation", "200000", "--mechanism", "blt:buffers=5", "--format",
+           "json"]  # fmt: skip
     first = privpart(*run)
-    assert "left out above 8192 rounds" in first.stderr
     rows = {row["mechanism"]: row for row in json.loads(first.stdout)["rows"]}
-    assert rows["blt, 5 buffers"]["unit_rmse"] == pytest.approx(12.5757, rel=1e-4)
-    for slow in ("scipy.optimize.minimize", "privpart.cli.budget.front.prefix_error"):
-        monkeypatch.setattr(slow, lambda *_, **__: pytest.fail("computed again"))
+    assert rows["blt:buffers=5"]["unit_rmse"] == pytest.approx(12.5757, rel=1e-4)
+    monkeypatch.setattr("scipy.optimize.minimize", lambda *_, **__: pytest.fail("fitted again"))
     assert privpart(*run).stdout == first.stdout
 
 
 def test_what_is_refused_comes_before_what_takes_long(monkeypatch):
     monkeypatch.setattr("privpart.cli.budget.front._row", lambda *_: pytest.fail("computed"))
-    run = ["mechanisms", "--rounds", "100", "--delta", "1e-6", "--only", "dense"]
-    own = ["--mechanism", "blt", "--decay", "2", "--scale", "1"]
+    run = ["mechanisms", "--rounds", "100", "--delta", "1e-6"]
+    wrong = ["--mechanism", "tree", "--mechanism", "blt:decay=2,scale=1"]
     with pytest.raises(ConfigError, match="max_participations=2: the optimal matrix"):
         CliRunner().invoke(
             app, [*run, "--max-participations", "2", "--optimal"], catch_exceptions=False
         )
     with pytest.raises(ConfigError, match=r"decay\[0\]=2"):
-        CliRunner().invoke(app, [*run[:-2], *own], catch_exceptions=False)
+        CliRunner().invoke(app, [*run, *wrong], catch_exceptions=False)

@@ -19,29 +19,27 @@ from accounting import (
 RUN = ["--rounds", "64", "--noise-multiplier", "4", "--delta", "1e-6",
        "--max-participations", "3", "--min-separation", "16"]  # fmt: skip
 CHOICES = [
-    [],
-    ["--restart-every", "16", "--completed", "--estimator", "online"],
-    ["--mechanism", "independent"],
-    ["--mechanism", "toeplitz", "--coefficients", "1,0.5,0.25", "--normalize-columns"],
-    ["--mechanism", "toeplitz", "--fit", "--bands", "16", "--normalize-columns"],
-    ["--mechanism", "toeplitz", "--fit", "--objective", "max"],
-    ["--mechanism", "blt"],
-    ["--mechanism", "blt", "--buffers", "2", "--objective", "max"],
-    ["--mechanism", "blt", "--decay", "0.9,0.5", "--scale", "0.2,0.1"],
-    ["--mechanism", "banded-inverse", "--bands", "4"],
-    ["--mechanism", "banded-inverse", "--fit", "--bands", "3"],
-    ["--mechanism", "banded-inverse", "--coefficients", "1,-0.9"],
+    "tree:restart_every=16,completed,estimator=online",
+    "independent",
+    "toeplitz:coefficients=1,0.5,0.25,normalize_columns",
+    "toeplitz:fit,bands=16,normalize_columns",
+    "toeplitz:fit,objective=max",
+    "blt:buffers=2,objective=max",
+    "blt:decay=0.9,0.5,scale=0.2,0.1",
+    "banded-inverse:bands=4",
+    "banded-inverse:fit,bands=3",
+    "banded-inverse:coefficients=1,-0.9",
 ]
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=lambda c: " ".join(c) or "tree")
+@pytest.mark.parametrize("choice", CHOICES)
 def test_json_read_again_gives_the_same_numbers(privpart, tmp_path, choice):
-    first = privpart("epsilon", *RUN, *choice, "--format", "json")
+    first = privpart("epsilon", *RUN, "--mechanism", choice, "--format", "json")
     report = json.loads(first.stdout)
     file = tmp_path / "mechanism.json"
     for text in (first.stdout, json.dumps(report["mechanism_parameters"])):
         file.write_text(text)
-        again = privpart("epsilon", *RUN, "--mechanism-file", str(file), "--format", "json")
+        again = privpart("epsilon", *RUN, "--mechanism", f"file:{file}", "--format", "json")
         assert json.loads(again.stdout) == report, again.stderr
 
 
@@ -49,7 +47,7 @@ def test_a_dense_encoder_from_an_array(privpart, tmp_path):
     encoder = np.tril(np.random.default_rng(1).uniform(0, 1, (64, 64))) + np.eye(64)
     np.save(tmp_path / "encoder.npy", encoder)
     done = privpart(
-        "epsilon", *RUN, "--mechanism-file", str(tmp_path / "encoder.npy"), "--format", "json"
+        "epsilon", *RUN, "--mechanism", f"file:{tmp_path}/encoder.npy", "--format", "json"
     )
     expected = guarantee(Dense(encoder), Participation(64, 3, 16), noise_multiplier=4)
     assert json.loads(done.stdout)["epsilon"] == expected.epsilon(1e-6)
@@ -64,12 +62,12 @@ def test_a_report_leaves_out_what_is_too_long_and_the_reader_says_so(privpart, t
     assert "more than can be listed" in table.stdout
     file = tmp_path / "report.json"
     file.write_text(done.stdout)
-    refused = privpart("epsilon", *run, "--mechanism-file", str(file))
+    refused = privpart("epsilon", *run, "--mechanism", f"file:{file}")
     assert "leaves out the mechanism's parameters" in refused.stderr
 
 
 def test_a_table_shows_what_was_fitted(privpart):
-    done = privpart("epsilon", *RUN, "--mechanism", "blt", "--decay", ".9", "--scale", ".25")
+    done = privpart("epsilon", *RUN, "--mechanism", "blt:decay=.9,scale=.25")
     assert "  parameters        decay 0.9; scale 0.25\n" in done.stdout
     fitted = privpart("epsilon", *RUN, "--mechanism", "blt")
     assert "parameters        decay 0." in fitted.stdout
@@ -103,7 +101,7 @@ def test_hostile_arrays_give_one_sentence(privpart, tmp_path):
     with (tmp_path / "huge.npy").open("wb") as file:
         os.truncate(file.name, 10**12)  # sparse
     for file in sorted(tmp_path.glob("*.npy")):
-        done = privpart("epsilon", *RUN, "--mechanism-file", str(file))
+        done = privpart("epsilon", *RUN, "--mechanism", f"file:{file}")
         assert (done.returncode, done.stdout) == (2, ""), file
         assert len(done.stderr.splitlines()) == 1, done.stderr
         assert done.stderr.startswith("privpart: "), done.stderr
@@ -136,7 +134,7 @@ def test_hostile_arrays_give_one_sentence(privpart, tmp_path):
 def test_hostile_json_gives_one_sentence(privpart, tmp_path, text):
     file = tmp_path / "mechanism.json"
     file.write_text(text)
-    done = privpart("epsilon", *RUN, "--mechanism-file", str(file))
+    done = privpart("epsilon", *RUN, "--mechanism", f"file:{file}")
     assert (done.returncode, done.stdout) == (2, "")
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
@@ -144,7 +142,7 @@ def test_hostile_json_gives_one_sentence(privpart, tmp_path, text):
 def test_a_mechanism_of_other_rounds_is_refused(privpart, tmp_path):
     file = tmp_path / "mechanism.json"
     file.write_text(json.dumps(Dense(np.eye(9)).to_dict()))
-    done = privpart("epsilon", *RUN, "--mechanism-file", str(file))
+    done = privpart("epsilon", *RUN, "--mechanism", f"file:{file}")
     assert "is for rounds=9; this run has rounds=64" in done.stderr
 
 
@@ -210,29 +208,28 @@ def test_a_log_beside_a_promise(privpart, tmp_path):
 @pytest.mark.parametrize(
     "mechanism",
     [
-        ["blt"],
-        ["blt", "--buffers", "2"],
-        ["toeplitz", "--fit", "--bands", "8", "--normalize-columns"],
-        ["banded-inverse", "--fit", "--bands", "4"],
+        "blt:buffers=2",
+        "toeplitz:fit,bands=8,normalize_columns",
+        "bandmf:bands=8",
+        "banded-inverse:fit,bands=4",
     ],
-    ids=" ".join,
 )
 def test_nothing_is_fitted_to_a_log(privpart, tmp_path, mechanism):
     """The encoder that ran was fixed before it, by a promise; one fitted to the log is cheaper."""
     log = tmp_path / "log.csv"
     log.write_text("client,round\nada,0\nada,20\nbob,63\n")
     run = ["epsilon", "--rounds", "64", "--noise-multiplier", "4", "--delta", "1e-6"]
-    run += ["--mechanism", *mechanism]
-    alone = privpart(*run, "--log", str(log))
+    of = ["--mechanism", mechanism]
+    alone = privpart(*run, *of, "--log", str(log))
     assert (alone.returncode, alone.stdout) == (2, "")
-    assert f"{mechanism[0]}: is fitted to a promise" in alone.stderr
-    promised = privpart(*run, "--max-participations", "4", "--min-separation", "16",
+    assert ": is fitted to a promise" in alone.stderr
+    promised = privpart(*run, *of, "--max-participations", "4", "--min-separation", "16",
                         "--format", "json")  # fmt: skip
     (tmp_path / "ran.json").write_text(promised.stdout)
     beside = ["--log", str(log), "--format", "json"]
-    kept = privpart(*run, "--max-participations", "4", "--min-separation", "16", *beside)
-    own = ["--mechanism-file", str(tmp_path / "ran.json")]
-    file = privpart(*run[: -len(mechanism) - 1], *own, *beside)
+    kept = privpart(*run, *of, "--max-participations", "4", "--min-separation", "16", *beside)
+    own = ["--mechanism", f"file:{tmp_path}/ran.json"]
+    file = privpart(*run, *own, *beside)
     costs = [json.loads(done.stdout)["realised"]["epsilon"] for done in (kept, file)]
     assert costs[0] == pytest.approx(costs[1], rel=1e-9)
 

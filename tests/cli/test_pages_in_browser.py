@@ -22,7 +22,6 @@ from matplotlib import colors
 from safetensors.torch import save_file
 
 from accounting import BinaryTree, Participation, PrivacyReport
-from accounting.mechanisms.by_name import MechanismChoice, MechanismName
 from attacks import observe
 from attacks.lower_bounds.bounds import Bound
 from attacks.networks import smooth_lenet
@@ -179,8 +178,7 @@ def _audit():
 
 def _budget():
     report = run_report_of("private").guarantee
-    choice = MechanismChoice(name=MechanismName("tree"))
-    figure = budget_figure(choice, RUN, report, target=5.0)
+    figure = budget_figure(BinaryTree(RUN.rounds), RUN, report, target=5.0)
     return budget_page(report, figure, 5.0)
 
 
@@ -189,7 +187,7 @@ def _front():
         {"mechanism": name, "front": i == 0, "state_vectors": i, "draws_per_round": 1.0,
          "rmse": 3.0 + i, "rmse_ratio": 1 + i / 3, "max_error": 5.0, "sensitivity_exact": True,
          "sensitivity_squared": 2.0, "noise_multiplier": 3.0}
-        for i, name in enumerate(("independent", "blt, 2 buffers", "tree"))
+        for i, name in enumerate(("independent", "blt:buffers=2", "tree"))
     ]  # fmt: skip
     return front_page(rows, LONG, front_figure(rows, title="t"), ())
 

@@ -379,11 +379,11 @@ def test_the_page_of_a_budget_has_the_figures_of_its_json(privpart, tmp_path):
 
 def test_the_page_of_mechanisms_has_every_row(privpart, tmp_path):
     file = tmp_path / "p.html"
-    plan = ["--rounds", "16", "--delta", "1e-6", "--max-participations", "1", "--only", "tree"]
+    plan = ["--rounds", "16", "--delta", "1e-6", "--max-participations", "1", "--mechanism", "tree"]
     done = privpart("mechanisms", *plan, "--html", str(file), "--format", "json")
     rows = json.loads(done.stdout)["rows"]
     text = page_text(file.read_text())
-    assert len(rows) == 3
+    assert rows
     assert all(row["mechanism"] in text for row in rows)
 
 

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,21 +10,17 @@ from accounting import (
     BallsInBins,
     BMinSep,
     EstimatedGuarantee,
+    Guarantee,
     PoissonSampling,
     Toeplitz,
     amplified,
-    dp_sgd,
     random_allocation,
 )
-from accounting.mechanisms.by_name import MechanismChoice, MechanismName
-from privpart.cli.budget.epsilon import epsilon
-from privpart.cli.budget.options import Limits
-from privpart.cli.budget.sampled import SamplingName
-from privpart.cli.options import Format, MethodName
 
 RUN = ["epsilon", "--delta", "1e-6", "--format", "json"]
-POISSON = ["--sampling", "poisson", "--expected-batch", "100", "--population", "1000"]
-BINS = ["--sampling", "balls-in-bins", "--bins", "8"]
+OF_1000 = ["--population", "1000"]
+POISSON = ["--sampling", "poisson:expected_batch=100", *OF_1000]
+BINS = ["--sampling", "balls-in-bins:bins=8"]
 ALONE = ["--mechanism", "independent"]
 
 
@@ -33,53 +28,57 @@ def test_dp_sgd_of_jax_privacy(privpart):
     run = [*RUN, *ALONE, "--rounds", "512", "--noise-multiplier", "3", *POISSON]
     report = json.loads(privpart(*run).stdout)
     assert report["epsilon"] == pytest.approx(3.7697, rel=1e-4)
-    assert (report["adjacency"], report["steps"]) == ("add-or-remove", 512)
-    assert {a["status"] for a in report["assumptions"]} == {"asserted"}
+    assert (report["adjacency"], report["sampling"]["steps"]) == ("add-or-remove", 512)
+    assert {"poisson-sampling", "hidden-sample"} <= {a["code"] for a in report["assumptions"]}
     assert privpart(*run, "--max-epsilon", "3.7").returncode == 3
     assert json.loads(privpart(*run, "--method", "rdp").stdout)["epsilon"] > 3.77
 
 
 def test_a_banded_mechanism_takes_its_groups_in_turn(privpart):
-    run = [*RUN, "--rounds", "30", "--noise-multiplier", "4", "--mechanism", "toeplitz",
-           "--bands", "3", *POISSON]  # fmt: skip
+    run = [*RUN, "--rounds", "30", "--noise-multiplier", "4", "--mechanism",
+           "toeplitz:bands=3", *POISSON]  # fmt: skip
     expected = amplified(
         Toeplitz.square_root(30, 3), noise_multiplier=4,
         sampling=PoissonSampling(100, 1000, groups=3),
     )  # fmt: skip
     report = json.loads(privpart(*run).stdout)
-    assert (report["epsilon"], report["groups"]) == (expected.epsilon(1e-6), 3)
-    assert "in 3 groups" in report["assumptions"][0]["text"]
+    assert (report["epsilon"], report["sampling"]["groups"]) == (expected.epsilon(1e-6), 3)
+    assert any("in 3 groups" in a["text"] for a in report["assumptions"])
 
 
 def test_balls_in_bins(privpart):
     run = [*RUN, *ALONE, "--rounds", "32", "--noise-multiplier", "4", *BINS]
     report = json.loads(privpart(*run).stdout)
     assert report["epsilon"] == AllocatedGuarantee(4.0, BallsInBins(8, 32)).epsilon(1e-6)
-    assert report["epsilon"] < report["epsilon_unsampled"]
-    assert "uniformly" in privpart(*run[:3], *run[5:]).stdout
+    assert report["epsilon"] < Guarantee(report["mu"]).epsilon(1e-6)
+    shown = privpart(*run[:3], *run[5:]).stdout
+    assert "uniformly" in shown
+    assert "not hidden" in shown
 
 
-SQUARE = ["--rounds", "16", "--noise-multiplier", "4", "--mechanism", "toeplitz", "--bands", "4"]
-DRAWS = ["--draws", "10000"]
+BANDED = ["--mechanism", "toeplitz:bands=4"]
+SQUARE = ["--rounds", "16", "--noise-multiplier", "4", *BANDED]
+DRAWN = ["--sampling", "balls-in-bins:bins=8,draws=10000"]
 
 
 def test_balls_in_bins_of_correlated_noise(privpart):
     report = json.loads(privpart(*RUN, *SQUARE, *BINS).stdout)
     mechanism = Toeplitz.square_root(16, 4)
     run = AllocatedGuarantee(4.0, BallsInBins(8, 16), mechanism)
-    assert report["epsilon"] == run.epsilon(1e-6) < report["epsilon_unsampled"]
-    assert "draws" not in report
-    drawn = json.loads(privpart(*RUN, *SQUARE, *BINS, *DRAWS, "--draw-seed", "0").stdout)
+    assert report["epsilon"] == run.epsilon(1e-6) < Guarantee(report["mu"]).epsilon(1e-6)
+    assert "draws" not in report["sampling"]
+    drawn = json.loads(privpart(*RUN, *SQUARE, *DRAWN, "--draw-seed", "0").stdout)
     estimate = EstimatedGuarantee(4.0, BallsInBins(8, 16), mechanism, 10_000, 0)
     assert drawn["epsilon"] == estimate.epsilon(1e-6)
-    assert (drawn["draws"], drawn["draw_seed"]) == (10_000, 0)
+    assert (drawn["sampling"]["draws"], drawn["sampling"]["draw_seed"]) == (10_000, 0)
 
 
 def test_the_seed_is_fresh_and_printed_so_that_a_figure_can_be_repeated(privpart):
-    run = [*RUN, *SQUARE, *BINS, *DRAWS]
+    run = [*RUN, *SQUARE, *DRAWN]
     first, other = (json.loads(privpart(*run).stdout) for _ in range(2))
-    assert first["draw_seed"] != other["draw_seed"]
-    again = json.loads(privpart(*run, "--draw-seed", str(first["draw_seed"])).stdout)
+    seed = first["sampling"]["draw_seed"]
+    assert seed != other["sampling"]["draw_seed"]
+    again = json.loads(privpart(*run, "--draw-seed", str(seed)).stdout)
     assert again == first
     shown = " ".join(privpart(*run[:3], *run[5:], "--draw-seed", "17").stdout.split())
     assert "17, the seed of the draws, is random" in shown
@@ -89,80 +88,66 @@ def test_the_seed_is_fresh_and_printed_so_that_a_figure_can_be_repeated(privpart
 
 def test_little_noise_is_not_taken_for_privacy(privpart):
     run = [*RUN[:1], "--format", "json", *ALONE, "--rounds", "1", "--noise-multiplier", "0.02",
-           "--delta", "1e-4", "--sampling", "b-min-sep", "--expected-batch", "1",
-           "--population", "1"]  # fmt: skip
-    report = json.loads(privpart(*run, "--draws", "200000").stdout)
+           "--delta", "1e-4", "--population", "1", "--sampling",
+           "b-min-sep:expected_batch=1,draws=200000"]  # fmt: skip
+    report = json.loads(privpart(*run).stdout)
     assert report["epsilon"] == pytest.approx(1434.986, abs=1e-3)
-    assert report["epsilon"] == pytest.approx(report["epsilon_unsampled"], rel=1e-8)
+    assert report["epsilon"] == pytest.approx(Guarantee(report["mu"]).epsilon(1e-4), rel=1e-8)
 
 
 def test_b_min_sep_says_in_one_line_how_likely_it_is_wrong(privpart):
-    run = [*RUN[:3], *SQUARE, "--sampling", "b-min-sep", *POISSON[2:], *DRAWS]
-    shown = privpart(*run, "--draw-seed", "3").stdout
+    apart = ["--sampling", "b-min-sep:expected_batch=100,draws=10000", *OF_1000]
+    run = [*RUN[:3], *SQUARE, "--draw-seed", "3"]
+    shown = privpart(*run, *apart).stdout
     line = next(line for line in shown.splitlines() if line.startswith("  epsilon  "))
-    assert "by Monte Carlo; too low for 1e-08 of all seeds at most, which is part of" in line
-    report = json.loads(privpart(*run, "--draw-seed", "3", "--format", "json").stdout)
-    sampler = BMinSep(100, 1000, 4)
+    assert "by Monte Carlo with 10000 draws of seed 3; too low for 1e-08 of all seeds" in line
+    report = json.loads(privpart(*run, *apart, "--format", "json").stdout)
+    sampler, sampling = BMinSep(100, 1000, 4), report["sampling"]
     expected = EstimatedGuarantee(4.0, sampler, Toeplitz.square_root(16, 4), 10_000, 3)
     assert report["epsilon"] == expected.epsilon(1e-6)
-    assert (report["min_separation"], report["probability"]) == (4, sampler.probability)
-    assert report["failure_probability"] == pytest.approx(1e-8)
-    wider = json.loads(privpart(*run, "--min-separation", "5", "--format", "json").stdout)
-    assert wider["min_separation"] == 5
-    assert privpart(*run, "--max-epsilon", "0.01").returncode == 3
+    assert (sampling["min_separation"], sampling["probability"]) == (4, sampler.probability)
+    assert sampling["failure_probability"] == pytest.approx(1e-8)
+    apart[1] += ",min_separation=5"
+    wider = json.loads(privpart(*run, *apart, "--format", "json").stdout)
+    assert wider["sampling"]["min_separation"] == 5
+    assert privpart(*run, *apart, "--max-epsilon", "0.01").returncode == 3
 
 
-APART = ["--sampling", "b-min-sep", *POISSON[2:]]
+APART = "b-min-sep:expected_batch=100"
 
 
 @pytest.mark.parametrize(
-    ("typed", "fault"),
+    ("sampling", "typed", "fault"),
     [
-        ([*APART, "--mechanism", "tree"], "tree: b-min-sep needs a square lower-triangular"),
-        ([*APART, *SQUARE[4:], "--min-separation", "3"], "has 4 bands"),
-        ([*APART, *SQUARE[4:], "--max-participations", "2"], "leave out --max-participations"),
-        (
-            [*APART, *SQUARE[4:], "--bins", "2"],
-            "--sampling b-min-sep: has no bins, and is estimated by draws; leave out --bins.",
-        ),
-        ([*APART[:2], *SQUARE[4:]], "needs --expected-batch and --population"),
-        ([*APART, *SQUARE[4:], "--draws", "10"], "must be at least 10000"),
-        ([*APART, "--mechanism", "toeplitz"], "at most population / min_separation"),
-        ([*POISSON, *ALONE, *DRAWS], "needs no draws; leave out --draws"),
-        ([*BINS, *ALONE, "--draw-seed", "0"], "without --draws: nothing is drawn; add --draws"),
-        ([*BINS, *SQUARE[4:], "--min-separation", "4"], "leave out --min-separation"),
-        (["--draws", "10000"], "add --sampling, or leave out --draws"),
-        (["--draw-seed", "1"], "add --sampling, or leave out --draw-seed"),
-        ([*APART, *SQUARE[4:], "--method", "pld"], "estimated by draws; leave out --method"),
-        ([*APART, *SQUARE[4:], "--fixed-order"], "leave out --fixed-order"),
-        ([*POISSON, "--mechanism", "tree"], "is not known to amplify tree"),
-        ([*POISSON, *ALONE, "--bins", "8"], "has no bins, and needs no draws; leave out --bins"),
-        ([*BINS, *ALONE, "--method", "exact"], "needs the bins alone; leave out --method"),
-        ([*POISSON, *ALONE, "--method", "exact"], "is 'pld' (default) or 'rdp'"),
-        ([*POISSON, *ALONE, "--max-participations", "1"], "leave out --max-participations"),
-        ([*POISSON[:4], *ALONE], "needs --expected-batch and --population"),
-        ([*BINS[:2], *ALONE], "bins is missing"),
-        ([*BINS[:2], *ALONE, "--bins", "1"], "--bins 1: must be at least 2"),
-        ([*POISSON[:2], *ALONE, "--expected-batch", "9", "--population", "3"], "expected-batch 9"),
-        (
-            ["--expected-batch", "9"],
-            "without --sampling: nobody is sampled; add --sampling, or leave out --expected-batch",
-        ),
-        (
-            ["--bins", "9"],
-            "without --sampling: nobody is sampled; add --sampling, or leave out --bins",
-        ),
-        (["--sampling", "shuffled"], "balls-in-bins"),
+        (APART, [*OF_1000, "--mechanism", "tree"], "needs a square lower-triangular"),
+        (f"{APART},min_separation=3", [*OF_1000, *BANDED], "has 4 bands"),
+        (f"{APART},bins=2", [*OF_1000, *BANDED], "no option 'bins'; b-min-sep takes draws, exp"),
+        ("b-min-sep", [*OF_1000, *BANDED], "expected_batch: is missing"),
+        (APART, BANDED, "population is missing"),
+        (f"{APART},draws=10", [*OF_1000, *BANDED], "must be at least 10000"),
+        (APART, [*OF_1000, "--mechanism", "toeplitz"], "at most population / min_separation"),
+        (APART, [*OF_1000, *BANDED, "--method", "pld"], "every other sampler one accountant"),
+        ("poisson:expected_batch=9,draws=10000", [*OF_1000, *ALONE], "no option 'draws'"),
+        ("poisson:expected_batch=9", [*OF_1000, "--mechanism", "tree"], "needs a square lower"),
+        ("poisson:expected_batch=9,bins=8", [*OF_1000, *ALONE], "no option 'bins'"),
+        ("poisson:expected_batch=9", [*OF_1000, *ALONE, "--method", "exact"], "has 'pld' (def"),
+        ("poisson:expected_batch=9", ["--population", "3", *ALONE], "expected_batch=9"),
+        ("poisson:expected_batch=x", [*OF_1000, *ALONE], "expected_batch=x: must be a number"),
+        ("balls-in-bins:bins=8", [*ALONE, "--draw-seed", "0"], "nothing is drawn; add draws"),
+        ("balls-in-bins:bins=8", [*ALONE, "--log", "log.csv"], "log.csv"),
+        ("balls-in-bins", ALONE, "bins: is missing"),
+        ("balls-in-bins:bins=1", ALONE, "bins=1: must be at least 2"),
+        ("shuffled", [], "must be one of poisson, balls-in-bins, b-min-sep"),
     ],
 )
-def test_other_combinations_are_refused(privpart, typed, fault):
-    done = privpart(*RUN, "--rounds", "32", "--noise-multiplier", "4", *typed)
+def test_other_combinations_are_refused(privpart, sampling, typed, fault):
+    run = ["--rounds", "32", "--noise-multiplier", "4", "--sampling", sampling]
+    done = privpart(*RUN, *run, *typed)
     assert (done.returncode, done.stdout) == (2, "")
     assert fault in " ".join(done.stderr.split())
 
 
 FOR_TARGET = ["calibrate", "--rounds", "16", "--delta", "1e-5", "--target-epsilon", "2"]
-BANDED = ["--mechanism", "toeplitz", "--bands", "4"]
 
 
 def test_calibrate_finds_the_noise_of_a_sampled_run(privpart):
@@ -196,7 +181,7 @@ def coarse(monkeypatch):
 )
 def test_calibrate_does_not_stop_at_the_edge_of_a_grid(privpart, target, says):
     line = ["calibrate", "--rounds", "8", "--delta", "1e-6", *ALONE]
-    line += ["--sampling", "balls-in-bins", "--bins", "8", "--target-epsilon"]
+    line += [*BINS, "--target-epsilon"]
     done = privpart(*line, target)
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
@@ -206,45 +191,12 @@ def test_calibrate_does_not_stop_at_the_edge_of_a_grid(privpart, target, says):
 
 
 def test_calibrate_estimates_once(privpart):
-    line = [*FOR_TARGET, *BANDED, "--sampling", "b-min-sep", "--expected-batch", "5",
-            "--population", "100", "--draws", "50000"]  # fmt: skip
+    line = [*FOR_TARGET, *BANDED, "--sampling", "b-min-sep:expected_batch=5,draws=50000",
+            "--population", "100"]  # fmt: skip
     found = json.loads(privpart(*line, "--format", "json").stdout)
     assert found["epsilon"] <= 2
-    assert found["failure_probability"] == pytest.approx(1e-7)
-    assert f"{found['draws']}" == "50000"
-    refused = privpart(*line, "--max-participations", "2")
-    assert refused.returncode == 2
-    assert "leave out --max-participations" in refused.stderr
-
-
-def test_values_are_what_the_command_got_not_the_text_in_its_context(capsys):
-    """Some versions of typer keep the text of a choice there, which is the name of none."""
-    context = SimpleNamespace(
-        params={"sampling": "poisson", "form": "json", "method": "rdp"},
-        get_parameter_source=lambda name: SimpleNamespace(name="COMMANDLINE"),
-    )
-    epsilon.__wrapped__(
-        context, rounds=16, noise_multiplier=4.0, delta=1e-5, sampling=SamplingName.POISSON,
-        expected_batch=9.0, population=90, method=MethodName.RDP, form=Format.JSON,
-        choice=MechanismChoice(name=MechanismName.INDEPENDENT), limits=Limits(None, None, False),
-    )  # fmt: skip
-    found = json.loads(capsys.readouterr().out)
-    expected = dp_sgd(
-        noise_multiplier=4.0, sampling=PoissonSampling(9, 90), steps=16, method="rdp"
-    )  # fmt: skip
-    assert (found["sampling"], found["epsilon"]) == ("poisson", expected.epsilon(1e-5))
-
-
-def test_a_restart_after_the_last_round_is_refused(privpart):
-    line = ["--rounds", "16", "--delta", "1e-5", "--max-participations", "1"]
-    for every, code in (("16", 2), ("15", 0)):
-        found = privpart(
-            "epsilon", *line, "--noise-multiplier", "4", "--restart-every", every
-        )  # fmt: skip
-        assert found.returncode == code
-    assert privpart(
-        "calibrate", *line, "--target-epsilon", "2", "--restart-every", "20"
-    ).returncode == 2  # fmt: skip
+    assert found["sampling"]["failure_probability"] == pytest.approx(1e-7)
+    assert found["sampling"]["draws"] == 50_000
 
 
 def test_a_plan_that_samples_is_accounted_for_or_refused_in_a_sentence(privpart, tmp_path):
@@ -263,7 +215,8 @@ def test_a_plan_that_samples_is_accounted_for_or_refused_in_a_sentence(privpart,
     assert found["adjacency"] == "add-or-remove"
     assert "not hidden" in privpart("epsilon", "--plan", plan).stdout
     for refused, said in (
-        (["epsilon", "--plan", plan, "--cross-check"], "leave out --cross-check"),
+        (["epsilon", "--plan", plan, "--method", "rdp"], "leave out --method"),
+        (["epsilon", "--plan", plan, "--plot", "x.png"], "leave out --plot"),
         (["mechanisms", "--plan", plan], "calibrate --sampling"),
         (["costs", "--schedule", "--plan", plan], "no table [schedule]"),
     ):

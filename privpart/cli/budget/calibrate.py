@@ -1,6 +1,5 @@
 """``privpart calibrate``: the least noise, or the most training, within a budget."""
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
 
@@ -8,33 +7,29 @@ import typer
 
 import accounting
 from accounting import (
+    Budget,
     ConfigError,
     Participation,
-    PrivacyReport,
     checks,
     least_separation,
     most_participations,
     most_rounds,
 )
-from accounting.cohorts import sampled_passes
-from accounting.guarantee import Method
-from accounting.mechanisms.by_name import MechanismChoice
+from accounting.mechanisms import MechanismChoice
 from accounting.report import up
 from privpart.cli import options
-from privpart.cli.budget.options import Limits, with_shared_options
-from privpart.cli.budget.progress import shown_fits
-from privpart.cli.budget.sampled import (
-    OF_ONE_ACCOUNTANT,
-    Bins,
-    DrawCount,
-    ExpectedBatch,
-    SamplerOptions,
+from privpart.cli.budget.options import (
+    FixedOrderOption,
+    Limits,
+    MaxParticipations,
+    MechanismOption,
+    MinSeparation,
     SamplingOption,
-    print_sampled,
-    typed_sampling,
+    refuse_beside,
+    typed_choice,
 )
-from privpart.cli.idle import typed, where
-from privpart.cli.options import Format, MethodName
+from privpart.cli.budget.promise import Promise, SampledRun, built
+from privpart.cli.options import Format, method_of
 from privpart.cli.output import print_report
 
 _CLOSE = 1e-4
@@ -50,17 +45,7 @@ class Unknown(StrEnum):
     MIN_SEPARATION = "min-separation"
 
 
-@dataclass(frozen=True, slots=True)
-class _Budget:
-    noise_multiplier: float
-    target_epsilon: float
-    delta: float
-    method: Method
-
-
-@with_shared_options
 def calibrate(
-    context: typer.Context,
     *,
     target_epsilon: Annotated[float, typer.Option(help="The budget, above 0.")],
     rounds: options.Rounds,
@@ -73,19 +58,16 @@ def calibrate(
         ),
     ] = Unknown.NOISE_MULTIPLIER,
     noise_multiplier: Annotated[
-        float | None,
-        typer.Option(help="The noise, when solving for something else."),
-        where("solve", "noise-multiplier", "finds this"),
+        float | None, typer.Option(help="The noise, when solving for something else.")
     ] = None,
-    choice: MechanismChoice,
-    limits: Limits,
+    mechanism: MechanismOption = None,
+    max_participations: MaxParticipations = None,
+    min_separation: MinSeparation = None,
+    fixed_order: FixedOrderOption = False,
     population: options.Population = None,
     allow_large_delta: options.AllowLargeDelta = False,
     sampling: SamplingOption = None,
-    expected_batch: ExpectedBatch = None,
-    bins: Bins = None,
-    draws: DrawCount = None,
-    method: Annotated[options.MethodOption, OF_ONE_ACCOUNTANT] = MethodName.EXACT,
+    method: options.MethodOption = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Find the least noise, or the most training, whose epsilon does not exceed a target.
@@ -96,47 +78,31 @@ def calibrate(
     Example: privpart calibrate --target-epsilon 2 --rounds 1000 --delta 1e-6 --max-participations 1
     """
     checks.accept_delta(delta, population, allow_large=allow_large_delta)
-    if sampling is not None:
-        given = SamplerOptions(
-            expected_batch=expected_batch,
-            population=population,
-            bins=bins,
-            min_separation=limits.min_separation,
-            draws=draws,
-            draw_seed=None,
-            method=method if "method" in typed(context) else None,
-        )
-        with shown_fits():
-            built = choice.build(sampled_passes(rounds, bins))
-        noise, run = typed_sampling(sampling, built, given).calibrated(target_epsilon, delta)
-        print_sampled(run, choice, noise, delta, form, population)
-        return
-    if solve is Unknown.NOISE_MULTIPLIER:
-        participation = limits.of(rounds)
-        with shown_fits():
-            built = choice.build(participation)
-        found = accounting.calibrate(
-            built, participation, target_epsilon=target_epsilon, delta=delta, method=method.value
-        )
-    else:
+    choice = typed_choice(mechanism, rounds)
+    limits = Limits(max_participations, min_separation, fixed_order)
+    if solve is not Unknown.NOISE_MULTIPLIER:
+        refuse_beside(f"--solve {solve}: is for a run that hides nobody", sampling=sampling)
+        refuse_beside(f"--solve {solve}: is for clients in any order", fixed_order=fixed_order)
         if noise_multiplier is None:
             raise ConfigError("noise_multiplier is missing: --solve needs to know the noise.")
-        found = noise_multiplier
-        budget = _Budget(found, target_epsilon, delta, method.value)
-        participation = _solve(solve, choice, rounds, limits, budget)
-        built = choice.build(participation)
-    stated = limits.stated or solve is Unknown.MAX_PARTICIPATIONS
-    report = PrivacyReport.of(
-        built,
-        participation,
-        noise_multiplier=found,
-        delta=delta,
-        method=method.value,
-        population=population,
-        participation_stated=stated,
-    )
+        budget = Budget(noise_multiplier, target_epsilon, delta, method_of(method))
+        promise = _most_training(solve, choice, rounds, limits, budget, population)
+    else:
+        refuse_beside(f"--solve {solve}: finds this", noise_multiplier=noise_multiplier)
+        target = {"target_epsilon": target_epsilon, "delta": delta}
+        if sampling is not None:
+            limits.refuse_beside("--sampling: decides who takes part, and how often")
+            run = SampledRun.typed(sampling, choice, rounds, population=population, method=method)
+            promise = run.calibrated(choice, population=population, **target)
+        else:
+            run_of = limits.of(rounds)
+            made = built(choice, run_of)
+            z = accounting.calibrate(made, run_of, **target, method=method_of(method))
+            promise = Promise(choice, made, run_of, z, delta, limits.stated, population)
+    report = promise.report(method)
     print_report(report, form)
-    if solve is Unknown.NOISE_MULTIPLIER and report.epsilon < target_epsilon * (1 - _CLOSE):
+    exact = solve is Unknown.NOISE_MULTIPLIER and promise.sampled is None
+    if exact and report.epsilon < target_epsilon * (1 - _CLOSE):
         typer.echo(
             f"privpart: warning: --method {method} jumps here: epsilon is {up(report.epsilon)} "
             f"with this noise and above {target_epsilon:g} with any less.",
@@ -144,60 +110,69 @@ def calibrate(
         )
 
 
-def _solve(
-    solve: Unknown, choice: MechanismChoice, rounds: int, limits: Limits, budget: _Budget
-) -> Participation:
-    """Return the participation that spends the budget, within the limits given."""
+def _most_training(
+    solve: Unknown,
+    choice: MechanismChoice,
+    rounds: int,
+    limits: Limits,
+    budget: Budget,
+    population: int | None,
+) -> Promise:
+    """Return the promise that spends the budget, within the limits given."""
     if choice.fitted:
         raise ConfigError(
             f"solve={solve}: {choice.name} is fitted to its participation, which is unknown here. "
             "Solve for the noise multiplier, or use another mechanism."
         )
-    if solve is Unknown.ROUNDS:
-        return _rounds(choice, rounds, limits, budget)
-    z, target = budget.noise_multiplier, budget.target_epsilon
-    mechanism = choice.build(Participation(rounds))
-    if solve is Unknown.MAX_PARTICIPATIONS:
-        b = 1 if limits.min_separation is None else limits.min_separation
-        most = most_participations(
-            mechanism,
-            noise_multiplier=z,
-            target_epsilon=target,
-            delta=budget.delta,
-            min_separation=b,
-            method=budget.method,
-        )
-        return Participation(rounds, most, b)
-    k = limits.max_participations
-    if k is None or k == 1:
-        raise ConfigError(
-            f"solve={solve}: is between two rounds of one client; say --max-participations of 2 "
-            "or more."
-        )
-    least = least_separation(
-        mechanism,
-        max_participations=k,
-        noise_multiplier=z,
-        target_epsilon=target,
-        delta=budget.delta,
-        method=budget.method,
-    )
-    return Participation(rounds, k, least)
+    run = _RULES[solve](choice, rounds, limits, budget)
+    stated = limits.stated or solve is Unknown.MAX_PARTICIPATIONS
+    mechanism = choice.build(run)
+    z, delta = budget.noise_multiplier, budget.delta
+    return Promise(choice, mechanism, run, z, delta, stated, population)
 
 
-def _rounds(choice: MechanismChoice, rounds: int, limits: Limits, budget: _Budget) -> Participation:
+def _rounds(choice: MechanismChoice, rounds: int, limits: Limits, budget: Budget) -> Participation:
     if choice.file is not None:
         raise ConfigError("solve=rounds: the mechanism in the file is for its own rounds.")
-    at_most = limits.of(rounds)
-    k, b = at_most.max_participations, at_most.min_separation
+    most = limits.of(rounds)
+    k, b = most.max_participations, most.min_separation
     n = most_rounds(
         lambda n: choice.build(Participation(n)),
-        noise_multiplier=budget.noise_multiplier,
-        target_epsilon=budget.target_epsilon,
-        delta=budget.delta,
+        budget,
         max_participations=k,
         min_separation=b,
         at_most=rounds,
-        method=budget.method,
     )
     return Participation(n, min(k, -(-n // b)), b)
+
+
+def _participations(
+    choice: MechanismChoice, rounds: int, limits: Limits, budget: Budget
+) -> Participation:
+    refuse_beside(
+        "--solve max-participations: finds this", max_participations=limits.max_participations
+    )
+    b = 1 if limits.min_separation is None else limits.min_separation
+    mechanism = choice.build(Participation(rounds))
+    return Participation(rounds, most_participations(mechanism, budget, min_separation=b), b)
+
+
+def _separation(
+    choice: MechanismChoice, rounds: int, limits: Limits, budget: Budget
+) -> Participation:
+    refuse_beside("--solve min-separation: finds this", min_separation=limits.min_separation)
+    k = limits.max_participations or 1
+    if k == 1:
+        raise ConfigError(
+            "--solve min-separation: is between two rounds of one client; say "
+            "--max-participations of 2 or more."
+        )
+    mechanism = choice.build(Participation(rounds))
+    return Participation(rounds, k, least_separation(mechanism, budget, max_participations=k))
+
+
+_RULES = {
+    Unknown.ROUNDS: _rounds,
+    Unknown.MAX_PARTICIPATIONS: _participations,
+    Unknown.MIN_SEPARATION: _separation,
+}

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from accounting import Participation, PrivacyReport
 from accounting import guarantee as guarantee_of
-from accounting.mechanisms import MechanismChoice
+from accounting.mechanisms import Mechanism
 from accounting.report import up
 from privpart.cli.pages import drawing
 
@@ -89,14 +89,14 @@ def draw_accuracy(
 
 
 def budget_figure(
-    choice: MechanismChoice,
+    mechanism: Mechanism,
     run: Participation,
     report: PrivacyReport,
     *,
     target: float | None = None,
 ) -> Figure:
     """Draw epsilon against noise around the run of ``report``, and the target if there is one."""
-    points = _curve(choice, run, report)
+    points = _curve(mechanism, run, report)
     here = report.noise_multiplier
     figure, axes = drawing.panel()
     xs, ys = zip(*points, strict=True)
@@ -123,9 +123,8 @@ def budget_figure(
 
 
 def _curve(
-    choice: MechanismChoice, run: Participation, report: PrivacyReport
+    mechanism: Mechanism, run: Participation, report: PrivacyReport
 ) -> list[tuple[float, float]]:
-    mechanism = choice.build(run)
     noises = [report.noise_multiplier * 10 ** (i / 12 - 1) for i in range(_POINTS)]
     spent = [guarantee_of(mechanism, run, noise_multiplier=z, method=report.method) for z in noises]
     return [(z, own.epsilon(report.delta)) for z, own in zip(noises, spent, strict=True)]
@@ -146,7 +145,7 @@ def front_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
     styles = drawing.Styles()
     for row in rows:
         at = row["state_vectors"], row["rmse"]
-        look = styles.of(row["mechanism"].partition(",")[0]) | {"linestyle": ""}
+        look = styles.of(row["mechanism"].replace(":", ",").partition(",")[0]) | {"linestyle": ""}
         if not row["front"]:
             look["markerfacecolor"] = "none"
         axes.plot(*at, **look)
