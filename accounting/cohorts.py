@@ -112,9 +112,9 @@ class SamplingChoice:
         Raises:
             ConfigError: an unknown sampler, or options that are missing, unknown or not numbers.
         """
-        name, options = typed.split(text)
+        name, options = typed.split_text(text)
         checks.choice("sampling", name, list(SAMPLERS))
-        return cls(name=name, **typed.read(cls, name, options, _OPTIONS[name]))  # type: ignore[arg-type]
+        return cls(name=name, **typed.typed_values(cls, name, options, _OPTIONS[name]))  # type: ignore[arg-type]
 
     def sampler(self, mechanism: Mechanism, population: int | None) -> Sampling:
         """Return the sampler of these members, for the rounds of the mechanism."""

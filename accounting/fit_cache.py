@@ -21,8 +21,8 @@ _FITS = 2
 _MOST_BYTES = 64_000_000
 
 
-def read(key: Mapping[str, Any]) -> Any:  # noqa: ANN401  any JSON
-    """Return what ``write`` stored under this key, or None; it may have been tampered with."""
+def read_cached(key: Mapping[str, Any]) -> Any:  # noqa: ANN401  any JSON
+    """Return what ``write_cached`` stored under this key, or None; somebody may have changed it."""
     path, key = _path(key)
     try:
         if not path.is_file() or path.stat().st_size > _MOST_BYTES:  # a pipe would never end
@@ -33,7 +33,7 @@ def read(key: Mapping[str, Any]) -> Any:  # noqa: ANN401  any JSON
         return None
 
 
-def write(key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
+def write_cached(key: Mapping[str, Any], value: Mapping[str, Any]) -> None:
     """Store a JSON value under a key of JSON values; do nothing where that is not possible."""
     path, key = _path(key)
     part = path.with_suffix(f".{os.getpid()}.part")

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 
-def split(text: str) -> tuple[str, dict[str, str]]:
+def split_text(text: str) -> tuple[str, dict[str, str]]:
     """Split a text into the name and its options; an option without a value has "".
 
-    >>> split("blt:decay=0.9,0.99,scale=0.2,0.1")
+    >>> split_text("blt:decay=0.9,0.99,scale=0.2,0.1")
     ('blt', {'decay': '0.9,0.99', 'scale': '0.2,0.1'})
     """
     name, _, listed = text.partition(":")
@@ -37,7 +37,7 @@ def split(text: str) -> tuple[str, dict[str, str]]:
     return name, options
 
 
-def read(
+def typed_values(
     table: "type[DataclassInstance]", name: str, options: Mapping[str, str], known: Collection[str]
 ) -> dict[str, Any]:
     """Return the values of options, as the fields of ``table`` are annotated.
@@ -78,8 +78,8 @@ def _value(option: str, hint: Any, text: str) -> Any:  # noqa: ANN401  any field
         raise ConfigError(f"{option}={text}: must be {wanted}.") from None
 
 
-def write(table: "DataclassInstance") -> str:
-    """Write a table as the text that ``split`` and ``read`` make it of; see ``MechanismChoice``."""
+def as_text(table: "DataclassInstance") -> str:
+    """Write a table as the text that ``split_text`` and ``typed_values`` read."""
     words = []
     for field in fields(table):
         value = getattr(table, field.name)

@@ -228,7 +228,7 @@ def test_help_shows_all_of_its_text(parser):
         for text in (command.help, *(parameter.help for parameter in command.params)):
             count += 1
             assert " ".join((text or "").split()) in shown, words
-    assert count > 250
+    assert count > 100
 
 
 def test_exit_codes_are_those_of_the_command_line():

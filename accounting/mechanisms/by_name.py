@@ -161,13 +161,13 @@ class MechanismChoice:
         """
         if text.partition(":")[0] == FromFile.name:  # a path may have commas
             return cls(name=MechanismName(FromFile.name), file=Path(text.partition(":")[2]))
-        name, options = typed.split(text)
+        name, options = typed.split_text(text)
         checks.choice("mechanism", name, list(_OFFERED))
-        values = typed.read(cls, name, options, _options(_OFFERED[name]))
+        values = typed.typed_values(cls, name, options, _options(_OFFERED[name]))
         return cls(name=MechanismName(name), **values)
 
     def __str__(self) -> str:
-        return f"{self.name}:{self.file}" if self.file is not None else typed.write(self)
+        return f"{self.name}:{self.file}" if self.file is not None else typed.as_text(self)
 
     @property
     def fitted(self) -> bool:
@@ -212,11 +212,11 @@ class MechanismChoice:
         key |= {"max_participations": participation.max_participations}
         key |= {"min_separation": participation.min_separation}
         with suppress(ConfigError):
-            stored = mechanism_from_dict(fit_cache.read(key))
+            stored = mechanism_from_dict(fit_cache.read_cached(key))
             if stored.rounds == participation.rounds:
                 return stored
         mechanism = self._made(participation, given)
-        fit_cache.write(key, mechanism.to_dict())
+        fit_cache.write_cached(key, mechanism.to_dict())
         return mechanism
 
     def _made(self, participation: Participation, given: Mapping[str, Any]) -> Mechanism:

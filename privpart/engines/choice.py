@@ -181,7 +181,7 @@ class Choice:
         if not self._pending:
             self.done = True
             figures = {str(m): s for m, s in self._seconds.items()}
-            fit_cache.write({"engine": self._key}, figures)
+            fit_cache.write_cached({"engine": self._key}, figures)
         return kept
 
     @property
@@ -223,7 +223,7 @@ class Choice:
     def _recall(self) -> None:
         """Take the figures of an earlier run, and check only the methods that it found fastest."""
         try:
-            stored = fit_cache.read({"engine": self._key})
+            stored = fit_cache.read_cached({"engine": self._key})
             held = {str(m): checks.nonnegative(str(m), s) for m, s in stored.items()}
         except (ConfigError, AttributeError):  # none, or a damaged one
             return

@@ -242,7 +242,7 @@ def test_a_method_is_taken_only_if_it_is_clearly_faster(monkeypatch):
     plain, last = str(Method()), str(Method(channels_last=True))
     for faster, wanted in ((0.97, Method()), (0.9, Method(channels_last=True))):
         times.update({plain: 1.0, last: faster})
-        monkeypatch.setattr(module, "read_figures", lambda *_: None)
+        monkeypatch.setattr(module.fit_cache, "read_cached", lambda *_: None)
         engine, task, _ = made("cnn")
         monkeypatch.setattr(
             module, "candidates", lambda *_, **__: [Method(), Method(channels_last=True)]

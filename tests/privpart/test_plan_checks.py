@@ -126,7 +126,7 @@ def test_the_plan_itself_is_fine():
         ("learning_rate = 0.1", f"learning_rate = 0.1\n{MOON}\n[select]\n{SELECT}", "client.objec"),
         ("delta = 1e-5", "delta = 1.5", "delta=1.5: must lie"),
         ("delta = 1e-5", f"delta = 1e-5\nreport_goal = {HUGE}", f"report_goal={HUGE}: must be at"),
-        ('name = "tree"', 'name = "tree", bands = 2', "bands=2: only for --mechanism toeplitz"),
+        ('name = "tree"', 'name = "tree", bands = 2', "bands: only for the mechanism toeplitz"),
         ("seed = 7", f"seed = 1{'0' * 5000}", "is no TOML: Exceeds the limit"),
         ("seed = 7", f"seed = {'[' * 5000}", "is no TOML: "),
     ],

@@ -163,7 +163,7 @@ LATER = [
         "plan has both",
     ),
     ('name = "blt"', 'name = "blt", decay = [0.9]', "decay and scale of a BLT belong together"),
-    ('name = "blt"', 'name = "blt", restart_every = 2', "only for --mechanism tree"),
+    ('name = "blt"', 'name = "blt", restart_every = 2', "only for the mechanism tree"),
     ("clip_norm = 0.3", "clip_norm = 0.0", "clip_norm=0"),
     ("rounds = 72", "rounds = 0", "rounds=0"),
     ("train = ", "groups = [['*']]\ntrain = ", "model.groups: need a table"),
