@@ -144,9 +144,9 @@ def test_canaries_of_a_replica_compare_the_noise_with_the_plans(observer):
 
 def test_a_bound_above_the_accountants_is_named_with_how_often_that_is_expected():
     promised = plan(Independent(1), Participation(1), z=1.0)
-    audits = [scored(promised, dim=40, count=40, seed=seed) for seed in range(60)]
+    audits = [scored(promised, dim=40, count=40, seed=seed) for seed in range(40)]
     above = [audit for audit in audits if "guesses" in [bound.method for bound in audit.above]]
-    assert 0 < len(above) < 12  # 60 trials at 5 %: outside in 5 % and once in 10^5
+    assert 0 < len(above) < 10  # 40 trials at 5 %: 0 in 13 % of seeds, 10 once in 10^4
     audit = above[0]
     often = "in at most 5 % of audits of a correct server"
     assert audit.verdict == "consistent"
@@ -159,26 +159,21 @@ def test_a_bound_above_the_accountants_is_named_with_how_often_that_is_expected(
     assert "none of 5 bounds at 95 % is above" in below.comparison()
 
 
-SEEN_BY_CANARIES = (
-    "doubled clip",
-    "client's clip trusted",
-    "clip per layer",
-    "sigma / 2",
-)
+SEEN_BY_CANARIES = ("doubled clip", "client's clip trusted", "clip per layer", "sigma / 2")
 """What 600 canaries of one run find; docs/lower-bounds.md says what they cannot."""
 
 
 @pytest.mark.parametrize("name", SEEN_BY_CANARIES)
-def test_canaries_find_large_faults(name):
-    assert scored(plan(), dim=1200, count=300, server=FAULTY[name]).verdict == "VIOLATION"
-
-
-def test_the_sentence_has_its_assumption_and_the_verdict_and_no_bound_that_is_known_to_be_wrong():
-    found = scored(plan(), dim=1200, count=300, server=FAULTY["doubled clip"])
+def test_canaries_find_large_faults_and_the_sentence_has_assumption_and_verdict(name):
+    found = scored(plan(), dim=1200, count=300, server=FAULTY[name])
+    assert found.verdict == "VIOLATION"
     assert re.fullmatch(
         r"epsilon at least [0-9.]+ \(guesses, 95 %; assumes GDP, independent canaries\); VIOLATION",
         found.measured(),
     )
+
+
+def test_no_bound_is_told_that_is_known_to_be_wrong():
     found = replayed(plan(), 2000, FAULTY["noise reused"])
     assert found.bounds == ()
     assert found.measured() == "nothing: the noise is not the mechanism's; VIOLATION"
@@ -253,17 +248,12 @@ def test_who_sees_the_last_model_only_sees_less():
     promised = plan(BinaryTree(8), Participation(8))
     everything, last = (scored(promised, dim=600, count=300, observer=o) for o in ("all", "last"))
     assert last.visible < everything.visible
-    present, absent = (
-        last.scored.scores[chosen] for chosen in (last.scored.present, ~last.scored.present)
-    )
+    scores, took_part = last.scored.scores, last.scored.present
+    present, absent = scores[took_part], scores[~took_part]
     assert present.mean() - absent.mean() == pytest.approx(last.scored.mu, abs=0.5)
     assert np.std(absent) == pytest.approx(1, abs=0.25)
-
-
-def test_null_canaries_prove_nothing():
-    found = scored(plan(), dim=600, count=300)
-    coins = np.random.default_rng(0).integers(2, size=300).astype(bool)
-    assert bounds.pooled_t(found.scored.scores, coins, delta=1e-5, confidence=0.999).epsilon == 0
+    coins = np.random.default_rng(0).integers(2, size=300).astype(bool)  # of nobody: prove nothing
+    assert bounds.pooled_t(scores, coins, delta=1e-5, confidence=0.999).epsilon == 0
 
 
 @pytest.mark.parametrize(
@@ -273,17 +263,6 @@ def test_null_canaries_prove_nothing():
 def test_replicas_that_are_impossible(promised, said):
     with pytest.raises(ConfigError, match=said):
         paired_replay(Replica(promised, 2_000_000, SGD), seed=0, delta=1e-5, confidence=0.95)
-
-
-def test_an_optimiser_that_cannot_be_undone_is_replaced_and_the_audit_says_so(
-    privpart, plans, tmp_path
-):
-    adam = tmp_path / "adam.toml"
-    adam.write_text(PLAN.replace("momentum = 0.5", 'kind = "adam"'))
-    told = privpart("audit", "epsilon", "--plan", str(adam), "--replay", "--out", str(tmp_path))
-    assert told.returncode == 0, told.stderr
-    assert "sgd in place of adam" in told.stdout
-    assert "consistent" in told.stdout
 
 
 @pytest.fixture(scope="module")
@@ -350,7 +329,7 @@ def test_a_run_that_was_closed_is_refused_in_a_sentence_that_is_true(privpart, t
     assert "was ended after 0 of 8 rounds" in told.stderr  # it cannot be resumed
 
 
-def test_a_replica_is_audited_without_touching_anything(privpart, plans, tmp_path):
+def test_a_replica_touches_nothing_and_says_what_it_replaced(privpart, plans, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (tmp_path / "precious").write_text("kept")
@@ -366,9 +345,12 @@ def test_a_replica_is_audited_without_touching_anything(privpart, plans, tmp_pat
     assert (tmp_path / "precious").read_text() == "kept"
     assert "(paired replay, 95 %; assumes Gaussian noise" in report["measured"]
     assert report["replays"][0]["signal"] > 1
-    assert report["measured"].startswith("epsilon at least ")
     assert (report["seed"], report["replica"]) == (1, True)
     assert sorted(path.name for path in out.iterdir()) == ["epsilon.png", "report.json"]
+    (tmp_path / "adam.toml").write_text(PLAN.replace("momentum = 0.5", 'kind = "adam"'))
+    adam = str(tmp_path / "adam.toml")
+    told = privpart("audit", "epsilon", "--plan", adam, "--replay", "--out", str(out))
+    assert (told.returncode, "sgd in place of adam" in told.stdout) == (0, True), told.stderr
 
 
 def test_a_violation_can_fail_a_job(privpart, plans, tmp_path, monkeypatch):
@@ -398,7 +380,8 @@ def test_a_violation_can_fail_a_job(privpart, plans, tmp_path, monkeypatch):
 
 def test_wrong_use_is_one_sentence(privpart, plans, tmp_path):
     run = tmp_path / "run"
-    privpart("train", "--plan", str(plans / "without.toml"), "--out", str(run), "--seed", "0")
+    with create_run(run, plan(), facts={"delta": 1e-5}):
+        pass
     simulated = ["--plan", str(plans / "without.toml"), "--simulate", "--out", str(tmp_path)]
     select = "examples/federated_select.toml"
     for line, said in (

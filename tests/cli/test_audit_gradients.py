@@ -55,8 +55,6 @@ def test_a_layer_that_mixes_examples_is_found(privpart, task):
     found = json.loads(done.stdout)
     assert (done.returncode, found["equal"], len(found["parameters"])) == (0, True, 4)
     assert all(row["error"] < 1e-6 for row in found["parameters"])
-    assert "4 of 4 parameters" in privpart("audit", "gradients", f"{task}:good").stdout
-
     done = privpart("audit", "gradients", f"{task}:mixing", "--format", "json")
     wrong = {row["parameter"]: row["error"] for row in json.loads(done.stdout)["parameters"]}
     assert done.returncode == 5
