@@ -5,13 +5,12 @@ Epsilon is never stated without delta, unit, adjacency and the assumptions under
 and never set by hand.
 """
 
-import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -30,7 +29,6 @@ NoiseOrigin = Literal["unstated", "os", "seeded"]
 ReportStatus = Literal["holds", "conditional", "does-not-hold", "not-private"]
 
 _FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
-_DERIVED = ("schema", "status", "warnings", "tuning_epsilon")
 _MOST_PARAMETERS = 20_000
 """Numbers of a mechanism that a report still lists."""
 
@@ -335,8 +333,15 @@ class PrivacyReport:
                 yield title, chosen
 
     def statement(self) -> str:
-        """Return the report in plain English, with every condition."""
-        return _write_statement(self)
+        """Return the report in plain English, with every condition and figures rounded up."""
+        parts = [_STATUS_SENTENCES[self.status], *claims(self)]
+        for title, assumptions in self.by_status():
+            lines = (f"- {a.text} ({a.code}); otherwise: {a.consequence}." for a in assumptions)
+            parts.append("\n".join((f"{title}:", *lines)))
+        parts.append("\n".join(("Covered:", *(f"- {text}." for text in self.covered))))
+        parts.append("\n".join(("Not covered:", *(f"- {text}." for text in self.not_covered))))
+        parts.append(_tuning(self))
+        return "\n\n".join([*parts, *(f"Warning: {text}" for text in self.warnings)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values with the schema's name, ready for JSON."""
@@ -344,52 +349,55 @@ class PrivacyReport:
         values |= {"warnings": self.warnings, "tuning_epsilon": self.tuning_epsilon}
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
-    def to_json(self) -> str:
-        """Return ``to_dict`` as JSON text."""
-        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+    @property
+    def schedule(self) -> str:
+        """The rounds, and how often a unit takes part in them."""
+        text = f"{self.rounds} rounds, {self.a_unit} in at most {self.max_participations}"
+        if self.fixed_order:
+            return f"{text}, passes of {self.min_separation} rounds in one order"
+        apart = f", {self.min_separation} or more apart" * (self.max_participations > 1)
+        return text + apart + " (assumed)" * (not self.participation_stated)
 
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "PrivacyReport":
-        """Return the report that ``to_dict`` wrote, and check that its values are consistent.
+    def figures(self) -> "dict[str, Figure]":
+        """Map the name of each figure to its text; every page and table shows some of them."""
+        second, bound = self.cross_check, "" if self.sensitivity_exact else ", an upper bound"
+        agrees = "agrees" if second.consistent else "CONTRADICTS"
+        one_over_mu = down(self.effective_noise_multiplier, 5)
+        known = up(self.guarantee.epsilon(self.delta), 5)
+        sampled, earlier = self.sampling is not None, bool(self.earlier_mu)
+        rows = [
+            (True, "epsilon", up(self.epsilon, 5), self.formula),
+            (True, "delta", up(self.delta, 6), ""),
+            (sampled, "not hidden", f"epsilon {known}, if it is known who takes part", ""),
+            (True, "unit", f"{self.unit}, {self.adjacency} adjacency", ""),
+            (True, "covers", "every model that the rounds release", ""),
+            (True, "mechanism", f"{self.mechanism}, {self.schedule}", ""),
+            (True, "noise multiplier", up(self.noise_multiplier, 6), ""),
+            (
+                True,
+                "sensitivity^2",
+                up(self.sensitivity_squared, 5),
+                f"{self.sensitivity_rule}{bound}",
+            ),
+            (True, "mu", up(self.mu, 5), f"effective noise multiplier 1/mu = {one_over_mu}"),
+            (earlier, "earlier runs", f"mu {up(self.earlier_mu, 5)}, which is included", ""),
+            (True, "rho", up(self.rho, 5), ""),
+            (True, "advantage", f"at most {up(self.advantage, 3)} for any membership test", ""),
+            (True, "cross-check", f"{agrees}: {second.method} says {up(second.epsilon, 5)}", ""),
+        ]
+        return {name: Figure(value, note) for shown, name, value, note in rows if shown}
 
-        Raises:
-            ConfigError: another schema, missing or unknown fields, figures out of range, or a
-                status that does not follow from the other fields.
-        """
-        if (schema := values.get("schema")) != _SCHEMA:
-            raise ConfigError(f"schema={schema!r}: must be {_SCHEMA}.")
-        plain = {k: v for k, v in values.items() if k not in _DERIVED}
-        if wrong := plain.keys() ^ {f.name for f in fields(cls)}:
-            raise ConfigError(f"missing or unknown fields: {', '.join(sorted(wrong))}.")
-        try:
-            plain["assumptions"] = tuple(Assumption(**a) for a in plain["assumptions"])
-            plain["tpr_at_fpr"] = tuple((fpr, tpr) for fpr, tpr in plain["tpr_at_fpr"])
-            plain["covered"] = tuple(plain["covered"])
-            plain["not_covered"] = tuple(plain["not_covered"])
-            plain["cross_check"] = CrossCheck(**plain["cross_check"])
-            if plain["realised"] is not None:
-                realised = plain["realised"]
-                deviations = tuple(realised["deviations"])
-                plain["realised"] = Realised(**realised | {"deviations": deviations})
-        except (TypeError, ValueError, KeyError) as error:
-            raise ConfigError(f"not a report: {error}") from None
-        report = cls(**plain)
-        if values.get("status") != report.status:
-            raise ConfigError(
-                f"status={values.get('status')!r}: the other fields imply {report.status}."
-            )
-        return report
 
-    @classmethod
-    def from_json(cls, text: str) -> "PrivacyReport":
-        """Return the report that ``to_json`` wrote; errors as for ``from_dict``."""
-        try:
-            values = checks.parsed_json(text)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise ConfigError("not a report: must be a JSON object.")
-        return cls.from_dict(values)
+class Figure(NamedTuple):
+    """A figure of a report, rounded up, and a note on how it came about; "" if there is none."""
+
+    value: str
+    note: str
+
+    @property
+    def text(self) -> str:
+        """Both."""
+        return f"{self.value}   ({self.note})" if self.note else self.value
 
 
 @lru_cache(maxsize=1)
@@ -465,24 +473,28 @@ def _amplified_by(sampled: SampledClaim) -> str:
     )
 
 
+_Condition = tuple[str, str, str]
+"""Code, text and consequence of an assumption that nobody checked yet."""
+
+
 def _assumptions(
     mechanism: Mechanism, participation: Participation, unit: str
 ) -> tuple[Assumption, ...]:
     """Return the assumptions of a run without amplification, all still unchecked."""
-    prefix = (_PREFIX_ONLY,) if mechanism.prefix_only else ()
-    common = (*_common_assumptions(participation, unit), *prefix)
-    if unit != "example":
-        return common
-    whose = ", and in each step the network gets the rows of the examples dealt for it, each once"
-    reworded = (
-        replace(
-            a,
-            text=_TEXTS_OF_EXAMPLES.get(a.code, a.text + whose * (a.code == "participation")),
-            consequence=a.consequence.replace("cohort", "batch"),
-        )
-        for a in common
-    )
-    return (*reworded, *_ASSUMPTIONS_OF_EXAMPLES)
+    conditions = _common_assumptions(participation, unit)
+    if mechanism.prefix_only:
+        conditions = (*conditions, _PREFIX_ONLY)
+    if unit == "example":
+        conditions = (*map(_of_examples, conditions), *_ASSUMPTIONS_OF_EXAMPLES)
+    return tuple(Assumption(code, text, "asserted", then) for code, text, then in conditions)
+
+
+def _of_examples(condition: _Condition) -> _Condition:
+    code, text, consequence = condition
+    if code == "participation":
+        text += ", and in each step the network gets the rows of the examples dealt for it, each"
+        text += " once"
+    return code, _TEXTS_OF_EXAMPLES.get(code, text), consequence.replace("cohort", "batch")
 
 
 def large_delta(delta: float, population: int | None, unit: str) -> tuple[Assumption, ...]:
@@ -503,15 +515,12 @@ def large_delta(delta: float, population: int | None, unit: str) -> tuple[Assump
     )
 
 
-_PREFIX_ONLY = Assumption(
+_PREFIX_ONLY = (
     "release",
     "only the noised prefix sums leave the server, and what follows from them, such as the models: "
     "no tree node, no virtual round, no state of the noise",
-    "asserted",
     'the sensitivity is that of release="nodes"',
 )
-
-
 _EXAMPLE_WORDS: dict[str, Any] = {
     "trust_model": "central: whoever trains sees every example; others see the parameters after "
     "each step",
@@ -528,71 +537,58 @@ _TEXTS_OF_EXAMPLES = {
     "clip norm",
 }
 _ASSUMPTIONS_OF_EXAMPLES = (
-    Assumption(
+    (
         "gradients",
         "the gradient that is clipped as one example's depends on no other example: neither "
         "network nor loss mixes the examples of a batch, or takes data or labels from elsewhere",
-        "asserted",
         "clipping bounds nothing; privpart audit gradients compares them with one by one",
     ),
-    Assumption(
+    (
         "loop",
         "the training loop releases nothing but the parameters after a step, and takes nothing "
         "from the examples but gradients",
-        "asserted",
         "what it releases or takes besides is not covered by this epsilon",
     ),
-    Assumption(
+    (
         "data",
         "the data set gives the same example under the same number in every pass, another one "
         "under every other number, and no row of a batch depends on two of them",
-        "asserted",
         "an example takes part more often, or nearer together, than stated",
     ),
 )
 
 
-def _common_assumptions(participation: Participation, unit: str) -> tuple[Assumption, ...]:
+def _common_assumptions(participation: Participation, unit: str) -> tuple[_Condition, ...]:
     k, b = participation.max_participations, participation.min_separation
     times = "one round" if k == 1 else f"{k} rounds, each {b} or more after the one before"
     if participation.fixed_order:
         times = f"{k} rounds, one in each of {k} passes of {b} rounds in one fixed order"
     return (
-        Assumption(
+        (
             "participation",
             f"each {unit} takes part in at most {times}",
-            "asserted",
             "the sensitivity, and so epsilon, is larger than stated",
         ),
-        Assumption(
+        (
             "clipping",
             "every update is clipped to clip_norm over all trained parameters jointly",
-            "asserted",
             "no guarantee",
         ),
-        Assumption(
+        (
             "divisor",
             "the noised sum is divided by a public constant, never by the realised cohort",
-            "asserted",
             f"the size of the cohort leaks, and one {unit} weighs more than accounted",
         ),
-        Assumption(
-            "noise",
-            "the noise is secret, fresh, and from the mechanism named here",
-            "asserted",
-            "no guarantee",
-        ),
-        Assumption(
+        ("noise", "the noise is secret, fresh, and from the mechanism named here", "no guarantee"),
+        (
             "choices",
             "what trains, when, and with which hyperparameters was chosen without private data",
-            "asserted",
             "the choice is an additional release that this epsilon does not cover",
         ),
-        Assumption(
+        (
             "floating-point",
             "updates, sums and noise are integers on a public grid, and the noise is a Gaussian "
             "that was rounded exactly, as on this package's server",
-            "asserted",
             f"low-order bits tell whether a {unit} took part, whatever epsilon says: attacks on "
             "floating-point noise are known (Mironov 2012)",
         ),
@@ -618,19 +614,6 @@ _NEIGHBOURS = {
     "replace-one": "with one {unit}'s updates and with another's in their place",
     "add-or-remove": "with one {unit}'s updates and with zeros in their place",
 }
-
-
-def _write_statement(report: PrivacyReport) -> str:
-    """Return paragraphs separated by blank lines, with figures rounded up."""
-    parts = [_STATUS_SENTENCES[report.status], *claims(report)]
-    for title, assumptions in report.by_status():
-        lines = (f"- {a.text} ({a.code}); otherwise: {a.consequence}." for a in assumptions)
-        parts.append("\n".join((f"{title}:", *lines)))
-    parts.append("\n".join(("Covered:", *(f"- {text}." for text in report.covered))))
-    parts.append("\n".join(("Not covered:", *(f"- {text}." for text in report.not_covered))))
-    parts.append(_tuning(report))
-    parts += [f"Warning: {text}" for text in report.warnings]
-    return "\n\n".join(parts)
 
 
 def claims(report: PrivacyReport) -> tuple[str, str, str]:

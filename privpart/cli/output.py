@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from accounting import Assumption, PrivacyReport
-from accounting.report import down, up
+from accounting.report import up
 from privpart.cli.options import Format
 
 if TYPE_CHECKING:  # imported where used: it takes a tenth of a command's time
@@ -112,38 +112,14 @@ def report_row(report: PrivacyReport) -> dict[str, Any]:
 
 
 def _as_text(report: PrivacyReport, beside: Sequence[tuple[str, str]]) -> str:
-    known = "" if report.sensitivity_exact else ", an upper bound"
-    rounds = f"{report.rounds} rounds, a {report.unit} in at most {report.max_participations}"
-    if report.fixed_order:
-        rounds += f", passes of {report.min_separation} rounds in one order"
-    elif report.max_participations > 1:
-        rounds += f", {report.min_separation} or more apart"
-    if not report.participation_stated:
-        rounds += " (assumed)"
-    one_over_mu = down(report.effective_noise_multiplier, 5)
-    sampled = report.sampling is not None
-    unsampled = up(report.guarantee.epsilon(report.delta), 5)
-    lines = [
-        ("epsilon", f"{up(report.epsilon, 5)}   ({report.formula})"),
-        ("delta", up(report.delta, 6)),
-        *([("not hidden", f"epsilon {unsampled}, if it is known who takes part")] * sampled),
-        ("unit", f"{report.unit}, {report.adjacency} adjacency"),
-        ("covers", "every model that the rounds release"),
-        ("mechanism", f"{report.mechanism}, {rounds}"),
-        *_parameters(report.mechanism_parameters),
-        ("noise multiplier", up(report.noise_multiplier, 6)),
-        (
-            "sensitivity^2",
-            f"{up(report.sensitivity_squared, 5)}   ({report.sensitivity_rule}{known})",
-        ),
-        *beside,
-        ("mu", f"{up(report.mu, 5)}   (effective noise multiplier 1/mu = {one_over_mu})"),
-        ("rho", up(report.rho, 5)),
-        ("advantage", f"at most {up(report.advantage, 3)} for any membership test"),
-        ("cross-check", _cross_check(report)),
-        *_realised(report),
-    ]
-    text = [f"  {name:<17} {value}" for name, value in lines]
+    lines: list[tuple[str, str]] = []
+    for name, figure in report.figures().items():
+        lines.append((name, figure.text))
+        if name == "mechanism":
+            lines += _parameters(report.mechanism_parameters)
+        elif name == "sensitivity^2":
+            lines += beside
+    text = [f"  {name:<17} {value}" for name, value in (*lines, *_realised(report))]
     text += ["", "  It holds if"]
     text += fill_lines(map(condition, report.assumptions))
     return "\n".join(text)
@@ -162,12 +138,6 @@ def fill_lines(sentences: Iterable[str]) -> list[str]:
         fill(sentence, width, initial_indent="  - ", subsequent_indent="    ")
         for sentence in sentences
     ]
-
-
-def _cross_check(report: PrivacyReport) -> str:
-    second = report.cross_check
-    verdict = "agrees" if second.consistent else "CONTRADICTS"
-    return f"{verdict}: {second.method} says {up(second.epsilon, 5)}"
 
 
 def _parameters(parameters: Mapping[str, Any] | None) -> list[tuple[str, str]]:

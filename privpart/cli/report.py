@@ -210,7 +210,7 @@ def print_run(result: "RunReport", form: Format) -> None:
 
 
 def _as_text(result: "RunReport") -> str:
-    text = [f"  {name:<12} {value}" for name, value in result.summary()]
+    text = [f"  {name:<17} {value}" for name, value in result.summary()]
     if result.wrong:
         text += ["", "  Wrong", *(_item(f"{check.what}: {check.says}") for check in result.wrong)]
     if result.select is not None:

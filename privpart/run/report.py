@@ -36,6 +36,11 @@ _VERDICTS = {
     "does-not-hold": "DOES NOT HOLD",
     "not-private": "NOT PRIVATE: the noise can be recomputed from a seed",
 }
+_FIGURES = (
+    "epsilon", "not hidden", "delta", "unit", "mechanism", "noise multiplier", "mu",
+    "earlier runs", "cross-check",
+)  # fmt: skip
+"""What the table of a run shows of a guarantee's figures."""
 AUTHENTICATED, UNAUTHENTICATED = "authenticated nodes", "asserted"
 """Values of the fact "identity" of a run whose clients are on nodes."""
 _Words = tuple[AssumptionStatus, str]
@@ -150,37 +155,39 @@ class RunReport:
         verdict = _VERDICTS[g.status]
         if checks.is_large_delta(g.delta, g.population):
             verdict += "; delta is too large"
-        return [
-            ("verdict", verdict),
-            ("epsilon", f"{up(g.epsilon, 5)}   (this run{f'; {g.formula}' if g.sampling else ''})"),
-            ("delta", f"{g.delta:g}"),
-            ("unit", f"{g.unit}, {g.adjacency} adjacency"),
-            ("mechanism", f"{g.mechanism}, noise multiplier {up(g.noise_multiplier, 6)}"),
-            (
-                "planned",
-                f"{self.planned_rounds} rounds, {g.a_unit} in at most {g.max_participations}",
-            ),
-            ("ledger", self._progress()),
-            ("mu", f"{up(g.mu, 5)}" + (" (an earlier run included)" if g.earlier_mu else "")),
-            *([] if self.all_runs is None else [("all runs", self.all_runs.says)]),
-            ("cross-check", f"{g.cross_check.method} says {up(g.cross_check.epsilon, 5)}"),
+        figures = {name: figure.text for name, figure in g.figures().items()}
+        figures["epsilon"] = (
+            f"{up(g.epsilon, 5)}   (this run{f'; {g.formula}' if g.sampling else ''})"
+        )
+        after = {
+            "mechanism": [("ledger", self.progress())],
+            "mu": [] if self.all_runs is None else [("all runs", self.all_runs.says)],
+        }
+        lines = [("verdict", verdict)]
+        for name in filter(figures.get, _FIGURES):
+            lines += [(name, figures[name]), *after.get(name, ())]
+        lines += [
             ("run, plan", f"{self.run_id}, {self.plan[:12]}"),
             ("signed by", self.public_key),
             ("head", f"{self.head} after {self.rounds} rounds"),
-            *([] if self.measured is None else [("measured", self.measured)]),
         ]
+        return lines if self.measured is None else [*lines, ("measured", self.measured)]
 
-    def _progress(self) -> str:
+    def progress(self) -> str:
+        """Return how far the run is, and the most that one took part."""
         state = "complete" if self.complete else f"{self.planned_rounds - self.rounds} to go"
         if self.closed:
             state = f"closed after {self.rounds} of {self.planned_rounds} rounds"
-        worst = f"no {self.guarantee.unit} took part yet"
+        return f"{self.rounds} rounds ({state}), {self.worst()}"
+
+    def worst(self) -> str:
+        """Return the most that one unit took part, as far as that may be told."""
         if self.guarantee.sampling is not None:
-            worst = "who took part is secret"
-        if (real := self.realised) is not None:
-            worst = f"{self.guarantee.a_unit} in at most {real.max_participations}"
-            worst += f", {real.min_separation} or more apart" * (real.max_participations > 1)
-        return f"{self.rounds} rounds ({state}), {worst}"
+            return "who took part is secret"
+        if (log := self.realised) is None:
+            return f"no {self.guarantee.unit} took part yet"
+        apart = f", {log.min_separation} or more apart" * (log.max_participations > 1)
+        return f"{self.guarantee.a_unit} in at most {log.max_participations}{apart}"
 
 
 def run_report(

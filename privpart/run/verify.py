@@ -147,15 +147,12 @@ def _derived_again(path: Path, evidence: Evidence) -> Iterator[Check]:
 
 
 def _participation(evidence: Evidence, report: RunReport) -> Check:
-    what, worst = "participation", report.realised
+    what = "participation"
     if report.deviations:
         return Check(what, "wrong", "; ".join(report.deviations))
-    reason = f"no {report.guarantee.unit} took part yet"
+    reason = report.worst()
     if report.guarantee.sampling is not None:
-        reason = "who took part is secret; the limits that follow from the sampling were kept"
-    if worst is not None:
-        reason = f"{report.guarantee.a_unit} in at most {worst.max_participations} rounds"
-        reason += f", {worst.min_separation} or more apart" * (worst.max_participations > 1)
+        reason += "; the limits that follow from the sampling were kept"
     if (identity := evidence.facts.get("identity")) not in (None, AUTHENTICATED):
         by = f"by names that nodes without authentication gave ({str(identity)[:40]})"
         return Check(what, "asserted", f"{reason}, {by}")

@@ -61,23 +61,9 @@ def test_flat_fields_of_the_command_line():
     assert set(FLAT) <= set(values)
     assert values["schema"] == "privpart/epsilon/1"
     assert (values["unit"], values["adjacency"]) == ("client", "zero-out")
+    assert json.loads(json.dumps(values, allow_nan=False))["status"] == REPORT.status
     codes = {a["code"] for a in values["assumptions"]}
     assert codes >= {"participation", "clipping", "divisor", "noise", "choices"}
-
-
-@pytest.mark.parametrize(
-    "report",
-    [
-        REPORT,
-        make(),
-        make(method="rdp", unit="example", noise_source="seeded", population=None),
-        make().with_status("clipping", "violated", "a test says so"),
-    ],
-)
-def test_json_round_trip(report):
-    assert PrivacyReport.from_json(report.to_json()) == report
-    assert PrivacyReport.from_dict(report.to_dict()) == report
-    assert json.loads(report.to_json())["status"] == report.status
 
 
 @pytest.mark.parametrize(
@@ -92,9 +78,8 @@ def test_json_round_trip(report):
         ("mu", math.inf),
         ("rho", 0.1),
         ("advantage", 0.1),
-        ("tpr_at_fpr", [[0.1, 0.2]]),
-        ("tpr_at_fpr", [[math.nan, 1.0]]),
-        ("tpr_at_fpr", [0.1]),
+        ("tpr_at_fpr", ((0.1, 0.2),)),
+        ("tpr_at_fpr", ((math.nan, 1.0),)),
         ("sensitivity_squared", 12.0),
         ("noise_multiplier", 4.0),
         ("effective_noise_multiplier", math.nan),
@@ -107,33 +92,13 @@ def test_json_round_trip(report):
         ("unit", "sample"),
         ("adjacency", "add-or-remove"),
         ("noise_source", "dice"),
-        ("not_covered", []),
-        ("status", "holds"),
-        ("status", None),
-        ("schema", "privpart/epsilon/2"),
-        ("surprise", 1),
-        ("assumptions", [{"code": "x"}]),
-        ("assumptions", 3),
-        ("cross_check", {"method": "pld", "epsilon": math.nan, "agree_to": 0, "consistent": True}),
+        ("not_covered", ()),
+        ("assumptions", REPORT.assumptions[1:]),
     ],
 )
 def test_a_changed_report_is_refused(field, value):
     with pytest.raises(ConfigError):
-        PrivacyReport.from_dict(REPORT.to_dict() | {field: value})
-
-
-@pytest.mark.parametrize("field", sorted(set(REPORT.to_dict()) - {"warnings", "tuning_epsilon"}))
-def test_a_field_that_is_missing_is_an_error(field):
-    values = REPORT.to_dict()
-    del values[field]
-    with pytest.raises(ConfigError):
-        PrivacyReport.from_dict(values)
-
-
-@pytest.mark.parametrize("text", ["", "[]", "3", "{}", "{", None])
-def test_other_text_is_an_error(text):
-    with pytest.raises(ConfigError):
-        PrivacyReport.from_json(text)
+        replace(REPORT, **{field: value})
 
 
 def test_verdict_is_conditional_until_everything_is_checked():
@@ -157,7 +122,7 @@ def test_nothing_holds_without_evidence_or_with_an_assumption_left_out():
     with pytest.raises(ConfigError, match="evidence is empty: say why clipping is verified"):
         REPORT.with_status("clipping", "verified", "")
     with pytest.raises(ConfigError, match="assumptions lack choices"):
-        PrivacyReport.from_dict(REPORT.to_dict() | {"assumptions": [], "status": "holds"})
+        replace(REPORT, assumptions=[a for a in REPORT.assumptions if a.code != "choices"])
 
 
 def test_verdict_of_a_violation_and_of_a_contradiction():
@@ -223,16 +188,13 @@ def test_delta_is_judged_against_the_population(delta, population, says, status)
 def test_json_that_two_readers_would_read_differently(text, fault):
     with pytest.raises(ValueError, match=fault):
         checks.parsed_json(text)
-    with pytest.raises(ConfigError, match=f"not JSON: {fault}"):
-        PrivacyReport.from_json(text)
     assert checks.parsed_json('{"a": {"a": 1}, "b": [{"a": 1}, {"a": 1}]}')["a"] == {"a": 1}
 
 
 def test_a_report_of_a_large_delta_lists_it():
-    values = make(delta=0.5, population=60).to_dict()
-    values["assumptions"] = [a for a in values["assumptions"] if a["code"] != "delta"]
+    report = make(delta=0.5, population=60)
     with pytest.raises(ConfigError, match="assumptions lack delta"):
-        PrivacyReport.from_dict(values)
+        replace(report, assumptions=[a for a in report.assumptions if a.code != "delta"])
 
 
 def test_large_epsilon_is_warned_of():
@@ -323,6 +285,5 @@ def test_an_earlier_run_is_included():
     alone, both = make(), make(earlier=before)
     assert both.mu == pytest.approx(math.hypot(alone.mu, 2.0))
     assert both.epsilon > alone.epsilon
-    assert PrivacyReport.from_json(both.to_json()) == both
     with pytest.raises(ConfigError, match="mu="):
         replace(alone, earlier_mu=2.0)

@@ -358,7 +358,7 @@ def test_a_starter_trains_as_it_is(tmp_path, privpart):
         [sys.executable, "-c", COMMANDS, *commands], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert "verdict      CONDITIONAL" in done.stdout
+    assert "verdict           CONDITIONAL" in done.stdout
     assert "trained " in done.stdout
     assert privpart("init", str(tmp_path / "x")).returncode == 2
 

@@ -183,15 +183,14 @@ def test_every_assumption_has_its_layer():
     found = set()
     for path in sources:
         found |= set(re.findall(r'Assumption\(\s*"([a-z-]+)"', path.read_text()))
+        found |= set(re.findall(r'\(\s*"([a-z-]+)",\s*f?"[^"]* [^"]*"', path.read_text()))
     assert len(found) > 9
     assert found <= LAYERS.keys()
 
 
 def hostile_page(report: PrivacyReport) -> page.Page:
     bad = Assumption(HOSTILE, HOSTILE, "verified", HOSTILE, evidence=HOSTILE)
-    told = assumptions_section(
-        PrivacyReport.from_dict(report.to_dict()), below=(page.Points((HOSTILE,), HOSTILE),)
-    )
+    told = assumptions_section(report, below=(page.Points((HOSTILE,), HOSTILE),))
     figure, axes = drawing.panel()
     styles = drawing.Styles()
     drawing.categories(axes, [HOSTILE], {HOSTILE: ([1.0], [None]), "b": ([1.0], [None])}, styles)

@@ -121,7 +121,7 @@ def test_a_private_run_says_what_holds_and_the_figures_are_those_of_the_json(pag
     text, report = page_text(html), json.loads(done.stdout)
     told = report["guarantee"]
     assert text.index("The guarantee is conditional") < text.index("At a glance")
-    assert f"epsilon, at most{up(told['epsilon'], 5)}" in text
+    assert f"epsilon{up(told['epsilon'], 5)}" in text
     assert "1e-06" in text
     for assumption in told["assumptions"]:
         assert assumption["text"] in text

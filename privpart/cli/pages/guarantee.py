@@ -12,7 +12,7 @@ import math
 from matplotlib.figure import Figure
 
 from accounting import gaussian
-from accounting.report import Assumption, PrivacyReport, claims, down, up
+from accounting.report import Assumption, PrivacyReport, claims, up
 from privpart.cli.pages import drawing
 from privpart.cli.pages.page import (
     Badged,
@@ -60,29 +60,16 @@ LAYERS = {
     "loop": BOTTOM,
 }
 """Layer of each assumption by its code; another code is of the middle."""
+_FIRST = ("epsilon", "delta", "unit", "mechanism", "mu", "advantage")
+"""Figures that a reader looks for first."""
 _CURVE = 240
 _CHANCE = "guessing"
 
 
 def key_figures(report: PrivacyReport) -> Facts:
     """Return the figures that a reader looks for first."""
-    k, b = report.max_participations, report.min_separation
-    often = "1 round" if k == 1 else f"{k} rounds, {b} or more apart"
-    if report.fixed_order:
-        often = f"{k} passes of {b} rounds in one order"
-    return Facts(
-        (
-            ("epsilon, at most", up(report.epsilon, 5)),
-            ("delta", f"{report.delta:g}"),
-            ("unit", f"one {report.unit}"),
-            ("adjacency", report.adjacency),
-            ("a unit takes part in at most", often),
-            ("rounds", f"{report.rounds:,}"),
-            ("mu", up(report.mu, 5)),
-            ("advantage of any attack, at most", up(report.advantage, 3)),
-        ),
-        large=True,
-    )
+    figures = report.figures()
+    return Facts(tuple((name, figures[name].value) for name in _FIRST), large=True)
 
 
 def statement_of(report: PrivacyReport) -> Prose:
@@ -227,24 +214,11 @@ def coverage_section(report: PrivacyReport) -> Section:
 
 def mechanism_facts(report: PrivacyReport) -> Facts:
     """Return the mechanism and how its cost was computed."""
-    bound = "exact" if report.sensitivity_exact else "an upper bound"
-    second = report.cross_check
-    agrees = "agrees" if second.consistent else "CONTRADICTS"
-    rows = [
-        ("mechanism", f"{report.mechanism} ({report.mechanism_fingerprint[:12]})"),
-        ("noise multiplier", up(report.noise_multiplier, 6)),
-        ("effective noise multiplier", down(report.effective_noise_multiplier, 5)),
+    rows = [(name, figure.text) for name, figure in report.figures().items()]
+    return Facts(
         (
-            "squared sensitivity",
-            f"{up(report.sensitivity_squared, 5)} ({bound}; {report.sensitivity_rule})",
-        ),
-        ("rho", up(report.rho, 5)),
-        ("accounting", f"{report.formula}, privpart {report.version}"),
-        ("second accountant", f"{second.method} {agrees}: epsilon {up(second.epsilon, 5)}"),
-    ]
-    if report.earlier_mu:
-        rows.append(("of which earlier runs", f"mu {up(report.earlier_mu, 5)}"))
-    if report.sampling is not None:
-        known = up(report.guarantee.epsilon(report.delta), 5)
-        rows.append(("if it is known who takes part", f"epsilon {known}"))
-    return Facts(tuple(rows))
+            *((name, text) for name, text in rows if name not in _FIRST),
+            ("fingerprint", report.mechanism_fingerprint[:12]),
+            ("accounting", f"{report.formula}, privpart {report.version}"),
+        )
+    )

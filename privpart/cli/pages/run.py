@@ -190,16 +190,7 @@ def _ledger(found: RunReport) -> Section:
     """Return what the ledger shows of the rounds, and of those of a simulation more."""
     report = found.guarantee
     rows = [("rounds committed", f"{found.rounds:,} of {found.planned_rounds:,}")]
-    k, b = report.max_participations, report.min_separation
-    rows.append((f"a {report.unit} may take part in", _times(k, b)))
-    if (real := found.realised) is not None:
-        rows.append(
-            ("most that one took part", _times(real.max_participations, real.min_separation))
-        )
-    elif report.sampling is not None:
-        rows.append(("most that one took part", "who took part is secret"))
-    else:
-        rows.append(("most that one took part", "nobody took part yet"))
+    rows += [("planned", report.schedule), ("most that one took part", found.worst())]
     blocks: list[Block] = [Facts(tuple(rows)), Picture(_against_plan(found), *_words(found))]
     if found.simulated is not None and found.simulated.counted:
         blocks.append(
@@ -219,10 +210,6 @@ def _ledger(found: RunReport) -> Section:
             )
         )
     return Section("Participation and ledger", tuple(blocks))
-
-
-def _times(k: int, b: int) -> str:
-    return "1 round" if k == 1 else f"{k} rounds, {b} or more apart"
 
 
 def _words(found: RunReport) -> tuple[str, str]:
