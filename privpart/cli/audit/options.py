@@ -6,14 +6,15 @@ beside another is refused. Nothing here imports torch.
 """
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, field, fields
-from inspect import Parameter, Signature
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import typer
+from typer.models import OptionInfo
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -45,6 +46,9 @@ _SEARCHES = (
         "needs no search",
     ),
 )
+
+
+_NOISES: Any = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # a dataclass takes no list as a default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,7 +289,7 @@ class DefencesOptions(AuditOptions):
     clip: Annotated[list[float], typer.Option(help="Joint L2 bound on the update; repeatable.")]
     noise_multiplier: Annotated[
         list[float], typer.Option(help="Noise standard deviation / clip; repeatable.")
-    ] = field(default_factory=lambda: [0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0])
+    ] = _NOISES
     view: Annotated[
         str | None,
         typer.Option(
@@ -361,75 +365,60 @@ _Options = TypeVar("_Options", bound=AuditOptions)
 
 def takes(kind: type[_Options]) -> Callable[[Callable[[_Options], None]], Callable[..., None]]:
     """Return a decorator that gives a command the fields of ``kind`` as its options."""
+    fields_of = list(signature(kind).parameters.values())
+    typed = [p for p in fields_of if any(isinstance(a, OptionInfo) for a in _about(p))]
+    keys = [p for p in fields_of if p not in typed]
 
     def decorate(command: Callable[[_Options], None]) -> Callable[..., None]:
-        def run(**typed: Any) -> None:  # noqa: ANN401 - typer passes each option by its type
-            path = typed["settings"]
-            command(kind(**typed) if path is None else _with_settings(kind, typed, path))
+        def run(**values: Any) -> None:  # noqa: ANN401 - typer passes each option by its type
+            path = values["settings"]
+            settings = {} if path is None else _read(path, keys)
+            options = kind(**values, **settings)
+            _refuse_idle(options, [key for key in keys if key.name in settings])
+            command(options)
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
-        parameters = sorted(_parameters(kind), key=lambda p: p.default is not Parameter.empty)
-        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        required_first = sorted(typed, key=lambda p: p.default is not Parameter.empty)
+        run.__signature__ = Signature(required_first)  # type: ignore[attr-defined]
         return run
 
     return decorate
 
 
-def _parameters(kind: type[AuditOptions]) -> Iterator[Parameter]:
-    """Yield a parameter for each field that is typed."""
-    for name, hint in get_type_hints(kind, include_extras=True).items():
-        if any(isinstance(about, typer.models.OptionInfo) for about in _about(hint)):
-            default = _default(kind.__dataclass_fields__[name])
-            yield Parameter(name, Parameter.KEYWORD_ONLY, annotation=hint, default=default)
+def _about(parameter: Parameter) -> tuple[Any, ...]:
+    """Return what the annotation of a field says besides its type."""
+    return getattr(parameter.annotation, "__metadata__", ())
 
 
-def _about(hint: object) -> tuple[Any, ...]:
-    return getattr(hint, "__metadata__", ())
-
-
-def _default(option: Field[Any]) -> Any:  # noqa: ANN401 - whatever the option holds
-    if option.default_factory is not MISSING:
-        return option.default_factory()
-    return Parameter.empty if option.default is MISSING else option.default
-
-
-def _with_settings(kind: type[_Options], typed: Mapping[str, Any], path: Path) -> _Options:
-    """Return the options that were typed together with the keys of a TOML file.
+def _read(path: Path, keys: Sequence[Parameter]) -> dict[str, Any]:
+    """Return the settings in a TOML file.
 
     Raises:
-        ConfigError: the file cannot be read, or has a key that is unknown, of another type, out of
-            range, or without effect.
+        ConfigError: it cannot be read, or has a key that is unknown or of another type.
     """
     from pydantic import ConfigDict, ValidationError, create_model
     from pydantic_core import to_json
 
-    hints = get_type_hints(kind, include_extras=True)
-    allowed: Any = {
-        option.name: (hints[option.name], None)
-        for option in fields(kind)
-        if option.init and option.name not in typed
-    }
+    allowed: Any = {key.name: (key.annotation, None) for key in keys}
     model = create_model("Settings", __config__=ConfigDict(extra="forbid"), **allowed)
     try:
+        values = tomllib.loads(path.read_text("utf-8"))
         # Strict JSON, unlike strict Python values, takes a string for a path.
-        read = model.model_validate_json(
-            to_json(tomllib.loads(path.read_text("utf-8"))), strict=True
-        )
+        settings = model.model_validate_json(to_json(values), strict=True)
     except ValidationError as error:
-        faults = [f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors()]
-        known = ", ".join(allowed)
-        raise ConfigError(f"settings={path}: {'; '.join(faults)}. Keys are {known}.") from None
+        faults = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors())
+        names = ", ".join(allowed)
+        raise ConfigError(f"settings={path}: {faults}. Keys are {names}.") from None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"settings={path}: cannot be read: {error}.") from None
-    keys = {name: getattr(read, name) for name in read.model_fields_set}
-    options = kind(**typed, **keys)
-    for name in keys:
-        for rule in (rule for about in _about(hints[name]) for rule in _rules(about)):
-            if rule.where(vars(options)):
-                state = f"{rule.owner} = {getattr(options, rule.owner)}"
-                raise ConfigError(f"settings={path}: {state}: {rule.why}; leave out {name}.")
-    return options
+    return {name: getattr(settings, name) for name in settings.model_fields_set}
 
 
-def _rules(about: object) -> tuple[Idle, ...]:
-    return about if isinstance(about, tuple) else (about,) if isinstance(about, Idle) else ()
+def _refuse_idle(options: AuditOptions, keys: Sequence[Parameter]) -> None:
+    """Raise a ConfigError for a setting without effect; of typed options ``Command`` does."""
+    for key in keys:
+        for about in _about(key):
+            for rule in about if isinstance(about, tuple) else (about,):
+                if rule.where(vars(options)):
+                    state = f"{rule.owner} = {getattr(options, rule.owner)}"
+                    raise ConfigError(f"settings: {state}: {rule.why}; leave out {key.name}.")

@@ -50,17 +50,6 @@ _OF_TEXT = {
     "void": _VOID,
 }
 _ROUNDING = 1e-6  # residual that float32 leaves; above it the update is not quite the images'
-_CSV = (
-    *("view", "adversary", "verdict", "visible", "share", "psnr_median", "psnr_max"),
-    *("baseline_median", "gain_median", "ssim_median", "match_median", "truth_match_max"),
-    *("recovered", "labels_right", "labels_doubtful", "attack"),
-)  # of a row's values, those that are one value
-_TEXT_CSV = (
-    *("view", "adversary", "verdict", "visible", "share", "exact", "recovered"),
-    *("rouge_median", "guess_rouge_median", "f1_median", "guess_f1_median"),
-    *("bag_f1_median", "guess_bag_f1_median", "match_median", "truth_match_max"),
-    *("lengths_right", "labels_right", "doubtful", "attack"),
-)
 _SWEPT = ("clip", "noise_multiplier", "epsilon", "delta", "verdict", "exact")
 
 AnyReport = LeakageReport | TextReport
@@ -217,9 +206,11 @@ def _verdicts(row: Values) -> str:
     return ", ".join(f"{n} {verdict}" for verdict, n in row["verdicts"].items() if n)
 
 
-def _csv(report: AnyReport, examples: str, columns: Sequence[str]) -> str:
+def _csv(report: AnyReport, examples: str) -> str:
+    """Return a line per row, with each of its values that is one value."""
     size = {examples: len(report.truth)}
-    return as_csv([size | {name: row[name] for name in columns} for row in _views(report)])
+    rows = (row.items() for row in _views(report))
+    return as_csv([size | {k: v for k, v in row if not isinstance(v, list | dict)} for row in rows])
 
 
 def _threat(report: AnyReport, examples: str) -> str:
@@ -308,7 +299,7 @@ def _of_images(report: LeakageReport) -> Summary:
         tables=tables,
         notes=_image_notes(report),
         warnings=_image_warnings(report),
-        csv=_csv(report, "images", _CSV),
+        csv=_csv(report, "images"),
         width=_WIDTH if report.labels_revealed else _WIDTH + _LABELS,
     )
 
@@ -425,7 +416,7 @@ def _of_text(report: TextReport) -> Summary:
         tables=tables,
         notes=_text_notes(report),
         warnings=_text_warnings(report),
-        csv=_csv(report, "sentences", _TEXT_CSV),
+        csv=_csv(report, "sentences"),
         width=_TEXT_WIDTH,
     )
 

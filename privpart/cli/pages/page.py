@@ -11,7 +11,7 @@ import base64
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -50,7 +50,6 @@ class Facts:
 
     rows: tuple[tuple[str, str], ...]
     large: bool = False
-    kind: str = field(default="facts", init=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +67,6 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[tuple[str | tuple[Tone, str], ...], ...]
     prose: tuple[int, ...] = ()
-    kind: str = field(default="table", init=False)
 
     @property
     def words(self) -> frozenset[int]:
@@ -85,7 +83,6 @@ class Prose:
     """Paragraphs."""
 
     paragraphs: tuple[str, ...]
-    kind: str = field(default="prose", init=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +91,6 @@ class Points:
 
     items: tuple[str, ...]
     heading: str = ""
-    kind: str = field(default="points", init=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +105,6 @@ class Badged:
 
     heading: str
     items: tuple[tuple[Tone, str, str, str, tuple[str, ...]], ...]
-    kind: str = field(default="badged", init=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +120,6 @@ class Picture:
     figure: Figure
     shows: str
     caption: str
-    kind: str = field(default="picture", init=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +127,6 @@ class Pictures:
     """Pictures side by side, where the page is wide enough."""
 
     items: tuple[Picture, ...]
-    kind: str = field(default="pictures", init=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +142,6 @@ class Photograph:
     png: bytes
     shows: str
     caption: str
-    kind: str = field(default="photograph", init=False)
 
     @property
     def address(self) -> str:
@@ -170,7 +162,6 @@ class Marked:
     heading: str
     lines: tuple[tuple[Tone, str, str, tuple[tuple[str, str], ...]], ...]
     glue: str = " "
-    kind: str = field(default="marked", init=False)
 
 
 Block = Facts | Table | Prose | Points | Badged | Picture | Pictures | Photograph | Marked
