@@ -5,7 +5,7 @@ Run: ``python benchmarks/engine_speed.py``; writes benchmarks/results/engine.jso
 
 Every way has two processes of one thread, and all ways of a case take turns in one run. The
 baseline is the faster of two memory layouts of images. Rounds are measured after a few that start
-processes, choose a method and fill caches. Processor seconds are those of all processes of a way.
+processes, check the method and fill caches. Processor seconds are those of all processes of a way.
 """
 
 import frame
@@ -95,7 +95,6 @@ class Engine:
         model = case.model()
         self.start = model.flat.clone()
         self.task = RoundTask(0, tuple(range(case.clients)), CLIP, "benchmark")
-        self.said: list[str] = []
         self.engine = EmbeddedEngine(
             model,
             users or case.users(),
@@ -103,8 +102,6 @@ class Engine:
             data_seed=0,
             workers=workers,
             sums=True,
-            explain=True,
-            report=self.said.append,
             **({"precision": case.precision} | options),
         )
 
@@ -121,7 +118,7 @@ class Engine:
 
     def cpu(self) -> float:
         pool = self.engine._pool
-        return _cpu([w.process.pid for w in pool._workers] if pool else [])
+        return _cpu(pool.pids if pool else [])
 
     def settled(self) -> bool:
         """Whether all processes compute."""
@@ -167,7 +164,7 @@ def measure(name: str, turns: int, limit: float) -> dict[str, Any]:
         },
         "aim": case.aim,
         "turns": len(times["engine"]),
-        "engine": ways["engine"].said,
+        "engine": str(ways["engine"].engine.method),
         "difference_of_sums": float(
             (sums["engine"] - sums["plain, contiguous"]).norm() / sums["engine"].norm()
         ),

@@ -26,8 +26,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 _TURN = 0.15
-_LEAST, _PATIENCE = 3, 5.0
-"""Rounds before the first turn, and seconds for the engine to choose a method."""
+_LEAST = 3
+"""Rounds before the first turn."""
 _COHORT = {"ResNet-18 GN, full": 8, "wide transformer, full": 8, "wide transformer, LoRA": 8}
 """Clients of a round, where the CPU's benchmark has only a few."""
 PAIRS = (
@@ -37,8 +37,8 @@ PAIRS = (
     ("engine", "vmap by hand"),
 )
 METHOD = {
-    "seconds": f"a turn is {_TURN} seconds of rounds, after three, and as many more as the engine "
-    "needs to choose a method; ratios: of the least and of the median turns",
+    "seconds": f"a turn is {_TURN} seconds of rounds, after three; ratios: of the least and "
+    "of the median turns",
     "peak_bytes": "most that torch had allocated while a way was made and settled, without what "
     "other ways hold",
     "difference_of_sums": "to plain PyTorch's, whose batches have another order",
@@ -106,8 +106,7 @@ def _settled(name: str, make: Callable[[], Any]) -> tuple[Any, Tensor, dict[str,
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     way, seconds = make(), []
-    said = getattr(way, "said", [name])
-    while len(seconds) < _LEAST or (not said and sum(seconds) < _PATIENCE):
+    while len(seconds) < _LEAST:
         began = time.perf_counter()
         total = _round(name, way).cpu().double()
         seconds.append(time.perf_counter() - began)
@@ -115,7 +114,7 @@ def _settled(name: str, make: Callable[[], Any]) -> tuple[Any, Tensor, dict[str,
         "first_round_seconds": seconds[0],
         "settling_seconds": sum(seconds),
         "peak_bytes": torch.cuda.max_memory_allocated() - before,
-        "said": said,
+        "method": str(way.engine.method) if isinstance(way, Engine) else name,
     }
     return way, total, row
 

@@ -157,7 +157,7 @@ def _in_turns(
                 sides.pop(name).close()
 
     each(begin)
-    said = list(sides[OURS].said)
+    method = str(sides[OURS].engine.method)
     idle = _idle({name: side.cpu for name, side in sides.items()})
     for _ in range(rounds):
         each(time_one)
@@ -170,7 +170,7 @@ def _in_turns(
     }
     return {
         "seconds_of_the_side_per_second_of_ours": ratios,
-        "engine": said,
+        "engine": method,
         "rows": [
             {"side": name, **row, "cpu_per_second_while_it_waits": idle[name], **started[name]}
             for name, row in rows.items()

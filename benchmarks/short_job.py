@@ -2,15 +2,14 @@
 
 Run: ``python benchmarks/short_job.py``; writes benchmarks/results/short_job.json. A job is a whole
 command: imports, start-up and rounds. The plain job is the fairest one: the process that is started
-computes half of the clients of each round on one thread, and a second process the other half. The
-engine's jobs have an empty cache, or the one that an earlier job left. All jobs of all cases take
-turns, and results are written after each turn; ``--resume`` adds to the turns of the result.
+computes half of the clients of each round on one thread, and a second process the other half. All
+jobs of all cases take turns; results are written after each turn; ``--resume`` adds to the turns
+of the result.
 """
 
 import frame
 
 import statistics
-import tempfile
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from engine_speed import Engine
 from torch.multiprocessing import get_context
 
 ROUNDS = 5
-KINDS = ("plain", "engine, cold", "engine, remembered", "engine, cold, 2 workers")
+KINDS = ("plain", "engine", "engine, 2 workers")
 METHOD = {
     "job": f"{ROUNDS} rounds by a command, imports and start-up included",
     "ratio": "seconds of plain PyTorch in two processes over those of the job",
@@ -50,11 +49,9 @@ def job(kind: str, name: str) -> None:
     engine.close()
 
 
-def timed(kind: str, name: str, cache: str) -> frame.Seconds:
+def timed(kind: str, name: str) -> frame.Seconds:
     """Return the seconds of a job, of all its processes."""
-    return frame.seconds(
-        lambda: frame.apart(job, kind, name, PRIVPART_CACHE_DIR=cache), clock=frame.children
-    )
+    return frame.seconds(lambda: frame.apart(job, kind, name), clock=frame.children)
 
 
 def row(times: Times, plain: Times) -> dict[str, float]:
@@ -83,21 +80,18 @@ def main() -> None:
         name: {kind: [] for kind in ("plain", *given.kinds)} for name in given.cases
     }
     done = min(len(own) for kinds in times.values() for own in kinds.values())
-    with tempfile.TemporaryDirectory() as kept:
-        for _ in range(done, given.turns):
-            for name, kinds in times.items():
-                for kind, own in kinds.items():
-                    with tempfile.TemporaryDirectory() as empty:
-                        cache = kept if kind == "engine, remembered" else empty
-                        own.append(timed(kind, name, cache))
-            cases: dict[str, Any] = {
-                name: {
-                    "turns": len(kinds["plain"]),
-                    "jobs": {kind: row(own, kinds["plain"]) for kind, own in kinds.items()},
-                }
-                for name, kinds in times.items()
+    for _ in range(done, given.turns):
+        for name, kinds in times.items():
+            for kind, own in kinds.items():
+                own.append(timed(kind, name))
+        cases: dict[str, Any] = {
+            name: {
+                "turns": len(kinds["plain"]),
+                "jobs": {kind: row(own, kinds["plain"]) for kind, own in kinds.items()},
             }
-            result.write(method=METHOD, cases=cases, seconds=times)
+            for name, kinds in times.items()
+        }
+        result.write(method=METHOD, cases=cases, seconds=times)
     for name, kinds in times.items():
         for kind, own in kinds.items():
             frame.show(f"{name}: {kind}", row(own, kinds["plain"]))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -31,6 +32,10 @@ LOOK = 1.0
 """Seconds between looks at the clock; longer ones do not count, as if the machine had slept."""
 END = 5.0
 """Seconds to wait for a killed process, which may be stuck in the kernel."""
+_SMALL_MESSAGE = 2**14
+"""Bytes of which a few messages fit into the buffer of a pipe, so that sending never waits."""
+_STARTED = (False, None)
+"""The first message of every process."""
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 
@@ -80,6 +85,31 @@ class Pool:
         """Whether a job is unfinished."""
         return any(worker.jobs for worker in self._workers)
 
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._closed
+
+    @property
+    def pids(self) -> list[int]:
+        """Ids of the processes."""
+        return [worker.process.pid for worker in self._workers]
+
+    def start(self) -> None:
+        """Start all processes now, and not only when there are jobs for them."""
+        while len(self._workers) < self._count:
+            self._workers.append(self._new())
+
+    def ready(self) -> bool:
+        """Return whether all processes have started, or one ended, as its next job will say."""
+        for worker in self._workers:
+            try:
+                if not worker.started and worker.pipe.poll():
+                    worker.started = worker.pipe.recv() == _STARTED
+            except (EOFError, OSError):
+                return True
+        return all(worker.started for worker in self._workers)
+
     def idle(self, queued: int = 1) -> Worker | None:
         """Return a process with fewer than ``queued`` jobs, a new one if all others have some.
 
@@ -96,13 +126,18 @@ class Pool:
 
     def give(self, worker: Worker, job: object) -> None:
         """Send a job to a process."""
+        message = ForkingPickler.dumps(job)
         worker.silent = worker.silent if worker.jobs else 0.0
         worker.jobs.append(job)
-        with suppress(OSError):  # a process that has died is noticed by ``heard``
-            worker.pipe.send(job)
+        # a process that has died is noticed by ``heard``, and one that hangs reads nothing
+        with suppress(OSError), self._killed_if_it_does_not_read(worker, len(message)):
+            worker.pipe.send_bytes(message)
 
-    def heard(self) -> Iterator[tuple[Any, bool, Any]]:
+    def heard(self, seconds: float | None = None) -> Iterator[tuple[Any, bool, Any]]:
         """Wait for messages; yield each with its job, and whether it is the job's answer.
+
+        Args:
+            seconds: to wait at most; None takes ``LOOK``.
 
         Jobs of a process that died or hung are answered by a ``WorkerError``.
 
@@ -111,7 +146,7 @@ class Pool:
         """
         busy = [worker for worker in self._workers if worker.jobs]
         began = time.monotonic()
-        ready = wait([worker.pipe for worker in busy], LOOK)
+        ready = wait([worker.pipe for worker in busy], LOOK if seconds is None else seconds)
         # this process may have been stopped in between, and the others too
         waited = min(time.monotonic() - began, 2 * LOOK)
         for worker in busy:
@@ -151,7 +186,7 @@ class Pool:
                 raise WorkerError(f"no process could start: the first {cause}.") from None
             yield from self._end(worker, cause)
             return
-        if not worker.started:  # the first message only says so
+        if not worker.started:
             worker.started, worker.silent = True, 0.0
             return
         self._longest, worker.silent = max(self._longest, worker.silent), 0.0
@@ -162,6 +197,20 @@ class Pool:
         _kill(worker)
         self._workers.remove(worker)
         yield from ((job, True, WorkerError(f"its process {cause}.")) for job in worker.jobs)
+
+    @contextmanager
+    def _killed_if_it_does_not_read(self, worker: Worker, length: int) -> Iterator[None]:
+        """Bound the time of sending a message that may not fit into the pipe."""
+        if length <= _SMALL_MESSAGE:
+            yield
+            return
+        guard = threading.Timer(self._patience(worker), worker.process.kill)
+        guard.daemon = True
+        guard.start()
+        try:
+            yield
+        finally:
+            guard.cancel()
 
     def _patience(self, worker: Worker) -> float:
         if not worker.started:
@@ -181,12 +230,15 @@ def _serve(pipe: Connection, in_main: bool, make: Callable[..., Work], *args: ob
     """Work off jobs until the other end closes the pipe."""
     become_a_worker(started_by_main_thread=in_main)
     work = make(*args)
-    pipe.send((False, None))
+    pipe.send(_STARTED)
     while True:
         try:
             job = pipe.recv()
         except (EOFError, OSError):
             return
+        except Exception as error:  # such as a loss whose module this process cannot import
+            pipe.send((True, WorkerError(f"{type(error).__name__}: {error}, as it read its job.")))
+            continue
         pipe.send((True, work(job, partial(_tell, pipe))))
 
 

@@ -48,7 +48,7 @@ def quick_workers(process_with_torch, monkeypatch):
     As with spawned ones, all that they get is pickled. Some tests, such as those of whole commands,
     go without, and spawn them as users do.
     """
-    monkeypatch.setattr("privpart.engines.workers.get_context", lambda _: process_with_torch)
+    monkeypatch.setattr("privpart.pool.get_context", lambda _: process_with_torch)
 
 
 @pytest.fixture(scope="session")

@@ -73,9 +73,8 @@ def train(
         Batching,
         typer.Option(
             help="'loop' computes one client after another, 'vmap' vectorizes over many; 'auto' "
-            "finds the fastest way while the first rounds run, and remembers it (--explain). With "
-            "noise from a seed, 'auto' is "
-            "'loop', so that the run can be repeated.",
+            "takes the fastest way for the network and the training. With noise from a seed, "
+            "'auto' is 'loop', so that the run can be repeated.",
             rich_help_panel=_ENGINE,
         ),
     ] = _DEFAULTS.batching,
@@ -107,15 +106,6 @@ def train(
         ),
         where("workers", 1, "one process has no workers"),
     ] = _DEFAULTS.worker_timeout,
-    explain: Annotated[
-        bool,
-        typer.Option(
-            "--explain",
-            help="Say on standard error which way of computing clients was chosen, and how long a "
-            "round should take.",
-            rich_help_panel=_ENGINE,
-        ),
-    ] = _DEFAULTS.explain,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Also write evaluations for TensorBoard.")
     ] = False,
@@ -149,7 +139,6 @@ def train(
         device=device,
         health=health,
         worker_timeout=worker_timeout,
-        explain=explain,
     )
 
     def about(chosen: "PlanFile") -> None:

@@ -1,16 +1,11 @@
-"""Embedded engine: computes the clients of each round on this machine.
-
-Updates and sums are one file, because both take from a round what was computed to time methods.
-"""
+"""Embedded engine: computes the clients of each round on this machine."""
 
 import math
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,28 +15,27 @@ from torch import Tensor, nn
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining, Watch
-from privpart.clip import add_in_place, clip_and_measure, is_clipped
+from privpart.clip import is_clipped
 from privpart.data.clients import Clients
 from privpart.data.users import Users
-from privpart.engines.choice import Choice, Kept
-from privpart.engines.device import find_device, free_memory, host_memory, one_thread
+from privpart.engines.choice import agrees, fastest
+from privpart.engines.device import find_device, free_memory
 from privpart.engines.frozen_prefix import Features, split
 from privpart.engines.memory import ClientsWithMemory
-from privpart.engines.methods import LocalComputation, Method, prefix_fits
+from privpart.engines.methods import (
+    Chunk,
+    LocalComputation,
+    Method,
+    Result,
+    Work,
+    compute,
+    one_thread,
+    prefix_fits,
+)
 from privpart.engines.options import EngineOptions, changes_inputs
 from privpart.engines.workers import Workers, refuse_unsendable
 from privpart.messages import ClientHealth, ClientId, ClientUpdate, CohortSum, RoundTask
 from privpart.model import PartialModel
-
-
-@dataclass(frozen=True, slots=True)
-class _Looked:
-    """A round on whose clients methods were tried, and the results that it can use."""
-
-    task: RoundTask
-    start: Tensor
-    kept: Kept
-
 
 _ALONE = 3.0
 """Processor seconds of clients, computed or expected in a round, from which other processes start:
@@ -49,7 +43,9 @@ each takes about as long to import torch, so a shorter job is faster without the
 _LARGE = 2**22
 """Parameters of a network from which a round is expected to take so long before it is timed."""
 _TURNS = 2
-"""Chunks per worker that the rest of a round is cut into, where one client follows another."""
+"""Chunks per worker that a round is cut into, where one client follows another."""
+_ROWS = 2**10
+"""Words of vectorized clients that are computed at once: more leave the processor's cache."""
 
 
 class EmbeddedEngine:
@@ -64,8 +60,7 @@ class EmbeddedEngine:
         data_seed: order of examples; each (round, client) has its own generator, so the result
             does not depend on the order in which clients run.
         report: called with a sentence that somebody should know: about what a resumed simulation
-            has lost, and, with ``explain=True``, about what "auto" chose and what it expects of a
-            round. None writes it to standard error.
+            has lost. None writes it to standard error.
         options: fields of ``EngineOptions`` by keyword, such as ``workers=2``.
 
     All options compute the same training, for networks that treat each example separately. Updates
@@ -74,6 +69,9 @@ class EmbeddedEngine:
     vectorized clients take several steps, the rounding of one client may depend on the data of
     others, and so may its update at a kink: only "loop" makes every bit of it a function of the
     client's own data.
+
+    Attributes:
+        method: how the clients of the last round were computed; None before the first one.
 
     Raises:
         ConfigError: options that contradict each other or ``local``, a device that is not here, or
@@ -102,21 +100,22 @@ class EmbeddedEngine:
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
         self.workers = self.options.workers
         self._may_sum = self.options.may_sum
-        self.method = self._fixed_method()
-        self._use_ghost_sum = False  # until a round finds it faster
-        self._explained = False
-        self._choice: Choice | None = None
-        self._looked: _Looked | None = None
+        self.method: Method | None = None
+        self._fixed = self._fixed_method()
+        self._chosen: dict[bool, Method] = {}  # with sums and without
+        self._chosen_for: tuple[LocalTraining, tuple[int, ...] | None] | None = None
+        self._agrees: dict[Method, bool] = {Method(): True}
         self._report = report or _to_stderr
         self._with_memory = ClientsWithMemory(model, clients, data_seed, self._report)
         self._device = find_device(self.options.device)
         free = None if self.options.on_cpu else free_memory(self._device)
         self._chunk_size = self.options.chunk_size(model.dim, free)
         self._cache_prefix = self.options.cache_prefix
-        if self._cache_prefix is None and self.method and not self.method.vectorized:
+        if self._cache_prefix is None and self._fixed and not self._fixed.vectorized:
             self._cache_prefix = False  # a prescribed loop caches only if told to
         self._computation: LocalComputation | None = None
         self._pool: Workers | None = None
+        self._sendable: LocalTraining | None = None
         self._alone = 0.0  # processor seconds of clients in this process
         self._clients_alone = 0
         self._frozen_version = model.frozen_version
@@ -141,18 +140,16 @@ class EmbeddedEngine:
                 self._report(
                     "engine: clients keep models or local parts, so one process computes them all"
                 )
-            self._explain(f"{Method()}: clients keep models or local parts")
+            self.method = Method()
             yield from self._with_memory.run(task, start, local, self._watch)
             return
-        computation = self._ready(task, start, local)
-        looked = self._taken(task, start)
-        kept = looked.updates
-        self._watched += [looked.seen[client] for client in task.clients if client in looked.seen]
-        left = [client for client in task.clients if client not in kept]
-        others = self._updates(computation, task, left, start, local)
-        for client in task.clients:
-            yield task.update(client, kept[client] if client in kept else next(others))
-        next(others, None)  # ends the round of the workers
+        computation = self._computation_of(local)
+        self.method = self._method_for(computation, task, start, sums=False)
+        work = Work(task, local, self.method, summed=False, watched=self.options.health)
+        chunks = self._chunks(computation, task.clients)
+        for result in self._results(computation, work, start, chunks):
+            for client, update in zip(result.clients, result.updates, strict=True):
+                yield task.update(client, update)
 
     def sums(self, task: RoundTask, start: Tensor) -> Iterator[CohortSum] | None:
         """Return sums of the clients' clipped updates; None if they are not the fastest method.
@@ -163,14 +160,27 @@ class EmbeddedEngine:
         local = self.local_of(task.round)
         if not self._may_sum or self._needs_memory(local) or task.sum_clip_norm == 0:
             return None
-        self._forget_health(task)
-        computation = self._ready(task, start, local)
-        most = computation.clients_per_ghost_sum(task) if self._use_ghost_sum else 0
-        found = self._found(task, start)
-        each = computation.sums_each(task, self.method or Method())
-        if not most and not each and not (found and found.sums):
+        computation = self._computation_of(local)
+        method = self._method_for(computation, task, start, sums=True)
+        most = computation.clients_per_ghost_sum(task) if method.ghost_sum else 0
+        if not most and not computation.sums_each(task, method):
             return None
-        return self._sums(computation, task, start, local, most, self._taken(task, start))
+        self._forget_health(task)
+        self.method = method
+        chunks = (
+            equal_chunks(task.clients, most, self.workers)
+            if most
+            else self._chunks(computation, task.clients)
+        )
+        work = Work(task, local, method, summed=True, watched=self.options.health)
+        return self._sums(computation, work, start, chunks)
+
+    def _sums(
+        self, computation: LocalComputation, work: Work, start: Tensor, chunks: Sequence[Chunk]
+    ) -> Iterator[CohortSum]:
+        for result in self._results(computation, work, start, chunks):
+            (total,) = result.updates
+            yield work.task.sum_of(result.clients, total, result.norms)
 
     def local_of(self, round_: int) -> LocalTraining:
         """Return how clients train in a round."""
@@ -240,7 +250,27 @@ class EmbeddedEngine:
         options = self.options
         if options.batching == "auto" and not options.deterministic:
             return None
-        return Method(options.batching == "vmap", bfloat16=self._bfloat16)
+        return Method(options.batching == "vmap", bfloat16=options.precision == "bfloat16")
+
+    def _method_for(
+        self, computation: LocalComputation, task: RoundTask, start: Tensor, *, sums: bool
+    ) -> Method:
+        """Return how a round is computed: as the options say, or by the rule, checked once."""
+        if self._fixed is not None:
+            return self._fixed
+        bfloat16 = self.options.precision == "bfloat16"
+        if not computation.any_examples(task.clients):
+            return Method(bfloat16=bfloat16)  # nothing to check it on
+        if self._chosen_for != (computation.local, task.active):
+            self._chosen_for = computation.local, task.active
+            self._chosen = {}
+        if sums not in self._chosen:
+            method = fastest(computation, task, sums=sums, bfloat16=bfloat16)
+            if method not in self._agrees and not bfloat16:
+                with one_thread(self.workers > 1):
+                    self._agrees[method] = agrees(computation, task, start, method)
+            self._chosen[sums] = method if self._agrees.get(method, True) else Method()
+        return self._chosen[sums]
 
     def _refuse(self, local: LocalTraining) -> None:
         self.options.refuse(
@@ -261,88 +291,40 @@ class EmbeddedEngine:
         watched = self._watched
         return (lambda *seen: watched.append(seen)) if self.options.health else None
 
-    @property
-    def _bfloat16(self) -> bool:
-        return self.options.precision == "bfloat16"
+    def _results(
+        self, computation: LocalComputation, work: Work, start: Tensor, chunks: Sequence[Chunk]
+    ) -> Iterator[Result]:
+        """Yield the results of chunks, in order; the first ones of this process alone."""
 
-    @property
-    def _tf32(self) -> bool:
-        return self.options.precision == "tf32"
-
-    def _updates(
-        self,
-        computation: LocalComputation,
-        task: RoundTask,
-        clients: Sequence[ClientId],
-        start: Tensor,
-        local: LocalTraining,
-    ) -> Iterator[Tensor]:
-        method = self.method or Method()
-        here = partial(self._compute, computation, task, start, method)
-        left = deque(self._chunks(clients))
-        while left and not self._workers_are_ready(computation, sum(map(len, left))):
-            yield from here(left.popleft(), self._watch)[0]
-        if left:
-            with self._pool_for(computation) as pool:
-                each = pool.updates(task, start, local, method, list(left), self._watch, here)
-                for _, update in each:
-                    yield update
-
-    def _sums(
-        self,
-        computation: LocalComputation,
-        task: RoundTask,
-        start: Tensor,
-        local: LocalTraining,
-        most: int,
-        kept: Kept,
-    ) -> Iterator[CohortSum]:
-        known: set[ClientId] = set()
-        self._watched += kept.seen.values()
-        for clients, total, norms in (*kept.sums, *_summed(kept.updates, task)):
-            yield task.sum_of(clients, total, norms)
-            known.update(clients)
-        left = [client for client in task.clients if client not in known]
-        if not left and known:
-            return
-        method = Method(ghost_sum=True) if most else self.method or Method()
-        if not most and not computation.sums_each(task, method):  # but some sums were kept
-            each = self._updates(computation, task, left, start, local)
-            for client, update in zip(left, each, strict=True):
-                yield from (task.sum_of(*one) for one in _summed({client: update}, task))
-            return
-        here = partial(self._compute, computation, task, start, method, summed=True)
-        chunks = deque(equal_chunks(left, most, self.workers) if most else self._chunks(left))
-        while chunks and not self._workers_are_ready(computation, sum(map(len, chunks))):
-            chunk = chunks.popleft()
-            yield task.sum_of(chunk, *here(chunk, self._watch))
-        if chunks:
-            with self._pool_for(computation) as pool:
-                summed = pool.sums(task, start, local, method, list(chunks), self._watch, here)
-                for some, total, norms in summed:
-                    yield task.sum_of(some, total, norms)
-
-    def _compute(
-        self,
-        computation: LocalComputation,
-        task: RoundTask,
-        start: Tensor,
-        method: Method,
-        chunk: Sequence[ClientId],
-        watch: Watch | None,
-        *,
-        summed: bool = False,
-    ) -> tuple[Tensor, Sequence[float]]:
-        """Return clients' updates, or their sum and their norms before clipping."""
-        dim = self.model.active_dim(task.active)
-        if summed:
-            total = host_memory(dim, device=self._device, dtype=torch.float64)
+        def here(chunk: Chunk) -> Result:
+            dim, on_cuda = self.model.active_dim(work.task.active), self._device.type == "cuda"
+            shape = (1, dim) if work.summed else (len(chunk), dim)
+            dtype = torch.float64 if work.summed else torch.float32
+            # page-locked, which torch keeps for the next round: a copy takes a tenth of the time
+            out = torch.empty(shape, dtype=dtype, pin_memory=on_cuda)
             with self._here(len(chunk)):
-                return total, computation.summed(task, chunk, start, method, total, watch)
-        updates = host_memory(len(chunk), dim, device=self._device)
-        with self._here(len(chunk)):
-            computation.updates(task, chunk, start, method, updates, watch)
-        return updates, ()
+                norms, watched = compute(
+                    computation, work, chunk, start, out[0] if work.summed else out
+                )
+            return Result(chunk, out, norms, watched)
+
+        self._refuse_changed(work.local)
+        remaining = deque(chunks)
+        while remaining and not self._workers_are_ready(computation, sum(map(len, remaining))):
+            result = here(remaining.popleft())
+            self._watched += result.watched
+            yield result
+        if remaining:
+            with self._pool_for(computation) as pool:
+                for result in pool.results(work, start, list(remaining), here):
+                    self._watched += result.watched
+                    yield result
+
+    def _refuse_changed(self, local: LocalTraining) -> None:
+        """Check once that other processes can be sent a training."""
+        if local is not self._sendable:
+            self.refuse_unsendable(local)
+            self._sendable = local
 
     @contextmanager
     def _here(self, clients: int) -> Iterator[None]:
@@ -354,85 +336,15 @@ class EmbeddedEngine:
         self._alone += time.process_time() - began
         self._clients_alone += clients
 
-    def _workers_are_ready(self, computation: LocalComputation, left: int) -> bool:
+    def _workers_are_ready(self, computation: LocalComputation, remaining: int) -> bool:
         """Return whether workers compute, too; start them once so many clients more pay for it."""
         if self.workers == 1:
             return False
         if self._pool is None:
-            found = self._choice.seconds if self._choice else 0.0
-            each = found or self._alone / max(1, self._clients_alone)
-            self._start_if_it_pays(computation, self._alone + each * left)
-        return self._pool is not None and self._start_pool(computation).ready()
-
-    def _start_if_it_pays(self, computation: LocalComputation, seconds: float) -> None:
-        """Start the other processes if clients take so long that they pay."""
-        parameters = sum(p.numel() for p in self.model.module.parameters())
-        if self.workers > 1 and (seconds >= _ALONE or parameters >= _LARGE):
-            self._start_pool(computation)
-
-    def _ready(self, task: RoundTask, start: Tensor, local: LocalTraining) -> LocalComputation:
-        """Return this process's computation; try methods until the fastest one is known."""
-        if self._computation is None:
-            self.refuse_unsendable(local)
-        computation = self._computation_of(local)
-        if self._choice is None and self.method is None and computation.any_examples(task.clients):
-            self._choice = self._new_choice(computation, task)
-            self._tell(computation, task)
-        if self._choice is None and self.method is not None:
-            self._explain(f"{self._setting()}{self.method}: as the options say")
-        known = self._choice is None or self._choice.done or self._found(task, start) is not None
-        if self._choice is None or known or not computation.any_examples(task.clients):
-            return computation
-
-        def timed(seconds: float) -> None:
-            self._start_if_it_pays(computation, self._alone + seconds * len(task.clients))
-
-        with self._here(len(task.clients)):
-            timed(self._choice.seconds)  # processes start beside the trials
-            kept = self._choice.look(computation, task, start, timed)
-        self._looked = _Looked(task, start, kept)
-        self._tell(computation, task)
-        return computation
-
-    def _new_choice(self, computation: LocalComputation, task: RoundTask) -> Choice:
-        chunks = equal_chunks(task.clients, self._chunk_size, self.workers)
-        return Choice(
-            computation,
-            task,
-            chunk=max(map(len, chunks)),
-            workers=self.workers,
-            bfloat16=self._bfloat16,
-            sums=self._may_sum,
-            watches=self.options.health,
-        )
-
-    def _tell(self, computation: LocalComputation, task: RoundTask) -> None:
-        """Use the method that is the fastest so far; explain it once all were tried."""
-        if self._choice is None:
-            return
-        self.method = self._choice.each
-        self._use_ghost_sum = self._choice.fastest.ghost_sum
-        if self._choice.settled(computation):
-            self._explain(f"{self._setting()}{self._choice.explain(len(task.clients))}")
-
-    def _explain(self, sentence: str) -> None:
-        """Report once how clients are computed, if that was asked for."""
-        if self.options.explain and not self._explained:
-            self._explained = True
-            self._report(f"engine: {sentence}")
-
-    def _found(self, task: RoundTask, start: Tensor) -> Kept | None:
-        """Return what is known of a round on which methods were tried; None of another round."""
-        looked = self._looked
-        if looked is None or looked.task != task or not torch.equal(looked.start, start):
-            return None
-        return looked.kept
-
-    def _taken(self, task: RoundTask, start: Tensor) -> Kept:
-        """Return what is known of a round, and forget it."""
-        found = self._found(task, start) or Kept()
-        self._looked = None
-        return found
+            seconds = self._alone + self._alone / max(1, self._clients_alone) * remaining
+            if seconds < _ALONE and self.model.parameter_count < _LARGE:
+                return False
+        return self._start_pool(computation).ready()
 
     def _computation_of(self, local: LocalTraining) -> LocalComputation:
         version = self.model.frozen_version
@@ -460,10 +372,10 @@ class EmbeddedEngine:
         return self._computation
 
     def _new_computation(self, local: LocalTraining) -> LocalComputation:
-        model = self.model.on(self._device)
+        model, tf32 = self.model.on(self._device), self.options.precision == "tf32"
         if not isinstance(self.clients, Users):
             return LocalComputation(
-                model, self.clients, local=local, data_seed=self.data_seed, tf32=self._tf32
+                model, self.clients, local=local, data_seed=self.data_seed, tf32=tf32
             )
         users = self.clients.on(self._device)
         parts = None
@@ -484,7 +396,7 @@ class EmbeddedEngine:
             local=local,
             data_seed=self.data_seed,
             features=features,
-            tf32=self._tf32,
+            tf32=tf32,
         )
 
     @contextmanager
@@ -516,16 +428,16 @@ class EmbeddedEngine:
             )
         return self._pool
 
-    def _chunks(self, clients: Sequence[ClientId]) -> list[Sequence[ClientId]]:
-        vectorized = self.method is not None and self.method.vectorized
-        cut = equal_chunks if vectorized or self.workers == 1 else decreasing_chunks
-        return cut(clients, self._chunk_size, self.workers)
-
-    def _setting(self) -> str:
-        cached = self._computation is not None and self._computation.features is not None
-        prefix = "frozen prefix cached, " if cached else ""
-        rounded = "products rounded to TF32, " if self._tf32 else ""
-        return prefix + rounded + (f"{self.workers} workers, " if self.workers > 1 else "")
+    def _chunks(
+        self, computation: LocalComputation, clients: Sequence[ClientId]
+    ) -> list[Sequence[ClientId]]:
+        most = self._chunk_size
+        if self.method is None or not self.method.vectorized:
+            cut = equal_chunks if self.workers == 1 else decreasing_chunks
+            return cut(clients, most, self.workers)
+        if self._device.type == "cpu" and computation.words > 1:
+            most = min(most, max(1, _ROWS // (computation.batch_rows * computation.words)))
+        return equal_chunks(clients, most, self.workers)
 
 
 def _frozen_prefix(model: PartialModel) -> tuple[nn.Sequential, PartialModel]:
@@ -536,23 +448,6 @@ def _frozen_prefix(model: PartialModel) -> tuple[nn.Sequential, PartialModel]:
             "and neither random nor stateful."
         )
     return parts
-
-
-def _summed(
-    updates: Mapping[ClientId, Tensor], task: RoundTask
-) -> Iterator[tuple[Sequence[ClientId], Tensor, Sequence[float]]]:
-    """Yield the sum of updates that were clipped one by one, and their norms."""
-    if not updates:
-        return
-    most = task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm
-    total = torch.zeros(len(next(iter(updates.values()))), dtype=torch.float64)
-    norms = []
-    for update in updates.values():
-        clipped, norm = clip_and_measure(update, most)
-        norms.append(norm)
-        if not math.isnan(norm):
-            add_in_place(total, clipped)
-    yield list(updates), total, norms
 
 
 def _to_stderr(sentence: str) -> None:

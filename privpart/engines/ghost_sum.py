@@ -30,7 +30,6 @@ from torch.nn.grad import conv2d_weight
 from privpart.client import logits_of
 from privpart.clip import factors
 from privpart.engines.frozen_prefix import functions_of_the_example, hooked
-from privpart.engines.layers import to_channels_last
 from privpart.engines.vectorized import (
     IndexedEmbeddings,
     attention_by_rows,
@@ -519,6 +518,13 @@ def layer_updates(
     # a copy in another layout is fast within one type only
     doubles = {name: found[name].contiguous().double() for name in names}
     return {name: Materialized(each.mul_(-learning_rate)) for name, each in doubles.items()}
+
+
+def to_channels_last(x: Tensor) -> Tensor:
+    """Return images (n, channels, height, width) with an image's channels adjacent in memory."""
+    # x.to(memory_format=...) treats the two layouts of a single channel as equal and keeps the
+    # strides of the other one, which convolutions do not recognise as channels last.
+    return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
 
 
 def _zero_padding(layer: nn.Conv2d) -> list[int] | None:

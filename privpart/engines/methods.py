@@ -1,8 +1,6 @@
-"""Methods: the ways to compute the updates of simulated clients, and which of them may apply.
+"""Methods: the ways to compute the updates of simulated clients.
 
-``LocalComputation`` computes clients with a given method. ``candidates`` returns the methods that
-the structure of a network and its training permit; ``engines/choice.py`` finds the fastest. Both
-are one file, because what a method needs of clients and training is what makes it a candidate.
+``engines/choice.py`` says which one a training takes.
 """
 
 import hashlib
@@ -10,42 +8,24 @@ import json
 import math
 import os
 import shutil
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.client import (
-    Descend,
-    LocalTraining,
-    Watch,
-    client_update,
-    error_in,
-    moved,
-    seeded,
-    unclipped_update,
-)
+from privpart.client import LocalTraining, Watch, error_in, moved, seeded, unclipped_update
 from privpart.clip import add_in_place, clip_and_measure, clip_rows
 from privpart.data.batches import Batch, count_rows, map_tensors
 from privpart.data.clients import Clients
 from privpart.data.users import Users
-from privpart.engines.device import Recorder, float32_products, free_memory, has_float64
+from privpart.engines.device import float32_products, free_memory, has_float64
 from privpart.engines.frozen_prefix import Features, feature_bytes
-from privpart.engines.ghost_sum import GhostSum
-from privpart.engines.layers import (
-    StepsInPlace,
-    channels_last,
-    replaced_dense,
-    worth_in_place,
-    worth_onednn,
-)
+from privpart.engines.ghost_sum import GhostSum, to_channels_last
 from privpart.engines.recorded import RecordedTraining
 from privpart.engines.vectorized import (
     LARGEST_PASS,
@@ -59,11 +39,12 @@ from privpart.model import PartialModel
 
 _PASS_BYTES = 2**24
 """Limit on the examples of one ghost-clipping pass, and on its gradients of single clients."""
-_SMALL_STEP = 2**23
-"""Filters' parameters times pixels of a batch up to which convolutions are vectorized on a CPU."""
 _SUMMED = 2**25
 """Numbers of updates that an accelerator widens to float64 at once, to add them up."""
 _SHARED_MEMORY = Path("/dev/shm")
+
+Chunk = Sequence[ClientId]
+_Losses = list[float | Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +53,9 @@ class Method:
 
     Attributes:
         vectorized: many clients as one batched computation; otherwise one client after another.
-        recorded: steps as CUDA graphs, see ``RecordedTraining``.
-        channels_last: convolutions on images whose channels are adjacent in memory.
-        onednn: large dense layers multiplied by oneDNN; only one client after another.
-        in_place: steps of plain SGD added to large dense weights without writing their gradient;
-            only one client after another.
+        recorded: steps as CUDA graphs, see ``RecordedTraining``; only one client after another.
+        channels_last: images whose channels are adjacent in memory, a layout that convolutions
+            keep, up to the first norm; only one client after another.
         bfloat16: matrix products and convolutions rounded to 8 bits (torch.autocast), with float32
             parameters. Never chosen automatically.
         ghost_sum: ghost clipping in one pass, which returns only the sum of the clipped updates;
@@ -86,20 +65,15 @@ class Method:
     vectorized: bool = False
     recorded: bool = False
     channels_last: bool = False
-    onednn: bool = False
-    in_place: bool = False
     bfloat16: bool = False
     ghost_sum: bool = False
 
     def __str__(self) -> str:
         if self.ghost_sum:
             return "ghost clipping"
+        details = ", steps recorded" * self.recorded + ", channels last" * self.channels_last
         name = "vectorized (vmap)" if self.vectorized else "one client after another"
-        layout = ", channels last" if self.channels_last else ""
-        products = ", dense layers by oneDNN" if self.onednn else ""
-        steps = ", steps in place" if self.in_place else ""
-        name += ", steps recorded" if self.recorded else ""
-        return name + layout + products + steps + (", bfloat16" if self.bfloat16 else "")
+        return name + details + ", bfloat16" * self.bfloat16
 
 
 class LocalComputation:
@@ -117,6 +91,8 @@ class LocalComputation:
         tf32: whether a CUDA device rounds the factors of products to 10 bits.
 
     Attributes:
+        local: how each client trains from now on; a schedule sets it in every round.
+        device: where clients are computed.
         ends_only: whether clients in memory have only the examples of a full batch and of their
             last one, so that two steps show both.
     """
@@ -132,30 +108,16 @@ class LocalComputation:
         tf32: bool = False,
     ) -> None:
         self.model = model
-        self.tf32 = tf32
         self.clients = clients
+        self.local = local
         self.features = features
+        self.device = model.flat.device
         self.ends_only = False
-        self.convolutional = any(isinstance(m, nn.Conv2d) for m in model.module.modules())
+        self._tf32 = tf32
         self._data_seed = data_seed
-        self._vectorized = VectorizedTraining(model, local)
+        self._vectorized = VectorizedTraining(model)
         self._ghost_sum = GhostSum(model) if GhostSum.supports(model) else None
         self._recorded: RecordedTraining | None = None
-        self._recordings: Recorder | None = None
-
-    @property
-    def local(self) -> LocalTraining:
-        """How each client trains from now on; a schedule sets it in every round."""
-        return self._vectorized.local
-
-    @local.setter
-    def local(self, local: LocalTraining) -> None:
-        self._vectorized.local = local
-
-    @property
-    def device(self) -> torch.device:
-        """Where clients are computed."""
-        return self.model.flat.device
 
     @property
     def users(self) -> Users:
@@ -170,24 +132,37 @@ class LocalComputation:
         return self.users.x if self.features is None else self.features.values
 
     @property
-    def one_at_a_time(self) -> str:
-        """Why the clients can only be computed one after another; empty if other ways exist."""
-        local = self.local
-        if not isinstance(self.clients, Users):
-            return "each client's examples are fetched when it trains"
-        if local.augment is not None:
-            return "batches are augmented"
-        if not isinstance(local.loss, str):
-            return "the loss is a function"
-        if any(isinstance(layer, nn.EmbeddingBag) for layer in self.model.module.modules()):
-            return "torch.func has no batched nn.EmbeddingBag"
-        # padding needs labels
-        return "" if local.loss == "cross_entropy" else f"the loss is {local.loss}"
+    def words(self) -> int:
+        """Labels of an example: 1, or those of all its words."""
+        y = self.users.y
+        return y[0].numel() if len(y) else 1
 
     @property
-    def recordable(self) -> bool:
-        """Whether the device may repeat recorded steps of these clients."""
-        return self.device.type == "cuda" and not self.model.local
+    def batch_rows(self) -> int:
+        """Examples of a typical client's batch."""
+        index = self.users.indices
+        return min(self.local.batch_size, -(-index.rows // len(index)))
+
+    @property
+    def one_at_a_time(self) -> bool:
+        """Whether the clients can only be computed one after another, without a check.
+
+        Those are fetched or augmented, or have a loss of which padding is a part; and torch.func
+        has no batched ``nn.EmbeddingBag``.
+        """
+        bags = any(isinstance(layer, nn.EmbeddingBag) for layer in self.model.module.modules())
+        named = self.local.augment is None and self.local.loss == "cross_entropy"
+        return bags or not named or not isinstance(self.clients, Users)
+
+    @property
+    def vectorizable(self) -> bool:
+        """Whether clients can be vectorized: their objective is fedavg, too."""
+        return not self.one_at_a_time and self.local.objective == "fedavg"
+
+    def recordable(self, task: RoundTask) -> bool:
+        """Return whether one recorded step serves all: plain SGD that moves everything."""
+        plain = self.local.plain_sgd and not self.local.alternate
+        return plain and self.vectorizable and task.active is None and not self.model.local
 
     def any_examples(self, clients: Sequence[ClientId]) -> bool:
         """Return whether one of the clients has examples; those that are fetched count as some."""
@@ -206,10 +181,8 @@ class LocalComputation:
     ) -> None:
         """Write each client's clipped update into a row of ``out``, shape (clients, c).
 
-        An update that is not finite becomes NaN throughout, and counts as zeros.
-
-        A vectorized ``method`` falls back to one client after another where ``can_vectorize`` says
-        no.
+        An update that is not finite becomes NaN throughout, and counts as zeros. A vectorized
+        ``method`` falls back to one client after another where clients cannot be vectorized.
 
         Args:
             task: the round.
@@ -223,12 +196,15 @@ class LocalComputation:
             ConfigError: a client's examples cannot be trained on; the sentence names the client.
         """
         to, start = out[: len(clients)], start.to(self.device)
-        with self._guarded():
+        with self._guarded(task, clients, start):
             if self.device.type == "cpu":
-                self._updates(task, clients, start, method, to, watch)
+                for _ in self._clipped(task, clients, start, method, task.clip_norm, to, watch):
+                    pass
             else:
-                found, norms = self._on_device(task, clients, start, method, task.clip_norm, watch)
-                to.copy_(found)
+                clipped, norms = self._on_device(
+                    task, clients, start, method, task.clip_norm, watch
+                )
+                to.copy_(clipped)
                 to[[place for place, norm in enumerate(norms) if math.isnan(norm)]] = math.nan
 
     def summed(
@@ -240,47 +216,142 @@ class LocalComputation:
         out: Tensor,
         watch: Watch | None = None,
     ) -> Sequence[float]:
-        """Call ``sum``, or ``sum_each`` with another method than ghost clipping."""
+        """Write the sum of clients' clipped updates into ``out``, shape (c,), float64.
+
+        Args: as for ``updates``; where ``sums_each`` or ``clients_per_ghost_sum`` allows it.
+
+        Returns:
+            The norm of each client's update before clipping; NaN of one that is not finite, and
+            counts as zeros.
+        """
         if method.ghost_sum:
             return self.sum(task, clients, start, out, watch)
-        return self.sum_each(task, clients, start, method, out, watch)
+        longest = task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm
+        start = start.to(self.device)
+        with self._guarded(task, clients, start):
+            if self.device.type == "cpu":
+                norms, each = [], torch.empty(len(clients), len(out))
+                out.zero_()
+                for place, norm in self._clipped(
+                    task, clients, start, method, longest, each, watch
+                ):
+                    norms.append(norm)
+                    if not math.isnan(norm):
+                        add_in_place(out, each[place])
+                return norms
+            updates, norms = self._on_device(task, clients, start, method, longest, watch)
+            width = max(1, _SUMMED // len(clients))  # torch writes what it widens
+            parts = torch.split(updates, width, 1)
+            out.copy_(torch.cat([part.sum(0, dtype=torch.float64) for part in parts]))
+        return norms
 
-    def sum_each(
+    def sums_each(self, task: RoundTask, method: Method) -> bool:
+        """Return whether ``summed`` applies: to all methods on an accelerator, to one here."""
+        # the server can refuse a client's second update only if it gets each update
+        distinct = len(set(task.clients)) == len(task.clients)
+        here = method.vectorized and self.vectorizable
+        return distinct and (here or self.device.type != "cpu")
+
+    @contextmanager
+    def _guarded(
+        self, task: RoundTask, clients: Sequence[ClientId], start: Tensor
+    ) -> Iterator[None]:
+        """Within this context, clients train: in the precision that was asked for."""
+        on_cuda = self.device.type == "cuda"
+        products = float32_products(tf32=self._tf32) if on_cuda else nullcontext()
+        with products, unwritten(self.model):
+            try:
+                yield
+            except (IndexError, RuntimeError) as error:
+                if "device-side assert" in str(error):
+                    raise ConfigError(
+                        f"device='{self.device}': a word, label or row of a client is out of "
+                        "range, and the device stopped. On the CPU a sentence names the client: "
+                        "run this round with device='cpu'."
+                    ) from error
+                if _out_of_range(error):
+                    # one client after another says whose word or label it is
+                    out = torch.empty(len(clients), self.model.active_dim(task.active))
+                    for _ in self._trained(task, clients, start, Method(), out, []):
+                        pass
+                raise
+
+    def _trained(
         self,
         task: RoundTask,
         clients: Sequence[ClientId],
         start: Tensor,
         method: Method,
         out: Tensor,
-        watch: Watch | None = None,
-    ) -> Sequence[float]:
-        """Write the sum of clients' clipped updates into ``out``, shape (c,), float64.
+        losses: _Losses,
+    ) -> Iterator[int]:
+        """Write updates that are not clipped; yield the place of each as soon as it is written."""
+        generators = [client_generator(self._data_seed, task.round, c) for c in clients]
+        if method.vectorized and self.vectorizable:
+            yield from self._vectorized.updates(
+                start,
+                self.x,
+                self.users.y,
+                self._rows(clients),
+                generators,
+                self.local,
+                out=out,
+                active=task.active,
+                losses=losses,
+            )
+        elif method.recorded and self.recordable(task):
+            rows = self._rows(clients)
+            self._recorded = self._recorded or RecordedTraining(self.model, self.x, self.users.y)
+            self._recorded.updates(start, rows, generators, self.local, out=out, losses=losses)
+            yield from range(len(clients))
+        else:
+            yield from self._one_by_one(task, clients, start, generators, method, out, losses)
 
-        Args: as for ``updates``; where ``sums_each`` allows it.
+    def _one_by_one(
+        self,
+        task: RoundTask,
+        clients: Sequence[ClientId],
+        start: Tensor,
+        generators: Sequence[torch.Generator],
+        method: Method,
+        out: Tensor,
+        losses: _Losses,
+    ) -> Iterator[int]:
+        # autocast's cache would keep the weights of the first step for all later steps
+        rounded = torch.autocast(
+            self.device.type, torch.bfloat16, enabled=method.bfloat16, cache_enabled=False
+        )
+        each = zip(clients, self._examples(clients, generators), generators, strict=True)
+        for place, (client, examples, generator) in enumerate(each):
+            training = unclipped_update(
+                self.model,
+                start,
+                examples,
+                local=self.local,
+                generator=generator,
+                active=task.active,
+            )
+            layout = _channels_last(self.model.module) if method.channels_last else nullcontext()
+            with layout, rounded, naming(client), training as (update, first):
+                out[place].copy_(update)
+            if losses:
+                losses[place] = first
+            yield place
 
-        Returns:
-            The norm of each client's update before clipping; NaN of one that is not finite, and
-            counts as zeros.
-        """
-        longest = task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm
-        with self._guarded():
-            start = start.to(self.device)
-            if self.device.type == "cpu":
-                return self._sum_vectorized(task, clients, start, method, longest, out, watch)
-            updates, norms = self._on_device(task, clients, start, method, longest, watch)
-            some = max(1, _SUMMED // len(clients))  # torch writes what it widens
-            parts = [part.sum(0, dtype=torch.float64) for part in torch.split(updates, some, 1)]
-            out.copy_(torch.cat(parts))
-        return norms
+    def _examples(
+        self, clients: Sequence[ClientId], generators: Sequence[torch.Generator]
+    ) -> Iterator[Batch]:
+        """Yield each client's examples."""
+        if isinstance(self.clients, Users):
+            x, y = self.x, self.clients.y
+            for rows in moved(self._rows(clients), self.device):
+                yield x[rows], y[rows]
+            return
+        for client, generator in zip(clients, generators, strict=True):
+            examples = fetched(self.clients, client, generator)
+            yield map_tensors(lambda tensor: tensor.to(self.device), examples)
 
-    def sums_each(self, task: RoundTask, method: Method) -> bool:
-        """Return whether ``sum_each`` applies: to all methods on an accelerator, to one here."""
-        # the server can refuse a client's second update only if it gets each update
-        distinct = len(set(task.clients)) == len(task.clients)
-        here = method.vectorized and self._can_vectorize
-        return distinct and (here or self.device.type != "cpu")
-
-    def _sum_vectorized(
+    def _clipped(
         self,
         task: RoundTask,
         clients: Sequence[ClientId],
@@ -289,103 +360,20 @@ class LocalComputation:
         clip_norm: float,
         out: Tensor,
         watch: Watch | None,
-    ) -> Sequence[float]:
-        norms, each = [], torch.empty(len(clients), len(out))
-        generators = self._generators(task, clients)
-        out.zero_()
-        try:
-            for place, norm in self._vectorized_updates(
-                task, clients, start, generators, method, clip_norm, each, watch
-            ):
-                norms.append(norm)
-                if not math.isnan(norm):
-                    add_in_place(out, each[place])
-        except (IndexError, RuntimeError) as error:
-            if not _out_of_range(error):
-                raise
-            # one client after another says whose word or label it is
-            self._updates(task, clients, start, Method(), each, None)
-            raise
-        return norms
+    ) -> Iterator[tuple[int, float]]:
+        """Write clipped updates, on the CPU; yield the place and the norm of each before clipping.
 
-    @contextmanager
-    def _guarded(self) -> Iterator[None]:
-        """Within this context, clients train: in the precision that was asked for."""
-        with float32_products(self.device, tf32=self.tf32), unwritten(self.model):
-            try:
-                yield
-            except RuntimeError as error:
-                if "device-side assert" not in str(error):
-                    raise
-                raise ConfigError(
-                    f"device='{self.device}': a word, label or row of a client is out of range, "
-                    "and the device stopped. On the CPU a sentence names the client: run this "
-                    "round with device='cpu'."
-                ) from error
-
-    def _updates(
-        self,
-        task: RoundTask,
-        clients: Sequence[ClientId],
-        start: Tensor,
-        method: Method,
-        out: Tensor,
-        watch: Watch | None,
-    ) -> None:
-        generators = self._generators(task, clients)
-        if method.vectorized and self._can_vectorize:
-            try:
-                written = self._vectorized_updates(
-                    task, clients, start, generators, method, task.clip_norm, out, watch
-                )
-                deque(written, maxlen=0)
-            except (IndexError, RuntimeError) as error:
-                if not _out_of_range(error):
-                    raise
-            else:
-                return
-            # a word or label is out of range: one client after another says whose it is
-            generators = self._generators(task, clients)
-        with self._computing(method) as descend:
-            each = zip(clients, self._examples(clients, generators), out, generators, strict=True)
-            for client, examples, to, generator in each:
-                with naming(client):
-                    client_update(
-                        self.model,
-                        start,
-                        examples,
-                        local=self.local,
-                        clip_norm=task.clip_norm,
-                        generator=generator,
-                        active=task.active,
-                        out=to,
-                        watch=watch,
-                        descend=descend,
-                    )
-
-    def _generators(self, task: RoundTask, clients: Sequence[ClientId]) -> list[torch.Generator]:
-        return [client_generator(self._data_seed, task.round, client) for client in clients]
-
-    @property
-    def _can_vectorize(self) -> bool:
-        return not self.one_at_a_time and can_vectorize(self.local)
-
-    @contextmanager
-    def _computing(self, method: Method) -> Iterator[Descend | None]:
-        """Within this context, the network computes as ``method`` says; yield how it descends."""
-        # autocast's cache would keep the weights of the first step for all later steps
-        rounded = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=method.bfloat16, cache_enabled=False
-        )
-        module = self.model.module
-        with ExitStack() as how:
-            if method.channels_last:
-                how.enter_context(channels_last(module))
-            steps = StepsInPlace() if method.in_place else None
-            if method.onednn or steps:
-                how.enter_context(replaced_dense(module, onednn=method.onednn, steps=steps))
-            how.enter_context(rounded)
-            yield steps.step if steps else None
+        Each is clipped, and read by the caller, while it is in the cache.
+        """
+        losses: _Losses = [] if watch is None else [None] * len(clients)
+        norms = [0.0] * len(clients)
+        for place in self._trained(task, clients, start, method, out, losses):
+            update = out[place]
+            clipped, norms[place] = clip_and_measure(update, clip_norm, out=update)
+            if clipped is not update:
+                update.copy_(clipped)
+            yield place, norms[place]
+        _tell(watch, losses, norms)
 
     def _on_device(
         self,
@@ -400,123 +388,15 @@ class LocalComputation:
 
         Nothing between the first client and the last one waits for the device.
         """
-        generators = self._generators(task, clients)
-        shape = len(clients), self.model.active_dim(task.active)
-        out = torch.empty(shape, device=self.device)
-        losses: list[Any] = [None] * len(clients)
-        if method.vectorized and self._can_vectorize:
-            written = self._vectorized.updates(
-                start,
-                self.x,
-                self.users.y,
-                self._rows(clients),
-                generators,
-                out=out,
-                active=task.active,
-                channels_last=method.channels_last,
-                losses=None if watch is None else losses,
-                recorder=self._recorder() if method.recorded else None,
-            )
-            deque(written, maxlen=0)
-        elif method.recorded and self._can_vectorize and can_record(self.local, task):
-            if self._recorded is None:
-                self._recorded = RecordedTraining(
-                    self.model, self.x, self.users.y, self._recorder()
-                )
-            rows = self._rows(clients)
-            self._recorded.updates(start, rows, generators, self.local, out=out, losses=losses)
-        else:
-            self._one_by_one(task, clients, start, generators, method, out, losses)
+        out = torch.empty(len(clients), self.model.active_dim(task.active), device=self.device)
+        losses: _Losses = [] if watch is None else [None] * len(clients)
+        for _ in self._trained(task, clients, start, method, out, losses):
+            pass
         if not has_float64(self.device):
             out = out.cpu()
         norms = clip_rows(out, clip_norm)
-        if watch is not None:
-            for loss, norm in zip(losses, norms, strict=True):
-                watch(None if loss is None else float(loss), norm)
+        _tell(watch, losses, norms)
         return out, norms
-
-    def _recorder(self) -> Recorder:
-        self._recordings = self._recordings or Recorder(self.device)
-        return self._recordings
-
-    def _one_by_one(
-        self,
-        task: RoundTask,
-        clients: Sequence[ClientId],
-        start: Tensor,
-        generators: Sequence[torch.Generator],
-        method: Method,
-        out: Tensor,
-        losses: list[Any],
-    ) -> None:
-        """Write updates that are not clipped."""
-        with self._computing(method) as descend:
-            each = zip(clients, self._examples(clients, generators), generators, strict=True)
-            for place, (client, examples, generator) in enumerate(each):
-                training = unclipped_update(
-                    self.model,
-                    start,
-                    examples,
-                    local=self.local,
-                    generator=generator,
-                    active=task.active,
-                    descend=descend,
-                )
-                with naming(client), training as (update, first):
-                    out[place].copy_(update)
-                    losses[place] = first
-
-    def _examples(
-        self, clients: Sequence[ClientId], generators: Sequence[torch.Generator]
-    ) -> Iterator[Batch]:
-        """Yield each client's examples."""
-        if isinstance(self.clients, Users):
-            rows = moved(self._rows(clients), self.device)
-            x, y = self.x, self.clients.y
-            yield from ((x[own], y[own]) for own in rows)
-            return
-        for client, generator in zip(clients, generators, strict=True):
-            examples = fetched(self.clients, client, generator)
-            yield map_tensors(lambda tensor: tensor.to(self.device), examples)
-
-    def _vectorized_updates(
-        self,
-        task: RoundTask,
-        clients: Sequence[ClientId],
-        start: Tensor,
-        generators: Sequence[torch.Generator],
-        method: Method,
-        clip_norm: float,
-        out: Tensor,
-        watch: Watch | None,
-    ) -> Iterator[tuple[int, float]]:
-        """Write clipped updates, on the CPU; yield the place and the norm of each before clipping.
-
-        Each is clipped, and read by the caller, while it is in the cache.
-        """
-        rows = self._rows(clients)
-        losses: list[float | None] | None = None if watch is None else [None] * len(rows)
-        norms = [0.0] * len(rows)
-        written = self._vectorized.updates(
-            start,
-            self.x,
-            self.users.y,
-            rows,
-            generators,
-            out=out,
-            active=task.active,
-            channels_last=method.channels_last,
-            losses=losses,
-        )
-        for place in written:
-            update = out[place]
-            clipped, norms[place] = clip_and_measure(update, clip_norm, out=update)
-            if clipped is not update:
-                update.copy_(clipped)
-            yield place, norms[place]
-        if watch is not None and losses is not None:
-            for loss, norm in zip(losses, norms, strict=True):
-                watch(loss, norm)
 
     def sum(
         self,
@@ -531,7 +411,7 @@ class LocalComputation:
         At most ``clients_per_ghost_sum(task)`` clients, which must not be 0.
 
         Returns:
-            As ``sum_each``.
+            As ``summed``.
         """
         if self._ghost_sum is None:
             raise RuntimeError("ghost clipping does not support this network")
@@ -548,28 +428,20 @@ class LocalComputation:
                 losses.extend(each.cpu().tolist())
             return each.sum()
 
-        total = out.to(self.device)
-        try:
-            with float32_products(self.device, tf32=self.tf32):
-                each = self._ghost_sum.sum(
-                    start.to(self.device),
-                    x,
-                    total_loss,
-                    learning_rate=self.local.learning_rate,
-                    clip_norm=task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm,
-                    out=total,
-                )
-        except (IndexError, RuntimeError) as error:
-            if not _out_of_range(error):
-                raise
-            # one client after another says whose word or label it is
-            self.updates(task, clients, start, Method(), torch.empty(len(clients), len(out)))
-            raise
+        total, start = out.to(self.device), start.to(self.device)
+        with self._guarded(task, clients, start):
+            each = self._ghost_sum.sum(
+                start,
+                x,
+                total_loss,
+                learning_rate=self.local.learning_rate,
+                clip_norm=task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm,
+                out=total,
+            )
         out.copy_(total)  # which does nothing on the CPU
         norms: list[float] = each.cpu().tolist()
-        if watch is not None:
-            for loss, norm, batch in zip(losses, norms, batches, strict=True):
-                watch(loss if len(batch) else None, norm)
+        taken = [loss if len(batch) else None for loss, batch in zip(losses, batches, strict=False)]
+        _tell(watch, taken, norms)
         return norms
 
     def _first_batch(self, task: RoundTask, client: ClientId, own: Tensor) -> Tensor:
@@ -585,19 +457,14 @@ class LocalComputation:
         depends neither on who is asked nor on what clients hold.
         """
         local = self.local
-        supported = single_step(local) and not self.one_at_a_time
-        everything = task.active is None and can_vectorize(local)
-        if self._ghost_sum is None or not supported or not everything:
+        if self._ghost_sum is None or not single_step(local) or not self.vectorizable:
             return 0
-        if len(set(task.clients)) < len(task.clients):
-            return 0  # the server can refuse a client's second update only if it gets each update
+        # the server can refuse a client's second update only if it gets each update
+        if task.active is not None or len(set(task.clients)) < len(task.clients):
+            return 0
         examples = min(LARGEST_PASS, _PASS_BYTES // (4 * max(1, self.x[:1].numel())))
         materialized = _PASS_BYTES // (4 * max(1, self._ghost_sum.materialized))
         return min(examples // local.batch_size, max(1, materialized))
-
-    def prepare(self, clients: Sequence[ClientId]) -> None:
-        """Compute the features that are missing for clients with data in memory."""
-        self._rows(clients)
 
     def _rows(self, clients: Sequence[ClientId]) -> list[Tensor]:
         """Return each client's rows of ``x``, and compute the features that are missing there."""
@@ -610,9 +477,103 @@ class LocalComputation:
         return rows
 
 
+def _tell(watch: Watch | None, losses: Sequence[float | Tensor | None], norms: list[float]) -> None:
+    if watch is not None:
+        for loss, norm in zip(losses, norms, strict=True):
+            watch(None if loss is None else float(loss), norm)
+
+
+@contextmanager
+def _channels_last(module: nn.Module) -> Iterator[None]:
+    """Within this context, give ``module`` its images in channels-last layout, up to a norm."""
+    hooks = [
+        module.register_forward_pre_hook(
+            lambda _, inputs: (to_channels_last(inputs[0]), *inputs[1:])
+        )
+    ]
+    for norm in (layer for layer in module.modules() if isinstance(layer, nn.GroupNorm)):
+        # torch's norm is slow in that layout, and 2.13 ends the process in the backward pass of one
+        # that trains lowest; ``contiguous()`` would keep the strides of images of one pixel
+        hooks.append(
+            norm.register_forward_pre_hook(
+                lambda _, inputs: (inputs[0].clone(memory_format=torch.contiguous_format),)
+            )
+        )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def one_thread(wanted: bool = True) -> Iterator[None]:
+    """Within this context, compute on one thread, so that sums are always rounded in one order.
+
+    Args:
+        wanted: False leaves the number of threads as it is.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if wanted else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _out_of_range(error: Exception) -> bool:
     """Return whether torch, or vmap in its own words, says that a word or label is out of range."""
     return isinstance(error, IndexError) or "out of bounds" in str(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is computed of a round's clients.
+
+    Attributes:
+        task: the round.
+        local: how clients train.
+        method: how they are computed.
+        summed: their sum, or each update.
+        watched: whether losses and norms are noted.
+    """
+
+    task: RoundTask
+    local: LocalTraining
+    method: Method
+    summed: bool
+    watched: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Results of a chunk of clients.
+
+    Attributes:
+        clients: the chunk.
+        updates: clipped updates, each of shape (c,), to be read once; or one, their sum.
+        norms: of a sum's updates before clipping.
+        watched: the loss and norm of each client, if they are noted.
+    """
+
+    clients: Chunk
+    updates: Iterable[Tensor]
+    norms: Sequence[float]
+    watched: Sequence[tuple[float | None, float]]
+
+
+def compute(
+    computation: LocalComputation, work: Work, chunk: Chunk, start: Tensor, out: Tensor
+) -> tuple[Sequence[float], Sequence[tuple[float | None, float]]]:
+    """Write the updates of a chunk, or their sum, into ``out``; see ``Result`` for the rest."""
+    watched: list[tuple[float | None, float]] = []
+
+    def watch(loss: float | None, norm: float) -> None:
+        watched.append((loss, norm))
+
+    run = computation.summed if work.summed else computation.updates
+    norms = run(work.task, chunk, start, work.method, out, watch if work.watched else None)
+    return norms or (), watched
 
 
 @contextmanager
@@ -662,16 +623,6 @@ def fetched(clients: Clients, client: ClientId, generator: torch.Generator) -> B
         return examples
 
 
-def can_vectorize(local: LocalTraining) -> bool:
-    """Return whether clients can be vectorized: their objective is fedavg."""
-    return local.objective == "fedavg"
-
-
-def can_record(local: LocalTraining, task: RoundTask) -> bool:
-    """Return whether one recorded step serves all: plain SGD that moves everything."""
-    return local.plain_sgd and not local.alternate and task.active is None
-
-
 def client_generator(data_seed: int, round_: int, client: ClientId) -> torch.Generator:
     """Return the generator of one client in one round; other clients have no influence on it."""
     number = client if isinstance(client, int) and client >= 0 else _number_of(client)
@@ -683,53 +634,6 @@ def _number_of(client: ClientId) -> int:
     """Return the hash of an id that is a string or a negative number, 256 bits."""
     digest = hashlib.sha256(b"privpart/client id/" + json.dumps(client).encode())
     return int.from_bytes(digest.digest(), "big")
-
-
-def candidates(computation: LocalComputation, task: RoundTask, *, bfloat16: bool) -> list[Method]:
-    """Return the methods worth timing; the first, one client after another, always works.
-
-    Of methods that are equally fast, the first is taken.
-    """
-    convolutional, module = computation.convolutional, computation.model.module
-    rows = _batch_rows(computation)
-    methods = [Method(bfloat16=bfloat16)]
-    on_cpu = computation.device.type == "cpu" and not bfloat16
-    in_place = on_cpu and computation.local.plain_sgd and worth_in_place(module, rows)
-    if convolutional or in_place:
-        methods.append(Method(channels_last=convolutional, in_place=in_place, bfloat16=bfloat16))
-    if on_cpu and worth_onednn(module, rows):
-        methods.append(Method(channels_last=convolutional, onednn=True, in_place=in_place))
-    if bfloat16 or not can_vectorize(computation.local):
-        return methods
-    if computation.recordable and can_record(computation.local, task):
-        methods.append(Method(recorded=True))
-    several = computation.local.plain_sgd and not single_step(computation.local)
-    if computation.recordable and several:
-        methods.append(Method(vectorized=True, recorded=True))
-    # Vectorized convolutions become one grouped convolution, which is slow on a CPU unless it is
-    # small. They do not in a single step, where all clients share the filters. An accelerator is
-    # always timed.
-    convolve = not on_cpu or single_step(computation.local) or _small_convolutions(computation)
-    if not convolutional or convolve:
-        methods.append(Method(vectorized=True))
-    if convolutional and convolve:
-        methods.append(Method(vectorized=True, channels_last=True))
-    return methods
-
-
-def _small_convolutions(computation: LocalComputation) -> bool:
-    """Return whether a step multiplies so little that calls take longer than the products."""
-    convolutions = (m for m in computation.model.module.modules() if isinstance(m, nn.Conv2d))
-    filters = sum(layer.weight.numel() for layer in convolutions)
-    # of the network's input: hardly any network convolves larger images than those
-    pixels = computation.x[:1].numel() // max(1, computation.x.shape[1])
-    return filters * pixels * computation.local.batch_size <= _SMALL_STEP
-
-
-def _batch_rows(computation: LocalComputation) -> int:
-    """Return how many rows a dense layer multiplies per batch; each word of a text is one."""
-    y = computation.users.y
-    return computation.local.batch_size * (y[0].numel() if len(y) else 1)
 
 
 def prefix_fits(below: nn.Sequential, x: Tensor) -> bool:

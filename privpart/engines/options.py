@@ -37,9 +37,8 @@ class EngineOptions:
             job of a few rounds may not take, or at once for a network of 4 million parameters; the
             script must start its work under ``if __name__ == "__main__":``.
         batching: "loop" computes one client after another, "vmap" computes many clients as one
-            vectorized computation, and "auto" finds the fastest way while the first rounds run: by
-            the structure of the network, then by timing a few clients, or from the figures of an
-            earlier run.
+            vectorized computation, and "auto" takes what is fastest by the network and the training
+            (``privpart.engines.choice``), once it agrees with "loop" on two clients.
         cache_prefix: whether to keep the outputs of the frozen layers below the lowest trained one.
             None does so if it is exact and fits into memory. The cache is dropped when the frozen
             part changes, except when it is changed through ``.data``.
@@ -50,14 +49,13 @@ class EngineOptions:
             of their norm. "tf32" lets a CUDA device round the factors to 10 bits, in every way to
             compute clients; "float32" keeps it from rounding convolutions so, as torch does.
         sums: allow the engine to return sums of updates that it clipped itself: of vectorized
-            clients, of clients with ``steps=1`` where "auto" finds ghost clipping faster, and of
-            all clients on an accelerator. The server cannot clip those updates again.
+            clients, of clients with ``steps=1`` by ghost clipping, and of all clients on an
+            accelerator. The server cannot clip those updates again.
         device: "cpu" or an accelerator, such as "cuda:1", which one process drives. Updates are
             clipped there and copied back once per chunk of clients. The order of the examples is
             the same on every device; dropout masks differ.
         health: measure each client's loss, and the norm of its update before clipping, see
             ``ClientHealth``. Neither is for release.
-        explain: report in one line what "auto" chose, and how long a round should take.
         worker_timeout: seconds after which a worker process that does not answer is taken to hang,
             which ends the round. It answers after each chunk of up to 128 clients. None allows 15
             minutes at first; then a minute, or 50 times as long per client as the slowest so far.
@@ -74,7 +72,6 @@ class EngineOptions:
     sums: bool = False
     device: "str | torch.device" = "cpu"
     health: bool = False
-    explain: bool = False
     worker_timeout: float | None = None
 
     def __post_init__(self) -> None:
@@ -188,10 +185,6 @@ class EngineOptions:
             )
         if self.health:
             raise ConfigError("health=True: clients that select are not measured; leave it out.")
-        if self.explain:
-            raise ConfigError(
-                "explain=True: clients that select are computed in one way; leave it out."
-            )
 
     def _refuse_all_but_one_process_in_float32_on_cpu(self) -> None:
         clients = "clients that select, train with the objective moon, or keep a local part,"

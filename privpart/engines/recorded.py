@@ -9,6 +9,7 @@ the plain loop, one client after another.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +17,43 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from privpart.client import LocalTraining, logits_of, loss_gradients, moved
-from privpart.engines.device import Recorder
 from privpart.engines.vectorized import nothing_kept
 from privpart.model import PartialModel, state_of
+
+_REHEARSALS = 2
+"""Calls before a recording, in which libraries choose their kernels and get memory."""
+
+
+class Recorder:
+    """Records work on a CUDA device as graphs, which share memory for what happens in between.
+
+    Args:
+        device: the current one.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._memory: Any = None
+
+    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
+        """Return a function that repeats ``work``, and its result, which each call writes.
+
+        Args:
+            work: called a few times before the recording. What it reads and writes must stay where
+                it is in memory.
+        """
+        cuda: Any = torch.cuda
+        other, before = cuda.Stream(self._device), cuda.current_stream(self._device)
+        other.wait_stream(before)
+        with cuda.stream(other):
+            for _ in range(_REHEARSALS):
+                work()
+        before.wait_stream(other)
+        self._memory = self._memory or cuda.graph_pool_handle()
+        graph = cuda.CUDAGraph()
+        with cuda.graph(graph, pool=self._memory):
+            result = work()
+        return graph.replay, result
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +72,13 @@ class RecordedTraining:
         model: on a CUDA device; its memory and that of ``x`` and ``y`` must stay where they are.
         x: everyone's examples, shape (n, ...).
         y: their labels.
-        recorder: of the device.
     """
 
-    def __init__(self, model: PartialModel, x: Tensor, y: Tensor, recorder: Recorder) -> None:
+    def __init__(self, model: PartialModel, x: Tensor, y: Tensor) -> None:
         self._model = model
         self._x, self._y = x, y
         self._rate = torch.zeros((), device=x.device)
-        self._recorder = recorder
+        self._recorder = Recorder(x.device)
         self._steps: dict[int, _Step] = {}  # by the size of the batch
         # those of the module are replaced for each client, and a recording holds addresses
         self._buffers = {name: b.clone() for name, b in model.module.named_buffers()}
@@ -57,7 +91,7 @@ class RecordedTraining:
         local: LocalTraining,
         *,
         out: Tensor,
-        losses: list[Tensor | None] | None = None,
+        losses: list[float | Tensor | None],
     ) -> None:
         """Write each client's update, not clipped, into its row of ``out``, shape (V, d).
 
@@ -67,7 +101,7 @@ class RecordedTraining:
             generators: per client, the order of its examples.
             local: plain SGD on the cross-entropy.
             out: overwritten; on the device.
-            losses: V times None; becomes the loss of each client's first step.
+            losses: V times None; becomes the loss of each client's first step. Empty leaves it out.
 
         Raises:
             RuntimeError: the network keeps something in its layers or buffers, or does something
@@ -90,7 +124,7 @@ class RecordedTraining:
                     step = self._steps[len(batch)]
                     step.rows.copy_(next(each))
                     step.repeat()
-                    if losses is not None and not number:
+                    if losses and not number:
                         losses[place] = step.loss.clone()
                 torch.sub(self._model.flat, start, out=out[place])
 

@@ -30,20 +30,13 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
 from privpart.client import ClientOptimizer, LocalTraining, logits_of, mean_loss
-from privpart.engines.device import Recorder
 from privpart.engines.frozen_prefix import functions_of_the_example, named_layers
-from privpart.engines.layers import to_channels_last
 from privpart.model import LayerStates, PartialModel, state_of
 
 LARGEST_PASS = 256
 """Examples in one pass: of each client here, of all clients in ``ghost_sum``."""
 _PADDING = -100  # the label that ``mean_loss`` ignores
 
-_MOST_RECORDINGS = 32
-"""Combinations of sizes of batches whose step is recorded; others are computed without."""
-
-_Moved = tuple[tuple[str, ...], tuple[bool, ...], tuple[int, ...]]
-"""What trains, which of it a step moves, and the sizes of the batches."""
 _Logits = Callable[[Sequence[Tensor], Tensor], Tensor]
 """Maps each client's parameters and examples to its logits, shape (V, n, ..., labels)."""
 
@@ -57,12 +50,14 @@ class _Stack:
 
 
 @dataclass(frozen=True, slots=True)
-class _Recording:
-    """A step of some clients of the stack: where it reads rows, and where it writes losses."""
+class _Work:
+    """What a step computes, and how it moves parameters."""
 
-    rows: Tensor
-    repeat: Callable[[], None]
-    losses: list[Tensor]
+    examples: Callable[[Tensor], tuple[Tensor, Tensor]]
+    logits: _Logits
+    optimizer: ClientOptimizer | None
+    learning_rate: float
+    """Of plain SGD, without optimiser."""
 
 
 class VectorizedTraining:
@@ -70,18 +65,14 @@ class VectorizedTraining:
 
     Args:
         model: its trained part holds the start while clients train; all share its frozen part.
-        local: how each client trains; its loss must be "cross_entropy".
     """
 
-    def __init__(self, model: PartialModel, local: LocalTraining) -> None:
+    def __init__(self, model: PartialModel) -> None:
         self._model = model
-        self.local = local
+        self._is_dense: bool | None = None
         self._train(model.trainable)
         self._gradients_at_start = vmap(grad(self._loss), in_dims=(None, 0, 0))
         self._buffers: dict[tuple[str, ...], _Stack] = {}  # by what trains
-        self._recordings: dict[_Moved, _Recording] = {}
-        self._rate: Tensor | None = None
-        self._constants: dict[str, Tensor] = {}
 
     def _train(self, names: tuple[str, ...]) -> None:
         """Let these parameters train, in this order; the others are at the start of the round."""
@@ -97,12 +88,11 @@ class VectorizedTraining:
         y: Tensor,
         rows: Sequence[Tensor],
         generators: Sequence[torch.Generator],
+        local: LocalTraining,
         *,
         out: Tensor,
         active: Sequence[int] | None = None,
-        channels_last: bool = False,
-        losses: list[float | None] | None = None,
-        recorder: Recorder | None = None,
+        losses: list[float | Tensor | None] | None = None,
     ) -> Iterator[int]:
         """Write each client's update, not clipped, into its row of ``out``, shape (V, c).
 
@@ -115,13 +105,11 @@ class VectorizedTraining:
             y: their labels, shape (n,) or (n, length).
             rows: per client, the rows of its examples, shape (its n,).
             generators: per client, the order of its examples.
+            local: how each client trains; its loss must be "cross_entropy".
             out: overwritten; on the device of ``start``, ``x`` and ``y``.
             active: groups of the model that train in this round, with c parameters; None trains
                 all, and c is d.
-            channels_last: memory layout of images, shape (n, channels, height, width).
-            losses: V times None; becomes the loss of each client's first step.
-            recorder: of the device, for clients that take several steps of plain SGD; a step is
-                then recorded when batches of its sizes first come, and repeated from then on.
+            losses: V times None; becomes the loss of each client's first step. Empty leaves it out.
 
         Raises:
             RuntimeError: the network draws random numbers, keeps anything in its layers, or does
@@ -129,26 +117,24 @@ class VectorizedTraining:
                 or the loss is not "cross_entropy".
             ConfigError: the network writes to a frozen parameter.
         """
-        if self.local.loss != "cross_entropy":
-            raise RuntimeError(f"loss={self.local.loss!r}: vectorized clients need labels")
+        if local.loss != "cross_entropy":
+            raise RuntimeError(f"loss={local.loss!r}: vectorized clients need labels")
         if self._model.local:
             raise RuntimeError("vectorized clients share all but the trained part; use 'loop'")
         batches = [
-            [own[batch] for batch in self.local.batches(len(own), generator)]
+            [own[batch] for batch in local.batches(len(own), generator)]
             for own, generator in zip(rows, generators, strict=True)
         ]
         groups = range(len(self._model.groups)) if active is None else active
         self._train(tuple(name for group in groups for name in self._model.groups[group]))
         with self._model.lent(start), nothing_kept(self._model):
             start = torch.cat([start[span] for span in self._model.spans(active)])
-            if single_step(self.local):
+            if single_step(local):
                 first = [own[0] if own else torch.empty(0, dtype=torch.int64) for own in batches]
-                self._single_step(start, x, y, first, out, channels_last, losses)
+                self._single_step(start, x, y, first, local, out, losses)
                 yield from range(len(out))
             else:
-                yield from self._many_steps(
-                    start, x, y, batches, out, channels_last, losses, recorder
-                )
+                yield from self._many_steps(start, x, y, batches, local, out, losses)
 
     @torch.no_grad()  # torch.func's own gradients aside: parameters of idle groups ask for them
     def _single_step(
@@ -157,15 +143,15 @@ class VectorizedTraining:
         x: Tensor,
         y: Tensor,
         batches: Sequence[Tensor],
+        local: LocalTraining,
         out: Tensor,
-        channels_last: bool,
-        losses: list[float | None] | None,
+        losses: list[float | Tensor | None] | None,
     ) -> None:
         """Write the updates of one step of SGD, whose momentum starts at zero."""
         if not batches:
             return
-        inputs = padded_batches(x, y, batches, self.local.batch_size, channels_last=channels_last)
-        if losses is None:
+        inputs = padded_batches(x, y, batches, local.batch_size)
+        if not losses:
             gradients = self._gradients_at_start(self._split(start), *inputs)
         else:
             watched = vmap(grad_and_value(self._loss), in_dims=(None, 0, 0))
@@ -174,7 +160,7 @@ class VectorizedTraining:
                 v if len(b) else None for v, b in zip(values.tolist(), batches, strict=True)
             ]
         for place, gradient in zip(self._split(out), gradients, strict=True):
-            torch.mul(gradient, -self.local.learning_rate, out=place)
+            torch.mul(gradient, -local.learning_rate, out=place)
         out[torch.tensor([len(rows) == 0 for rows in batches])] = 0.0
 
     def _many_steps(
@@ -183,10 +169,9 @@ class VectorizedTraining:
         x: Tensor,
         y: Tensor,
         batches: Sequence[Sequence[Tensor]],
+        local: LocalTraining,
         out: Tensor,
-        channels_last: bool,
-        losses: list[float | None] | None,
-        recorder: Recorder | None,
+        losses: list[float | Tensor | None] | None,
     ) -> Iterator[int]:
         # Clients with the most steps first: those still in training are then a prefix of the stack.
         # Among them, clients with equal batch sizes are neighbours and share one product.
@@ -194,10 +179,16 @@ class VectorizedTraining:
         sizes = [[len(batch) for batch in own] for own in batches]
         order = sorted(range(len(batches)), key=lambda place: (len(sizes[place]), sizes[place]))
         order.reverse()
-        examples = partial(_examples, x, y, channels_last)
-        logits = self._dense if is_dense_network(self._model.module, x) else vmap(self._own_forward)
+        examples = partial(_examples, x, y)
+        if self._is_dense is None:
+            self._is_dense = is_dense_network(self._model.module, x)
+        logits = self._dense if self._is_dense else vmap(self._own_forward)
         stack = self._stack(start, len(batches))
-        optimizer = None if self.local.plain_sgd else self._optimizer(stack)
+        # one optimiser serves all clients, because SGD and Adam treat each coordinate separately
+        optimizer = (
+            None if local.plain_sgd else ClientOptimizer(local, [stack.flat], [stack.gradient])
+        )
+        work = _Work(examples, logits, optimizer, local.learning_rate)
         active = len(batches)
         for step in range(max(map(len, batches), default=0) + 1):
             remaining = sum(len(own) > step for own in batches)
@@ -207,32 +198,18 @@ class VectorizedTraining:
                 yield order[place]
             active = remaining
             these = [batches[order[place]][step] for place in range(active)]
-            moving = self.local.moving(self._names, step) if these else []
-            if recorder is not None and self.local.plain_sgd and these:
-                found = self._recorded_step(recorder, stack, these, moving, examples, logits)
-            else:
-                found = self._step(stack, these, moving, examples, logits, optimizer)
-            if losses is not None and not step:
-                first = torch.cat(found).cpu().tolist() if found else []
+            moving = local.moving(self._names, step) if these else []
+            parts = self._step(stack, these, moving, work)
+            if losses and not step:
+                first = torch.cat(parts).cpu().tolist() if parts else []
                 for place, loss in zip(order, first, strict=False):
                     losses[place] = loss
 
     def _step(
-        self,
-        stack: _Stack,
-        batches: Sequence[Tensor],
-        moving: Sequence[bool],
-        examples: Callable[[Tensor], tuple[Tensor, Tensor]],
-        logits: _Logits,
-        optimizer: ClientOptimizer | None,
-        rate: Tensor | None = None,
+        self, stack: _Stack, batches: Sequence[Tensor], moving: Sequence[bool], work: _Work
     ) -> list[Tensor]:
-        """Move the first clients of the stack by one step; return their losses, in parts.
-
-        Without optimizer, it is a step of plain SGD that moves what is ``moving``; ``rate`` is its
-        learning rate in the memory of a device, for a step that is recorded.
-        """
-        first, found = 0, []
+        """Move the first clients of the stack by one step; return their losses, in parts."""
+        first, losses = 0, []
         # Clients with batches of one size are computed together and nothing is padded: products
         # with another number of rows round differently, which would make one client's update depend
         # on how much data the others hold. (Alignment in memory still can.)
@@ -241,58 +218,17 @@ class VectorizedTraining:
             span = slice(first, first + len(rows))
             first = span.stop
             parts = self._split(stack.flat[span])
-            gradients, losses = _gradients(logits, parts, moving, *examples(rows))
-            found.append(losses)
-            if rate is not None:
-                for part, gradient in zip(compress(parts, moving), gradients, strict=True):
-                    part.sub_(gradient * rate)
-            elif optimizer is None:
-                for part, gradient in zip(compress(parts, moving), gradients, strict=True):
-                    part.add_(gradient, alpha=-self.local.learning_rate)
+            gradients, part = _gradients(work.logits, parts, moving, *work.examples(rows))
+            losses.append(part)
+            if work.optimizer is None:
+                for moved, gradient in zip(compress(parts, moving), gradients, strict=True):
+                    moved.add_(gradient, alpha=-work.learning_rate)
             else:
                 for to, gradient in zip(self._split(stack.gradient[span]), gradients, strict=True):
                     to.copy_(gradient)
-        if optimizer is not None and batches:
-            optimizer.step()
-        return found
-
-    def _recorded_step(
-        self,
-        recorder: Recorder,
-        stack: _Stack,
-        batches: Sequence[Tensor],
-        moving: Sequence[bool],
-        examples: Callable[[Tensor], tuple[Tensor, Tensor]],
-        logits: _Logits,
-    ) -> list[Tensor]:
-        """Move the first clients of the stack by one step of plain SGD, which is repeated."""
-        sizes = tuple(map(len, batches))
-        moved = self._names, tuple(moving), sizes
-        if self._rate is None:
-            self._rate = torch.zeros((), device=stack.flat.device)
-            # those of the module are replaced in every round, and a recording holds addresses
-            self._constants = {k: b.clone() for k, b in self._model.module.named_buffers()}
-        rate = self._rate.fill_(self.local.learning_rate)
-        held = self._recordings.get(moved)
-        if held is None and len(self._recordings) >= _MOST_RECORDINGS:
-            return self._step(stack, batches, moving, examples, logits, None)
-        if held is None:
-            rows = torch.cat(list(batches))
-            parts, before = torch.split(rows, list(sizes)), stack.flat.clone()
-            constants = state_of(self._constants.values())
-            held = _Recording(
-                rows,
-                *recorder.record(
-                    lambda: self._step(stack, parts, moving, examples, logits, None, rate)
-                ),
-            )
-            stack.flat.copy_(before)  # to record a step, it was taken
-            if constants != state_of(self._constants.values()):
-                raise RuntimeError("the network writes to its buffers; use batching='loop'")
-            self._recordings[moved] = held
-        held.rows.copy_(torch.cat(list(batches)))
-        held.repeat()
-        return held.losses
+        if work.optimizer is not None and batches:
+            work.optimizer.step()
+        return losses
 
     def _stack(self, start: Tensor, clients: int) -> _Stack:
         # Kept between chunks: clearing fresh pages takes as long as training a small network.
@@ -300,15 +236,9 @@ class VectorizedTraining:
         if held is None or len(held.flat) < clients:
             held = _Stack(*(start.new_empty(clients, len(start)) for _ in range(2)))
             self._buffers[self._names] = held
-            for moved in [moved for moved in self._recordings if moved[0] == self._names]:
-                del self._recordings[moved]  # it holds the other one's addresses
         stack = _Stack(held.flat[:clients], held.gradient[:clients])
         stack.flat.copy_(start)
         return stack
-
-    def _optimizer(self, stack: _Stack) -> ClientOptimizer:
-        # One optimiser serves all clients, because SGD and Adam treat each coordinate separately.
-        return ClientOptimizer(self.local, [stack.flat], [stack.gradient])
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """Return one view per parameter of shape (..., *shape), for ``flat`` of shape (..., d)."""
@@ -326,7 +256,7 @@ class VectorizedTraining:
         named = dict(zip(self._names, parts, strict=True))
         # torch's fused attention has no batched form: vmap would call it client by client
         with how, sdpa_kernel(SDPBackend.MATH):
-            return logits_of(functional_call(self._model.module, self._constants | named, (x,)))
+            return logits_of(functional_call(self._model.module, named, (x,)))
 
     def _own_forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         """Return a client's logits under its own parameters, which differ from the others'."""
@@ -390,7 +320,7 @@ def losses_of(logits: Tensor, y: Tensor) -> Tensor:
 
 
 def padded_batches(
-    x: Tensor, y: Tensor, batches: Sequence[Tensor], length: int, *, channels_last: bool = False
+    x: Tensor, y: Tensor, batches: Sequence[Tensor], length: int
 ) -> tuple[Tensor, Tensor]:
     """Return one batch per client, padded to a public length.
 
@@ -400,7 +330,6 @@ def padded_batches(
         batches: per client, rows of ``x``; at most ``length``.
         length: rows of every padded batch; a public number, because products with another number
             of rows round differently.
-        channels_last: memory layout of images.
 
     Returns:
         Examples, shape (batches, length, ...), zero where a client has none; and their labels,
@@ -411,19 +340,16 @@ def padded_batches(
     missing = rows < 0
     # Padding repeats an example of the same client: even 0 times another's infinity is NaN.
     own = torch.where(missing, rows[:, :1], rows)
-    examples, labels = _examples(x, y, channels_last, own)
+    examples, labels = _examples(x, y, own)
     examples[own[:, 0] < 0] = 0
     labels[missing] = _PADDING
     return examples, labels
 
 
-def _examples(x: Tensor, y: Tensor, channels_last: bool, rows: Tensor) -> tuple[Tensor, Tensor]:
+def _examples(x: Tensor, y: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Return the examples at ``rows`` of shape (clients, rows), and their labels."""
     rows = rows.to(x.device)
-    if not channels_last:
-        return x[rows], y[rows]
-    images = to_channels_last(x[rows.flatten()])
-    return images.view(*rows.shape, *images.shape[1:]), y[rows]
+    return x[rows], y[rows]
 
 
 _LAYERS = (nn.Linear, nn.ReLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Flatten)

@@ -212,5 +212,5 @@ def _put_together(
     if plan.references():
         read = read_task  # one's own network may write to the examples that it is given
     # no report is made of a cell, which would state whose clipping the server could not check
-    options = replace(options or EngineOptions(explain=plan.select is None), sums=True)
+    options = replace(options or EngineOptions(), sums=True)
     return training(plan, options=options, report=report, read=read)

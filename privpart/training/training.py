@@ -32,9 +32,8 @@ from privpart.data.clients import Clients
 from privpart.data.tasks.shakespeare import UNKNOWN
 from privpart.data.users import Users
 from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_canaries
-from privpart.engines.device import one_thread
 from privpart.engines.embedded import EmbeddedEngine
-from privpart.engines.methods import client_generator, fetched
+from privpart.engines.methods import client_generator, fetched, one_thread
 from privpart.engines.options import EngineOptions
 from privpart.engines.protocol import Engine
 from privpart.grid import refuse_noise

@@ -5,11 +5,12 @@ As a script: starts two workers, which hang in Python and in C; prints their pro
 
 import re
 import sys
+from pathlib import Path
 
 import torch
 
 from privpart import LocalTraining, PartialModel, RoundTask
-from privpart.engines.methods import Method
+from privpart.engines.methods import Method, Work
 from privpart.engines.workers import Workers
 from privpart.models import mcmahan_2nn
 
@@ -38,16 +39,25 @@ def pool(count, **options):
 
 def one_round(workers, model, clients, here=None):
     task = RoundTask(0, tuple(clients), 0.2, "plan")
+    work = Work(task, LocalTraining(0.1), Method(), summed=False, watched=False)
     chunks = [[client] for client in clients]
-    start, local = model.flat.clone(), LocalTraining(0.1)
-    return list(workers.updates(task, start, local, Method(), chunks, here=here))
+    results = workers.results(work, model.flat.clone(), chunks, here)
+    return [update for result in results for update in result.updates]
+
+
+def lives(pid: int) -> bool:
+    """Return whether a process runs, which a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 def hang(count, out):
     """Start workers, write their process ids, and wait for clients that hang."""
     workers, model = pool(count)
     one_round(workers, model, range(count))
-    out.write(" ".join(str(worker.process.pid) for worker in workers._workers) + "\n")
+    out.write(" ".join(map(str, workers.pids)) + "\n")
     out.flush()
     one_round(workers, model, [HANGS, HANGS_IN_C][:count])
 

@@ -1,169 +1,124 @@
-"""The choice of a method: what it costs a round, what it keeps, checks, remembers and says."""
+"""The choice of a method: the rule, and the check of what it gives against the plain loop."""
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
+from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
 from privpart.client import ClientOptimizer
-from privpart.engines import choice as module
-from privpart.engines import vectorized
+from privpart.engines import choice, vectorized
+from privpart.engines.choice import fastest
+from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.methods import LocalComputation, Method
-from privpart.models import mcmahan_2nn, small_cnn
+from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn
 
-NETWORKS = {
-    "dense": lambda: mcmahan_2nn(inputs=64, hidden=12, classes=10),
-    "cnn": lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8),
-}
-
-
-@pytest.fixture(autouse=True)
-def _nothing_remembered(tmp_path, monkeypatch):
-    monkeypatch.setenv("PRIVPART_CACHE_DIR", str(tmp_path / "cache"))
+LOOP, TOGETHER, GHOST = Method(), Method(vectorized=True), Method(ghost_sum=True)
+LAYOUT = Method(channels_last=True)
+STEP, STEPS = LocalTraining(0.1, batch_size=2, steps=1), LocalTraining(0.1, batch_size=2)
 
 
-@pytest.fixture
-def counted(monkeypatch):
-    """Rows that clients trained on, in order, as (method, rows of each client)."""
-    calls = []
-
-    def counting(name):
-        real = getattr(LocalComputation, name)
-
-        def run(self, task, clients, *others):
-            method = others[1] if name == "updates" else Method(ghost_sum=True)
-            lengths = [len(self.users.indices[client]) for client in clients]
-            calls.append((method, [module._rows(self.local, n) if n else 0 for n in lengths]))
-            return real(self, task, clients, *others)
-
-        monkeypatch.setattr(LocalComputation, name, run)
-
-    counting("updates")
-    counting("sum")
-    return calls
+def dense():
+    return mcmahan_2nn(inputs=64, hidden=12, classes=10)
 
 
-def made(network="dense", examples=20, clients=12, local=None, **options):
-    n = examples * clients
-    generator = torch.Generator().manual_seed(2)
-    x = torch.rand(n, 1, 8, 8, generator=generator)
+def convolutional():
+    return small_cnn(channels=(4, 8), hidden=16, image_size=8)
+
+
+def users(examples=20, clients=12, shape=(1, 8, 8)):
+    n, generator = examples * clients, torch.Generator().manual_seed(2)
+    x = torch.rand(n, *shape, generator=generator)
     y = torch.randint(10, (n,), generator=generator)
-    users = Users(x, y, torch.arange(n).split(examples))
-    model = PartialModel(NETWORKS.get(network, network), seed=1)
-    local = local or LocalTraining(0.1, batch_size=2)
-    said = []
-    options = {"report": said.append, "explain": True, "data_seed": 5} | options
-    engine = EmbeddedEngine(model, users, local=local, **options)
-    return engine, RoundTask(0, tuple(range(clients)), 0.2, "plan"), said
+    return Users(x, y, torch.arange(n).split(examples))
 
 
-def rows(calls):
-    return sum(sum(each) for _, each in calls)
+def made(network=dense, data=None, local=STEPS, **options):
+    model = PartialModel(network, seed=1)
+    return EmbeddedEngine(model, data or users(), local=local, data_seed=5, **options)
 
 
-CASES = [
-    ("dense", 1, True), ("cnn", 1, True), ("dense", 1, False), ("cnn", 2, False),
-    ("dense", 5, False), ("dense", 12, False), ("cnn", 6, False),
-]  # fmt: skip
+TASK = RoundTask(0, tuple(range(12)), 0.2, "plan")
+FEW = replace(TASK, clients=(0, 1, 2))
+BIG = LocalTraining(0.1, batch_size=2**13)
 
 
-@pytest.mark.parametrize(("network", "steps", "sums"), CASES)
-@pytest.mark.parametrize(("slow", "health"), [(False, False), (True, False), (False, True)])
-def test_a_round_throws_the_work_of_two_clients_away_at_most(
-    network, steps, sums, slow, health, counted, monkeypatch
-):
-    """And the first one starts at once: all else that was computed by then is its own."""
-    if slow:  # every row takes three seconds
-        monkeypatch.setattr(module, "clock", lambda _: 3.0 * rows(counted))
-    local = LocalTraining(0.1, batch_size=2, steps=steps)
-    engine, task, _ = made(network, 2 * steps, local=local, sums=sums, health=health)
-    client, start = 2 * steps, engine.model.flat.clone()
-    for round_ in range(3):
-        counted.clear()
-        one = replace(task, round=round_)
-        answers = engine.sums(one, start) or engine.run(one, start)
-        came = [c for a in answers for c in (a.clients if hasattr(a, "clients") else [a.client])]
-        assert sorted(came) == list(task.clients)
-        assert rows(counted) / client - len(task.clients) <= 2 + 1e-9
-        assert not health or len(engine.health().norms) == len(task.clients)
+def large():
+    return nn.Sequential(nn.Conv2d(1, 64, 5, padding=2), nn.Conv2d(64, 64, 5), nn.Flatten())
 
 
-_seconds = module._Trial.seconds
+@pytest.mark.parametrize(
+    ("network", "local", "task", "sums", "method"),
+    [
+        (convolutional, STEP, TASK, True, GHOST),
+        (convolutional, STEP, FEW, True, GHOST),
+        (convolutional, STEP, TASK, False, TOGETHER),
+        (convolutional, STEP, FEW, False, LAYOUT),
+        (convolutional, STEP, replace(TASK, clients=(1, 1, 2)), True, LAYOUT),  # one is refused
+        (dense, STEPS, FEW, True, TOGETHER),
+        (dense, BIG, TASK, True, TOGETHER),  # as few examples as clients have
+        (lambda: emnist_cnn(classes=10), STEPS, FEW, True, LAYOUT),
+        (large, BIG, TASK, True, LAYOUT),
+        (convolutional, BIG, TASK, True, TOGETHER),
+        (dense, replace(STEPS, objective="fedprox", mu=0.1), TASK, True, LOOP),
+        (dense, replace(STEPS, loss="binary_cross_entropy"), TASK, True, LOOP),
+        (dense, replace(STEPS, augment=lambda batch: batch), TASK, True, LOOP),
+        (lambda: nn.Sequential(nn.EmbeddingBag(9, 4)), STEPS, TASK, True, LOOP),
+        (lambda: nn.Linear(2048, 2048), BIG, TASK, True, LOOP),
+    ],
+)
+def test_the_rule(network, local, task, sums, method):
+    data = users(shape=(1, 28, 28) if method.channels_last else (1, 8, 8))
+    work = LocalComputation(PartialModel(network, seed=1), data, local=local, data_seed=5)
+    assert fastest(work, task, sums=sums) == method
 
 
-def _quick(trial, method, *others):
-    return _seconds(trial, method, *others) * (1e-9 if method.ghost_sum else 1.0)
+def test_only_weights_that_train_make_a_step_large():
+    def network():
+        return nn.Sequential(*[nn.Linear(1024, 1024, bias=False) for _ in range(2)])
+
+    for train, method in ((["*"], LOOP), (["none"], TOGETHER)):
+        model = PartialModel(
+            nn.Sequential(network(), nn.Linear(1024, 10)),
+            train=[*train, "1.*"] if train == ["*"] else ["1.*"], seed=1, overwrite=True,
+        )  # fmt: skip
+        work = LocalComputation(model, users(shape=(1024,)), local=BIG, data_seed=5)
+        assert fastest(work, TASK, sums=True) == method
 
 
-def test_a_summed_round_is_the_round_with_what_was_timed(monkeypatch):
-    engine, task, _ = made("cnn", 2, local=LocalTraining(0.1, batch_size=2, steps=1), sums=True)
-    task = replace(task, clip_norm=0.05, sum_clip_norm=0.049)
-    start = engine.model.flat.clone()
-    loop, _, _ = made("cnn", 2, local=LocalTraining(0.1, batch_size=2, steps=1), batching="loop")
-    each, free = (
-        torch.stack([u.update for u in loop.run(replace(task, clip_norm=most), start)]).double()
-        for most in (0.049, 9.0)
-    )
-    monkeypatch.setattr(module._Trial, "seconds", _quick)
-    parts = list(engine.sums(task, start))
-    assert sorted(c for part in parts for c in part.clients) == list(task.clients)
-    assert (sum(part.total for part in parts) - each.sum(dim=0)).norm() < 1e-5
-    assert sum(part.unclipped for part in parts) == int((free.norm(dim=1) <= 0.05).sum())
+@pytest.mark.parametrize(
+    ("local", "sums", "method"),
+    [
+        (STEPS, True, Method(recorded=True)),
+        (STEP, True, GHOST),
+        (STEP, False, Method(recorded=True)),
+        (replace(STEPS, momentum=0.9), True, TOGETHER),
+        (replace(BIG, momentum=0.9), True, LOOP),
+    ],
+)
+def test_the_rule_on_a_gpu(local, sums, method):
+    network = large if local.batch_size == BIG.batch_size else convolutional
+    work = LocalComputation(PartialModel(network, seed=1), users(), local=local, data_seed=5)
+    work.device = torch.device("cuda")
+    assert fastest(work, TASK, sums=sums) == method
 
 
-def test_what_was_timed_is_the_round_and_nobody_is_missing(counted):
-    engine, task, _ = made()
-    start = engine.model.flat.clone()
-    task = replace(task, clients=(3, 0, 7, 2, 1, 11, 4, 5, 6, 8, 9, 10, 3))
-    found = list(engine.run(task, start))
-    assert [update.client for update in found] == list(task.clients)
-    assert any(method.vectorized for method, _ in counted)
-    loop, _, _ = made(batching="loop")
-    each = list(loop.run(task, start))
-    for one, other in zip(found, each, strict=True):
-        assert (one.update - other.update).norm() < 1e-5 * task.clip_norm
-    assert min(update.update.norm() for update in each) > 0.05
+def both(one, data, task=TASK, local=STEPS, network=dense):
+    """The updates of an engine, and those of the plain loop."""
+    start = one.model.flat.clone()
+    loop = made(network, data, local, batching="loop")
+    return (torch.stack([u.update for u in each.run(task, start)]) for each in (one, loop))
 
 
-def test_figures_are_remembered_and_only_the_fastest_is_checked(counted, tmp_path):
-    engine, task, said = made()
-    start = engine.model.flat.clone()
-    list(engine.run(task, start))
-    chosen = engine.method
-    assert chosen.vectorized
-    counted.clear()
-    again, _, repeated = made(local=LocalTraining(0.3, batch_size=2))  # another rate
-    list(again.run(task, start))
-    assert again.method == chosen
-    assert {method for method, each in counted if 20 in each} == {chosen}
-    assert "remembered" in repeated[0]
-    assert "remembered" not in said[0]
-    another, _, fresh = made(local=LocalTraining(0.3, batch_size=4))
-    list(another.run(task, start))
-    assert "remembered" not in fresh[0]
-    (first, _) = sorted((tmp_path / "cache" / "fits").iterdir(), key=lambda p: p.stat().st_mtime)
-    for damage in ("", "{", "[]", '{"key": {}, "value": {}}', "null", "\x00" * 10):
-        first.write_text(damage)
-        engine, _, said = made()
-        assert len(list(engine.run(task, start))) == len(task.clients)
-        assert "remembered" not in said[0]
-
-
-@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, "1", None, [0]])
-def test_a_damaged_figure_is_measured_again(seconds, tmp_path):
-    engine, task, said = made()
-    start = engine.model.flat.clone()
-    list(engine.run(task, start))
-    (path,) = (tmp_path / "cache" / "fits").iterdir()
-    held = json.loads(path.read_text())
-    held["value"] = dict.fromkeys(held["value"], seconds)
-    path.write_text(json.dumps(held))
-    engine, _, said = made()
-    list(engine.run(task, start))
-    assert "remembered" not in said[0]
+def test_what_was_checked_is_computed_with_and_nobody_is_missing():
+    one, data = made(), users()
+    task = replace(TASK, clients=(3, 0, 7, 2, 1, 11, 4, 5, 6, 8, 9, 10, 3))
+    chosen, loop = both(one, data, task)
+    assert one.method == TOGETHER
+    assert (chosen - loop).norm(dim=1).max() < 1e-5 * task.clip_norm
+    assert loop.norm(dim=1).min() > 0.05
 
 
 class FirstStepOnly(ClientOptimizer):
@@ -174,44 +129,47 @@ class FirstStepOnly(ClientOptimizer):
         self._first = []
 
 
-@pytest.mark.parametrize("fault", ["state", "last batch", "length"])
+@pytest.mark.parametrize("fault", ["state", "last batch", "length", "a fiftieth"])
 def test_a_method_that_is_wrong_only_later_or_only_before_the_clip_is_dropped(fault, monkeypatch):
     local = LocalTraining(0.1, batch_size=6, momentum=0.9 if fault == "state" else 0.0)
     real = vectorized._gradients
 
     def wrong(logits, parts, moving, x, y):
         gradients, losses = real(logits, parts, moving, x, y)
-        factor = 1.5 if fault == "length" else 1.5 if x.shape[1] == 2 else 1.0
+        factor = {"length": 1.5, "a fiftieth": 1.03}.get(fault, 1.5 if x.shape[1] == 2 else 1.0)
         return tuple(factor * gradient for gradient in gradients), losses
 
-    monkeypatch.setattr(module._Trial, "seconds", lambda *_: 1e-9)
     if fault == "state":
         monkeypatch.setattr(vectorized, "ClientOptimizer", FirstStepOnly)
     else:
         monkeypatch.setattr(vectorized, "_gradients", wrong)
-    engine, task, said = made(examples=38, local=local)  # six full batches, and one of two
-    task = replace(task, clip_norm=1e-3)
-    list(engine.run(task, engine.model.flat.clone()))
-    assert "vectorized (vmap) deviates" in said[0]
+    one = made(data=users(38), local=local)  # six full batches, and one of two
+    list(one.run(replace(TASK, clip_norm=1e-3), one.model.flat.clone()))
+    assert one.method == LOOP
 
 
-def test_a_round_is_looked_at_once_also_by_an_engine_that_makes_tasks_anew(counted, monkeypatch):
-    """As the engine with canaries does, and that of several kinds of devices."""
-    monkeypatch.setattr(module._Trial, "_sums_agree", lambda _: False)
-    monkeypatch.setattr(LocalComputation, "sums_each", lambda *_: False)
-    local = LocalTraining(0.1, batch_size=4, steps=1)
-    engine, task, _ = made("dense", 4, local=local, sums=True)
-    start = engine.model.flat.clone()
-    assert engine.sums(replace(task), start) is None
-    assert len(list(engine.run(replace(task), start.clone()))) == len(task.clients)
-    assert rows(counted) / 4 <= len(task.clients) + 2
-    assert len(counted) > 1
+@pytest.mark.parametrize("part", ["sum", "norms"])
+def test_ghost_clipping_that_computes_another_sum_is_dropped(part, monkeypatch):
+    real = GhostSum.sum
+
+    def wrong(self, start, x, loss, *, clip_norm, out, **options):
+        longer = 10.0 if part == "norms" else 1.0  # nothing is clipped
+        norms = real(self, start, x, loss, clip_norm=longer * clip_norm, out=out, **options)
+        out[0] += 0.5 * clip_norm if part == "sum" else 0.0
+        return norms
+
+    one = made(convolutional, local=STEP, sums=True)
+    assert list(one.sums(TASK, one.model.flat.clone()))
+    assert one.method == GHOST  # power
+    monkeypatch.setattr(GhostSum, "sum", wrong)
+    one = made(convolutional, local=STEP, sums=True)
+    parts = one.sums(TASK, one.model.flat.clone())
+    assert parts is None
+    assert len(list(one.run(TASK, one.model.flat.clone()))) == len(TASK.clients)
 
 
 class Branches(nn.Module):
-    """With ``branch``, it does something that vmap cannot follow."""
-
-    branch = False
+    """It does something that vmap cannot follow."""
 
     def __init__(self):
         super().__init__()
@@ -219,69 +177,100 @@ class Branches(nn.Module):
 
     def forward(self, x):
         out = self.dense(x.flatten(1))
-        return 2 * out if self.branch and out.sum() > 0 else out
+        return 2 * out if out.sum() > 0 else out
 
 
-def test_what_was_remembered_is_checked_again(monkeypatch):
-    monkeypatch.setattr(module._Trial, "seconds", lambda *_: 1e-9)
-    engine, task, said = made(Branches)
-    start = engine.model.flat.clone()
-    list(engine.run(task, start))
-    assert engine.method.vectorized
-    monkeypatch.setattr(Branches, "branch", True)
-    engine, _, said = made(Branches)
-    list(engine.run(task, start))
-    assert engine.method == Method()
-    assert said[0].endswith("vectorized (vmap) fails")
+class Centred(nn.Module):
+    """It looks at the batch, which padding changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.dense(x - x.mean(dim=0))
 
 
-def test_a_method_is_taken_only_if_it_is_clearly_faster(monkeypatch):
-    times = {}
-    monkeypatch.setattr(module._Trial, "one_by_one", lambda _, method: times[str(method)])
-    monkeypatch.setattr(module._Trial, "seconds", lambda _, method, *__: times[str(method)])
-    plain, last = str(Method()), str(Method(channels_last=True))
-    for faster, wanted in ((0.97, Method()), (0.9, Method(channels_last=True))):
-        times.update({plain: 1.0, last: faster})
-        monkeypatch.setattr(module.fit_cache, "read_cached", lambda *_: None)
-        engine, task, _ = made("cnn")
-        monkeypatch.setattr(
-            module, "candidates", lambda *_, **__: [Method(), Method(channels_last=True)]
-        )
-        list(engine.run(task, engine.model.flat.clone()))
-        assert engine.method == wanted
+class Failing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(64, 10)
+
+    def forward(self, x):
+        if not torch._C._functorch.maybe_current_level():
+            raise RuntimeError("not one after another")
+        return self.dense(x.flatten(1))
 
 
-def test_nothing_is_said_unless_asked(capsys):
-    engine, task, _ = made(report=None, explain=False)
-    list(engine.run(task, engine.model.flat.clone()))
-    assert capsys.readouterr() == ("", "")
-    for options, says in (
-        ({"batching": "loop"}, "one client after another: as the options say"),
-        (
-            {"local": LocalTraining(0.1, batch_size=20, augment=lambda b: b)},
-            "batches are augmented",
-        ),
-        (
-            {"local": LocalTraining(0.1, batch_size=20, objective="moon", mu=1.0)},
-            "clients keep models",
-        ),
-    ):
-        engine, task, said = made(**options)
-        for _ in range(2):
-            list(engine.run(task, engine.model.flat.clone()))
-        assert len(said) == 1
-        assert says in said[0]
+@pytest.mark.parametrize(
+    ("network", "local"), [(Branches, STEPS), (Centred, LocalTraining(0.3, steps=1, batch_size=3))]
+)
+def test_what_is_another_training_for_some_clients_is_dropped(network, local):
+    """Padding is seen where examples are not taken one by one: only short batches tell."""
+    whole = users(3)
+    indices = [torch.arange(3 * k, 3 * k + 3) for k in range(11)] + [torch.arange(30, 32)]
+    data = Users(whole.x, whole.y, indices)
+    for sums in (False, True):
+        one = made(network, data, local, sums=sums)
+        assert one.sums(TASK, one.model.flat.clone()) is None
+        chosen, loop = both(one, data, TASK, local, network)
+        assert one.method == LOOP
+        assert torch.equal(chosen, loop)
+
+
+def test_a_method_is_never_taken_where_only_it_works():
+    one = made(Failing)
+    with pytest.raises(ConfigError, match="not one after another"):
+        list(one.run(TASK, one.model.flat.clone()))
+
+
+@pytest.mark.parametrize("sums", [False, True])
+def test_a_method_is_checked_once_on_two_clients_that_have_examples(sums, monkeypatch):
+    checked, real = [], choice.agrees
+
+    def counting(computation, task, start, method):
+        asked.clear()
+        checked.append(method)
+        return real(computation, task, start, method)
+
+    asked, updates = [], LocalComputation.updates
+
+    def noting(self, task, clients, *others):
+        asked.append(list(clients))
+        return updates(self, task, clients, *others)
+
+    monkeypatch.setattr("privpart.engines.embedded.agrees", counting)
+    monkeypatch.setattr(LocalComputation, "updates", noting)
+    whole, none = users(4, 8), torch.arange(0)
+    data = Users(whole.x, whole.y, [none] * 20 + list(whole.indices), allow_empty=True)
+    rates = {0: 0.1, 1: 0.3, 2: 0.3, 3: 0.3}
+    schedule = lambda round_: LocalTraining(rates[round_], batch_size=4, steps=1)  # noqa: E731
+    one = made(convolutional, data, schedule, sums=sums)
+    start = one.model.flat.clone()
+    for round_, clients in enumerate([(0, 1), range(28), range(28), (2, 3)]):
+        task = replace(TASK, round=round_, clients=tuple(clients))
+        answers = one.sums(task, start) or one.run(task, start)
+        came = [c for a in answers for c in (a.clients if hasattr(a, "clients") else [a.client])]
+        assert came == list(task.clients)
+        assert one.method == ((GHOST if sums else TOGETHER) if len(clients) > 2 else LOOP)
+    assert checked == [GHOST if sums else TOGETHER]
+    assert all(client >= 20 for client in asked[0])
+    assert len(asked[0]) <= 2
 
 
 def test_groups_and_changing_cohorts_are_followed():
-    """A round may have few clients to try methods on, or none; and a later one other groups."""
     groups = [["conv*", "norm.*"], ["dense1.*"], ["dense2.*"]]
-    network = PartialModel(NETWORKS["cnn"], seed=1, groups=groups)
-    users = Users(torch.rand(40, 1, 8, 8), torch.arange(40) % 10, torch.arange(40).split(4))
-    local = LocalTraining(0.1, batch_size=2)
-    engine = EmbeddedEngine(network, users, local=local, data_seed=0)
-    start = network.flat.clone()
+    model = PartialModel(convolutional, seed=1, groups=groups)
+    one = EmbeddedEngine(model, users(4, 10), local=STEPS, data_seed=0)
+    start = model.flat.clone()
     rounds = [((), None), ((1,), (0,)), ((), None), ((0, 2), None), (tuple(range(10)), (1, 2))]
     for round_, (clients, active) in enumerate(rounds):
         task = RoundTask(round_, clients, 0.2, "plan", active=active)
-        assert [u.client for u in engine.run(task, start)] == list(clients)
+        assert [u.client for u in one.run(task, start)] == list(clients)
+
+
+def test_nothing_is_said(capsys):
+    one = made()
+    list(one.run(TASK, one.model.flat.clone()))
+    assert capsys.readouterr() == ("", "")

@@ -19,6 +19,7 @@ from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
 from privpart.clip import clip, clip_rows
 from privpart.engines import methods as local_work
+from privpart.engines import recorded
 from privpart.engines.device import float32_products, namespace
 from privpart.engines.methods import LocalComputation, Method
 from privpart.engines.options import EngineOptions
@@ -109,21 +110,13 @@ class Repeated:
 
     def record(self, work):
         made = work()
-        result = [made] if isinstance(made, torch.Tensor) else made
-
-        def repeat():
-            again = work()
-            for to, part in zip(result, again if made is result else [again], strict=True):
-                to.copy_(part)
-
-        return repeat, made
+        return lambda: made.copy_(work()), made
 
 
 @pytest.mark.parametrize("health", [False, True])
-@pytest.mark.parametrize("vectorized", [False, True])
-def test_recorded_steps_are_the_plain_training(accelerator, monkeypatch, health, vectorized):
+def test_recorded_steps_are_the_plain_training(accelerator, monkeypatch, health):
     if accelerator == "pretend":
-        monkeypatch.setattr(local_work, "Recorder", Repeated)
+        monkeypatch.setattr(recorded, "Recorder", Repeated)
     model = cnn()
     local = LocalTraining(0.2, epochs=2, batch_size=3)
     there = LocalComputation(
@@ -137,7 +130,7 @@ def test_recorded_steps_are_the_plain_training(accelerator, monkeypatch, health,
         seen.clear()
         there.updates(
             replace(TASK, round=round_), TASK.clients, model.flat.clone(),
-            Method(vectorized, recorded=True), found, watch,
+            Method(recorded=True), found, watch,
         )  # fmt: skip
     here = updates(cnn(), local)
     assert (found - here).norm(dim=1).max() < 1e-5 * TASK.clip_norm
@@ -145,14 +138,13 @@ def test_recorded_steps_are_the_plain_training(accelerator, monkeypatch, health,
     assert [loss is None for loss, _ in seen] == [size == 0 for size in SIZES] * health
 
 
-@pytest.mark.parametrize("vectorized", [False, True])
-def test_what_a_recording_would_not_see_is_not_recorded(accelerator, monkeypatch, vectorized):
+def test_what_a_recording_would_not_see_is_not_recorded(accelerator, monkeypatch):
     if accelerator == "pretend":
-        monkeypatch.setattr(local_work, "Recorder", Repeated)
+        monkeypatch.setattr(recorded, "Recorder", Repeated)
     device, out = torch.device(accelerator), torch.empty(len(SIZES), 650)
     model = PartialModel(Counting, seed=0).on(device)
     there = LocalComputation(model, users().on(device), local=LOCAL, data_seed=5)
-    method = Method(vectorized, recorded=True)
+    method = Method(recorded=True)
     with pytest.raises(RuntimeError, match=r"writes to its buffers|in-place|inplace"):
         there.updates(TASK, TASK.clients, model.flat.cpu().clone(), method, out)
 
@@ -240,24 +232,6 @@ def test_dropout_is_seeded_on_the_device_and_leaves_its_generator_alone(accelera
         assert not states[0].any()
 
 
-def test_the_choice_waits_for_the_device_and_also_times_vectorized_convolutions(
-    accelerator, monkeypatch
-):
-    said, waits = [], []
-    kind = namespace(torch.device(accelerator))
-    wait = kind.synchronize
-    monkeypatch.setattr(kind, "synchronize", lambda at: waits.append(at) or wait(at))
-    options = {"batching": "auto", "report": said.append, "explain": True}
-    engine = EmbeddedEngine(cnn(), users(), local=LOCAL, data_seed=5, device=accelerator, **options)
-    for _ in range(4):  # until all methods were tried
-        if said:
-            break
-        list(engine.run(TASK, engine.model.flat.clone()))
-    assert "vectorized (vmap), channels last" in said[0]
-    assert "oneDNN" not in said[0]
-    assert len(waits) > 10
-
-
 def test_features_are_kept_on_the_device(accelerator):
     engine = EmbeddedEngine(
         cnn(["dense2.*"]), users(), local=LOCAL, data_seed=5, batching="vmap", device=accelerator
@@ -341,9 +315,7 @@ def test_a_device_that_is_not_here(device):
 def test_convolutions_are_not_rounded_and_the_setting_comes_back():
     kinds = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
     before = [kind.fp32_precision for kind in kinds]
-    with float32_products(torch.device("cpu")):
-        assert [kind.fp32_precision for kind in kinds] == before
-    with float32_products(torch.device("cuda")):
+    with float32_products():
         assert [kind.fp32_precision for kind in kinds] == ["ieee", "ieee"]
     assert [kind.fp32_precision for kind in kinds] == before
     assert "ieee" not in before  # power: torch's default rounds
@@ -352,7 +324,7 @@ def test_convolutions_are_not_rounded_and_the_setting_comes_back():
 def test_tf32_is_a_choice_that_is_said_and_for_cuda_only():
     kinds = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul)
     before = [kind.fp32_precision for kind in kinds]
-    with float32_products(torch.device("cuda"), tf32=True):
+    with float32_products(tf32=True):
         assert [kind.fp32_precision for kind in kinds] == ["tf32"] * 3
     assert [kind.fp32_precision for kind in kinds] == before
     assert EngineOptions(device="cuda:1", precision="tf32").precision == "tf32"
@@ -360,10 +332,6 @@ def test_tf32_is_a_choice_that_is_said_and_for_cuda_only():
         ConfigError, match=r"precision=tf32: only CUDA devices .* device=cpu; leave"
     ):
         updates(cnn(), precision="tf32")
-    if torch.cuda.is_available():
-        said = []
-        updates(cnn(), device="cuda", precision="tf32", report=said.append, explain=True)
-        assert "products rounded to TF32" in said[0]
 
 
 @pytest.mark.parametrize("local", [LocalTraining(0.2, batch_size=8, steps=1), LOCAL])

@@ -23,8 +23,11 @@ from privpart import (
     client_update,
     fit,
 )
+from privpart.engines.embedded import decreasing_chunks, equal_chunks
 from privpart.engines.methods import LocalComputation, Method, client_generator
 from privpart.models import MODELS, mcmahan_2nn, small_cnn, word_lm
+
+from .hanging import lives
 
 PART = ["conv*", "norm.*", "dense2.*"]
 SIZES = (8, 3, 5, 0, 8, 2, 8, 1)  # clients of a cohort need not have equally many examples
@@ -228,13 +231,13 @@ def test_workers_return_the_same_bits_and_leave_with_the_engine():
         found = [u.update for u in engine.run(task, start)]
         again = [u.update for u in engine.run(task, start)]
         scheduled = [u.update for u in engine.run(then, start)]
-        processes = [worker.process for worker in engine._pool._workers]
-        assert all(process.is_alive() for process in processes)
-        os.kill(processes[0].pid, signal.SIGKILL)
-        with pytest.raises(WorkerError, match=r"worker 0 was ended by SIGKILL.*memory.*--resume"):
+        (pid,) = engine._pool.pids
+        assert lives(pid)
+        os.kill(pid, signal.SIGKILL)
+        with pytest.raises(WorkerError, match=r"process was ended by SIGKILL.*memory.*--resume"):
             list(engine.run(task, start))
         assert engine._pool is None  # the next round starts new processes
-    assert not any(process.is_alive() for process in processes)
+    assert not lives(pid)
     assert torch.equal(torch.stack(found), alone)
     assert torch.equal(torch.stack(again), alone)
     assert torch.equal(torch.stack(scheduled), alone_then)
@@ -273,7 +276,7 @@ def test_workers_start_once_they_pay_and_nobody_waits_for_them(monkeypatch, sums
             if engine._pool.ready():
                 break
         assert torch.equal(one_round(), first) or sums
-        assert engine._pool._pace > 0  # they have answered
+        assert engine._pool._pool._any_finished  # they have answered
 
 
 @pytest.mark.usefixtures("quick_workers")
@@ -498,29 +501,6 @@ def test_a_layer_whose_turn_it_is_not_is_no_frozen_prefix():
     assert engine._computation_of(LOCALS["epochs"]).features is None
 
 
-def test_the_choice_is_reported_and_what_vmap_cannot_follow_is_left_out():
-    class Branches(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.dense = nn.Linear(64, 10)
-
-        def forward(self, x):
-            out = self.dense(x.flatten(1))
-            return out if out.sum() > 0 else 2 * out  # a branch on values
-
-    said = []
-    model = PartialModel(Branches, seed=0)
-    engine = EmbeddedEngine(
-        model, users(), local=LOCALS["epochs"], data_seed=5, report=said.append, explain=True
-    )
-    for _ in range(2):
-        list(engine.run(TASK, model.flat.clone()))
-        assert len(said) == 1
-    assert said[0].startswith("engine: one client after another: about 0.")
-    assert " s for a round of 8 clients; a client takes one client after another " in said[0]
-    assert said[0].endswith("; vectorized (vmap) fails")
-
-
 def test_options_that_contradict():
     model = cnn(["*"])
     for options in ({"batching": "vmap"}, {"cache_prefix": True}):
@@ -580,7 +560,7 @@ def test_memory_is_flat_over_a_thousand_rounds(workers):
 
     def measure(record):
         if record.round in (200, 999):
-            own = [w.process.pid for w in engine._pool._workers] if engine._pool else []
+            own = engine._pool.pids if engine._pool else []
             seen.append([_resident(pid) for pid in ["self", *own]])
 
     with EmbeddedEngine(
@@ -598,21 +578,20 @@ def _resident(pid):
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize(("clients", "workers"), [(0, 2), (1, 2), (20, 2), (7, 3), (1000, 2)])
-def test_chunks_are_the_cohort_in_order_and_end_small(clients, workers, together):
-    engine = EmbeddedEngine(
-        dense(["*"]), users(), local=LOCALS["epochs"], data_seed=0, workers=workers,
-        batching="vmap" if together else "loop",
-    )  # fmt: skip
-    chunks = engine._chunks(range(clients))
-    sizes = [len(chunk) for chunk in chunks]
-    assert [client for chunk in chunks for client in chunk] == list(range(clients))
-    assert all(0 < size <= engine.options.chunk_size(engine.model.dim) for size in sizes)
-    if together:
-        assert max(sizes, default=0) - min(sizes, default=0) <= 1
-    else:
-        assert sizes == sorted(sizes, reverse=True)
-        assert sizes[-1:] in ([1], [])
-        turns = [sizes[k : k + workers] for k in range(0, len(sizes), workers)]
-        assert all(len(set(turn)) == 1 for turn in turns[:-1])  # nobody is done early and waits
+def test_chunks_are_the_cohort_in_order_and_end_small(clients, workers):
+    cohort = range(clients)
+    equal, decreasing = (
+        [list(chunk) for chunk in cut(cohort, 128, workers)]
+        for cut in (equal_chunks, decreasing_chunks)
+    )
+    for chunks in (equal, decreasing):
+        assert [client for chunk in chunks for client in chunk] == list(cohort)
+        assert all(0 < len(chunk) <= 128 for chunk in chunks)
+    sizes = [len(chunk) for chunk in equal]
+    assert max(sizes, default=0) - min(sizes, default=0) <= 1
+    sizes = [len(chunk) for chunk in decreasing]
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[-1:] in ([1], [])
+    turns = [sizes[k : k + workers] for k in range(0, len(sizes), workers)]
+    assert all(len(set(turn)) == 1 for turn in turns[:-1])  # nobody is done early and waits

@@ -13,7 +13,6 @@ from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, WorkerError
 from privpart.engines import methods as choice
 from privpart.engines.frozen_prefix import split
-from privpart.engines.layers import replaced_dense, worth_onednn
 from privpart.engines.methods import LocalComputation, Method
 from privpart.engines.vectorized import IndexedEmbeddings, nothing_kept
 from privpart.models import mcmahan_2nn
@@ -182,69 +181,9 @@ def test_clients_together_do_not_write_to_buffers_by_data(kind):
         model.module(users().x)
 
 
-class Centred(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, x):
-        return self.head(x - x.mean(dim=0))
-
-
 def engine(network=dense, data=None, **options):
     options = {"local": LOCAL, "data_seed": 5, "report": lambda _: None} | options
     return EmbeddedEngine(PartialModel(network, seed=1), data or users(), **options)
-
-
-def test_a_way_that_computes_something_else_for_a_few_clients_is_not_chosen():
-    """Padding is seen where examples are not taken one by one: only short batches tell."""
-    indices = [torch.arange(3 * k, 3 * k + 3) for k in range(7)] + [torch.arange(30, 32)]
-    data = Users(users().x, users().y, indices)
-    said, local = [], LocalTraining(0.3, steps=1, batch_size=3)
-    with engine(Centred, data, local=local, report=said.append, explain=True) as one:
-        for _ in range(4):  # until all methods were tried
-            found = torch.stack([u.update for u in one.run(TASK, one.model.flat.clone())])
-            assert torch.equal(found, updates(Centred, data, LOOP, local))
-    assert "vectorized (vmap) deviates" in said[0]
-
-
-class Unfollowed(nn.Module):
-    """What vmap cannot follow, and what fails without examples."""
-
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, x):
-        x = x.reshape(x.size(0), -1)
-        return self.head(x) * float(x.max())
-
-
-def test_a_way_is_chosen_by_clients_that_have_examples():
-    none = torch.arange(0)
-    data = Users(users().x, users().y, [none] * 20 + list(users().indices), allow_empty=True)
-    with engine(Unfollowed, data) as one:
-        start = one.model.flat.clone()
-        assert not any(u.update.any() for u in one.run(replace(TASK, clients=(0, 1)), start))
-        assert one.method is None  # nothing was learnt from them
-        found = [u.update for u in one.run(replace(TASK, clients=tuple(range(28))), start)]
-    assert sum(delta.norm() > 0.1 for delta in found) == CLIENTS
-
-
-class Failing(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, x):
-        if not torch._C._functorch.maybe_current_level():
-            raise RuntimeError("not one after another")
-        return self.head(x)
-
-
-def test_a_way_that_alone_works_is_not_trusted():
-    with engine(Failing) as one, pytest.raises(ConfigError, match="not one after another"):
-        list(one.run(TASK, one.model.flat.clone()))
 
 
 def test_features_that_would_not_fit_are_not_kept(monkeypatch):
@@ -283,39 +222,6 @@ def test_channels_last_is_a_layout_for_as_long_as_it_is_asked_for():
         method = Method(channels_last=wanted)
         work.updates(TASK, TASK.clients, model.flat.clone(), method, out)
         assert layouts == {wanted}
-
-
-class Penalised(nn.Module):
-    """Its output holds a gradient of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Linear(600, 600)
-
-    def forward(self, x):
-        x = x.detach().requires_grad_()
-        out = self.body(x).tanh()
-        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-        return out + slope
-
-
-@pytest.mark.skipif(not worth_onednn(nn.Linear(600, 600), 20), reason="torch has no oneDNN here")
-def test_the_gradient_of_a_gradient_through_onednn():
-    network, x = Penalised(), torch.rand(20, 600, generator=torch.Generator().manual_seed(0))
-    (expected,) = torch.autograd.grad(network(x).square().sum(), network.body.weight)
-    with replaced_dense(network, onednn=True):
-        (found,) = torch.autograd.grad(network(x).square().sum(), network.body.weight)
-    assert not torch.equal(found, expected)  # power: it was another product
-    assert (found - expected).norm() < 1e-5 * expected.norm()
-
-
-def test_onednn_is_left_alone_where_it_is_switched_off():
-    allowed = torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
-    try:
-        assert not worth_onednn(nn.Linear(600, 600), 10**6)
-    finally:
-        torch._C._set_mkldnn_enabled(allowed)
 
 
 def test_one_step_of_adam_is_adams():

@@ -90,7 +90,7 @@ def test_frozen_batch_norm_is_the_constant_that_it_says(frozen):
 
 @pytest.mark.parametrize(
     "method",
-    [Method(vectorized=True), Method(channels_last=True), Method(True, True)],
+    [Method(vectorized=True), Method(channels_last=True)],
     ids=str,
 )
 @pytest.mark.parametrize("local", [LocalTraining(0.1, steps=1), LocalTraining(0.1, batch_size=2)])

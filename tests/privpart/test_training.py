@@ -108,9 +108,8 @@ def test_clients_of_a_plan_that_take_one_step_may_be_summed():
     one_step = {"client": {"learning_rate": 0.1, "steps": 1, "batch_size": 4}}
     setup = training(validated(PLAN | SMALL | one_step), report=lambda _: None)
     task = RoundTask(0, (0, 1, 2, 3), 1.0, "plan")
-    updates = [u.update.double() for u in setup.engine.run(task, setup.start)]  # decides
-    setup.engine._use_ghost_sum = True
-    parts = list(setup.engine.sums(task, setup.start))  # some of another method that was tried
+    updates = [u.update.double() for u in setup.engine.run(task, setup.start)]
+    parts = list(setup.engine.sums(task, setup.start))
     assert sorted(client for part in parts for client in part.clients) == [0, 1, 2, 3]
     total = sum(part.total for part in parts)
     assert (total - sum(updates)).norm() < 1e-4 * total.norm()

@@ -9,9 +9,7 @@ from torch.nn import functional
 
 from accounting import ConfigError
 from privpart import LocalTraining, PartialModel, RoundTask, Users
-from privpart.engines import layers, methods
-from privpart.engines.layers import StepsInPlace, replaced_dense
-from privpart.engines.methods import LocalComputation, Method, candidates, client_generator
+from privpart.engines.methods import LocalComputation, Method, client_generator
 from privpart.models import word_lm
 
 CLIENTS = 4
@@ -95,23 +93,6 @@ def dense():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.Tanh(), nn.Linear(9, LABELS))
 
 
-class Tied(nn.Module):
-    """One weight in two layers and a product of its own; a gradient inside the forward pass."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.two = nn.Linear(9, 9), nn.Linear(9, 9, bias=False)
-        self.two.weight = self.one.weight
-        self.head = nn.Linear(9, LABELS)
-
-    def forward(self, x):
-        x = x.flatten(1)[:, :9]
-        inner = self.one(x).square().sum()
-        (slope,) = torch.autograd.grad(inner, self.one.weight, retain_graph=True)
-        hidden = self.two(self.one(x).tanh()) + x @ self.one.weight * float(slope.abs().max() > -1)
-        return self.head(hidden)
-
-
 VECTORIZED = Method(vectorized=True)
 WAYS = {
     "encoder layer": (lambda: Attentive("plain"), ["*"], VECTORIZED),
@@ -122,19 +103,9 @@ WAYS = {
     "scaled dot product": (Product, ["*"], VECTORIZED),
     "adapters": (adapted, ["*lora_*"], VECTORIZED),
     "small convolutions": (convolutional, ["*"], VECTORIZED),
-    "norms in channels last": (convolutional, ["*"], Method(channels_last=True)),
-    "steps in place": (dense, ["*"], Method(in_place=True)),
-    "some steps in place": (dense, ["1.weight", "3.bias"], Method(in_place=True)),
-    "oneDNN and in place": (dense, ["*"], Method(onednn=True, in_place=True)),
-    "a weight used three times": (Tied, ["*"], Method(in_place=True)),
+    "channels last": (convolutional, ["*"], Method(channels_last=True)),
+    "dense": (dense, ["1.weight", "3.bias"], VECTORIZED),
 }
-
-
-@pytest.fixture(autouse=True)
-def _every_layer_is_large(monkeypatch):
-    monkeypatch.setattr(layers, "_WORTH_IN_PLACE", 0)
-    if layers._available():
-        monkeypatch.setattr(layers, "_WORTH_ONEDNN", 0)
 
 
 def users(network):
@@ -316,35 +287,3 @@ def test_ghost_clipping_refuses_what_would_mix_clients_or_miss_a_part(kind):
     total = torch.empty(model.dim, dtype=torch.float64)
     with pytest.raises(RuntimeError, match=r"not know|itself|sets attributes"):
         work.sum(TASK, TASK.clients, model.flat.clone(), total)
-
-
-def test_a_step_in_place_is_left_to_torch_where_it_would_be_another_step():
-    layer, x = nn.Linear(6, 5, bias=False), torch.rand(4, 6)
-    steps = StepsInPlace()
-    with replaced_dense(layer, steps=steps):
-        gradient = torch.autograd.grad(layer(x).sum(), layer.weight)[0]  # outside of a step
-        before = layer.weight.detach().clone()
-        steps.step(layer(x).sum(), [layer.weight], 0.5)
-        torch.testing.assert_close(layer.weight.detach(), before - 0.5 * gradient)
-        hooked, seen = nn.Linear(6, 5, bias=False), []
-        hooked.weight.register_hook(seen.append)  # which sees the gradient
-        with replaced_dense(hooked, steps=steps):
-            steps.step(hooked(x).sum(), [hooked.weight], 0.5)
-        assert len(seen) == 1
-        with pytest.raises(RuntimeError, match="does not require grad"):
-            steps.step(x.sum(), [layer.weight], 0.5)
-        assert torch.autograd.grad(layer(x).sum(), layer.weight)[0] is not None  # not armed
-
-
-def test_which_ways_are_tried(monkeypatch):
-    def tried(network, local=LOCAL):
-        model = built(network, ["*"])
-        work = LocalComputation(model, users(model.module), local=local, data_seed=5)
-        return candidates(work, TASK, bfloat16=False)
-
-    assert any(method.in_place for method in tried(dense))
-    adam = LocalTraining(0.1, batch_size=2, optimizer="adam")
-    assert not any(method.in_place for method in tried(dense, adam))
-    assert any(method.vectorized for method in tried(convolutional))
-    monkeypatch.setattr(methods, "_SMALL_STEP", 0)
-    assert not any(method.vectorized for method in tried(convolutional))

@@ -12,21 +12,14 @@ import torch
 
 from accounting import ConfigError
 from privpart import WorkerError
-from privpart.engines import workers as module
+from privpart import pool as module
+from privpart.engines.methods import Result
 from privpart.engines.options import EngineOptions
-from privpart.engines.workers import Workers
+from privpart.engines.workers import _SLOTS
 
-from .hanging import HANGS, hang, one_round, pool
+from .hanging import HANGS, hang, lives, one_round, pool
 
 SCRIPT = Path(__file__).with_name("hanging.py")
-
-
-def lives(pid: int) -> bool:
-    """Return whether a process runs, which a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def all_end(pids, seconds=60.0) -> bool:
@@ -38,15 +31,14 @@ def all_end(pids, seconds=60.0) -> bool:
 
 
 def test_a_worker_that_was_stopped_is_taken_to_hang_by_the_pace_so_far(monkeypatch):
-    monkeypatch.setattr(module, "_LEAST_PATIENCE", 0.5)
-    monkeypatch.setattr(module, "_LOOK", 0.1)
+    monkeypatch.setattr(module, "SHORTEST", 0.5)
+    monkeypatch.setattr(module, "LOOK", 0.1)
     workers, model = pool(1)
     assert len(one_round(workers, model, range(4))) == 4
-    pids = [worker.process.pid for worker in workers._workers]
-    assert 0 < workers._pace < 5
-    monkeypatch.setattr(workers, "_pace", 0.001)  # of a slow machine it could be seconds
+    pids = workers.pids
+    monkeypatch.setattr(workers._pool, "_longest", 0.001)  # of a slow machine it could be seconds
     os.kill(pids[0], signal.SIGSTOP)
-    with pytest.raises(WorkerError, match=r"worker 0 has not answered for 0\.5 seconds.*--resume"):
+    with pytest.raises(WorkerError, match=r"sent nothing for 0\.5 seconds.*hang.*--resume"):
         one_round(workers, model, [0])
     assert all_end(pids, 0)  # also a stopped process
 
@@ -55,8 +47,8 @@ def test_a_worker_that_was_stopped_is_taken_to_hang_by_the_pace_so_far(monkeypat
 def test_a_loss_that_never_ends_is_one_sentence():
     workers, model = pool(2, timeout=1.0)
     one_round(workers, model, range(4))
-    pids = [worker.process.pid for worker in workers._workers]
-    with pytest.raises(WorkerError, match=r"has not answered for 1 seconds and is taken to hang"):
+    pids = workers.pids
+    with pytest.raises(WorkerError, match=r"sent nothing for 1 seconds and was taken to hang"):
         one_round(workers, model, [0, HANGS, 1, 2, 3])
     assert all_end(pids, 0)
 
@@ -67,13 +59,13 @@ def test_few_updates_are_put_aside_while_a_worker_computes_the_one_before():
     one_round(workers, model, [0])
     computed = []
 
-    def here(chunk, _watch):
+    def here(chunk):
         computed.append(chunk)
-        return torch.zeros(len(chunk), model.dim), 0
+        return Result(chunk, torch.zeros(len(chunk), model.dim), (), ())
 
-    with pytest.raises(WorkerError, match="has not answered for 1 seconds"):
+    with pytest.raises(WorkerError, match="sent nothing for 1 seconds"):
         one_round(workers, model, [0, HANGS, *[1] * 50], here)
-    assert computed == [[0], *[[1]] * module._SLOTS]
+    assert computed == [[0], *[[1]] * _SLOTS]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process that is stopped")
@@ -114,45 +106,6 @@ def test_no_worker_outlives_a_killed_or_interrupted_process(number):
         process.communicate(timeout=60)
     assert all_end(pids)
     assert len(pids) == 2
-
-
-def quiet(timeout=None, pace=0.0, *, started=True) -> tuple[Workers, module._Worker]:
-    """Return a pool whose only worker owes an answer about four clients; no process is started."""
-    one = module._Worker(None, None, None, None, started=started)
-    one.queued.append(4)
-    workers = Workers.__new__(Workers)
-    workers._timeout, workers._pace, workers._workers = timeout, pace, [one]
-    return workers, one
-
-
-@pytest.mark.parametrize(
-    ("options", "seconds"),
-    [
-        ({"started": False, "timeout": 1.0}, 300),  # importing torch takes its time
-        ({}, 900),
-        ({"pace": 0.01}, 60),
-        ({"pace": 3.0}, 600),
-        ({"pace": 3.0, "timeout": 7.0}, 7),
-    ],
-)
-def test_patience_follows_the_pace_or_the_option(options, seconds):
-    workers, one = quiet(**options)
-    one.silent = seconds - 0.1
-    workers._refuse_silence()
-    one.silent = seconds + 0.1
-    with pytest.raises(WorkerError, match=f"worker 0 has not answered for {seconds} seconds"):
-        workers._refuse_silence()
-
-
-def test_time_in_which_the_whole_machine_slept_does_not_count(monkeypatch):
-    """Ctrl-Z stops the engine and its workers alike."""
-    workers, one = quiet(timeout=60.0)
-    clock = iter([0.0, 3600.0])
-    monkeypatch.setattr(module, "wait", lambda *_: [])
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
-    assert workers._wait([], 1.0) == []
-    assert one.silent == 2 * module._LOOK
-    workers._refuse_silence()
 
 
 def test_a_deadline_without_workers_is_refused():
