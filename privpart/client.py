@@ -51,8 +51,6 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 """Returns the mean loss of a batch, of shape (), from the module and the batch."""
 Augment = Callable[[Batch], Batch]
 """Returns a changed batch, such as one of random crops; draws from torch's random numbers."""
-Descend = Callable[[Tensor, Sequence[Tensor], float], None]
-"""Takes a step of plain SGD, given the loss, what trains and the learning rate."""
 Watch = Callable[[float | None, float], None]
 """Receives the loss of a client's first step, and the norm of its update before clipping."""
 _MOST_STEPS = 100_000
@@ -251,7 +249,6 @@ def client_update(
     after_step: Callable[[], None] | None = None,
     out: Tensor | None = None,
     watch: Watch | None = None,
-    descend: Descend | None = None,
 ) -> Tensor:
     """Train from ``start`` and return the clipped update of the active groups.
 
@@ -275,8 +272,6 @@ def client_update(
             the model.
         watch: called once with the loss of the first step, None without a step, and the norm of
             the update before clipping. No guarantee covers either.
-        descend: takes the steps of plain SGD in another way, up to rounding; not called for any
-            other training.
 
     Returns:
         after - before of the c active parameters, group by group, jointly clipped (see ``clip``),
@@ -300,7 +295,6 @@ def client_update(
         previous=previous,
         own=own,
         after_step=after_step,
-        descend=descend,
     )
     with training as (update, first):
         sent = update.cpu()
@@ -324,7 +318,6 @@ def unclipped_update(
     previous: Tensor | None = None,
     own: Tensor | None = None,
     after_step: Callable[[], None] | None = None,
-    descend: Descend | None = None,
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Train as ``client_update`` does; yield the update before clipping, and the first loss.
 
@@ -340,9 +333,7 @@ def unclipped_update(
             model.own.copy_(own)
         received = start if previous is None else previous
         first: Tensor | None = None
-        steps = _steps(
-            model, examples, local, generator, active, start, received, descend or _descend
-        )
+        steps = _steps(model, examples, local, generator, active, start, received)
         for total in steps:
             first = total if first is None else first
             if after_step is not None:
@@ -407,7 +398,6 @@ def _steps(
     active: Sequence[int] | None,
     start: Tensor,
     previous: Tensor,
-    descend: Descend,
 ) -> Iterator[Tensor]:
     """Train, and yield the loss of every step after it."""
     optimizer = None if local.plain_sgd else local.fresh_optimizer(model, active)
@@ -425,7 +415,7 @@ def _steps(
             total = batch_loss(model.module, batch, local.loss)
         if optimizer is None:
             moving = local.moving(names, step)
-            descend(total, list(compress(trained, moving)), local.learning_rate)
+            _descend(total, list(compress(trained, moving)), local.learning_rate)
             yield total.detach()
             continue
         _differentiate(total, trained, kept)

@@ -126,7 +126,8 @@ class FirstStepOnly(ClientOptimizer):
 
     def step(self):
         super().step()
-        self._first = []
+        for kept in self.state:
+            kept.zero_()
 
 
 @pytest.mark.parametrize("fault", ["state", "last batch", "length", "a fiftieth"])
