@@ -19,7 +19,7 @@ import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
@@ -60,9 +60,12 @@ _WITH_USERS = ("fed-emnist", "shakespeare")
 _MOST_PARAMETERS = 2**31
 """8 GB, of which a server holds several copies: parameters, sum and noise."""
 _MOST_USERS = 10**8
-_MOST_SEED = 2**63 - 1
-"""The largest seed of a torch generator."""
-
+_Users = Annotated[int, Field(ge=1, le=_MOST_USERS)]
+_Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
+"""Of a torch generator."""
+TaskName = Literal[
+    "digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "fed-emnist", "shakespeare"
+]
 
 _UNSET_IS_ABSENT = {
     "privacy": ("sampling", "allow_large_delta"),
@@ -89,8 +92,7 @@ class Privacy(_Table):
     clip_norm: float = Field(description="longest update of one client in one round, > 0")
     delta: float = Field(description="of the guarantee; far below 1 / number of clients")
     allow_large_delta: bool = Field(
-        False,
-        description="accepts a delta of 1 / number of clients or more; every report repeats it",
+        False, description="accepts a delta of 1 / clients or more; every report repeats it"
     )
     noise_multiplier: float | None = Field(
         None, description="standard deviation of the noise / clip_norm, of the sum"
@@ -99,11 +101,9 @@ class Privacy(_Table):
         None, description="instead of noise_multiplier: takes the least noise that meets it"
     )
     report_goal: int | None = Field(
-        None, description="None takes clients_per_round, or what is expected of sampling"
+        None, description="public divisor; None takes clients_per_round, or what sampling expects"
     )
-    minimum_cohort: int = Field(
-        1, description="a round with fewer well-formed updates releases nothing"
-    )
+    minimum_cohort: int = Field(1, description="a round with fewer updates releases nothing")
     max_participations: int = Field(1, description="most rounds of one client")
     min_separation: int = Field(1, description="least distance between two rounds of one client")
     mechanism: MechanismChoice = Field(description="correlates the noise of the rounds")
@@ -142,9 +142,7 @@ class Model(_Table):
     groups: list[list[str]] | None = Field(
         None, description="of [schedule]; None takes the network's, or one per layer if it has none"
     )
-    seed: int | None = Field(
-        None, description="of the parameters not in keep; None keeps all weights"
-    )
+    seed: int | None = Field(None, description="of what is not in keep; None keeps all weights")
 
     @property
     def builtin(self) -> Architecture | None:
@@ -213,12 +211,7 @@ class Model(_Table):
 class Data(_Table):
     """Table ``[data]``: a task or one's own clients, whose cohorts take part in turn."""
 
-    task: (
-        Literal[
-            "digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "fed-emnist", "shakespeare"
-        ]
-        | None
-    ) = Field(None, description="built-in data")
+    task: TaskName | None = Field(None, description="built-in data")
     clients: str | None = Field(
         None, description="own function that returns clients: 'module:f' or './file.py:f'"
     )
@@ -227,21 +220,13 @@ class Data(_Table):
         None, description="own function from a module to a number, on public data"
     )
     population: str | None = Field(
-        None,
-        description="name of the people, who share one budget over all runs; None takes their ids",
+        None, description="name of the people, who share one budget; None takes their ids"
     )
-    directory: Path | None = Field(
-        None, description="of the files of a built-in task; digits have none"
+    directory: Path | None = Field(None, description="of a task's files; digits have none")
+    users: _Users | None = Field(
+        None, description="to deal the examples to; None if the task has its own users"
     )
-    users: int | None = Field(
-        None,
-        ge=1,
-        le=_MOST_USERS,
-        description="to deal the examples to; None if the task has its own users",
-    )
-    clients_per_round: int | None = Field(
-        None, ge=1, le=_MOST_USERS, description="needed, unless [privacy.sampling] draws them"
-    )
+    clients_per_round: _Users | None = Field(None, description="needed, unless they are sampled")
     partition: Literal["iid", "dirichlet", "pathological"] = Field(
         "iid", description="how a task's examples are dealt to the users"
     )
@@ -257,9 +242,7 @@ class Data(_Table):
     measured_on: Literal["held-out"] | None = Field(
         None, description="users in place of the test examples, of which none is kept then"
     )
-    seed: int = Field(
-        0, ge=0, le=_MOST_SEED, description="of the deal, the cohorts and the clients' batches"
-    )
+    seed: _Seed = Field(0, description="of the deal, the cohorts and the clients' batches")
 
 
 class CanaryTable(_Table):
@@ -269,10 +252,8 @@ class CanaryTable(_Table):
     towards ``minimum_cohort`` and moves the sum by up to the clip norm; ``report_goal`` stays.
     """
 
-    count: int = Field(
-        ge=20, le=10**5, description="directions; about half of the canaries take part"
-    )
-    seed: int = Field(0, ge=0, le=_MOST_SEED, description="of the directions, which are public")
+    count: int = Field(ge=20, le=10**5, description="directions; about half of them take part")
+    seed: _Seed = Field(0, description="of the directions, which are public")
     observer: Literal["all", "last"] = Field(
         "all", description="sees the model of every round, or the last one only"
     )
@@ -448,9 +429,7 @@ class PlanFile(_Table):
         return choice.build_grouped(self.schedule.rounds(len(sizes)), sizes, self.participation())
 
     def turns(self, model: PartialModel) -> Turns | None:
-        """Return the groups of slices under shared keys, and when each trains.
-
-        The result is None if clients select nothing, or if no keys are shared.
+        """Return the groups of slices under shared keys, and when each trains, if there are any.
 
         Raises:
             ConfigError: a selection that the model does not have.
@@ -460,10 +439,9 @@ class PlanFile(_Table):
         spaces = self.select.spaces(model.module)
         layout = Layout.of(model, spaces)
         choosers = self.choosers(layout)
+        sizes = [choice.m for choice in self.select.chosen.values()]
         with torch.device("meta"):  # refuses selections that no smaller network fits
-            shrunk(
-                self.model.network(), spaces, [choice.m for choice in self.select.chosen.values()]
-            )
+            shrunk(self.model.network(), spaces, sizes)
         return Turns.of(layout, choosers, self.privacy.rounds) if self.select.takes_turns else None
 
     def choosers(
@@ -601,25 +579,18 @@ def validated(
         raise ConfigError(f"{name} is not a valid plan: privacy.mechanism: {error}") from None
     except ValidationError as error:
         faults = [_sentence(fault) for fault in error.errors()]
-        listed = (
-            f" {faults[0]}" if len(faults) == 1 else "".join(f"\n  {fault}" for fault in faults)
-        )
+        listed = f" {faults[0]}" if len(faults) == 1 else "".join(f"\n  {one}" for one in faults)
         raise ConfigError(f"{name} is not a valid plan:{listed}") from None
-    if not in_python and (missing := _missing(plan)):
-        raise ConfigError(f"{name} is not a valid plan: {missing}")
+    missing: Faults = {
+        'model: needs name, of a network in privpart.models, or factory, such as "./task.py:'
+        'network".': plan.model.name is None and plan.model.factory is None,
+        'data: needs task, a built-in one, or clients, such as "./task.py:clients".': (
+            plan.data.task is None and plan.data.clients is None
+        ),
+    }
+    for sentence in (sentence for sentence, fault in missing.items() if fault and not in_python):
+        raise ConfigError(f"{name} is not a valid plan: {sentence}")
     return plan
-
-
-def _missing(plan: PlanFile) -> str:
-    """Return a sentence if a plan without Python objects beside it says too little; else ""."""
-    if plan.model.name is None and plan.model.factory is None:
-        return (
-            'model: needs name, of a network in privpart.models, or factory, such as "./task.py:'
-            'network".'
-        )
-    if plan.data.task is None and plan.data.clients is None:
-        return 'data: needs task, a built-in one, or clients, such as "./task.py:clients".'
-    return ""
 
 
 def _file_hash(path: Path) -> str:
@@ -660,17 +631,16 @@ def _refuse_misfits(plan: "PlanFile") -> None:
     Raises:
         ConfigError: the first fault.
     """
-    _refuse_sampling(plan)
-    _refuse_select(plan)
-    _refuse_task(plan)
-    _refuse_references(plan)
+    for faults in (_of_sampling, _of_select, _of_task, _of_data, _of_start):
+        _refuse_first(faults(plan))
+    _refuse_other_text(plan)
     _refuse_keys(plan.data)
-    _refuse_data(plan.data)
-    _refuse_start(plan.model)
+    if plan.model.seed is not None:
+        seed_bytes(plan.model.seed)
     if plan.model.name is not None:
         _refuse_network(plan.model)
-    _refuse_schedule(plan)
-    _refuse_canaries(plan)
+    for faults in (_of_schedule, _of_canaries):
+        _refuse_first(faults(plan))
     size = plan.data.clients_per_round
     if size is None:
         plan.population()
@@ -679,90 +649,169 @@ def _refuse_misfits(plan: "PlanFile") -> None:
     plan.accept_delta()
 
 
-def _refuse_if(fault: object, sentence: str) -> None:
-    if fault:
-        raise ConfigError(sentence)
+Faults = dict[str, object]
+"""Sentence -> whether a plan deserves it."""
 
 
-def _refuse_references(plan: "PlanFile") -> None:
+def _refuse_first(faults: Faults) -> None:
+    for sentence, fault in faults.items():
+        if fault:
+            raise ConfigError(sentence)
+
+
+def _of_sampling(plan: "PlanFile") -> Faults:
+    """Return what sampling decides, and what its proof does not cover (docs/sampling.md)."""
+    privacy, data, sampling = plan.privacy, plan.data, plan.privacy.sampling
+    if sampling is None:
+        return {"data.clients_per_round: is missing.": data.clients_per_round is None}
+    decided = {"minimum_cohort", "max_participations", "min_separation"}
+    uncovered = {
+        "privacy.adaptive_clipping": privacy.adaptive_clipping,
+        "schedule": plan.schedule,
+        "select": plan.select,
+    }
+    return {
+        "data.clients_per_round: is drawn by [privacy.sampling]; leave it out.": (
+            data.clients_per_round
+        ),
+        **{
+            f"privacy.{key}: follows from [privacy.sampling], and every round is released, "
+            "whoever came; leave it out.": True
+            for key in sorted(decided & privacy.model_fields_set)
+        },
+        **{
+            f"{key}: cannot be combined with [privacy.sampling], whose proof excludes it.": table
+            for key, table in uncovered.items()
+        },
+        "privacy.sampling.population: is data.users of this plan; leave it out.": (
+            sampling.population is not None and data.users is not None
+        ),
+    }
+
+
+def _of_select(plan: "PlanFile") -> Faults:
+    if plan.select is None:
+        return {}
+    model, client = plan.model, plan.client
+    return {
+        "schedule: cannot be combined with [select]; leave one of them out.": plan.schedule,
+        "client.objective: clients that select keep no model of their own, which moon needs; "
+        "use fedavg or fedprox.": client.objective == "moon",
+        "select: needs a network of privpart.models and a built-in task. privpart.select does "
+        "the same for your own from Python.": model.name is None or plan.data.task is None,
+        "select: clients that select train a smaller network from the seed; leave keep, local "
+        "and augment out.": model.keep or model.local or client.augment,
+    }
+
+
+def _of_task(plan: "PlanFile") -> Faults:
+    model, data, loss = plan.model, plan.data, plan.client.loss
+    plays = data.task == "shakespeare"
+    return {
+        'model.name: shakespeare is next-word prediction; its model is "word_lm".': (
+            plays and model.name in set(MODELS) - {"word_lm"}
+        ),
+        'data.task: word_lm predicts the next word; its task is "shakespeare".': (
+            data.task and not plays and model.name == "word_lm"
+        ),
+        f"client.loss={loss}: every built-in task has one label per example. Use cross_entropy, "
+        "or a function of your own.": (
+            data.task and loss in get_args(LossName) and loss != "cross_entropy"
+        ),
+        "model: has both name and factory; give one of them.": model.name and model.factory,
+        "data: has both task and clients; give one of them.": data.task and data.clients,
+    }
+
+
+def _of_data(plan: "PlanFile") -> Faults:
+    data = plan.data
+    size, users, name = data.clients_per_round, data.users, data.population
+    return {
+        f"data.clients_per_round={size}: must be at most data.users={users}.": (
+            size and users and size > users
+        ),
+        'data.measured_on="held-out": nobody is held out; set held_out.': (
+            data.measured_on and not data.held_out
+        ),
+        "data.measured_on: data.metric chooses what it measures on; leave one of them out.": (
+            data.measured_on and data.metric
+        ),
+        f"data.population={name!r}: {PUBLIC_DATA!r} is for the public data of built-in tasks, "
+        "which have such a name without being given one; choose another.": (
+            name is not None and is_public(name)
+        ),
+    }
+
+
+def _of_start(plan: "PlanFile") -> Faults:
+    """Return start values that are ambiguous: nothing may replace pretrained weights unasked."""
+    model = plan.model
+    builtin, seeded = model.name is not None, model.seed is not None
+    return {
+        "model.seed: is missing; a network of privpart.models starts from it.": (
+            builtin and not seeded
+        ),
+        "model.keep: a network of privpart.models has no weights of its own; name their file in "
+        "weights.": builtin and model.keep and model.weights is None,
+        "model.keep: without seed all weights are kept. Leave it out, or give a seed for the "
+        "others.": not builtin and not seeded and model.keep is not None,
+        f"model.seed={model.seed}: would replace the network's own weights. Say which stay: "
+        'keep = ["*"] and the like, or keep = [] if none do.': (
+            not builtin and seeded and model.keep is None
+        ),
+        "model.weights: no parameter takes its start value from the file. Name those that do in "
+        "keep.": seeded and model.weights is not None and not model.keep,
+    }
+
+
+def _of_schedule(plan: "PlanFile") -> Faults:
+    rounds, schedule = plan.privacy.rounds, plan.schedule
+    if schedule is None:
+        return {
+            "model.groups: need a table [schedule]; without it, all of them train in every "
+            "round.": plan.model.groups is not None
+        }
+    groups = len(plan.model.grouped()[0])
+    length = schedule.length(groups)
+    return {
+        f"privacy.rounds={rounds}: the schedule has {length} rounds for {groups} groups; both "
+        "must be the same.": length != rounds
+    }
+
+
+def _of_canaries(plan: "PlanFile") -> Faults:
+    """Return why released models cannot be read for canaries."""
+    if plan.canaries is None:
+        return {}
+    privacy, kind = plan.privacy, plan.server.kind
+    return {
+        "canaries: cannot be combined with [select]; leave one of them out.": plan.select,
+        "canaries: cannot be combined with [privacy.sampling]: a canary's rounds are chosen, not "
+        "drawn. Leave one of them out.": privacy.sampling,
+        "canaries: cannot be combined with adaptive_clipping, under which a canary's update has "
+        "no fixed length; leave one of them out.": privacy.adaptive_clipping,
+        "canaries: without noise there is no epsilon to audit; leave them out.": (
+            privacy.noise_multiplier == 0
+        ),
+        f"canaries: the noised sums cannot be computed from models that {kind} made. Use kind = "
+        '"sgd" in [server], or audit a replica (privpart audit epsilon --plan FILE '
+        "--simulate).": kind != "sgd",
+    }
+
+
+def _refuse_other_text(plan: "PlanFile") -> None:
+    """Check names of code and of people by the rules of those who use them."""
     for key, reference in plan.named().items():
         if reference is not None and reference not in get_args(LossName):
             try:
                 own_code.refuse_malformed(str(reference))
             except ConfigError as error:
                 raise ConfigError(f"{key}: {error}") from None
-
-
-def _refuse_sampling(plan: "PlanFile") -> None:
-    """Refuse what sampling decides, and what its proof does not cover (docs/sampling.md)."""
-    privacy, data, sampling = plan.privacy, plan.data, plan.privacy.sampling
-    size = data.clients_per_round
-    if sampling is None:
-        _refuse_if(size is None, "data.clients_per_round: is missing.")
-        return
-    _refuse_if(size, "data.clients_per_round: is drawn by [privacy.sampling]; leave it out.")
-    decided = {"minimum_cohort", "max_participations", "min_separation"}
-    for key in sorted(decided & privacy.model_fields_set):
-        raise ConfigError(
-            f"privacy.{key}: follows from [privacy.sampling], and every round is released, "
-            "whoever came; leave it out."
-        )
-    uncovered = {
-        "privacy.adaptive_clipping": privacy.adaptive_clipping,
-        "schedule": plan.schedule,
-        "select": plan.select,
-    }
-    for key, table in uncovered.items():
-        _refuse_if(
-            table,
-            f"{key}: cannot be combined with [privacy.sampling]; its proof does not cover it.",
-        )
-    _refuse_if(
-        sampling.population is not None and data.users is not None,
-        "privacy.sampling.population: is data.users of this plan; leave it out.",
-    )
-
-
-def _refuse_select(plan: "PlanFile") -> None:
-    model, client = plan.model, plan.client
-    if plan.select is None:
-        return
-    _refuse_if(plan.schedule, "schedule: cannot be combined with [select]; leave one of them out.")
-    _refuse_if(
-        client.objective == "moon",
-        "client.objective: clients that select keep no model of their own, which moon needs; "
-        "use fedavg or fedprox.",
-    )
-    _refuse_if(
-        model.name is None or plan.data.task is None,
-        "select: needs a network of privpart.models and a built-in task. privpart.select does "
-        "the same for your own from Python.",
-    )
-    _refuse_if(
-        model.keep or model.local or client.augment,
-        "select: clients that select train a smaller network from the seed; leave keep, local "
-        "and augment out.",
-    )
-
-
-def _refuse_task(plan: "PlanFile") -> None:
-    model, data, loss = plan.model, plan.data, plan.client.loss
-    plays = data.task == "shakespeare"
-    _refuse_if(
-        plays and model.name in set(MODELS) - {"word_lm"},
-        'model.name: shakespeare is next-word prediction; its model is "word_lm".',
-    )
-    _refuse_if(
-        data.task and not plays and model.name == "word_lm",
-        'data.task: word_lm predicts the next word; its task is "shakespeare".',
-    )
-    _refuse_if(
-        data.task and loss in get_args(LossName) and loss != "cross_entropy",
-        f"client.loss={loss}: every built-in task has one label per example. Use cross_entropy, "
-        "or a function of your own.",
-    )
-    _refuse_if(model.name and model.factory, "model: has both name and factory; give one of them.")
-    _refuse_if(data.task and data.clients, "data: has both task and clients; give one of them.")
+    if plan.data.population is not None:
+        try:
+            refuse_population(plan.data.population)
+        except ConfigError as error:
+            raise ConfigError(f"data.{error}") from None
 
 
 def _refuse_keys(data: "Data") -> None:
@@ -779,66 +828,11 @@ def _refuse_keys(data: "Data") -> None:
     kind += f" ({data.partition})" if dealt else ""
     for key in ("directory", "users", "options", "partition", "alpha", "classes_each"):
         present = key in data.model_fields_set and getattr(data, key) is not None
-        _refuse_if(present and key not in takes, f"data.{key}: is not for {kind}; leave it out.")
-        files = " Its files are not downloaded for you." if key == "directory" else ""
-        _refuse_if(key in needs and not present, f"data.{key}: is missing; {kind} needs it.{files}")
-
-
-def _refuse_data(data: "Data") -> None:
-    size = data.clients_per_round
-    _refuse_if(
-        size and data.users and size > data.users,
-        f"data.clients_per_round={size}: must be at most data.users={data.users}.",
-    )
-    _refuse_if(
-        data.measured_on and not data.held_out,
-        'data.measured_on="held-out": nobody is held out; set held_out.',
-    )
-    _refuse_if(
-        data.measured_on and data.metric,
-        "data.measured_on: data.metric chooses what it measures on; leave one of them out.",
-    )
-    if data.population is not None:
-        try:
-            refuse_population(data.population)
-        except ConfigError as error:
-            raise ConfigError(f"data.{error}") from None
-        _refuse_if(
-            is_public(data.population),
-            f"data.population={data.population!r}: {PUBLIC_DATA!r} is for the public data of "
-            "built-in tasks, which have such a name without being given one; choose another.",
-        )
-
-
-def _refuse_start(model: "Model") -> None:
-    """Refuse start values that are ambiguous: nothing may replace pretrained weights unasked."""
-    builtin, seeded = model.name is not None, model.seed is not None
-    _refuse_if(
-        builtin and not seeded,
-        "model.seed: is missing; a network of privpart.models starts from it.",
-    )
-    _refuse_if(
-        builtin and model.keep and model.weights is None,
-        "model.keep: a network of privpart.models has no weights of its own; name their file "
-        "in weights.",
-    )
-    _refuse_if(
-        not builtin and not seeded and model.keep is not None,
-        "model.keep: without seed all weights are kept. Leave it out, or give a seed for the "
-        "others.",
-    )
-    _refuse_if(
-        not builtin and seeded and model.keep is None,
-        f"model.seed={model.seed}: would replace the network's own weights. Say which stay: "
-        'keep = ["*"] and the like, or keep = [] if none do.',
-    )
-    _refuse_if(
-        seeded and model.weights is not None and not model.keep,
-        "model.weights: no parameter takes its start value from the file. Name those that do "
-        "in keep.",
-    )
-    if model.seed is not None:
-        seed_bytes(model.seed)
+        if present and key not in takes:
+            raise ConfigError(f"data.{key}: is not for {kind}; leave it out.")
+        if key in needs and not present:
+            files = " Its files are not downloaded for you." if key == "directory" else ""
+            raise ConfigError(f"data.{key}: is missing; {kind} needs it.{files}")
 
 
 def _refuse_network(model: "Model") -> None:
@@ -852,54 +846,11 @@ def _refuse_network(model: "Model") -> None:
     refuse_batch_statistics(network)
     matching_parameters(network, model.train)
     total = sum(parameter.numel() for parameter in network.parameters())
-    _refuse_if(
-        total > _MOST_PARAMETERS,
-        f"model.sizes: the network has {total:,} parameters; must be at most {_MOST_PARAMETERS:,}.",
-    )
-
-
-def _refuse_schedule(plan: "PlanFile") -> None:
-    if plan.schedule is None:
-        _refuse_if(
-            plan.model.groups is not None,
-            "model.groups: need a table [schedule]; without it, all of them train in every round.",
+    if total > _MOST_PARAMETERS:
+        raise ConfigError(
+            f"model.sizes: the network has {total:,} parameters; must be at most "
+            f"{_MOST_PARAMETERS:,}."
         )
-        return
-    groups = len(plan.model.grouped()[0])
-    length = plan.schedule.length(groups)
-    _refuse_if(
-        length != plan.privacy.rounds,
-        f"privacy.rounds={plan.privacy.rounds}: the schedule has {length} rounds for {groups} "
-        "groups; both must be the same.",
-    )
-
-
-def _refuse_canaries(plan: "PlanFile") -> None:
-    """Refuse why released models cannot be read for canaries."""
-    privacy, kind = plan.privacy, plan.server.kind
-    if plan.canaries is None:
-        return
-    _refuse_if(plan.select, "canaries: cannot be combined with [select]; leave one of them out.")
-    _refuse_if(
-        privacy.sampling,
-        "canaries: cannot be combined with [privacy.sampling]: a canary's rounds are chosen, "
-        "not drawn. Leave one of them out.",
-    )
-    _refuse_if(
-        privacy.adaptive_clipping,
-        "canaries: cannot be combined with adaptive_clipping, under which a canary's update "
-        "has no fixed length; leave one of them out.",
-    )
-    _refuse_if(
-        privacy.noise_multiplier == 0,
-        "canaries: without noise there is no epsilon to audit; leave them out.",
-    )
-    _refuse_if(
-        kind != "sgd",
-        f"canaries: the noised sums cannot be computed from models that {kind} made. Use "
-        'kind = "sgd" in [server], or audit a replica (privpart audit epsilon --plan FILE '
-        "--simulate).",
-    )
 
 
 _BOUNDS = {
