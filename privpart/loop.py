@@ -5,7 +5,7 @@ The loop does no accounting: the guarantee follows from the plan, and the server
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
@@ -15,15 +15,8 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.engines.canaries import CanaryEngine
 from privpart.engines.embedded import EmbeddedEngine
-from privpart.engines.protocol import (
-    AccompaniedEngine,
-    ChoosingEngine,
-    Engine,
-    MeasuringEngine,
-    SecureEngine,
-    SummingEngine,
-)
-from privpart.messages import ClientId, Reason, RoundTask, client_id
+from privpart.engines.protocol import Abilities, Engine
+from privpart.messages import ClientId, CohortSum, Reason, RoundTask, client_id
 from privpart.noise.cohorts import SampledCohorts
 from privpart.server import RoundCounts, Server
 
@@ -264,9 +257,7 @@ def _refuse_other_cohorts(server: Server, cohorts: Sequence[Sequence[ClientId]])
 
 def _refuse_together(server: Server, engine: Engine) -> None:
     """Refuse an engine in which the rounding of sampled clients would tell who else was sampled."""
-    if server.plan.sampling is None or not isinstance(engine, ChoosingEngine):
-        return
-    if not engine.each_alone:
+    if server.plan.sampling is not None and not Abilities.of(engine).each_alone():
         raise ConfigError(
             "engine: may vectorize over clients, and the rounding of one would tell who else was "
             "sampled. Make it with deterministic=True."
@@ -275,7 +266,7 @@ def _refuse_together(server: Server, engine: Engine) -> None:
 
 def _health(server: Server, engine: Engine) -> RoundHealth:
     """Return how the round's clients trained, as far as the engine measures it."""
-    found = engine.health() if isinstance(engine, MeasuringEngine) else None
+    found = Abilities.of(engine).health()
     signal, noise = server.signal_and_noise()
     if found is None:
         return RoundHealth(None, None, None, None, signal, noise)
@@ -351,17 +342,26 @@ def _run_round(
 
 
 def _aggregate(server: Server, engine: Engine, task: RoundTask) -> RoundCounts:
-    asked = task.clients
-    if isinstance(engine, SecureEngine):
-        return server.run_round((), secure=engine.secure_sums(task, server.parameters), asked=asked)
-    if isinstance(engine, SummingEngine) and server.plan.sampling is None:
-        whose = own_engine(engine)  # before any of its code runs, which might change what it is
-        sums = engine.sums(task, server.parameters)
-        if sums is not None:
-            beside = engine.beside(task) if isinstance(engine, AccompaniedEngine) else ()
-            counts = server.run_round(beside, sums=sums, asked=asked)
-            return replace(counts, summed_by=whose) if counts.summed else counts
-    return server.run_round(engine.run(task, server.parameters), asked=asked)
+    asked, start = task.clients, server.parameters
+    names = {own_engine(engine)}  # before any of its code runs, which might change what it is
+    abilities = Abilities.of(engine)
+    if abilities.secure_sums is not None:
+        return server.run_round((), secure=abilities.secure_sums(task, start), asked=asked)
+    sums = abilities.sums(task, start) if server.plan.sampling is None else None
+    if sums is None:
+        return server.run_round(engine.run(task, start), asked=asked)
+
+    def named() -> Iterator[CohortSum]:
+        for part in sums:
+            # what an engine calls, such as a schedule, may replace a method during the round
+            names.add(own_engine(engine))
+            yield part
+        names.add(own_engine(engine))
+
+    counts = server.run_round(abilities.beside(task), sums=named(), asked=asked)
+    if not counts.summed:
+        return counts
+    return replace(counts, summed_by=names.pop() if len(names) == 1 else "")
 
 
 def _not_released(

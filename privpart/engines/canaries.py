@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.engines.protocol import ChoosingEngine, Engine, MeasuringEngine, SummingEngine
+from privpart.engines.protocol import Abilities, Engine
 from privpart.messages import ClientHealth, ClientId, ClientUpdate, CohortSum, RoundTask
 
 
@@ -66,9 +66,7 @@ class CanaryEngine:
 
     def sums(self, task: RoundTask, start: Tensor) -> Iterator[CohortSum] | None:
         """Return what the engine below does for the other clients; see ``beside``."""
-        if not isinstance(self.engine, SummingEngine):
-            return None
-        return self.engine.sums(self._others(task), start)
+        return Abilities.of(self.engine).sums(self._others(task), start)
 
     def beside(self, task: RoundTask) -> Iterator[ClientUpdate]:
         """Yield the updates of the canaries, which are in no sum: the server clips each."""
@@ -81,11 +79,11 @@ class CanaryEngine:
     @property
     def each_alone(self) -> bool:
         """Whether every bit of an update is a function of its client's own data."""
-        return not isinstance(self.engine, ChoosingEngine) or self.engine.each_alone
+        return Abilities.of(self.engine).each_alone()
 
     def health(self) -> ClientHealth | None:
         """Return how the other clients of the last round trained; None if it is not measured."""
-        return self.engine.health() if isinstance(self.engine, MeasuringEngine) else None
+        return Abilities.of(self.engine).health()
 
     def _others(self, task: RoundTask) -> RoundTask:
         canaries = set(self.canaries.clients(task.round))

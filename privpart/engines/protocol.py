@@ -1,7 +1,8 @@
 """Protocol: what the round loop asks of an engine, and what an engine may offer besides."""
 
-from collections.abc import Iterator
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -13,58 +14,44 @@ OWN_ENGINES = ("EmbeddedEngine",)
 
 
 class Engine(Protocol):
-    """Trains clients, simulated or remote."""
+    """Trains clients, simulated or remote; it may also have any method of ``Abilities``."""
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield the update of each client of the task that trained from ``start``, shape (d,)."""
         ...
 
 
-@runtime_checkable
-class SummingEngine(Engine, Protocol):
-    """An engine of the operator's own that clips and sums updates in the server's place.
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What an engine can do beside ``run``: its methods of these names, or what stands for them.
 
-    The report says that the clipping is enforced if it is one of this package's (``own_engine``),
-    and asserted otherwise.
+    Attributes:
+        sums: of an engine of the operator's own that clips and sums updates in the server's place:
+            returns sums that contain each client of the task once, or None to have ``run`` called.
+            The report says that the clipping is enforced if the engine is one of this package's
+            (``own_engine``), and asserted otherwise.
+        beside: yields the update of each client of the task that ``sums`` leaves out, such as an
+            auditor's.
+        secure_sums: of an engine over a protocol of secure aggregation, in place of ``run``:
+            returns sums modulo 2^k of clients that clipped and rounded to the task's grid.
+        health: returns how the clients of the last round trained; None if it was not measured.
+        each_alone: a property: whether every bit of an update is a function of its client's own
+            data, which vectorized clients do not promise.
     """
 
-    def sums(self, task: RoundTask, start: Tensor) -> Iterator[CohortSum] | None:
-        """Return sums that contain each client of the task once, or None to have ``run`` called."""
-        ...
+    sums: Callable[[RoundTask, Tensor], Iterator[CohortSum] | None]
+    beside: Callable[[RoundTask], Iterable[ClientUpdate]]
+    secure_sums: Callable[[RoundTask, Tensor], Iterator[ModularSum]] | None
+    health: Callable[[], ClientHealth | None]
+    each_alone: Callable[[], bool]
 
-
-@runtime_checkable
-class SecureEngine(Engine, Protocol):
-    """An engine over a protocol of secure aggregation, which shows the server sums only."""
-
-    def secure_sums(self, task: RoundTask, start: Tensor) -> Iterator[ModularSum]:
-        """Return sums modulo 2^k of clients that clipped and rounded to the task's grid."""
-        ...
-
-
-@runtime_checkable
-class AccompaniedEngine(SummingEngine, Protocol):
-    """An engine with clients that are never in its sums, such as an auditor's."""
-
-    def beside(self, task: RoundTask) -> Iterator[ClientUpdate]:
-        """Yield the update of each client of the task that ``sums`` leaves out."""
-        ...
-
-
-@runtime_checkable
-class MeasuringEngine(Engine, Protocol):
-    """An engine of the operator's own that may measure how its simulated clients train."""
-
-    def health(self) -> ClientHealth | None:
-        """Return how the clients of the last round trained; None if it did not measure it."""
-        ...
-
-
-@runtime_checkable
-class ChoosingEngine(Engine, Protocol):
-    """An engine that may be vectorized, so that one client's rounding depends on others."""
-
-    @property
-    def each_alone(self) -> bool:
-        """Whether every bit of an update is a function of its client's own data."""
-        ...
+    @classmethod
+    def of(cls, engine: Engine) -> "Abilities":
+        """Return what an engine can do."""
+        return cls(
+            sums=getattr(engine, "sums", lambda *_: None),
+            beside=getattr(engine, "beside", lambda _: ()),
+            secure_sums=getattr(engine, "secure_sums", None),
+            health=getattr(engine, "health", lambda: None),
+            each_alone=lambda: getattr(engine, "each_alone", True),
+        )

@@ -100,10 +100,10 @@ class Summing(Clients):
         return iter([task.sum_of(task.clients, total, [0.2] * len(task.clients))])
 
 
-def embedded(kind=EmbeddedEngine):
+def embedded(kind=EmbeddedEngine, local=None):
     model = PartialModel(lambda: nn.Linear(1, 2), seed=1)
     users = Users(torch.ones(10, 1), torch.arange(10) % 2, torch.arange(10).split(1))
-    local = LocalTraining(9.0, steps=1)
+    local = local or LocalTraining(9.0, steps=1)
     return kind(model, users, local=local, data_seed=0, sums=True, batching="vmap")
 
 
@@ -156,6 +156,17 @@ def foreign(how, patched):
     if how == "class":
         patched.setattr(EmbeddedEngine, "sums", Longer.sums)
         return embedded()
+    if how == "schedule":  # replaces a method of its engine in the round
+
+        def local(_):
+            one._sums = longer
+            return LocalTraining(9.0, steps=1)
+
+        one = embedded(local=local)
+        return one
+    if how == "canaries":
+        canaries = NoCanaries(lambda: patched.setattr(EmbeddedEngine, "_sums", longer))
+        return CanaryEngine(embedded(), canaries)
     if how == "object":
         one = embedded()
         one.sums = Longer.sums.__get__(one)
@@ -163,10 +174,20 @@ def foreign(how, patched):
     return embedded({"renamed": Renamed, "turning": Turning, "alike": Alike}.get(how, Longer))
 
 
+def longer(*arguments):
+    """In place of ``EmbeddedEngine._sums``."""
+    work, start = arguments[-3:-1]
+    return Longer.sums(None, work.task, start)
+
+
 class NoCanaries:
     ids = ()
 
+    def __init__(self, called=lambda: None):
+        self.called = called
+
     def clients(self, round_):
+        self.called()
         return ()
 
 
@@ -190,7 +211,18 @@ def test_clipping_in_this_packages_engine_is_enforced_and_the_ledger_names_it(tm
 
 
 @pytest.mark.parametrize(
-    "how", ["subclass", "renamed", "turning", "alike", "class", "object", "around"]
+    "how",
+    [
+        "subclass",
+        "renamed",
+        "turning",
+        "alike",
+        "class",
+        "object",
+        "around",
+        "schedule",
+        "canaries",
+    ],
 )
 def test_clipping_in_any_other_engine_is_asserted(tmp_path, monkeypatch, how):
     row, clipping, open_ = committed(tmp_path / "run", foreign(how, monkeypatch))
