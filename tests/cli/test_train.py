@@ -216,23 +216,6 @@ def test_a_large_delta_is_refused_by_whoever_counts_the_clients_and_repeated(pri
     assert privpart("report", str(run), "--delta", "1e-6").stderr == ""
 
 
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        (["--batching", "vmap", "--seed", "1"], "--batching vmap a run that can be repeated"),
-        (["--batching", "vmap", "--precision", "bfloat16"], "bfloat16 computes one client after"),
-        (["--precision", "half"], "'half' is not one of"),
-        (["--device", "cuda:99"], "sees cpu"),
-    ],
-)
-def test_options_that_contradict_leave_nothing_behind(privpart, plan, tmp_path, options, sentence):
-    out = tmp_path / "run"
-    told = privpart("train", "--plan", str(plan), "--out", str(out), *options)
-    assert told.returncode == 2
-    assert sentence in " ".join(told.stderr.replace("│", " ").split()).replace("vmap:", "vmap")
-    assert not out.exists()
-
-
 @pytest.mark.usefixtures("interruptible")
 def test_interrupted_by_the_keyboard_and_resumed(privpart, tmp_path):
     plan = tmp_path / "plan.toml"
@@ -278,13 +261,3 @@ def test_too_little_memory_is_one_sentence(work, monkeypatch, capsys):
         main.main()
     assert ended.value.code == 2
     assert capsys.readouterr().err.startswith("privpart: not enough memory. Use fewer rounds")
-
-
-@pytest.mark.parametrize("noise", ["1e9", "1e-9"])
-def test_noise_without_a_grid_begins_no_run(privpart, tmp_path, noise):
-    text = PLAN.replace("noise_multiplier = 1.0", f"noise_multiplier = {noise}")
-    (tmp_path / "plan.toml").write_text(text)
-    done = privpart("train", "--plan", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "run"))
-    assert done.returncode == 2
-    assert done.stderr.startswith("privpart: --noise-multiplier")
-    assert not (tmp_path / "run").exists()

@@ -81,22 +81,6 @@ def test_users_that_could_not_train_are_refused(x, y, rows, sentence):
         Users(x, y, rows)
 
 
-def test_users_by_id():
-    x, y = torch.rand(4, 2), torch.rand(4)
-    users = Users(x, y, Index.of_owners(OWNERS))
-    assert list(users.ids) == ["a", "b", "c"]
-    assert equal(users.examples("b"), (x[[0, 2]], y[[0, 2]]))
-    assert list(users.on(torch.device("cpu")).ids) == ["a", "b", "c"]
-    copy = pickle.loads(pickle.dumps(users.shared()))
-    assert equal(copy.examples("c"), users.examples("c"))
-    assert list(Users(x, y, [[0], [1, 2]]).ids) == [0, 1]
-
-
-def test_what_nobody_holds_may_be_anything_and_large_sums_are_finite():
-    x = torch.tensor([torch.nan, 3e38, 3e38])
-    assert len(Users(x, torch.arange(3), [[1], [2]])) == 2
-
-
 def test_users_without_examples_must_be_asked_for():
     x, y = torch.rand(2), torch.arange(2)
     assert len(Users(x, y, [[0], [], [1]], allow_empty=True).examples(1)[0]) == 0
@@ -123,13 +107,6 @@ def test_cohorts_of_ids_are_those_of_numbers():
 
 
 # arrays
-
-
-def test_a_pair_of_arrays_becomes_users():
-    users = from_tensors((X, Y), user=OWNERS)
-    assert isinstance(users, Users)
-    assert equal(users.examples("b"), (torch.tensor([[0.0, 1], [4, 5]]), torch.tensor([0, 2])))
-    assert from_tensors((X, X[:, 0]), user=OWNERS).y.dtype is torch.float32
 
 
 def test_other_nests_are_general_clients():
@@ -238,14 +215,6 @@ def flipped(raw: bytes) -> bytes:
 # frames
 
 
-def test_a_frame_becomes_users():
-    users = from_frame(FRAME, user="who", x=["height", "age"], y="label")
-    assert isinstance(users, Users)
-    assert list(users.ids) == ["a", "b", "c"]
-    assert equal(users.examples("b"), (torch.tensor([[1.5, 30], [1.7, 50]]), torch.tensor([0, 1])))
-    assert from_frame(FRAME, user="who", x=["age"], y="height").y.dtype is torch.float32
-
-
 def test_a_frame_of_texts():
     def lengths(rows: pd.DataFrame) -> dict[str, object]:
         return {"length": torch.tensor([len(t) for t in rows["text"]]), "y": rows["label"].values}
@@ -300,13 +269,6 @@ def test_frames_in_files(tmp_path):
             from_frame(tmp_path / name, user="who", x=["age"], y="label")
 
 
-def test_a_row_of_a_csv_file_without_a_user(tmp_path):
-    file = tmp_path / "data.csv"
-    file.write_text("who,x,y\na,1,0\n,1,0\n")
-    with refused(r"column 'who'\[1\]: client id ''"):
-        from_frame(file, user="who", x=["x"], y="y")
-
-
 GAP = pd.Series([1.0, np.nan, 2.0, 3.0])
 
 
@@ -351,16 +313,6 @@ def test_frames_that_are_not_examples_are_refused(options, columns, sentence):
 def test_functions_that_make_no_examples(examples, sentence):
     with refused(sentence):
         from_frame(FRAME, user="who", examples=examples)
-
-
-def test_other_tables_are_refused():
-    with refused("frame: is a list"):
-        from_frame([1], user="who", x=["age"], y="label")
-    with refused("frame: has no rows"):
-        from_frame(FRAME.iloc[:0], user="who", x=["age"], y="label")
-    twice = pd.concat([FRAME, FRAME[["age"]]], axis=1)
-    with refused("x='age': the table has several columns of this name"):
-        from_frame(twice, user="who", x=["age"], y="label")
 
 
 # datasets

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from accounting import ConfigError
 from privpart.data import Index
 from privpart.data.index import ClientIds
-from privpart.messages import id_order, is_client_id
+from privpart.messages import id_order
 
 NUMBERS = st.one_of(
     st.integers(-5, 5),
@@ -74,21 +74,6 @@ def test_rows_per_client_by_list_dict_and_ids():
     assert named["b"].tolist() == [4, 0]
     assert named[np.int64(7)].tolist() == [1]
     assert Index.of_rows({"b": rows[0], 7: rows[1], "a": rows[2]})["a"].tolist() == [2, 3]
-
-
-def test_rows_of_many_clients_at_once():
-    for index in (
-        Index.of_equal_parts(torch.arange(12), 4),
-        Index.of_rows([[0], [], [2, 1], [5]]),
-        Index.of_rows([[0], [], [2, 1], [5]], ids=[7, "a", 2**63 - 1, -3]),
-    ):
-        asked = [*index.ids][::-1] * 2
-        found = index.of_each(tuple(asked))
-        assert [rows.tolist() for rows in found] == [index[c].tolist() for c in asked]
-        assert {rows.dtype for rows in found} == {torch.int64}
-        for unknown in (-1, 4, 2**63 - 2, 2**70, "b"):
-            with pytest.raises(ConfigError, match=f"client {unknown!r}"):
-                index.of_each([index.ids[0], unknown])
 
 
 def test_a_row_may_be_held_twice_and_by_nobody():
@@ -180,15 +165,3 @@ def test_memory_of_a_million_clients(kind, most):
     assert len(index) == n
     assert len(pickle.dumps(index)) - 2000 <= most * n
     assert index.nbytes <= most * n
-
-
-def test_rows_in_order_cost_nothing_per_row():
-    rows = torch.arange(10**6)
-    assert Index.of_rows(rows.split(1000)).nbytes == 4 * 1000
-    assert Index.of_rows(rows.flip(0).split(1000)).nbytes == 4 * 1000 + 4 * 10**6
-    assert Index.of_owners(np.arange(10**6) // 1000)[999].tolist() == list(range(999_000, 10**6))
-
-
-def test_ids_of_messages_are_the_ids_of_an_index():
-    owners = ["a", 2**255, -3]
-    assert all(is_client_id(client) for client in Index.of_owners(owners).ids)

@@ -38,13 +38,6 @@ def test_messages_reproduce_the_reduction_column(table):
         assert f"{sizes[0] / size:.{digits}f}" == reduction
 
 
-def test_messages_of_some_groups_hold_those():
-    module = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
-    model = PartialModel(module, seed=7, overwrite=True, groups=[["0.*"], ["2.*"]])
-    # two headers may differ by a digit
-    assert message_bytes(model) - message_bytes(model, (1,)) >= 4 * 15 - 8
-
-
 def dense(train, hidden=6):
     network = nn.Sequential(nn.Linear(5, hidden), nn.ReLU(), nn.Linear(hidden, 4))
     return PartialModel(network, train=train, seed=0, overwrite=True)
@@ -144,10 +137,3 @@ def test_every_network_has_an_example_that_trains(name):
     value = mean_loss(network(x), y, MODELS[name].loss)
     value.backward()
     assert 0 < value < 50
-
-
-def test_no_batch_is_larger_than_what_the_client_holds():
-    local = LocalTraining(0.1, batch_size=8)
-    assert measure(local=local, examples=3, n=8) == measure(local=local, examples=3, n=3)
-    few, many = measure(local=local, examples=3), measure(local=local, examples=8)
-    assert few.memory.activations < many.memory.activations / 2

@@ -99,12 +99,6 @@ def test_users_and_their_names_in_order(write):
     assert [users.x[own].sum().item() for own in users.indices] == [0, 2 * 28 * 28, 0]
 
 
-def test_other_numbers_under_other_names(write):
-    path = write({"u": {"x": np.array([[1], [2]], np.uint8), "y": np.array([0, 3], np.uint64)}})
-    users, _ = federated_hdf5(path, x="x", y="y")
-    assert (users.x.tolist(), users.y.tolist()) == ([[1.0], [2.0]], [0, 3])
-
-
 def test_a_plan_on_fed_emnist_trains(writers):
     told = call(
         "train", "--plan", writers / "plan.toml", "--out", writers / "run", "--format", "json"

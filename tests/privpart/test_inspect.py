@@ -9,7 +9,6 @@ from privpart import LocalTraining, PartialModel
 from privpart.models import MODELS, resnet8
 from privpart.training.diagnostics import (
     first_kernels,
-    jump_after_averaging,
     mask_ratio,
     maximal_activation,
     step_sizes,
@@ -42,12 +41,6 @@ def test_step_sizes_add_up_to_the_update(optimizer):
     assert len(sizes) == 4
     assert len(update) == model.group_sizes[1]
     assert float(update.norm()) < sum(sizes)
-
-
-def test_jump_after_averaging():
-    assert jump_after_averaging([[4.0, 1.0], [3.0, 2.0], [4.0]]) == pytest.approx((3 + 2) / 2)
-    with pytest.raises(ConfigError, match="two or more"):
-        jump_after_averaging([[1.0, 2.0]])
 
 
 def test_mask_ratio_against_a_literal_loop():

@@ -74,14 +74,9 @@ def test_what_a_reference_may_be(text):
     [
         ("cross_entropy", "does not name code"),
         ("", "does not name code"),
-        (":", "does not name code"),
-        ("a:", "does not name code"),
         ("./task.py", "does not name code"),
-        ("./task.py:", "does not name code"),
         ("./task.py:f()", "does not name code"),
-        ("./task.py:f.g", "does not name code"),
         ("./task:f", "does not name code"),
-        ("a..b:f", "does not name code"),
         ("https://example.org/task:f", "does not name code"),
         ("./task.py:f\n", "does not name code"),
         ("./ta\0sk.py:f", "does not name code"),
@@ -90,8 +85,6 @@ def test_what_a_reference_may_be(text):
         ("./class.py:f", "rename it"),
         ("./1.py:f", "rename it"),
         ("os:system", "part of Python"),
-        ("subprocess:run", "part of Python"),
-        ("builtins:exec", "part of Python"),
         ("importlib.machinery:SourceFileLoader", "part of Python"),
     ],
 )
@@ -247,22 +240,6 @@ def test_nothing_is_run_by_a_record_and_everything_by_load(write, tmp_path):
     assert marks.read_text() == "task helpers pkg pkg.inner pkg.inner.leaf "
 
 
-def test_a_record_imports_none_of_what_it_looks_at(write, tmp_path):
-    write({"task.py": "import transformers, datasets, peft, json.tool\ndef f(): pass\n"})
-    script = f"""
-import sys
-from pathlib import Path
-from privpart.training.own_code import record
-before = set(sys.modules)
-print(len(record({{"a": "./task.py:f"}}, Path({str(tmp_path)!r}))["distributions"]))
-print(sorted(name for name in set(sys.modules) - before if name not in sys.stdlib_module_names))
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    count, modules = done.stdout.splitlines()
-    assert count == "3"
-    assert [name for name in eval(modules) if "." not in name] == []
-
-
 # Hostile projects: bounded time and memory, one sentence
 
 
@@ -315,12 +292,6 @@ def test_a_file_with_the_name_of_another_module(name, write, tmp_path):
     assert "another module has its name" in message
     assert message.endswith("rename the file.")
     assert not marks.exists()
-
-
-def test_a_package_beside_a_file_of_its_name(write):
-    folder = write({"task.py": "def f(): pass", "task/__init__.py": ""})
-    assert "task/__init__.py; rename the file" in sentence(load, "./task.py:f", folder)
-    assert str(folder) not in sys.path
 
 
 # Importing
@@ -458,13 +429,10 @@ def test_a_module_that_this_process_has_from_another_file_is_refused(write, monk
     [
         ("x = 1\nraise ValueError('no\\nway.')\n", "task.py:2: ValueError: no."),
         ("import helpers\n", "helpers.py:2: KeyError: 'x'."),
-        ("import nothing_like_it\n", "task.py:1: ModuleNotFoundError: No module named"),
         ("from torch import nonsense\n", "task.py:1: ImportError: cannot import name 'nonsense'"),
         ("import sys\nsys.exit(0)\n", "task.py:2: SystemExit: 0."),
-        ("assert False\n", "task.py:1: AssertionError."),
         ("def f(:\n", "task.py:1: SyntaxError: invalid syntax."),
         ("raise ValueError('x' * 10**7)\n", "ValueError: xxx"),
-        ("def g(): g()\ng()\n", "task.py:1: RecursionError"),
         ("import json\njson.loads('{')\n", "task.py:2: JSONDecodeError: Expecting"),
         ("class E(Exception):\n  def __str__(self): 1/0\nraise E\n", "task.py:3: E."),
     ],
@@ -554,11 +522,3 @@ def test_wrong_options_are_named_with_what_the_function_takes(write):
     )
     assert "missing a required argument: 'width'" in sentence(call, network, name, key)
     assert "too many positional arguments" in sentence(call, network, name, key, 1, 2)
-
-
-def test_a_torch_function_without_a_signature_is_called():
-    import torch
-
-    assert call(torch.zeros, "torch:zeros", "data.clients", 3).shape == (3,)
-    message = sentence(call, torch.zeros, "torch:zeros", "data.clients", "a")
-    assert "TypeError: zeros()" in message

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from accounting import ConfigError
-from privpart import Normal, PartialModel
+from privpart import PartialModel
 
 transformers = pytest.importorskip("transformers")
 peft = pytest.importorskip("peft")
@@ -107,34 +107,12 @@ def test_training_is_that_of_torch_on_the_same_parameters(build):
     model.verify()
 
 
-def test_b_may_stay_with_the_client_while_a_is_shared():
-    """FedSA-LoRA (2410.01463): A is aggregated, B is personal."""
-    model = PartialModel(
-        classifier(), train=["*lora_A*", "*modules_to_save*"], local=["*lora_B*"], keep=KEEP, seed=7
-    )
-    model.module.eval()
-    update, own = step(model, batch())
-    assert own.norm() > 1e-4
-    assert model.views(update)["base_model.model.classifier.modules_to_save.default.bias"].any()
-    assert torch.equal(model.own, torch.zeros_like(model.own))
-
-
 def test_tied_weights_of_a_language_model_count_once():
     model = PartialModel(gpt2(), train=["transformer.wte.*"], seed=None)
     assert model.module.lm_head.weight is model.module.transformer.wte.weight
     assert model.dim == 50 * 16
     other = model.on(torch.device("meta"))
     assert other.module.lm_head.weight is other.module.transformer.wte.weight
-
-
-def test_a_seed_suffices_for_bert_and_says_what_gpt_2_needs():
-    model = PartialModel(bert, train=["classifier.*"], seed=7)
-    assert model.module(**batch()).loss.isfinite()
-    with pytest.raises(ConfigError, match=r"type Conv1D\).*'type:Conv1D'"):
-        PartialModel(gpt2, seed=7)
-    told = {"type:Conv1D": Normal(0.02), "*.bias": Normal(0.0)}
-    model = PartialModel(gpt2, seed=7, initializers=told)
-    assert model.module(**batch(labels=0)).loss.isfinite()
 
 
 def test_weights_of_16_bits_are_refused_with_the_way_out():
