@@ -13,13 +13,12 @@ moon     mu times a contrastive loss (Li et al. 2021), which is small if the fea
          participation. That model stays in the device's memory; a resumed simulation has lost it
          and reports so.
 
-A loss is a name or a function of the module and a batch. Clients and losses are one file, because a
-step of training is both: what a loss makes of the network and a batch, and how that moves it.
+A loss is a name or a function of the module and a batch.
 """
 
 import random  # noqa: TID251  only to seed what other people's code draws
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -124,6 +123,16 @@ class LocalTraining:
         if self.alternate:
             self._check_alternate()
 
+    def _check_objective(self) -> None:
+        checks.choice("objective", self.objective, get_args(Objective))
+        if (self.mu is None) != (self.objective == "fedavg"):
+            raise ConfigError(f"mu={self.mu}: fedprox and moon need it, and fedavg has none.")
+        if self.mu is not None:
+            checks.positive("mu", self.mu)
+        checks.positive("temperature", self.temperature)
+        if self.objective != "moon" and self.temperature != 0.5:
+            raise ConfigError(f"temperature={self.temperature}: only for moon.")
+
     def _check_alternate(self) -> None:
         turns = len(self.alternate)
         if turns < 2 or not all(isinstance(pattern, str) for pattern in self.alternate):
@@ -150,23 +159,13 @@ class LocalTraining:
         if not self.alternate:
             return [True] * len(names)
         turns = [[fnmatchcase(name, pattern) for name in names] for pattern in self.alternate]
-        for pattern, found in zip(self.alternate, turns, strict=True):
-            if not any(found):
+        for pattern, matches in zip(self.alternate, turns, strict=True):
+            if not any(matches):
                 raise ConfigError(
                     f"alternate: {pattern!r} matches no parameter that trains in this round."
                 )
-        own = turns[step % len(turns)]
-        return [now or not any(each) for now, *each in zip(own, *turns, strict=True)]
-
-    def _check_objective(self) -> None:
-        checks.choice("objective", self.objective, get_args(Objective))
-        if (self.mu is None) != (self.objective == "fedavg"):
-            raise ConfigError(f"mu={self.mu}: fedprox and moon need it, and fedavg has none.")
-        if self.mu is not None:
-            checks.positive("mu", self.mu)
-        checks.positive("temperature", self.temperature)
-        if self.objective != "moon" and self.temperature != 0.5:
-            raise ConfigError(f"temperature={self.temperature}: only for moon.")
+        due = turns[step % len(turns)]
+        return [now or not any(matches) for now, *matches in zip(due, *turns, strict=True)]
 
     def batches(self, examples: int, generator: torch.Generator) -> Iterator[Tensor]:
         """Yield the rows of each batch: passes in fresh random orders, cut off after ``steps``.
@@ -180,12 +179,12 @@ class LocalTraining:
         if not examples:
             return iter(())
         passes = range(self.epochs) if self.steps is None else count()
-        every = (
+        batches = (
             batch
             for _ in passes
             for batch in torch.split(torch.randperm(examples, generator=generator), self.batch_size)
         )
-        return islice(every, self.steps)
+        return islice(batches, self.steps)
 
     @property
     def plain_sgd(self) -> bool:
@@ -325,9 +324,9 @@ def unclipped_update(
     the context; the loss is None without a step.
     """
     # another seed than that of the order, so that dropout masks do not repeat its random numbers
-    own_code = callable(local.loss) or local.augment is not None
+    user_code = callable(local.loss) or local.augment is not None
     seed = generator.initial_seed() ^ 1
-    with model.lent(start), seeded(seed, model.flat.device, everything=own_code):
+    with model.lent(start), seeded(seed, model.flat.device, everything=user_code):
         model.train_only(active)
         if own is not None:
             model.own.copy_(own)
@@ -338,9 +337,9 @@ def unclipped_update(
             first = total if first is None else first
             if after_step is not None:
                 after_step()
-        for kept, now in ((previous, model.flat), (own, model.own)):
-            if kept is not None:
-                kept.copy_(now)
+        for memory, now in ((previous, model.flat), (own, model.own)):
+            if memory is not None:
+                memory.copy_(now)
         # Written over the gradients, so that a client needs no memory beyond that for training.
         update = torch.sub(model.flat, start, out=model.gradient)
         spans = model.spans(active)
@@ -363,10 +362,7 @@ def seeded(seed: int, device: torch.device, *, everything: bool = False) -> Iter
     With ``everything``, those of NumPy and of Python's module random, which other people's code may
     draw from, follow from the seed, too.
     """
-    if everything:
-        with _seeded_elsewhere(seed), seeded(seed, device):
-            yield
-        return
+    before = (np.random.get_state(), random.getstate()) if everything else None  # noqa: NPY002
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type):
         torch.default_generator.manual_seed(seed)
@@ -374,20 +370,16 @@ def seeded(seed: int, device: torch.device, *, everything: bool = False) -> Iter
             module = getattr(torch, device.type)  # such as torch.cuda
             with module.device(device):
                 module.manual_seed(seed)
-        yield
-
-
-@contextmanager
-def _seeded_elsewhere(seed: int) -> Iterator[None]:
-    """Within this context, draw NumPy's global random numbers and Python's from a seed."""
-    before = np.random.get_state(), random.getstate()  # noqa: NPY002
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        np.random.set_state(before[0])  # noqa: NPY002
-        random.setstate(before[1])
+        if before is None:
+            yield
+            return
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        random.seed(seed)
+        try:
+            yield
+        finally:
+            np.random.set_state(before[0])  # noqa: NPY002
+            random.setstate(before[1])
 
 
 def _steps(
@@ -402,10 +394,10 @@ def _steps(
     """Train, and yield the loss of every step after it."""
     optimizer = None if local.plain_sgd else local.fresh_optimizer(model, active)
     trained = [p for p in model.module.parameters() if p.requires_grad]
-    kept = [p.grad for p in trained]  # views of the model's gradients, which a loss may replace
+    gradients = [p.grad for p in trained]  # the model's own, which a loss may replace
     names = [name for name, p in model.module.named_parameters() if p.requires_grad]
-    every = local.batches(count_rows(examples), generator)
-    for step, rows in enumerate(moved(every, model.flat.device)):
+    batches = local.batches(count_rows(examples), generator)
+    for step, rows in enumerate(moved(batches, model.flat.device)):
         batch = take(examples, rows)
         if local.augment is not None:
             batch = augmented(batch, local.augment)
@@ -418,12 +410,11 @@ def _steps(
             _descend(total, list(compress(trained, moving)), local.learning_rate)
             yield total.detach()
             continue
-        _differentiate(total, trained, kept)
+        _differentiate(total, trained, gradients)
         if local.objective == "fedprox":
+            mu = local.mu or 0.0
             for span in model.spans(active):
-                add_proximal_gradient(
-                    model.gradient[span], model.flat[span], start[span], local.mu or 0.0
-                )
+                model.gradient[span].add_(model.flat[span], alpha=mu).sub_(start[span], alpha=mu)
         optimizer.step()
         yield total.detach()
 
@@ -432,10 +423,10 @@ def moved(rows: Iterable[Tensor], device: torch.device) -> Iterable[Tensor]:
     """Return rows of examples on a device, in one copy, because each waits for the device."""
     if device.type == "cpu":
         return rows
-    every = list(rows)
-    if not every:
-        return every
-    return torch.split(torch.cat(every).to(device), [len(each) for each in every])
+    batches = list(rows)
+    if not batches:
+        return batches
+    return torch.split(torch.cat(batches).to(device), [len(batch) for batch in batches])
 
 
 def _descend(total: Tensor, trained: Sequence[Tensor], learning_rate: float) -> None:
@@ -476,16 +467,53 @@ def loss_gradients(total: Tensor, trained: Sequence[Tensor]) -> tuple[Tensor | N
 def _moon_loss(
     model: PartialModel, batch: Batch, local: LocalTraining, start: Tensor, previous: Tensor
 ) -> Tensor:
-    with watched_input(last_layer(model.module)) as seen:
+    """Return the loss of a batch and mu times MOON's contrastive loss, shape ().
+
+    That is the mean cross-entropy of telling two models apart. For each example, the similarities
+    of its features to those that the received and the previous model have, divided by the
+    temperature, are two logits; the right answer is the received one. If both models are the same,
+    it is log 2 and has no gradient.
+    """
+    with _features(model.module) as own:
         total = batch_loss(model.module, batch, local.loss)
-    if not seen:
+    if not own:
         raise ConfigError("objective='moon': the loss did not use the network's last layer.")
-    received, own = (
-        features_of(model.module, model.views(flat), batch, local.loss)
-        for flat in (start, previous)
+    similarities = []
+    for flat in (start, previous):
+        parameters = {f"module.{name}": value for name, value in model.views(flat).items()}
+        with _features(model.module) as other, torch.no_grad():
+            functional_call(_LossOf(model.module, local.loss), parameters, (batch,))
+        similarities.append(cosine_similarity(torch.cat(own), torch.cat(other), dim=1))
+    logits = torch.stack(similarities, dim=1) / local.temperature
+    received = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+    return total + (local.mu or 0.0) * cross_entropy(logits, received)
+
+
+@contextmanager
+def _features(module: nn.Module) -> Iterator[list[Tensor]]:
+    """Yield a list to which forward passes append the input of the last layer with parameters."""
+    features: list[Tensor] = []
+    layers = [m for m in module.modules() if next(m.parameters(recurse=False), None) is not None]
+    handle = layers[-1].register_forward_pre_hook(
+        lambda _, inputs: features.append(inputs[0].flatten(1))
     )
-    term = contrastive_loss(torch.cat(seen), received, own, local.temperature)
-    return total + (local.mu or 0.0) * term
+    try:
+        yield features
+    finally:
+        handle.remove()
+
+
+class _LossOf(nn.Module):
+    """A network with its loss on top, so that ``functional_call`` reaches both."""
+
+    def __init__(self, module: nn.Module, loss: str | Loss) -> None:
+        super().__init__()
+        self.module = module
+        self.loss = loss
+
+    def forward(self, batch: Batch) -> Tensor:
+        total: Tensor = _computed_loss(self.module, batch, self.loss)
+        return total
 
 
 def batch_loss(module: nn.Module, batch: Batch, loss: str | Loss = "cross_entropy") -> Tensor:
@@ -574,23 +602,23 @@ def logits_of(outputs: Any) -> Tensor:  # noqa: ANN401
     Raises:
         ConfigError: that is not a tensor.
     """
-    found = getattr(outputs, "logits", outputs)
-    if not isinstance(found, Tensor):
+    logits = getattr(outputs, "logits", outputs)
+    if not isinstance(logits, Tensor):
         raise ConfigError(
-            f"the network returns a {type(found).__name__}; must return a tensor, or an object "
+            f"the network returns a {type(logits).__name__}; must return a tensor, or an object "
             "with the attribute logits. For others, pass a function loss(module, batch)."
         )
-    return found
+    return logits
 
 
 def _loss_of_output(outputs: Any) -> Tensor:  # noqa: ANN401
-    found: Tensor | None = getattr(outputs, "loss", None)
-    if found is None:
+    loss: Tensor | None = getattr(outputs, "loss", None)
+    if loss is None:
         raise ConfigError(
             "loss='model': the network returned no loss; it must return an object with the "
             "attribute loss. A Hugging Face model does if the examples have an entry named labels."
         )
-    return found
+    return loss
 
 
 def _inputs_and_labels(batch: Batch, loss: str) -> tuple[Batch, Tensor]:
@@ -615,11 +643,11 @@ def _refuse_copying(inputs: Batch, outputs: Tensor, labels: Tensor, loss: str) -
         return
     if outputs.dim() != 3 or words.shape != labels.shape:
         return
-    known = labels != -100
-    if not torch.equal(torch.where(known, labels, words), words):
+    labelled = labels != -100
+    if not torch.equal(torch.where(labelled, labels, words), words):
         return
     # a text of one repeated word has such labels rightly, and so has a masked word that was kept
-    if 2 * known.sum() > known.numel() and (words != words[:, :1]).any():
+    if 2 * labelled.sum() > labelled.numel() and (words != words[:, :1]).any():
         raise ConfigError(
             "loss='cross_entropy': the labels repeat the inputs, so the network would learn to "
             "copy. Use loss='model', which compares each word with the next, or shift the labels."
@@ -658,12 +686,12 @@ def _lacks_memory(error: Exception) -> bool:
 def error_in(error: Exception, function: str | Callable[..., Any]) -> str:
     """Return an error's type and message, and the line of the function's own file."""
     code = getattr(function, "__code__", None)
-    own = [
+    frames = [
         frame
         for frame in traceback.extract_tb(error.__traceback__)
         if code is not None and frame.filename == code.co_filename
     ]
-    place = f" ({own[-1].filename}, line {own[-1].lineno})" if own else ""
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
     message = " ".join(str(error).split())[:500].rstrip(".")
     kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
     return f"{kind}{message}{place}."
@@ -724,81 +752,3 @@ def mean_loss(outputs: Tensor, y: Tensor, name: str = "cross_entropy") -> Tensor
     if name == "mean_squared_error":
         return mse_loss(outputs, y)
     return binary_cross_entropy_with_logits(outputs, y)
-
-
-def proximal_loss(now: Tensor, start: Tensor, weight: float) -> Tensor:
-    """Return weight/2 ||now - start||^2, shape ()."""
-    return weight / 2 * (now - start).square().sum()
-
-
-def add_proximal_gradient(gradient: Tensor, now: Tensor, start: Tensor, weight: float) -> None:
-    """Add the gradient of ``proximal_loss`` to ``gradient`` in place; all have shape (c,)."""
-    gradient.add_(now, alpha=weight).sub_(start, alpha=weight)
-
-
-def contrastive_loss(
-    features: Tensor, received: Tensor, previous: Tensor, temperature: float
-) -> Tensor:
-    """Return MOON's contrastive loss, shape (): the cross-entropy of telling two models apart.
-
-    For each example, the similarities of ``features`` to ``received`` and to ``previous``, divided
-    by the temperature, are two logits; the right answer is ``received``. The result is the mean.
-
-    Args:
-        features: of the model in training, shape (n, f).
-        received: features of the model that the server sent, shape (n, f).
-        previous: features of the client's model after its last participation, shape (n, f). If that
-            is the received model itself, the loss is log 2 and has no gradient.
-        temperature: > 0.
-    """
-    near = cosine_similarity(features, received, dim=1)
-    far = cosine_similarity(features, previous, dim=1)
-    both = torch.stack([near, far], dim=1) / temperature
-    return cross_entropy(both, torch.zeros(len(both), dtype=torch.long, device=both.device))
-
-
-def last_layer(module: nn.Module) -> nn.Module:
-    """Return the last layer with parameters; its input is what MOON calls features.
-
-    Raises:
-        ConfigError: the network has no parameters.
-    """
-    layers = [m for m in module.modules() if next(m.parameters(recurse=False), None) is not None]
-    if not layers:
-        raise ConfigError("objective='moon': the network has no layer with parameters.")
-    return layers[-1]
-
-
-@contextmanager
-def watched_input(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Yield a list to which every forward pass appends the layer's input, shape (n, f)."""
-    seen: list[Tensor] = []
-    handle = layer.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(1)))
-    try:
-        yield seen
-    finally:
-        handle.remove()
-
-
-class _LossOf(nn.Module):
-    """A network with its loss on top, so that ``functional_call`` reaches both."""
-
-    def __init__(self, module: nn.Module, loss: str | Loss) -> None:
-        super().__init__()
-        self.module = module
-        self.loss = loss
-
-    def forward(self, batch: Batch) -> Tensor:
-        total: Tensor = _computed_loss(self.module, batch, self.loss)
-        return total
-
-
-@torch.no_grad()
-def features_of(
-    module: nn.Module, parameters: Mapping[str, Tensor], batch: Batch, loss: str | Loss
-) -> Tensor:
-    """Return the features of a batch under other parameters, shape (n, f)."""
-    with watched_input(last_layer(module)) as seen:
-        own = {f"module.{name}": value for name, value in parameters.items()}
-        functional_call(_LossOf(module, loss), own, (batch,))
-    return torch.cat(seen)

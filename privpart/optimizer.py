@@ -70,19 +70,6 @@ class FlatOptimizer:
         self._settings, self._parts, self._fused = settings, list(parts), fused
         self._states: list[dict[str, Tensor]] = [{} for _ in parts]
 
-    def set(self, settings: ServerOptimizer) -> None:
-        """Take other settings; the state stays.
-
-        Raises:
-            ConfigError: they are of another kind.
-        """
-        if settings.kind != self._settings.kind:
-            raise ConfigError(
-                f"kind={settings.kind!r}: a schedule may change every setting of the server's "
-                "optimiser except its kind."
-            )
-        self._settings = settings
-
     @torch.no_grad()
     def step(self, gradients: Mapping[int, Tensor]) -> None:
         """Move the parts that have a gradient, by number."""

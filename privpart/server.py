@@ -108,8 +108,7 @@ class Server:
         plan: the promise; fixes clip norm, noise, divisor, rounds and participation.
         start: trainable part before the first round, shape (d,), float32; public.
         source: source of the noise; ``SecretSource()`` unless the run is a simulation.
-        optimizer: settings of the step on the noised mean, or a schedule: a function from the
-            round, counted from 0, to settings. It must not look at data. None is plain averaging.
+        optimizer: settings of the step on the noised mean; None is plain averaging.
 
     Attributes:
         parameters: the trainable part, shape (d,), which the next round's clients receive.
@@ -130,7 +129,7 @@ class Server:
         start: Tensor,
         *,
         source: NoiseSource,
-        optimizer: ServerOptimizer | Callable[[int], ServerOptimizer] | None = None,
+        optimizer: ServerOptimizer | None = None,
     ) -> None:
         if start.dtype is not torch.float32:
             raise ConfigError(
@@ -144,9 +143,7 @@ class Server:
         self.clip_norm = float(plan.clip_norm)
         self.plan_hash = plan.hash
         self._groups = parts_of(plan.mechanism, self.parameters)
-        constant = optimizer or ServerOptimizer()
-        self._settings = constant if callable(constant) else lambda _: constant
-        self._optimizer = FlatOptimizer(self._settings(0), self._groups)
+        self._optimizer = FlatOptimizer(optimizer or ServerOptimizer(), self._groups)
         # In units of the clip norm, which adaptive clipping may change.
         self._noise: NoiseStream | None = None
         self._grid: Grid | None = None
@@ -187,14 +184,10 @@ class Server:
         """Return the plan's guarantee at ``delta`` in (0, 1); it names the source of the noise."""
         return self.plan.report(delta, noise_source="os" if self.source.private else "seeded")
 
-    def eligible(self, clients: Iterable[ClientId]) -> list[ClientId]:
-        """Return the ``clients`` that the plan still allows in the next round, in their order."""
-        return [client for client in clients if self._limit_reached(client) is None]
-
     def ineligible(self, clients: Iterable[ClientId]) -> dict[ClientId, Reason]:
-        """Return the ``clients`` that the plan does not allow in the next round, and why not."""
-        found = ((client, self._limit_reached(client)) for client in clients)
-        return {client: why for client, why in found if why is not None}
+        """Map each client that may not take part in the next round to the reason."""
+        reasons = ((client, self._limit_reached(client)) for client in clients)
+        return {client: reason for client, reason in reasons if reason is not None}
 
     def task(self, clients: Sequence[ClientId]) -> RoundTask:
         """Return the task of the next round for a cohort, and begin to draw the round's noise.
@@ -264,7 +257,6 @@ class Server:
         """
         self._refuse_round(sums, secure)
         asked, sampled = frozenset(asked), self.plan.sampling is not None
-        self._optimizer.set(self._settings(self.round))
         dim = sum(self._groups[group].numel() for group in self._active())
         if not len(self._total):
             self._total = torch.empty(self.parameters.numel(), dtype=torch.float64)
