@@ -2,7 +2,15 @@
 
 import numpy as np
 
-from accounting import BinaryTree, BufferedToeplitz, Dense, Independent, PrunedTree, Toeplitz
+from accounting import (
+    BandedInverse,
+    BinaryTree,
+    BufferedToeplitz,
+    Dense,
+    Independent,
+    PrunedTree,
+    Toeplitz,
+)
 
 BLT3 = {"decay": (0.703864, 0.970182, 0.998105), "scale": (0.295937, 0.131099, 0.057899)}
 SQUARE = Dense(
@@ -40,6 +48,17 @@ FILTERS = [
     BufferedToeplitz(6, decay=(0.0, 1.0), scale=(0.5, 0.25)),
     SQUARE,
 ]
+LAW = [
+    BinaryTree(7),
+    BinaryTree(7, 3, estimator="online", completed=True),
+    BufferedToeplitz(5, **BLT3),
+    Toeplitz.square_root(6, bands=3, normalize_columns=True),
+    Independent(3),
+    BandedInverse(6, (2.0, -0.5, -0.25)),
+    BandedInverse(6, (0.3, -0.2, -0.1), normalize_columns=True),
+    Dense([[2.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.5, 0.25, 3.0]]),
+]
+"""One of each kind, for tests of distributions."""
 
 
 def short(mechanism):

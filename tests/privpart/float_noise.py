@@ -101,24 +101,11 @@ class FloatNoise:
             sources = [(registers[r], c) for r, c in sorted(terms, key=lambda x: x[0] != target)]
             first = 1 if sources and sources[0][0] is to else 0
             fresh = [(self._draw(index, block, len(out)), c) for index, c in draws]
-            add_up(sources[:first] + fresh + sources[first:], to)
+            to.copy_(sum(x * c for x, c in sources[:first] + fresh + sources[first:]))
 
     def _draw(self, index, block, count):
         words = keystream_words(self.key, self.stream, index, block)
         return box_muller(words, self.stddev)[:count]
-
-
-def add_up(sources, to):
-    (x, a), *others = sources
-    if others and 1 in (a, others[0][1]):
-        y, b = others.pop(0)
-        torch.add(x, y, alpha=b, out=to) if a == 1 else torch.add(y, x, alpha=a, out=to)
-    elif a != 1:
-        torch.mul(x, a, out=to)
-    elif x is not to:
-        to.copy_(x)
-    for y, b in others:
-        to.add_(y, alpha=b)
 
 
 def sgd(parts, settings):

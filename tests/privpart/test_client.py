@@ -3,13 +3,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.flop_counter import FlopCounterMode
 
 from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
-from privpart.client import ClientOptimizer, mean_loss
+from privpart.client import mean_loss
 from privpart.clip import clip
 from privpart.models import bag_of_words, small_cnn
 from privpart.training.metric import accuracy
@@ -67,35 +66,6 @@ def test_local_training_is_the_plain_optimizer_on_the_trainable_part(train, name
     after = flat_of(reference, model.trainable)
     torch.testing.assert_close(update, after - start, rtol=1e-4, atol=1e-6)
     assert update.norm() > 0.01
-
-
-EXACTLY = OPTIMIZERS | {
-    "adam": (LocalTraining(0.01, optimizer="adam"), lambda p: torch.optim.Adam(p, 0.01, fused=True))
-}
-
-
-@pytest.mark.parametrize("name", EXACTLY)
-def test_the_steps_are_those_of_torchs_optimizers_bit_for_bit(name):
-    """Of several parts, one of them empty, with gradients from 1e-30 to 1e30, zeros and NaN."""
-    local, make = EXACTLY[name]
-    generator = torch.Generator().manual_seed(0)
-    sizes = (1, 7, 0, 1000)
-    ours = [torch.randn(n, generator=generator) for n in sizes]
-    theirs = [nn.Parameter(part.clone()) for part in ours]
-    gradients = [torch.zeros(n) for n in sizes]
-    mine, plain = ClientOptimizer(local, ours, gradients), make(theirs)
-    for step in range(6):
-        for gradient, parameter in zip(gradients, theirs, strict=True):
-            scale = 10.0 ** torch.randint(-30, 31, gradient.shape, generator=generator)
-            gradient.copy_(torch.randn(gradient.shape, generator=generator) * scale)
-            gradient[::5] = 0.0
-            gradient[3:4] = torch.nan if step == 4 else 1.0
-            parameter.grad = gradient.clone()
-        mine.step()
-        plain.step()
-        for part, parameter in zip(ours, theirs, strict=True):
-            assert torch.equal(part.view(torch.int32), parameter.detach().view(torch.int32))
-    assert ours[3].isnan().any()  # power: the NaN came through
 
 
 @pytest.mark.parametrize("clip_norm", [1e-3, 1e6])
@@ -344,26 +314,23 @@ def test_options_that_contradict(options, match):
 
 
 class Noisy(torch.nn.Module):
-    """Dropout, a buffer that counts, and a frozen layer that may write to itself."""
+    """Dropout, and a buffer that counts."""
 
-    def __init__(self, *, writes: bool = False):
+    def __init__(self):
         super().__init__()
         self.first, self.head = torch.nn.Linear(64, 8), torch.nn.Linear(8, 10)
-        self.dropout, self.writes = torch.nn.Dropout(0.5), writes
+        self.dropout = torch.nn.Dropout(0.5)
         self.register_buffer("seen", torch.zeros(1))
 
     def forward(self, x):
         self.seen += len(x)
-        if self.writes:
-            with torch.no_grad():
-                self.first.bias += x.mean()
         return self.head(self.dropout(self.first(x.flatten(1)).relu()))
 
 
-def noisy_engine(**options):
+def noisy_engine():
     x, y = examples(12)
     users = Users(x, y, torch.arange(12).split(3))
-    model = PartialModel(lambda: Noisy(**options), train=["head.*"], seed=1)
+    model = PartialModel(Noisy, train=["head.*"], seed=1)
     return EmbeddedEngine(model, users, local=LocalTraining(0.1, 2, 2), data_seed=3)
 
 
@@ -400,13 +367,6 @@ def test_a_start_that_training_would_overwrite_is_refused():
     engine = noisy_engine()
     with pytest.raises(ConfigError, match="Pass a clone"):
         next(engine.run(RoundTask(0, (0,), 1.0, "plan"), engine.model.flat))
-
-
-def test_a_frozen_parameter_that_training_wrote_to_is_an_error():
-    engine = noisy_engine(writes=True)
-    updates = engine.run(RoundTask(0, (0, 1), 1.0, "plan"), engine.model.flat.clone())
-    with pytest.raises(ConfigError, match=r"frozen parameter 'first\.bias' was written to"):
-        next(updates)
 
 
 def test_dropout_draws_from_the_client_s_seed_alone():

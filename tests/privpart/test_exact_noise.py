@@ -14,13 +14,12 @@ import mpmath
 import numpy as np
 import pytest
 from every_mechanism import BLT3, FILTERS, TREES, short
-from rational_draws import PRIME, RationalDraws, RationalSource, nearest, random_draw
+from rational_draws import RationalDraws, RationalSource, nearest, random_draw
 
 from accounting import (
     BinaryTree,
     BufferedToeplitz,
     Dense,
-    Grouped,
     Independent,
     PrunedTree,
     Toeplitz,
@@ -29,7 +28,7 @@ from accounting.mechanisms.program import OUT
 from accounting.mechanisms.tree import node_variance
 from privpart import NoiseStream, SeededSource
 from privpart.noise import stream as stream_module
-from privpart.noise.stream import Executor, NoiseRangeError
+from privpart.noise.stream import Executor
 
 DIM = 2
 STDDEVS = [3.0, 2.0**20]
@@ -195,24 +194,6 @@ def test_independent_noise_is_the_rounded_draw():
     noise = run(Independent(5).noise_program(), 2.0**20, RationalSource())
     expected = [[nearest(2**20 * random_draw(0, t, i)) for i in range(DIM)] for t in range(5)]
     assert noise.tolist() == expected
-
-
-@pytest.mark.parametrize("kind", ["vanilla", "online"])
-def test_groups_are_streams_of_their_own(kind):
-    schedule = [(0, 1), (0,), (1,), (0, 1), (1,), (0,)]
-    trees = [BinaryTree(4, estimator=kind), BinaryTree(4, 3, estimator=kind)]
-    mechanism = Grouped(schedule, trees, [2, 2])
-    noise = NoiseStream(mechanism, dim=4, stddev=2.0**20, source=RationalSource())
-    own = [
-        run(tree.noise_program(), 2.0**20, RationalSource(), stream=g)
-        for g, tree in enumerate(trees)
-    ]
-    done = [0, 0]
-    for groups in schedule:
-        parts = noise.next().reshape(-1, 2).tolist()
-        assert parts == [own[g][done[g]].tolist() for g in groups]
-        for g in groups:
-            done[g] += 1
 
 
 # Translation: the integers depend on data and draws only through the real mechanism's release.
@@ -640,21 +621,3 @@ def test_the_ziggurat_s_doubts_are_settled_exactly(mechanism, monkeypatch):
     plain = integers()
     monkeypatch.setattr(stream_module, "REAL_ERROR", 2.0**-24)
     assert integers() == plain
-
-
-@pytest.mark.parametrize(
-    "mechanism",
-    [BinaryTree(3), BinaryTree(3, estimator="online"), BufferedToeplitz(3, **BLT3)],
-    ids=short,
-)
-@pytest.mark.parametrize("sign", [-1, 1])
-def test_a_register_out_of_range_is_an_error(mechanism, sign):
-    far = RationalSource(lambda s, index, i: sign * 2**20 * int(i == 1))
-    with pytest.raises(NoiseRangeError, match="Nothing was released"):
-        run(mechanism.noise_program(), 4.0, far)
-
-
-def test_draws_of_these_tests_are_no_halves():
-    """The denominator is odd, so sums of draws by floats meet a half only in whole numbers."""
-    assert PRIME % 2 == 1
-    assert random_draw(1, 2) != random_draw(1, 3)

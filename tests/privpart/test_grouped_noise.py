@@ -169,21 +169,6 @@ def test_damaged_states_are_refused(key, value, message):
     assert fresh.round == 0
 
 
-def test_an_interrupted_round_is_lost():
-    class Broken(SeededSource):
-        def draws(self, stream, salt):
-            if stream == 1:
-                raise KeyboardInterrupt
-            return super().draws(stream, salt)
-
-    one = noise_of(source=Broken(0))
-    with pytest.raises(KeyboardInterrupt):
-        one.next()
-    for call in (one.next, one.state_dict):
-        with pytest.raises(ConfigError, match="interrupted halfway"):
-            call()
-
-
 def test_groups_of_unlike_ranges_give_the_wider_integers():
     """A filter that grows needs int64 where a tree does with int32; neither loses a step."""
     steep = Toeplitz(2, (1.0, 900.0))

@@ -62,15 +62,6 @@ def test_one_fingerprint_over_kept_and_seeded_weights():
     assert PartialModel(copy.deepcopy(drawn), train=["4.*"], seed=None).fingerprint == expected
 
 
-def test_a_client_needs_the_seed_of_the_message_and_the_kept_weights():
-    server = PartialModel(network(), train=["4.*"], keep=["0.*"], seed=7)
-    sent = {"train": ["4.*"], "seed": server.seed, "fingerprint": server.fingerprint}
-    client = PartialModel(network(), keep=["0.*"], **sent)
-    assert torch.equal(client.flat, server.flat)
-    with pytest.raises(ConfigError, match="kept weights"):
-        PartialModel(network, **sent)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -170,14 +161,6 @@ def test_training_moves_local_parts_and_only_the_update_comes_back():
     assert torch.equal(model.own, model.own_start)
     assert not model.own_gradient.any()
     assert torch.equal(model.flat, start)
-
-
-def test_no_gradient_of_a_local_part_is_left():
-    model = personal()
-    with model.lent(model.flat.clone()):
-        model.module(examples()[0]).sum().backward()
-        assert model.own_gradient.any()
-    assert not model.own_gradient.any()
 
 
 def test_the_next_client_cannot_tell_who_trained_before():
@@ -320,20 +303,3 @@ def test_a_seeded_adapter_leaves_the_pretrained_network_as_it_is():
     broken = {"*lora_B*": Normal(0.1)}  # power
     model = PartialModel(pretrained, train=["*lora_B*"], keep=keep, seed=7, initializers=broken)
     assert not torch.allclose(model.module(x), expected)
-
-
-def test_an_unknown_layer_is_named_with_what_to_pass():
-    class Scale(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.factor = nn.Parameter(torch.ones(2))
-
-    with pytest.raises(
-        ConfigError, match=r"for 1\.factor \(layers of type Scale\).*'type:Scale'.*keep"
-    ):
-        PartialModel(lambda: nn.Sequential(nn.Linear(2, 2), Scale()), seed=0)
-    told = {"type:Scale": Constant(1.5)}
-    module = PartialModel(
-        lambda: nn.Sequential(nn.Linear(2, 2), Scale()), seed=0, initializers=told
-    ).module
-    assert module[1].factor.tolist() == [1.5, 1.5]

@@ -5,15 +5,14 @@ import tracemalloc
 import numpy as np
 import pytest
 import torch
+from every_mechanism import BLT3, LAW
 from rational_draws import unit_vectors
 from scipy.stats import chi2
 
 from accounting import (
-    BandedInverse,
     BinaryTree,
     BufferedToeplitz,
     ConfigError,
-    Dense,
     Independent,
     Participation,
     PrunedTree,
@@ -25,9 +24,6 @@ from accounting.mechanisms import noise_matrix
 from accounting.mechanisms.mechanism import prefix_sums
 from privpart import NoiseStream, SecretSource, SeededSource
 from privpart.noise.stream import Executor
-
-BLT3 = {"decay": (0.703864, 0.970182, 0.998105), "scale": (0.295937, 0.131099, 0.057899)}
-
 
 FINE = 2.0**30
 """Steps of a unit draw: rounding to integers is a part in a thousand million."""
@@ -184,16 +180,6 @@ def test_three_buffers_are_three_vectors_whatever_the_rounds():
 
 CELLS = 100_000
 STDDEV = 2.0**20
-LAW = [
-    BinaryTree(7),
-    BinaryTree(7, 3, estimator="online", completed=True),
-    BufferedToeplitz(5, **BLT3),
-    Toeplitz.square_root(6, bands=3, normalize_columns=True),
-    Independent(3),
-    BandedInverse(6, (2.0, -0.5, -0.25)),
-    BandedInverse(6, (0.3, -0.2, -0.1), normalize_columns=True),
-    Dense([[2.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.5, 0.25, 3.0]]),
-]
 
 
 def variance_accepted(sample: np.ndarray, variance: float) -> bool:

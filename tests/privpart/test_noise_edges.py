@@ -5,9 +5,9 @@ import os
 import numpy as np
 import pytest
 import torch
+from every_mechanism import LAW
 
 from accounting import (
-    BandedInverse,
     BinaryTree,
     BufferedToeplitz,
     ConfigError,
@@ -19,19 +19,6 @@ from accounting import (
 from privpart import NoiseStream, PrivacyPlan, SecretSource, SeededSource, Server
 from privpart.noise.stream import _PIECE, Executor, NoiseRangeError
 from privpart.noise.ziggurat import BLOCK, Draws
-
-BLT3 = {"decay": (0.703864, 0.970182, 0.998105), "scale": (0.295937, 0.131099, 0.057899)}
-LAW = [
-    BinaryTree(7),
-    BinaryTree(7, 3, estimator="online", completed=True),
-    BufferedToeplitz(5, **BLT3),
-    Toeplitz.square_root(6, bands=3, normalize_columns=True),
-    Independent(3),
-    BandedInverse(6, (2.0, -0.5, -0.25)),
-    BandedInverse(6, (0.3, -0.2, -0.1), normalize_columns=True),
-    Dense([[2.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.5, 0.25, 3.0]]),
-]
-
 
 STDDEV = 2.0**20
 

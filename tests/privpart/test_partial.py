@@ -7,7 +7,6 @@ from torch.nn.utils import parameters_to_vector
 
 from accounting import ConfigError
 from privpart import Constant, Glorot, Normal, PartialModel
-from privpart.model import tensors_fingerprint
 from privpart.models import small_cnn
 
 
@@ -72,11 +71,6 @@ def test_tied_parameters_count_once():
     assert output.weight.sum() == 21
 
 
-def test_batch_statistics_are_refused_with_the_way_out():
-    with pytest.raises(ConfigError, match=r"layer '1' is a BatchNorm.*replace_batch_norm"):
-        PartialModel(lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), seed=0)
-
-
 def test_a_parameter_without_initialiser_asks_for_one():
     class Scaled(nn.Module):
         def __init__(self):
@@ -95,23 +89,6 @@ def test_running_statistics_of_any_kind_are_refused():
     norm = nn.InstanceNorm1d(2, track_running_stats=True)
     with pytest.raises(ConfigError, match="layer '0' is a InstanceNorm1d"):
         PartialModel(lambda: nn.Sequential(norm, nn.Flatten(), nn.Linear(8, 2)), seed=0)
-
-
-def test_buffers_never_pass_from_one_client_to_the_next():
-    class Counting(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.dense = nn.Linear(2, 2)
-            self.register_buffer("seen", torch.zeros(2))
-
-        def forward(self, x):
-            self.seen += x.detach().sum(dim=0)
-            return self.dense(x)
-
-    model = PartialModel(Counting, seed=0)
-    model.module(torch.ones(3, 2))
-    model.load(model.flat.clone())
-    assert model.module.seen.tolist() == [0.0, 0.0]
 
 
 def test_a_pretrained_model_keeps_its_weights_and_is_known_by_its_fingerprint():
@@ -172,17 +149,6 @@ def test_overwrite_is_refused_where_nothing_is_overwritten(seed):
         PartialModel(network if seed else network(), seed=seed, overwrite=True)
 
 
-def test_frozen_bits_do_not_move_in_training():
-    model = PartialModel(network, train=["!dense1.*"], seed=3)
-    for _ in range(3):
-        model.gradient.zero_()
-        model.module(torch.rand(4, 1, 8, 8)).square().sum().backward()
-        model.flat.sub_(model.gradient)
-    frozen = {name: dict(model.module.named_parameters())[name] for name in model.frozen}
-    assert tensors_fingerprint(frozen) == model.fingerprint
-    assert PartialModel(network, train=["!dense1.*"], seed=3).fingerprint == model.fingerprint
-
-
 def test_only_finite_float32_weights():
     half = network().half()
     with pytest.raises(ConfigError, match=r"'conv1.weight' is torch\.float16.*module\.float"):
@@ -224,8 +190,10 @@ class Remembers(nn.Module):
         self.register_buffer("none", None)
         self.register_buffer("grown", torch.zeros(1), persistent=False)
         self.register_buffer("deleted", torch.ones(1))
+        self.register_buffer("counted", torch.zeros(1))
 
     def forward(self, x):
+        self.counted += x.detach().sum()
         self.replaced = x.detach().clone()
         self.none = x.detach().mean(dim=0)
         self.grown.resize_(4).fill_(7.0)
@@ -241,7 +209,7 @@ def test_buffers_that_a_forward_pass_replaced_are_put_back():
     left = model.module._buffers
     assert left.pop("none") is None
     found = {name: buffer.tolist() for name, buffer in left.items()}
-    assert found == {"replaced": [0.0], "grown": [0.0], "deleted": [1.0]}
+    assert found == {"replaced": [0.0], "grown": [0.0], "deleted": [1.0], "counted": [0.0]}
     model.module(torch.ones(3, 2))  # and a second client can run
 
 

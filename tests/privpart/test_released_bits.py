@@ -50,7 +50,7 @@ LEVEL = 5e-10
 
 UNGROUPED = [name for name in MECHANISMS if name != "groups"]
 ALL = pytest.mark.parametrize("name", MECHANISMS)
-EPSILONS = pytest.mark.parametrize("epsilon", MU)
+EPSILONS = pytest.mark.parametrize("epsilon", [0.03, 14])
 
 
 def server(setting):
@@ -181,7 +181,7 @@ def test_pairs_are_near_themselves_and_other_numbers_are_not():
     assert distance_from_pairs(pair + 1e-3, error) > 1
 
 
-def against_the_bound(make, name, runs=16):
+def against_the_bound(make, name, runs=6):
     """The likelihood ratio of a whole run, against the client that has most to fear."""
     columns = np.linalg.norm(whitener(MECHANISMS[name][0]), axis=0)
     one = Setting(
@@ -205,7 +205,7 @@ def assert_attained(runs, name):
 
 @pytest.mark.parametrize("name", UNGROUPED)
 def test_the_likelihood_ratio_attains_its_bound_and_does_not_pass_it(name):
-    assert_attained(16, name)
+    assert_attained(6, name)
 
 
 def test_less_noise_passes_the_bound():

@@ -163,10 +163,6 @@ def test_ids_are_whole_numbers_and_strings_and_no_two_are_one_client():
     assert (again.counted, again.refusals) == (1, {"participation limit": len(ids)})
 
 
-def test_what_is_no_update_at_all_is_refused_too():
-    assert server().run_round([None, 7, "update"]).refused == 3
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
 def test_only_float32_models_so_that_the_noise_covers_every_bit(dtype):
     with pytest.raises(ConfigError, match=r"must be torch\.float32"):
@@ -204,7 +200,7 @@ def test_a_client_counts_once_per_round_and_as_often_as_planned():
         assert run(one, (7, 0.1), (7, 0.1), filler).counted == expected + 1
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 12), st.integers(1, 3))
 def test_a_round_most_of_which_was_refused_releases_nothing(asked, good, bad, minimum):
     """Against the rule in words: most of those asked answered, and none of it was admitted."""
@@ -257,15 +253,18 @@ def test_leaving_a_client_out_moves_the_sum_by_at_most_clip_norm(updates, absent
     assert moved <= 0.5 * (1 + 1e-6)  # parameters are float32
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("mechanism", [BinaryTree(5), Independent(5), BinaryTree(5, 2)], ids=repr)
-def test_the_server_adds_exactly_the_noise_of_the_stream_to_the_sum(mechanism):
+def test_the_server_adds_exactly_the_noise_of_the_stream_to_the_sum(mechanism, momentum):
+    """And momentum is heavy ball over the noised sums."""
     a_plan = plan(rounds=5, z=2.0, mechanism=mechanism)
-    one = Server(a_plan, torch.zeros(DIM), source=SeededSource(3))
+    one = server(a_plan, momentum=momentum)
     stream = NoiseStream(mechanism, dim=DIM, stddev=2.0**20, source=SeededSource(3))
-    expected = torch.zeros(DIM, dtype=torch.float64)
+    expected, velocity = (torch.zeros(DIM, dtype=torch.float64) for _ in range(2))
     for client in range(5):
         run(one, (client, 0.1))
-        expected += (0.1 + stream.next() * (2.0 * 0.5 / 2**20)) / 10
+        velocity = momentum * velocity + (0.1 + stream.next() * (2.0 * 0.5 / 2**20)) / 10
+        expected += velocity
         torch.testing.assert_close(one.parameters.double(), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -301,22 +300,30 @@ TORCH = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adagrad": torch.opti
         ("sgd", {}),
         ("sgd", {"momentum": 0.9}),
         ("adam", {"eps": 1e-3}),
+        ("adam", {"eps": 1e-8, "fused": True}),
         ("adagrad", {"eps": 1e-3}),
     ],
 )
 def test_steps_and_state_are_torch_s_bit_for_bit(kind, options, monkeypatch):
-    """Torch's classes take two seconds to import when the first one is made: none is made here."""
+    """Torch's classes take two seconds to import when the first one is made: none is made here.
+
+    Three parts, one of them empty, with gradients from 1e-30 to 1e30, zeros and NaN.
+    """
     generator = torch.Generator().manual_seed(0)
-    starts = [torch.rand(size, generator=generator) for size in (7, 70_001)]
-    gradients = [
-        {group: torch.randn(len(starts[group]), generator=generator) for group in groups}
-        for groups in ((0, 1), (0,), (0, 1))
-    ]
+    starts = [torch.rand(size, generator=generator) for size in (7, 0, 70_001)]
+    gradients = []
+    for groups in ((0, 1, 2), (0,), (0, 1, 2), (2,), (0, 1, 2)):
+        drawn = {g: torch.randn(len(starts[g]), generator=generator) for g in groups}
+        for gradient in drawn.values():
+            gradient.mul_(10.0 ** torch.randint(-30, 31, gradient.shape, generator=generator))
+            gradient[::5] = 0.0
+            gradient[3:4] = torch.nan if len(gradients) == 3 else 1.0
+        gradients.append(drawn)
     expected = [start.clone() for start in starts]
     torch_s = TORCH[kind](expected, lr=0.3, **options)
-    for each in gradients:
+    for drawn in gradients:
         for group, part in enumerate(expected):
-            part.grad = each.get(group)
+            part.grad = drawn.get(group)
         torch_s.step()
     state = {
         f"{group}.{name}": value
@@ -325,17 +332,25 @@ def test_steps_and_state_are_torch_s_bit_for_bit(kind, options, monkeypatch):
         if isinstance(value, torch.Tensor)
     }
     monkeypatch.delattr(torch.optim.Optimizer, "__init__")
-    settings = ServerOptimizer(kind=kind, learning_rate=0.3, momentum=options.get("momentum", 0.0))
-    found = [start.clone() for start in starts]
-    first = FlatOptimizer(settings, found)
+    settings = ServerOptimizer(
+        kind=kind, learning_rate=0.3, momentum=options.get("momentum", 0.0),
+        adaptivity=options.get("eps", 1.0),
+    )  # fmt: skip
+    parts, fused = [start.clone() for start in starts], options.get("fused", False)
+    first = FlatOptimizer(settings, parts, fused=fused)
     first.step(gradients[0])
-    second = FlatOptimizer(settings, found)
+    second = FlatOptimizer(settings, parts, fused=fused)
     second.load(first.tensors())
-    for each in gradients[1:]:
-        second.step(each)
-    assert all(map(torch.equal, found, expected))
+    for drawn in gradients[1:]:
+        second.step(drawn)
+
+    def bits(tensor):
+        return tensor.reshape(-1).view(torch.int32).tolist()
+
+    assert list(map(bits, parts)) == list(map(bits, expected))
+    assert parts[2].isnan().any()  # power: the NaN came through
     assert second.tensors().keys() == state.keys()
-    assert all(torch.equal(value, state[name]) for name, value in second.tensors().items())
+    assert all(bits(value) == bits(state[name]) for name, value in second.tensors().items())
 
 
 @pytest.mark.parametrize(
@@ -356,16 +371,6 @@ def test_the_state_of_another_optimiser_or_model_is_refused(kind, names, message
     with pytest.raises(ConfigError, match=message):
         one.load({name: torch.zeros(size) for name, size in names.items()})
     assert not one.tensors()
-
-
-def test_momentum_is_heavy_ball():
-    one = server(plan(rounds=3), learning_rate=0.5, momentum=0.9)
-    velocity = position = 0.0
-    for client, value in enumerate((0.1, 0.05, -0.1)):
-        run(one, (client, value))
-        velocity = 0.9 * velocity + value / 10
-        position += 0.5 * velocity
-        assert float(one.parameters[0]) == pytest.approx(position, rel=1e-5)
 
 
 def test_a_run_is_private_only_with_secret_noise():
