@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,12 @@ _STEPS = (1, 2, 5)
 _MOST_TICKS = 13
 _LONGEST = 40
 """Characters of a name in a picture."""
-_FORMATS = (".png", ".svg", ".pdf")
+_METADATA: Any = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None, "Creator": None},
+    ".pdf": {"CreationDate": None},
+}
+"""By format, metadata that leave out what differs between two equal pictures."""
 
 
 @dataclass(slots=True)
@@ -117,22 +123,15 @@ class Styles:
         """Name each colour and each dash that was drawn, if there is more than one of its kind."""
         parts = list(dict.fromkeys(part for part, _ in self.drawn))
         mechanisms = list(dict.fromkeys(mechanism for _, mechanism in self.drawn))
-        handles = []
+        looks = []
         if len(parts) > 1:
             plain = {"linestyle": ""} if len(mechanisms) > 1 else {}
-            handles += [
-                Line2D(
-                    [], [], label=_shortened(part) or "all", **self.of(part, mechanisms[0]) | plain
-                )
-                for part in parts
-            ]
+            looks += [(part or "all", self.of(part, mechanisms[0]) | plain) for part in parts]
         if len(mechanisms) > 1:
-            look = {"marker": "", "color": SERIES[0] if len(parts) == 1 else FAINT}
-            handles += [
-                Line2D([], [], label=_shortened(name) or "none", **self.of(parts[0], name) | look)
-                for name in mechanisms
-            ]
-        if handles:
+            grey = {"marker": "", "color": SERIES[0] if len(parts) == 1 else FAINT}
+            looks += [(name or "none", self.of(parts[0], name) | grey) for name in mechanisms]
+        if looks:
+            handles = [Line2D([], [], label=_shortened(name), **look) for name, look in looks]
             axes.legend(
                 handles=handles, handlelength=3, frameon=False, fontsize=8, labelcolor=INK, **place
             )
@@ -181,12 +180,12 @@ def round_ticks(low: float, high: float) -> list[float]:
     """
     powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
     inside = [(s, p) for p in powers for s in range(1, 10) if low <= float(f"{s}e{p}") <= high]
-    found = [float(f"{s}e{p}") for s, p in inside if s in _STEPS]
-    if len(found) > _MOST_TICKS:
+    ticks = [float(f"{s}e{p}") for s, p in inside if s in _STEPS]
+    if len(ticks) > _MOST_TICKS:
         tens = [float(f"1e{p}") for s, p in inside if s == 1]
         return tens[:: -(-len(tens) // _MOST_TICKS)]
-    if len(found) >= 2:
-        return found
+    if len(ticks) >= 2:
+        return ticks
     return [float(f"{low:.2g}"), *(float(f"{s}e{p}") for s, p in inside)]
 
 
@@ -257,7 +256,9 @@ def band(
 ) -> None:
     """Draw a line with a band of one deviation on either side; a lone point gets a bar."""
     around = zip(xs, means, (deviation or 0.0 for deviation in deviations), strict=True)
-    interval_band(axes, [(x, mean, mean - own, mean + own) for x, mean, own in around], style)
+    interval_band(
+        axes, [(x, mean, mean - spread, mean + spread) for x, mean, spread in around], style
+    )
 
 
 def interval_band(
@@ -316,17 +317,30 @@ def save(figure: Figure, path: Path) -> None:
     Raises:
         ConfigError: another ending, or the file cannot be written.
     """
-    if path.suffix.lower() not in _FORMATS:
-        raise ConfigError(f"plot={path}: must end in {', '.join(_FORMATS)}.")
-    _make_plain(figure)
-    about = _no_date(path.suffix.lower())
-    if path.suffix.lower() == ".png":
-        about["Description"] = json.dumps(drawn(figure))
+    suffix = path.suffix.lower()
+    if suffix not in _METADATA:
+        raise ConfigError(f"plot={path}: must end in {', '.join(_METADATA)}.")
+    about = dict(_METADATA[suffix])
     try:
-        with rc_context(_STYLE), _any_alphabet():
+        with _drawing(figure):
+            if suffix == ".png":
+                about["Description"] = json.dumps(drawn(figure))
             figure.savefig(path, dpi=150, metadata=about)
     except (OSError, ValueError) as error:
         raise ConfigError(f"plot={path}: cannot be written: {error}") from None
+
+
+@contextmanager
+def _drawing(figure: Figure, **style: str) -> Iterator[None]:
+    """Draw a figure with every name that somebody typed as it is."""
+    for text in figure.findobj(Text):
+        if isinstance(text, Text):  # for the types alone
+            text.set_text(printable(text.get_text()))
+            text.set_parse_math(False)  # a dollar begins no formula
+    with rc_context(_STYLE | style), warnings.catch_warnings():
+        # letters that the font lacks are boxes
+        warnings.filterwarnings("ignore", message="Glyph")
+        yield
 
 
 def drawn(figure: Figure) -> dict[str, Any]:
@@ -334,41 +348,17 @@ def drawn(figure: Figure) -> dict[str, Any]:
 
     A PNG has it in its metadata, as ``Description``.
     """
-    curves = [line.get_xydata() for axes in figure.axes for line in axes.lines]
-    bands = [
-        path.vertices
-        for axes in figure.axes
-        for collection in axes.collections
-        for path in collection.get_paths()
-    ]
-    places = [np.asarray(own, dtype=float) for own in (*curves, *bands)]
+    lines = [line.get_xydata() for axes in figure.axes for line in axes.lines]
+    for axes in figure.axes:
+        for collection in axes.collections:
+            lines += [path.vertices for path in collection.get_paths()]
     return {
-        "words": [text for own in figure.findobj(Text) if (text := own.get_text())],
-        "lines": [[[float(f"{v:.6g}") for v in row] for row in own] for own in places],
+        "words": [text.get_text() for text in figure.findobj(Text) if text.get_text()],
+        "lines": [
+            [[float(f"{value:.6g}") for value in point] for point in np.asarray(line, dtype=float)]
+            for line in lines
+        ],
     }
-
-
-def _make_plain(figure: Figure) -> None:
-    """Show every name that somebody typed as it is: a dollar begins no formula."""
-    for text in figure.findobj(Text):
-        if isinstance(text, Text):  # for the types alone
-            text.set_text(printable(text.get_text()))
-            text.set_parse_math(False)
-
-
-@contextmanager
-def _any_alphabet() -> Iterator[None]:
-    """Draw letters that the font lacks as boxes, without a warning for each."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")
-        yield
-
-
-def _no_date(suffix: str) -> dict[str, Any]:
-    """Return metadata that leave out what differs between two equal pictures."""
-    if suffix == ".png":
-        return {"Software": None}
-    return {"Date": None, "Creator": None} if suffix == ".svg" else {"CreationDate": None}
 
 
 def inline_svg(figure: Figure, name: str, title: str) -> str:
@@ -380,30 +370,27 @@ def inline_svg(figure: Figure, name: str, title: str) -> str:
         title: what the picture shows, for who cannot see it; escaped here.
     """
     text = io.StringIO()
-    _make_plain(figure)
-    with rc_context(_STYLE | {"svg.fonttype": "none"}), _any_alphabet():
-        figure.savefig(
-            text, format="svg", metadata={"Date": None, "Creator": None}, transparent=True
-        )
-    drawn = text.getvalue()
-    drawn = drawn[drawn.index("<svg") :].strip()
-    for left_out in ("metadata", "style"):  # a style inside would be the whole page's
-        drawn = re.sub(rf"<{left_out}\b.*?</{left_out}>", "", drawn, flags=re.DOTALL)
-    numbers = {own: f"{name}-{i}" for i, own in enumerate(re.findall(r'\bid="([^"]*)"', drawn))}
-    drawn = re.sub(r'\bid="([^"]*)"', lambda own: f'id="{numbers[own.group(1)]}"', drawn)
-    drawn = re.sub(
+    with _drawing(figure, **{"svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", metadata=_METADATA[".svg"], transparent=True)
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :].strip()
+    for element in ("metadata", "style"):  # a style inside would be the whole page's
+        svg = re.sub(rf"<{element}\b.*?</{element}>", "", svg, flags=re.DOTALL)
+    ids = {old: f"{name}-{i}" for i, old in enumerate(re.findall(r'\bid="([^"]*)"', svg))}
+    svg = re.sub(r'\bid="([^"]*)"', lambda match: f'id="{ids[match.group(1)]}"', svg)
+    svg = re.sub(
         r'(xlink:href="#|url\(#)([^")]*)',
-        lambda to: to.group(1) + numbers.get(to.group(2), to.group(2)),  # text may look like one
-        drawn,
+        lambda to: to.group(1) + ids.get(to.group(2), to.group(2)),  # text may look like one
+        svg,
     ).replace("xlink:href", "href")
     for number, colour in enumerate(DARK):
-        drawn = re.sub(colour, f"var(--c{number})", drawn, flags=re.IGNORECASE)
-    size = re.search(r'viewBox="([^"]*)"', drawn)
-    shown = f'<title id="{name}-title">{_escaped(title)}</title>'
-    head = (
-        f'<svg viewBox="{size.group(1) if size else ""}" role="img" aria-labelledby="{name}-title">'
+        svg = re.sub(colour, f"var(--c{number})", svg, flags=re.IGNORECASE)
+    size = re.search(r'viewBox="([^"]*)"', svg)
+    box = size.group(1) if size else ""
+    return (
+        f'<svg viewBox="{box}" role="img" aria-labelledby="{name}-title">'
+        f'<title id="{name}-title">{escape(title, quote=False)}</title>{svg[svg.index(">") + 1 :]}'
     )
-    return head + shown + drawn[drawn.index(">") + 1 :]
 
 
 def colour_variables(*, dark: bool) -> str:
@@ -412,7 +399,3 @@ def colour_variables(*, dark: bool) -> str:
         f"--c{number}: {twin if dark else colour}"
         for number, (colour, twin) in enumerate(DARK.items())
     )
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

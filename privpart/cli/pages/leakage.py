@@ -144,10 +144,10 @@ def _lines(
     tone = TONES[trial.verdict]
     if trial.untried is not None:
         return [(tone, trial.verdict, name, ())]
-    found = [(tone, str(trial.verdict), name, _marked(truth, trial, words))]
+    guess = [(tone, str(trial.verdict), name, _marked(truth, trial, words))]
     if read := _read(truth, trial, words):
-        found.append((tone, str(trial.verdict), f"{row.view}, read as", read))
-    return found
+        guess.append((tone, str(trial.verdict), f"{row.view}, read as", read))
+    return guess
 
 
 def _marked(truth: Sequence[int], trial: TextTrial, words: Sequence[str]) -> _Pieces:
@@ -162,30 +162,30 @@ def _marked(truth: Sequence[int], trial: TextTrial, words: Sequence[str]) -> _Pi
 
 def _read(truth: Sequence[int], trial: TextTrial, words: Sequence[str]) -> _Pieces:
     """Return the sentence as it was read, unless it is the true one."""
-    found = trial.score.found
-    if trial.score.exact or not found:
+    guess = trial.score.found
+    if trial.score.exact or not guess:
         return ()
-    right = {j for _, j in aligned(truth, found)}
-    return tuple(("" if j in right else "false", _word(t, words)) for j, t in enumerate(found))
+    right = {j for _, j in aligned(truth, guess)}
+    return tuple(("" if j in right else "false", _word(t, words)) for j, t in enumerate(guess))
 
 
-def aligned(truth: Sequence[int], found: Sequence[int]) -> list[tuple[int, int]]:
+def aligned(truth: Sequence[int], guess: Sequence[int]) -> list[tuple[int, int]]:
     """Return positions (i, j) of a longest common subsequence.
 
     >>> aligned([5, 6, 7], [6, 9, 7])
     [(1, 0), (2, 2)]
     """
-    longest = [[0] * (len(found) + 1) for _ in range(len(truth) + 1)]
+    longest = [[0] * (len(guess) + 1) for _ in range(len(truth) + 1)]
     for i in reversed(range(len(truth))):
-        for j in reversed(range(len(found))):
+        for j in reversed(range(len(guess))):
             longest[i][j] = (
                 1 + longest[i + 1][j + 1]
-                if truth[i] == found[j]
+                if truth[i] == guess[j]
                 else max(longest[i + 1][j], longest[i][j + 1])
             )
     pairs, i, j = [], 0, 0
-    while i < len(truth) and j < len(found):
-        if truth[i] == found[j]:
+    while i < len(truth) and j < len(guess):
+        if truth[i] == guess[j]:
             pairs.append((i, j))
             i, j = i + 1, j + 1
         elif longest[i + 1][j] >= longest[i][j + 1]:

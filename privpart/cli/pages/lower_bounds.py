@@ -6,38 +6,35 @@ from privpart.cli.audit.verdict import SURE, EpsilonAudit
 from privpart.cli.pages.page import Facts, Page, Picture, Points, Section, table_of
 from privpart.cli.pages.plots import scores_figure
 
-_LEFT_OUT = ("replica",)
 
-
-def lower_bounds_page(found: EpsilonAudit) -> Page:
+def lower_bounds_page(audit: EpsilonAudit) -> Page:
     """Return the page of an audit."""
-    violated = found.verdict == "VIOLATION"
+    violated = audit.verdict == "VIOLATION"
     verdict = "VIOLATION: the accountant, the mechanism or the server is wrong"
     if not violated:
         verdict = f"Consistent: at {percent(SURE)} nothing contradicts the accountant"
     figures = [
-        ("accountant: epsilon, at most", up(found.epsilon, 5)),
-        ("delta", f"{found.delta:g}"),
-        ("measured", f"{found.measured().partition(' (')[0]}"),
+        ("accountant: epsilon, at most", up(audit.epsilon, 5)),
+        ("delta", f"{audit.delta:g}"),
+        ("measured", f"{audit.measured().partition(' (')[0]}"),
     ]
-    if found.visible is not None:
-        figures.append(("share of mu that canaries show", f"{found.visible:.1%}"))
-    rows = [(b.method, down(b.epsilon), percent(b.confidence), b.assumption) for b in found.bounds]
-    about = tuple((name.replace("_", " "), str(v)) for name, v in found.about.items()
-                  if name not in _LEFT_OUT)  # fmt: skip
+    if audit.visible is not None:
+        figures.append(("share of mu that canaries show", f"{audit.visible:.1%}"))
+    rows = [(b.method, down(b.epsilon), percent(b.confidence), b.assumption) for b in audit.bounds]
+    about = [(name.replace("_", " "), str(v)) for name, v in audit.about.items()]
     return Page(
         "Audit of epsilon: lower bounds",
         "bad" if violated else "plain",
         verdict,
-        (f"Lower bounds of one kind of attack: {found.comparison()}.",),
+        (f"Lower bounds of one kind of attack: {audit.comparison()}.",),
         (
             Section("At a glance", (Facts(tuple(figures), large=True),)),
-            Section("What contradicts it", (Points(found.reasons),) if found.reasons else ()),
+            Section("What contradicts it", (Points(audit.reasons),) if audit.reasons else ()),
             Section(
                 "Bounds",
                 (
                     table_of(
-                        f"Epsilon is at least, at delta {found.delta:g}",
+                        f"Epsilon is at least, at delta {audit.delta:g}",
                         ("method", "epsilon", "confidence", "assumes"),
                         rows,
                         prose=(3,),
@@ -45,17 +42,19 @@ def lower_bounds_page(found: EpsilonAudit) -> Page:
                     Points((f"A violation is held to {percent(SURE)} over all bounds together.",)),
                 ),
             ),
-            Section("Scores of the canaries", _scores(found)),
-            Section("What was audited", (Facts(about),)),
+            Section("Scores of the canaries", _scores(audit)),
+            Section(
+                "What was audited", (Facts(tuple(pair for pair in about if pair[0] != "replica")),)
+            ),
         ),
         ("By the rules of privpart audit epsilon.",),
     )
 
 
-def _scores(found: EpsilonAudit) -> tuple[Picture, ...]:
-    if (scored := found.scored) is None:
+def _scores(audit: EpsilonAudit) -> tuple[Picture, ...]:
+    if (scored := audit.scored) is None:
         return ()
-    figure = scores_figure(scored.scores, scored.present, found.claimed.mu)
+    figure = scores_figure(scored.scores, scored.present, audit.claimed.mu)
     return (
         Picture(
             figure,

@@ -12,7 +12,8 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -208,7 +209,7 @@ class Page:
         return _template().render(
             page=self,
             sections=shown,
-            svg=_numbered_pictures(),
+            svg=partial(_svg, count(1)),
             light=Markup(_variables(dark=False)),
             dark=Markup(_variables(dark=True)),
         )
@@ -230,16 +231,10 @@ class Page:
             raise ConfigError(f"html={target}: cannot be written: {error.strerror}.") from None
 
 
-class _numbered_pictures:  # noqa: N801  called by the template like a function
-    """Make the ids of each picture its own on one page."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def __call__(self, picture: Picture) -> Markup:
-        self._count += 1
-        shown = drawing.inline_svg(picture.figure, f"p{self._count}", printable(picture.shows))
-        return Markup(shown)
+def _svg(numbers: "count[int]", picture: Picture) -> Markup:
+    """Return a picture whose ids are its own on the page."""
+    name = f"p{next(numbers)}"
+    return Markup(drawing.inline_svg(picture.figure, name, printable(picture.shows)))
 
 
 @cache
@@ -263,18 +258,14 @@ def _shown(value: object) -> object:
 
 
 def _variables(*, dark: bool) -> str:
-    own = [f"--accent: {ACCENT[dark]}"]
+    variables = [f"--accent: {ACCENT[dark]}"]
     for tone, colours in TONES.items():
         text, ground = colours[2:] if dark else colours[:2]
-        own += [f"--{tone}: {text}", f"--{tone}-ground: {ground}"]
-    names = {
-        "ink": drawing.INK,
-        "faint": drawing.FAINT,
-        "rule": drawing.RULE,
-        "paper": drawing.PAPER,
-    }
-    own += [f"--{name}: {drawing.DARK[c] if dark else c}" for name, c in names.items()]
-    return f"{drawing.colour_variables(dark=dark)}; {'; '.join(own)}"
+        variables += [f"--{tone}: {text}", f"--{tone}-ground: {ground}"]
+    for name in ("INK", "FAINT", "RULE", "PAPER"):
+        colour = getattr(drawing, name)
+        variables.append(f"--{name.lower()}: {drawing.DARK[colour] if dark else colour}")
+    return f"{drawing.colour_variables(dark=dark)}; {'; '.join(variables)}"
 
 
 def table_of(

@@ -62,7 +62,7 @@ def draw_accuracy(
         points = [row for row in rows if row["part"] == part]
         noisy = [row for row in points if row["noise_multiplier"] > 0]
         name = f"{part}: {points[0]['trained'] / points[0]['numbers']:.0%} of the parameters train"
-        styles.parts = [name if own == part else own for own in styles.parts]
+        styles.parts = [name if other == part else other for other in styles.parts]
         drawing.band(
             axes,
             [row["noise_multiplier"] for row in noisy],
@@ -127,7 +127,7 @@ def _curve(
 ) -> list[tuple[float, float]]:
     noises = [report.noise_multiplier * 10 ** (i / 12 - 1) for i in range(_POINTS)]
     spent = [guarantee_of(mechanism, run, noise_multiplier=z, method=report.method) for z in noises]
-    return [(z, own.epsilon(report.delta)) for z, own in zip(noises, spent, strict=True)]
+    return [(z, bound.epsilon(report.delta)) for z, bound in zip(noises, spent, strict=True)]
 
 
 def front_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
@@ -252,7 +252,7 @@ def _sweep_figure(
         _sweep_points(panel, lines, styles)
         panel.set_xlabel(f"{label}: {up(levels.pop())} for all")
     else:
-        _sweep_points(panel, {(p, ""): [(0.0, *found)] for p, found in free.items()}, styles)
+        _sweep_points(panel, {(p, ""): [(0.0, *level)] for p, level in free.items()}, styles)
         panel.set_xlabel("without noise")
         free = {}
     drawn = {part for part, _ in styles.drawn}
@@ -278,11 +278,8 @@ def _sweep_points(
     parts = list(dict.fromkeys(part for part, _ in lines))
     groups: dict[str, tuple[list[float | None], list[float | None]]] = {}
     for mechanism in dict.fromkeys(mechanism for _, mechanism in lines):
-        found = [
-            lines[part, mechanism][0] if (part, mechanism) in lines else None for part in parts
-        ]
-        means = [None if one is None else one[1] for one in found]
-        groups[mechanism] = means, [None if one is None else one[2] for one in found]
+        results = [lines.get((part, mechanism), [(0.0, None, None)])[0] for part in parts]
+        groups[mechanism] = [mean for _, mean, _ in results], [spread for *_, spread in results]
     drawing.categories(panel, parts, groups, styles)
     styles.legend(panel)
 
