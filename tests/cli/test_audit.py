@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from accounting import ConfigError
 from attacks import LocalSteps, observe
 from attacks.networks import smooth_lenet
-from privpart.cli.audit.image_inputs import load_images
+from privpart.cli.audit.image_inputs import image_audit
+from privpart.cli.audit.inputs import digest
 from privpart.cli.audit.options import LeakageOptions
 from privpart.cli.audit.store import TrialFolder
 from privpart.data.tasks import digits
@@ -161,13 +162,13 @@ def test_an_update_of_a_type_that_numpy_does_not_have(tmp_path, dtype):
     sent = observe(smooth_lenet(torch.Generator().manual_seed(0)), image, digits().test_y[:1])
     path = tmp_path / "narrow.safetensors"
     save_file({name: value.to(dtype) for name, value in sent.update.items()}, path)
-    inputs = load_images(
+    inputs = image_audit(
         LeakageOptions(out=tmp_path, model="lenet", data="digits", view=["full"], gradient=path)
     )
     assert torch.equal(
         inputs.update["conv1.bias"].double(), sent.update["conv1.bias"].to(dtype).double()
     )
-    assert len(inputs.digest()) == 64
+    assert len(digest(inputs)) == 64
 
 
 def test_weights_before_and_after(privpart, tmp_path):
@@ -282,6 +283,6 @@ def test_bad_settings_are_one_sentence(privpart, tmp_path, lines, fault):
 def test_fewer_decoys_than_asked_for_are_counted(capsys, tmp_path):
     base = {"out": tmp_path, "model": "lenet", "data": "digits", "view": ["full"]}
     for asked, fault in ((50, ""), (10**6, "privpart: decoys=1000000: there are only 1437")):
-        inputs = load_images(LeakageOptions(**base, decoys=asked))
-        assert len(inputs.public["decoys"][0]) == min(asked, 1437)
+        inputs = image_audit(LeakageOptions(**base, decoys=asked))
+        assert len(inputs.decoys[0]) == min(asked, 1437)
         assert capsys.readouterr().err.startswith(fault)

@@ -1,12 +1,13 @@
 """``privpart audit defences``: the same attack at every clip and noise, beside epsilon."""
 
 import json
+from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
-from privpart.cli.audit.leakage import VOID, prepare
+from privpart.cli.audit.leakage import VOID, audit_of
 from privpart.cli.audit.options import DefencesOptions, takes
 from privpart.cli.options import Format
 
@@ -32,15 +33,13 @@ def defences(options: DefencesOptions) -> None:
     import attacks
     from privpart.cli.audit.store import resumable
 
-    inputs, shared = prepare(options)
+    audit, _ = audit_of(options)
     clips = list(dict.fromkeys(options.clip))
     noises = list(dict.fromkeys(options.noise_multiplier))
-    batches = len(inputs.examples) // options.batch
-    kind: Any = attacks.TextAudit if options.of_text else attacks.ImageAudit
-    (patterns, *_) = inputs.views.values()
-    with resumable(shared["done"], len(clips) * len(noises) * batches) as progress:
-        audit = kind(views={"swept": patterns}, progress=progress, **shared)
-        points = attacks.defences(audit, clips=clips, noise_multipliers=noises)
+    (patterns, *_) = audit.views.values()
+    with resumable(options.out, len(clips) * len(noises) * len(audit.batches)) as progress:
+        swept = replace(audit, views={"swept": patterns}, progress=progress)
+        points = attacks.defences(swept, clips=clips, noise_multipliers=noises)
     _write(points, options)
     if any(point.verdict == "void" for point in points):
         typer.echo("privpart: void: two updates of the same examples differ.", err=True)

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import typer
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from attacks import networks, read_update
+from attacks import ImageAudit, networks, read_update, suite
 from attacks.update import ready
-from privpart.cli.audit.inputs import Inputs, given_update, load_weights, own_model, wanted
+from privpart.cli.audit.inputs import given_update, load_weights, own_model, shared_fields, wanted
 from privpart.cli.audit.options import AnyOptions
 from privpart.data.tasks import digits, fashion_mnist
 
@@ -23,12 +24,20 @@ _NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
 _MOST_LABELS = 100_000  # the networks here have a logit for each
 
 
-def load_images(options: AnyOptions) -> Inputs:
-    """Return the model and the first images of the data, ``--trials`` batches of them.
+_BUDGETS: Mapping[str, Any] = {
+    "quick": {"restarts": 1, "max_evaluations": 300, "newton_steps": 0, "steps": 300},
+    "normal": {"restarts": 2, "max_evaluations": 500, "newton_steps": 10, "steps": 1000},
+    "long": {"restarts": 4, "max_evaluations": 3000, "newton_steps": 30, "steps": 6000},
+}
+
+
+def image_audit(options: AnyOptions) -> ImageAudit:
+    """Return the audit of the first images of the data, ``--trials`` batches of them.
 
     Raises:
         ConfigError: too few images, or a model that does not take them.
     """
+    fields = shared_fields(options, suite(**_BUDGETS[options.effort]))
     assert options.model is not None  # noqa: S101  refused by the options
     assert options.data is not None  # noqa: S101
     (x, y), (rest, labels) = _images(options.data, options.data_dir)
@@ -51,18 +60,17 @@ def load_images(options: AnyOptions) -> Inputs:
             "is ranked among these.",
             err=True,
         )
-    return Inputs(
+    return ImageAudit(
         model=model.train(options.mode == "train"),
-        examples=x[:count],
-        labels=y[:count],
+        x=x[:count],
+        y=y[:count],
         update=update,
-        public={
-            "dataset_mean": rest.mean(0) if len(rest) else None,
-            "class_means": _class_means(rest, labels, y[:count]),
-            "decoys": (rest[:decoys], labels[:decoys]) if decoys and options.batch == 1 else None,
-            "send_buffers": options.send_buffers,
-        },
         views=options.views,
+        dataset_mean=rest.mean(0) if len(rest) else None,
+        class_means=_class_means(rest, labels, y[:count]),
+        decoys=(rest[:decoys], labels[:decoys]) if decoys and options.batch == 1 else None,
+        send_buffers=options.send_buffers,
+        **fields,
     )
 
 

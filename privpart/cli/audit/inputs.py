@@ -1,8 +1,7 @@
-"""Audit inputs: the model, the examples and the update that the options name, as tensors."""
+"""Audit inputs: what images and text share of the model, the update and the attacks."""
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,54 +12,50 @@ from torch import Tensor, nn
 from accounting import checks
 from accounting.checks import ConfigError
 from attacks import LocalSteps, change_of_weights, for_model, read_update
+from attacks.audit import Audit
 from attacks.update import MOST_STEPS, STEPS_COST
 from privpart.cli.audit.options import AnyOptions
 from privpart.training import own_code
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Inputs:
-    """What is attacked: ``examples`` and ``labels`` are the truth, all other data is public.
+def shared_fields(options: AnyOptions, suite: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of an audit that do not depend on the model.
 
-    Attributes:
-        update: a given one, of all examples as one batch.
-        public: arguments of the audit that only images, or only sentences, have.
-        views: name -> patterns.
-        words: text of each token by id.
+    Raises:
+        ConfigError: an attack that ``suite`` does not have, or local steps out of range.
     """
+    for name in options.attack or ():
+        checks.choice("attack", name, list(suite))
+    local = None
+    if options.local_steps:
+        checks.count("local_steps", options.local_steps, maximum=MOST_STEPS, hint=STEPS_COST)
+        local = LocalSteps(
+            learning_rate=options.learning_rate,
+            steps=options.local_steps,
+            momentum=options.momentum,
+            optimizer=options.optimizer,
+        )
+    return {
+        "attacks": {name: suite[name] for name in suite if name in (options.attack or suite)},
+        "batch": options.batch,
+        "local": local,
+        "delta": options.delta,
+        "reveal_labels": not options.hide_labels,
+        "seed": options.seed,
+    }
 
-    model: nn.Module
-    examples: Tensor
-    labels: Tensor | None
-    update: dict[str, Tensor] | None
-    public: Mapping[str, Any]
-    views: Mapping[str, Sequence[str]]
-    words: tuple[str, ...] = ()
 
-    def digest(self) -> str:
-        """Return a hash of the examples, the weights and the update."""
-        state = hashlib.sha256(repr(self.public.get("public")).encode())
-        truth = {"x": self.examples} | ({} if self.labels is None else {"y": self.labels})
-        for tensors in (self.model.state_dict(), self.update or {}, truth):
-            for name, value in tensors.items():
-                state.update(name.encode())
-                # as bytes: NumPy does not have every type of torch's
-                data = value.detach().contiguous().flatten().view(torch.uint8)
-                state.update(data.numpy().tobytes())
-        return state.hexdigest()
-
-
-def local_steps_of(options: AnyOptions) -> LocalSteps | None:
-    """Return how the client trains, or None where it sends a gradient."""
-    if options.local_steps == 0:
-        return None
-    checks.count("local_steps", options.local_steps, maximum=MOST_STEPS, hint=STEPS_COST)
-    return LocalSteps(
-        learning_rate=options.learning_rate,
-        steps=options.local_steps,
-        momentum=options.momentum,
-        optimizer=options.optimizer,
-    )
+def digest(audit: Audit[Any, Any, Any]) -> str:
+    """Return a hash of the examples, the weights, the update, and the public sentences."""
+    state = hashlib.sha256(repr(getattr(audit, "public", None)).encode())
+    truth = {"x": audit.x} | ({} if audit.y is None else {"y": audit.y})
+    for tensors in (audit.model.state_dict(), audit.update or {}, truth):
+        for name, value in tensors.items():
+            state.update(name.encode())
+            # As bytes, because NumPy does not have every type of torch's.
+            data = value.detach().contiguous().flatten().view(torch.uint8)
+            state.update(data.numpy().tobytes())
+    return state.hexdigest()
 
 
 def wanted(options: AnyOptions) -> int:

@@ -119,7 +119,7 @@ def _restored(values: dict[str, Any], tensors: Mapping[str, Tensor], name: str) 
 
 
 @contextmanager
-def resumable(done: TrialFolder, total: int) -> Iterator[Callable[[str], None]]:
+def resumable(out: Path, total: int) -> Iterator[Callable[[str], None]]:
     """Show progress up to ``total`` batches; on Ctrl-C say how to resume, and exit with 130."""
     try:
         with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -133,8 +133,8 @@ def resumable(done: TrialFolder, total: int) -> Iterator[Callable[[str], None]]:
             yield step
     except KeyboardInterrupt:
         typer.echo(
-            f"privpart: interrupted; {len(done)} results are kept in {done.folder.parent}. "
-            "The same command resumes from there.",
+            f"privpart: interrupted; results are kept in {out}. The same command resumes from "
+            "there.",
             err=True,
         )
         sys.exit(INTERRUPTED)

@@ -12,9 +12,10 @@ import typer
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from attacks import read_update
+from attacks import TextAudit, read_update
 from attacks.text.observation import vocabulary
-from privpart.cli.audit.inputs import Inputs, given_update, load_weights, own_model, wanted
+from attacks.text_audit import text_suite
+from privpart.cli.audit.inputs import given_update, load_weights, own_model, shared_fields, wanted
 from privpart.cli.audit.options import AnyOptions
 from privpart.data.batches import Batch
 from privpart.training import own_code, plan_file
@@ -29,8 +30,12 @@ _NOT_IDS = ("attention_mask", "token_type_ids", "position_ids")
 Example = tuple[tuple[int, ...], int | None]  # a sentence, and the label of a classifier
 
 
-def load_text(options: AnyOptions) -> Inputs:
-    """Return the model and ``--trials`` batches of sentences, of a plan or of a file.
+_EXCHANGES = {"quick": 0, "normal": 4000, "long": 40_000}
+"""Updates that an attack may compute to put tokens into sentences."""
+
+
+def text_audit(options: AnyOptions) -> tuple[TextAudit, tuple[str, ...]]:
+    """Return the audit of ``--trials`` batches of sentences, of a plan or of a file, and the words.
 
     Without a view it is what a plan trains, or all parameters.
 
@@ -38,6 +43,7 @@ def load_text(options: AnyOptions) -> Inputs:
         ConfigError: a plan that does not train on text, too few sentences, or a file that does not
             fit the model.
     """
+    fields = shared_fields(options, text_suite(exchanges=_EXCHANGES[options.effort]))
     with redirect_stdout(sys.stderr):  # what own code prints is no part of the result
         run = None if options.plan is None else _Planned(options.plan)
         if run is None:
@@ -51,15 +57,17 @@ def load_text(options: AnyOptions) -> Inputs:
             sentences = _of_file(options)
         else:
             sentences = run.sentences(options)
-    return Inputs(
+    audit = TextAudit(
         model=model,
-        examples=sentences.tokens,
-        labels=sentences.labels,
+        x=sentences.tokens,
+        y=sentences.labels,
         update=update,
-        public={"pad": sentences.pad, "public": sentences.public},
         views=options.views or ({"full": ["*"]} if run is None else run.views()),
-        words=sentences.words,
+        pad=sentences.pad,
+        public=sentences.public,
+        **fields,
     )
+    return audit, sentences.words
 
 
 @dataclass(frozen=True, slots=True)
