@@ -540,7 +540,8 @@ _ASSUMPTIONS_OF_EXAMPLES = (
     (
         "gradients",
         "the gradient that is clipped as one example's depends on no other example: neither "
-        "network nor loss mixes the examples of a batch, or takes data or labels from elsewhere",
+        "network nor loss, nor code that autograd runs for them, mixes the examples of a batch or "
+        "takes data or labels from elsewhere",
         "clipping bounds nothing; privpart audit gradients compares them with one by one",
     ),
     (

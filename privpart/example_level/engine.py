@@ -160,8 +160,13 @@ class FTRLEngine:
         """
         if self._plan is not None:
             raise ConfigError("make_private was called before: its noise is for one run only.")
-        _refuse_folder_options(out, scheduler, scheduler_every, resume or population is not None)
-        _refuse_loss_options(grad_sample_mode, loss_reduction, criterion)
+        if out is None and (resume or population is not None):
+            raise ConfigError("resume, population: are about a run in a folder; pass out.")
+        if (grad_sample_mode == "ghost") != (criterion is not None):
+            raise ConfigError("criterion: needed for grad_sample_mode='ghost', and only for it.")
+        checks.choice("grad_sample_mode", grad_sample_mode, get_args(GradSampleMode))
+        checks.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+        _refuse_scheduler(scheduler, scheduler_every)
         dataset, size, loader = _data(data_loader, dataset, batch_size, loader)
         # the order is public and fixed before anything is drawn
         passes = FixedPasses(_length(dataset, loader), size, epochs, order_seed)
@@ -175,8 +180,9 @@ class FTRLEngine:
         chosen = _mechanism(mechanism, passes.participation)
         z = _noise(chosen, passes.participation, noise_multiplier, target_epsilon, delta)
         trained = _trained(module, optimizer)
+        dim = sum(p.numel() for p in trained)
         # before a folder exists and is charged
-        refuse_noise(z, sum(p.numel() for p in trained))
+        refuse_noise(z, dim)
         about = examples, order_seed, grad_sample_mode, loss_reduction
         plan = PrivacyPlan(
             mechanism=chosen,
@@ -186,11 +192,14 @@ class FTRLEngine:
             report_goal=size,
             context=_context(module, trained, *about),
         )
-        names = {id(p): name for name, p in module.named_parameters()}
-        facts: dict[str, Any] = {"delta": delta, "unit": "example", "mode": grad_sample_mode}
-        facts["compares_rows"] = True
-        facts["parameters"] = [[names[id(p)], list(p.shape)] for p in trained]
-        facts["population_size"] = examples
+        facts: dict[str, Any] = {
+            "delta": delta,
+            "unit": "example",
+            "mode": grad_sample_mode,
+            "compares_rows": True,
+            "parameters": _layout(module, trained),
+            "population_size": examples,
+        }
         if population is not None:
             facts["population_name"] = f"{population} (examples)"
         # a generator of its own: a loader draws from torch's as often as it is begun
@@ -201,7 +210,12 @@ class FTRLEngine:
         try:
             clips = None if criterion is None else GhostCriterion(wrapped, trained, criterion)
             source = self._source(plan, out, facts, resume=resume)
-            private = _private(optimizer, wrapped, passes, plan, source)
+            noise, grid = noise_and_grid(plan, dim, z, source, 0)
+            wrapped.watch(passes.rows)
+            kind = FTRLOptimizer
+            if isinstance(wrapped, GhostModule):
+                kind, wrapped.max_grad_norm = GhostOptimizer, grid.sum_clip_norm(plan.clip_norm)
+            private = kind(optimizer, wrapped, passes, noise, grid, plan, loss_reduction)
             private.begin(self._folder, StepState(plan, source, private, steps), steps)
         except BaseException:
             # hooks must not stay on the user's module
@@ -336,11 +350,7 @@ class Comparison:
         )
 
 
-def _refuse_folder_options(
-    out: str | Path | None, scheduler: LRScheduler | None, scheduler_every: str, of_folder: bool
-) -> None:
-    if out is None and of_folder:
-        raise ConfigError("resume, population: are about a run in a folder; pass out.")
+def _refuse_scheduler(scheduler: LRScheduler | None, scheduler_every: str) -> None:
     checks.choice("scheduler_every", scheduler_every, ("step", "epoch"))
     if scheduler is None and scheduler_every != "step":
         raise ConfigError("scheduler_every: is about a scheduler; pass one, or leave it out.")
@@ -358,13 +368,6 @@ def _accept_delta(delta: float | None, examples: int, allow_large: bool) -> None
     warning = checks.accept_delta(delta, examples, allow_large=allow_large, unit="example")
     if warning:
         sys.stderr.write(f"privpart: warning: {warning}\n")
-
-
-def _refuse_loss_options(mode: str, loss_reduction: str, criterion: nn.Module | None) -> None:
-    checks.choice("grad_sample_mode", mode, get_args(GradSampleMode))
-    checks.choice("loss_reduction", loss_reduction, ("mean", "sum"))
-    if (mode == "ghost") != (criterion is not None):
-        raise ConfigError("criterion: needed for grad_sample_mode='ghost', and only for it.")
 
 
 _OF_LOADER = (
@@ -440,33 +443,6 @@ def _wrapped(
         ) from None
 
 
-def _private(
-    optimizer: torch.optim.Optimizer,
-    wrapped: Any,  # noqa: ANN401  Opacus is untyped
-    passes: FixedPasses,
-    plan: PrivacyPlan,
-    source: NoiseSource,
-) -> FTRLOptimizer:
-    """Return the private optimiser, with the noise of the plan and the grid that it is on."""
-    dim = sum(
-        p.numel() for group in optimizer.param_groups for p in group["params"] if p.requires_grad
-    )
-    noise, grid = noise_and_grid(plan, dim, plan.noise_multiplier, source, 0)
-    kind, wrapped.rows = FTRLOptimizer, passes.rows
-    if isinstance(wrapped, GhostModule):
-        kind, wrapped.max_grad_norm = GhostOptimizer, grid.sum_clip_norm(plan.clip_norm)
-    return kind(
-        optimizer,
-        wrapped,
-        passes,
-        noise,
-        grid,
-        max_grad_norm=plan.clip_norm,
-        batch_size=plan.report_goal,
-        loss_reduction=wrapped.loss_reduction,
-    )
-
-
 def _context(module: nn.Module, trained: Sequence[nn.Parameter], *about: object) -> str:
     """Return a hash of all that was fixed beforehand: frozen part, order and the loss's form."""
     digest = hashlib.sha256(json.dumps(["privpart examples", *about]).encode())
@@ -474,9 +450,13 @@ def _context(module: nn.Module, trained: Sequence[nn.Parameter], *about: object)
     for name, tensor in fixed_tensors(module, trained):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    names = {id(p): name for name, p in module.named_parameters()}
-    digest.update(json.dumps([[names[id(p)], list(p.shape)] for p in trained]).encode())
+    digest.update(json.dumps(_layout(module, trained)).encode())
     return digest.hexdigest()
+
+
+def _layout(module: nn.Module, trained: Sequence[nn.Parameter]) -> list[tuple[str, list[int]]]:
+    names = {id(p): name for name, p in module.named_parameters()}
+    return [(names[id(p)], list(p.shape)) for p in trained]
 
 
 def _mechanism(chosen: str | MechanismChoice | Mechanism, order: Participation) -> Mechanism:

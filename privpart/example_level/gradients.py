@@ -1,5 +1,6 @@
 """Gradients: Opacus's modules, whose calls are noted, and ghost clipping by norms alone."""
 
+from itertools import chain
 from typing import Any, cast
 
 import torch
@@ -9,56 +10,95 @@ from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
 from accounting.checks import ConfigError
-from privpart.example_level.loader import Call, Rows, batch_leaves, is_strided
-from privpart.example_level.optimizer import FTRLOptimizer
+from privpart.example_level.loader import Rows, batch_leaves, is_strided
+from privpart.example_level.optimizer import GRAD_SAMPLE, FTRLOptimizer
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class _Watched:
-    """A module that Opacus wrapped, of which every call, and the use of its output, is noted."""
+    """A module that Opacus wrapped, of whose layers each use of a kept input is noted."""
 
     rows: Rows
+    first_hooks: set[int]
     hooks_enabled: bool
+
+    def watch(self, rows: Rows) -> None:
+        """Begin to note; hooks that are added to layers from now on are a fault."""
+        self.rows, self.first_hooks = rows, self._hooks()
+
+    def _hooks(self) -> set[int]:
+        """Return the numbers of the hooks of all layers, and of those for all modules."""
+        layers = [
+            getattr(layer, name) for layer in cast("nn.Module", self).modules() for name in _HOOKS
+        ]
+        return set(
+            chain(*layers, *(getattr(torch.nn.modules.module, f"_global{n}") for n in _HOOKS))
+        )
+
+    def _compare_hooks(self) -> None:
+        if self._hooks() != self.first_hooks:
+            self.rows.faults.add("hooks")
 
     def forward(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401
         """Call the user's network."""
         with self.rows.calling((arguments, options)) as call:
             output = super().forward(*arguments, **options)  # type: ignore[misc]
-        if used := [
-            leaf for leaf in batch_leaves(output) if is_strided(leaf) and leaf.requires_grad
-        ]:
-            register_multi_grad_hook(used, lambda _: self._use(call), mode="any")
+        self._compare_hooks()
+        call.outputs += [leaf for leaf in batch_leaves(output) if is_strided(leaf)]
         return output
 
-    def _use(self, call: Call) -> None:
-        if self.hooks_enabled:
-            self.rows.use(call)
-
-    def capture_activations_hook(self, module: nn.Module, *arguments: Any) -> None:  # noqa: ANN401
-        """Note which call of the network a layer's input is of."""
+    def capture_activations_hook(self, module: nn.Module, inputs: Any, output: Any) -> None:  # noqa: ANN401
+        """Note which call of the network a layer's input is of, and when its gradient comes."""
         if self.hooks_enabled and module.training and torch.is_grad_enabled():
-            self.rows.capture()
-        super().capture_activations_hook(module, *arguments)  # type: ignore[misc]
-
-
-class HooksModule(_Watched, GradSampleModule):  # type: ignore[misc]
-    """A module whose per-example gradients are kept."""
+            use, leaves = self.rows.capture(module), filter(is_strided, batch_leaves(output))
+            if used := [leaf for leaf in leaves if leaf.requires_grad]:
+                register_multi_grad_hook(used, lambda _: self.hooks_enabled and use(), mode="any")
+        super().capture_activations_hook(module, inputs, output)  # type: ignore[misc]
 
     def capture_backprops_hook(self, module: nn.Module, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
         """Refuse gradients of a pass whose inputs were not kept."""
         if self.hooks_enabled:
-            _refuse_evaluation_mode(module)
+            self._compare_hooks()
+            self.rows.backprop(module)
+            # its gradients would be taken with an earlier input
+            if not module.training:
+                raise ConfigError(
+                    f"backward(): a {type(module).__name__} whose parameters train is not in "
+                    "training mode, and Opacus keeps inputs only there. Call module.train() before "
+                    "a batch."
+                )
+        super().capture_backprops_hook(module, *arguments, **options)  # type: ignore[misc]
+
+
+class HooksModule(_Watched, GradSampleModule):  # type: ignore[misc]
+    """A module whose per-example gradients are kept.
+
+    Attributes:
+        samples: those of each backward pass, by parameter. They are taken from the parameters, so
+            that nothing can exchange them or write to them before the step.
+    """
+
+    def __init__(self, module: nn.Module, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(module, **options)
+        self.samples: dict[nn.Parameter, list[Tensor]] = {}
+
+    def set_grad_sample_to_none(self) -> None:
+        """Forget the gradients since the last step."""
+        super().set_grad_sample_to_none()
+        self.samples.clear()
+
+    def capture_backprops_hook(self, module: nn.Module, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
+        """Take the per-example gradients from the parameters."""
         super().capture_backprops_hook(module, *arguments, **options)
-        if self.hooks_enabled:
-            self.rows.note_gradients(module.parameters())
-
-
-def _refuse_evaluation_mode(layer: nn.Module) -> None:
-    """Refuse a layer in evaluation mode: its gradients would be taken with an earlier input."""
-    if not layer.training:
-        raise ConfigError(
-            f"backward(): a {type(layer).__name__} whose parameters train is not in training mode, "
-            "and Opacus keeps inputs only there. Call module.train() before a batch."
-        )
+        parameters: list[Any] = [*module.parameters()] if self.hooks_enabled else []
+        for p in parameters:
+            sample = getattr(p, "grad_sample", None)
+            if isinstance(sample, list):
+                raise ConfigError(GRAD_SAMPLE)
+            if sample is not None:
+                self.samples.setdefault(p, []).append(sample)
+                p.grad_sample = None
 
 
 class GhostModule(_Watched, GradSampleModuleFastGradientClipping):  # type: ignore[misc]
@@ -80,9 +120,7 @@ class GhostModule(_Watched, GradSampleModuleFastGradientClipping):  # type: igno
 
     def capture_backprops_hook(self, module: nn.Module, *arguments: Any, **options: Any) -> None:  # noqa: ANN401
         """Note that gradients of an unclipped loss have been added."""
-        if self.hooks_enabled:
-            self.unclipped = True
-            _refuse_evaluation_mode(module)
+        self.unclipped |= self.hooks_enabled
         super().capture_backprops_hook(module, *arguments, **options)
 
     def get_clipping_coef(self) -> Tensor:

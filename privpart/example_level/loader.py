@@ -1,8 +1,10 @@
 """Loader: fixed passes over the examples, and whether the network computes from what it deals."""
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain, zip_longest
 from typing import Any, TypeGuard, cast
 
@@ -10,20 +12,19 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 
-from accounting import (
-    Participation,
-    checks,
-)
+from accounting import Participation, checks
 from accounting.checks import ConfigError
 from privpart.run.folder import ROWS
 
 
 class Rows:
-    """Compares the rows that reach the network in a step with those that the loader dealt.
+    """Compares what a step computed from with what the loader dealt for it.
 
     By a checksum of each row of each tensor, after collation. Without it, a loop that calls the
     network with half of a batch twice, or with one batch in every step, passes every other check:
-    as many gradients come as examples were dealt.
+    as many gradients come as examples were dealt. A gradient is of a call of the network if it came
+    back through the very outputs of layers that kept their inputs in that call: Opacus multiplies
+    whatever comes back with the newest inputs that were kept.
     """
 
     def __init__(self) -> None:
@@ -31,10 +32,11 @@ class Rows:
         self._begin()
 
     def _begin(self) -> None:
+        self.faults: set[str] = set()
         self._calls: list[Call] = []
         self._running: Call | None = None
-        self._gradients: dict[nn.Parameter, list[tuple[Tensor, int]]] = {}
-        self._faults: set[str] = set()
+        self._used: set[object] = set()
+        self._unmatched: Counter[nn.Module] = Counter()
 
     def deal(self, batch: object, size: int) -> None:
         """Note the rows of a batch of ``size`` examples."""
@@ -50,42 +52,40 @@ class Rows:
         finally:
             self._running = None
 
-    def capture(self) -> None:
-        """Note that a layer kept its input, from which gradients will be computed."""
+    def capture(self, layer: nn.Module) -> Callable[[], None]:
+        """Note that a layer kept its input; return what notes that its gradient came back."""
         # a layer that is called on its own bypasses the rows that were compared
         if self._running is None:
-            self._faults.add("outside")
+            self.faults.add("outside")
         elif self._running not in self._calls:
             self._calls.append(self._running)
+        return partial(self._use, layer, self._running, object())
 
-    def use(self, call: "Call") -> None:
-        """Note that a backward pass through a call of the network begins."""
-        call.uses += 1
-        if call not in self._calls:  # an output that an earlier step left behind
-            self._faults.add("backward")
-        # inputs may be changed in place between forward and backward
-        if call.checksums() != call.rows:
-            self._faults.add("backward")
+    def _use(self, layer: nn.Module, call: "Call | None", captured: object) -> None:
+        self._unmatched[layer] += 1
+        # a second time, or an output that an earlier step left behind
+        if captured in self._used or call not in self._calls:
+            self.faults.add("backward")
+        self._used.add(captured)
+        if call is not None and not call.used:
+            call.used = True
+            # inputs may be changed in place between forward and backward
+            if call.checksums() != call.rows:
+                self.faults.add("backward")
+            if any(output._backward_hooks for output in call.outputs):
+                self.faults.add("hooks")
 
-    def note_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Note the per-example gradients that a backward pass has just computed."""
-        self._gradients |= {p: [(t, t._version) for t in gradient_parts(p)] for p in parameters}
-
-    def check_gradients(self) -> None:
-        """Note whether the per-example gradients are still those that were computed."""
-        for p, computed in self._gradients.items():
-            now = [(id(t), t._version) for t in gradient_parts(p)]
-            if now != [(id(t), version) for t, version in computed]:
-                self._faults.add("backward")
-        self._gradients = {}
+    def backprop(self, layer: nn.Module) -> None:
+        """Note that a layer's per-example gradients were computed from the newest input kept."""
+        self._unmatched[layer] -= 1
 
     def compare(self) -> str:
         """Return the name in ``ROWS`` of how the step differs from what was dealt, or "".
 
         The next step begins.
         """
-        dealt, calls, faults = self._dealt, self._calls, self._faults
-        if any(call.uses != 1 for call in calls):
+        dealt, calls, faults = self._dealt, self._calls, self.faults
+        if any(self._unmatched.values()) or not all(call.used for call in calls):
             faults.add("backward")
         if not dealt:
             faults.add("unseen")
@@ -97,17 +97,21 @@ class Rows:
         # most, not all: a single example should not decide about a word of the report
         if all(2 * len(set(rows)) <= len(rows) for rows in inputs):
             faults.add("alike")
+        for call in calls:
+            # they hold the graph, and the graph holds the call
+            call.outputs.clear()
         self._begin()
         return next((name for name in ROWS if name in faults), "")
 
 
 class Call:
-    """A call of the network: what entered it, and how many backward passes used it."""
+    """A call of the network: what entered and left it, and whether its gradients came back."""
 
     def __init__(self, inputs: object) -> None:
         self._inputs = list(batch_leaves(inputs))
         self.rows = self.checksums() if torch.is_grad_enabled() else []
-        self.uses = 0
+        self.outputs: list[Tensor] = []
+        self.used = False
 
     def checksums(self) -> list[list[int]]:
         """Return the checksum of each row of each input; of one that cannot be read, no rows."""
@@ -287,11 +291,3 @@ def _row_checksums(tensor: Tensor) -> list[int]:
     count = len(tensor) if tensor.dim() else 1
     rows = tensor.detach().cpu().resolve_conj().reshape(count, tensor.numel() // max(1, count))
     return [zlib.crc32(row) for row in rows.contiguous().view(torch.uint8).numpy()]
-
-
-def gradient_parts(parameter: nn.Parameter) -> list[Tensor]:
-    """Return a parameter's per-example gradients of each backward pass."""
-    parts = getattr(parameter, "grad_sample", None)
-    if parts is None:
-        return []
-    return list(parts) if isinstance(parts, list) else [parts]

@@ -1,6 +1,6 @@
 """Optimizer: takes one step per batch with the noised sum of clipped per-example gradients."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn, cast
 
 import torch
@@ -10,10 +10,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from accounting.checks import ConfigError
-from privpart.example_level.loader import FixedPasses, gradient_parts
+from privpart.example_level.loader import FixedPasses
 from privpart.grid import Grid
 from privpart.model import refuse_batch_statistics, same_bits, state_of
 from privpart.noise.stream import NoiseStream
+from privpart.plan import PrivacyPlan
 from privpart.run.folder import Committed, RunFolder
 from privpart.server import RoundCounts
 
@@ -29,11 +30,7 @@ class Scheduler:
         self._interval = interval
 
     def step(self, done: int) -> None:
-        """Step it, if ``done`` steps of the optimizer are when it is due.
-
-        Raises:
-            ConfigError: somebody else stepped it as well.
-        """
+        """Step it where it is due after ``done`` steps; refuse one that the loop stepped too."""
         if self._scheduler is None:
             return
         if self._scheduler.last_epoch != (done - 1) // self._interval:
@@ -49,11 +46,7 @@ class Scheduler:
         return None if self._scheduler is None else self._scheduler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Restore what ``state_dict`` returned.
-
-        Raises:
-            ConfigError: one of the two has no scheduler.
-        """
+        """Restore what ``state_dict`` returned."""
         if (self._scheduler is None) != (state is None):
             raise ConfigError("scheduler: the run was begun with one; pass it again, or none.")
         if self._scheduler is not None and state is not None:
@@ -78,23 +71,21 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         passes: FixedPasses,
         noise: NoiseStream,
         grid: Grid,
-        *,
-        max_grad_norm: float,
-        batch_size: int,
+        plan: PrivacyPlan,
         loss_reduction: str,
     ) -> None:
         super().__init__(
             optimizer,
             noise_multiplier=grid.noise_multiplier,
-            max_grad_norm=max_grad_norm,
-            expected_batch_size=batch_size,
+            max_grad_norm=plan.clip_norm,
+            expected_batch_size=plan.report_goal,
             loss_reduction=loss_reduction,
         )
         self._module = module
         self.passes = passes
         self.noise = noise
         self._grid = grid
-        self._promised = (float(max_grad_norm), float(grid.noise_multiplier), batch_size)
+        self._promised = self._settings
         self.trained = list(self.params)
         dim = sum(p.numel() for p in self.trained)
         self._total = torch.zeros(dim, dtype=torch.float64)
@@ -111,6 +102,11 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._rows_differ = ""
         self._not_finite = 0
 
+    @property
+    def _settings(self) -> tuple[float, float, int]:
+        """What the guarantee is for."""
+        return float(self.max_grad_norm), float(self.noise_multiplier), self.expected_batch_size
+
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("a private optimizer is never copied; a copy would repeat its noise.")
 
@@ -125,6 +121,11 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._fixed = {
             name: (t, state_of([t])) for name, t in fixed_tensors(self._module, self.trained)
         }
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Forget the gradients since the last step, those of each example included."""
+        super().zero_grad(set_to_none)
+        cast("Any", self._module).set_grad_sample_to_none()
 
     def attach_step_hook(self, *_: object) -> NoReturn:
         """Refuse code that would run between the noise and the release of a step."""
@@ -190,18 +191,13 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             )
 
     def pre_step(self, closure: Any = None) -> bool:  # noqa: ANN401  Opacus's signature
-        """Sum the clipped gradients, and unless the step is to be skipped, release them noised.
-
-        Raises:
-            ConfigError: the step is not the one that the guarantee assumes.
-        """
+        """Sum the clipped gradients, and unless the step is to be skipped, release them noised."""
         if self._halted:
             raise ConfigError(f"this run has stopped: {self._halted} Begin it again.")
         # an exception below must not leave a half-summed batch to the next step
         self._halted = "a step was interrupted."
         try:
             self._refuse_changes()
-            self.passes.rows.check_gradients()
             self.passes.add(self._add_up())
             if self._check_skip_next_step():
                 self._is_last_step_skipped = True
@@ -232,19 +228,15 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             )
 
     def _refuse_changes(self) -> None:
-        now = (float(self.max_grad_norm), float(self.noise_multiplier), self.expected_batch_size)
-        if now != self._promised:
+        if self._settings != self._promised:
             raise ConfigError(
-                f"max_grad_norm, noise_multiplier, batch size: are {now}, and the guarantee is for "
-                f"{self._promised}. They cannot change during a run."
+                f"max_grad_norm, noise_multiplier, batch size: are {self._settings}, and the "
+                f"guarantee is for {self._promised}. They cannot change during a run."
             )
         if self.step_hook is not None:
             self.attach_step_hook()
         refuse_hooks(self.original_optimizer, self._guard)
-        parameters = self.params
-        if len(parameters) != len(self.trained) or any(
-            p is not q for p, q in zip(parameters, self.trained, strict=True)
-        ):
+        if [*map(id, self.params)] != [*map(id, self.trained)]:
             raise ConfigError(
                 "optimizer: has other parameters than make_private was given. Add or freeze "
                 "parameters before it."
@@ -277,7 +269,10 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
 
     def _add_up(self) -> int:
         """Add the clipped gradients to the sum, as integers; return the number of examples."""
-        samples = [_per_example(p) for p in self.trained]
+        if any(p.grad_sample is not None for p in self.trained):
+            raise ConfigError(GRAD_SAMPLE)
+        taken: dict[nn.Parameter, list[Tensor]] = cast("Any", self._module).samples
+        samples = [_per_example(p, taken.get(p, [])) for p in self.trained]
         counts = {len(sample) for sample in samples if sample is not None}
         if len(counts) != 1:
             raise ConfigError(
@@ -288,7 +283,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                 else _NO_GRADIENT
             )
         examples = counts.pop()
-        self._refuse_other_gradients(samples, first=not self._checked)
+        self._refuse_other_gradients(samples, taken, first=not self._checked)
         self._checked = True
         factors = self._factors(samples)
         start = 0
@@ -296,11 +291,16 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             if sample is not None:
                 self._total[start : start + p.numel()] += weighted_sum(sample, factors).cpu()
             start += p.numel()
-        for p in self.trained:
-            p.grad_sample = None
+        taken.clear()
         return examples
 
-    def _refuse_other_gradients(self, samples: Sequence[Tensor | None], *, first: bool) -> None:
+    def _refuse_other_gradients(
+        self,
+        samples: Sequence[Tensor | None],
+        taken: Mapping[nn.Parameter, Sequence[Tensor]],
+        *,
+        first: bool,
+    ) -> None:
         """Check in the first step of a process that its examples are all of the gradient."""
         for p, sample in zip(self.trained, samples, strict=True):
             if sample is None:
@@ -311,7 +311,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                 continue
             gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad
             mean = torch.zeros_like(sample[0])
-            for part in torch.split(sample, [len(passed) for passed in gradient_parts(p)]):
+            for part in torch.split(sample, [len(passed) for passed in taken[p]]):
                 mean += part.sum(0) / (len(part) if self.loss_reduction == "mean" else 1)
             longest = torch.linalg.vector_norm(sample, dim=1).max()
             # wide enough for another order of summation, too narrow for a second use of a weight
@@ -366,6 +366,10 @@ _NO_GRADIENT = (
 )
 
 
+GRAD_SAMPLE = (
+    "grad_sample: was set by something else than a backward pass. Per-example gradients are the "
+    "optimizer's alone, so that no sum is of others. Scale the loss of an example instead."
+)
 _HOOKS = (
     "a hook on {}: would run between the noise and the release of a step, and no noise covers what "
     "it changes. Remove it; epsilon is known beforehand, and learning rates belong into scheduler."
@@ -383,12 +387,8 @@ def refuse_hooks(optimizer: torch.optim.Optimizer, watching: int | None = None) 
         raise ConfigError(_HOOKS.format(f"{type(optimizer).__name__}, or on all optimizers"))
 
 
-def _per_example(parameter: nn.Parameter) -> Tensor | None:
-    """Return a parameter's per-example gradients, shape (B, d), of one or more backward passes.
-
-    None if there are none.
-    """
-    parts = gradient_parts(parameter)
+def _per_example(parameter: nn.Parameter, parts: list[Tensor]) -> Tensor | None:
+    """Join the gradients of each backward pass, shape (B, d); None if there are none."""
     if not parts:
         return None
     joined = torch.cat(parts) if len(parts) > 1 else parts[0]
@@ -415,22 +415,12 @@ def fixed_tensors(
 
 
 _ROUNDING = 2.0**-24
-
-
 _COLUMNS = 4096
-
-
 _ROWS = 64
-
-
 MIN_CLIP_NORM, MAX_CLIP_NORM = 1e-6, 1e6
 """Clip norms between which lengths neither underflow nor overflow in float32."""
-
-
 _LONGEST = 1e30
 """Length above which a factor may be below float32's normal numbers, which have fewer bits."""
-
-
 _FLOAT_SUM = 4 * _ROWS**2 * _ROUNDING
 """How much shorter a gradient must be for what floating point adds to it.
 

@@ -102,6 +102,8 @@ ROWS = {
     "alike": "what the network was called with does not tell the rows of the batch apart",
     "backward": "the gradients did not come unchanged from one backward pass through the call, or "
     "what the network was called with was changed before it",
+    "hooks": "a layer or an output of the network has a hook that was added after make_private, "
+    "which may change what its gradients come from",
 }
 """Why nothing shows that the network got the rows of the examples that were dealt, each once."""
 CHECKED = "sampling_checked"

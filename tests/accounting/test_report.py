@@ -244,7 +244,7 @@ def test_statement_of_other_reports():
     ).statement()  # fmt: skip
     assert "Unit: one example, taking part at most 4 times, 25 or more steps apart" in text
     assert "one example's gradients and with zeros in their place, while batches and" in text
-    assert "neither network nor loss mixes the examples of a batch, or" in text
+    assert "mixes the examples of a batch or takes data or labels from" in text
     assert "server" not in text
     assert "stated to be the only run" in text
     assert "A second accountant (quadrature) says" in text

@@ -2,7 +2,6 @@
 
 import copy
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -864,34 +863,17 @@ def beside_metrics(module, x, y, before):
     module.train()
 
 
-def augmented(module, x, y, before):
-    loss(module(x + 1e-3), y).backward()
+def called_with(inputs):
+    """Return a loop that calls the network with something else than what was dealt."""
+    return lambda module, x, y, before: loss(module(*inputs(x, before)), y).backward()
 
 
-def permuted(module, x, y, before):
-    loss(module(x.flip(0)), y.flip(0)).backward()
-
-
-def one_row_swapped(module, x, y, before):
-    loss(module(torch.cat([before[:1], x[1:]])), y).backward()
-
-
-def replaced(module, x, y, before):
-    loss(module(torch.zeros_like(x)), y).backward()
-
-
-def half_twice(module, x, y, before):
-    half = [i // 2 for i in range(len(x))]
-    loss(module(x[half]), y[half]).backward()
+HALF = [i // 2 for i in range(BATCH)]
 
 
 def half_twice_in_parts(module, x, y, before):
     for part in (x[:2], x[: len(x) - 2]):
         loss(module(part), y[: len(part)]).backward()
-
-
-def one_batch_always(module, x, y, before):
-    loss(module(before), y).backward()
 
 
 def changed_in_place(module, x, y, before):
@@ -910,49 +892,75 @@ def behind_a_hook(module, x, y, before):
     hook.remove()
 
 
-def decoy(module, x, y, before):
-    loss(module(before, x), y).backward()
-
-
-def second_decoy(module, x, y, before):
-    loss(module(x, second={"rows": before}), y).backward()
-
-
-def shorter_decoy(module, x, y, before):
-    loss(module(x, before[:1]), y).backward()
-
-
 def decoy_in_a_part(module, x, y, before):
     loss(module(x[:1]), y[:1]).backward()
     loss(module(x[1:], before[1:]), y[1:]).backward()
 
 
-def decoy_of_another_kind(module, x, y, before):
-    loss(module(x, before.tolist()), y).backward()
+def without_opacus_hooks(module, x, y, before):
+    """What was kept of a call is multiplied with the gradients of another, which was not kept."""
+    output = module(x)
+    module.disable_hooks()
+    other = module._module(before)
+    module.enable_hooks()
+    torch.autograd.grad(output.sum(), output)
+    loss(other, y).backward()
 
 
-def gradients_replaced(module, x, y, before):
+def a_layer_behind_a_hook(module, x, y, before):
+    layer = module._module.body[0]
+    hook = layer.register_forward_pre_hook(lambda _, inputs: (before,))
     loss(module(x), y).backward()
-    for p in module.parameters():
-        p.grad_sample = p.grad_sample.flip(0).add_(0)
+    hook.remove()
 
 
-def gradients_changed(module, x, y, before):
+def every_layer_behind_a_hook(module, x, y, before):
+    hook = nn.modules.module.register_module_forward_pre_hook(
+        lambda layer, inputs: (before,) if layer is module._module.body[0] else None
+    )
     loss(module(x), y).backward()
-    for p in module.parameters():
-        p.grad_sample[0] = p.grad_sample[1]
+    hook.remove()
+
+
+def backwards_behind_a_hook(module, x, y, before):
+    output = module(x)
+    layer = module._module.body[2]
+    hook = layer.register_full_backward_pre_hook(lambda _, gradients: (gradients[0].flip(0),))
+    loss(output, y).backward()
+    hook.remove()
+
+
+def an_output_with_a_hook(module, x, y, before):
+    output = module(x)
+    output.register_hook(lambda gradient: gradient.flip(0))
+    loss(output, y).backward()
 
 
 INPUTS, BACKWARD = "something else than the rows that were dealt", "did not come unchanged"
+HOOK = "has a hook that was added after make_private"
 LOOPS = {
-    None: (as_dealt, in_parts, beside_metrics),
-    INPUTS: (
-        *(augmented, permuted, one_row_swapped, replaced, half_twice, half_twice_in_parts),
-        *(one_batch_always, behind_a_hook, decoy, second_decoy, shorter_decoy),
-        *(decoy_in_a_part, decoy_of_another_kind),
-    ),
-    BACKWARD: (changed_in_place, gradients_replaced, gradients_changed),
-    "outside of a call of the network": (the_network_itself,),
+    None: {loop.__name__: loop for loop in (as_dealt, in_parts, beside_metrics)},
+    INPUTS: {
+        "augmented": called_with(lambda x, before: (x + 1e-3,)),
+        "permuted": lambda module, x, y, before: loss(module(x.flip(0)), y.flip(0)).backward(),
+        "one row swapped": called_with(lambda x, before: (torch.cat([before[:1], x[1:]]),)),
+        "replaced": called_with(lambda x, before: (torch.zeros_like(x),)),
+        "half twice": called_with(lambda x, before: (x[HALF[: len(x)]],)),
+        "one batch always": called_with(lambda x, before: (before,)),
+        "decoy": called_with(lambda x, before: (before, x)),
+        "second decoy": called_with(lambda x, before: (x, {"rows": before})),
+        "shorter decoy": called_with(lambda x, before: (x, before[:1])),
+        "decoy of another kind": called_with(lambda x, before: (x, before.tolist())),
+        **{loop.__name__: loop for loop in (half_twice_in_parts, behind_a_hook, decoy_in_a_part)},
+    },
+    BACKWARD: {loop.__name__: loop for loop in (changed_in_place, without_opacus_hooks)},
+    HOOK: {
+        "layer": a_layer_behind_a_hook,
+        "every layer": every_layer_behind_a_hook,
+        "backwards": backwards_behind_a_hook,
+        "output": an_output_with_a_hook,
+    },
+    "outside of a call of the network": {"the network itself": the_network_itself},
 }
 
 
@@ -984,7 +992,12 @@ def run_with(folder, loop, *, module=None, dataset=None, **options):
 
 
 @pytest.mark.parametrize(
-    ("loop", "why"), [(loop, why) for why, loops in LOOPS.items() for loop in loops]
+    ("loop", "why"),
+    [
+        pytest.param(loop, why, id=name)
+        for why, loops in LOOPS.items()
+        for name, loop in loops.items()
+    ],
 )
 def test_participation_is_verified_where_the_rows_were_compared(loop, why, tmp_path):
     found = run_with(tmp_path / "run", loop)
@@ -992,6 +1005,30 @@ def test_participation_is_verified_where_the_rows_were_compared(loop, why, tmp_p
     assert (why or "with the rows that were dealt, each once") in found.evidence
     assert ("since step 1" in found.evidence) == bool(why)
     assert "the network gets the rows of the examples dealt for it, each once" in found.text
+
+
+def test_per_example_gradients_are_the_optimizers_alone():
+    """Nobody reads or exchanges them, nor writes to them through .data, before the step."""
+    for after in (False, True):
+        _, module, optimizer, loader = private()
+        x, y = next(iter(loader))
+        sample = torch.ones(len(x), *optimizer.trained[0].shape)
+        if after:
+            loss(module(x), y).backward()
+            assert {p.grad_sample for p in module.parameters()} == {None}
+        optimizer.trained[0].grad_sample = sample
+        act = optimizer.step if after else loss(module(x), y).backward
+        with pytest.raises(ConfigError, match="was set by something else than a backward pass"):
+            act()
+    expected = train(*private()[1:], epochs=1)[0]
+    _, module, optimizer, loader = private()
+    x, y = next(iter(loader))
+    for forgets in (optimizer, module):
+        loss(module(2 * x), y).backward()
+        forgets.zero_grad()
+    step(module, optimizer, (x, y))
+    released = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
+    assert torch.equal(released, expected)
 
 
 class TwoHeads(nn.Module):
@@ -1099,7 +1136,7 @@ def test_an_earlier_backward_pass_is_not_repeated_for_another_batch(tmp_path):
 
 
 def test_a_step_that_was_not_compared_stays_so_and_so_does_a_run_of_before(tmp_path):
-    for loop in (augmented, as_dealt):
+    for loop in (LOOPS[INPUTS]["augmented"], as_dealt):
         engine, module, optimizer, loader = private(out=tmp_path / "run", resume=True, delta=1e-5)
         x, y = next(iter(loader))
         loop(module, x, y, x)
@@ -1107,8 +1144,9 @@ def test_a_step_that_was_not_compared_stays_so_and_so_does_a_run_of_before(tmp_p
         engine.close()
     assert "since step 0" in participation(tmp_path / "run").evidence
     evidence = gather(tmp_path / "run")
-    kept = {k: v for k, v in evidence.facts.items() if k not in ("compares_rows", "rows_differ")}
-    words = report_of(replace(evidence, facts=kept), tmp_path / "run").guarantee.assumptions
+    for name in ("compares_rows", "rows_differ"):
+        del evidence.ledger.facts[name]
+    words = report_of(evidence, tmp_path / "run").guarantee.assumptions
     assert next(a for a in words if a.code == "participation").status == "asserted"
 
 
@@ -1246,7 +1284,7 @@ def test_a_factor_below_float32s_normal_numbers_is_not_used():
         nn.Linear(1, 1), TensorDataset(torch.zeros(1, 1)), max_grad_norm=1e-5, batch_size=1
     )
     (module(next(iter(loader))[0]) * 2.9e38).sum().backward()
-    samples = [p.grad_sample.reshape(1, -1) for p in optimizer.trained]
+    samples = [module.samples[p][0].reshape(1, -1) for p in optimizer.trained]
     factors = optimizer._factors(samples).float()
     assert all(float((s * factors).norm()) <= 1e-5 for s in samples)
 
