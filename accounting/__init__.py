@@ -39,7 +39,7 @@ from accounting.random_allocation import AllocatedGuarantee, BallsInBins
 from accounting.realised import Realised
 from accounting.report import Assumption, PrivacyReport
 from accounting.sensitivity import Sensitivity, brute_force
-from accounting.subsampled import PoissonSampling, SampledGuarantee, amplified, dp_sgd
+from accounting.subsampled import PoissonSampling, SampledGuarantee
 
 __all__ = [
     "AllocatedGuarantee",
@@ -70,11 +70,9 @@ __all__ = [
     "SampledGuarantee",
     "Sensitivity",
     "Toeplitz",
-    "amplified",
     "brute_force",
     "calibrate",
     "cohorts",
-    "dp_sgd",
     "error",
     "fingerprint",
     "footprint",

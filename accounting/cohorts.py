@@ -31,8 +31,7 @@ from accounting.subsampled import (
     PoissonSampling,
     SampledGuarantee,
     SampledMethod,
-    amplified,
-    dp_sgd,
+    poisson_guarantee,
 )
 
 Members = NDArray[np.int64]
@@ -178,18 +177,11 @@ def sampled_guarantee(
     if isinstance(sampling, PoissonSampling):
         if estimate is not None:
             raise ConfigError("draws: Poisson sampling is accounted for in closed form; leave out.")
-        if mechanism.name == "independent" and sampling.groups == 1:
-            steps = mechanism.rounds
-            return dp_sgd(noise_multiplier=z, sampling=sampling, steps=steps, method=method)
-        return amplified(mechanism, noise_multiplier=z, sampling=sampling, method=method)
+        return poisson_guarantee(mechanism, sampling, noise_multiplier=z, method=method)
     if estimate is not None:
         return EstimatedGuarantee(z, sampling, mechanism, estimate.draws, estimate.seed)
     if isinstance(sampling, BMinSep):
         raise ConfigError("draws: b-min-sep has no closed form; it needs an estimate.")
-    return _allocated(mechanism, sampling, z)
-
-
-def _allocated(mechanism: Mechanism, sampling: BallsInBins, z: float) -> AllocatedGuarantee:
     if not isinstance(sampling, BallsInBins):
         raise ConfigError(f"sampling={sampling!r}: must be a sampler of this package.")
     if mechanism.rounds != sampling.rounds:

@@ -4,54 +4,28 @@ Least ``accounting.error``, so at equal cost to the client. float64, L-BFGS-B; n
 The fit is an ordinary mechanism: its sensitivity is computed anew from the coefficients it has.
 """
 
-from typing import Literal, overload
+from typing import Literal, get_args
 
 from accounting import checks
 from accounting.checks import ConfigError
-from accounting.mechanisms import BandedInverse, BufferedToeplitz, Dense, Toeplitz
+from accounting.mechanisms import Mechanism
 from accounting.mechanisms.banded_inverse import fit_banded_inverse
 from accounting.mechanisms.buffered_toeplitz import fit_blt
 from accounting.mechanisms.dense import fit_dense
 from accounting.mechanisms.toeplitz import Objective, fit_toeplitz
 from accounting.participation import Participation
 
+Kind = Literal["blt", "toeplitz", "banded-inverse", "dense"]
 
-@overload
+
 def optimize(
-    kind: Literal["blt"],
-    participation: Participation,
-    *,
-    objective: Objective = ...,
-    buffers: int | None = ...,
-) -> BufferedToeplitz: ...
-@overload
-def optimize(
-    kind: Literal["toeplitz"],
-    participation: Participation,
-    *,
-    objective: Objective = ...,
-    bands: int | None = ...,
-) -> Toeplitz: ...
-@overload
-def optimize(
-    kind: Literal["banded-inverse"],
-    participation: Participation,
-    *,
-    objective: Objective = ...,
-    bands: int | None = ...,
-) -> BandedInverse: ...
-@overload
-def optimize(
-    kind: Literal["dense"], participation: Participation, *, objective: Objective = ...
-) -> Dense: ...
-def optimize(
-    kind: Literal["blt", "toeplitz", "banded-inverse", "dense"],
+    kind: Kind,
     participation: Participation,
     *,
     objective: Objective = "rmse",
     buffers: int | None = None,
     bands: int | None = None,
-) -> BufferedToeplitz | Toeplitz | BandedInverse | Dense:
+) -> Mechanism:
     """Return the best encoder of a kind.
 
     Args:
@@ -71,8 +45,8 @@ def optimize(
     >>> fit.sensitivity(Participation(64)).exact
     True
     """
-    checks.choice("kind", kind, ("blt", "toeplitz", "banded-inverse", "dense"))
-    checks.choice("objective", objective, ("rmse", "max"))
+    checks.choice("kind", kind, get_args(Kind))
+    checks.choice("objective", objective, get_args(Objective))
     if buffers is not None and kind != "blt":
         raise ConfigError(f"buffers={buffers}: only kind='blt' has buffers.")
     if bands is not None and kind not in ("toeplitz", "banded-inverse"):

@@ -273,24 +273,19 @@ def _both(shares: _Shares, epsilon: float) -> tuple[float, float]:
     The loss of the Gaussian is rounded to the edges: up with the member, down without, and what
     lies beyond the last one counts in full. Given it, the allocation spends what is left.
     """
+    allocation = _allocation(shares.own, shares.bins)
     if not shares.shared:
-        return _deltas(shares.own, shares.bins, epsilon)
+        at = np.array([epsilon])
+        return float(allocation.removed(at)[0]), float(allocation.added(at)[0])
     from scipy.special import ndtr
 
     mass = np.diff(ndtr(_SHARED))
     tail = 2 * float(ndtr(_SHARED[0]))
     mu = shares.shared
-    allocation = _allocation(shares.own, shares.bins)
     with_member = allocation.removed(epsilon - mu * _SHARED[1:] - mu * mu / 2)
     without = allocation.added(epsilon + mu * _SHARED[:-1] - mu * mu / 2)
     removed = float(mass @ with_member) * _ROUNDED + tail
     return removed, float(mass @ without) * _ROUNDED + tail
-
-
-def _deltas(mu: float, bins: int, epsilon: float) -> tuple[float, float]:
-    """Return upper bounds on delta_remove and delta_add of a random allocation."""
-    allocation, at = _allocation(mu, bins), np.array([epsilon])
-    return float(allocation.removed(at)[0]), float(allocation.added(at)[0])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

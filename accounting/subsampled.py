@@ -88,7 +88,7 @@ class SampledGuarantee:
         method: "pld", or "rdp" (looser).
         groups: parts of the population that take turns; a step is one round of each.
 
-    >>> run = dp_sgd(noise_multiplier=3.0, sampling=PoissonSampling(100, 1000), steps=512)
+    >>> run = SampledGuarantee(3.0, PoissonSampling(100, 1000).probability, steps=512)
     >>> round(run.epsilon(delta=1e-6), 2)
     3.77
     """
@@ -147,71 +147,37 @@ class SampledGuarantee:
         )
 
 
-def dp_sgd(
-    *,
-    noise_multiplier: float,
-    sampling: PoissonSampling,
-    steps: int,
-    method: SampledMethod = "pld",
-) -> SampledGuarantee:
-    """Return the guarantee of DP-SGD, or DP-FedAvg with sampled clients (Abadi et al. 2016).
-
-    Args:
-        noise_multiplier: noise standard deviation on the sum / clip_norm, > 0.
-        sampling: how the batch of a step is sampled; in one group.
-        steps: number of steps, 1 to a million.
-        method: "pld" or "rdp".
-
-    Raises:
-        ConfigError: a value is out of range, or ``sampling`` is not stated, or in groups.
-    """
-    if _stated(sampling).groups != 1:
-        raise ConfigError(
-            f"groups={sampling.groups}: every step of DP-SGD samples all members; use amplified(), "
-            "or one group."
-        )
-    return SampledGuarantee(noise_multiplier, sampling.probability, steps, method)
-
-
-def amplified(
+def poisson_guarantee(
     mechanism: Mechanism,
+    sampling: PoissonSampling,
     *,
     noise_multiplier: float,
-    sampling: PoissonSampling,
     method: SampledMethod = "pld",
 ) -> SampledGuarantee:
     """Return the guarantee of a banded mechanism whose groups of members take turns.
 
     With at least as many groups as bands a member's rounds never share noise, and the run is DP-SGD
     with ceil(rounds / groups) steps (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix
-    Factorization", Theorem 4).
+    Factorization", Theorem 4). Independent noise in one group is DP-SGD itself, or DP-FedAvg with
+    sampled clients (Abadi et al. 2016).
 
     Args:
         mechanism: a lower-triangular encoder with at most ``sampling.groups`` non-zero diagonals.
-        noise_multiplier: as in ``guarantee``, > 0; never relative to the sensitivity.
         sampling: how a round samples the population, and its groups.
+        noise_multiplier: as in ``guarantee``, > 0; never relative to the sensitivity.
         method: "pld" or "rdp".
 
     Raises:
-        ConfigError: a value is out of range, the encoder has more bands than there are groups, or
-            ``sampling`` is not stated.
+        ConfigError: a value is out of range, or the encoder has more bands than there are groups.
     """
-    z = checks.positive("noise_multiplier", noise_multiplier)
-    groups = _stated(sampling).groups
+    z, groups = checks.positive("noise_multiplier", noise_multiplier), sampling.groups
+    steps = -(-mechanism.rounds // groups)
+    if mechanism.name == "independent" and groups == 1:
+        return SampledGuarantee(z, sampling.probability, steps, method)
     _check_banded(mechanism, groups)
     column = math.sqrt(mechanism.sensitivity(Participation(mechanism.rounds)).squared)
     relative = math.nextafter(math.nextafter(z / column, 0.0), 0.0)
-    steps = -(-mechanism.rounds // groups)
     return SampledGuarantee(relative, sampling.probability, steps, method, groups)
-
-
-def _stated(sampling: PoissonSampling) -> PoissonSampling:
-    if not isinstance(sampling, PoissonSampling):
-        raise ConfigError(
-            f"sampling={sampling!r}: there is no amplification without PoissonSampling(...). For "
-            "any other choice of cohorts use guarantee(), which assumes nothing about them."
-        )
-    return sampling
 
 
 def _check_banded(mechanism: Mechanism, groups: int) -> None:

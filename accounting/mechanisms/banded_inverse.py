@@ -62,6 +62,8 @@ class BandedInverse(Filter):
         ConfigError: a value is out of range.
 
     >>> from accounting import Participation, footprint
+    >>> BandedInverse.square_root(8, bands=3).coefficients  # BISR
+    (1.0, -0.5, -0.125)
     >>> footprint(BandedInverse(8, (1.0, -0.5)))
     Footprint(state_vectors=0, draws_per_round=1.875)
     """
@@ -98,18 +100,6 @@ class BandedInverse(Filter):
         cls, participation: Participation, bands: int | None, objective: Objective
     ) -> "BandedInverse":
         return fit_banded_inverse(participation, bands, objective)
-
-    @classmethod
-    def square_root(
-        cls, rounds: int, bands: int, *, normalize_columns: bool = False
-    ) -> "BandedInverse":
-        """Return BISR: the first ``bands`` coefficients of (1 - x)^(1/2).
-
-        >>> BandedInverse.square_root(8, bands=3).coefficients
-        (1.0, -0.5, -0.125)
-        """
-        width = min(checks.rounds(rounds), checks.count("bands", bands))
-        return cls(rounds, cls._root(width), normalize_columns)
 
     def encoder(self) -> Array:
         """C, shape (n, n), lower triangular without negative entries."""

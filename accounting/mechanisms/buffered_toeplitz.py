@@ -15,13 +15,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from accounting import checks
 from accounting.checks import ConfigError
-from accounting.mechanisms.mechanism import record
+from accounting.mechanisms.mechanism import OneStream
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.mechanisms.toeplitz import (
     Loss,
@@ -36,7 +35,7 @@ from accounting.sensitivity import Array, Sensitivity, same_rounds
 
 
 @dataclass(frozen=True, slots=True)
-class BufferedToeplitz:
+class BufferedToeplitz(OneStream):
     """A BLT encoder: the Toeplitz encoder of ``toeplitz()``, with noise in ``len(decay)`` buffers.
 
     Args:
@@ -60,9 +59,6 @@ class BufferedToeplitz:
     scale: tuple[float, ...]
 
     name = "blt"
-    groups = None
-    restart_every = None
-    prefix_only = False
     fitted = True
 
     def __post_init__(self) -> None:
@@ -111,10 +107,6 @@ class BufferedToeplitz:
     def buffers(self) -> int:
         """Number of buffers, each the size of the update."""
         return len(self.decay)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every field, for JSON; see ``mechanism_from_dict``."""
-        return record(self)
 
     def toeplitz(self) -> Toeplitz:
         """Return the same encoder by its n coefficients."""

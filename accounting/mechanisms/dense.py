@@ -2,21 +2,20 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from accounting import checks
 from accounting.checks import ConfigError
-from accounting.mechanisms.mechanism import prefix_sums, record
+from accounting.mechanisms.mechanism import OneStream, prefix_sums
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.participation import Participation
 from accounting.sensitivity import Array, Sensitivity, gram_sensitivity, same_rounds
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Dense:
+class Dense(OneStream):
     """The mechanism whose encoder is ``matrix``.
 
     Args:
@@ -33,9 +32,6 @@ class Dense:
     matrix: Array
 
     name = "dense"
-    groups = None
-    restart_every = None
-    prefix_only = False
 
     def __init__(self, matrix: ArrayLike) -> None:
         copied = _lower_triangular(matrix)
@@ -52,10 +48,6 @@ class Dense:
     def rounds(self) -> int:
         """Number of rounds n."""
         return len(self.matrix)
-
-    def to_dict(self) -> dict[str, Any]:
-        """The matrix, for JSON; see ``mechanism_from_dict``."""
-        return record(self)
 
     def encoder(self) -> Array:
         """C, shape (n, n)."""

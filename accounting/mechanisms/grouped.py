@@ -24,7 +24,7 @@ import numpy as np
 
 from accounting import checks
 from accounting.checks import ConfigError
-from accounting.mechanisms.mechanism import SCHEMA, Mechanism
+from accounting.mechanisms.mechanism import SCHEMA, Mechanism, interleaved
 from accounting.participation import FixedOrder, Participation
 from accounting.sensitivity import Array, Sensitivity, gram_sensitivity, same_rounds, worst_pattern
 
@@ -130,25 +130,11 @@ class Grouped:
 
     def encoder(self) -> Array:
         """C, shape (released values, cells): one parameter per group; block-diagonal by group."""
-        cells = self.cells()
-        rows = []
-        for g, mechanism in enumerate(self.mechanisms):
-            matrix = mechanism.encoder()
-            block = np.zeros((len(matrix), len(cells)))
-            block[:, [i for i, cell in enumerate(cells) if cell[1] == g]] = matrix
-            rows.append(block)
-        return np.concatenate(rows)
+        return interleaved(self, [mechanism.encoder().T for mechanism in self.mechanisms]).T
 
     def decoder(self) -> Array:
         """B, shape (cells, released values): row (t, g) is group g's prefix sum after round t."""
-        cells = self.cells()
-        columns = []
-        for g, mechanism in enumerate(self.mechanisms):
-            matrix = mechanism.decoder()
-            block = np.zeros((len(cells), matrix.shape[1]))
-            block[[i for i, cell in enumerate(cells) if cell[1] == g]] = matrix
-            columns.append(block)
-        return np.concatenate(columns, axis=1)
+        return interleaved(self, [mechanism.decoder() for mechanism in self.mechanisms])
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """Of all groups together under one joint clip; see ``grouped_sensitivity``.

@@ -1,19 +1,18 @@
 """Independent noise: C = I, fresh noise on every round's sum (unamplified DP-FedAvg)."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from accounting import checks
-from accounting.mechanisms.mechanism import prefix_sums, record
+from accounting.mechanisms.mechanism import OneStream, prefix_sums
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.participation import Participation
 from accounting.sensitivity import Array, Sensitivity, same_rounds
 
 
 @dataclass(frozen=True, slots=True)
-class Independent:
+class Independent(OneStream):
     """Fresh noise in every round; its error on the t-th prefix sum grows as sqrt(t).
 
     >>> Independent(3).prefix_variance()
@@ -23,10 +22,7 @@ class Independent:
     rounds: int
 
     name = "independent"
-    groups = None
     restart_every = 1
-    prefix_only = False
-    fitted = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", checks.rounds(self.rounds))
@@ -35,10 +31,6 @@ class Independent:
     def from_options(cls, participation: Participation) -> "Independent":
         """Return the mechanism for a participation; it has no options."""
         return cls(participation.rounds)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every field, for JSON; see ``mechanism_from_dict``."""
-        return record(self)
 
     def encoder(self) -> Array:
         """C = I, shape (n, n)."""

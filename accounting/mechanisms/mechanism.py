@@ -9,16 +9,13 @@ releases (Denisov et al. 2022, Theorem 2.1).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from accounting.mechanisms.program import NoiseProgram
 from accounting.participation import Participation
 from accounting.sensitivity import Array, Sensitivity
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 SCHEMA = "privpart/mechanism/1"
 
@@ -149,12 +146,21 @@ def noise_matrix(mechanism: Mechanism) -> Array:
     groups = mechanism.groups
     if groups is None:
         return mechanism.noise_program().matrix()
-    matrices = [noise_matrix(part) for part in groups.mechanisms]
-    cells = [g for active in groups.schedule for g in active]
+    return interleaved(groups, [noise_matrix(part) for part in groups.mechanisms])
+
+
+def interleaved(groups: "Groups", matrices: Sequence[Array]) -> Array:
+    """Return the groups' matrices side by side, each row at an active round of its group.
+
+    Args:
+        groups: when each group trains.
+        matrices: per group, a row per round in which it trains.
+    """
+    owner = np.array([g for active in groups.schedule for g in active])
     columns = []
     for g, matrix in enumerate(matrices):
-        block = np.zeros((len(cells), matrix.shape[1]))
-        block[np.array(cells) == g] = matrix
+        block = np.zeros((len(owner), matrix.shape[1]))
+        block[owner == g] = matrix
         columns.append(block)
     return np.concatenate(columns, axis=1)
 
@@ -164,10 +170,20 @@ def prefix_sums(rounds: int) -> Array:
     return np.tril(np.ones((rounds, rounds)))
 
 
-def record(mechanism: "DataclassInstance") -> dict[str, Any]:
-    """Return a mechanism's schema, name and fields; arrays and tuples become lists."""
-    values = {field.name: getattr(mechanism, field.name) for field in fields(mechanism)}
-    return {"schema": SCHEMA, "name": getattr(mechanism, "name")} | {  # noqa: B009
-        name: np.asarray(value).tolist() if isinstance(value, tuple | np.ndarray) else value
-        for name, value in values.items()
-    }
+class OneStream:
+    """What mechanisms of one noise stream have in common, unless they say otherwise."""
+
+    __slots__ = ()
+
+    groups = None
+    restart_every: int | None = None
+    prefix_only = False
+    fitted = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Schema, name and every field, for JSON; arrays and tuples become lists."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {"schema": SCHEMA, "name": getattr(self, "name")} | {  # noqa: B009
+            name: np.asarray(value).tolist() if isinstance(value, tuple | np.ndarray) else value
+            for name, value in values.items()
+        }

@@ -9,13 +9,12 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from accounting import checks
 from accounting.checks import ConfigError
-from accounting.mechanisms.mechanism import record
+from accounting.mechanisms.mechanism import OneStream
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.mechanisms.tree import Block, forest
 from accounting.participation import Participation
@@ -26,7 +25,7 @@ Node = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class PrunedTree:
+class PrunedTree(OneStream):
     """The nodes of ``BinaryTree(span)`` that hold active rounds, over those rounds.
 
     Args:
@@ -44,9 +43,6 @@ class PrunedTree:
     active: tuple[int, ...]
 
     name = "pruned tree"
-    groups = None
-    restart_every = None
-    prefix_only = False
 
     def __post_init__(self) -> None:
         object.__setattr__(
@@ -65,10 +61,6 @@ class PrunedTree:
     def rounds(self) -> int:
         """Number of steps: the active rounds."""
         return len(self.active)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every field, for JSON; see ``mechanism_from_dict``."""
-        return record(self)
 
     def prefix_nodes(self, step: int) -> list[Node]:
         """Return the nodes that make up the prefix sum after a step, earliest first.

@@ -17,7 +17,7 @@ import numpy as np
 
 from accounting import checks
 from accounting.checks import ConfigError
-from accounting.mechanisms.mechanism import record
+from accounting.mechanisms.mechanism import OneStream
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.participation import Participation
 from accounting.sensitivity import (
@@ -39,17 +39,12 @@ _MOST_ROUNDS = 32_768
 
 
 @dataclass(frozen=True, slots=True)
-class Filter:
+class Filter(OneStream):
     """What ``Toeplitz`` and ``BandedInverse`` share: one filter for all rounds, by coefficients."""
 
     rounds: int
     coefficients: tuple[float, ...]
     normalize_columns: bool = False
-
-    groups = None
-    restart_every = None
-    prefix_only = False
-    fitted = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", checks.rounds(self.rounds))
@@ -104,14 +99,20 @@ class Filter:
         best = cls._fit(participation, bands, "rmse" if objective is None else objective)
         return cls(n, best.coefficients, normalize_columns)
 
+    @classmethod
+    def square_root(
+        cls, rounds: int, bands: int | None = None, *, normalize_columns: bool = False
+    ) -> Self:
+        """Return the filter of the square root of A, the prefix sums: all of it, or first bands."""
+        width = checks.rounds(rounds)
+        if bands is not None:
+            width = min(width, checks.count("bands", bands))
+        return cls(rounds, cls._root(width), normalize_columns)
+
     @property
     def bands(self) -> int:
         """Number of diagonals up to the last one that is not zero."""
         return next(p for p in range(len(self.coefficients), 0, -1) if self.coefficients[p - 1])
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every field, for JSON; see ``mechanism_from_dict``."""
-        return record(self)
 
     def _column(self) -> Array:
         column = np.zeros(self.rounds)
@@ -146,31 +147,20 @@ class Toeplitz(Filter):
         normalize_columns: divide each column by its norm, so that every round weighs the same:
             C D with D = diag(1 / norms) (jax_privacy's ColumnNormalizedBanded). Less error.
 
+    ``square_root`` is C C = A, c_j = (2j choose j) / 4^j (Fichtenberger, Henzinger and Upadhyay
+    2023; banded: Kalinin and Lampert 2024).
+
     Raises:
         ConfigError: a value is out of range.
 
+    >>> Toeplitz.square_root(3).coefficients
+    (1.0, 0.5, 0.375)
     >>> from accounting import Participation
     >>> Toeplitz(6, (1.0, 0.5)).sensitivity(Participation(6, 2, 1))  # doctest: +ELLIPSIS
     Sensitivity(squared=3.50000000000000..., exact=True, rule='non-increasing Toeplitz')
     """
 
     name = "toeplitz"
-
-    @classmethod
-    def square_root(
-        cls, rounds: int, bands: int | None = None, *, normalize_columns: bool = False
-    ) -> "Toeplitz":
-        """Return C with C C = A: c_j = (2j choose j) / 4^j, all of them or the first ``bands``.
-
-        Source: Fichtenberger, Henzinger and Upadhyay 2023; banded: Kalinin and Lampert 2024.
-
-        >>> Toeplitz.square_root(3).coefficients
-        (1.0, 0.5, 0.375)
-        """
-        width = checks.rounds(rounds)
-        if bands is not None:
-            width = min(width, checks.count("bands", bands))
-        return cls(rounds, cls._root(width), normalize_columns)
 
     @classmethod
     def _fit(
@@ -287,7 +277,7 @@ def toeplitz_sensitivity(column: Array, participation: Participation) -> Sensiti
     majorant = np.maximum.accumulate(magnitude[::-1])[::-1]
     bound, rule = earliest_pattern(majorant, participation), "non-increasing majorant"
     if n * n * k <= _MOST_GRAM_WORK:
-        rows = _gram_bound(column, participation)
+        rows = _bound_of(_gram(column), participation)
         bound, rule = min((bound, rule), (rows, "sum of row maxima"))
     return Sensitivity(rounded_up(bound, (n + k) * k), exact=False, rule=rule)
 
@@ -338,10 +328,6 @@ def _gram(column: Array) -> Array:
         index = np.arange(n - lag)
         gram[index, index + lag] = gram[index + lag, index] = diagonal
     return gram
-
-
-def _gram_bound(column: Array, participation: Participation) -> float:
-    return _bound_of(_gram(column), participation)
 
 
 def _bound_of(gram: Array, participation: Participation) -> float:

@@ -35,14 +35,14 @@ the estimates of the complete trees that make it up.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accounting import checks
 from accounting.checks import ConfigError
-from accounting.mechanisms.mechanism import prefix_sums, record
+from accounting.mechanisms.mechanism import OneStream, prefix_sums
 from accounting.mechanisms.program import OUT, SCRATCH, NoiseProgram, Op
 from accounting.participation import FixedOrder, Participation
 from accounting.sensitivity import Array, Sensitivity, gram_sensitivity, rounded_up, same_rounds
@@ -85,7 +85,7 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
-class BinaryTree:
+class BinaryTree(OneStream):
     """Tree aggregation over ``rounds`` rounds.
 
     Args:
@@ -121,8 +121,6 @@ class BinaryTree:
     release: Release = field(default="nodes", kw_only=True)
 
     name = "tree"
-    groups = None
-    fitted = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rounds", checks.rounds(self.rounds))
@@ -160,13 +158,9 @@ class BinaryTree:
         )
 
     @property
-    def prefix_only(self) -> bool:
+    def prefix_only(self) -> bool:  # type: ignore[override]
         """Whether it is accounted by its prefix sums."""
         return self.release == "prefix"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Every field, for JSON; see ``mechanism_from_dict``."""
-        return record(self)
 
     def blocks(self) -> list[Block]:
         """Return the forest as consecutive complete trees."""

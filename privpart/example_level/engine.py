@@ -33,8 +33,8 @@ from accounting import (
     PrivacyReport,
     calibrate,
     checks,
-    dp_sgd,
     guarantee,
+    sampled_guarantee,
 )
 from accounting.checks import ConfigError
 from accounting.mechanisms import MechanismChoice
@@ -302,8 +302,9 @@ class FTRLEngine:
         plan, passes = self._of_run()
         z, order = plan.noise_multiplier, passes.participation
         sampling = PoissonSampling(min(plan.report_goal, len(passes.order)), len(passes.order))
-        amplified = dp_sgd(noise_multiplier=z, sampling=sampling, steps=order.rounds)
-        alone = guarantee(Independent(order.rounds), order, noise_multiplier=z)
+        fresh = Independent(order.rounds)
+        amplified = sampled_guarantee(fresh, sampling, noise_multiplier=z)
+        alone = guarantee(fresh, order, noise_multiplier=z)
         return Comparison(
             delta, z, self.epsilon(delta), amplified.epsilon(delta), alone.epsilon(delta)
         )

@@ -16,8 +16,8 @@ from accounting import (
     ConfigError,
     Independent,
     PoissonSampling,
-    amplified,
     cohorts,
+    sampled_guarantee,
 )
 
 KEY = bytes(range(32))
@@ -101,7 +101,7 @@ def test_members_and_rounds_are_independent():
 def test_groups_take_turns():
     """As ``amplified`` reads them from the same sampler, which no argument here can contradict."""
     sampling = PoissonSampling(8000, MEMBERS, groups=2)
-    assert amplified(Independent(ROUNDS), noise_multiplier=4.0, sampling=sampling).groups == 2
+    assert sampled_guarantee(Independent(ROUNDS), sampling, noise_multiplier=4.0).groups == 2
     table = joined(sampling)
     for t in range(ROUNDS):
         assert not table[(t + 1) % 2 :: 2, t].any()

@@ -25,8 +25,9 @@ from accounting import (
     footprint,
     guarantee,
     mechanism_from_dict,
+    sampled_guarantee,
 )
-from accounting.subsampled import PoissonSampling, amplified
+from accounting.subsampled import PoissonSampling
 
 RESNET8 = (9536, 36992, 36992, 73984, 147712, 8448, 295424, 590336, 33280, 2570)
 
@@ -363,9 +364,9 @@ def test_rounds_must_agree():
 
 def test_groups_are_not_amplified():
     sampling = PoissonSampling(10, 1000)
+    one = grouped([(0,)] * 3, lambda own: Independent(3))
     with pytest.raises(ConfigError, match="grouped"):
-        amplified(grouped([(0,)] * 3, lambda own: Independent(3)), sampling=sampling,
-                  noise_multiplier=1.0)  # fmt: skip
+        sampled_guarantee(one, sampling, noise_multiplier=1.0)
 
 
 # Pruned trees.

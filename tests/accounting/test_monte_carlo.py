@@ -20,9 +20,8 @@ from accounting import (
     Participation,
     PoissonSampling,
     Toeplitz,
-    amplified,
-    dp_sgd,
     optimize,
+    sampled_guarantee,
 )
 from accounting.monte_carlo import _Draws, _least, _Separated, bands_of, highest_mean
 from accounting.random_allocation import _both, _delta
@@ -200,7 +199,9 @@ def test_epsilon_is_above_the_truth_and_near_it(sampler, mechanism, rows):
 
 def test_separation_of_one_is_poisson_sampling_of_dp_accounting():
     sampled = run_of(BMinSep(10, 100, 1), Independent(32), 200_000, z=2.0).epsilon(1e-3)
-    exact = dp_sgd(noise_multiplier=2.0, sampling=PoissonSampling(10, 100), steps=32).epsilon(1e-3)
+    exact = sampled_guarantee(
+        Independent(32), PoissonSampling(10, 100), noise_multiplier=2.0
+    ).epsilon(1e-3)
     assert exact < sampled < exact * 1.06
 
 
@@ -232,7 +233,7 @@ def test_the_example_of_opake():
 def test_b_min_sep_costs_less_than_groups_in_turns():
     """The published comparison (Dong and Ganesh 2026): same rate, little noise."""
     mechanism = Toeplitz.square_root(32, 4)
-    turns = amplified(mechanism, noise_multiplier=2.0, sampling=PoissonSampling(1, 8, groups=4))
+    turns = sampled_guarantee(mechanism, PoissonSampling(1, 8, groups=4), noise_multiplier=2.0)
     assert run_of(BMinSep(1, 8, 4), mechanism, z=2.0).epsilon(1e-4) < 0.95 * turns.epsilon(1e-4)
 
 

@@ -190,15 +190,7 @@ VALID = {
         lambda **numbers: accounting.sampled_guarantee(Independent(8), SAMPLING, **numbers),
         {"noise_multiplier": 2.0},
     ),
-    "amplified": (
-        lambda **numbers: accounting.amplified(Independent(8), sampling=SAMPLING, **numbers),
-        {"noise_multiplier": 1.0},
-    ),
     "calibrate": (on_run(accounting.calibrate), {"target_epsilon": 1.0, "delta": 1e-6}),
-    "dp_sgd": (
-        lambda **numbers: accounting.dp_sgd(sampling=SAMPLING, **numbers),
-        {"noise_multiplier": 1.0, "steps": 10},
-    ),
     "guarantee": (on_run(accounting.guarantee), {"noise_multiplier": 1.0}),
     "least_separation": (
         lambda **numbers: accounting.least_separation(RUN[0], BUDGET, **numbers),

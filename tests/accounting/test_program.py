@@ -95,7 +95,7 @@ def test_the_program_of_groups_inverts_their_joint_encoder():
     before = [[float(g == h and s <= t) for s, h in cells] for t, g in cells]
     noise, decoder = np.array(before) @ matrix, GROUPED.decoder()
     np.testing.assert_allclose(noise @ noise.T, decoder @ decoder.T, atol=1e-12)
-    with pytest.raises(ConfigError, match="a stream per group"):
+    with pytest.raises(ConfigError, match="one program per group"):
         GROUPED.noise_program()
 
 

@@ -11,9 +11,8 @@ from accounting import (
     Independent,
     Participation,
     PoissonSampling,
-    amplified,
-    dp_sgd,
     guarantee,
+    sampled_guarantee,
 )
 
 STACK_OVERFLOW = BinaryTree(1600), Participation(1600)
@@ -66,8 +65,8 @@ def test_zcdp_is_within_bun_and_steinke():
 
 
 def sgd(z, q, steps, method="pld"):
-    return dp_sgd(
-        noise_multiplier=z, sampling=PoissonSampling(q * 1000, 1000), steps=steps, method=method
+    return sampled_guarantee(
+        Independent(steps), PoissonSampling(q * 1000, 1000), noise_multiplier=z, method=method
     )
 
 
@@ -99,13 +98,6 @@ def test_opacus_calibration(method, z, steps):
     Found by bisection to 0.01 in epsilon; PRV there, PLD here.
     """
     assert sgd(z, 0.04, steps, method).epsilon(1e-5) == pytest.approx(8.0, abs=0.02)
-
-
-def test_amplified_independent_noise_is_dp_sgd():
-    """One band: every member may be sampled in every round."""
-    banded = amplified(Independent(512), noise_multiplier=3.0, sampling=PoissonSampling(100, 1000))
-    assert banded.epsilon(1e-6) == pytest.approx(3.7697, rel=1e-4)
-    assert banded.epsilon(1e-6) == pytest.approx(sgd(3.0, 0.1, 512).epsilon(1e-6), rel=1e-8)
 
 
 @pytest.mark.parametrize("mu", [1e-3, 0.1, 0.3953, 1.0, 2.935, 30.0])

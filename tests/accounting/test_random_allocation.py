@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from accounting import AllocatedGuarantee, BallsInBins, ConfigError, Guarantee
-from accounting.random_allocation import _deltas
+from accounting.random_allocation import _both, _Shares
+
+
+def _deltas(mu, bins, epsilon):
+    return _both(_Shares(bins, mu, 0.0), epsilon)
 
 
 def two_bins(mu, epsilon):

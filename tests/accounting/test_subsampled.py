@@ -16,9 +16,8 @@ from accounting import (
     PoissonSampling,
     SampledGuarantee,
     Sensitivity,
-    amplified,
-    dp_sgd,
     guarantee,
+    sampled_guarantee,
 )
 from accounting.mechanisms.mechanism import prefix_sums
 
@@ -31,6 +30,7 @@ class Banded:
     coefficients: tuple[float, ...]
     name: str = "banded"
     groups = None
+    prefix_only = False
 
     def encoder(self):
         return sum(c * np.eye(self.rounds, k=-lag) for lag, c in enumerate(self.coefficients))
@@ -60,7 +60,7 @@ def test_banded_is_dp_sgd_of_fewer_steps():
     """Choquette-Choo et al. 2023, Theorem 4: ceil(n / b) steps, q b, noise over column norm."""
     mechanism = Banded(10, (1.0, 0.5, 0.25))
     sampling = PoissonSampling(50, 1000, groups=3)
-    run = amplified(mechanism, noise_multiplier=2.0, sampling=sampling)
+    run = sampled_guarantee(mechanism, sampling, noise_multiplier=2.0)
     assert run.steps == 4
     assert "in 3 groups that no data decided and that take turns" in run.assumptions[0].text
     assert run.probability == pytest.approx(0.15, rel=1e-15)
@@ -80,27 +80,26 @@ def test_banded_is_dp_sgd_of_fewer_steps():
 def test_amplification_lowers_epsilon_and_no_sampling_gives_none():
     """At probability 1 add-or-remove has the same Gaussian as zero-out: k = ceil(n / b)."""
     banded = Banded(12, (1.0, 0.5))
-    full = amplified(banded, noise_multiplier=4.0, sampling=PoissonSampling(500, 1000, 2))
-    part = amplified(banded, noise_multiplier=4.0, sampling=PoissonSampling(50, 1000, 2))
+    full = sampled_guarantee(banded, PoissonSampling(500, 1000, 2), noise_multiplier=4.0)
+    part = sampled_guarantee(banded, PoissonSampling(50, 1000, 2), noise_multiplier=4.0)
     unamplified = Guarantee(math.sqrt(6 * 1.25) / 4.0).epsilon(1e-6)
     assert full.epsilon(1e-6) == pytest.approx(unamplified, rel=1e-5)
     assert part.epsilon(1e-6) < 0.5 * unamplified
 
 
 def test_rdp_is_looser_than_pld():
-    run = {"noise_multiplier": 2.0, "sampling": PoissonSampling(10, 1000), "steps": 100}
-    pld, rdp = dp_sgd(**run), dp_sgd(**run, method="rdp")
+    pld, rdp = (SampledGuarantee(2.0, 0.01, 100, method) for method in ("pld", "rdp"))
     assert pld.epsilon(1e-6) < rdp.epsilon(1e-6)
     assert pld.delta(0.5) < rdp.delta(0.5)
 
 
 def test_small_noise_does_not_exhaust_memory():
-    run = dp_sgd(noise_multiplier=0.02, sampling=PoissonSampling(1, 1000), steps=10)
+    run = sampled_guarantee(Independent(10), PoissonSampling(1, 1000), noise_multiplier=0.02)
     assert 1000 < run.epsilon(1e-6) < math.inf
 
 
 def test_a_delta_below_the_grid_is_refused():
-    run = dp_sgd(noise_multiplier=1.0, sampling=PoissonSampling(100, 1000), steps=10)
+    run = sampled_guarantee(Independent(10), PoissonSampling(100, 1000), noise_multiplier=1.0)
     with pytest.raises(ConfigError, match="delta=1e-40"):
         run.epsilon(1e-40)
 
@@ -114,10 +113,8 @@ def test_a_lost_renyi_curve_is_refused():
 
 @pytest.mark.parametrize("sampling", [None, 0.1, "poisson", 100])
 def test_sampling_must_be_stated(sampling):
-    with pytest.raises(ConfigError, match="no amplification without PoissonSampling"):
-        dp_sgd(noise_multiplier=1.0, sampling=sampling, steps=10)
-    with pytest.raises(ConfigError, match="no amplification without PoissonSampling"):
-        amplified(Independent(4), noise_multiplier=1.0, sampling=sampling)
+    with pytest.raises(ConfigError, match="must be a sampler of this package"):
+        sampled_guarantee(Independent(4), sampling, noise_multiplier=1.0)
 
 
 @pytest.mark.parametrize(
@@ -131,12 +128,7 @@ def test_sampling_must_be_stated(sampling):
 def test_an_encoder_with_more_bands_than_groups_is_refused(mechanism, groups, message):
     sampling = PoissonSampling(10, 1000, groups)
     with pytest.raises(ConfigError, match=message):
-        amplified(mechanism, noise_multiplier=1.0, sampling=sampling)
-
-
-def test_dp_sgd_samples_all_members_in_every_step():
-    with pytest.raises(ConfigError, match=r"groups=2: every step of DP-SGD samples all members"):
-        dp_sgd(noise_multiplier=1.0, sampling=PoissonSampling(10, 1000, 2), steps=10)
+        sampled_guarantee(mechanism, sampling, noise_multiplier=1.0)
 
 
 def test_an_upper_triangular_encoder_is_refused():
@@ -145,11 +137,11 @@ def test_an_upper_triangular_encoder_is_refused():
             return super().encoder().T
 
     with pytest.raises(ConfigError, match="only a square lower-triangular encoder"):
-        amplified(Upper(4, (1.0, 0.5)), noise_multiplier=1.0, sampling=PoissonSampling(1, 100, 2))
+        sampled_guarantee(Upper(4, (1.0, 0.5)), PoissonSampling(1, 100, 2), noise_multiplier=1.0)
 
 
 def test_it_says_what_it_is():
-    run = dp_sgd(noise_multiplier=1.0, sampling=PoissonSampling(100, 1000), steps=10)
+    run = sampled_guarantee(Independent(10), PoissonSampling(100, 1000), noise_multiplier=1.0)
     assert run.adjacency == "add-or-remove"
     assert {a.code for a in run.assumptions} == {
         "poisson-sampling", "hidden-sample", "public-constants"

@@ -13,8 +13,8 @@ from accounting import (
     Guarantee,
     PoissonSampling,
     Toeplitz,
-    amplified,
     random_allocation,
+    sampled_guarantee,
 )
 
 RUN = ["epsilon", "--delta", "1e-6", "--format", "json"]
@@ -37,10 +37,8 @@ def test_dp_sgd_of_jax_privacy(privpart):
 def test_a_banded_mechanism_takes_its_groups_in_turn(privpart):
     run = [*RUN, "--rounds", "30", "--noise-multiplier", "4", "--mechanism",
            "toeplitz:bands=3", *POISSON]  # fmt: skip
-    expected = amplified(
-        Toeplitz.square_root(30, 3), noise_multiplier=4,
-        sampling=PoissonSampling(100, 1000, groups=3),
-    )  # fmt: skip
+    groups, mechanism = PoissonSampling(100, 1000, groups=3), Toeplitz.square_root(30, 3)
+    expected = sampled_guarantee(mechanism, groups, noise_multiplier=4)
     report = json.loads(privpart(*run).stdout)
     assert (report["epsilon"], report["sampling"]["groups"]) == (expected.epsilon(1e-6), 3)
     assert any("in 3 groups" in a["text"] for a in report["assumptions"])

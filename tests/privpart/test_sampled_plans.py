@@ -6,7 +6,14 @@ import pytest
 import torch
 
 import privpart
-from accounting import AllocatedGuarantee, BallsInBins, ConfigError, PoissonSampling, dp_sgd
+from accounting import (
+    AllocatedGuarantee,
+    BallsInBins,
+    ConfigError,
+    Independent,
+    PoissonSampling,
+    sampled_guarantee,
+)
 from privpart.data import from_tensors
 from privpart.engines.options import EngineOptions
 from privpart.run.ledger import Ledger
@@ -48,7 +55,7 @@ def test_a_plan_promises_what_its_sampler_keeps_to():
     promised = read().privacy_plan()
     assert promised.sampling == PoissonSampling(3, 9)
     assert (promised.report_goal, promised.minimum_cohort, promised.estimate) == (3, 0, None)
-    whole = dp_sgd(noise_multiplier=4.0, sampling=PoissonSampling(3, 9), steps=6)
+    whole = sampled_guarantee(Independent(6), PoissonSampling(3, 9), noise_multiplier=4.0)
     assert promised.guarantee() == whole
     bins = read(POISSON, BINS).privacy_plan()
     assert bins.guarantee() == AllocatedGuarantee(4.0, BallsInBins(3, 6))

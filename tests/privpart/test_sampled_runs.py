@@ -25,8 +25,8 @@ from accounting import (
     Participation,
     PoissonSampling,
     Toeplitz,
-    dp_sgd,
     participation_of,
+    sampled_guarantee,
 )
 from privpart import PrivacyPlan, RunFolder, SampledCohorts, SecretSource, SeededSource, Server, fit
 from privpart.engines.canaries import CanaryEngine
@@ -128,7 +128,7 @@ def likelihood(sampling, seen):
 HALF, ONE_OF_FOUR = PoissonSampling(0.5, 1), BallsInBins(4, 4)
 ROUNDS = {HALF: 2, ONE_OF_FOUR: 4}
 DELTA = {
-    HALF: dp_sgd(noise_multiplier=1.0, sampling=HALF, steps=2).delta,
+    HALF: sampled_guarantee(Independent(2), HALF, noise_multiplier=1.0).delta,
     ONE_OF_FOUR: AllocatedGuarantee(1.0, ONE_OF_FOUR).delta,
 }
 
@@ -341,8 +341,8 @@ def test_a_sampler_is_one_of_ours_and_an_estimate_is_of_one(change):
 
 def test_the_report_is_amplified_and_composes_by_mu():
     report = plan().report(1e-6)
-    assert report.epsilon == dp_sgd(
-        noise_multiplier=4.0, sampling=PoissonSampling(4, 12), steps=6
+    assert report.epsilon == sampled_guarantee(
+        Independent(6), PoissonSampling(4, 12), noise_multiplier=4.0
     ).epsilon(1e-6)
     assert report.adjacency == "add-or-remove"
     assert report.epsilon < report.guarantee.epsilon(1e-6)
