@@ -334,7 +334,7 @@ class PrivacyReport:
 
     def statement(self) -> str:
         """Return the report in plain English, with every condition and figures rounded up."""
-        parts = [_STATUS_SENTENCES[self.status], *claims(self)]
+        parts = [STATUS_SENTENCES[self.status], *claims(self)]
         for title, assumptions in self.by_status():
             lines = (f"- {a.text} ({a.code}); otherwise: {a.consequence}." for a in assumptions)
             parts.append("\n".join((f"{title}:", *lines)))
@@ -596,7 +596,7 @@ def _common_assumptions(participation: Participation, unit: str) -> tuple[_Condi
     )
 
 
-_STATUS_SENTENCES = {
+STATUS_SENTENCES = {
     "holds": "The guarantee holds: all that it rests on was enforced, verified or vouched for.",
     "conditional": "The guarantee is conditional: part of what it rests on was not checked, or is "
     "not met.",

@@ -62,7 +62,7 @@ Kind = Literal["private", "seeded", "no noise"]
 Status = Literal["holds", "not-private", "nothing released"]
 _FILE = "budget.book"
 """A digest of the second line, and the entries and limits as JSON."""
-_MARK = "budget.json"
+_MARK = "budget.mark"
 _LOCK = "budget.lock"
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _LONGEST = 100
@@ -490,19 +490,6 @@ def _enter_late(plan: PrivacyPlan, facts: Mapping[str, Any], entry: Entry) -> No
             book.entries += new
     if exceeded is not None:
         raise exceeded
-
-
-def note_closed(run: str, rounds: int) -> None:
-    """Note that a run was closed after ``rounds`` rounds; see ``Entry.counts`` for its cost.
-
-    Raises:
-        ConfigError: the book is lost, damaged, foreign, or busy.
-        OSError: the disk refused.
-    """
-    if populations_of(run):
-        with _writing() as book:
-            changed = (replace(e, closed=rounds) if e.run == run else e for e in book.entries)
-            book.entries = list(changed)
 
 
 def accounts() -> list[Account]:

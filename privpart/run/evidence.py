@@ -23,9 +23,9 @@ from safetensors import safe_open
 
 from accounting.checks import ConfigError, parsed_json
 from privpart.run import witness
-from privpart.run.folder import newest_state, newest_state_hash, source_of
-from privpart.run.ledger import KEY_BYTES, LEDGER, Ledger, Row, SigningKey
-from privpart.run.store import damage_named, file_hash, model_hash, one_line, read_small
+from privpart.run.folder import named_secret
+from privpart.run.ledger import KEY_BYTES, LEDGER, Ledger, Row, read_key, signed_by
+from privpart.run.store import damage_named, file_hash, model_hash, one_line
 
 CheckStatus = Literal["verified", "asserted", "wrong"]
 Origin = Literal["here", "signed", "unknown"]
@@ -136,10 +136,12 @@ def public_key_of(text: str) -> str:
 def _checked(path: Path, ledger: Ledger, expected: str | None) -> Evidence:
     chain, signature = _chain(ledger), _signature(ledger, expected)
     rows = ledger.committed()
-    state, model = _state_and_model(path, ledger.facts, rows)
+    state, model = _state_and_model(path, ledger)
     ended = len(rows) >= ledger.planned_rounds or "closed" in ledger.facts
-    keys = (_noise_key(path, ledger, ended=ended), _signing_key(path, ledger, ended=ended))
-    checks = (chain, signature, state, model, *keys, _guard(ledger, rows))
+    named = ledger.facts["public_key"]
+    signing = _key("signing key", path / "signing-key", named, signed_by, ended=ended)
+    key = _noise_key(path, ledger, ended=ended)
+    checks = (chain, signature, state, model, key, signing, _guard(ledger, rows))
     # A guard or a key that matches says nothing about rows that are not in one chain.
     sound = chain.status != "wrong" and signature.status != "wrong"
     origin: Origin = "unknown"
@@ -175,14 +177,16 @@ def _signature(ledger: Ledger, expected: str | None) -> Check:
     return Check("signature", "verified", f"made by {public_key}, the key given")
 
 
-def _state_and_model(path: Path, facts: Mapping[str, Any], rows: list[Row]) -> tuple[Check, Check]:
+def _state_and_model(path: Path, ledger: Ledger) -> tuple[Check, Check]:
+    facts, rows = ledger.facts, ledger.committed()
     what = "released model"
     if not rows:
         none = "no round is committed"
         return Check("state", "verified", none), Check(what, "verified", none)
-    file, row = path / newest_state(facts, len(rows)), rows[-1]
+    name, expected = ledger.newest()
+    file, row = path / name, rows[-1]
     try:
-        if (digest := file_hash(file)) != newest_state_hash(facts, rows):
+        if (digest := file_hash(file)) != expected:
             state = Check("state", "wrong", f"{file.name} is not the one that the ledger names")
             return state, Check(what, "wrong", f"is missing: {file.name} is another one")
         with safe_open(file, framework="pt") as tensors:
@@ -213,22 +217,10 @@ def _sources(values: object) -> Iterator[str]:
 def _noise_key(path: Path, ledger: Ledger, *, ended: bool) -> Check:
     seed, named = ledger.facts["seed"], ledger.facts["key"]
     if seed is None and not named.startswith("seeded:"):
-        return _key(
-            "key", path / "key", named, lambda key: source_of(key, None).identity, ended=ended
-        )
+        return _key("key", path / "key", named, named_secret, ended=ended)
     if named != f"seeded:{seed}":
         return Check("key", "wrong", f"the ledger says seed {seed} and names {named[:40]}")
     return Check("key", "verified", f"seed {seed}: anybody can compute the noise")
-
-
-def _signing_key(path: Path, ledger: Ledger, *, ended: bool) -> Check:
-    return _key(
-        "signing key",
-        path / "signing-key",
-        ledger.facts["public_key"],
-        lambda key: SigningKey(key).public_key,
-        ended=ended,
-    )
 
 
 def _key(
@@ -246,10 +238,10 @@ def _key(
             "still in this folder, although the run has ended: open the run to erase it",
         )
     try:
-        secret = read_small(file, 2**10)
+        read_key(file, named, identity)
     except OSError as error:
         return Check(what, "asserted", f"cannot be read: {one_line(error)}")
-    if len(secret) != KEY_BYTES or named != identity(secret):
+    except ConfigError:
         return Check(
             what, "wrong", "not the one that this run was begun with: it was changed or replaced"
         )

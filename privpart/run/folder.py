@@ -21,12 +21,12 @@ import os
 import platform
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
@@ -48,7 +48,11 @@ from privpart.run.ledger import (
     Ledger,
     Row,
     SigningKey,
+    closed_name,
     genesis,
+    read_key,
+    signed_by,
+    state_name,
 )
 from privpart.run.store import (
     encode_state,
@@ -58,7 +62,6 @@ from privpart.run.store import (
     lock,
     make_private,
     model_hash,
-    read_small,
     read_state,
     refuse_planted,
     refuse_shared,
@@ -393,37 +396,18 @@ class RunFolder:
     def _load_keys(self) -> None:
         """Read both keys of a run that has not ended, and compare them with the ledger's record."""
         self._own_source: NoiseSource | None = None
-        if not self._private or self._ended:
-            self._own_source = source_of(None, self.facts["seed"])
-        elif (secret := self._read_key(_KEY)) is not None:
-            self._own_source = source_of(secret, None)
-        if self._ended:
-            return
-        if self._own_source is not None and self._own_source.identity != self.facts["key"]:
-            self._refuse_other(_KEY, "its noise would be that of no run or of another one")
-        if (secret := self._read_key(_SIGNING_KEY)) is not None:
-            signer = SigningKey(secret)
-            if signer.public_key != self.facts["public_key"]:
-                self._refuse_other(_SIGNING_KEY, "nobody could verify what it signs")
-            self._ledger.signer = signer
-
-    def _read_key(self, name: str) -> bytes | None:
+        facts, ended = self.facts, self._ended
+        if not self._private or ended:
+            self._own_source = source_of(None, facts["seed"])
         try:
-            secret = read_small(self.path / name, 2**10)
-        except FileNotFoundError:
-            return None
+            if not ended:
+                secret = read_key(self.path / _SIGNING_KEY, facts["public_key"], signed_by)
+                self._ledger.signer = None if secret is None else SigningKey(secret)
+            if self._own_source is None:
+                secret = read_key(self.path / _KEY, facts["key"], named_secret)
+                self._own_source = None if secret is None else SecretSource(secret)
         except OSError as error:
-            raise ConfigError(f"{self.path / name} cannot be read: {error}.") from None
-        if len(secret) != KEY_BYTES:
-            self._refuse_other(name, f"it has {len(secret)} bytes instead of {KEY_BYTES}")
-        return secret
-
-    def _refuse_other(self, name: str, why: str) -> NoReturn:
-        raise ConfigError(
-            f"{self.path / name} is not the key that this run was begun with: it was changed or "
-            f"replaced, and {why}. Restore it, or begin a fork: a run with a new key, and the cost "
-            "of both."
-        )
+            raise ConfigError(f"{self.path}: a key cannot be read: {error}.") from None
 
     def _refuse_closed(self) -> None:
         if "closed" in self.facts:
@@ -461,7 +445,7 @@ class RunFolder:
                 self._ledger.add_fact("closed", closed)
                 self._note()
                 self._remove_leftovers()
-                budget_book.note_closed(self.facts["run_id"], self.rounds)
+                self._enter_book()
         finally:
             self.close()
 
@@ -579,7 +563,7 @@ class RunFolder:
         Whoever had the noise key and the released models could compute what the noise hides.
         """
         # A state of a round that was not committed holds noise that is drawn again.
-        keep = newest_state(self.facts, self.rounds)
+        keep = self._ledger.newest()[0] if self.rounds else ""
         for file in self.path.iterdir():
             if is_scratch(file.name) or (_STATE.fullmatch(file.name) and file.name != keep):
                 remove_durably(file)
@@ -689,6 +673,11 @@ def source_of(secret: bytes | None, seed: int | None) -> NoiseSource:
     return SecretSource(secret) if seed is None else SeededSource(seed)
 
 
+def named_secret(secret: bytes) -> str:
+    """Return what the ledger names of a noise key."""
+    return SecretSource(secret).identity
+
+
 def versions() -> dict[str, str]:
     """Return the versions of what computes a run."""
     try:
@@ -701,28 +690,6 @@ def versions() -> dict[str, str]:
         "torch": str(torch.__version__),
         "numpy": np.__version__,
     }
-
-
-def newest_state(facts: Mapping[str, Any], rounds: int) -> str:
-    """Return the name of the file that holds the model after the last committed round."""
-    return closed_name(rounds) if "closed" in facts else state_name(rounds)
-
-
-def newest_state_hash(facts: Mapping[str, Any], rows: Sequence[Row]) -> str:
-    """Return the hash that the ledger names for ``newest_state``, which exists after a round."""
-    if "closed" in facts:
-        return str(facts["closed"]["state"])
-    return rows[-1].state
-
-
-def closed_name(rounds: int) -> str:
-    """Return the name of the file that holds the model of a run that was ended early."""
-    return f"closed-{rounds:06d}.safetensors"
-
-
-def state_name(rounds: int) -> str:
-    """Return the name of the state file after a number of rounds."""
-    return f"state-{rounds:06d}.safetensors"
 
 
 @contextmanager

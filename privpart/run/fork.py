@@ -9,7 +9,7 @@ from torch import Tensor
 from accounting import PrivacyReport
 from accounting.checks import ConfigError
 from privpart.plan import PrivacyPlan
-from privpart.run.folder import RunFolder, create_run, locked, newest_state, newest_state_hash
+from privpart.run.folder import RunFolder, create_run, locked
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
 from privpart.run.store import read_state
@@ -71,29 +71,25 @@ def _forked(old: Path) -> tuple[PrivacyReport, dict[str, Any], Tensor]:
     try:
         # For mu, which does not depend on delta.
         before = run_report(old, delta=0.5).guarantee
-        if before.unit != "client":
-            raise ConfigError(
-                f"{old} is a run on examples, whose cost is that of one example; a fork adds costs "
-                "of clients."
-            )
-        if before.noise_source != "os":
-            raise ConfigError(
-                f"{old} was not private: its noise is seeded, so its cost has no bound."
-            )
-        if before.status == "does-not-hold":
-            broken = "; ".join(a.evidence for a in before.assumptions if a.status == "violated")
-            raise ConfigError(
-                f"{old}: its guarantee does not hold ({broken}), so its cost has no bound that "
-                "could be added."
-            )
-        if before.sampling is not None:
-            raise ConfigError(f"{old} samples who takes part: it is never forked. Begin a new run.")
+        broken = "; ".join(a.evidence for a in before.assumptions if a.status == "violated")
+        unfit = {
+            "is a run on examples; a fork adds costs of clients": before.unit != "client",
+            "was not private: its noise is seeded, so its cost has no bound": (
+                before.noise_source != "os"
+            ),
+            f"its guarantee does not hold ({broken}), so its cost has no bound that could be "
+            "added": before.status == "does-not-hold",
+            "samples who takes part: it is never forked. Begin a new run": (
+                before.sampling is not None
+            ),
+        }
+        for why, applies in unfit.items():
+            if applies:
+                raise ConfigError(f"{old}: {why}.")
         ledger = Ledger(old)
-        rows = ledger.rows()
-        if not rows:
-            raise ConfigError(f"{old} has no committed round to start from. Begin a new run.")
-        newest = old / newest_state(ledger.facts, len(rows))
-        tensors, _ = read_state(newest, newest_state_hash(ledger.facts, rows))
+        ledger.rows()
+        name, expected = ledger.newest()
+        tensors, _ = read_state(old / name, expected)
     finally:
         lock.release()
     return before, ledger.facts, tensors["parameters"]

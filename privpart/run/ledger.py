@@ -19,7 +19,7 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from accounting.checks import ConfigError, parsed_json
 from privpart.messages import ClientId, is_client_id
-from privpart.run.store import append_durably, damage_named, opened, write_durably
+from privpart.run.store import append_durably, damage_named, opened, read_small, write_durably
 
 LEDGER = "ledger.log"
 SCHEMA = "privpart/ledger/6"
@@ -224,6 +224,21 @@ class Ledger:
         """Return the committed rounds as they are written."""
         return self._rows
 
+    def newest(self) -> tuple[str, str]:
+        """Return the name and hash of the file with the model after the last committed round.
+
+        Raises:
+            ConfigError: no round is committed.
+        """
+        if not self._rows:
+            raise ConfigError(
+                f"{self._path.parent}: no round is committed, so nothing was released that could "
+                "be exported, or from which a fork could begin."
+            )
+        if (closed := self.facts.get("closed")) is not None:
+            return closed_name(closed["rounds"]), str(closed["state"])
+        return state_name(len(self._rows)), self._rows[-1].state
+
     def chain_fault(self) -> str | None:
         """Return why the lines do not form one chain, or None if they do."""
         numbers = [row.round for row in self._rows]
@@ -255,9 +270,48 @@ class Ledger:
         return dict(rounds)
 
 
+def state_name(rounds: int) -> str:
+    """Return the name of the state file after a number of rounds."""
+    return f"state-{rounds:06d}.safetensors"
+
+
+def closed_name(rounds: int) -> str:
+    """Return the name of the file that holds the model of a run that was ended early."""
+    return f"closed-{rounds:06d}.safetensors"
+
+
 def genesis(facts: Mapping[str, Any]) -> str:
     """Return the chain value of the first line, which holds all facts from the run's begin."""
     return _link("", _first(facts))
+
+
+def read_key(file: Path, named: str, identity: Callable[[bytes], str]) -> bytes | None:
+    """Return the secret in a file of a run, None if there is no such file.
+
+    Args:
+        file: of the noise key or the signing key.
+        named: what the ledger names of the key.
+        identity: computes that from a secret.
+
+    Raises:
+        ConfigError: the file holds another key.
+        OSError: it cannot be read.
+    """
+    try:
+        secret = read_small(file, 2**10)
+    except FileNotFoundError:
+        return None
+    if len(secret) != KEY_BYTES or named != identity(secret):
+        raise ConfigError(
+            f"{file} is not the key that this run was begun with: it was changed or replaced. "
+            "Restore it, or begin a fork: a run with a new key, and the cost of both."
+        )
+    return secret
+
+
+def signed_by(secret: bytes) -> str:
+    """Return the public key that belongs to a signing key, in hex."""
+    return SigningKey(secret).public_key
 
 
 def _first(facts: Mapping[str, Any]) -> bytes:

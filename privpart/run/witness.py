@@ -21,11 +21,13 @@ from pathlib import Path
 from typing import Literal
 
 from filelock import FileLock
+from pydantic import TypeAdapter
 
 from accounting.checks import ConfigError, parsed_json
 from privpart.run.store import (
     lock,
     make_private,
+    one_line,
     read_small,
     refuse_odd,
     refuse_shared,
@@ -123,22 +125,18 @@ def last_seen(run_id: str) -> Seen | None:
         return None
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(
-            f"the rollback guard {path} cannot be read: {error}. Restore it; or, if you know that "
-            "no newer copy of the run exists, remove it and adopt the run (--adopt)."
+            f"the rollback guard {path} cannot be read: {one_line(error)}. Restore it; or, if you "
+            "know that no newer copy of the run exists, remove it and adopt the run (--adopt)."
         ) from None
 
 
 def _seen(run_id: str, values: object) -> Seen:
-    kinds = {"run": str, "rounds": int, "chain": str, "coming": str, "closed": bool}
-    if not isinstance(values, dict) or values.keys() != {*kinds, "adopted_at"}:
-        raise ValueError("it is not a record of a run")
-    numbers = [values["rounds"], 0 if values["adopted_at"] is None else values["adopted_at"]]
-    typed = all(type(values[name]) is kind for name, kind in kinds.items())
-    if not typed or not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError("it holds values of other kinds")
-    if values.pop("run") != run_id:
+    if not isinstance(values, dict) or values.pop("run", None) != run_id:
         raise ValueError("it is the record of another run")
-    return Seen(**values)
+    seen = TypeAdapter(Seen).validate_json(json.dumps(values), strict=True)
+    if seen.rounds < 0 or (seen.adopted_at or 0) < 0:
+        raise ValueError("it holds negative numbers")
+    return seen
 
 
 def hold(run_id: str) -> FileLock:

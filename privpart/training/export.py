@@ -17,7 +17,6 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.plan import PrivacyPlan
 from privpart.run.evidence import Evidence, gather
-from privpart.run.folder import newest_state, newest_state_hash
 from privpart.run.ledger import Ledger
 from privpart.run.report import report_of
 from privpart.run.store import read_state
@@ -36,13 +35,9 @@ def released_parameters(folder: str | Path) -> tuple[Tensor, dict[str, Any]]:
     """
     path = Path(folder)
     ledger = Ledger(path)
-    rows = ledger.rows()
-    if not rows:
-        raise ConfigError(
-            f"{path}: no round is committed, so nothing was released that could be exported."
-        )
-    newest = path / newest_state(ledger.facts, len(rows))
-    tensors, _ = read_state(newest, newest_state_hash(ledger.facts, rows))
+    ledger.rows()
+    name, expected = ledger.newest()
+    tensors, _ = read_state(path / name, expected)
     return tensors["parameters"], ledger.facts
 
 

@@ -263,7 +263,7 @@ def test_a_closed_run_costs_nothing_only_if_nobody_saw_a_model(tmp_path, state, 
     assert book.account("keyboard-de").entries[0].to_dict()["status"] == "closed"
     with pytest.raises(ConfigError, match=f"was closed after {rounds} rounds"):
         RunFolder.open(tmp_path / "copy")  # which still has the key
-    (state / "budget.json").unlink()
+    (state / "budget.mark").unlink()
     (state / "budget.book").unlink()
     with pytest.raises(ConfigError, match="ended early"):
         RunFolder.open(folder)
@@ -409,11 +409,11 @@ def test_a_book_that_is_lost_or_older_or_foreign_is_never_a_silent_zero(kept, tm
     path.unlink()
     path.write_bytes(newest)
     assert "keyboard-de" in answers(folder)
-    (state / "budget.json").write_text('{"id": "another", "changes": 1}')
+    (state / "budget.mark").write_text('{"id": "another", "changes": 1}')
     assert "another machine's" in answers(folder)
-    (state / "budget.json").write_text("[" * 100_000)
+    (state / "budget.mark").write_text("[" * 100_000)
     assert "cannot be read" in answers(folder)
-    (state / "budget.json").unlink()
+    (state / "budget.mark").unlink()
     assert "keyboard-de" in answers(folder)
 
 

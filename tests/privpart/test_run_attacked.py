@@ -165,7 +165,7 @@ def test_a_run_that_began_while_another_process_was_beginning_is_not_overwritten
     path, usual = tmp_path / "run", RunFolder._begin.__func__
 
     def slowly(*arguments, **options):
-        monkeypatch.undo()
+        monkeypatch.setattr(RunFolder, "_begin", classmethod(usual))
         begun(path, 1)
         return usual(*arguments, **options)
 

@@ -329,7 +329,7 @@ def test_what_cannot_be_forked(folder, tmp_path):
         fork(tmp_path / "seeded", tmp_path / "new", plan())
     with RunFolder.create(tmp_path / "fresh", plan()):
         pass
-    with pytest.raises(ConfigError, match="has no committed round"):
+    with pytest.raises(ConfigError, match="no round is committed"):
         fork(tmp_path / "fresh", tmp_path / "new", plan())
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from accounting.checks import is_large_delta
-from accounting.report import Assumption, up
+from accounting.report import STATUS_SENTENCES, Assumption, up
 from privpart.cli.pages import drawing
 from privpart.cli.pages.guarantee import (
     BADGES,
@@ -35,21 +35,13 @@ from privpart.cli.pages.page import (
     Tone,
 )
 from privpart.run.evidence import Check
-from privpart.run.report import RunReport
+from privpart.run.report import RunReport, Simulated
 
 _VERDICTS: dict[str, tuple[Tone, str]] = {
     "holds": ("good", "The guarantee holds"),
     "conditional": ("caution", "The guarantee is conditional"),
     "does-not-hold": ("bad", "No guarantee holds"),
     "not-private": ("caution", "A simulation: not private"),
-}
-_SAYS = {
-    "holds": "Everything that it rests on was enforced, verified or vouched for.",
-    "conditional": "It holds if what is marked 'not checked' below is true.",
-    "does-not-hold": "Something that the guarantee rests on is false. Its figures are void and are "
-    "not shown.",
-    "not-private": "The noise can be computed again from a seed. The figures are what a run of the "
-    "same plan would cost with secret noise.",
 }
 _CHECKS: dict[str, tuple[Tone, str]] = {
     "wrong": ("bad", "wrong"),
@@ -62,8 +54,9 @@ _PLACE = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\",;]+/)+([^\s/:'\",;]*)")
 def run_page(found: RunReport) -> Page:
     """Return the page of a run whose ledger could be read."""
     broken = bool(found.wrong) or found.guarantee.status == "does-not-hold"
-    tone, verdict = _VERDICTS["does-not-hold" if broken else found.guarantee.status]
-    says = [_SAYS["does-not-hold" if broken else found.guarantee.status], *_progress(found)]
+    status = "does-not-hold" if broken else found.guarantee.status
+    tone, verdict = _VERDICTS[status]
+    says = [STATUS_SENTENCES[status], *_progress(found)]
     if is_large_delta(found.guarantee.delta, found.guarantee.population):
         says.append("Delta is too large for the number of units.")
     sections = _broken(found) if broken else _sound(found)
@@ -73,7 +66,10 @@ def run_page(found: RunReport) -> Page:
         verdict,
         tuple(says),
         (*sections, _ledger(found), _checks(found.checks), _identity(found)),
-        _foot(found),
+        (
+            f"Written by privpart {found.guarantee.version} from the run's ledger, by the rules of "
+            "privpart report. Whoever has the folder can check it: privpart verify FOLDER.",
+        ),
     )
 
 
@@ -188,105 +184,62 @@ def _measured(found: RunReport) -> Section:
 
 def _ledger(found: RunReport) -> Section:
     """Return what the ledger shows of the rounds, and of those of a simulation more."""
-    report = found.guarantee
-    rows = [("rounds committed", f"{found.rounds:,} of {found.planned_rounds:,}")]
-    rows += [("planned", report.schedule), ("most that one took part", found.worst())]
-    blocks: list[Block] = [Facts(tuple(rows)), Picture(_against_plan(found), *_words(found))]
-    if found.simulated is not None and found.simulated.counted:
-        blocks.append(
+    rows = (
+        ("rounds committed", f"{found.rounds:,} of {found.planned_rounds:,}"),
+        ("planned", found.guarantee.schedule),
+        ("most that one took part", found.worst()),
+    )
+    pictures = []
+    if (told := found.simulated) is not None and told.counted:
+        pictures.append(
             Picture(
-                _counts(found),
+                _counts(told, found.planned_rounds),
                 "Number of updates in the sum of each round.",
                 "Updates in the sum of each round; dashed: the least that the plan allows. Shown "
                 "of simulations only: no epsilon covers the counts of a private run.",
             )
         )
-    if found.simulated is not None and found.simulated.metric:
-        blocks.append(
+    if told is not None and told.metric:
+        pictures.append(
             Picture(
-                _accuracy(found),
+                _accuracy(told, found.planned_rounds),
                 "Metric of the plan after the rounds that were evaluated.",
                 "The metric of the plan, on its evaluation data. Shown of simulations only.",
             )
         )
-    return Section("Participation and ledger", tuple(blocks))
+    return Section("Participation and ledger", (Facts(rows), *pictures))
 
 
-def _words(found: RunReport) -> tuple[str, str]:
-    return (
-        "Bars: what the plan allows, and what the ledger shows, of rounds and participations.",
-        "What the ledger shows (filled) of what the plan allows (outlined).",
-    )
-
-
-def _against_plan(found: RunReport) -> Figure:
-    bars = [("rounds", found.rounds, found.planned_rounds)]
-    if (real := found.realised) is not None:
-        allowed = found.guarantee.max_participations
-        bars.append((f"rounds of one {found.guarantee.unit}", real.max_participations, allowed))
-    figure, axes = drawing.panel(4.6, 0.75 + 0.45 * len(bars))
-    for place, (_, done, planned) in enumerate(bars):
-        colour = drawing.SERIES[0 if done <= planned else 1]
-        axes.barh(place, 100 * done / planned, 0.5, color=colour)
-        axes.barh(place, 100, 0.62, facecolor="none", edgecolor=drawing.FAINT, linewidth=1)
-        axes.annotate(
-            f"{done:,} of {planned:,}", (100, place), (5, 0), textcoords="offset points",
-            va="center", fontsize=8, color=drawing.INK, annotation_clip=False,
-        )  # fmt: skip
-    axes.set_yticks(range(len(bars)), [name for name, _, _ in bars])
-    axes.invert_yaxis()
-    axes.set_xlim(0, max(100.0, *(100 * done / planned for _, done, planned in bars)) * 1.25)
-    axes.set_xticks([0, 25, 50, 75, 100])
-    axes.set_xlabel("% of what the plan allows")
-    axes.grid(visible=False, axis="y")
-    return figure
-
-
-def _counts(found: RunReport) -> Figure:
-    if (told := found.simulated) is None:
-        raise TypeError("counts are told of a simulation only")
+def _counts(told: Simulated, planned: int) -> Figure:
     figure, axes = drawing.panel(4.6, 2.6)
     axes.bar(range(1, len(told.counted) + 1), told.counted, 0.9, color=drawing.SERIES[0])
     if told.minimum_cohort > 1:
         drawing.target(axes, told.minimum_cohort, "")
-    axes.set_xlim(0.4, max(found.planned_rounds, len(told.counted)) + 0.6)
+    axes.set_xlim(0.4, max(planned, len(told.counted)) + 0.6)
     axes.set_ylim(0, 1.15 * max(*told.counted, told.minimum_cohort, 1))
     axes.set_xlabel("round")
     axes.set_ylabel("updates")
     return figure
 
 
-def _accuracy(found: RunReport) -> Figure:
-    if (told := found.simulated) is None:
-        raise TypeError("metrics are told of a simulation only")
+def _accuracy(told: Simulated, planned: int) -> Figure:
     figure, axes = drawing.panel(4.6, 3.0)
     xs = [number + 1 for number, _ in told.metric]
     drawing.band(axes, xs, [v for _, v in told.metric], [None] * len(xs), drawing.Styles().of())
-    axes.set_xlim(0, max(found.planned_rounds, xs[-1]) * 1.02)
+    axes.set_xlim(0, max(planned, xs[-1]) * 1.02)
     axes.set_xlabel("round")
     axes.set_ylabel("metric")
     return figure
 
 
 def _checks(checks: Sequence[Check], *folders: Path) -> Section:
+    lines = tuple(
+        (*_CHECKS[check.status], check.what, f"{without_places(check.says, *folders)}.", ())
+        for check in checks
+    )
     return Section(
         "What was checked",
-        (
-            Badged(
-                "",
-                tuple(
-                    (
-                        *_CHECKS[check.status],
-                        check.what,
-                        f"{without_places(check.says, *folders)}.",
-                        (),
-                    )
-                    for check in checks
-                ),
-            ),
-        )
-        if checks
-        else (),
+        (Badged("", lines),) if lines else (),
         "Of the run's folder, on the machine that wrote this page, when it was written.",
     )
 
@@ -308,10 +261,3 @@ def _identity(found: RunReport) -> Section:
         rows.append(("state of the noise", f"{cost.state_vectors:,} vectors of that length"))
         rows.append(("Gaussian vectors drawn per round", up(cost.draws_per_round)))
     return Section("Mechanism, cost and identity", (*blocks, Facts(tuple(rows))))
-
-
-def _foot(found: RunReport) -> tuple[str, ...]:
-    return (
-        f"Written by privpart {found.guarantee.version} from the run's ledger, by the rules of "
-        "privpart report. Whoever has the folder can check it: privpart verify FOLDER.",
-    )
