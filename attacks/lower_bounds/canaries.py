@@ -370,7 +370,7 @@ def _checked(
 
 
 class Scorer:
-    """The canaries' scores, round by round; no release is kept.
+    """Adds up the canaries' scores, round by round; keeps no release.
 
     Args:
         weights: shape (n, count), see ``View.weights``; (n,) if all canaries share a pattern.

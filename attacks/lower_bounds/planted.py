@@ -21,6 +21,7 @@ sends, show how they drift, and the weights allow for it
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -32,7 +33,6 @@ from accounting.checks import ConfigError
 from attacks.lower_bounds.canaries import (
     Canaries,
     Observer,
-    Scorer,
     View,
     drifting_view,
     round_covariance,
@@ -123,10 +123,7 @@ class PlantedCanaries:
             )
         self._schedule = None if mechanism.groups is None else mechanism.groups.schedule
         self._sizes = (dim,) if mechanism.groups is None else tuple(mechanism.groups.sizes)
-        spared = _SPARE if spare and observer == "all" else 0
-        self._parts = _parts(
-            mechanism, participation, self._sizes, self.count, spared, seed, observer, momentum
-        )
+        self._parts = self._place(mechanism, participation, seed, observer, spare)
         self.width = self._parts[-1].columns.stop
         self.present = _coins(self.count, key) if present is None else present
         self.ids: Sequence[str] = [f"canary-{j}" for j in range(self.count)]
@@ -190,8 +187,7 @@ class PlantedCanaries:
                 shape (n, width), if the auditor knows them; None if not.
         """
         z = checks.positive("noise_multiplier", noise_multiplier)
-        scores = []
-        mu = []
+        scores, visible = [], []
         for part in self._parts:
             sums = sums_of_releases(
                 releases[:, part.columns],
@@ -201,13 +197,52 @@ class PlantedCanaries:
             ) * (report_goal / clip_norm)
             if known is not None:
                 sums = sums - known[list(part.rounds), part.columns]
-            visible, weights = _visible(part, sums, z)
-            scorer = Scorer(weights, part.count)
-            for t, row in enumerate(sums):
-                scorer.add(t, row[: part.count])
-            scores.append(scorer.scores())
-            mu.append(np.full(part.count, visible))
-        return SeenCanaries(np.concatenate(scores), np.concatenate(mu))
+            mu, weights = part.view.mu / z, part.view.weights / z
+            if part.canaries.count > part.count:  # spare directions show the drift
+                unsent = sums[:, part.count :]
+                drifting = drifting_view(part.covariance, part.view.pattern, z, unsent)
+                mu, weights = drifting.mu, drifting.weights
+            scores.append((weights[:, None] * sums[:, : part.count]).sum(0))
+            visible.append(np.full(part.count, mu))
+        return SeenCanaries(np.concatenate(scores), np.concatenate(visible))
+
+    def _place(
+        self,
+        mechanism: Mechanism,
+        participation: Participation,
+        seed: int,
+        observer: Observer,
+        spare: bool,
+    ) -> list[_Part]:
+        """Return the canaries of each group, which begin where those of the group before end."""
+        groups = mechanism.groups
+        mechanisms = [mechanism] if groups is None else list(groups.mechanisms)
+        active = [list(range(mechanism.rounds))] if groups is None else groups.active_rounds()
+        ends = np.cumsum(self._sizes)
+        parts = []
+        first = column = 0
+        for g, count in enumerate(_shares(self.count, self._sizes)):
+            if not count:
+                continue
+            within = None if groups is None else (int(ends[g]) - self._sizes[g], int(ends[g]))
+            n = mechanisms[g].rounds
+            covariance = round_covariance(mechanisms[g].decoder())
+            view = worst_view(
+                covariance,
+                participation if groups is None else _of_group(participation, n),
+                1.0,
+                observer=observer,
+                response=response_of_last(n, self.momentum) if observer == "last" else None,
+            )
+            room = min(_SPARE * n, self._sizes[g] - count)
+            unsent = room if spare and observer == "all" and room >= _LEAST_SPARE * n else 0
+            columns = slice(column, column + count + unsent)
+            canaries = Canaries(seed, count + unsent, self.dim, within)
+            rounds = tuple(active[g])
+            parts.append(_Part(first, count, columns, canaries, rounds, covariance, view))
+            first += count
+            column = columns.stop
+        return parts
 
     def _own(self, client: int | str) -> tuple[_Part, int]:
         j = self._numbers[client]
@@ -224,29 +259,8 @@ class PlantedCanaries:
         return torch.cat([pieces[g] for g in self._schedule[round_]])
 
 
-def canary_clients(
-    mechanism: Mechanism,
-    participation: Participation,
-    *,
-    dim: int,
-    count: int,
-    seed: int,
-    observer: Observer,
-    momentum: float,
-    key: bytes,
-) -> PlantedCanaries:
-    """Return the canaries of a plan's table; for ``privpart.train(..., canaries=...)``."""
-    return PlantedCanaries(
-        mechanism,
-        participation,
-        dim=dim,
-        count=count,
-        seed=seed,
-        observer=observer,
-        momentum=momentum,
-        key=key,
-        spare=True,
-    )
+canary_clients = partial(PlantedCanaries, spare=True)
+"""The canaries of a plan's table; for ``privpart.train(..., canaries=...)``."""
 
 
 def sums_of_releases(
@@ -272,54 +286,6 @@ def response_of_last(rounds: int, momentum: float) -> Array:
     return np.cumsum(momentum ** np.arange(rounds, dtype=np.float64))[::-1].copy()
 
 
-def _visible(part: _Part, sums: Array, noise_multiplier: float) -> tuple[float, Array]:
-    """Return mu and the weights of the rounds: those against drift, if there are directions."""
-    if part.canaries.count == part.count:
-        return part.view.mu / noise_multiplier, part.view.weights / noise_multiplier
-    unsent = sums[:, part.count :]
-    seen = drifting_view(part.covariance, part.view.pattern, noise_multiplier, unsent)
-    return seen.mu, seen.weights
-
-
-def _parts(
-    mechanism: Mechanism,
-    participation: Participation,
-    sizes: Sequence[int],
-    count: int,
-    spared: int,
-    seed: int,
-    observer: Observer,
-    momentum: float,
-) -> list[_Part]:
-    groups = mechanism.groups
-    mechanisms = [mechanism] if groups is None else list(groups.mechanisms)
-    active = [list(range(mechanism.rounds))] if groups is None else groups.active_rounds()
-    ends = np.cumsum(sizes)
-    parts = []
-    first = column = 0
-    for g, own in enumerate(_shares(count, sizes)):
-        if not own:
-            continue
-        within = None if groups is None else (int(ends[g]) - sizes[g], int(ends[g]))
-        n = mechanisms[g].rounds
-        covariance = round_covariance(mechanisms[g].decoder())
-        seen = worst_view(
-            covariance,
-            participation if groups is None else _of_group(participation, n),
-            1.0,
-            observer=observer,
-            response=response_of_last(n, momentum) if observer == "last" else None,
-        )
-        spare = min(spared * n, sizes[g] - own)
-        spare = spare if spare >= _LEAST_SPARE * n else 0
-        columns = slice(column, column + own + spare)
-        canaries = Canaries(seed, own + spare, int(ends[-1]), within)
-        parts.append(_Part(first, own, columns, canaries, tuple(active[g]), covariance, seen))
-        first += own
-        column = columns.stop
-    return parts
-
-
 def _of_group(participation: Participation, rounds: int) -> Participation:
     """Return limits on a group's own rounds: so far apart, they are in the run as well."""
     b = participation.min_separation
@@ -327,25 +293,21 @@ def _of_group(participation: Participation, rounds: int) -> Participation:
 
 
 def _shares(count: int, sizes: Sequence[int]) -> list[int]:
-    """Return the number of canaries of each group: equal, as far as its parameters allow.
-
-    Raises:
-        ConfigError: more canaries than parameters.
-    """
+    """Return the number of canaries of each group: equal, as far as its parameters allow."""
     if count > sum(sizes):
         raise ConfigError(
             f"count={count}: each canary needs a parameter of its own, and {sum(sizes)} train. Use "
             "fewer canaries."
         )
     shares = [0] * len(sizes)
-    left = count
-    while left:
+    remaining = count
+    while remaining:
         room = [g for g, size in enumerate(sizes) if shares[g] < size]
-        each = max(1, left // len(room))
+        even = max(1, remaining // len(room))
         for g in room:
-            more = min(each, sizes[g] - shares[g], left)
+            more = min(even, sizes[g] - shares[g], remaining)
             shares[g] += more
-            left -= more
+            remaining -= more
     return shares
 
 

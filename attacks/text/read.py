@@ -84,8 +84,8 @@ def span_test(model: nn.Module, seen: TextObservation, *, exchanges: int = 0) ->
     labels, match = matched(reader, sentences) if sentences else (None, math.inf)
     if not sentences:
         sentences = _by_rank(columns, batch)
-    comparable = seen.noise_std == 0 and not seen.language and len(sentences) == batch > 1
-    if exchanges and comparable and match > _UNMATCHED:
+    comparable = seen.noise_std == 0 and not seen.language and batch > 1
+    if exchanges and comparable and sentences and match > _UNMATCHED:
         sentences, labels, match = _exchanged(reader, columns, sentences, exchanges)
     spent = time.perf_counter() - started
     return ReadText(tuple(sentences), bag, match, spent, columns, labels)

@@ -23,13 +23,9 @@ from attacks.update import norm, simulated_update
 
 _KEPT = 16  # prefixes per sentence of the batch
 _GAP = 3.0  # between the distances of true and of false prefixes
-_CONTEXTS = 4  # random sentences around each token
-_TRIED = 64  # sentences computed at a time, where positions have few tokens
-_SHORTLIST = 16  # tokens of a position that a search tries again
-_TURNS = 3
+_STARTS = 4  # random sentences for each token of a position
 _SWEEPS = 8
 _ALIKE = 100.0  # how much farther than the nearest a true sentence may be
-_KICK = 0.15  # share of the tokens replaced before a search continues
 _EXACT = 1e-9  # distance at which no search is needed
 _MOST_PAIRS = 2**13
 _MOST_LABELS = 64
@@ -61,19 +57,27 @@ def assembled(reader: Reader, tokens: FoundTokens) -> list[Sentence]:
     source, seen = best
     if source.reach == "prefix":
         return _grown(reader, source, seen, tokens)
-    begin = _improved(reader, source, seen, tokens, attending(reader, tokens))
     batch = reader.seen.shape[0]
-    done = _nearest(begin)[:batch]
-    if not done:
-        begin = _replaced(reader, source, seen, tokens)
-        done = _nearest(begin)[:batch]
+    columns = [torch.tensor([t for t, _ in column]) for column in tokens.by_position if column]
+    sentences = _improved(reader, source, seen, columns, attending(reader, tokens))
+    if len(_nearest(sentences)) < batch:
+        sentences |= _improved(reader, source, seen, columns, _drawn(columns))
+    done = _nearest(sentences)[:batch]
     if 0 < len(done) < batch and (rest := without(reader, done)) is not None:
         others = tokens_in_span(rest)
         if others is not None and _whole(others, rest.seen.pad):
             return [*done, *assembled(rest, others)][:batch]
-    if len(done) < batch:
-        begin |= _replaced(reader, source, seen, tokens)
-    return sorted(begin, key=begin.__getitem__)[:batch]
+    return sorted(sentences, key=sentences.__getitem__)[:batch]
+
+
+def _drawn(columns: Sequence[Tensor]) -> list[Sentence]:
+    """Return random sentences, as many for each token of the position with fewest."""
+    draw = torch.Generator().manual_seed(0)
+    anchor = min(columns, key=len)
+    picked = [c[torch.randint(len(c), (_STARTS * len(anchor),), generator=draw)] for c in columns]
+    sentences = torch.stack(picked, 1)
+    sentences[:, next(i for i, c in enumerate(columns) if c is anchor)] = anchor.repeat(_STARTS)
+    return [tuple(sentence) for sentence in sentences.tolist()]
 
 
 def _whole(tokens: FoundTokens, pad: int | None) -> bool:
@@ -137,11 +141,10 @@ def _improved(
     reader: Reader,
     source: Source,
     seen: Span,
-    tokens: FoundTokens,
+    columns: Sequence[Tensor],
     sentences: Sequence[Sentence],
 ) -> dict[Sentence, float]:
     """Return the sentences after replacing one or two tokens at a time, and their distances."""
-    columns = [torch.tensor([t for t, _ in column]) for column in tokens.by_position if column]
     several = [i for i, column in enumerate(columns) if len(column) > 1]
     doubtful = [i for i in several if len(columns[i]) > reader.seen.shape[0]]
     pairs = [(i, j) for i in doubtful for j in doubtful if i < j]
@@ -247,139 +250,12 @@ def _before_gap(distances: Tensor, least: int, most: int, threshold: float) -> l
     return order[:count].tolist()
 
 
-def _replaced(
-    reader: Reader, source: Source, seen: Span, tokens: FoundTokens
-) -> dict[Sentence, float]:
-    """Return sentences found from random ones by replacing one token at a time, and distances.
-
-    Tokens of sentences that were found are left out of the next turn, as far as others remain.
-    """
-    generator = torch.Generator().manual_seed(0)
-    columns = [[token for token, _ in column] for column in tokens.by_position if column]
-    columns = _settled(reader, source, seen, columns, generator)
-    batch = reader.seen.shape[0]
-    found: dict[Sentence, float] = {}
-    for _ in range(_TURNS):
-        done = _nearest(found)[:batch]
-        if len(done) == batch:
-            break
-        used = [{sentence[i] for sentence in done} for i in range(len(columns))]
-        open_columns = [
-            [*([t for t in column if t not in known] or column)]
-            for column, known in zip(columns, used, strict=True)
-        ]
-        found |= _descended(
-            reader,
-            source,
-            seen,
-            columns,
-            open_columns,
-            {} if done else found,
-            batch - len(done),
-            generator,
-        )
-    return found
-
-
-def _settled(
-    reader: Reader,
-    source: Source,
-    seen: Span,
-    columns: Sequence[Sequence[int]],
-    generator: torch.Generator,
-) -> list[list[int]]:
-    """Return the tokens of each position that fit it in the midst of other tokens.
-
-    What a layer reads depends more on its own token than on the others of a sentence, so that a
-    true token is near the span even in a false sentence.
-    """
-    most = max(len(column) for column in columns)
-    least = torch.full((most, len(columns)), torch.inf, dtype=torch.float64)
-    for _ in range(_CONTEXTS):
-        rows = torch.stack([torch.randperm(most, generator=generator) for _ in columns], 1)
-        tried = torch.tensor(
-            [[c[int(k) % len(c)] for c, k in zip(columns, row, strict=True)] for row in rows]
-        )
-        found = seen.distance(reader.inputs(source, tried))
-        if found.shape[1] != len(columns):  # one vector of the whole sentence
-            return [list(column) for column in columns]
-        least.scatter_reduce_(0, rows, found, "amin")
-    batch = reader.seen.shape[0]
-    kept = []
-    for column, distances in zip(columns, least.T, strict=True):
-        best = _before_gap(distances[: len(column)], 1, batch, 1.0)
-        kept.append([column[i] for i in best[: _KEPT * batch]])
-    return kept
-
-
 def _nearest(found: Mapping[Sentence, float]) -> list[Sentence]:
     """Return the sentences that are nearly as near as the nearest, in this order."""
     if not found:
         return []
     limit = min(_ALIKE * max(min(found.values()), 1e-12), _NEAR)
     return sorted((s for s in found if found[s] <= limit), key=found.__getitem__)
-
-
-def _descended(
-    reader: Reader,
-    source: Source,
-    seen: Span,
-    columns: Sequence[Sequence[int]],
-    begin: Sequence[Sequence[int]],
-    known: Mapping[Sentence, float],
-    wanted: int,
-    generator: torch.Generator,
-) -> dict[Sentence, float]:
-    """Return sentences that no single other token improves, and the distance of each.
-
-    All searches advance together. Before any sentence is known, each keeps one token, of the
-    position with fewest choices; later they start from tokens of no known sentence, ``begin``.
-    """
-    wide = [i for i, c in enumerate(columns) if len(c) >= wanted]
-    anchor = min(wide or range(len(columns)), key=lambda i: len(columns[i]))
-    starts = max(1, _TRIED // (len(columns[anchor]) * max(map(len, columns))))
-    anchored = [*columns[anchor]] * starts
-    count = len(anchored)
-    choices = [torch.tensor(column).expand(count, -1) for column in columns]
-    first = [torch.tensor(column).expand(count, -1) for column in begin]
-    state = torch.stack([_picked(column, generator) for column in first], 1)
-    if wanted == reader.seen.shape[0]:
-        state[:, anchor] = torch.tensor(anchored)
-    else:  # a token that no found sentence has may be a false one
-        anchor = -1
-    for row, token in zip(state, anchored, strict=True):
-        alike = [sentence for sentence in known if sentence[anchor] == token]
-        if alike:  # from the nearest so far, with a few tokens replaced
-            old = torch.tensor(min(alike, key=known.__getitem__))
-            row.copy_(torch.where(torch.rand(len(row), generator=generator) < _KICK, row, old))
-            row[anchor] = token
-    least = torch.full((count,), torch.inf, dtype=torch.float64)
-    moving = torch.arange(count)
-    for _ in range(_SWEEPS):
-        before = least[moving].clone()
-        for i, column in enumerate(choices):
-            width = column.shape[1]
-            if i == anchor or (width < 2 and bool(least[moving].isfinite().all())):
-                continue
-            tried = state[moving].repeat_interleave(width, 0)
-            tried[:, i] = column[moving].flatten()
-            left = seen.distance(reader.inputs(source, tried)).square().mean(1).sqrt()
-            ranked, order = left.reshape(len(moving), width).sort(1)
-            nearest = torch.zeros(count, min(width, _SHORTLIST), dtype=torch.long)
-            nearest[moving] = column[moving].gather(1, order[:, :_SHORTLIST])
-            choices[i] = nearest
-            least[moving] = ranked[:, 0]
-            state[moving, i] = nearest[moving, 0]
-        moving = moving[least[moving] < before]
-        if not len(moving):
-            break
-    return {tuple(s): d for s, d in zip(state.tolist(), least.tolist(), strict=True)}
-
-
-def _picked(column: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a random choice of each row."""
-    chosen = torch.randint(column.shape[1], (len(column), 1), generator=generator)
-    return column.gather(1, chosen)[:, 0]
 
 
 def completed(reader: Reader, sentences: Sequence[Sentence]) -> list[Sentence]:
