@@ -588,8 +588,10 @@ def validated(
             plan.data.task is None and plan.data.clients is None
         ),
     }
-    for sentence in (sentence for sentence, fault in missing.items() if fault and not in_python):
-        raise ConfigError(f"{name} is not a valid plan: {sentence}")
+    if not in_python:
+        refuse_first(
+            {f"{name} is not a valid plan: {text}": fault for text, fault in missing.items()}
+        )
     return plan
 
 
@@ -632,7 +634,7 @@ def _refuse_misfits(plan: "PlanFile") -> None:
         ConfigError: the first fault.
     """
     for faults in (_of_sampling, _of_select, _of_task, _of_data, _of_start):
-        _refuse_first(faults(plan))
+        refuse_first(faults(plan))
     _refuse_other_text(plan)
     _refuse_keys(plan.data)
     if plan.model.seed is not None:
@@ -640,7 +642,7 @@ def _refuse_misfits(plan: "PlanFile") -> None:
     if plan.model.name is not None:
         _refuse_network(plan.model)
     for faults in (_of_schedule, _of_canaries):
-        _refuse_first(faults(plan))
+        refuse_first(faults(plan))
     size = plan.data.clients_per_round
     if size is None:
         plan.population()
@@ -649,11 +651,12 @@ def _refuse_misfits(plan: "PlanFile") -> None:
     plan.accept_delta()
 
 
-Faults = dict[str, object]
+Faults = Mapping[str, object]
 """Sentence -> whether a plan deserves it."""
 
 
-def _refuse_first(faults: Faults) -> None:
+def refuse_first(faults: Faults) -> None:
+    """Raise ``ConfigError`` with the first sentence that is deserved."""
     for sentence, fault in faults.items():
         if fault:
             raise ConfigError(sentence)

@@ -160,16 +160,14 @@ def train(
             "canaries: the plan has no table [canaries]. Add it, with their count, or leave "
             "canaries out."
         )
+    beside: dict[str, Any] = {"objects": given, "canaries": canaries, "options": engine}
+    # A training runs on one thread; whoever calls this from Python keeps theirs.
     threads = torch.get_num_threads()
     try:
         if resume and holds_a_run(out):
-            run, setup = resume_run(
-                Path(out), plan=chosen, objects=given, canaries=canaries, options=engine
-            )
+            run, setup = resume_run(Path(out), plan=chosen, **beside)
         else:
-            run, setup = begin(
-                chosen, Path(out), objects=given, seed=seed, canaries=canaries, options=engine
-            )
+            run, setup = begin(chosen, Path(out), seed=seed, **beside)
         with run:
             _refuse_other_seed(run, seed)
             history = finish(run, setup, evaluate_every, callbacks=callbacks, progress=progress)
@@ -237,16 +235,9 @@ def begin(
     canaries: CanaryMaker | None = None,
     options: EngineOptions,
 ) -> tuple[RunFolder, Training]:
-    """Put a plan together, and begin its run only if that succeeds.
+    """Put a plan together, and begin its run only if that succeeds; see ``train``.
 
-    Args:
-        plan: what to train.
-        out: folder of the run.
-        objects: objects that are not in the plan.
-        fork_of: run whose model to start from; its cost is added.
-        seed: of the noise, for a simulation; None draws a secret key.
-        canaries: makes the clients of a table [canaries].
-        options: how the engine computes clients.
+    With ``fork_of`` it starts from the model of another run, whose cost is added.
 
     Raises:
         ConfigError: see ``training``, ``RunFolder.create`` and ``fork``.
@@ -366,6 +357,17 @@ def _planted(
     return replace(setup, canaries=clients)
 
 
+def _passed(objects: Own) -> dict[str, str] | None:
+    """Return what stands for each Python object in the ledger; None if there is none."""
+    digests = {
+        name: digest(value)
+        for name in ("module", "loss", "augment", "metric")
+        if (value := getattr(objects, name)) is not None
+    }
+    # The ids of clients have a fact of their own, see ids_hash.
+    return digests | ({} if objects.clients is None else {"clients": "by id"}) or None
+
+
 def _facts(
     plan: PlanFile, setup: Training, objects: Own, code: dict[str, Any] | None
 ) -> dict[str, Any]:
@@ -385,19 +387,14 @@ def _facts(
     if plan.select is None:
         views = setup.model.views(setup.model.flat)
         facts["parameters"] = [[name, list(view.shape)] for name, view in views.items()]
-        facts["frozen"] = _frozen(setup)
+        # Trained parameters are views of one flat tensor, so they share its storage.
+        trained = setup.model.flat.untyped_storage().data_ptr()
+        facts["frozen"] = {
+            name: tensor_hash(tensor)
+            for name, tensor in setup.model.module.state_dict().items()
+            if tensor.untyped_storage().data_ptr() != trained
+        }
     return facts
-
-
-def _frozen(setup: Training) -> dict[str, str]:
-    """Return the hash of each tensor of the network that training leaves as it is, by name."""
-    # Trained parameters are views of one flat tensor, so they share its storage.
-    trained = setup.model.flat.untyped_storage().data_ptr()
-    return {
-        name: tensor_hash(tensor)
-        for name, tensor in setup.model.module.state_dict().items()
-        if tensor.untyped_storage().data_ptr() != trained
-    }
 
 
 def resume_run(
@@ -410,14 +407,14 @@ def resume_run(
     options: EngineOptions,
     tell: Callable[[PlanFile], None] = lambda _: None,
 ) -> tuple[RunFolder, Training]:
-    """Open a run and put together the plan that its ledger keeps.
+    """Open a run and put together the plan that its ledger keeps; see ``train``.
 
     Args:
         out: folder of the run.
         plan: the run's plan, if its file was moved or to check that it is the same.
         objects: those that the run was begun with.
         adopt: see ``RunFolder.open``.
-        canaries: makes the clients of a table [canaries].
+        canaries: see ``train``.
         options: how the engine computes clients.
         tell: called with the plan before the code that it names is imported.
 
@@ -603,15 +600,3 @@ def _unspent_if_refused(run: RunFolder) -> Iterator[None]:
         if not run.is_new or run.rounds:
             raise
         raise ConfigError(f"{error} {_end_unspent(run)}") from error
-
-
-def _passed(objects: Own) -> dict[str, str] | None:
-    """Return what stands for each Python object in the ledger; None if there is none."""
-    digests = {
-        name: digest(value)
-        for name in ("module", "loss", "augment", "metric")
-        if (value := getattr(objects, name)) is not None
-    }
-    if objects.clients is not None:
-        digests["clients"] = "by id"  # see ids_hash
-    return digests or None

@@ -37,7 +37,7 @@ from privpart.engines.methods import client_generator, fetched, one_thread
 from privpart.engines.options import EngineOptions
 from privpart.engines.protocol import Engine
 from privpart.grid import refuse_noise
-from privpart.loop import Callback, RoundRecord, fit
+from privpart.loop import RoundRecord, fit
 from privpart.messages import ClientId, client_id, id_order
 from privpart.model import PartialModel
 from privpart.noise.cohorts import SampledCohorts, distinct_ids
@@ -51,11 +51,11 @@ from privpart.select.key_spaces import shrunk
 from privpart.select.keys import Counts
 from privpart.select.layout import Layout
 from privpart.select.turns import Turns
-from privpart.server import RoundCounts, Server
+from privpart.server import Server
 from privpart.start_values import load_weights
 from privpart.training import own_code
 from privpart.training.metric import Accuracy, Metric, measured
-from privpart.training.plan_file import Model, PlanFile, refuse_short_cohorts
+from privpart.training.plan_file import Model, PlanFile, refuse_first, refuse_short_cohorts
 from privpart.training.select_table import SelectChoice
 from privpart.training.task_data import Reader, held_out_of, plan_data, read_task
 
@@ -198,6 +198,7 @@ class Training:
                 processes cannot be sent the training, the examples of a client cannot be fetched,
                 or the plan's own metric fails.
         """
+        # Rounds to come must not fail where a run exists, and has entered a budget book.
         source = SeededSource(0)
         refuse_noise(promised.update_noise_multiplier, self.start.numel())
         self.server(promised, source)
@@ -215,8 +216,9 @@ class Training:
             if not isinstance(self.clients, Users):
                 for client in self.cohorts[0] if self.cohorts else ():
                     fetched(self.clients, client, torch.Generator().manual_seed(0))
+        # A metric that fails after a round could not be mended: the plan's code is recorded.
         if self.plan.data.task is None and self.metric is not None:
-            self.evaluate(self.start)  # a metric that fails after a round could not be mended
+            self.evaluate(self.start)
 
     def server(self, promised: PrivacyPlan, source: NoiseSource) -> Server:
         """Return the server of round 0.
@@ -233,10 +235,8 @@ class Training:
         *,
         sample: Callable[[Iterable[object]], SampledCohorts] | None = None,
         restore: Callable[[Server], None] | None = None,
-        commit: Callable[[Server, RoundCounts], None] | None = None,
         evaluate_every: int | None = None,
-        callbacks: Sequence[Callback] = (),
-        stop_if_diverged: bool = True,
+        **rounds: Any,  # noqa: ANN401  those of ``fit``
     ) -> tuple[Server, list[RoundRecord]]:
         """Train on one thread; return the server after the last round, and a record per round.
 
@@ -246,37 +246,27 @@ class Training:
             sample: draws the cohorts from the population, if the plan samples, such as
                 ``RunFolder.sample``; None draws them from the source.
             restore: puts the server into the state of a run that is resumed.
-            commit: see ``fit``.
             evaluate_every: rounds between evaluations by the metric; None leaves them out.
-            callbacks: see ``fit``.
-            stop_if_diverged: see ``fit``.
+            rounds: other arguments of ``fit``.
 
         Raises:
             ConfigError, CohortTooSmallError, DivergedError, WorkerError: see ``fit`` and the
                 engine; a plan with a table [canaries] has none to train with.
         """
         engine, cohorts = self._with_canaries()
-        torch.set_num_threads(1)  # small models lose time to more threads
+        # Small models lose time to more threads.
+        torch.set_num_threads(1)
         server = self.server(promised, source)
         if restore is not None:
             restore(server)
         if promised.sampling is not None:
             ids = self.clients.ids
             cohorts = SampledCohorts(promised, ids, source) if sample is None else sample(ids)
-        measures = evaluate_every is not None and self.metric is not None
+        if evaluate_every is not None and self.metric is not None:
+            rounds |= {"evaluate": self.evaluate, "evaluate_every": evaluate_every}
         health = isinstance(self.trainer, EmbeddedEngine) and self.trainer.options.health
         with self.trainer:
-            records = fit(
-                server,
-                engine,
-                cohorts,
-                commit=commit,
-                evaluate=self.evaluate if measures else None,
-                evaluate_every=evaluate_every if measures else None,
-                callbacks=callbacks,
-                health=health,
-                stop_if_diverged=stop_if_diverged,
-            )
+            records = fit(server, engine, cohorts, health=health, **rounds)
         return server, records
 
     def _with_canaries(self) -> tuple[Engine, Sequence[Sequence[ClientId]]]:
@@ -323,9 +313,7 @@ def training(
     Args:
         plan: what to train. The code that it names is imported and called.
         objects: objects in place of what the plan would name.
-        options: how the engine computes clients; None takes the defaults. ``sums`` is always
-            allowed where clients take one step, which gain most by it: the engine is trusted,
-            because it simulates every client.
+        options: how the engine computes clients; None takes the defaults.
         report: gets a sentence about how the engine computes; None writes it to standard error.
         part: whether the clients are a part of the population, such as those of one node; there
             are then no cohorts.
@@ -384,10 +372,15 @@ def _options(plan: PlanFile, local: LocalTraining, options: EngineOptions) -> En
     Raises:
         ConfigError: one that the clients of this plan would not follow.
     """
+    # The engine is trusted to sum, because it simulates every client; one step gains most by it.
     options = replace(options, sums=options.sums or local.steps == 1)
-    if options.cache_prefix is None and _each_example_once(plan, local):
-        options = replace(options, cache_prefix=False)  # nothing would be used again
+    one_pass = local.steps == 1 or (local.steps is None and local.epochs == 1)
+    once = one_pass and plan.privacy.max_participations == 1 and plan.privacy.sampling is None
+    if options.cache_prefix is None and once:
+        # No example comes again, so nothing of it would be used again.
+        options = replace(options, cache_prefix=False)
     if plan.privacy.sampling is not None:
+        # The members of a round are secret, so the rounding of others must not tell of them.
         try:
             options = replace(options, deterministic=True)
         except ConfigError as error:
@@ -397,13 +390,6 @@ def _options(plan: PlanFile, local: LocalTraining, options: EngineOptions) -> En
             ) from None
     options.refuse(local, selects=plan.select is not None)
     return options
-
-
-def _each_example_once(plan: PlanFile, local: LocalTraining) -> bool:
-    """Whether no example is seen twice in the whole training."""
-    one_pass = local.steps == 1 or (local.steps is None and local.epochs == 1)
-    fixed = plan.privacy.sampling is None
-    return fixed and one_pass and plan.privacy.max_participations == 1
 
 
 Code = dict[str, Callable[..., Any]]
@@ -416,20 +402,17 @@ def refuse_over_network(plan: PlanFile) -> None:
     Raises:
         ConfigError: they cannot, and why.
     """
-    if plan.privacy.sampling is not None:
-        raise ConfigError(
-            "privacy.sampling: its epsilon needs that nobody learns who was drawn, and nodes and "
-            "the network see whom the server asks. Leave it out."
-        )
-    if plan.select is not None:
-        raise ConfigError("select: is not sent over Flower; train it with privpart train.")
-    if plan.canaries is not None:
-        raise ConfigError("canaries: are for simulations; leave the table out.")
-    if plan.client.objective == "moon" or plan.model.local:
-        raise ConfigError(
-            "client.objective, model.local: a client's own models would have to stay on its node "
-            "between rounds, where Flower starts a new process for each. Leave them out."
-        )
+    faults = {
+        "privacy.sampling: its epsilon needs that nobody learns who was drawn, and nodes and the "
+        "network see whom the server asks. Leave it out.": plan.privacy.sampling,
+        "select: is not sent over Flower; train it with privpart train.": plan.select,
+        "canaries: are for simulations; leave the table out.": plan.canaries,
+        "client.objective, model.local: a client's own models would have to stay on its node "
+        "between rounds, where Flower starts a new process for each. Leave them out.": (
+            plan.client.objective == "moon" or plan.model.local
+        ),
+    }
+    refuse_first(faults)
 
 
 def _named_code(plan: PlanFile) -> Code:
@@ -512,7 +495,7 @@ def _model(plan: PlanFile, objects: Own, code: Code) -> PartialModel:
 def _built(table: Model, code: Code) -> nn.Module:
     if table.factory is None:
         return table.network()
-    # Weights that the factory draws are then the same when the run is resumed.
+    # What the factory draws must be the same when the run is resumed.
     with torch.random.fork_rng([]):
         torch.default_generator.manual_seed((table.seed or 0) % 2**63)
         module = code["model.factory"](**table.sizes)
@@ -717,26 +700,17 @@ def refuse_other_shapes(network: nn.Module, users: Users, metric: Metric | None 
             f"model: does not take the examples, of shape {shape}: it gives outputs of shape "
             f"{(*places[1:], outputs)} for one; must be one number per class."
         )
-    if int(users.y.max()) >= outputs:
-        client, row = _first_beyond(users, outputs)
+    beyond = (users.y.flatten(1) if users.y.dim() > 1 else users.y[:, None]) >= outputs
+    rows = users.indices.held(beyond.any(dim=1).nonzero().flatten()).tolist()
+    if rows:
         raise ConfigError(
-            f"model: has {outputs} outputs, but client {client!r} has the label "
-            f"{int(users.y.max())} or others above {outputs - 1}, first in row {row}; labels count "
-            "from 0."
+            f"model: has {outputs} outputs, but client {users.indices.owner(rows[0])!r} has the "
+            f"label {int(users.y[rows[0]].max())} in row {rows[0]}; labels count from 0."
         )
     if isinstance(metric, Accuracy) and int(metric.y.max()) >= outputs:
         raise ConfigError(
             f"model: has {outputs} outputs, but a test example has the label {int(metric.y.max())}."
         )
-
-
-def _first_beyond(users: Users, outputs: int) -> tuple[ClientId, int]:
-    """Return the first client with a label that has no output, and the row of all examples."""
-    for client in users.ids:
-        for row in users.indices[client].tolist():
-            if int(users.y[row].max()) >= outputs:
-                return client, row
-    raise ValueError("no label is beyond the outputs")
 
 
 def _refuse_carriers(model: PartialModel, clients: Clients, local: LocalTraining) -> None:
