@@ -13,7 +13,7 @@ from privpart.run.folder import RunFolder, create_run, locked
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
 from privpart.run.store import read_state
-from privpart.select.disclosure import merge_seen
+from privpart.select.delivery import merge_seen
 
 
 def fork(

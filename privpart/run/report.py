@@ -23,7 +23,7 @@ from privpart.run.evidence import Check, Evidence, gather
 from privpart.run.folder import CHECKED, ROWS, ROWS_DIFFER, SELF_CLIPPED
 from privpart.run.ledger import LEDGER, Row
 from privpart.run.store import damage_named, opened
-from privpart.select.disclosure import SeenByParty, SelectReport
+from privpart.select.delivery import SeenByParty, SelectReport
 
 SCHEMA = "privpart/run/1"
 _METRICS = "metrics.jsonl"

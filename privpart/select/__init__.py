@@ -5,15 +5,13 @@ Communication- and Memory-Efficient Federated Learning".
 """
 
 from privpart.select.delivery import (
+    DeviceOnly,
+    SelectLedger,
+    SelectReport,
     broadcast,
     on_demand,
     pregenerated,
     private,
-)
-from privpart.select.disclosure import (
-    DeviceOnly,
-    SelectLedger,
-    SelectReport,
 )
 from privpart.select.engine import SelectEngine, localize_bags, localize_tokens
 from privpart.select.keys import (
@@ -24,8 +22,7 @@ from privpart.select.keys import (
     random_top,
     top,
 )
-from privpart.select.layout import KeySpace, Layout, Part
-from privpart.select.primitive import aggregate_mean, fed_select
+from privpart.select.layout import KeySpace, Layout, Part, aggregate_mean, fed_select
 
 __all__ = [
     "DeviceOnly",

@@ -1,4 +1,4 @@
-"""Delivery: how slices reach the clients, and what each way costs and reveals.
+"""Delivery: how slices reach the clients, what each way costs and reveals, and the report of it.
 
 Charles et al. 2022, section 3.2, has the first three ways. All four deliver the same rows of a
 matrix x; key k selects row k. They differ in bytes and in who sees the keys:
@@ -8,61 +8,101 @@ matrix x; key k selects row k. They differ in bytes and in who sees the keys:
     pregenerated   a store holds all K slices; the store sees keys, the server does not
     private        two stores hold all K slices and answer queries of ``private_retrieval``; neither
                    sees keys unless they collude, but both see how many each client requests
+
+A value of a client is ``DeviceOnly``. It reaches a server or a store only through ``show``, which
+records that in the ledger. ``SelectReport`` keeps two claims apart. Differential privacy bounds
+what recipients of the model learn. It gives no protection against the parties that deliver slices
+and sum updates: they know everything that they see in the clear.
 """
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Generic, Literal, NoReturn, TypeVar, get_args
 
 import torch
 from torch import Tensor
 
+from accounting import Guarantee, checks
+from accounting.report import up
 from privpart.select import private_retrieval
-from privpart.select.disclosure import DeviceOnly, Party, SelectLedger
-from privpart.select.primitive import Keys
+from privpart.select.layout import Keys
 
 KEY_BYTES = 4
 """Size of a key on the wire: a whole number below 2^32."""
 
+Party = Literal["server", "store", "second store"]
+"""A party that may see data. The server runs the rounds and sums updates; stores serve slices."""
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """One client's request for slices of one key space.
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+@dataclass(slots=True)
+class SelectLedger:
+    """Costs and disclosures of delivering slices.
+
+    For the operator only: no guarantee covers these values, and they must not be released.
 
     Attributes:
-        client: number of the client.
-        space: name of the key space.
-        keys: selected keys; they stay on the device.
+        bytes_down: bytes sent to each client.
+        bytes_up: bytes received from each client.
+        sightings: pairs of a party and a kind of data that it saw in the clear, such as "words
+            keys"; never the data itself.
     """
 
-    client: int
-    space: str
-    keys: DeviceOnly[Keys]
+    bytes_down: Counter[int] = field(default_factory=Counter)
+    bytes_up: Counter[int] = field(default_factory=Counter)
+    sightings: set[tuple[Party, str]] = field(default_factory=set)
+
+    def seen_by(self, party: Party) -> tuple[str, ...]:
+        """Return the kinds of data that ``party`` saw of any client, sorted."""
+        return tuple(sorted(what for observer, what in self.sightings if observer == party))
 
 
-Fetch = Callable[[Request], Tensor]
-"""Return the requested slices, shape (m, width)."""
+class DeviceOnly(Generic[_T]):
+    """A value that must stay on its device: it cannot be printed or pickled by accident."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: _T) -> None:
+        self._value = value
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(<not for release>)"
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise TypeError(f"{type(self).__name__}: must not leave this process.")
+
+    def on_device(self, use: Callable[[_T], _R]) -> "DeviceOnly[_R]":
+        """Apply ``use`` on the device; the result must stay on the device as well."""
+        return DeviceOnly(use(self._value))
+
+    def show(self, ledger: SelectLedger, party: Party, what: str) -> _T:
+        """Send the value to ``party`` in the clear and record that in the ledger."""
+        # a party that no report names must not see anything
+        checks.choice("party", party, get_args(Party))
+        ledger.sightings.add((party, what))
+        return self._value
+
+    def for_training(self) -> _T:
+        """Return the value, for code that runs on the device: local training and clipping."""
+        return self._value
 
 
-class Delivery(Protocol):
-    """Prepare the slices of one round for its clients."""
-
-    def __call__(self, x: Tensor, ledger: SelectLedger) -> Fetch:
-        """Return the function that serves the round's requests.
-
-        Args:
-            x: matrix of all slices, shape (K, width).
-            ledger: receives bytes, and what each party saw.
-        """
-        ...
+Fetch = Callable[[int, str, DeviceOnly[Keys]], Tensor]
+"""Return the slices, shape (m, width), that a client requests of a key space."""
+Delivery = Callable[[Tensor, SelectLedger], Fetch]
+"""Prepare the slices of a round, shape (K, width); the ledger gets bytes, and who saw what."""
 
 
 def broadcast(x: Tensor, ledger: SelectLedger) -> Fetch:
     """Send all of x to every client; each device selects its rows (option 1)."""
 
-    def fetch(request: Request) -> Tensor:
-        ledger.bytes_down[request.client] += x.nbytes
-        return x[list(request.keys.for_training())]
+    def fetch(client: int, space: str, keys: DeviceOnly[Keys]) -> Tensor:
+        ledger.bytes_down[client] += x.nbytes
+        return x[list(keys.for_training())]
 
     return fetch
 
@@ -78,11 +118,11 @@ def pregenerated(x: Tensor, ledger: SelectLedger) -> Fetch:
 
 
 def _in_the_clear(x: Tensor, ledger: SelectLedger, party: Party) -> Fetch:
-    def fetch(request: Request) -> Tensor:
-        keys = request.keys.show(ledger, party, f"{request.space} keys")
-        slices = x[list(keys)]
-        ledger.bytes_up[request.client] += KEY_BYTES * len(keys)
-        ledger.bytes_down[request.client] += slices.nbytes
+    def fetch(client: int, space: str, keys: DeviceOnly[Keys]) -> Tensor:
+        shown = keys.show(ledger, party, f"{space} keys")
+        slices = x[list(shown)]
+        ledger.bytes_up[client] += KEY_BYTES * len(shown)
+        ledger.bytes_down[client] += slices.nbytes
         return slices
 
     return fetch
@@ -93,15 +133,74 @@ def private(x: Tensor, ledger: SelectLedger) -> Fetch:
     # stores see bytes, of whatever type
     records = x.contiguous().view(torch.uint8).numpy()
 
-    def fetch(request: Request) -> Tensor:
-        queries = request.keys.on_device(lambda keys: private_retrieval.queries(keys, len(x)))
-        what = f"number of {request.space} keys"
-        first_query = queries.on_device(lambda both: both[0]).show(ledger, "store", what)
-        second_query = queries.on_device(lambda both: both[1]).show(ledger, "second store", what)
-        first = private_retrieval.answers(records, first_query)
-        second = private_retrieval.answers(records, second_query)
-        ledger.bytes_up[request.client] += first_query.nbytes + second_query.nbytes
-        ledger.bytes_down[request.client] += first.nbytes + second.nbytes
-        return torch.from_numpy(private_retrieval.decode(first, second)).view(x.dtype)
+    def fetch(client: int, space: str, keys: DeviceOnly[Keys]) -> Tensor:
+        queries = keys.on_device(lambda wanted: private_retrieval.queries(wanted, len(x)))
+        stores: tuple[Party, Party] = ("store", "second store")
+        answers = []
+        for number, store in enumerate(stores):
+            query = queries.on_device(itemgetter(number))
+            shown = query.show(ledger, store, f"number of {space} keys")
+            answers.append(private_retrieval.answers(records, shown))
+            ledger.bytes_up[client] += shown.nbytes
+            ledger.bytes_down[client] += answers[-1].nbytes
+        return torch.from_numpy(private_retrieval.decode(*answers)).view(x.dtype)
 
     return fetch
+
+
+SeenByParty = tuple[tuple[Party, tuple[str, ...]], ...]
+"""Per party, the kinds of client data that it sees in the clear."""
+
+
+def seen_in(ledger: SelectLedger) -> SeenByParty:
+    """Return the kinds of data that the ledger records, by party."""
+    return tuple((party, ledger.seen_by(party)) for party in get_args(Party))
+
+
+def merge_seen(*seen: SeenByParty | None) -> SeenByParty | None:
+    """Return the union over several runs of one model; None if no run selects."""
+    if not any(seen):
+        return None
+    kinds: dict[Party, set[str]] = {party: set() for party in get_args(Party)}
+    for parties in seen:
+        for party, what in parties or ():
+            kinds[party] |= set(what)
+    return tuple((party, tuple(sorted(what))) for party, what in kinds.items())
+
+
+@dataclass(frozen=True, slots=True)
+class SelectReport:
+    """Claims about a run with selection: the guarantee, and what each party saw without one.
+
+    Attributes:
+        guarantee: covers the released model. None if the run had no noise or seeded noise.
+        delta: failure probability of the guarantee, in (0, 1).
+        seen: kinds of data that each party saw in the clear.
+    """
+
+    guarantee: Guarantee | None
+    delta: float
+    seen: SeenByParty
+
+    def __post_init__(self) -> None:
+        checks.probability("delta", self.delta)
+
+    @classmethod
+    def of(cls, guarantee: Guarantee | None, delta: float, ledger: SelectLedger) -> "SelectReport":
+        """Build the report from a ledger. It holds kinds of data, no values: it may be printed."""
+        return cls(guarantee, delta, seen_in(ledger))
+
+    def lines(self) -> tuple[str, str]:
+        """Return one line on recipients of the model and one on the parties that run the rounds."""
+        if self.guarantee is None:
+            first = "against recipients of the model: no guarantee"
+        else:
+            epsilon = up(self.guarantee.epsilon(self.delta))
+            first = f"against recipients of the model: epsilon {epsilon} at delta {self.delta:g}"
+        parts = [f"{party}: {', '.join(what)}" for party, what in self.seen if what]
+        second = f"keys seen in the clear, without any epsilon: {'; '.join(parts) or 'none'}"
+        if any(party == "second store" and what for party, what in self.seen):
+            second += " (and the keys themselves, should the two stores collude)"
+        if any("random " in kind for _, what in self.seen for kind in what):
+            second += "; random keys carry no data"
+        return first, second

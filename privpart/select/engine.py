@@ -22,12 +22,16 @@ from privpart.data.users import Users
 from privpart.engines.methods import client_generator
 from privpart.messages import ClientUpdate, RoundTask
 from privpart.model import PartialModel
-from privpart.select.delivery import KEY_BYTES, Delivery, Fetch, Request, on_demand
-from privpart.select.disclosure import DeviceOnly, SelectLedger
-from privpart.select.keys import IndependentKeys, KeyChooser
-from privpart.select.layout import KeySpace, Layout, assemble, deselect
-from privpart.select.primitive import Keys
-from privpart.select.turns import Turns
+from privpart.select.delivery import (
+    KEY_BYTES,
+    Delivery,
+    DeviceOnly,
+    Fetch,
+    SelectLedger,
+    on_demand,
+)
+from privpart.select.keys import IndependentKeys, KeyChooser, Turns
+from privpart.select.layout import Keys, KeySpace, Layout, assemble, deselect
 
 Localize = Callable[[Tensor, Tensor, Sequence[Keys]], tuple[Tensor, Tensor]]
 """Translate (x, y) to a client's smaller network, given the client's keys per key space."""
@@ -194,7 +198,7 @@ class SelectEngine:
     ) -> Tensor:
         """Return the slices of one key space; under public keys they arrive by broadcast."""
         if isinstance(keys, DeviceOnly):
-            return fetch(Request(client, space, keys))
+            return fetch(client, space, keys)
         slices = x[list(keys)]
         self.ledger.bytes_down[client] += slices.nbytes
         return slices

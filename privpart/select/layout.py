@@ -1,4 +1,7 @@
-"""Layout: the positions of each slice in the flat vector of a model's trainable parameters.
+"""Layout: FEDSELECT and its inverse, as the paper defines them and on flat vectors of a model.
+
+``fed_select`` and ``aggregate_mean`` are Charles et al. 2022, equations (4) and (5): the reference
+that the rest of the package must agree with. Devices, bytes and privacy play no part in them.
 
 A key space is a set of slices, for instance the filters of a convolution. A slice spans several
 parameters: filter k of conv2 comes with its bias, its channel of the normalisation, and the columns
@@ -6,8 +9,9 @@ of the dense layer that read it. A client's smaller network has the same key spa
 so selecting is one gather between two flat vectors, and deselecting is one scatter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +19,59 @@ from torch import Tensor
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.model import PartialModel
-from privpart.select.primitive import Keys
+
+X = TypeVar("X")
+Y = TypeVar("Y")
+U = TypeVar("U")
+
+Keys = tuple[int, ...]
+"""The keys that one client selects, each from 0 to K - 1."""
+
+
+def fed_select(x: X, keys: Sequence[Keys], select: Callable[[X, int], Y]) -> list[list[Y]]:
+    """Return, per client, select(x, k) for each of its keys in order: equation (4).
+
+    Args:
+        x: value at the server.
+        keys: keys of each client, in any number; a key may repeat.
+        select: select function psi; it may also transform the slice that it picks.
+
+    >>> fed_select("abc", [(2, 0), (1,)], lambda x, k: x[k])
+    [['c', 'a'], ['b']]
+    """
+    return [[select(x, key) for key in client_keys] for client_keys in keys]
+
+
+def aggregate_mean(
+    updates: Sequence[U],
+    keys: Sequence[Keys],
+    deselect: Callable[[U, Keys], Tensor],
+    *,
+    divisor: int,
+) -> Tensor:
+    """Return the sum of deselect(u, z) over all clients, divided by ``divisor``: equation (5).
+
+    Args:
+        updates: update of each client, at least one.
+        keys: keys of each client.
+        deselect: phi; maps an update to the server's shape, zero where nothing was selected.
+        divisor: public constant >= 1 for all coordinates, N in the paper. Dividing each row by the
+            number of clients that selected it would let a client that is alone on a row move the
+            mean by its whole update.
+
+    Returns:
+        Mean update in the server's shape, float64.
+
+    Raises:
+        ConfigError: there are no updates, or not one list of keys for each.
+    """
+    if not updates or len(updates) != len(keys):
+        raise ConfigError(
+            f"{len(updates)} updates and {len(keys)} lists of keys: must be equally many, >= 1."
+        )
+    divisor = checks.count("divisor", divisor)
+    parts = [deselect(u, z).double() for u, z in zip(updates, keys, strict=True)]
+    return torch.stack(parts).sum(dim=0) / divisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +172,8 @@ class Layout:
 def assemble(client: Layout, shared: Tensor, slices: Sequence[Tensor]) -> Tensor:
     """Return the flat vector of a client's network, from the values that the client received.
 
-    Args:
-        client: layout of the client's smaller network.
-        shared: values of the shared positions, shape (b,).
-        slices: per key space, the selected slices in the order of their keys, shape (m, width).
-
-    Raises:
-        ConfigError: the values do not have the shapes of the client's network.
+    Those are ``shared``, of shape (b,), and per key space the selected slices in the order of their
+    keys, of shape (m, width). A ConfigError says if they have other shapes than the network.
     """
     if shared.shape != client.shared.shape or any(
         s.shape != t.shape for s, t in zip(slices, client.tables, strict=True)
@@ -146,15 +197,6 @@ def deselect(server: Layout, client: Layout, update: Tensor, keys: Sequence[Keys
     A clipped update therefore stays clipped whatever the keys are, even if they depend on private
     data.
 
-    Args:
-        server: layout of the whole model.
-        client: layout of the client's network.
-        update: the client's update, shape (client.dim,).
-        keys: selected keys per key space.
-
-    Returns:
-        Shape (server.dim,).
-
     Raises:
         ConfigError: a key is out of range or repeated. With m copies of one key, additive
             deselection would lengthen a clipped update by a factor of sqrt(m).
@@ -168,12 +210,7 @@ def deselect(server: Layout, client: Layout, update: Tensor, keys: Sequence[Keys
 
 
 def distinct_keys(keys: Keys, size: int) -> Keys:
-    """Return ``keys`` as a tuple, checked.
-
-    Raises:
-        ConfigError: there are no keys, one is not a whole number from 0 to size - 1, or one is
-            repeated.
-    """
+    """Return ``keys`` as a tuple; refuse none, a repeated one, and one not from 0 to size - 1."""
     checked = tuple(checks.count("key", key, minimum=0) for key in keys)
     if not checked or len(set(checked)) != len(checked) or max(checked) >= size:
         raise ConfigError(

@@ -27,8 +27,7 @@ from privpart.select.keys import (
     random_top,
     top,
 )
-from privpart.select.layout import KeySpace
-from privpart.select.primitive import Keys
+from privpart.select.layout import Keys, KeySpace
 
 KeyKind = Literal["top", "random", "random-top", "independent", "shared"]
 DeliveryName = Literal["broadcast", "on-demand", "pre-generated", "pir"]

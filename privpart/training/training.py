@@ -45,12 +45,11 @@ from privpart.noise.source import NoiseSource, SeededSource
 from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import PUBLIC_DATA
-from privpart.select.disclosure import SeenByParty, seen_in
+from privpart.select.delivery import SeenByParty, seen_in
 from privpart.select.engine import SelectEngine, localize_tokens
 from privpart.select.key_spaces import shrunk
-from privpart.select.keys import Counts
+from privpart.select.keys import Counts, Turns
 from privpart.select.layout import Layout
-from privpart.select.turns import Turns
 from privpart.server import Server
 from privpart.start_values import load_weights
 from privpart.training import own_code

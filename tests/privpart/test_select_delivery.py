@@ -23,7 +23,6 @@ from privpart.select import (
     private,
     private_retrieval,
 )
-from privpart.select.delivery import Request
 from privpart.select.key_spaces import cnn_filters
 
 DELIVERIES = [broadcast, on_demand, pregenerated, private]
@@ -34,7 +33,7 @@ KEYS = {3: (4, 0, 10), 8: (4,), 5: (2, 1, 0, 4)}
 def deliver(delivery, keys=KEYS):
     ledger = SelectLedger()
     fetch = delivery(X, ledger)
-    return [fetch(Request(c, "words", DeviceOnly(own))) for c, own in keys.items()], ledger
+    return [fetch(c, "words", DeviceOnly(own)) for c, own in keys.items()], ledger
 
 
 ROW = 5 * 4  # bytes

@@ -19,7 +19,7 @@ from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn, word_lm
 from privpart.run.folder import create_run
 from privpart.run.fork import fork
 from privpart.run.report import run_report
-from privpart.select.disclosure import seen_in
+from privpart.select.delivery import seen_in
 from privpart.select.key_spaces import key_spaces, shrunk
 from privpart.training import task_data
 from privpart.training.plan_file import PlanFile, validated
