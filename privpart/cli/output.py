@@ -7,16 +7,13 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from accounting import Assumption, PrivacyReport
 from accounting.report import up
 from privpart.cli.options import Format
-
-if TYPE_CHECKING:  # imported where used: it takes a tenth of a command's time
-    from rich.console import Console
 
 _WIDTH = 96
 _TABLE_WIDTH = 128
@@ -86,13 +83,6 @@ def terminal_width(most: int) -> int:
     if not sys.stdout.isatty():
         return most
     return max(_NARROWEST, min(most, shutil.get_terminal_size((most, 24)).columns))
-
-
-def plain_console(width: int) -> "Console":
-    """Return a console that prints names as they are: rich would drop [name], and draw :name:."""
-    from rich.console import Console
-
-    return Console(width=width, highlight=False, markup=False, emoji=False)
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:

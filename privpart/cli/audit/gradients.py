@@ -4,8 +4,10 @@ import json
 import sys
 from contextlib import redirect_stdout
 from dataclasses import asdict
+from functools import partial
+from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -43,37 +45,35 @@ def gradients(
 
     own_code.refuse_malformed(target)
     typer.echo(f"privpart: imports {target}", err=True)
-    with redirect_stdout(sys.stderr):  # what the code prints is no part of the result
-        function = own_code.load(target, Path.cwd())
-        made = own_code.call(function, target, "audit gradients")
-        if not isinstance(made, tuple) or len(made) != 3:
+    # What the code prints is no part of the result.
+    with redirect_stdout(sys.stderr):
+        task = own_code.call(own_code.load(target, Path.cwd()), target, "audit gradients")
+        if not isinstance(task, tuple) or len(task) != 3:
             raise ConfigError(
-                f"{target}: returned {own_code.described(made)}; must return three things: module, "
+                f"{target}: returned {own_code.described(task)}; must return three things: module, "
                 "loss and batch."
             )
-        module, loss, batch = made
-
-        def mean_loss(*arguments: Any) -> Any:  # noqa: ANN401  of the user's function
-            return own_code.call(loss, target, "loss", *arguments)
-
-        found = verify_gradients(module, mean_loss, batch)
-    rows = [asdict(one) | {"equal": one.error <= limit} for one in found]
-    wrong = [one for one in found if not one.error <= limit]
+        module, loss, batch = task
+        mean_loss = partial(own_code.call, loss, target, "loss")
+        checked = verify_gradients(module, mean_loss, batch)
+    rows = [asdict(check) | {"equal": check.error <= limit} for check in checked]
+    equal = sum(row["equal"] for row in rows)
     if form is Format.JSON:
-        for row in rows:  # JSON knows no infinity
-            row["error"] = row["error"] if row["error"] < float("inf") else None
-        document = {"schema": "privpart/gradients/1", "tolerance": limit, "parameters": rows}
-        typer.echo(json.dumps(document | {"equal": not wrong}, indent=2, allow_nan=False))
+        # JSON has no infinity.
+        finite = [row | {"error": row["error"] if isfinite(row["error"]) else None} for row in rows]
+        document = {"schema": "privpart/gradients/1", "tolerance": limit, "parameters": finite}
+        document["equal"] = equal == len(rows)
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
     elif form is Format.CSV:
         typer.echo(as_csv(rows), nl=False)
     else:
-        width = max(len(one.parameter) for one in found)
-        for one in found:
-            mark = "  " if one.error <= limit else "! "
-            typer.echo(f"{mark}{one.parameter:<{width}}  {one.error:8.1e}  {list(one.shape)}")
+        width = max(len(row["parameter"]) for row in rows)
+        for row in rows:
+            mark = "  " if row["equal"] else "! "
+            typer.echo(f"{mark}{row['parameter']:<{width}}  {row['error']:8.1e}  {[*row['shape']]}")
         typer.echo(
-            f"{len(found) - len(wrong)} of {len(found)} parameters have the gradients of each "
-            f"example alone, to {limit:g} of the longest."
+            f"{equal} of {len(rows)} parameters have the gradients of each example alone, to "
+            f"{limit:g} of the longest."
         )
-    if wrong:
+    if equal < len(rows):
         raise typer.Exit(_WRONG)

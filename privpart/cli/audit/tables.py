@@ -7,23 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from textwrap import fill
-from typing import Any, Literal
+from typing import Any
 
 import typer
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 
 from accounting.report import up
 from attacks import DefencePoint, LeakageReport, TextReport
 from attacks.audit import NO_ATTACK
 from attacks.report import LeakageRow, TextRow
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv, plain_console
+from privpart.cli.output import as_csv, print_table
+from privpart.cli.pages.page import Table, table_of
 
 REPORT = "report.json"
-_WIDTH = 120
-_TEXT_WIDTH = 136
-_LABELS = 20  # width of the column of inferred labels
 _VERDICTS = (
     "Verdicts: 'ambiguous' is not 'safe' (another image matches the update, so the update alone "
     "does not determine the image; a prior may), and 'attack failed' says nothing about privacy."
@@ -69,14 +65,12 @@ class Summary:
         notes: what must be known to read the tables.
         warnings: about conclusions that the scores do not allow.
         csv: a line per view and adversary; lists, and what each attack found, are in the JSON.
-        width: of the terminal's tables.
     """
 
     tables: list[Table]
     notes: list[str]
     warnings: list[str]
     csv: str
-    width: int
 
 
 def summary(report: AnyReport) -> Summary:
@@ -91,11 +85,9 @@ def publish(report: AnyReport, told: Summary, form: Format, files: Sequence[Path
     elif form is Format.CSV:
         typer.echo(told.csv, nl=False)
     else:
-        console = plain_console(told.width)
         for table in told.tables:
-            console.print(table)
-        for line in told.notes:
-            console.print(fill(line, 100, subsequent_indent="  "))
+            print_table(table.title, table.header, [[str(c) for c in row] for row in table.rows])
+        _print_notes(told.notes)
     for warning in told.warnings:
         typer.echo(f"privpart: warning: {warning}", err=True)
     typer.echo(f"privpart: written: {', '.join(map(str, files))}", err=True)
@@ -123,39 +115,31 @@ def defences_csv(points: Sequence[DefencePoint]) -> str:
 
 def show_defences(points: Sequence[DefencePoint]) -> None:
     """Print a sweep over clips and noises to standard output."""
-    console = plain_console(_WIDTH)
-    images = not points[0].of_text
-    what, digits = ("PSNR in dB over {} images", 1) if images else ("ROUGE-L over {} sentences", 2)
+    of_text, delta = points[0].of_text, points[0].delta
+    what, digits = ("ROUGE-L over {} sentences", 2) if of_text else ("PSNR in dB over {} images", 1)
+    columns: Mapping[str, Callable[[DefencePoint], str]] = {
+        "clip": lambda p: "none" if p.clip is None else f"{p.clip:g}",
+        "noise multiplier": lambda p: f"{p.noise_multiplier:g}",
+        "epsilon": lambda p: "infinite" if p.epsilon is None else up(p.epsilon, 4),
+        **({"exact": lambda p: f"{p.exact}"} if of_text else {}),
+        "median": lambda p: f"{median(p.scores):.{digits}f}",
+        "max": lambda p: f"{max(p.scores):.{digits}f}",
+        "no attack": lambda p: f"{median(p.baselines):.{digits}f}",
+        "verdict": lambda p: p.verdict,
+    }
     title = f"{what.format(len(points[0].scores))}, best of each over the attacks"
-    exact = [] if images else ["exact"]
-    columns = ["clip", "noise multiplier", "epsilon", *exact, "median", "max", "no attack"]
-    table = plain_table(title, [*columns, "verdict"])
-    for point in points:
-        scores = median(point.scores), max(point.scores), median(point.baselines)
-        table.add_row(
-            *("none" if point.clip is None else f"{point.clip:g}", f"{point.noise_multiplier:g}"),
-            "infinite" if point.epsilon is None else up(point.epsilon, 4),
-            *([f"{point.exact}"] if point.of_text else []),
-            *(f"{value:.{digits}f}" for value in scores),
-            point.verdict,
-        )
-    console.print(table)
-    floor = "PSNR falls" if images else "What the attacks read falls"
-    for line in (
-        f"Epsilon is the accountant's, at delta {points[0].delta:g}, for one noised release; it is "
-        f"not computed from any score. {floor} to the floor long before epsilon means anything.",
-        _VERDICTS if images else _VERDICTS.replace("image", "text"),
-    ):
-        console.print(fill(line, 100, subsequent_indent="  "))
+    print_table(title, list(columns), [[cell(p) for cell in columns.values()] for p in points])
+    floor = "What the attacks read falls" if of_text else "PSNR falls"
+    note = (
+        f"Epsilon is the accountant's, at delta {delta:g}, for one noised release; it is not "
+        f"computed from any score. {floor} to the floor long before epsilon means anything."
+    )
+    _print_notes([note, _VERDICTS.replace("image", "text") if of_text else _VERDICTS])
 
 
-def plain_table(title: str, columns: Sequence[str]) -> Table:
-    """Return an empty table whose first column is on the left and the others on the right."""
-    table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
-    for number, column in enumerate(columns):
-        side: Literal["left", "right"] = "left" if number == 0 else "right"
-        table.add_column(column, justify=side, no_wrap=True)
-    return table
+def _print_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        typer.echo(fill(note, 100, subsequent_indent="  "))
 
 
 # What images and text share
@@ -167,10 +151,7 @@ def _table(title: str, report: AnyReport, rows: Iterator[Values], columns: Colum
     if report.bound is not None:
         shown["adversary"] = lambda row: str(row["adversary"])
     shown.update(columns)
-    table = plain_table(title, list(shown))
-    for row in rows:
-        table.add_row(*(cell(row) for cell in shown.values()))
-    return table
+    return table_of(title, list(shown), [[cell(row) for cell in shown.values()] for row in rows])
 
 
 def _views(report: AnyReport) -> Iterator[Values]:
@@ -266,6 +247,7 @@ def _at_worst(shares: Sequence[float | None]) -> str:
 def _of_images(report: LeakageReport) -> Summary:
     score = "psnr_median"
     columns: Columns = {
+        "verdict": _verdict,
         "parameters sent": _sent,
         "median": _number(score, ".1f"),
         "max": _number("psnr_max", ".1f"),
@@ -290,7 +272,7 @@ def _of_images(report: LeakageReport) -> Summary:
     )
     tables = [
         _baselines(report),
-        _table(title, report, _views(report), {**columns, "verdict": _verdict}),
+        _table(title, report, _views(report), columns),
     ]
     if not report.void:
         title = "Attack by attack, on each view itself; each runs on images not yet recovered"
@@ -300,7 +282,6 @@ def _of_images(report: LeakageReport) -> Summary:
         notes=_image_notes(report),
         warnings=_image_warnings(report),
         csv=_csv(report, "images"),
-        width=_WIDTH if report.labels_revealed else _WIDTH + _LABELS,
     )
 
 
@@ -310,11 +291,12 @@ def _baselines(report: LeakageReport) -> Table:
     title = (
         f"No attack: PSNR in dB over {len(report.truth)} images, on which the loss is {loss:.3g}"
     )
-    table = plain_table(title, ["", *fair, *(f"oracle: {name}" for name in report.oracles)])
-    for name, of in (("median", median), ("max", max)):
-        scores = (of(report.baselines[guess]) for guess in (*fair, *report.oracles))
-        table.add_row(name, *(f"{score:.1f}" for score in scores))
-    return table
+    scores = [report.baselines[name] for name in (*fair, *report.oracles)]
+    rows = [
+        [name, *(f"{of(score):.1f}" for score in scores)]
+        for name, of in (("median", median), ("max", max))
+    ]
+    return table_of(title, ["", *fair, *(f"oracle: {name}" for name in report.oracles)], rows)
 
 
 def _recovered(row: Values) -> str:
@@ -387,13 +369,13 @@ def _image_warnings(report: LeakageReport) -> list[str]:
 
 def _of_text(report: TextReport) -> Summary:
     columns: Columns = {
+        "verdict": _verdict,
         "parameters sent": _sent,
         "exact": _exact,
         "ROUGE-L": _beside_guess("rouge"),
         "token F1": _beside_guess("f1"),
         "tokens of batch": _beside_guess("bag_f1"),
         "residual": _residual("rouge_median", "none"),
-        "verdict": _verdict,
     }
     of_attack: Columns = {
         "attack": lambda row: row["attack"],
@@ -417,7 +399,6 @@ def _of_text(report: TextReport) -> Summary:
         notes=_text_notes(report),
         warnings=_text_warnings(report),
         csv=_csv(report, "sentences"),
-        width=_TEXT_WIDTH,
     )
 
 

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.table import Table as RichTable
-
 from attacks import TextReport
 from attacks.report import TextRow, TextTrial, Verdict
 from privpart.cli.audit.tables import AnyReport, Summary
@@ -16,9 +14,7 @@ from privpart.cli.pages.page import (
     Points,
     Prose,
     Section,
-    Table,
     Tone,
-    table_of,
 )
 
 TONES: dict[Verdict, Tone] = {
@@ -98,20 +94,11 @@ def leakage_page(
         ),
         (
             Section("What was found", blocks),
-            Section("Scores", tuple(page_table(table) for table in summary.tables)),
+            Section("Scores", tuple(summary.tables)),
             Section("How to read them", (Points(tuple(summary.notes)),) if summary.notes else ()),
         ),
         ("By the rules of privpart audit leakage.",),
     )
-
-
-def page_table(table: RichTable) -> Table:
-    """Return a table of the terminal as one of a page, its verdict where nobody must scroll."""
-    columns = list(table.columns)
-    columns[1:] = sorted(columns[1:], key=lambda column: column.header != "verdict")
-    header = [str(column.header) for column in columns]
-    rows = list(zip(*(map(str, column.cells) for column in columns), strict=True))
-    return table_of(str(table.title or ""), header, rows)
 
 
 def marked_sentences(
