@@ -21,21 +21,24 @@ from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy, deepcopy
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import is_lazy
 
 from accounting.checks import ConfigError
-from privpart.patterns import first_names, matching_parameters, trained_groups
-from privpart.start_values import Initializer, set_start_values
-
-ParameterState = Literal["trained", "frozen", "local"]
+from privpart.patterns import (
+    Description,
+    ParameterRow,
+    ParameterState,
+    first_names,
+    matching_parameters,
+    trained_groups,
+)
+from privpart.start_values import Initializer, built, has_statistics, set_start_values
 
 
 class PartialModel:
@@ -118,11 +121,10 @@ class PartialModel:
         groups: Sequence[Sequence[str]] | None = None,
         fingerprint: str | None = None,
     ) -> None:
-        module = _built(module, seed, keep, overwrite=overwrite)
+        module = built(module, seed, keep, overwrite=overwrite)
         refuse_batch_statistics(module)
         refuse_max_norm(module)
         parameters = dict(module.named_parameters())
-        refuse_lazy(module)
         _refuse_taken(parameters)
         self.seed = seed
         self.trainable = matching_parameters(module, train)
@@ -133,9 +135,7 @@ class PartialModel:
             self.trainable = tuple(name for names in self.groups for name in names)
         moving = {*self.trainable, *self.local}
         self.frozen = tuple(name for name in parameters if name not in moving)
-        refuse_other_types(parameters)
         self.kept = set_start_values(module, seed, keep, initializers or {})
-        refuse_non_finite(module)
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in moving)
         self._take(module)
@@ -165,7 +165,7 @@ class PartialModel:
         self._layers = dict(module.named_modules())
         self._buffers = _kept_buffers(module)
         buffers = dict(self._buffers)
-        self._norms = [(n, o, buffers[o]) for n, o in self._layers.items() if _has_statistics(o)]
+        self._norms = [(n, o, buffers[o]) for n, o in self._layers.items() if has_statistics(o)]
         self._places = [(n, p, p.data, p.grad) for n, p in parameters.items()]
 
     def on(self, device: torch.device) -> "PartialModel":
@@ -275,7 +275,7 @@ class PartialModel:
         for name in self.local:
             parameters[name].requires_grad_(True)
 
-    def describe(self) -> "Description":
+    def describe(self) -> Description:
         """Return one row per named parameter; ``print`` shows a table with shares and totals."""
         states: dict[str, ParameterState] = dict.fromkeys(self.trainable, "trained")
         states |= dict.fromkeys(self.local, "local")
@@ -468,109 +468,9 @@ def _identities(items: Any) -> list[int]:  # noqa: ANN401  any of _CONTAINERS
     return [*map(id, items), *map(id, items.values() if isinstance(items, dict) else ())]
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterRow:
-    """One named parameter of a model.
-
-    Attributes:
-        name: name in the module.
-        shape: shape of the tensor.
-        parameter_count: number of its entries.
-        share: ``parameter_count`` as a share of the whole model, in [0, 1].
-        state: "trained", "frozen", or "local" if it trains and never leaves a client.
-        kept: whether it keeps the module's own weights; otherwise it follows from the seed.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    parameter_count: int
-    share: float
-    state: ParameterState
-    kept: bool
-
-    @property
-    def trained(self) -> bool:
-        """Whether all clients train it together."""
-        return self.state == "trained"
-
-
-class Description(tuple[ParameterRow, ...]):
-    """Rows in the module's order; ``str`` returns them as a table with totals."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        lines = [("parameter", "shape", "count", "share", "")]
-        lines += [
-            _line(
-                row.name,
-                row.parameter_count,
-                row.share,
-                f"{row.state}, kept" if row.kept else row.state,
-                row.shape,
-            )
-            for row in self
-        ]
-        states = ["trained", "local", "frozen"]
-        if not any(row.state == "local" for row in self):
-            states.remove("local")
-        for kind in [*states, "all"]:
-            rows = [row for row in self if kind in (row.state, "all")]
-            lines.append(
-                _line(kind, sum(r.parameter_count for r in rows), sum(r.share for r in rows))
-            )
-        totals = len(states) + 1
-        widths = [max(len(line[i]) for line in lines) for i in range(4)]
-        text = [
-            f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {count:>{widths[2]}}  "
-            f"{share:>{widths[3]}}  {state}".rstrip()
-            for name, shape, count, share, state in lines
-        ]
-        rule = "-" * max(map(len, text))
-        return "\n".join([text[0], rule, *text[1:-totals], rule, *text[-totals:]])
-
-
-def _line(
-    name: str, count: int, share: float, state: str = "", shape: tuple[int, ...] = ()
-) -> tuple[str, str, str, str, str]:
-    sizes = " x ".join(map(str, shape))
-    return name, sizes, f"{count:,}", f"{100 * share:.2f} %", state
-
-
 # The model that each parameter belongs to, by id. The model is referenced weakly: an entry ends
 # with it.
 _OWNERS: WeakValueDictionary[int, PartialModel] = WeakValueDictionary()
-
-
-def _built(
-    module: nn.Module | Callable[[], nn.Module],
-    seed: int | None,
-    keep: Sequence[str],
-    *,
-    overwrite: bool,
-) -> nn.Module:
-    """Return the module to take over, unless a seed would replace weights without being told to."""
-    holds_weights = isinstance(module, nn.Module)
-    if keep and seed is None:
-        raise ConfigError(
-            f"keep={keep!r} with seed=None: no seed replaces any weight. Leave keep out."
-        )
-    if overwrite and (seed is None or keep or not holds_weights):
-        why = "seed=None keeps the weights" if seed is None else "the network is built here"
-        why = "keep names the weights that stay" if keep else why
-        raise ConfigError(f"overwrite=True: nothing is overwritten, since {why}. Leave it out.")
-    if holds_weights and seed is not None and not overwrite and not keep:
-        raise ConfigError(
-            f"seed={seed} would replace all weights of the module. Pass a function that builds "
-            "the network, or overwrite=True; to keep the weights, pass seed=None, or name those "
-            "that stay in keep=[...]."
-        )
-    built = module if isinstance(module, nn.Module) else module()
-    if not isinstance(built, nn.Module):
-        raise ConfigError(
-            f"module: returned a {type(built).__name__}; must return a torch.nn.Module."
-        )
-    return built
 
 
 def _local_names(
@@ -632,7 +532,7 @@ def refuse_batch_statistics(module: nn.Module) -> None:
     Layers in evaluation mode that use running statistics are accepted: those are constants.
     """
     for name, layer in module.named_modules():
-        if _has_statistics(layer):
+        if has_statistics(layer):
             if not layer.training:
                 continue
             advice = "put it into evaluation mode, by privpart.models.freeze_batch_norm(module), or"
@@ -645,10 +545,6 @@ def refuse_batch_statistics(module: nn.Module) -> None:
             f"batch and would leave the client without noise; {advice} replace it by GroupNorm, "
             "for instance with privpart.models.replace_batch_norm(module)."
         )
-
-
-def _has_statistics(layer: nn.Module) -> bool:
-    return getattr(layer, "running_mean", None) is not None
 
 
 def _statistics_changed(
@@ -670,37 +566,6 @@ def refuse_max_norm(module: nn.Module) -> None:
                 f"layer {name!r} has max_norm={layer.max_norm}: every forward pass would rewrite "
                 "the rows of a client's tokens, even if they are frozen. Use max_norm=None."
             )
-
-
-def refuse_lazy(module: nn.Module) -> None:
-    """Raise ConfigError for lazy layers, whose shapes are not known yet."""
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        if is_lazy(tensor):
-            raise ConfigError(
-                f"{name!r} has no shape yet: its layer is lazy. Run the module once on a batch."
-            )
-
-
-def refuse_other_types(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise ConfigError for parameters that are not float32 on the CPU."""
-    for name, parameter in parameters.items():
-        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
-            raise ConfigError(
-                f"parameter {name!r} is {parameter.dtype} on {parameter.device}: must be "
-                "torch.float32 on cpu. Use module.float().cpu()."
-            )
-
-
-def refuse_non_finite(module: nn.Module) -> None:
-    """Raise ConfigError for parameters and frozen statistics with NaN or infinity."""
-    found = dict(module.named_parameters())
-    for prefix, layer in module.named_modules():
-        if _has_statistics(layer):
-            found |= dict(layer.named_buffers(prefix, recurse=False))
-    for name, tensor in found.items():
-        if not tensor.isfinite().all():
-            kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-            raise ConfigError(f"{kind} {name!r} holds NaN or infinity: must be finite.")
 
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -7,18 +7,23 @@
   pattern; a list of exclusions alone means all the other parameters.
 
 A group is a set of parameters that train in the same rounds; each parameter is in exactly one.
-FedPart groups every convolution or dense layer with the normalisation that follows it.
+FedPart groups every convolution or dense layer with the normalisation that follows it. What becomes
+of each parameter is a ``Description``.
 """
 
 import difflib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from accounting import Mechanism
 from accounting.checks import ConfigError
+
+ParameterState = Literal["trained", "frozen", "local"]
 
 
 def matching_parameters(
@@ -246,3 +251,72 @@ def parts_of(mechanism: Mechanism, flat: Tensor) -> list[Tensor]:
             f"{sum(groups.sizes)}. Build the model with the groups of the plan."
         )
     return list(torch.split(flat, list(groups.sizes)))
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterRow:
+    """One named parameter of a model.
+
+    Attributes:
+        name: name in the module.
+        shape: shape of the tensor.
+        parameter_count: number of its entries.
+        share: ``parameter_count`` as a share of the whole model, in [0, 1].
+        state: "trained", "frozen", or "local" if it trains and never leaves a client.
+        kept: whether it keeps the module's own weights; otherwise it follows from the seed.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    parameter_count: int
+    share: float
+    state: ParameterState
+    kept: bool
+
+    @property
+    def trained(self) -> bool:
+        """Whether all clients train it together."""
+        return self.state == "trained"
+
+
+class Description(tuple[ParameterRow, ...]):
+    """Rows in the module's order; ``str`` returns them as a table with totals."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        lines = [("parameter", "shape", "count", "share", "")]
+        lines += [
+            _line(
+                row.name,
+                row.parameter_count,
+                row.share,
+                f"{row.state}, kept" if row.kept else row.state,
+                row.shape,
+            )
+            for row in self
+        ]
+        states = ["trained", "local", "frozen"]
+        if not any(row.state == "local" for row in self):
+            states.remove("local")
+        for kind in [*states, "all"]:
+            rows = [row for row in self if kind in (row.state, "all")]
+            lines.append(
+                _line(kind, sum(r.parameter_count for r in rows), sum(r.share for r in rows))
+            )
+        totals = len(states) + 1
+        widths = [max(len(line[i]) for line in lines) for i in range(4)]
+        text = [
+            f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {count:>{widths[2]}}  "
+            f"{share:>{widths[3]}}  {state}".rstrip()
+            for name, shape, count, share, state in lines
+        ]
+        rule = "-" * max(map(len, text))
+        return "\n".join([text[0], rule, *text[1:-totals], rule, *text[-totals:]])
+
+
+def _line(
+    name: str, count: int, share: float, state: str = "", shape: tuple[int, ...] = ()
+) -> tuple[str, str, str, str, str]:
+    sizes = " x ".join(map(str, shape))
+    return name, sizes, f"{count:,}", f"{100 * share:.2f} %", state

@@ -142,6 +142,10 @@ class Server:
         self.round = 0
         self.clip_norm = float(plan.clip_norm)
         self.plan_hash = plan.hash
+        # looked up once: what a round needs of the plan does not change
+        groups = plan.mechanism.groups
+        self._rounds = plan.rounds
+        self._schedule = None if groups is None else groups.schedule
         self._groups = parts_of(plan.mechanism, self.parameters)
         self._optimizer = FlatOptimizer(optimizer or ServerOptimizer(), self._groups)
         # In units of the clip norm, which adaptive clipping may change.
@@ -172,8 +176,11 @@ class Server:
         self.cohort: tuple[ClientId, ...] = ()
         self.last_clip_norm = self.clip_norm
 
-    def _active(self) -> Sequence[int]:
-        return self.plan.active(self.round) or (0,)
+    def _active(self) -> tuple[int, ...] | None:
+        """Groups that train in the next round; None without groups, none after the last round."""
+        if self._schedule is None:
+            return None
+        return self._schedule[self.round] if self.round < self._rounds else ()
 
     @property
     def private(self) -> bool:
@@ -197,12 +204,12 @@ class Server:
         """
         self._check_running()
         self._last = None
-        if self._coming is None and self.round < self.plan.rounds:
+        if self._coming is None and self.round < self._rounds:
             self._coming = _behind(self._draw)
         return self._task(clients)
 
     def _task(self, clients: Sequence[ClientId]) -> RoundTask:
-        active = self.plan.active(self.round)
+        active = self._active()
         shorter = None if self._grid is None else self._grid.sum_clip_norm(self.clip_norm)
         return RoundTask(
             self.round,
@@ -257,7 +264,7 @@ class Server:
         """
         self._refuse_round(sums, secure)
         asked, sampled = frozenset(asked), self.plan.sampling is not None
-        dim = sum(self._groups[group].numel() for group in self._active())
+        dim = sum(self._groups[group].numel() for group in self._active() or (0,))
         if not len(self._total):
             self._total = torch.empty(self.parameters.numel(), dtype=torch.float64)
             self._gradient = torch.empty_like(self.parameters)
@@ -304,9 +311,9 @@ class Server:
 
     def _refuse_round(self, sums: Iterable[CohortSum], secure: Iterable[ModularSum]) -> None:
         self._check_running()
-        if self.round >= self.plan.rounds:
+        if self.round >= self._rounds:
             raise ConfigError(
-                f"all {self.plan.rounds} planned rounds are done, and the guarantee covers no "
+                f"all {self._rounds} planned rounds are done, and the guarantee covers no "
                 "further one. Plan more rounds from the start."
             )
         if self._adding_up:
@@ -372,7 +379,7 @@ class Server:
         gradient = self._gradient[: len(total)]
         self._last = (total, noise, step / self.plan.report_goal)
         _quotient(total, noise, -self.plan.report_goal / step, gradient, modulus_bits)
-        active = self._active()
+        active = self._active() or (0,)
         sizes = [len(self._groups[group]) for group in active]
         # An inactive group has no gradient rather than a zero one, so that its momentum rests too.
         self._optimizer.step(dict(zip(active, torch.split(gradient, sizes), strict=True)))
@@ -433,7 +440,7 @@ class Server:
             "clip_norm": self.clip_norm,
             "bits": self._bits,
         }
-        for prefix, stream in self._streams() if self.round < self.plan.rounds else ():
+        for prefix, stream in self._streams() if self.round < self._rounds else ():
             state = stream.state_dict()
             tensors |= {f"{prefix}.{k}": v for k, v in state.items() if isinstance(v, Tensor)}
             values[prefix] = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
@@ -467,7 +474,7 @@ class Server:
         if self.round or self._coming is not None:
             raise ConfigError("the server has begun: load a state into a new server.")
         self.halt("a state was loaded in part")
-        for prefix, stream in self._streams() if values["round"] < self.plan.rounds else ():
+        for prefix, stream in self._streams() if values["round"] < self._rounds else ():
             stream.load_state_dict({**values[prefix], **_under(prefix, tensors)})
             if stream.round != values["round"]:
                 raise ConfigError(

@@ -17,7 +17,7 @@ Pretrained weights do not follow from a seed: ``load_weights`` copies them from 
 import difflib
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import is_lazy
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -173,11 +174,75 @@ def _of_layer(layer: nn.Module, kind: str) -> Initializer | None:
     return None
 
 
+def built(
+    module: nn.Module | Callable[[], nn.Module],
+    seed: int | None,
+    keep: Sequence[str],
+    *,
+    overwrite: bool,
+) -> nn.Module:
+    """Return a network, unless a seed would replace its weights without being told to.
+
+    Raises:
+        ConfigError: it would, an option has no effect, or a layer has no shape yet.
+    """
+    holds_weights = isinstance(module, nn.Module)
+    if keep and seed is None:
+        raise ConfigError(
+            f"keep={keep!r} with seed=None: no seed replaces any weight. Leave keep out."
+        )
+    if overwrite and (seed is None or keep or not holds_weights):
+        why = "seed=None keeps the weights" if seed is None else "the network is built here"
+        why = "keep names the weights that stay" if keep else why
+        raise ConfigError(f"overwrite=True: nothing is overwritten, since {why}. Leave it out.")
+    if holds_weights and seed is not None and not overwrite and not keep:
+        raise ConfigError(
+            f"seed={seed} would replace all weights of the module. Pass a function that builds "
+            "the network, or overwrite=True; to keep the weights, pass seed=None, or name those "
+            "that stay in keep=[...]."
+        )
+    network = module if isinstance(module, nn.Module) else module()
+    if not isinstance(network, nn.Module):
+        raise ConfigError(
+            f"module: returned a {type(network).__name__}; must return a torch.nn.Module."
+        )
+    for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
+        if is_lazy(tensor):
+            raise ConfigError(
+                f"{name!r} has no shape yet: its layer is lazy. Run the module once on a batch."
+            )
+    return network
+
+
 def set_start_values(
     module: nn.Module, seed: int | None, keep: Sequence[str], own: Mapping[str, Initializer]
 ) -> tuple[str, ...]:
-    """Draw all parameters that are not kept from the seed, and return the names of the others."""
+    """Draw all parameters that are not kept from the seed, and return the names of the others.
+
+    Args:
+        module: changed; float32, on the CPU.
+        seed: None keeps all parameters.
+        keep: patterns of parameters that are kept.
+        own: initialisers by pattern, besides the default ones.
+
+    Raises:
+        ConfigError: a pattern without effect, a parameter without initialiser or of another type,
+            or one that is not finite in the end.
+    """
     parameters = dict(module.named_parameters())
+    _refuse_other_types(parameters)
+    kept = _drawn(module, parameters, seed, keep, own)
+    _refuse_non_finite(module)
+    return kept
+
+
+def _drawn(
+    module: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    seed: int | None,
+    keep: Sequence[str],
+    own: Mapping[str, Initializer],
+) -> tuple[str, ...]:
     if seed is None:
         if own:
             raise ConfigError(
@@ -195,6 +260,33 @@ def set_start_values(
         )
     _initialize(module, drawn, seed, own)
     return kept
+
+
+def _refuse_other_types(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise ConfigError for parameters that are not float32 on the CPU."""
+    for name, parameter in parameters.items():
+        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+            raise ConfigError(
+                f"parameter {name!r} is {parameter.dtype} on {parameter.device}: must be "
+                "torch.float32 on cpu. Use module.float().cpu()."
+            )
+
+
+def _refuse_non_finite(module: nn.Module) -> None:
+    """Raise ConfigError for parameters and frozen statistics with NaN or infinity."""
+    tensors = dict(module.named_parameters())
+    for prefix, layer in module.named_modules():
+        if has_statistics(layer):
+            tensors |= dict(layer.named_buffers(prefix, recurse=False))
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
+            raise ConfigError(f"{kind} {name!r} holds NaN or infinity: must be finite.")
+
+
+def has_statistics(layer: nn.Module) -> bool:
+    """Whether a layer keeps running statistics of what it saw."""
+    return getattr(layer, "running_mean", None) is not None
 
 
 def _initialize(

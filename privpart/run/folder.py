@@ -391,7 +391,7 @@ class RunFolder:
     @property
     def _ended(self) -> bool:
         """Whether the run draws no more noise: it is complete, or was ended early."""
-        return self.rounds >= self.plan.rounds or "closed" in self.facts
+        return self.rounds >= self.plan.mechanism.rounds or "closed" in self.facts
 
     def _load_keys(self) -> None:
         """Read both keys of a run that has not ended, and compare them with the ledger's record."""

@@ -214,14 +214,10 @@ def test_methods_that_share_all_but_the_trained_part_refuse_local_parts():
     assert GhostSum.supports(PartialModel(network, train=["4.*"], seed=7))
     assert not GhostSum.supports(first)
     x, y = examples()
-    training = VectorizedTraining(first, LocalTraining(0.5))
-    rows, generators = [torch.arange(8)], [torch.Generator()]
+    training = VectorizedTraining(first)
+    given = x, y, [torch.arange(8)], [torch.Generator()], LocalTraining(0.5)
     with pytest.raises(RuntimeError, match="share all but the trained part"):
-        list(
-            training.updates(
-                first.flat.clone(), x, y, rows, generators, out=torch.empty(1, first.dim)
-            )
-        )
+        list(training.updates(first.flat.clone(), *given, out=torch.empty(1, first.dim)))
 
 
 def test_a_change_that_no_version_counts_is_found_by_the_fingerprint():
