@@ -53,6 +53,7 @@ def released_module(folder: str | Path, setup: "Training") -> nn.Module:
     setup.model.verify()
     setup.model.load(setup.whole(parameters))
     module = deepcopy(setup.model.module)
+    # Gradients of a client's last step would say something of that client.
     for parameter in module.parameters():
         parameter.grad = None
         parameter.requires_grad_(True)
@@ -129,7 +130,8 @@ def privacy_metadata(
         "privpart.status": guarantee.status,
         "privpart.plan": report.plan,
     }
-    if guarantee.status in ("holds", "conditional"):  # no figure stands beside a broken promise
+    # No figure stands beside a broken promise.
+    if guarantee.status in ("holds", "conditional"):
         metadata |= {
             "privpart.epsilon": repr(guarantee.epsilon),
             "privpart.delta": repr(guarantee.delta),

@@ -74,6 +74,7 @@ def accuracy(module: nn.Module, x: Tensor, y: Tensor) -> float:
 @torch.no_grad()
 def in_evaluation(metric: Metric, module: nn.Module) -> float:
     """Return a module's metric in evaluation mode; the mode of every layer is restored."""
+    # Layer by layer, since a frozen BatchNorm of a module that trains is in evaluation mode.
     training = [layer for layer in module.modules() if layer.training]
     module.eval()
     try:
@@ -90,11 +91,12 @@ def measured(metric: Metric, module: nn.Module, name: str = "metric") -> float:
         ConfigError: the metric is of another type than a number, or raised an error of its own.
     """
     value: Any
+    # Own code has its own errors, and returns what it likes.
     try:
         value = in_evaluation(metric, module)
     except ConfigError:
         raise
-    except Exception as error:  # somebody else's code
+    except Exception as error:
         raise ConfigError(f"{name}: raised {type(error).__name__}: {error}.") from error
     if isinstance(value, np.generic) or (isinstance(value, Tensor) and value.numel() == 1):
         value = value.item()

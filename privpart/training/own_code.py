@@ -137,6 +137,7 @@ class _Project(NamedTuple):
         visited: set[str] = set()
         size = 0
         for place, folders, names in os.walk(self.folder, followlinks=True):
+            # Links may lead in a circle, and an environment is somebody else's code.
             real = os.path.realpath(place)
             if real in visited or "pyvenv.cfg" in names:
                 folders.clear()
@@ -260,21 +261,18 @@ def record_hash(record: Mapping[str, Any]) -> str:
 def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each difference of two records, without a full stop."""
     sentences = []
-    if before.get("python") != now.get("python"):
-        sentences.append(f"Python was {before.get('python')} and is {now.get('python')}")
-    for table in ("references", "files", "distributions"):
-        old, new = before.get(table, {}), now.get(table, {})
+    for table in ("python", "references", "files", "distributions"):
+        tables = (record.get(table, {}) for record in (before, now))
+        old, new = ({"Python": one} if isinstance(one, str) else one for one in tables)
         for name in sorted(old.keys() | new.keys()):
             if name not in new:
                 sentences.append(f"{name} is gone")
             elif name not in old:
                 sentences.append(f"{name} is new")
             elif old[name] != new[name]:
-                sentences.append(
-                    f"{name} has changed"
-                    if table == "files"
-                    else f"{name} was {old[name]} and is {new[name]}"
-                )
+                # Hashes say nothing to people; versions and references do.
+                what = "has changed" if table == "files" else f"was {old[name]} and is {new[name]}"
+                sentences.append(f"{name} {what}")
     return sentences
 
 
@@ -330,7 +328,8 @@ def _import(reference: _Reference, folder: Path) -> ModuleType:
             sys.path.insert(0, added)
     importlib.invalidate_caches()
     try:
-        if file is not None:  # a package of this name beside it would be imported in its place
+        # A package of this name beside the file would be imported in its place.
+        if file is not None:
             _refuse_namesake(reference, file, _origin(reference.module))
         return importlib.import_module(reference.module)
     except (Exception, SystemExit) as error:
@@ -387,9 +386,11 @@ def _find(top: str) -> ModuleSpec | None:
     """Find a module without looking at what is in memory, where an editable install may be."""
     if spec := PathFinder.find_spec(top):
         return spec
+    # An editable install may be an import hook, which only this asks; a module in memory without a
+    # specification makes it raise.
     try:
         return importlib.util.find_spec(top)
-    except ValueError:  # a module in memory without a specification
+    except ValueError:
         return None
 
 
@@ -418,6 +419,7 @@ def _refuse_changed(name: str, path: Path, *, needed: bool) -> None:
                 f"{_shown(str(path))}: may have changed since this process imported it; start a "
                 "new process, which imports privpart before it."
             )
+    # By content: a file that was written again with the same text is the same code.
     digest = _read(path)[0]
     if _imported.setdefault(path, digest) != digest:
         raise ConfigError(
@@ -482,10 +484,12 @@ def _told(error: BaseException) -> str:
         place = f"{_shown(file)}:{line}"
         try:
             text = _line(str(error)).rstrip(".")
-        except Exception:  # people's own errors may fail to print
+        # People's own errors may fail to print.
+        except Exception:
             text = ""
     if isinstance(error, ConfigError) and text:
-        return f"{place}: {text}."  # ours, a sentence already
+        # Ours is a sentence already.
+        return f"{place}: {text}."
     kind = type(error).__name__
     return f"{place}: {kind}: {text}." if text else f"{place}: {kind}."
 

@@ -26,6 +26,7 @@ def digest(value: object) -> str:
     >>> digest(lambda module: 1.0) == digest(lambda module: 2.0)
     False
     """
+    # Without weights, which the fingerprint of the frozen part and the ledger's hashes cover.
     text = _network(value) if isinstance(value, nn.Module) else _text(value, _DEEPEST)
     return hashlib.sha256(text.encode()).hexdigest()[:20]
 

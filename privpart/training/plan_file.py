@@ -317,6 +317,7 @@ class PlanFile(_Table):
         Some options are left out unless they are used: the tables of the studies were recorded with
         the hashes of plans that did not have them.
         """
+        # A default is part of the plan: another version's default would train something else.
         values = self.model_dump(mode="json", by_alias=True)
         for table, options in _UNSET_IS_ABSENT.items():
             *path, last = table.split(".")
@@ -403,6 +404,7 @@ class PlanFile(_Table):
     def participation(self) -> Participation:
         """Return how often the plan lets one client take part."""
         p = self.privacy
+        # How often a sampled client comes follows from the sampler, not from limits.
         if p.sampling is not None:
             sampler = p.sampling.sampler(self.mechanism(), self.population())
             return participation_of(sampler, p.rounds)
@@ -474,6 +476,7 @@ class PlanFile(_Table):
         """
         p, sampling = self.privacy, self.privacy.sampling
         checks.probability("delta", p.delta)
+        # Every round of a sampled plan is released, also one in which nobody came.
         mechanism, sampler, estimate = self.mechanism(sizes), None, None
         cohort: float = self.data.clients_per_round or 0
         if sampling is None:
@@ -550,6 +553,7 @@ def parse(
     except (ValueError, RecursionError) as error:  # as for integers of 5,000 digits
         raise ConfigError(f"{name} is no TOML: {error}.") from None
     plan = validated(values, name=name, folder=folder, in_python=in_python)
+    # The ledger keeps what a person wrote, comments included.
     plan._text = text
     return plan
 
@@ -615,6 +619,7 @@ def refuse_short_cohorts(privacy: Privacy, size: int, users: int | None) -> None
         users: how many clients there are; None if that is not known yet.
     """
     # All members of a cohort come again together, after every other cohort.
+    # Unknown populations are taken to be large enough; training knows them and asks again.
     turns = privacy.rounds if users is None else users // size
     repeats = privacy.max_participations if turns >= privacy.min_separation else 1
     first, remaining = (turns * repeats, 0) if size >= privacy.minimum_cohort else (0, size)
@@ -632,6 +637,7 @@ def _refuse_misfits(plan: "PlanFile") -> None:
     Raises:
         ConfigError: the first fault.
     """
+    # In this order: a later fault may be the consequence of an earlier one.
     for faults in (_of_sampling, _of_select, _of_task, _of_data, _of_start):
         refuse_first(faults(plan))
     _refuse_other_text(plan)
@@ -825,7 +831,8 @@ def _refuse_keys(data: "Data") -> None:
     takes += ["options"] if data.clients else []
     if data.task not in (None, "digits"):
         takes += ["directory"]
-        needs += [] if data.task == "fashion-mnist" else ["directory"]  # Debian has a known place
+        # Debian's package of Fashion-MNIST has a place that is known.
+        needs += [] if data.task == "fashion-mnist" else ["directory"]
     kind: str = data.task or "clients of your own"
     kind += f" ({data.partition})" if dealt else ""
     for key in ("directory", "users", "options", "partition", "alpha", "classes_each"):
@@ -841,7 +848,8 @@ def _refuse_network(model: "Model") -> None:
     """Refuse networks that cannot be built, trained in part, or held in memory."""
     for name, value in model.sizes.items():
         for size in value if isinstance(value, list) else [value]:
-            if isinstance(size, int):  # the network refuses other types
+            # The network refuses other types; a size that fills the memory must not reach it.
+            if isinstance(size, int):
                 checks.count(f"model.sizes.{name}", int(size), minimum=0, maximum=_MOST_PARAMETERS)
     with torch.device("meta"):  # shapes only
         network = model.network()

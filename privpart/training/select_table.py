@@ -150,6 +150,7 @@ class SelectChoice:
         """
         choosers: list[KeyChooser] = []
         for (name, choice), size in zip(self.chosen.items(), sizes, strict=True):
+            # The words that every client selects leave room for one of its own.
             minimum = len(always) + 1 if choice.structured else 1
             if not minimum <= choice.m <= size:
                 raise ConfigError(

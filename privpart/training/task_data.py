@@ -112,6 +112,7 @@ def held_out_of(clients: Clients, count: int) -> tuple[Clients, list[ClientId]]:
         raise ConfigError(
             f"data.held_out={count}: there are {len(ids)} clients; at least one must remain."
         )
+    # By place, not by id: who is public must not depend on how people are called.
     drawn = torch.randperm(len(ids), generator=_fixed()).tolist()
     public = sorted(drawn[:count])
     remaining = [ids[place] for place in sorted(drawn[count:])]
@@ -163,6 +164,7 @@ def _words(data: Data, network: nn.Module) -> int:
 
 def _fed_emnist(folder: Path) -> PlanData:
     """Return the users of TensorFlow Federated's split and the test examples of all of them."""
+    # The split is TensorFlow Federated's, so that accuracies can be compared with papers.
     users, _ = federated_hdf5(folder / "fed_emnist_train.h5")
     test, _ = federated_hdf5(folder / "fed_emnist_test.h5")
     if users.x.shape[1:] != test.x.shape[1:]:

@@ -244,6 +244,7 @@ def begin(
         BudgetExceededError: the run would pass the limit of its population; nothing was created.
     """
     objects = objects or Own()
+    # A seed would make the noise of a private run's continuation public.
     if seed is not None and fork_of is not None:
         raise ConfigError(f"seed={seed}: a fork of a private run needs a secret key.")
     code = plan.code()
@@ -312,6 +313,7 @@ def check_plans(
     Raises:
         ConfigError: the first fault, after the name of its plan.
     """
+    # What is put together takes seconds; a sweep has hundreds of plans that differ in privacy only.
     excluded: dict[str, Any] = {"privacy": True, "server": True, "client": {"learning_rate"}}
     excluded |= {"model": {"seed"}, "data": {"seed"}}
     alike: dict[str, dict[str, tuple[str, PlanFile]]] = {}
@@ -353,6 +355,7 @@ def _planted(
         momentum=setup.plan.server.momentum,
         **table.model_dump(),
     )
+    # Also of absent canaries: whoever shares an id would be taken for one.
     refuse_same_ids(setup.clients.ids, clients)
     return replace(setup, canaries=clients)
 
@@ -376,6 +379,7 @@ def _facts(
     facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
     facts["population_name"] = population_name(plan, setup.clients)
     facts["population_size"] = len(setup.clients.ids)
+    # A built-in task deals the same users to the same plan; other ids may change under a run.
     if plan.data.task is None or plan.privacy.sampling is not None:
         facts["population"] = ids_hash(setup.clients.ids)
     if code is not None:
@@ -528,6 +532,7 @@ def _refuse_changed(facts: Mapping[str, Any], recorded: PlanFile, objects: Own, 
         )
     if recorded.context(code) != facts["plan"].get("context"):
         raise ConfigError(f"{out}: the plan file in its ledger is not the run's.")
+    # Objects are compared by source and values, since they cannot be kept in a ledger.
     passed, now = facts.get("passed"), _passed(objects)
     if passed is not None and now is None:
         raise ConfigError(
@@ -577,7 +582,8 @@ def finish(
             if log is not None and planted is not None:
                 log.resume(run.rounds, planted.project(server.parameters))
             if progress:
-                open_.enter_context(bar)  # not before: a run that is refused shows no progress
+                # Not before: a run that is refused shows no progress.
+                open_.enter_context(bar)
 
         _, records = setup.run(
             run.plan,

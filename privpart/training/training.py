@@ -423,7 +423,8 @@ def _named_code(plan: PlanFile) -> Code:
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from error.__cause__
 
-        @wraps(function)  # with the attributes that a metric may have
+        # Wrapped, so that the attributes of a metric are kept, and workers find the function.
+        @wraps(function)
         def call(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401  somebody else's code
             return own_code.call(function, reference, key, *arguments, **options)
 
@@ -459,7 +460,8 @@ def _local(plan: PlanFile, objects: Own, code: Code) -> LocalTraining:
         if given is not None:
             changes[name] = given
         elif (key := f"client.{name}") in code:
-            changes[name] = vars(code[key])["__wrapped__"]  # the one that workers find by name
+            # The function itself, which worker processes find by its name.
+            changes[name] = vars(code[key])["__wrapped__"]
     return replace(plan.client, **changes)
 
 
@@ -624,7 +626,8 @@ def _select_engine(
 
     def smaller(*sizes: int) -> PartialModel:
         network = shrunk(plan.model.network(), spaces, sizes)
-        return plan.model.partial(network, fingerprint=model.fingerprint)  # same frozen part
+        # A smaller network's frozen part is the whole one's, which its fingerprint says.
+        return plan.model.partial(network, fingerprint=model.fingerprint)
 
     return SelectEngine(
         model,
@@ -743,7 +746,8 @@ def _refuse_carriers(model: PartialModel, clients: Clients, local: LocalTraining
             start,
             fetched(clients, client, generator),
             local=short,
-            clip_norm=1e6,  # a clip could hide a difference
+            # A clip could hide a difference.
+            clip_norm=1e6,
             generator=generator,
             previous=start.clone() if local.objective == "moon" else None,
         )
