@@ -17,7 +17,6 @@ from torch import nn
 import privpart as package
 from accounting import ConfigError
 from privpart.data import from_tensors
-from privpart.run.ledger import Ledger
 from privpart.training.plan_file import read
 
 PLAN = """
@@ -310,41 +309,6 @@ def test_from_python_another_network_population_or_loss_is_not_resumed(tmp_path)
         )  # fmt: skip
     with pytest.raises(ConfigError, match="is not empty"):
         package.train(module, population(), **options)
-
-
-@pytest.mark.parametrize("kind", ["unsigned 64 bits", "strings", "mixed signs"])
-def test_every_client_counts_whatever_its_id(kind, tmp_path):
-    draws = np.random.default_rng(0)
-    ids = {
-        "unsigned 64 bits": draws.integers(2**63 - 50, 2**64 - 1, 20, dtype=np.uint64),
-        "strings": np.array([f"patient é {n}" for n in range(20)]),
-        "mixed signs": draws.permutation(np.arange(-10, 10)),
-    }[kind]
-    run = package.train(
-        nn.Linear(3, 2), population(ids=ids), plan=TABLES, out=tmp_path / "run", progress=False
-    )
-    assert [record.counts.counted for record in run.history] == [5] * 8
-    ledger = Ledger(tmp_path / "run")
-    ledger.rows()
-    assert set(ledger.rounds_by_client()) == set(ids.tolist())
-    assert all(len(rounds) == 2 for rounds in ledger.rounds_by_client().values())
-
-
-def test_health_is_marked_as_not_for_release(tmp_path):
-    run = package.train(
-        nn.Linear(3, 2),
-        population(),
-        plan=TABLES,
-        out=tmp_path / "run",
-        progress=False,
-        health=True,
-    )
-    first, *lines = (tmp_path / "run" / "health.jsonl").read_text().splitlines()
-    assert "not for release" in first
-    assert len(lines) == 8
-    assert all(0 <= json.loads(line)["clipped"] <= 1 for line in lines)
-    assert run.history[0].health is not None
-    assert run.history[0].health.norms[1] > 0
 
 
 def test_a_starter_trains_as_it_is(tmp_path, privpart):
