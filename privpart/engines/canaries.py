@@ -100,7 +100,7 @@ def cohorts_with_canaries(
     """
     refuse_same_ids({client for cohort in cohorts for client in cohort}, canaries)
     planted = [canaries.clients(round_) for round_ in range(len(cohorts))]
-    return [[*cohort, *own] for cohort, own in zip(cohorts, planted, strict=True)]
+    return [[*cohort, *planted_ids] for cohort, planted_ids in zip(cohorts, planted, strict=True)]
 
 
 def refuse_same_ids(clients: Iterable[ClientId], canaries: CanaryClients) -> None:

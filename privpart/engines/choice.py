@@ -72,10 +72,10 @@ def _products_of_a_step(computation: LocalComputation) -> int:
     pixels = x[:1].numel() // max(1, x.shape[1]) if x.dim() > 1 else 1
     products = 0
     for layer in model.module.modules():
-        own = [p for p in layer.parameters(recurse=False) if p.dim() > 1 and id(p) in trained]
+        weights = [p for p in layer.parameters(recurse=False) if p.dim() > 1 and id(p) in trained]
         if not isinstance(layer, nn.Embedding):
             repeated = pixels if isinstance(layer, nn.Conv2d) else computation.words
-            products += sum(p.numel() for p in own) * repeated
+            products += sum(p.numel() for p in weights) * repeated
     return computation.batch_rows * products
 
 

@@ -16,25 +16,25 @@ def find_device(device: str | torch.device) -> torch.device:
         ConfigError: there is no such device here, or this torch would round convolutions unasked.
     """
     try:
-        found = torch.device(device)
+        chosen = torch.device(device)
     except (RuntimeError, TypeError):
         raise ConfigError(
             f"device={device!r}: torch knows no such device; use 'cpu', 'cuda' or 'cuda:1'."
         ) from None
-    if found.type == "cpu":
+    if chosen.type == "cpu":
         return torch.device("cpu")
-    module = getattr(torch, found.type, None)
+    module = getattr(torch, chosen.type, None)
     count = module.device_count() if module is not None and module.is_available() else 0
-    if (found.index or 0) >= count:
-        seen = ", ".join(["cpu", *(f"{found.type}:{k}" for k in range(count))])
+    if (chosen.index or 0) >= count:
+        available = ", ".join(["cpu", *(f"{chosen.type}:{k}" for k in range(count))])
         raise ConfigError(
-            f"device='{found}': torch {torch.__version__} sees {seen} here; use one of these, or "
-            "install a torch and a driver for the accelerator."
+            f"device='{chosen}': torch {torch.__version__} sees {available} here; use one of "
+            "these, or install a torch and a driver for the accelerator."
         )
     # ``float32_products`` needs this setting, which torch 2.9 introduced
     if not hasattr(torch.backends.cudnn, "conv"):
-        raise ConfigError(f"device='{found}': needs torch 2.9, here is {torch.__version__}.")
-    return found
+        raise ConfigError(f"device='{chosen}': needs torch 2.9, here is {torch.__version__}.")
+    return chosen
 
 
 def namespace(device: torch.device) -> Any:  # noqa: ANN401

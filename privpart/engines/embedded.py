@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.client import LocalTraining, Watch
+from privpart.client import LocalTraining
 from privpart.clip import is_clipped
 from privpart.data.clients import Clients
 from privpart.data.users import Users
@@ -141,7 +141,8 @@ class EmbeddedEngine:
                     "engine: clients keep models or local parts, so one process computes them all"
                 )
             self.method = Method()
-            yield from self._with_memory.run(task, start, local, self._watch)
+            watch = self._watched.append if self.options.health else None
+            yield from self._with_memory.run(task, start, local, watch and (lambda *s: watch(s)))
             return
         computation = self._computation_of(local)
         self.method = self._method_for(computation, task, start, sums=False)
@@ -162,14 +163,14 @@ class EmbeddedEngine:
             return None
         computation = self._computation_of(local)
         method = self._method_for(computation, task, start, sums=True)
-        most = computation.clients_per_ghost_sum(task) if method.ghost_sum else 0
-        if not most and not computation.sums_each(task, method):
+        largest = computation.clients_per_ghost_sum(task) if method.ghost_sum else 0
+        if not largest and not computation.sums_each(task, method):
             return None
         self._forget_health(task)
         self.method = method
         chunks = (
-            equal_chunks(task.clients, most, self.workers)
-            if most
+            equal_chunks(task.clients, largest, self.workers)
+            if largest
             else self._chunks(computation, task.clients)
         )
         work = Work(task, local, method, summed=True, watched=self.options.health)
@@ -213,8 +214,8 @@ class EmbeddedEngine:
         if not self.options.health or self._watched_clip_norm is None:
             return None
         losses, norms = tuple(zip(*self._watched, strict=True)) or ((), ())
-        most = self._watched_clip_norm
-        clipped = sum(is_clipped(norm, most) or math.isnan(norm) for norm in norms)
+        clip_norm = self._watched_clip_norm
+        clipped = sum(is_clipped(norm, clip_norm) or math.isnan(norm) for norm in norms)
         return ClientHealth(losses, norms, clipped)
 
     def refuse_unsendable(self, local: LocalTraining) -> None:
@@ -286,11 +287,6 @@ class EmbeddedEngine:
         self._watched = []
         self._watched_clip_norm = task.clip_norm
 
-    @property
-    def _watch(self) -> Watch | None:
-        watched = self._watched
-        return (lambda *seen: watched.append(seen)) if self.options.health else None
-
     def _results(
         self, computation: LocalComputation, work: Work, start: Tensor, chunks: Sequence[Chunk]
     ) -> Iterator[Result]:
@@ -302,13 +298,19 @@ class EmbeddedEngine:
             dtype = torch.float64 if work.summed else torch.float32
             # page-locked, which torch keeps for the next round: a copy takes a tenth of the time
             out = torch.empty(shape, dtype=dtype, pin_memory=on_cuda)
-            with self._here(len(chunk)):
+            began = time.process_time()
+            # workers have one thread each, and sums over more threads are rounded differently
+            with one_thread(self.options.deterministic or self.workers > 1):
                 norms, watched = compute(
                     computation, work, chunk, start, out[0] if work.summed else out
                 )
+            self._alone += time.process_time() - began
+            self._clients_alone += len(chunk)
             return Result(chunk, out, norms, watched)
 
-        self._refuse_changed(work.local)
+        if work.local is not self._sendable:
+            self.refuse_unsendable(work.local)
+            self._sendable = work.local
         remaining = deque(chunks)
         while remaining and not self._workers_are_ready(computation, sum(map(len, remaining))):
             result = here(remaining.popleft())
@@ -319,22 +321,6 @@ class EmbeddedEngine:
                 for result in pool.results(work, start, list(remaining), here):
                     self._watched += result.watched
                     yield result
-
-    def _refuse_changed(self, local: LocalTraining) -> None:
-        """Check once that other processes can be sent a training."""
-        if local is not self._sendable:
-            self.refuse_unsendable(local)
-            self._sendable = local
-
-    @contextmanager
-    def _here(self, clients: int) -> Iterator[None]:
-        """Within this context, this process computes so many clients."""
-        # Workers have one thread each; sums over more threads are rounded differently.
-        began = time.process_time()
-        with one_thread(self.options.deterministic or self.workers > 1):
-            yield
-        self._alone += time.process_time() - began
-        self._clients_alone += clients
 
     def _workers_are_ready(self, computation: LocalComputation, remaining: int) -> bool:
         """Return whether workers compute, too; start them once so many clients more pay for it."""
@@ -431,13 +417,13 @@ class EmbeddedEngine:
     def _chunks(
         self, computation: LocalComputation, clients: Sequence[ClientId]
     ) -> list[Sequence[ClientId]]:
-        most = self._chunk_size
+        largest = self._chunk_size
         if self.method is None or not self.method.vectorized:
             cut = equal_chunks if self.workers == 1 else decreasing_chunks
-            return cut(clients, most, self.workers)
+            return cut(clients, largest, self.workers)
         if self._device.type == "cpu" and computation.words > 1:
-            most = min(most, max(1, _ROWS // (computation.batch_rows * computation.words)))
-        return equal_chunks(clients, most, self.workers)
+            largest = min(largest, max(1, _ROWS // (computation.batch_rows * computation.words)))
+        return equal_chunks(clients, largest, self.workers)
 
 
 def _frozen_prefix(model: PartialModel) -> tuple[nn.Sequential, PartialModel]:
@@ -454,9 +440,11 @@ def _to_stderr(sentence: str) -> None:
     sys.stderr.write(f"privpart: {sentence}\n")
 
 
-def equal_chunks(clients: Sequence[ClientId], most: int, workers: int) -> list[Sequence[ClientId]]:
-    """Return chunks of at most ``most`` clients whose sizes differ by at most one."""
-    count = max(1, -(-len(clients) // most), min(workers, len(clients)))
+def equal_chunks(
+    clients: Sequence[ClientId], largest: int, workers: int
+) -> list[Sequence[ClientId]]:
+    """Return chunks of at most ``largest`` clients whose sizes differ by at most one."""
+    count = max(1, -(-len(clients) // largest), min(workers, len(clients)))
     # a multiple of the workers: otherwise all would wait for those that compute one chunk more
     count = -(-count // workers) * workers
     ends = [len(clients) * k // count for k in range(count + 1)]
@@ -464,19 +452,19 @@ def equal_chunks(clients: Sequence[ClientId], most: int, workers: int) -> list[S
 
 
 def decreasing_chunks(
-    clients: Sequence[ClientId], most: int, workers: int
+    clients: Sequence[ClientId], largest: int, workers: int
 ) -> list[Sequence[ClientId]]:
-    """Return chunks of at most ``most`` clients by factoring (Hummel, Schonberg and Flynn 1992).
+    """Return chunks of at most ``largest`` clients by factoring (Hummel, Schonberg and Flynn 1992).
 
     Chunks get smaller, so that all workers finish at about the same time.
     """
     chunks = []
-    left = clients
-    while left:
-        size = min(most, -(-len(left) // (_TURNS * workers)))
+    remaining = clients
+    while remaining:
+        size = min(largest, -(-len(remaining) // (_TURNS * workers)))
         # One chunk of each size per worker. A worker with a smaller chunk would finish early and
         # wait: results leave in order, and its slots are free only when they have left.
-        for _ in range(min(workers, -(-len(left) // size))):
-            chunks.append(left[:size])
-            left = left[size:]
+        for _ in range(min(workers, -(-len(remaining) // size))):
+            chunks.append(remaining[:size])
+            remaining = remaining[size:]
     return chunks

@@ -72,8 +72,8 @@ def named_layers(network: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _fixed(layer: nn.Module, trained: set[int]) -> bool:
-    known = functions_of_the_example(layer)
-    return known and not any(id(p) in trained for p in layer.parameters())
+    fixed = functions_of_the_example(layer)
+    return fixed and not any(id(p) in trained for p in layer.parameters())
 
 
 def functions_of_the_example(layer: nn.Module) -> bool:
@@ -120,9 +120,11 @@ class Features:
         self._x = x
         self._together = together
         with torch.no_grad():
-            one = below(x[:1].clone())
-        shape = (len(x), *one.shape[1:])
-        self.values = shared_memory(*shape, dtype=one.dtype) if shared else one.new_empty(shape)
+            output = below(x[:1].clone())
+        shape = (len(x), *output.shape[1:])
+        self.values = (
+            shared_memory(*shape, dtype=output.dtype) if shared else output.new_empty(shape)
+        )
         self._known = torch.zeros(len(x), dtype=torch.bool)
         if shared:
             share(self._known)
@@ -136,8 +138,10 @@ class Features:
             return
         # Of one client, pieces of one size, filled up with its own examples: a product with another
         # number of rows rounds differently, and one client's data would reach others' updates.
-        each, size = ([missing], _PASS) if self._together else (clients, _PIECE)
-        for some in (piece for own in each for piece in torch.split(own, size)):
+        groups, size = ([missing], _PASS) if self._together else (clients, _PIECE)
+        for some in (
+            piece for rows_of_group in groups for piece in torch.split(rows_of_group, size)
+        ):
             new = ~self._known[some]
             if not new.any():
                 continue
@@ -150,16 +154,16 @@ class Features:
 def feature_bytes(below: nn.Sequential, x: Tensor) -> int:
     """Return the size in bytes of the outputs of all examples."""
     with torch.no_grad():
-        one: Tensor = below(x[:1].clone())
-    return 4 * len(x) * one.numel()
+        output: Tensor = below(x[:1].clone())
+    return 4 * len(x) * output.numel()
 
 
 def shared_memory(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return shared memory, zeros at first; no page of it exists before it is written to."""
     storage: Any = torch.UntypedStorage
-    found, size = torch.empty(0, dtype=dtype), math.prod(shape)
-    memory: torch.UntypedStorage = storage._new_shared(size * found.element_size())
-    return found.set_(memory, 0, (size,), (1,)).view(shape)
+    tensor, size = torch.empty(0, dtype=dtype), math.prod(shape)
+    memory: torch.UntypedStorage = storage._new_shared(size * tensor.element_size())
+    return tensor.set_(memory, 0, (size,), (1,)).view(shape)
 
 
 def share(tensor: Tensor) -> Tensor:

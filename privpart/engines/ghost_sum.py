@@ -47,7 +47,6 @@ consist of nothing but that loss.
 
 _PRODUCTS = 2**22
 """Numbers of the products that are multiplied out at once, for their norms alone."""
-_FEW_CHANNELS = 4
 _TAPPED = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.MultiheadAttention)
 """Layers whose trained parameters ``_Tapped`` finds in most networks."""
 
@@ -68,8 +67,10 @@ class Factored:
             grams = (self.left @ self.left.mT) * (self.right @ self.right.mT)
             found = grams.sum(dim=(1, 2))
         else:
-            some = max(1, _PRODUCTS // (out * columns))
-            parts = zip(torch.split(self.left, some), torch.split(self.right, some), strict=True)
+            clients = max(1, _PRODUCTS // (out * columns))
+            parts = zip(
+                torch.split(self.left, clients), torch.split(self.right, clients), strict=True
+            )
             found = torch.cat([(left.mT @ right).square().sum(dim=(1, 2)) for left, right in parts])
         lengths = self.left.norm(dim=2) * self.right.norm(dim=2)
         slack = _SLACK * (rows + out + columns)
@@ -99,9 +100,9 @@ class LookedUp:
     def squared_norms(self) -> Tensor:
         """Return each client's squared norm, shape (V,), rounded up: never below the true one."""
         same = self.words.unsqueeze(2) == self.words.unsqueeze(1)
-        found: Tensor = ((self.right @ self.right.mT) * same).sum(dim=(1, 2))
+        products: Tensor = ((self.right @ self.right.mT) * same).sum(dim=(1, 2))
         slack = _SLACK * (self.right.shape[1] + self.right.shape[2])
-        squared: Tensor = found + slack * self.right.norm(dim=2).sum(dim=1).square()
+        squared: Tensor = products + slack * self.right.norm(dim=2).sum(dim=1).square()
         return squared
 
     def drop(self, absent: Tensor) -> None:
@@ -111,10 +112,10 @@ class LookedUp:
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Return the sum over clients, shape (length, width), with weights of shape (V,)."""
         total = self.right.new_zeros(self.length, self.right.shape[2])
-        own: Tensor = total.index_add_(
+        summed: Tensor = total.index_add_(
             0, self.words.flatten(), (self.right * weights[:, None, None]).flatten(0, 1)
         )
-        return own
+        return summed
 
     def factored(self) -> Factored:
         """Return the same updates as products, for a table that is a dense layer's, too."""
@@ -158,7 +159,7 @@ class GhostSum:
         self._is_sequence = _is_sequence(model)
         self._layers: list[tuple[nn.Module, dict[str, str]]] = []
         for layer in _layers(model.module):
-            named = {own: names[id(p)] for own, p in layer.named_parameters()}
+            named = {local_name: names[id(p)] for local_name, p in layer.named_parameters()}
             self._layers.append((layer, {o: name for o, name in named.items() if name in trained}))
 
     @staticmethod
@@ -224,8 +225,8 @@ class GhostSum:
         if self._is_sequence:
             updates: dict[str, _Updates] = {}
             for layer, named, given, gradient in self._backpropagate(start, x, loss):
-                found = layer_updates(layer, list(named), given, gradient, learning_rate)
-                updates |= {named[own]: update for own, update in found.items()}
+                by_name = layer_updates(layer, list(named), given, gradient, learning_rate)
+                updates |= {named[local_name]: update for local_name, update in by_name.items()}
         else:
             updates = self._tapped(start, x, loss, learning_rate)
         norms = (
@@ -283,8 +284,8 @@ class GhostSum:
             self._model.train_only()
             logits = vmap(forward)(x.flatten(0, 1))
             leaves = [parameters[name] for name in self._model.trainable]
-            rest = torch.autograd.grad(loss(logits), leaves, allow_unused=True)
-            for name, gradient in zip(self._model.trainable, rest, strict=True):
+            gradients = torch.autograd.grad(loss(logits), leaves, allow_unused=True)
+            for name, gradient in zip(self._model.trainable, gradients, strict=True):
                 if gradient is not None:
                     raise RuntimeError(f"{name} is used in a way that ghost clipping does not know")
             return {name: _joined(uses) for name, uses in taps.found.items()}
@@ -298,11 +299,11 @@ def _is_sequence(model: PartialModel) -> bool:
     """
     layers = list(_layers(model.module))
     parameters = [p for _, p in model.module.named_parameters(remove_duplicate=False)]
-    own = {id(parameter) for layer in layers for parameter in layer.parameters()}
+    distinct = {id(parameter) for layer in layers for parameter in layer.parameters()}
     return (
         functions_of_the_example(model.module)
         # fewer if parameters are tied, or belong to the sequence and not to a layer
-        and len(own) == len(parameters)
+        and len(distinct) == len(parameters)
         and not any(getattr(layer, "inplace", False) for layer in layers)
     )
 
@@ -343,12 +344,12 @@ class _Tapped(IndexedEmbeddings):
                 attended = attention_by_rows(*args, **kwargs)
             if attended is not None:
                 return attended, None
-        for use, own in (
+        for use, function in (
             (self._linear, functional.linear),
             (self._embedding, functional.embedding),
             (self._layer_norm, functional.layer_norm),
         ):
-            if func is own:
+            if func is function:
                 return use(*args, **kwargs)
         return super().__torch_function__(func, types, args, kwargs)
 
@@ -385,16 +386,16 @@ class _Tapped(IndexedEmbeddings):
         bias: Tensor | None = None,
         eps: float = 1e-5,
     ) -> Tensor:
-        shape, held = list(normalized_shape), self._held(weight, bias)
-        out = layer_norm(input, shape, held[0], held[1], eps)
+        shape, parameters = list(normalized_shape), self._held(weight, bias)
+        out = layer_norm(input, shape, parameters[0], parameters[1], eps)
         plain = nn.LayerNorm(shape, eps, elementwise_affine=False)
 
         def note(given: Tensor, gradient: Tensor) -> None:
-            rows = [one.reshape(self._clients, -1, *shape) for one in (given, gradient)]
-            found = _norm_gradients(plain, *rows)
-            each = {k: own.double().mul_(-self._learning_rate) for k, own in found.items()}
-            self._note(weight, lambda: Materialized(each["weight"]))
-            self._note(bias, lambda: Materialized(each["bias"]))
+            rows = [tensor.reshape(self._clients, -1, *shape) for tensor in (given, gradient)]
+            gradients = _norm_gradients(plain, *rows)
+            moves = {k: part.double().mul_(-self._learning_rate) for k, part in gradients.items()}
+            self._note(weight, lambda: Materialized(moves["weight"]))
+            self._note(bias, lambda: Materialized(moves["bias"]))
 
         return self._tap(out, input, note, weight, bias)
 
@@ -450,8 +451,8 @@ class _Tap(torch.autograd.Function):
         if in_dims[2:4] != (None, None):
             raise RuntimeError("a trained parameter differs between clients")
         out, given = (
-            one.expand(info.batch_size, *one.shape) if dim is None else one.movedim(dim, 0)
-            for one, dim in zip(inputs[:2], in_dims[:2], strict=True)
+            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in zip(inputs[:2], in_dims[:2], strict=True)
         )
         return _Tap.apply(out, given, *inputs[2:]), 0  # type: ignore[no-untyped-call]
 
@@ -466,8 +467,11 @@ def _joined(uses: Sequence["_Updates"]) -> "_Updates":
     if vectors:
         raise RuntimeError("a trained parameter is a vector of one layer and a matrix of another")
     parts = [use.factored() if isinstance(use, LookedUp) else use for use in uses]
-    found = [part for part in parts if isinstance(part, Factored)]
-    left, right = torch.cat([f.left for f in found], 1), torch.cat([f.right for f in found], 1)
+    factored = [part for part in parts if isinstance(part, Factored)]
+    left, right = (
+        torch.cat([f.left for f in factored], 1),
+        torch.cat([f.right for f in factored], 1),
+    )
     return Factored(left, right)
 
 
@@ -504,20 +508,20 @@ def layer_updates(
     if type(layer) is nn.Linear:
         left, right = (rows.flatten(1, -2).double() for rows in (gradient, given))
         left *= -learning_rate
-        every: dict[str, Factored | Materialized] = {"weight": Factored(left, right)}
-        every["bias"] = Materialized(left.sum(dim=1))
-        return {name: every[name] for name in names}
+        updates: dict[str, Factored | Materialized] = {"weight": Factored(left, right)}
+        updates["bias"] = Materialized(left.sum(dim=1))
+        return {name: updates[name] for name in names}
     padding = _zero_padding(layer) if type(layer) is nn.Conv2d else None
     if type(layer) is nn.Conv2d and padding is not None:
-        found = {"weight": _filter_gradients(layer, padding, given, gradient)}
-        found["bias"] = gradient.sum(dim=(1, 3, 4))
+        gradients = {"weight": _filter_gradients(layer, padding, given, gradient)}
+        gradients["bias"] = gradient.sum(dim=(1, 3, 4))
     elif type(layer) is nn.GroupNorm or type(layer) is nn.LayerNorm:
-        found = _norm_gradients(layer, given, gradient)
+        gradients = _norm_gradients(layer, given, gradient)
     else:
-        found = _autograd_gradients(layer, names, given, gradient)
+        gradients = _autograd_gradients(layer, names, given, gradient)
     # a copy in another layout is fast within one type only
-    doubles = {name: found[name].contiguous().double() for name in names}
-    return {name: Materialized(each.mul_(-learning_rate)) for name, each in doubles.items()}
+    doubles = {name: gradients[name].contiguous().double() for name in names}
+    return {name: Materialized(move.mul_(-learning_rate)) for name, move in doubles.items()}
 
 
 def to_channels_last(x: Tensor) -> Tensor:
@@ -545,12 +549,8 @@ def _filter_gradients(
 ) -> Tensor:
     """Return each client's gradient of the filters, from one convolution with a group per client.
 
-    With channels-last images it takes a third to half of the time. Images of few channels, such as
-    a network's input, take two thirds of that as products of their windows.
+    With channels-last images it takes a third to half of the time.
     """
-    plain = (layer.stride, layer.dilation, layer.groups) == ((1, 1), (1, 1), 1)
-    if plain and layer.in_channels <= _FEW_CHANNELS:
-        return _filter_gradients_of_windows(layer, padding, given, gradient)
     clients = len(given)
     filters: Tensor = conv2d_weight(  # type: ignore[no-untyped-call]
         _clients_as_channels(given),
@@ -561,23 +561,6 @@ def _filter_gradients(
         dilation=layer.dilation,
         groups=clients * layer.groups,
     )
-    return filters.view(clients, *layer.weight.shape)
-
-
-def _filter_gradients_of_windows(
-    layer: nn.Conv2d, padding: list[int], given: Tensor, gradient: Tensor
-) -> Tensor:
-    """Return the same, from a product per client with all windows of its images written out."""
-    (clients, n, channels), (outputs, height, width) = given.shape[:3], gradient.shape[2:]
-    sides = [padding[1], padding[1], padding[0], padding[0]]
-    padded = functional.pad(given.flatten(0, 1).contiguous(), sides)
-    padded = padded.view(clients, n, *padded.shape[1:])
-    each, image, channel, row, one = padded.stride()
-    shape = clients, channels, *layer.kernel_size, n, height, width
-    windows = padded.as_strided(shape, (each, channel, row, one, image, row, one))
-    columns = windows.reshape(clients, -1, n * height * width)
-    rows = gradient.permute(0, 1, 3, 4, 2).reshape(clients, n * height * width, outputs)
-    filters: Tensor = torch.bmm(rows.mT, columns.mT)
     return filters.view(clients, *layer.weight.shape)
 
 
@@ -595,12 +578,12 @@ def _norm_gradients(
     rows, gradient = given.flatten(0, 1).contiguous(), gradient.contiguous()
     if isinstance(layer, nn.GroupNorm):
         normalized = group_norm(rows, layer.num_groups, eps=layer.eps)
-        others = [1, *range(3, gradient.dim())]
+        dims = [1, *range(3, gradient.dim())]
     else:
         normalized = layer_norm(rows, layer.normalized_shape, eps=layer.eps)
-        others = list(range(1, gradient.dim() - len(layer.normalized_shape)))
+        dims = list(range(1, gradient.dim() - len(layer.normalized_shape)))
     scaled = gradient * normalized.view_as(gradient)
-    return {"weight": scaled.sum(dim=others), "bias": gradient.sum(dim=others)}
+    return {"weight": scaled.sum(dim=dims), "bias": gradient.sum(dim=dims)}
 
 
 def _autograd_gradients(
@@ -611,8 +594,11 @@ def _autograd_gradients(
 
     def one(given: Tensor, gradient: Tensor) -> dict[str, Tensor]:
         with IndexedEmbeddings():
-            pull = vjp(lambda own: functional_call(layer, own, (given,)), parameters)[1]
-        found: dict[str, Tensor] = pull(gradient)[0]
-        return found
+            pull = vjp(
+                lambda parameters_of_one: functional_call(layer, parameters_of_one, (given,)),
+                parameters,
+            )[1]
+        pulled: dict[str, Tensor] = pull(gradient)[0]
+        return pulled
 
     return vmap(one)(given, gradient)

@@ -59,10 +59,10 @@ class ClientsWithMemory:
         moon, keeps_part = local.objective == "moon", self._model.own.numel() > 0
         if task.round and not self._began:
             whose = "moon's clients" if moon else "clients"
-            kept = ["the last models"] * moon + ["the local parts"] * keeps_part
+            lost = ["the last models"] * moon + ["the local parts"] * keeps_part
             self._report(
                 f"engine: begins with round {task.round}, so {whose} have lost "
-                f"{' and '.join(kept)} that they kept. From here on the run differs from an "
+                f"{' and '.join(lost)} that they kept. From here on the run differs from an "
                 "uninterrupted one; its guarantee is the same"
             )
         self._began = True
@@ -92,8 +92,10 @@ class ClientsWithMemory:
                 yield task.update(client, update)
         # Only after the last client, because a round that was interrupted may be run again. What
         # diverged is not kept: it would make every later update of its client non-finite.
-        self._previous |= {client: own for client, own in now.items() if own.isfinite().all()}
-        self._own |= {client: own for client, own in parts.items() if own.isfinite().all()}
+        self._previous |= {
+            client: vector for client, vector in now.items() if vector.isfinite().all()
+        }
+        self._own |= {client: vector for client, vector in parts.items() if vector.isfinite().all()}
 
     def _examples(self, client: ClientId, generator: torch.Generator) -> Batch:
         if isinstance(self._clients, Users):

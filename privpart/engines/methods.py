@@ -230,14 +230,14 @@ class LocalComputation:
         start = start.to(self.device)
         with self._guarded(task, clients, start):
             if self.device.type == "cpu":
-                norms, each = [], torch.empty(len(clients), len(out))
+                norms, updates_of_clients = [], torch.empty(len(clients), len(out))
                 out.zero_()
                 for place, norm in self._clipped(
-                    task, clients, start, method, longest, each, watch
+                    task, clients, start, method, longest, updates_of_clients, watch
                 ):
                     norms.append(norm)
                     if not math.isnan(norm):
-                        add_in_place(out, each[place])
+                        add_in_place(out, updates_of_clients[place])
                 return norms
             updates, norms = self._on_device(task, clients, start, method, longest, watch)
             width = max(1, _SUMMED // len(clients))  # torch writes what it widens
@@ -249,8 +249,8 @@ class LocalComputation:
         """Return whether ``summed`` applies: to all methods on an accelerator, to one here."""
         # the server can refuse a client's second update only if it gets each update
         distinct = len(set(task.clients)) == len(task.clients)
-        here = method.vectorized and self.vectorizable
-        return distinct and (here or self.device.type != "cpu")
+        on_cpu = method.vectorized and self.vectorizable
+        return distinct and (on_cpu or self.device.type != "cpu")
 
     @contextmanager
     def _guarded(
@@ -321,8 +321,8 @@ class LocalComputation:
         rounded = torch.autocast(
             self.device.type, torch.bfloat16, enabled=method.bfloat16, cache_enabled=False
         )
-        each = zip(clients, self._examples(clients, generators), generators, strict=True)
-        for place, (client, examples, generator) in enumerate(each):
+        triples = zip(clients, self._examples(clients, generators), generators, strict=True)
+        for place, (client, examples, generator) in enumerate(triples):
             training = unclipped_update(
                 self.model,
                 start,
@@ -416,21 +416,21 @@ class LocalComputation:
         if self._ghost_sum is None:
             raise RuntimeError("ghost clipping does not support this network")
         rows = zip(clients, self._rows(clients), strict=True)
-        batches = [self._first_batch(task, client, own) for client, own in rows]
+        batches = [self._first_batch(task, client, client_rows) for client, client_rows in rows]
         # ``batch_size`` rows for each client, whatever it holds: a product with another number of
         # rows rounds differently, by which one client's data would reach the others' updates.
         x, y = padded_batches(self.x, self.users.y, batches, self.local.batch_size)
         losses: list[float] = []
 
         def total_loss(logits: Tensor) -> Tensor:
-            each = losses_of(logits.view(*y.shape[:2], *logits.shape[1:]), y)
+            client_losses = losses_of(logits.view(*y.shape[:2], *logits.shape[1:]), y)
             if watch is not None:
-                losses.extend(each.cpu().tolist())
-            return each.sum()
+                losses.extend(client_losses.cpu().tolist())
+            return client_losses.sum()
 
         total, start = out.to(self.device), start.to(self.device)
         with self._guarded(task, clients, start):
-            each = self._ghost_sum.sum(
+            client_norms = self._ghost_sum.sum(
                 start,
                 x,
                 total_loss,
@@ -439,16 +439,16 @@ class LocalComputation:
                 out=total,
             )
         out.copy_(total)  # which does nothing on the CPU
-        norms: list[float] = each.cpu().tolist()
+        norms: list[float] = client_norms.cpu().tolist()
         taken = [loss if len(batch) else None for loss, batch in zip(losses, batches, strict=False)]
         _tell(watch, taken, norms)
         return norms
 
-    def _first_batch(self, task: RoundTask, client: ClientId, own: Tensor) -> Tensor:
-        if len(own) <= self.local.batch_size:
-            return own  # all of them, so their order does not matter
+    def _first_batch(self, task: RoundTask, client: ClientId, rows: Tensor) -> Tensor:
+        if len(rows) <= self.local.batch_size:
+            return rows  # all of them, so their order does not matter
         generator = client_generator(self._data_seed, task.round, client)
-        return own[next(self.local.batches(len(own), generator))]
+        return rows[next(self.local.batches(len(rows), generator))]
 
     def clients_per_ghost_sum(self, task: RoundTask) -> int:
         """Return the largest number of clients for one call of ``sum``; 0 if it does not apply.
@@ -471,7 +471,10 @@ class LocalComputation:
         rows = self.users.indices.of_each(clients)
         if self.ends_only:
             size = self.local.batch_size
-            rows = [own[max(0, (len(own) - 1) // size * size - size) :] for own in rows]
+            rows = [
+                client_rows[max(0, (len(client_rows) - 1) // size * size - size) :]
+                for client_rows in rows
+            ]
         if self.features is not None and rows:
             self.features.compute(rows)
         return rows

@@ -78,41 +78,30 @@ class EngineOptions:
         checks.count("workers", self.workers)
         checks.choice("batching", self.batching, get_args(Batching))
         checks.choice("precision", self.precision, get_args(Precision))
-        if self.deterministic:
-            self._check_deterministic()
-        if self.batching == "vmap" and self.precision == "bfloat16":
-            raise ConfigError(
-                "batching=vmap: bfloat16 computes one client after another; use auto or loop."
-            )
-        if self.precision == "tf32" and not str(self.device).startswith("cuda"):
-            raise ConfigError(
-                f"precision=tf32: only CUDA devices round so, and device={self.device}; leave it "
-                "out, or use bfloat16."
-            )
         if self.worker_timeout is not None:
             checks.positive("worker_timeout", self.worker_timeout)
-            if self.workers == 1:
-                raise ConfigError(
-                    f"worker_timeout={self.worker_timeout:g}: one process has no workers to wait "
-                    "for; leave it out, or set workers."
-                )
-        if not self.on_cpu and self.workers > 1:
-            raise ConfigError(f"device={self.device}: one process drives it; use workers=1.")
-
-    def _check_deterministic(self) -> None:
-        if self.batching == "vmap":
-            raise ConfigError(
-                "batching=vmap: a run that can be repeated (deterministic=True, or noise from a "
-                "seed) computes one client after another; use auto or loop."
-            )
-        if self.cache_prefix:
-            raise ConfigError("cache_prefix=True: deterministic=True caches nothing; leave it out.")
-        if not self.on_cpu:
+        vectorizes = self.batching == "vmap"
+        _refuse_first(
+            self.deterministic and vectorizes,
+            "batching=vmap: a run that can be repeated (deterministic=True, or noise from a seed) "
+            "computes one client after another; use auto or loop.",
+            self.deterministic and self.cache_prefix,
+            "cache_prefix=True: deterministic=True caches nothing; leave it out.",
             # torch promises this for some operations only ("Reproducibility" in its manual)
-            raise ConfigError(
-                f"device={self.device}: does not give the same bits every time, which "
-                "deterministic=True and noise from a seed require; use device='cpu'."
-            )
+            self.deterministic and not self.on_cpu,
+            f"device={self.device}: does not give the same bits every time, which "
+            "deterministic=True and noise from a seed require; use device='cpu'.",
+            vectorizes and self.precision == "bfloat16",
+            "batching=vmap: bfloat16 computes one client after another; use auto or loop.",
+            self.precision == "tf32" and not str(self.device).startswith("cuda"),
+            f"precision=tf32: only CUDA devices round so, and device={self.device}; leave it out, "
+            "or use bfloat16.",
+            self.worker_timeout and self.workers == 1,
+            f"worker_timeout={self.worker_timeout or 0:g}: one process has no workers to wait for; "
+            "leave it out, or set workers.",
+            not self.on_cpu and self.workers > 1,
+            f"device={self.device}: one process drives it; use workers=1.",
+        )
 
     @property
     def on_cpu(self) -> bool:
@@ -131,8 +120,8 @@ class EngineOptions:
             dim: number of parameters that train.
             free: bytes of an accelerator; None on the CPU.
         """
-        most = _CHUNK_BYTES if free is None else min(_LARGEST_COPY, free // _PARTS)
-        return max(1, min(_LARGEST_CHUNK, most // (4 * dim)))
+        room = _CHUNK_BYTES if free is None else min(_LARGEST_COPY, free // _PARTS)
+        return max(1, min(_LARGEST_CHUNK, room // (4 * dim)))
 
     def refuse(
         self,
@@ -155,54 +144,41 @@ class EngineOptions:
             ConfigError: an option that this training would ignore, or that its first round could
                 not follow.
         """
-        if selects:
-            self._refuse_what_selecting_ignores()
-        if selects or local.objective == "moon" or local_parts:
-            self._refuse_all_but_one_process_in_float32_on_cpu()
-        if self.batching == "vmap":
-            plain = local.objective == "fedavg" and local.loss == "cross_entropy"
-            if selects or not plain:
-                raise ConfigError(
-                    "batching=vmap: clients that select, or have another objective than fedavg or "
-                    "another loss than cross_entropy, are computed one after another; use auto or "
-                    "loop."
-                )
-            if fetches or local_parts or local.augment is not None:
-                raise ConfigError(
-                    "batching=vmap: clients whose examples are fetched or augmented, or that keep "
-                    "a local part, are computed one after another; use auto or loop."
-                )
-        if self.cache_prefix and (fetches or changes_inputs(local)):
-            raise ConfigError(
-                "cache_prefix=True: needs examples in memory that no augment changes, and a loss "
-                "by name other than model; leave it out."
-            )
-
-    def _refuse_what_selecting_ignores(self) -> None:
-        if self.workers != 1:
-            raise ConfigError(
-                f"workers={self.workers}: clients that select run in one process; use 1."
-            )
-        if self.health:
-            raise ConfigError("health=True: clients that select are not measured; leave it out.")
-
-    def _refuse_all_but_one_process_in_float32_on_cpu(self) -> None:
         clients = "clients that select, train with the objective moon, or keep a local part,"
-        if self.worker_timeout is not None:
-            raise ConfigError(
-                f"worker_timeout={self.worker_timeout:g}: {clients} run in one process; leave it "
-                "out."
-            )
-        if self.precision != "float32":
-            raise ConfigError(
-                f"precision={self.precision}: {clients} compute in float32; leave it out."
-            )
-        if self.cache_prefix:
-            raise ConfigError(f"cache_prefix=True: {clients} cache nothing; leave it out.")
-        if not self.on_cpu:
-            raise ConfigError(
-                f"device={self.device}: {clients} are computed on the cpu; leave it out."
-            )
+        alone = selects or local.objective == "moon" or local_parts
+        vectorizes = self.batching == "vmap"
+        plain = local.objective == "fedavg" and local.loss == "cross_entropy"
+        _refuse_first(
+            selects and self.workers != 1,
+            f"workers={self.workers}: clients that select run in one process; use 1.",
+            selects and self.health,
+            "health=True: clients that select are not measured; leave it out.",
+            alone and self.worker_timeout,
+            f"worker_timeout={self.worker_timeout or 0:g}: {clients} run in one process; leave it "
+            "out.",
+            alone and self.precision != "float32",
+            f"precision={self.precision}: {clients} compute in float32; leave it out.",
+            alone and self.cache_prefix,
+            f"cache_prefix=True: {clients} cache nothing; leave it out.",
+            alone and not self.on_cpu,
+            f"device={self.device}: {clients} are computed on the cpu; leave it out.",
+            vectorizes and (selects or not plain),
+            "batching=vmap: clients that select, or have another objective than fedavg or another "
+            "loss than cross_entropy, are computed one after another; use auto or loop.",
+            vectorizes and (fetches or local_parts or local.augment is not None),
+            "batching=vmap: clients whose examples are fetched or augmented, or that keep a local "
+            "part, are computed one after another; use auto or loop.",
+            self.cache_prefix and (fetches or changes_inputs(local)),
+            "cache_prefix=True: needs examples in memory that no augment changes, and a loss by "
+            "name other than model; leave it out.",
+        )
+
+
+def _refuse_first(*faults: object) -> None:
+    """Raise ConfigError with the sentence that follows the first condition that holds."""
+    for holds, sentence in zip(faults[::2], faults[1::2], strict=True):
+        if holds:
+            raise ConfigError(str(sentence))
 
 
 def changes_inputs(local: "LocalTraining") -> bool:

@@ -108,21 +108,23 @@ class RecordedTraining:
                 on the CPU that a recording cannot hold.
         """
         batches = [
-            [own[batch] for batch in local.batches(len(own), generator)]
-            for own, generator in zip(rows, generators, strict=True)
+            [client_rows[batch] for batch in local.batches(len(client_rows), generator)]
+            for client_rows, generator in zip(rows, generators, strict=True)
         ]
-        each = iter(moved([batch for own in batches for batch in own], start.device))
+        moved_batches = iter(
+            moved([batch for client_rows in batches for batch in client_rows], start.device)
+        )
         self._rate.fill_(local.learning_rate)
         with self._model.lent(start), nothing_kept(self._model):
             self._model.train_only()
-            for size in sorted({len(batch) for own in batches for batch in own}):
+            for size in sorted({len(batch) for client_rows in batches for batch in client_rows}):
                 if size not in self._steps:
                     self._steps[size] = self._recorded(size)
-            for place, own in enumerate(batches):
+            for place, client_rows in enumerate(batches):
                 self._model.flat.copy_(start)
-                for number, batch in enumerate(own):
+                for number, batch in enumerate(client_rows):
                     step = self._steps[len(batch)]
-                    step.rows.copy_(next(each))
+                    step.rows.copy_(next(moved_batches))
                     step.repeat()
                     if losses and not number:
                         losses[place] = step.loss.clone()

@@ -122,15 +122,18 @@ class VectorizedTraining:
         if self._model.local:
             raise RuntimeError("vectorized clients share all but the trained part; use 'loop'")
         batches = [
-            [own[batch] for batch in local.batches(len(own), generator)]
-            for own, generator in zip(rows, generators, strict=True)
+            [client_rows[batch] for batch in local.batches(len(client_rows), generator)]
+            for client_rows, generator in zip(rows, generators, strict=True)
         ]
         groups = range(len(self._model.groups)) if active is None else active
         self._train(tuple(name for group in groups for name in self._model.groups[group]))
         with self._model.lent(start), nothing_kept(self._model):
             start = torch.cat([start[span] for span in self._model.spans(active)])
             if single_step(local):
-                first = [own[0] if own else torch.empty(0, dtype=torch.int64) for own in batches]
+                first = [
+                    client_rows[0] if client_rows else torch.empty(0, dtype=torch.int64)
+                    for client_rows in batches
+                ]
                 self._single_step(start, x, y, first, local, out, losses)
                 yield from range(len(out))
             else:
@@ -176,7 +179,7 @@ class VectorizedTraining:
         # Clients with the most steps first: those still in training are then a prefix of the stack.
         # Among them, clients with equal batch sizes are neighbours and share one product.
         batches = _moved(batches, x.device)
-        sizes = [[len(batch) for batch in own] for own in batches]
+        sizes = [[len(batch) for batch in client_batches] for client_batches in batches]
         order = sorted(range(len(batches)), key=lambda place: (len(sizes[place]), sizes[place]))
         order.reverse()
         examples = partial(_examples, x, y)
@@ -191,15 +194,15 @@ class VectorizedTraining:
         work = _Work(examples, logits, optimizer, local.learning_rate)
         active = len(batches)
         for step in range(max(map(len, batches), default=0) + 1):
-            remaining = sum(len(own) > step for own in batches)
+            remaining = sum(len(client_batches) > step for client_batches in batches)
             # Read now: the optimiser moves every row of the stack, also those that have finished.
             for place in range(remaining, active):
                 torch.sub(stack.flat[place], start, out=out[order[place]])
                 yield order[place]
             active = remaining
-            these = [batches[order[place]][step] for place in range(active)]
-            moving = local.moving(self._names, step) if these else []
-            parts = self._step(stack, these, moving, work)
+            step_batches = [batches[order[place]][step] for place in range(active)]
+            moving = local.moving(self._names, step) if step_batches else []
+            parts = self._step(stack, step_batches, moving, work)
             if losses and not step:
                 first = torch.cat(parts).cpu().tolist() if parts else []
                 for place, loss in zip(order, first, strict=False):
@@ -232,11 +235,11 @@ class VectorizedTraining:
 
     def _stack(self, start: Tensor, clients: int) -> _Stack:
         # Kept between chunks: clearing fresh pages takes as long as training a small network.
-        held = self._buffers.get(self._names)
-        if held is None or len(held.flat) < clients:
-            held = _Stack(*(start.new_empty(clients, len(start)) for _ in range(2)))
-            self._buffers[self._names] = held
-        stack = _Stack(held.flat[:clients], held.gradient[:clients])
+        buffer = self._buffers.get(self._names)
+        if buffer is None or len(buffer.flat) < clients:
+            buffer = _Stack(*(start.new_empty(clients, len(start)) for _ in range(2)))
+            self._buffers[self._names] = buffer
+        stack = _Stack(buffer.flat[:clients], buffer.gradient[:clients])
         stack.flat.copy_(start)
         return stack
 
@@ -288,11 +291,13 @@ def single_step(local: LocalTraining) -> bool:
 
 def _moved(batches: Sequence[Sequence[Tensor]], device: torch.device) -> list[list[Tensor]]:
     """Return each client's batches on a device, in one copy, because each waits for the device."""
-    each = [rows for own in batches for rows in own]
-    if device.type != "cpu" and each:
-        each = list(torch.split(torch.cat(each).to(device), [len(rows) for rows in each]))
-    left = iter(each)
-    return [[next(left) for _ in own] for own in batches]
+    flat_batches = [rows for client_batches in batches for rows in client_batches]
+    if device.type != "cpu" and flat_batches:
+        flat_batches = list(
+            torch.split(torch.cat(flat_batches).to(device), [len(rows) for rows in flat_batches])
+        )
+    remaining = iter(flat_batches)
+    return [[next(remaining) for _ in client_batches] for client_batches in batches]
 
 
 def _gradients(
@@ -302,9 +307,11 @@ def _gradients(
     # No client's loss depends on another's parameters, so the gradient of the sum holds them all.
     # Only the forward pass may use torch.func: its backward pass takes a small network twice as
     # long as autograd's.
-    held = [part.detach().requires_grad_(now) for part, now in zip(parts, moving, strict=True)]
-    losses = losses_of(logits(held, x), y)
-    leaves = list(compress(held, moving))
+    leaves_of_all = [
+        part.detach().requires_grad_(now) for part, now in zip(parts, moving, strict=True)
+    ]
+    losses = losses_of(logits(leaves_of_all, x), y)
+    leaves = list(compress(leaves_of_all, moving))
     return torch.autograd.grad(losses.sum(), leaves, materialize_grads=True), losses.detach()
 
 
@@ -315,8 +322,10 @@ def losses_of(logits: Tensor, y: Tensor) -> Tensor:
         logits: shape (V, n, ..., labels).
         y: labels, shape (V, n, ...); -100 is padding and does not count.
     """
-    each = cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(len(y), -1)
-    return each.sum(dim=1) / (y != _PADDING).flatten(1).sum(dim=1)
+    token_losses = cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(
+        len(y), -1
+    )
+    return token_losses.sum(dim=1) / (y != _PADDING).flatten(1).sum(dim=1)
 
 
 def padded_batches(
@@ -339,9 +348,9 @@ def padded_batches(
     rows = pad_sequence([*batches, room], batch_first=True, padding_value=-1)[:-1].to(x.device)
     missing = rows < 0
     # Padding repeats an example of the same client: even 0 times another's infinity is NaN.
-    own = torch.where(missing, rows[:, :1], rows)
-    examples, labels = _examples(x, y, own)
-    examples[own[:, 0] < 0] = 0
+    filled = torch.where(missing, rows[:, :1], rows)
+    examples, labels = _examples(x, y, filled)
+    examples[filled[:, 0] < 0] = 0
     labels[missing] = _PADDING
     return examples, labels
 
@@ -377,12 +386,12 @@ def _flattens(layer: nn.Module) -> bool:
     return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
 
 
-def dense_logits(network: nn.Module, own: Mapping[str, Tensor], x: Tensor) -> Tensor:
+def dense_logits(network: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
     """Return V clients' logits, shape (V, n, labels), computed without torch.func.
 
     Args:
-        network: accepted by ``is_dense_network``; clients share the parameters not in ``own``.
-        own: by name, each client's parameters, shapes (V, ...).
+        network: accepted by ``is_dense_network``; clients share the others.
+        parameters: by name, each client's parameters, shapes (V, ...).
         x: each client's examples, shape (V, n, ...).
     """
     # An example is a column here, so that a weight's gradient has the layout of the weight. vmap
@@ -392,8 +401,8 @@ def dense_logits(network: nn.Module, own: Mapping[str, Tensor], x: Tensor) -> Te
         if type(layer) is not nn.Linear:
             columns = columns if type(layer) is nn.Flatten else layer(columns)
             continue
-        weight = own.get(f"{name}.weight", layer.weight).expand(len(x), -1, -1)
-        bias: Tensor | None = own.get(f"{name}.bias", layer.bias)
+        weight = parameters.get(f"{name}.weight", layer.weight).expand(len(x), -1, -1)
+        bias: Tensor | None = parameters.get(f"{name}.bias", layer.bias)
         if bias is None:
             columns = torch.bmm(weight, columns)
         else:
@@ -518,7 +527,7 @@ def attention_by_rows(
     if not plain or query is not key or key is not value or query.dim() != 3 or need_weights:
         return None
     unusual = (bias_k, bias_v, others.get("static_k"), others.get("static_v"), key_padding_mask)
-    if any(each is not None for each in unusual) or (dropout_p and training):
+    if any(option is not None for option in unusual) or (dropout_p and training):
         return None
     if attn_mask is None and others.get("is_causal"):
         return None

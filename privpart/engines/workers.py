@@ -160,15 +160,15 @@ class Workers:
             for number, chunk in enumerate(chunks):
                 while number not in done:
                     # what is wanted next is computed here, because it need not be put aside
-                    mine = todo.popleft() if here and number not in given else None
+                    own_chunk = todo.popleft() if here and number not in given else None
                     done |= self._answers(0.0)
                     self._hand_out(work, todo, free, given)
-                    if mine is None and number not in done:
+                    if own_chunk is None and number not in done:
                         aside = sum(isinstance(result, Result) for result in done.values())
-                        mine = todo.popleft() if here and todo and aside < _SLOTS else None
-                        done |= {} if mine else self._answers(None)
-                    if here and mine:
-                        done[mine[0]] = here(mine[1])
+                        own_chunk = todo.popleft() if here and todo and aside < _SLOTS else None
+                        done |= {} if own_chunk else self._answers(None)
+                    if here and own_chunk:
+                        done[own_chunk[0]] = here(own_chunk[1])
                 result = done.pop(number)
                 if isinstance(result, Result):
                     yield result
