@@ -31,8 +31,7 @@ from privpart.client import logits_of
 from privpart.clip import factors
 from privpart.engines.frozen_prefix import functions_of_the_example, hooked
 from privpart.engines.vectorized import (
-    IndexedEmbeddings,
-    attention_by_rows,
+    BatchedLayers,
     looked_up,
     nothing_kept,
 )
@@ -308,7 +307,7 @@ def _is_sequence(model: PartialModel) -> bool:
     )
 
 
-class _Tapped(IndexedEmbeddings):
+class _Tapped(BatchedLayers):
     """Within this context, note what flows into and out of each use of a trained parameter.
 
     Args:
@@ -339,11 +338,6 @@ class _Tapped(IndexedEmbeddings):
         # of a weight, they would be all clients' together
         if func is torch.autograd.grad or func is Tensor.register_hook:
             raise RuntimeError("the network computes or hooks gradients itself")
-        if func is functional.multi_head_attention_forward:
-            with self:
-                attended = attention_by_rows(*args, **kwargs)
-            if attended is not None:
-                return attended, None
         for use, function in (
             (self._linear, functional.linear),
             (self._embedding, functional.embedding),
@@ -593,7 +587,7 @@ def _autograd_gradients(
     parameters = {name: layer.get_parameter(name).detach() for name in names}
 
     def one(given: Tensor, gradient: Tensor) -> dict[str, Tensor]:
-        with IndexedEmbeddings():
+        with BatchedLayers():
             pull = vjp(
                 lambda parameters_of_one: functional_call(layer, parameters_of_one, (given,)),
                 parameters,

@@ -6,8 +6,8 @@ all clients hold the same parameters, so one batched pass gives every update. Sh
 padded with one of the client's own examples under the label -100, which the mean loss ignores. This
 is the same training as ``client_update``, up to rounding.
 
-There are two forward passes. torch.func.vmap follows most networks: ``IndexedEmbeddings`` keeps it
-from mixing embedding tables, and ``BatchedAttention`` from computing attention word by word.
+There are two forward passes. torch.func.vmap follows most networks: ``BatchedLayers`` keeps it from
+mixing embedding tables, and from computing attention word by word.
 Sequences of dense layers have a shorter one, ``dense_logits``: vmap spends as long on bookkeeping
 as a small network spends on its products. Both are one file with the steps that they serve, because
 each layer's product is chosen for the layout that a step writes.
@@ -185,7 +185,7 @@ class VectorizedTraining:
         examples = partial(_examples, x, y)
         if self._is_dense is None:
             self._is_dense = is_dense_network(self._model.module, x)
-        logits = self._dense if self._is_dense else vmap(self._own_forward)
+        logits = self._dense if self._is_dense else vmap(self._forward)
         stack = self._stack(start, len(batches))
         # one optimiser serves all clients, because SGD and Adam treat each coordinate separately
         optimizer = (
@@ -255,18 +255,14 @@ class VectorizedTraining:
         named = dict(zip(self._names, parts, strict=True))
         return dense_logits(self._model.module, named, x)
 
-    def _forward(self, parts: Sequence[Tensor], x: Tensor, how: TorchFunctionMode) -> Tensor:
+    def _forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         named = dict(zip(self._names, parts, strict=True))
         # torch's fused attention has no batched form: vmap would call it client by client
-        with how, sdpa_kernel(SDPBackend.MATH):
+        with BatchedLayers(), sdpa_kernel(SDPBackend.MATH):
             return logits_of(functional_call(self._model.module, named, (x,)))
 
-    def _own_forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
-        """Return a client's logits under its own parameters, which differ from the others'."""
-        return self._forward(parts, x, OwnProducts(parts))
-
     def _loss(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return mean_loss(self._forward(parts, x, BatchedAttention()), y)
+        return mean_loss(self._forward(parts, x), y)
 
 
 @contextmanager
@@ -410,13 +406,16 @@ def dense_logits(network: nn.Module, parameters: Mapping[str, Tensor], x: Tensor
     return columns.mT
 
 
-class IndexedEmbeddings(TorchFunctionMode):
-    """Within this context, embeddings look words up by indexing.
+class BatchedLayers(TorchFunctionMode):
+    """Within this context, embeddings and attention are computed in ways that vmap batches.
 
     vmap stacks the clients' tables into one and offsets each client's words. A word outside a
     client's table is then a row of a neighbour's table, which the client reads and trains; and only
     the first table has ``padding_idx``. Indexing adds no offset, so such a word raises IndexError,
     as it does in the loop.
+
+    torch's attention layers put a text's position before the text: vmap's clients would copy the
+    weights for each position, and multiply the few words at that position.
     """
 
     def __torch_function__(
@@ -426,70 +425,17 @@ class IndexedEmbeddings(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        """Call ``func``, or the indexed lookup in place of ``nn.functional.embedding``."""
+        """Call ``func``, or what stands in for ``embedding`` and self-attention."""
         if func is functional.embedding:
             return looked_up(*args, **(kwargs or {}))
         if func is torch.embedding:
             raise RuntimeError("torch.embedding mixes clients under vmap; use nn.Embedding")
-        return func(*args, **(kwargs or {}))
-
-
-class BatchedAttention(IndexedEmbeddings):
-    """Within this context, torch's attention layers multiply all words of a client at once.
-
-    They put a text's position before the text. vmap's clients would then copy the weights for each
-    position, and multiply the few words at that position.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        """Call ``func``, or products in place of ``multi_head_attention_forward``."""
         if func is functional.multi_head_attention_forward:
-            attended = attention_by_rows(*args, **(kwargs or {}))
+            with self:  # whose subclass follows the products
+                attended = attention_by_rows(*args, **(kwargs or {}))
             if attended is not None:
                 return attended, None
-        return super().__torch_function__(func, types, args, kwargs)
-
-
-class OwnProducts(BatchedAttention):
-    """Within this context, dense layers with a weight of each client multiply columns.
-
-    The gradient of a weight then has the layout of the weight. vmap's own would be transposed, and
-    to add it to a large weight took three times as long as the products.
-
-    Args:
-        parts: the clients' parameters as vmap sees them.
-    """
-
-    def __init__(self, parts: Sequence[Tensor]) -> None:
-        super().__init__()
-        self._own = {id(part) for part in parts}
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        """Call ``func``, or the product of columns in place of ``linear``."""
-        if func is functional.linear and len(args) > 1 and id(args[1]) in self._own and not kwargs:
-            return _by_columns(*args)
-        return super().__torch_function__(func, types, args, kwargs)
-
-
-def _by_columns(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x W^T + b, shape (..., out)."""
-    columns = x.reshape(-1, x.shape[-1]).mT
-    product = weight @ columns
-    if bias is not None:
-        product = product + bias.unsqueeze(-1)
-    return product.mT.reshape(*x.shape[:-1], -1)
+        return func(*args, **(kwargs or {}))
 
 
 def _by_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -14,7 +14,7 @@ from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Use
 from privpart.engines import methods as choice
 from privpart.engines.frozen_prefix import split
 from privpart.engines.methods import LocalComputation, Method
-from privpart.engines.vectorized import IndexedEmbeddings, nothing_kept
+from privpart.engines.vectorized import BatchedLayers, nothing_kept
 from privpart.models import mcmahan_2nn
 
 CLIENTS = 8
@@ -110,7 +110,7 @@ def test_a_network_may_look_up_by_itself():
 
 
 def test_embeddings_that_look_at_the_batch_are_not_followed():
-    with IndexedEmbeddings(), pytest.raises(RuntimeError, match="scale_grad_by_freq"):
+    with BatchedLayers(), pytest.raises(RuntimeError, match="scale_grad_by_freq"):
         nn.Embedding(4, 2, scale_grad_by_freq=True)(torch.tensor([1]))
 
 
