@@ -105,13 +105,13 @@ class Entry:
     run: str
     kind: Kind
     mu: float | None
-    delta: float | None
-    parent: str | None
     begun: str
-    rounds: int | None
-    folder: str | None
-    opened: int | None
-    closed: int | None
+    delta: float | None = None
+    parent: str | None = None
+    rounds: int | None = None
+    folder: str | None = None
+    opened: int | None = None
+    closed: int | None = None
 
     def __post_init__(self) -> None:
         refuse_population(self.population)
@@ -355,40 +355,26 @@ def is_public(population: str) -> bool:
 
 
 @dataclass(slots=True)
-class _Change:
-    """A change of a limit; without epsilon and delta, it was removed."""
-
-    population: str
-    epsilon: float | None
-    delta: float | None
-    since: str
-
-    def limit(self) -> Limit | None:
-        if self.epsilon is None or self.delta is None:
-            return None
-        return Limit(self.epsilon, self.delta, self.since)
-
-
-@dataclass(slots=True)
 class _Book:
     """All entries and limits of a machine, in the order in which they were entered."""
 
     id: str
     changes: int
     entries: list[Entry]
-    limits: list[_Change]
+    limits: list[tuple[str, str, Limit | None]]
+    """Population, when the limit was set, and the limit; None removed it."""
 
     def account(self, population: str) -> Account:
         spoken = _spoken(population)
         entries = tuple(e for e in self.entries if _spoken(e.population) == spoken)
         history = tuple(
-            (c.since, c.limit()) for c in self.limits if _spoken(c.population) == spoken
+            (since, limit) for name, since, limit in self.limits if _spoken(name) == spoken
         )
         return Account(population, entries, history[-1][1] if history else None, history)
 
     def populations(self) -> list[str]:
         """Return a name of each population."""
-        named = {e.population for e in self.entries} | {c.population for c in self.limits}
+        named = {e.population for e in self.entries} | {name for name, _, _ in self.limits}
         names = sorted(named, reverse=True)
         return sorted({_spoken(name): name for name in names}.values())
 
@@ -548,10 +534,8 @@ def set_limit(population: str, limit: Limit | None, *, looser: bool = False) -> 
                 f"limit of {population!r}, epsilon {old.epsilon:g} with delta={old.delta:g}. To "
                 "raise it, add --raise-limit; the book keeps the old one."
             )
-        change = _Change(population, None, None, _now())
-        if limit is not None:
-            change = replace(change, epsilon=float(limit.epsilon), delta=float(limit.delta))
-        book.limits.append(change)
+        since = _now()
+        book.limits.append((population, since, limit and replace(limit, since=since)))
         return book.account(population)
 
 
@@ -586,8 +570,6 @@ def _entry_of(plan: PrivacyPlan, facts: Mapping[str, Any], name: str, folder: Pa
         begun=_now(),
         rounds=plan.rounds,
         folder=_shown(folder),
-        opened=None,
-        closed=None,
     )
 
 
@@ -602,20 +584,7 @@ def _missing_parent(facts: Mapping[str, Any], entry: Entry, before: Account) -> 
         return []
     if not isinstance(parent, str) or not isinstance(mu, int | float):
         raise ConfigError(f"run {entry.run}: its ledger does not say what its parent cost.")
-    return [
-        replace(
-            entry,
-            run=parent,
-            kind="private",
-            mu=float(mu),
-            delta=None,
-            parent=None,
-            rounds=None,
-            folder=None,
-            opened=None,
-            closed=None,
-        )
-    ]
+    return [Entry(entry.population, parent, "private", float(mu), entry.begun)]
 
 
 def _refuse_beyond_limit(before: Account, new: list[Entry]) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from accounting.checks import ConfigError, parsed_json
 from privpart.run.folder import StorageError
-from privpart.run.store import append_durably, opened, write_durably
+from privpart.run.store import append_durably, opened, read_small, write_durably
 
 FACT = "canaries"
 _KEY = "canary-key"
@@ -167,7 +167,7 @@ def measured_from_below(folder: Path, run_id: str) -> str | None:
     A damaged file, or one of another run, counts as none: it could only lower what is known.
     """
     try:
-        values = parsed_json(_start_of(folder / AUDIT / AUDIT_REPORT, _LONGEST_REPORT))
+        values = parsed_json(read_small(folder / AUDIT / AUDIT_REPORT, _LONGEST_REPORT))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(values, dict) or values.get("schema") != AUDIT_SCHEMA:
@@ -179,13 +179,7 @@ def measured_from_below(folder: Path, run_id: str) -> str | None:
 
 
 def _read(path: Path, size: int, lost: str) -> bytes:
-    """Return the bytes of a file, one more than ``size`` at most."""
     try:
-        return _start_of(path, size + 1)
+        return read_small(path, size)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror or error}): {lost}.") from None
-
-
-def _start_of(path: Path, size: int) -> bytes:
-    with opened(path) as file:
-        return file.read(size)

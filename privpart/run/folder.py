@@ -235,10 +235,9 @@ class RunFolder:
         return create_run(path, plan, seed=seed, facts=chosen, start=start)
 
     @classmethod
-    def _begin(
-        cls, folder: Path, about: dict[str, Any], *, start: bytes, key: bytes, signing: bytes
-    ) -> Self:
+    def _begin(cls, folder: Path, about: dict[str, Any], start: bytes, keys: list[bytes]) -> Self:
         """Write the files of a new run, and open it; ``start`` is empty if there is none."""
+        key, signing = keys
         with ExitStack() as undo, _on_disk(f"{folder} cannot be written"):
             make_private(folder)
             folder_lock = locked(folder)
@@ -397,8 +396,11 @@ class RunFolder:
         """Read both keys of a run that has not ended, and compare them with the ledger's record."""
         self._own_source: NoiseSource | None = None
         facts, ended = self.facts, self._ended
-        if not self._private or ended:
-            self._own_source = source_of(None, facts["seed"])
+        if not self._private:
+            self._own_source = SeededSource(facts["seed"])
+        elif ended:
+            # Nothing draws from it.
+            self._own_source = SecretSource()
         try:
             if not ended:
                 secret = read_key(self.path / _SIGNING_KEY, facts["public_key"], signed_by)
@@ -637,14 +639,15 @@ def create_run(
     folder = Path(path)
     _refuse_used(folder)
     checks.count("seed", seed or 0, minimum=0)
-    key, signing = secrets.token_bytes(KEY_BYTES), secrets.token_bytes(KEY_BYTES)
+    keys = [secrets.token_bytes(KEY_BYTES) for _ in range(2)]
+    source = SecretSource(keys[0]) if seed is None else SeededSource(seed)
     about = {
         "schema": SCHEMA,
         "run_id": secrets.token_hex(16),
         "plan": plan.to_dict(),
         "seed": seed,
-        "key": source_of(key, seed).identity,
-        "public_key": SigningKey(signing).public_key,
+        "key": source.identity,
+        "public_key": signed_by(keys[1]),
         "versions": versions(),
     }
     if taken := sorted(facts.keys() & {*about, *_RESERVED}):
@@ -662,15 +665,10 @@ def create_run(
     about = json.loads(json.dumps(about, allow_nan=False))
     with ExitStack() as undo, _on_disk(f"{folder} cannot be begun"):
         with budget_book.charged(plan, about, folder):
-            run = RunFolder._begin(folder, about, start=start_file, key=key, signing=signing)
+            run = RunFolder._begin(folder, about, start_file, keys)
             undo.callback(run.close)
         undo.pop_all()
     return run
-
-
-def source_of(secret: bytes | None, seed: int | None) -> NoiseSource:
-    """Return the source of a run's noise: of a secret key, or of a seed."""
-    return SecretSource(secret) if seed is None else SeededSource(seed)
 
 
 def named_secret(secret: bytes) -> str:

@@ -119,7 +119,7 @@ class Ledger:
         try:
             with opened(self._path) as file:
                 data = file.read()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise ConfigError(f"{folder} holds no run: {LEDGER} is missing.") from None
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be read: {error}.") from None

@@ -5,38 +5,13 @@ import json
 import sys
 
 import pytest
-import torch
-
-from accounting import BinaryTree, Participation
-from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer, fit
-
-PLAN = PrivacyPlan(
-    mechanism=BinaryTree(4),
-    participation=Participation(4),
-    clip_norm=0.5,
-    noise_multiplier=1.0,
-    report_goal=2,
-)
-
-
-class Clients:
-    def run(self, task, start):
-        for client in task.clients:
-            yield task.update(client, torch.ones_like(start))
+import runs
 
 
 @pytest.fixture
 def begun(tmp_path):
     """Begin a run, and train a number of its four rounds."""
-
-    def begin(rounds, seed=None):
-        with RunFolder.create(tmp_path / "run", PLAN, seed=seed, facts={"delta": 1e-5}) as run:
-            server = Server(PLAN, torch.zeros(3), source=run.source(), optimizer=ServerOptimizer())
-            cohorts = [[0, 1], [2, 3], [4, 5], [6, 7]][:rounds]
-            fit(server, Clients(), cohorts, commit=run.commit)
-        return tmp_path / "run"
-
-    return begin
+    return lambda rounds, seed=None: runs.begun(tmp_path / "run", rounds, seed=seed)
 
 
 def test_a_closed_run_has_no_key_and_no_noise_and_still_a_report(begun, privpart):

@@ -260,18 +260,7 @@ def test_a_state_directory_that_moves_with_the_caller_is_refused(folder, tmp_pat
     assert not (tmp_path / "other").exists()
 
 
-SPELLINGS = [
-    "Keyboard-DE",
-    "keyboard de",
-    "KEYBOARD_de",
-    "keyboardde",
-    "key board  de",
-    "\uff4beyboard-de",
-    "keyboard\u2014de",
-    "keyboard\u3164de",
-    "key\u034fboard-de",
-    "keyboard-de\ufe0f",
-]
+SPELLINGS = ["Keyboard-DE", "key board  de", "\uff4beyboard-de", "key\u034fboard\u2014de"]
 
 
 @pytest.mark.parametrize("name", SPELLINGS)

@@ -1,6 +1,5 @@
 """The run folder: what it keeps, what it refuses, and what it says."""
 
-import errno
 import os
 import pickle
 import re
@@ -14,12 +13,10 @@ import torch
 from runs import (
     COHORTS,
     DIM,
-    STATE,
     Clients,
     add_row,
     begun,
     changed,
-    flip,
     plan,
     refusal,
     server,
@@ -104,12 +101,6 @@ def test_a_complete_run_keeps_neither_key_nor_noise(folder):
         assert server(run).round == 4
 
 
-def test_one_process_at_a_time(folder):
-    with RunFolder.open(folder), pytest.raises(ConfigError, match="another process works on"):
-        RunFolder.open(folder)
-    RunFolder.open(folder).close()
-
-
 def test_an_older_copy_is_refused_also_in_the_place_of_the_run(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "twin")
     with RunFolder.open(folder) as run:
@@ -118,13 +109,6 @@ def test_an_older_copy_is_refused_also_in_the_place_of_the_run(folder, tmp_path)
     shutil.rmtree(folder)
     shutil.copytree(tmp_path / "twin", folder)
     assert "begin a fork" in refusal(folder)
-
-
-def test_two_copies_cannot_be_open_together(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "twin")
-    with RunFolder.open(folder), pytest.raises(ConfigError, match="open already, perhaps as a co"):
-        RunFolder.open(tmp_path / "twin")
-    RunFolder.open(tmp_path / "twin").close()
 
 
 def test_a_copy_that_went_another_way_is_refused(folder, tmp_path):
@@ -176,10 +160,28 @@ def test_facts_with_odd_keys_are_read_back_as_they_are_kept(tmp_path):
         assert run.facts["x"] == {"10": 1, "9": 2}
 
 
-def test_a_run_id_is_never_a_path(folder):
-    changed(folder, lambda entries: entries[0]["facts"].update(run_id="../../evil"))
-    with pytest.raises(ConfigError, match="run_id is missing or has the wrong type"):
+@pytest.mark.parametrize(
+    ("fact", "reason"),
+    [
+        ({"run_id": "../../evil"}, "run_id is missing or has the wrong type"),
+        ({"schema": "privpart/ledger/9"}, "this version reads 'privpart/ledger/"),
+        ({"plan": None}, "seed, plan or a key is missing or has the wrong type"),
+        ({"adopted_at": "2"}, "how it was planned, ended or adopted has the wrong type"),
+    ],
+)
+def test_facts_of_another_kind_are_refused(folder, fact, reason):
+    changed(folder, lambda entries: entries[0]["facts"].update(fact))
+    with pytest.raises(ConfigError, match=reason):
         RunFolder.open(folder, adopt=True)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_run_is_open_once_also_as_a_copy(folder, tmp_path, copied):
+    other = shutil.copytree(folder, tmp_path / "twin") if copied else folder
+    busy = "open already, perhaps as a copy" if copied else "another process works on"
+    with RunFolder.open(folder), pytest.raises(ConfigError, match=busy):
+        RunFolder.open(other)
+    RunFolder.open(other).close()
 
 
 def test_an_older_state_file_is_refused(folder, tmp_path):
@@ -202,22 +204,6 @@ def test_a_run_that_this_machine_never_saw_needs_adoption(folder, monkeypatch, t
         assert run.rounds == 3
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-@pytest.mark.parametrize("damage", [cut, lambda path: flip(path, 99), Path.unlink])
-def test_a_damaged_state_is_refused(folder, damage):
-    damage(folder / STATE)
-    assert re.search("not the state that the ledger names|cannot be read", refusal(folder))
-
-
-@pytest.mark.parametrize("damage", [cut, Path.unlink, lambda path: path.write_bytes(b"no" * 999)])
-def test_a_damaged_ledger_is_refused(folder, damage):
-    damage(folder / "ledger.log")
-    assert re.search("is damaged|is missing", refusal(folder))
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -235,11 +221,6 @@ def test_a_damaged_ledger_is_refused(folder, damage):
 def test_a_ledger_that_was_changed_is_refused(folder, change):
     changed(folder, change)
     assert re.search("does not follow|no facts that may follow", refusal(folder))
-
-
-def test_a_ledger_of_another_schema(folder):
-    changed(folder, lambda entries: entries[0]["facts"].update(schema="privpart/ledger/9"))
-    assert "this version reads 'privpart/ledger/" in refusal(folder)
 
 
 def test_another_plan_or_model(folder):
@@ -310,27 +291,6 @@ def test_a_server_that_is_not_one_round_ahead_is_not_committed(folder):
         one = server(run)
         with pytest.raises(ConfigError, match="the run has 2 rounds, the server 2"):
             run.commit(one, None)
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_that_refuses_loses_nothing(folder, monkeypatch, number):
-    real = os.open
-
-    def refuses(path, flags, *rest):
-        if flags & os.O_EXCL and ".privpart-" in str(path):
-            raise OSError(number, os.strerror(number))
-        return real(path, flags, *rest)
-
-    with RunFolder.open(folder) as run:
-        one = server(run)
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "open", refuses)
-            with pytest.raises(StorageError) as error:
-                fit(one, Clients(), COHORTS, commit=run.commit)
-    assert os.strerror(number) in str(error.value)
-    assert "Nothing of it was released; the run stands after 2 rounds" in str(error.value)
-    with RunFolder.open(folder) as run:
-        assert train(run, 4).round == 4
 
 
 def test_a_disk_that_fills_up_while_writing_loses_nothing(folder):

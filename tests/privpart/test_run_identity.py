@@ -45,14 +45,11 @@ def test_a_run_that_lost_a_key_is_refused_before_it_trains(folder, name):
     assert f"{folder / name} is missing, so this run cannot be continued" in refusal(folder)
 
 
-def test_the_first_facts_say_who_the_run_is(folder):
+def test_the_ledger_says_who_the_run_is_and_names_each_released_model(folder):
     facts = Ledger(folder).facts
     assert facts["key"].startswith("secret:")
     assert facts["public_key"] == SigningKey((folder / "signing-key").read_bytes()).public_key
     assert set(facts["versions"]) == {"privpart", "python", "torch", "numpy"}
-
-
-def test_a_row_names_the_released_model(folder):
     with RunFolder.open(folder) as run:
         released = train(run, 3).parameters
     rows = Ledger(folder).rows()
