@@ -65,15 +65,11 @@ def matching_parameters(
     return tuple(n for n, _ in module.named_parameters() if n in wanted - unwanted)
 
 
-def freeze_ladder(module: nn.Module, blocks: Sequence[str] = ()) -> dict[str, tuple[str, ...]]:
-    """Return patterns that freeze the largest blocks, one more at each rung (FedPT, section 3.1).
+def freeze_ladder(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Return patterns that freeze the largest layers, one more at each rung (FedPT, section 3.1).
 
-    Args:
-        module: any module.
-        blocks: one pattern per block, for instance ``stages.3.*``. By default every layer is a
-            block, except normalisation layers, which FedPT always trains, and the last layer (the
-            head) with everything tied to it. A weight that ``forward`` merely uses twice does not
-            count as tied.
+    Never frozen are normalisation layers, which FedPT always trains, and the last layer (the head)
+    with everything tied to it. A weight that ``forward`` merely uses twice does not count as tied.
 
     Returns:
         Patterns for ``PartialModel(train=...)`` by the rung's name; the first rung is "full".
@@ -82,25 +78,17 @@ def freeze_ladder(module: nn.Module, blocks: Sequence[str] = ()) -> dict[str, tu
     >>> list(freeze_ladder(network))
     ['full', 'freeze 2.*', 'freeze 2.*, 0.*']
     """
-    patterns_of = {block: (block,) for block in blocks} or _layers(module)
+    layers = _layers(module)
     sizes = {name: p.numel() for name, p in module.named_parameters()}
-    names = {
-        block: set(matching_parameters(module, patterns_of[block], "blocks"))
-        for block in patterns_of
+    counts = {
+        layer: sum(sizes[name] for name in matching_parameters(module, patterns))
+        for layer, patterns in layers.items()
     }
-    largest = sorted(names, key=lambda block: -sum(sizes[name] for name in names[block]))
+    largest = sorted(layers, key=lambda layer: -counts[layer])
     ladder: dict[str, tuple[str, ...]] = {"full": ("*",)}
-    frozen: list[str] = []
-    still: set[str] = set()
-    for block in largest:
-        if names[block] <= still:
-            # part of a larger block that is frozen already
-            continue
-        still |= names[block]
-        frozen.append(block)
-        patterns = [
-            f"!{pattern}" for frozen_block in frozen for pattern in patterns_of[frozen_block]
-        ]
+    for rung in range(1, len(largest) + 1):
+        frozen = largest[:rung]
+        patterns = (f"!{pattern}" for layer in frozen for pattern in layers[layer])
         ladder[f"freeze {', '.join(frozen)}"] = tuple(patterns)
     return ladder
 

@@ -325,12 +325,11 @@ def active_rounds(rounds: Rounds) -> list[list[int]]:
     return [[t for t, active in enumerate(rounds) if group in active] for group in range(groups)]
 
 
-def strip_chart(rounds: Rounds, *, names: Sequence[str] | None = None, width: int = 100) -> str:
+def strip_chart(rounds: Rounds, *, width: int = 100) -> str:
     """Return a chart with a row per group, a column per round, and # where the group trains.
 
     Args:
         rounds: as ``Schedule.rounds`` returns them.
-        names: names of the groups; None numbers them #1, #2, ... as FedPart does.
         width: largest number of rounds in a line, >= 1; later rounds follow below.
 
     >>> print(strip_chart(Schedule(cycles=1, warm_up=2, rounds_per_group=1).rounds(3)))
@@ -340,7 +339,7 @@ def strip_chart(rounds: Rounds, *, names: Sequence[str] | None = None, width: in
     #3     ##..#
     """
     active = active_rounds(rounds)
-    labels = names or [f"#{g + 1}" for g in range(len(active))]
+    labels = [f"#{g + 1}" for g in range(len(active))]  # as FedPart numbers them
     margin = max(6, *map(len, labels))
     lines: list[str] = []
     for start in range(0, len(rounds), checks.count("width", width)):

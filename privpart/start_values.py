@@ -357,7 +357,7 @@ def seed_bytes(seed: int) -> bytes:
     return value.to_bytes(16, "big")
 
 
-def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> tuple[str, ...]:
+def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> None:
     """Copy parameters from a safetensors file into a module, before it becomes a ``PartialModel``.
 
     The buffers of the same layers come with them, such as the running statistics of BatchNorm, and
@@ -369,23 +369,20 @@ def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> t
         names: of the parameters, see ``privpart.patterns.matching_parameters``. A tied parameter
             may have any of its names in the file.
 
-    Returns:
-        Names in the file of which the module has no use, sorted.
-
     Raises:
         ConfigError: the file cannot be read, lacks a name, or has another shape or type there, or
             a value that is not finite in float32.
     """
-    wanted = _wanted(module, names)
-    values: list[Tensor | None] = []
+    targets = _targets(module, tuple(names))
+    values: list[tuple[Tensor, Tensor]] = []
     try:
         with safe_open(path, framework="pt") as file:
             inside = set(file.keys())
-            if lost := [w.names[0] for w in wanted if w.required and not inside & set(w.names)]:
+            if lost := [own[0] for _, own, needed in targets if needed and not inside & {*own}]:
                 raise ConfigError(_not_inside(path, lost, inside))
-            for target in wanted:
-                stored = {n: file.get_tensor(n) for n in target.names if n in inside}
-                values.append(_checked(path, stored, target.tensor) if stored else None)
+            for target, own, _ in targets:
+                if stored := {name: file.get_tensor(name) for name in own if name in inside}:
+                    values.append((target, _checked(path, stored, target)))
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file.") from None
     except (OSError, SafetensorError) as error:
@@ -395,45 +392,26 @@ def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> t
             ".bin and .pt, are not opened: save them by safetensors.torch.save_file."
         ) from None
     with torch.no_grad():
-        for target, value in zip(wanted, values, strict=True):
-            if value is not None:
-                target.tensor.copy_(value)
-    return tuple(sorted(inside - {name for target in wanted for name in target.names}))
+        for target, value in values:
+            target.copy_(value)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A tensor of a module, the names that it may have in a file, and whether it must be there."""
-
-    tensor: Tensor
-    names: tuple[str, ...]
-    required: bool
-
-
-def _wanted(module: nn.Module, names: Iterable[str]) -> list[_Wanted]:
-    aliases: dict[int, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        aliases.setdefault(id(parameter), []).append(name)
-    parameters = dict(module.named_parameters(remove_duplicate=False))
-    if unknown := [name for name in names if name not in parameters]:
+def _targets(module: nn.Module, names: Sequence[str]) -> list[tuple[Tensor, list[str], bool]]:
+    """Return tensors to load, the names that each may have, and whether it must be in the file."""
+    state = module.state_dict(keep_vars=True)
+    if unknown := [name for name in names if not isinstance(state.get(name), nn.Parameter)]:
         raise ConfigError(f"names: {unknown[0]!r} is not a parameter of the module.")
-    chosen = {id(parameters[name]): parameters[name] for name in names}
-    targets = [_Wanted(p, tuple(aliases[key]), True) for key, p in chosen.items()]
-    for prefix, layer in module.named_modules():
-        parameters_of_layer = list(layer.parameters(recurse=False))
-        if parameters_of_layer and not any(
-            id(parameter) in chosen for parameter in parameters_of_layer
-        ):
-            continue
-        for name, buffer in layer.named_buffers(prefix, recurse=False):
-            kind = name.rpartition(".")[2]
-            if kind not in layer._non_persistent_buffers_set:
-                # files from before torch 0.4.1 do not have the number of batches
-                targets.append(
-                    _Wanted(
-                        buffer, (name,), bool(parameters_of_layer) and kind != "num_batches_tracked"
-                    )
-                )
+    chosen = {id(state[name]) for name in names}
+    aliases: dict[int, list[str]] = {}
+    for name, tensor in state.items():
+        aliases.setdefault(id(tensor), []).append(name)
+    targets = [(state[own[0]], own, True) for key, own in aliases.items() if key in chosen]
+    for name, tensor in state.items():
+        layer, _, kind = name.rpartition(".")
+        siblings = {id(p) for p in module.get_submodule(layer).parameters(recurse=False)}
+        if not isinstance(tensor, nn.Parameter) and (chosen & siblings or not siblings):
+            # files from before torch 0.4.1 do not have the number of batches
+            targets.append((tensor, [name], bool(siblings) and kind != "num_batches_tracked"))
     return targets
 
 

@@ -43,7 +43,7 @@ def saved(path, without=(), **changed):
 
 def test_named_weights_come_with_the_statistics_of_their_layers(path):
     tensors, module, before = saved(path), network(), network().state_dict()
-    assert load_weights(module, path, BODY) == ("3.bias", "3.weight")
+    load_weights(module, path, BODY)
     now = module.state_dict()
     for name in now:
         expected = before if name.startswith("3.") else tensors
@@ -134,7 +134,7 @@ class Tied(nn.Module):
 def test_a_tied_parameter_has_any_of_its_names_in_the_file(path, inside, asked):
     save_file({inside: torch.ones(7, 3)}, path)
     module = Tied()
-    assert load_weights(module, path, [asked]) == ()
+    load_weights(module, path, [asked])
     assert module.words.weight.unique().tolist() == [1.0]
 
 

@@ -127,16 +127,16 @@ def test_what_is_no_schedule_says_why(change, message):
 
 def test_strip_chart():
     rounds = Schedule(cycles=1, warm_up=3, rounds_per_group=4).rounds(3)
-    chart = strip_chart(rounds, names=["stem", "body", "head"], width=12)
+    chart = strip_chart(rounds, width=12)
     assert chart.splitlines() == [
         "       0         10",
-        "stem   #######.....",
-        "body   ###....####.",
-        "head   ###........#",
+        "#1     #######.....",
+        "#2     ###....####.",
+        "#3     ###........#",
         "",
-        "stem   ...",
-        "body   ...",
-        "head   ###",
+        "#1     ...",
+        "#2     ...",
+        "#3     ###",
     ]
 
 
