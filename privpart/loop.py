@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 
+import numpy as np
 from torch import Tensor
 
 from accounting import checks
@@ -16,8 +17,8 @@ from accounting.checks import ConfigError
 from privpart.engines.canaries import CanaryEngine
 from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.protocol import Abilities, Engine
-from privpart.messages import ClientId, CohortSum, Reason, RoundTask, client_id
-from privpart.noise.cohorts import SampledCohorts
+from privpart.messages import ClientId, CohortSum, Reason, RoundTask
+from privpart.noise.cohorts import SampledCohorts, distinct_ids
 from privpart.server import RoundCounts, Server
 
 
@@ -202,13 +203,13 @@ def fit(
         CohortRefusedError: most of a cohort was refused.
         DivergedError: after a round was committed, if most of its updates were not finite.
     """
-    _refuse_interval(evaluate_every, evaluates=evaluate is not None)
-    if len(cohorts) > server.plan.rounds:
-        raise ConfigError(f"{len(cohorts)} cohorts, but the plan has {server.plan.rounds} rounds.")
-    _refuse_other_cohorts(server, cohorts)
-    _refuse_together(server, engine)
-    for number in range(server.round, len(cohorts)):
-        _ids_of(number, cohorts[number])
+    if evaluate_every is not None:
+        checks.count("evaluate_every", evaluate_every)
+        if evaluate is None:
+            raise ConfigError(
+                f"evaluate_every={evaluate_every}: there is no evaluate to call; leave it out."
+            )
+    _refuse_cohorts(server, engine, cohorts)
     records = []
     for number in range(server.round, len(cohorts)):
         cohort = _ids_of(number, cohorts[number])
@@ -228,20 +229,14 @@ def fit(
     return records
 
 
-def _refuse_interval(evaluate_every: int | None, *, evaluates: bool) -> None:
-    if evaluate_every is not None:
-        checks.count("evaluate_every", evaluate_every)
-        if not evaluates:
-            raise ConfigError(
-                f"evaluate_every={evaluate_every}: there is no evaluate to call; leave it out."
-            )
-
-
-def _refuse_other_cohorts(server: Server, cohorts: Sequence[Sequence[ClientId]]) -> None:
-    """Refuse cohorts that a plan's sampling did not draw from the run's key, or drew for others."""
-    drawn = isinstance(cohorts, SampledCohorts)
+def _refuse_cohorts(server: Server, engine: Engine, cohorts: Sequence[Sequence[ClientId]]) -> None:
+    """Refuse cohorts of no plan, and ones that its sampling did not draw from the run's key."""
+    if len(cohorts) > server.plan.rounds:
+        raise ConfigError(f"{len(cohorts)} cohorts, but the plan has {server.plan.rounds} rounds.")
+    for number in range(server.round, len(cohorts)):
+        _ids_of(number, cohorts[number])
     if server.plan.sampling is None:
-        if drawn:
+        if isinstance(cohorts, SampledCohorts):
             raise ConfigError("cohorts: are sampled; this plan has no sampling.")
         return
     if not isinstance(cohorts, SampledCohorts):
@@ -253,11 +248,7 @@ def _refuse_other_cohorts(server: Server, cohorts: Sequence[Sequence[ClientId]])
         raise ConfigError(
             "cohorts: were drawn for another plan, or from another key than this server's noise."
         )
-
-
-def _refuse_together(server: Server, engine: Engine) -> None:
-    """Refuse an engine in which the rounding of sampled clients would tell who else was sampled."""
-    if server.plan.sampling is not None and not Abilities.of(engine).each_alone():
+    if not Abilities.of(engine).each_alone():
         raise ConfigError(
             "engine: may vectorize over clients, and the rounding of one would tell who else was "
             "sampled. Make it with deterministic=True."
@@ -266,27 +257,21 @@ def _refuse_together(server: Server, engine: Engine) -> None:
 
 def _health(server: Server, engine: Engine) -> RoundHealth:
     """Return how the round's clients trained, as far as the engine measures it."""
-    found = Abilities.of(engine).health()
+    clients = Abilities.of(engine).health()
     signal, noise = server.signal_and_noise()
-    if found is None:
+    if clients is None:
         return RoundHealth(None, None, None, None, signal, noise)
-    losses = [loss for loss in found.losses if loss is not None and math.isfinite(loss)]
-    norms = sorted(norm for norm in found.norms if math.isfinite(norm))
+    losses = [loss for loss in clients.losses if loss is not None and math.isfinite(loss)]
+    norms = [norm for norm in clients.norms if math.isfinite(norm)]
+    low, middle, high = np.quantile(norms or [0], (0.1, 0.5, 0.9), method="inverted_cdf").tolist()
     return RoundHealth(
         loss=fmean(losses) if losses else None,
-        norms=(_quantile(norms, 0.1), _quantile(norms, 0.5), _quantile(norms, 0.9))
-        if norms
-        else None,
-        clipped=found.clipped / len(found.norms) if found.norms else None,
-        not_finite=len(found.norms) - len(norms),
+        norms=(low, middle, high) if norms else None,
+        clipped=clients.clipped / len(clients.norms) if clients.norms else None,
+        not_finite=len(clients.norms) - len(norms),
         signal=signal,
         noise=noise,
     )
-
-
-def _quantile(ascending: Sequence[float], share: float) -> float:
-    """Return the smallest value that at least this share of the values do not exceed."""
-    return ascending[math.ceil(share * len(ascending)) - 1]
 
 
 def _ids_of(round_: int, cohort: Sequence[object]) -> list[ClientId]:
@@ -305,16 +290,9 @@ def _ids_of(round_: int, cohort: Sequence[object]) -> list[ClientId]:
             "cohort of one client is a list with one id."
         )
     try:
-        ids = [client_id(client) for client in cohort]
+        return list(distinct_ids(cohort))
     except ConfigError as error:
         raise ConfigError(f"cohorts: round {round_}: {error}") from None
-    if len(set(ids)) < len(ids):
-        twice = next(client for client, times in Counter(ids).items() if times > 1)
-        raise ConfigError(
-            f"cohorts: round {round_} has client {twice!r} twice: a client counts once per round. "
-            "Name it once."
-        )
-    return ids
 
 
 def _run_round(

@@ -145,7 +145,7 @@ def test_a_list_of_clients_is_not_a_list_of_cohorts(cohorts):
     ids=repr,
 )
 def test_a_client_is_in_a_cohort_once(cohort):
-    with pytest.raises(ConfigError, match=r"round 1 has client (5|'ada') twice"):
+    with pytest.raises(ConfigError, match=r"round 1: clients: two have the id (5|'ada')"):
         fit(a_server(4, rounds=2), Ones(), [[0], cohort])
 
 
