@@ -174,52 +174,37 @@ def _descend(
 ) -> float:
     """Return a noise below about ``enough`` whose epsilon is within ``close`` below the target.
 
-    ``epsilon`` falls with the noise, and raises where there is too little for it; where that is,
-    is found within 1e-3. Its logarithm is nearly a line in that of the noise, so each step follows
-    the chord of the last two; where that leaves the bracket, or did not halve it three times
-    running, the step halves it.
+    ``epsilon`` falls with the noise, and raises where there is too little for it. Its logarithm is
+    nearly a line in that of the noise, so the root is sought there.
     """
-    reached = epsilon(enough)
-    while reached > target:  # an accountant on a grid may be above the curve
-        enough *= 1.05
-        reached = epsilon(enough)
-    low, high, best, near = 0.0, enough, reached, 1e-9
-    points = [(enough, reached)]
-    slow = 0
-    for _ in range(_MOST_STEPS):
-        if best >= target * (1 - close) or high - low <= near * high:
-            break
-        half = math.sqrt(low * high) if low else high / 2
-        noise = half if slow >= _PATIENCE else _on_chord(points, target * (1 - close / 2), half)
-        if not max(low, high / 8) < noise < high:
-            noise = half
-        before = high - low
+    from scipy.optimize import brentq
+
+    if target * (1 - close) <= epsilon(enough) <= target:  # raises where this is too little, too
+        return enough
+    best = math.inf
+
+    def excess(log_noise: float) -> float:
+        nonlocal best
+        noise = math.exp(log_noise)
         try:
-            at = epsilon(noise)
-            points = [points[-1], (noise, at)]
+            reached = epsilon(noise)
         except ConfigError:
-            at = math.inf
-        if at <= target:
-            high, best = noise, at
-        else:
-            low, near = noise, 1e-3 if at == math.inf else 1e-9
-        slow = slow + 1 if high - low > before / 2 else 0
-    return high
+            return 1.0
+        if reached <= target:
+            best = min(best, noise)
+        aim = target * (1 - close / 2)
+        return max(-1.0, min(1.0, math.log(reached / aim))) if reached > 0 else -1.0
 
-
-def _on_chord(points: list[tuple[float, float]], target: float, otherwise: float) -> float:
-    """Return the noise at which the line through two points of logarithms meets the target."""
-    if len(points) < 2 or not min(epsilon for _, epsilon in points) > 0:
-        return otherwise
-    (z, epsilon), (other_z, other_epsilon) = points
-    if epsilon == other_epsilon:
-        return otherwise
-    slope = math.log(other_z / z) / math.log(other_epsilon / epsilon)
-    return float(z * math.exp(max(-50.0, min(50.0, slope * math.log(target / epsilon)))))
-
-
-_PATIENCE = 3
-_MOST_STEPS = 60
+    high = math.log(enough)
+    while excess(high) > 0:  # an accountant on a grid may be above the curve
+        if best < math.inf:
+            return best
+        high += 0.05
+    low = high - 0.5
+    while excess(low) <= 0:
+        high, low = low, low - 0.5
+    brentq(excess, low, high, xtol=close / 40, rtol=1e-12)
+    return best
 
 
 @dataclass(frozen=True, slots=True)

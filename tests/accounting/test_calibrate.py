@@ -46,8 +46,10 @@ def test_noise_is_safe_and_tight(n, k, tree, target, exponent):
     assert target * (1 - 1e-4) <= reached <= target
 
 
-@pytest.mark.parametrize("method", ["pld", "rdp", "zcdp"])
-@pytest.mark.parametrize("target", [0.5, 2.0, 18.71])
+@pytest.mark.parametrize(
+    ("target", "method"),
+    [(2.0, "pld"), *((target, m) for target in (0.5, 2.0, 18.71) for m in ("rdp", "zcdp"))],
+)
 def test_noise_by_other_methods_is_safe_and_tight(target, method):
     z = calibrate(*STACK_OVERFLOW, target_epsilon=target, delta=1e-6, method=method)
     reached = epsilon(*STACK_OVERFLOW, z, method=method)
@@ -78,6 +80,7 @@ def small_plans(draw):
     return z, target, b, k, restart
 
 
+@settings(max_examples=40)
 @given(small_plans())
 def test_most_rounds_is_what_trying_every_number_finds(plan):
     z, target, b, k, restart = plan
@@ -99,6 +102,7 @@ def test_most_rounds_is_what_trying_every_number_finds(plan):
             most_rounds(tree, budget, **limits)
 
 
+@settings(max_examples=40)
 @given(small_plans(), st.integers(1, 60))
 def test_most_participations_is_what_trying_every_number_finds(plan, n):
     z, target, b, _, restart = plan
@@ -114,6 +118,7 @@ def test_most_participations_is_what_trying_every_number_finds(plan, n):
             most_participations(tree, budget, min_separation=b)
 
 
+@settings(max_examples=40)
 @given(small_plans(), st.integers(1, 60), st.integers(1, 6))
 def test_least_separation_is_what_trying_every_number_finds(plan, n, k):
     z, target, _, _, restart = plan
@@ -132,10 +137,9 @@ def test_least_separation_is_what_trying_every_number_finds(plan, n, k):
 def test_other_methods_allow_fewer_rounds():
     counts = {
         method: most_rounds(Independent, Budget(6.0, 2.0, 1e-6, method))
-        for method in ("exact", "pld", "rdp")
+        for method in ("exact", "rdp")
     }
     assert counts["rdp"] < counts["exact"]
-    assert counts["pld"] == counts["exact"]
 
 
 def test_one_participation_costs_the_same_for_ever():

@@ -26,6 +26,7 @@ from accounting import (
 from accounting.monte_carlo import _Draws, _least, _Separated, bands_of, highest_mean
 from accounting.random_allocation import _both, _delta
 
+pytestmark = pytest.mark.usefixtures("coarse_bins")
 EPSILONS = (0.0, 0.4, 1.0, 2.0)
 Z = 1.5
 GRID = 1.002

@@ -14,8 +14,8 @@ def _deltas(mu, bins, epsilon):
 
 
 def two_bins(mu, epsilon):
-    """Both deltas of two bins, by the definition, on a grid of 9 million points."""
-    x = np.linspace(-12, 12 + mu, 3001)
+    """Both deltas of two bins, by the definition, on a grid of 1.4 million points."""
+    x = np.linspace(-12, 12 + mu, 1201)
     weight = np.exp(-x * x / 2) / math.sqrt(2 * math.pi) * (x[1] - x[0])
     one = np.exp(mu * x - mu * mu / 2)
     ratio = (one[:, None] + one) / 2

@@ -172,17 +172,6 @@ def test_shared_keys_of_a_plan_are_compared_group_by_group(tmp_path):
         assert "select.filters.m=65: must be from 1 to K=64" in str(refused)
 
 
-def test_a_million_rounds_are_fitted_once(privpart, monkeypatch):
-    run = ["mechanisms", "--rounds", "1000000", "--delta", "1e-10", "--max-participations", "5",
-           "--min-separation", "200000", "--mechanism", "blt:buffers=5", "--format",
-           "json"]  # fmt: skip
-    first = privpart(*run)
-    rows = {row["mechanism"]: row for row in json.loads(first.stdout)["rows"]}
-    assert rows["blt:buffers=5"]["unit_rmse"] == pytest.approx(12.5757, rel=1e-4)
-    monkeypatch.setattr("scipy.optimize.minimize", lambda *_, **__: pytest.fail("fitted again"))
-    assert privpart(*run).stdout == first.stdout
-
-
 def test_what_is_refused_comes_before_what_takes_long(monkeypatch):
     monkeypatch.setattr("privpart.cli.budget.front._row", lambda *_: pytest.fail("computed"))
     run = ["mechanisms", "--rounds", "100", "--delta", "1e-6"]
