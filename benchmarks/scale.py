@@ -9,6 +9,7 @@ before the job; of the jobs that train, after each round.
 
 import frame
 
+import pickle
 import time
 from itertools import pairwise
 from typing import Any
@@ -37,7 +38,7 @@ def users(share: float) -> dict[str, Any]:
     return {
         "users": count,
         "seconds": dealt,
-        "index_megabytes": population.indices.nbytes / 1e6,
+        "index_megabytes": len(pickle.dumps(population.indices)) / 1e6,
         "memory_megabytes": grown / 1e6,
         "cohorts_seconds": drawn,
         "seconds_per_client_looked_up": looked_up.cpu / size,

@@ -6,7 +6,6 @@ libraries take nine seconds of processor time to import, so no test starts a pro
 
 import json
 import shutil
-import subprocess
 import sys
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -17,7 +16,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import privpart as library
-from privpart.cli.main import app
 from privpart.data import from_frame
 from privpart.training import own_code
 from privpart.training.callbacks import MetricsFiles
@@ -195,59 +193,3 @@ def test_a_pretrained_encoder_learns_under_noise(folder, tmp_path, privpart):
     inputs = task.tokens(task.sentences(8, task.LIKED, task.DISLIKED, seed=3))
     files = exported(privpart, run, tmp_path)
     same_predictions(task, 4, files, inputs, logits(module, inputs))
-
-
-LIGHT = """
-import json, sys
-from privpart.cli.main import main
-
-def heavy(*names):
-    return sorted(name for name in names if name in sys.modules)
-
-found = {}
-for line in sys.argv[1:]:
-    sys.argv = ["privpart", *line.split()]
-    try:
-        main()
-        status = 0
-    except SystemExit as ended:
-        status = ended.code or 0
-    found[line] = [status, heavy("transformers", "peft", "datasets", "pandas", "pyarrow")]
-print(json.dumps(found))
-"""
-
-
-def test_no_command_that_runs_no_code_of_the_user_imports_a_library_of_the_extras(tmp_path):
-    shutil.copytree(OWN / "bert_lora", tmp_path / "bert")
-    write_small_run(tmp_path / "run")
-    names = [command.callback.__name__.replace("_", "-") for command in app.registered_commands]
-    lines = [
-        "--help",
-        "init mine",
-        "epsilon --plan bert/plan.toml",
-        "epsilon --plan mine/plan.toml",
-        "calibrate --rounds 4 --delta 1e-5 --target-epsilon 2 --mechanism tree",
-        "mechanisms --plan bert/plan.toml",
-        "report run",
-        "report run --statement",
-        "export run --part trained --out trained.safetensors",
-        *(f"{name} --help" for name in (*names, "sweep run", "audit leakage", "audit defences")),
-    ]
-    command = [sys.executable, "-c", LIGHT, *lines]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    found = json.loads(ended.stdout.splitlines()[-1])
-    assert len(found) == len(lines) > 20
-    assert {line: got for line, got in found.items() if got != [0, []]} == {}, ended.stderr
-
-
-def write_small_run(out):
-    """Write a run of one round over four clients, from Python."""
-    users = library.Users(
-        torch.ones(4, 2), torch.tensor([0, 1, 0, 1]), list(torch.arange(4)[:, None])
-    )
-    plan = {
-        "privacy": {"rounds": 1, "clip_norm": 1, "noise_multiplier": 1, "delta": 1e-3} | ONLINE,
-        "data": {"clients_per_round": 4},
-        "client": {"learning_rate": 0.1},
-    }
-    library.train(torch.nn.Linear(2, 2), users, plan=plan, out=out, progress=False)

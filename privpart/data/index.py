@@ -126,14 +126,6 @@ class ClientIds(Sequence[ClientId]):
         """Return the ids that are whole numbers, ascending; as a list if they exceed 64 bits."""
         return self._numbers if isinstance(self._numbers, list) else self._array(self._numbers)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory in bytes."""
-        numbers = self._numbers
-        large = numbers if isinstance(numbers, list) else []
-        size = sum(number.__sizeof__() + 8 for number in large)
-        return sum(t.nbytes for t in self._tensors()) + size
-
     def shared(self) -> "ClientIds":
         """Return a copy in shared memory."""
         numbers = self._numbers if isinstance(self._numbers, list) else _share(self._numbers)
@@ -142,10 +134,6 @@ class ClientIds(Sequence[ClientId]):
 
     def _array(self, numbers: Tensor) -> _Array:
         return numbers.numpy().view(np.uint64 if self._unsigned else np.int64)
-
-    def _tensors(self) -> list[Tensor]:
-        numbers = [] if isinstance(self._numbers, list) else [self._numbers]
-        return [*numbers, self._text, self._ends]
 
     def _encoded(self) -> Callable[[int], bytes]:
         """Return a function from a string's place, counted from the first string, to its UTF-8."""
@@ -280,13 +268,6 @@ class Index:
     def rows(self) -> int:
         """Number of rows of all clients; a row counts as often as it is held."""
         return int(self._ends[-1])
-
-    @property
-    def nbytes(self) -> int:
-        """Memory in bytes."""
-        rows = 0 if self._rows is None else self._rows.nbytes
-        ids = self.ids.nbytes if isinstance(self.ids, ClientIds) else 0
-        return ids + self._ends.nbytes + rows
 
     def owner(self, row: int) -> ClientId | None:
         """Return the first client that holds a row; None if nobody does."""

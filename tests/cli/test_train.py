@@ -74,21 +74,6 @@ def test_a_whole_run_with_its_report(done, privpart):
     assert (out / "plan.toml").read_text() == PLAN
 
 
-def test_report_as_text_prose_csv_and_ci_gate(done, privpart):
-    out, _ = done
-    text = privpart("report", str(out), "--vouch", "choices")
-    assert "HOLDS: every assumption was enforced, verified or vouched for" in text.stdout
-    assert "8 rounds (complete), a client in at most 1" in text.stdout
-    assert "Vouched for by the user of this report" in text.stdout
-    prose = privpart("report", str(out), "--statement", "--vouch", "choices").stdout
-    assert "Vouched for by the user of this report:" in prose
-    assert privpart("report", str(out), "--format", "csv").stdout.startswith("schema,run_id,plan")
-    assert privpart("report", str(out), "--max-epsilon", "nan").returncode == 2
-    over = privpart("report", str(out), "--max-epsilon", "0.5")
-    assert over.returncode == 3
-    assert "exceeds 0.5" in over.stderr
-
-
 def test_a_run_whose_training_diverges_stops_and_says_so(privpart, plan, tmp_path):
     """It went on to its end and spent its budget, on noise alone."""
     text = plan.read_text().replace("learning_rate = 0.1", "learning_rate = 3e38\nepochs = 9")
