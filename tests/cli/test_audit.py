@@ -260,7 +260,6 @@ def test_bad_input_is_one_sentence(privpart, monkeypatch, tmp_path, changed, fau
         (["delta = 2"], "--delta 2"),
         (["delta = 1e-5"], "noise_multiplier = 0.0: has no epsilon; leave out delta"),
         ([f"seed = {2**63 - 1}"], "must be at most 92233720368547757"),
-        (["decoys = -1"], "decoys=-1"),
         (['mode = "eval"', "send_buffers = true"], "mode = eval: statistics are not those of"),
         (["send_buffers = true"], "has no buffers; leave out send_buffers"),
         (['data_dir = "x"'], "is not read from a folder; leave out data_dir"),
@@ -278,11 +277,3 @@ def test_bad_settings_are_one_sentence(privpart, tmp_path, lines, fault):
     done = privpart(*base, *settings(tmp_path, *lines))
     assert (done.returncode, done.stdout) == (2, "")
     assert fault in done.stderr.splitlines()[-1]
-
-
-def test_fewer_decoys_than_asked_for_are_counted(capsys, tmp_path):
-    base = {"out": tmp_path, "model": "lenet", "data": "digits", "view": ["full"]}
-    for asked, fault in ((50, ""), (10**6, "privpart: decoys=1000000: there are only 1437")):
-        inputs = image_audit(LeakageOptions(**base, decoys=asked))
-        assert len(inputs.decoys[0]) == min(asked, 1437)
-        assert capsys.readouterr().err.startswith(fault)

@@ -5,14 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import typer
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
 from attacks import ImageAudit, networks, read_update, suite
 from attacks.update import ready
 from privpart.cli.audit.inputs import given_update, load_weights, own_model, shared_fields, wanted
-from privpart.cli.audit.options import AnyOptions
+from privpart.cli.audit.options import AnyOptions, LeakageOptions
 from privpart.data.tasks import digits, fashion_mnist
 
 _NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
@@ -21,9 +20,12 @@ _NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
     "mlp": networks.smooth_mlp,
     "resnet8": networks.relu_resnet8,
 }
-_MOST_LABELS = 100_000  # the networks here have a logit for each
+# The networks here have a logit for each.
+_MOST_LABELS = 100_000
 
 
+_DECOYS = 50
+"""Public images among which the truth is ranked."""
 _BUDGETS: Mapping[str, Any] = {
     "quick": {"restarts": 1, "max_evaluations": 300, "newton_steps": 0, "steps": 300},
     "normal": {"restarts": 2, "max_evaluations": 500, "newton_steps": 10, "steps": 1000},
@@ -40,12 +42,13 @@ def image_audit(options: AnyOptions) -> ImageAudit:
     fields = shared_fields(options, suite(**_BUDGETS[options.effort]))
     assert options.model is not None  # noqa: S101  refused by the options
     assert options.data is not None  # noqa: S101
-    (x, y), (rest, labels) = _images(options.data, options.data_dir)
+    (x, y), (public, labels) = _images(options.data, options.data_dir)
     count = wanted(options)
     if count > len(x):
         raise ConfigError(f"trials={options.trials}: needs {count} images; there are {len(x)}.")
-    if rest is x:  # a file: its public images are those that are not attacked
-        rest, labels = x[count:], y[count:]
+    # Of a file, those images are public that are not attacked.
+    if public is x:
+        public, labels = x[count:], y[count:]
     classes = int(torch.cat([y, labels]).max()) + 1
     model = _model(options.model, x, max(classes, 10), options.seed)
     load_weights(model, options.weights)
@@ -53,22 +56,17 @@ def image_audit(options: AnyOptions) -> ImageAudit:
     _check_fit(options.model, model, x[:2], classes)
     if options.send_buffers and not any(True for _ in model.buffers()):
         raise ConfigError(f"model={options.model!r}: has no buffers; leave out send_buffers.")
-    decoys = min(options.decoys, len(rest))
-    if decoys < options.decoys and options.batch == 1:
-        typer.echo(
-            f"privpart: decoys={options.decoys}: there are only {decoys} other images; the truth "
-            "is ranked among these.",
-            err=True,
-        )
+    # A batch is not ranked, and a sweep does not rank.
+    ranked = len(public) > 0 and options.batch == 1 and isinstance(options, LeakageOptions)
     return ImageAudit(
         model=model.train(options.mode == "train"),
         x=x[:count],
         y=y[:count],
         update=update,
         views=options.views,
-        dataset_mean=rest.mean(0) if len(rest) else None,
-        class_means=_class_means(rest, labels, y[:count]),
-        decoys=(rest[:decoys], labels[:decoys]) if decoys and options.batch == 1 else None,
+        dataset_mean=public.mean(0) if len(public) else None,
+        class_means=_class_means(public, labels, y[:count]),
+        decoys=(public[:_DECOYS], labels[:_DECOYS]) if ranked else None,
         send_buffers=options.send_buffers,
         **fields,
     )
@@ -98,7 +96,8 @@ def _images(data: str, folder: Path | None) -> tuple[tuple[Tensor, Tensor], tupl
             f"data={data}: y must be whole numbers from 0, and below {_MOST_LABELS}; label the "
             "classes 0, 1, 2 and so on."
         )
-    if not bool(((x >= 0) & (x <= 1)).all()):  # also refuses NaN
+    # This way round, NaN is refused, too.
+    if not bool(((x >= 0) & (x <= 1)).all()):
         raise ConfigError(f"data={data}: x must be in [0, 1]; divide bytes by 255.")
     return (x, y), (x, y)
 

@@ -70,10 +70,8 @@ def own_model(name: str, builtin: Collection[str] = ()) -> nn.Module:
         ConfigError: ``name`` is not a valid reference, or what it names builds no network.
     """
     if not own_code.is_reference(name):
-        raise ConfigError(
-            f"model={name!r}: must be {''.join(f'{known}, ' for known in builtin)}MODULE:FUNCTION "
-            "or ./FILE.py:FUNCTION."
-        )
+        allowed = ", ".join([*builtin, "MODULE:FUNCTION or ./FILE.py:FUNCTION"])
+        raise ConfigError(f"model={name!r}: must be {allowed}.")
     typer.echo(f"privpart: imports {name} (model)", err=True)
     try:
         build = own_code.load(name, Path())

@@ -90,7 +90,7 @@ def of_run(folder: Path, confidence: float) -> EpsilonAudit:
             )
     releases = read_releases(folder, planted.width, rounds)
     _refuse_other_releases(folder, releases[-1], planted)
-    seen = planted.seen(
+    canaries = planted.seen(
         releases,
         noise_multiplier=promised.update_noise_multiplier,
         clip_norm=promised.clip_norm,
@@ -117,7 +117,7 @@ def of_run(folder: Path, confidence: float) -> EpsilonAudit:
         _unsampled(promised),
         delta=facts["delta"],
         confidence=confidence,
-        scored=Scored(seen.scores, planted.present, float(seen.mu.mean())),
+        scored=Scored(canaries.scores, planted.present, float(canaries.mu.mean())),
     )
 
 
@@ -218,11 +218,12 @@ def _replica(plan: PlanFile, path: Path, replay: bool) -> tuple[Replica, int]:
         model = training(plan, report=lambda _: None).model
     promised = plan.privacy_plan(sizes=None if plan.schedule is None else model.group_sizes)
     dim = model.flat.numel()
-    most = (MOST_KEPT if replay else _MOST_VALUES) // promised.rounds
-    if promised.mechanism.groups is not None:
-        most = dim
+    size = dim
+    # Groups have sizes of their own, so that a part of the model would be another mechanism.
+    if promised.mechanism.groups is None:
+        size = min(dim, (MOST_KEPT if replay else _MOST_VALUES) // promised.rounds)
     tensors = [(name, view.numel()) for name, view in model.views(model.flat).items()]
-    return Replica(promised, min(dim, most), plan.server, tensors=tensors), dim
+    return Replica(promised, size, plan.server, tensors=tensors), dim
 
 
 @contextmanager
@@ -243,7 +244,8 @@ def write(audit: EpsilonAudit, folder: Path, form: Format) -> None:
     scored = audit.scored
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for path in (report, picture):  # a link would be followed, and a pipe would wait
+        # A link would be followed, and a pipe would wait for a reader.
+        for path in (report, picture):
             path.unlink(missing_ok=True)
         report.write_text(text + "\n")
         if scored is not None:

@@ -201,10 +201,9 @@ class AuditOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LeakageOptions(AuditOptions):
-    """Options of ``privpart audit leakage``; two more keys of ``--settings``.
+    """Options of ``privpart audit leakage``; one more key of ``--settings``.
 
     Attributes:
-        decoys: images to hide the truth among.
         words: file with the text of each token of ``tokens``, one a line as in BERT's vocab.txt.
     """
 
@@ -244,13 +243,6 @@ class LeakageOptions(AuditOptions):
     ] = None
     html: HtmlOption = None
 
-    decoys: Annotated[
-        int,
-        (
-            *_OF_IMAGES,
-            Idle("batch", lambda values: values["batch"] > 1, "is not ranked among decoys"),
-        ),
-    ] = 50
     words: Annotated[Path | None, _OF_TOKENS] = None
 
     def refuse(self) -> None:
@@ -259,7 +251,6 @@ class LeakageOptions(AuditOptions):
         if not self.view and self.plan is None:
             raise ConfigError("view is missing: name at least one, such as --view full.")
         _ = self.views, self.rounds
-        checks.count("decoys", self.decoys, minimum=0)
         if self.clip is not None:
             checks.positive("clip", self.clip)
         checks.nonnegative("noise_multiplier", self.noise_multiplier)
@@ -284,7 +275,7 @@ class LeakageOptions(AuditOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DefencesOptions(AuditOptions):
-    """Options of ``privpart audit defences``: it sweeps over updates of its own, without decoys."""
+    """Options of ``privpart audit defences``: it sweeps over updates of its own."""
 
     clip: Annotated[list[float], typer.Option(help="Joint L2 bound on the update; repeatable.")]
     noise_multiplier: Annotated[
@@ -303,7 +294,6 @@ class DefencesOptions(AuditOptions):
     gradient: None = field(default=None, init=False)
     before: None = field(default=None, init=False)
     words: None = field(default=None, init=False)
-    decoys: int = field(default=0, init=False)
 
     @property
     def views(self) -> dict[str, Sequence[str]]:

@@ -96,15 +96,15 @@ class Replica:
             rows.append(read(server.parameters))
             step()
 
-        others = _Others(self)
+        clients = _Others(self)
         ids: list[list[ClientId]] = [
             [f"other-{round_}-{i}" for i in range(_OTHERS)] for round_ in range(self.plan.rounds)
         ]
         cohorts = cohorts_with_canaries(ids, canaries)
-        fit(server, CanaryEngine(others, canaries), cohorts, commit=keep)
+        fit(server, CanaryEngine(clients, canaries), cohorts, commit=keep)
         return np.stack(rows)
 
-    def known(self) -> Tensor:
+    def others(self) -> Tensor:
         """Return the sum of the other clients' updates of a round, (d,), in clip norms."""
         return _Others(self).vectors.double().sum(0) / self.plan.clip_norm
 
@@ -190,27 +190,27 @@ def canary_scores(
         step: called after each round.
     """
     scores, present, mus = [], [], []
-    others = replica.known()
+    sums = replica.others()
     for number in range(runs):
         run_seed = _seed(seed, f"run {number}")
         key = hashlib.sha256(b"coins|%d" % run_seed).digest()
         planted = replica.planted(count, observer, key=key)
-        known = np.broadcast_to(planted.project(others).numpy(), (replica.plan.rounds, count))
+        expected = np.broadcast_to(planted.project(sums).numpy(), (replica.plan.rounds, count))
 
         def read(model: Tensor, planted: PlantedCanaries = planted) -> Array:
             return np.asarray(planted.project(model).numpy())
 
-        seen = planted.seen(
+        scored = planted.seen(
             replica.run(planted, run_seed, read, step),
             noise_multiplier=replica.plan.update_noise_multiplier,
             clip_norm=replica.plan.clip_norm,
             report_goal=replica.plan.report_goal,
             learning_rate=replica.optimizer.learning_rate,
-            known=known,
+            known=expected,
         )
-        scores.append(seen.scores)
+        scores.append(scored.scores)
         present.append(planted.present)
-        mus.append(seen.mu)
+        mus.append(scored.mu)
     return Scored(
         np.concatenate(scores), np.concatenate(present), float(np.mean(mus)), others_known=True
     )
@@ -244,25 +244,25 @@ def paired_replay(
     sizes = [replica.dim] if groups is None else list(groups.sizes)
     nobody = np.zeros(len(sizes), dtype=bool)
     models = _models(replica, nobody, seed, step)
-    known = torch.split(replica.known(), sizes)
+    others = torch.split(replica.others(), sizes)
     replays = []
     end = 0
     for g, mechanism in enumerate(mechanisms):
         part = slice(end, end + sizes[g])
         end = part.stop
-        one = nobody.copy()
-        one[g] = True
-        with_one = _models(replica, one, seed, step)[:, part]
+        present = nobody.copy()
+        present[g] = True
+        with_one = _models(replica, present, seed, step)[:, part]
         without = models[:, part]
         noised = _sums(replica, without, list(active[g]))
         difference = _sums(replica, with_one, list(active[g])) - noised
         covariance = round_covariance(mechanism.decoder())
-        sent = replica.planted(len(sizes), present=one).direction(g)[part].numpy()
+        sent = replica.planted(len(sizes), present=present).direction(g)[part].numpy()
         rounding = [_rounding(replica, run, covariance) for run in (with_one, without)]
         replays.append(
             paired(
                 difference,
-                noised - known[g].numpy(),
+                noised - others[g].numpy(),
                 covariance,
                 noise_multiplier=plan.update_noise_multiplier,
                 delta=delta,

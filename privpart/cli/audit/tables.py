@@ -78,17 +78,17 @@ def summary(report: AnyReport) -> Summary:
     return _of_text(report) if isinstance(report, TextReport) else _of_images(report)
 
 
-def publish(report: AnyReport, told: Summary, form: Format, files: Sequence[Path]) -> None:
+def publish(report: AnyReport, text: Summary, form: Format, files: Sequence[Path]) -> None:
     """Print a report that these files hold."""
     if form is Format.JSON:
         typer.echo(as_json(report), nl=False)
     elif form is Format.CSV:
-        typer.echo(told.csv, nl=False)
+        typer.echo(text.csv, nl=False)
     else:
-        for table in told.tables:
+        for table in text.tables:
             print_table(table.title, table.header, [[str(c) for c in row] for row in table.rows])
-        _print_notes(told.notes)
-    for warning in told.warnings:
+        _print_notes(text.notes)
+    for warning in text.warnings:
         typer.echo(f"privpart: warning: {warning}", err=True)
     typer.echo(f"privpart: written: {', '.join(map(str, files))}", err=True)
 
@@ -161,8 +161,8 @@ def _views(report: AnyReport) -> Iterator[Values]:
 def _attacks(report: AnyReport) -> Iterator[Values]:
     """Yield what each attack found on each view itself, which led to the view's verdict."""
     for row in _views(report):
-        for name, found in row["by_attack"].items():
-            yield row | found | {"attack": name, "attacked": found}
+        for name, scores in row["by_attack"].items():
+            yield row | scores | {"attack": name}
 
 
 def _number(name: str, form: str) -> Callable[[Values], str]:

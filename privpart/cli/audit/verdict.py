@@ -70,15 +70,15 @@ class EpsilonAudit:
         """Say which bounds are above the accountant's epsilon, and how often that is expected."""
         if not self.bounds:
             return "there is no bound: the noise is not the mechanism's"
-        each = percent(self.bounds[0].confidence)
+        level = percent(self.bounds[0].confidence)
         if not self.above:
             return (
-                f"none of {len(self.bounds)} bounds at {each} is above the accountant's epsilon, "
+                f"none of {len(self.bounds)} bounds at {level} is above the accountant's epsilon, "
                 "which does not show that the run is private"
             )
         listed = ", ".join(f"{bound.method} {down(bound.epsilon, 5)}" for bound in self.above)
         return (
-            f"at {each}, {len(self.above)} of {len(self.bounds)} are above the accountant's "
+            f"at {level}, {len(self.above)} of {len(self.bounds)} are above the accountant's "
             f"{up(self.epsilon, 5)}: {listed}. For each this happens "
             f"{_chance(self.bounds[0])}; a VIOLATION needs {percent(SURE)} over all bounds together"
         )
@@ -95,16 +95,16 @@ class EpsilonAudit:
 
     def measured(self) -> str:
         """Return the sentence for a run's report."""
-        found = {bound.method: bound for bound in self.bounds}
-        chosen = found.get(_REPLAY, found.get(_HEADLINE))
+        by_method = {bound.method: bound for bound in self.bounds}
+        chosen = by_method.get(_REPLAY, by_method.get(_HEADLINE))
         note = "; VIOLATION" * bool(self.reasons)
         if chosen is None:
             return f"nothing: the noise is not the mechanism's{note}"
         if chosen in self.above and not self.reasons:
             note = f"; above the accountant's, as happens {_chance(chosen)}"
-        least = math.floor(chosen.epsilon * 1000) / 1000
+        rounded = math.floor(chosen.epsilon * 1000) / 1000
         return (
-            f"epsilon at least {least:.3f} ({chosen.method}, {percent(chosen.confidence)}; "
+            f"epsilon at least {rounded:.3f} ({chosen.method}, {percent(chosen.confidence)}; "
             f"assumes {chosen.assumption}){note}"
         )
 
@@ -157,17 +157,18 @@ def judged(
         scored: the canaries.
         replays: paired replays, one per group of parameters; their errors are shared.
     """
-    found = _bounds(scored, replays, delta, confidence)
-    sure = 1 - (1 - SURE) / max(1, len(found))
-    said = claimed.epsilon(delta)
-    above = [b for b in _bounds(scored, replays, delta, sure) if b.epsilon > said]
-    reasons = [f"{bound}; the accountant says {up(said)}." for bound in above]
+    proved = _bounds(scored, replays, delta, confidence)
+    sure = 1 - (1 - SURE) / max(1, len(proved))
+    epsilon = claimed.epsilon(delta)
+    above = [b for b in _bounds(scored, replays, delta, sure) if b.epsilon > epsilon]
+    reasons = [f"{bound}; the accountant says {up(epsilon)}." for bound in above]
     for replay in replays:
         reasons += [*replay.faults, *([replay.off_plan] if replay.off_plan else [])]
+    # What other clients add widens the scores of a real run, and is no fault of the noise.
     if scored is not None and scored.others_known:
         reasons += _off_plan(scored)
     unique = tuple(dict.fromkeys(reasons))
-    return EpsilonAudit(about, claimed, delta, scored, tuple(replays), found, unique)
+    return EpsilonAudit(about, claimed, delta, scored, tuple(replays), proved, unique)
 
 
 def _chance(bound: Bound) -> str:
@@ -192,29 +193,28 @@ def _off_plan(scored: Scored) -> list[str]:
 def _bounds(
     scored: Scored | None, replays: Sequence[Replay], delta: float, confidence: float
 ) -> tuple[Bound, ...]:
-    each = 1 - (1 - confidence) / max(1, len(replays))
-    replayed = [_of_replay(replay, delta, each) for replay in replays if not replay.faults]
-    # Each replay is wrong less often, so that the best of them is as often as was asked for.
-    highest = sorted(replayed, key=lambda bound: -bound.epsilon)[:1]
-    best = [replace(bound, confidence=confidence) for bound in highest]
-    return (*(() if scored is None else _of_scores(scored, delta, confidence)), *best)
-
-
-def _of_scores(scored: Scored, delta: float, confidence: float) -> Sequence[Bound]:
-    scores, present = scored.scores, scored.present
     at: Any = {"delta": delta, "confidence": confidence}
-    return (
-        bounds.one_run(scores, present, **at),
-        bounds.one_run_gdp(scores, present, **at),
-        bounds.clopper_pearson(scores, present, **at),
-        bounds.guesses(scores, present, claimed_mu=scored.mu, **at),
-        bounds.pooled_t(scores, present, **at),
-    )
+    of_scores: tuple[Bound, ...] = ()
+    if scored is not None:
+        canaries = scored.scores, scored.present
+        of_scores = (
+            bounds.one_run(*canaries, **at),
+            bounds.one_run_gdp(*canaries, **at),
+            bounds.clopper_pearson(*canaries, **at),
+            bounds.guesses(*canaries, claimed_mu=scored.mu, **at),
+            bounds.pooled_t(*canaries, **at),
+        )
+    # Each replay is wrong less often, so that the best of them is as often as was asked for.
+    shared = 1 - (1 - confidence) / max(1, len(replays))
+    replayed = [_of_replay(replay, delta, shared) for replay in replays if not replay.faults]
+    highest = sorted(replayed, key=lambda bound: -bound.epsilon)[:1]
+    return (*of_scores, *(replace(bound, confidence=confidence) for bound in highest))
 
 
 def _of_replay(replay: Replay, delta: float, confidence: float) -> Bound:
     """Return a replay's bound at another confidence."""
-    least = float(stats.chi2.ppf(bounds.error_of(confidence), replay.draws))
-    highest = replay.sigma * math.sqrt(replay.draws / least) * (1 + 1e-9)
-    mu = replay.signal / highest
+    quantile = float(stats.chi2.ppf(bounds.error_of(confidence), replay.draws))
+    # The noise is at most this, so the signal shows at least so much.
+    sigma = replay.sigma * math.sqrt(replay.draws / quantile) * (1 + 1e-9)
+    mu = replay.signal / sigma
     return bounds.from_mu(_REPLAY, ASSUMPTION, mu, delta=delta, confidence=confidence)

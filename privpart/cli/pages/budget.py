@@ -59,15 +59,15 @@ def _verdict(report: PrivacyReport, limit: float | None) -> tuple[Tone, str]:
 
 
 def _by_the_log(report: PrivacyReport) -> tuple[Facts, ...]:
-    if (seen := report.realised) is None:
+    if (realised := report.realised) is None:
         return ()
     rows = [
         (
             "by the log",
-            f"{seen.clients:,} {report.unit}s, each in at most {seen.max_participations}",
+            f"{realised.clients:,} {report.unit}s, each in at most {realised.max_participations}",
         ),
-        ("which cost", f"epsilon {up(seen.epsilon, 5)}, mu {up(seen.mu, 5)}"),
-        ("the promise", "; ".join(seen.deviations) or "was kept"),
+        ("which cost", f"epsilon {up(realised.epsilon, 5)}, mu {up(realised.mu, 5)}"),
+        ("the promise", "; ".join(realised.deviations) or "was kept"),
     ]
     return (Facts(tuple(rows)),)
 

@@ -290,11 +290,11 @@ def categories(
     for number, (name, (means, deviations)) in enumerate(groups.items()):
         shift = 0.16 * (number - (len(groups) - 1) / 2)
         style = styles.of(name) | {"linestyle": ""}
-        known = [i for i, mean in enumerate(means) if mean is not None]
-        bars = [deviations[i] or 0.0 for i in known]
+        places = [i for i, mean in enumerate(means) if mean is not None]
+        bars = [deviations[i] or 0.0 for i in places]
         axes.errorbar(
-            [i + shift for i in known],
-            [means[i] or 0.0 for i in known],
+            [i + shift for i in places],
+            [means[i] or 0.0 for i in places],
             bars if any(bars) else None,
             capsize=3,
             **style,

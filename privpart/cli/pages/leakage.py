@@ -114,11 +114,11 @@ def marked_sentences(
     blocks: list[Block] = [_LEGEND]
     for number, truth in enumerate(report.truth[:sentences]):
         lines = [line for row in report.rows for line in _lines(row, number, truth, words)]
-        told = _glue(words).join(_word(token, words) for token in truth)
-        heading = f"Sentence {number + 1}: {told}"
+        sentence = _glue(words).join(_word(token, words) for token in truth)
+        heading = f"Sentence {number + 1}: {sentence}"
         blocks.append(Marked(heading, tuple(lines), _glue(words)))
-    if (left := len(report.truth) - sentences) > 0:
-        blocks.append(Prose((f"{left} more sentences are in report.json.",)))
+    if (more := len(report.truth) - sentences) > 0:
+        blocks.append(Prose((f"{more} more sentences are in report.json.",)))
     return tuple(blocks)
 
 
@@ -139,10 +139,10 @@ def _lines(
 
 def _marked(truth: Sequence[int], trial: TextTrial, words: Sequence[str]) -> _Pieces:
     """Return the true sentence with the tokens marked that were read."""
-    known = trial.result.bag | {token for one in trial.result.sentences for token in one}
+    bag = trial.result.bag.union(*trial.result.sentences)
     right = {i for i, _ in aligned(truth, trial.score.found)}
     return tuple(
-        ("right" if i in right else "moved" if token in known else "", _word(token, words))
+        ("right" if i in right else "moved" if token in bag else "", _word(token, words))
         for i, token in enumerate(truth)
     )
 

@@ -97,14 +97,14 @@ def budget_figure(
 ) -> Figure:
     """Draw epsilon against noise around the run of ``report``, and the target if there is one."""
     points = _curve(mechanism, run, report)
-    here = report.noise_multiplier
+    point = report.noise_multiplier, report.epsilon
     figure, axes = drawing.panel()
     xs, ys = zip(*points, strict=True)
     axes.plot(xs, ys, color=drawing.SERIES[0], marker=".")
-    axes.plot([here], [report.epsilon], "o", color=drawing.SERIES[1], markersize=6)
+    axes.plot(*point, "o", color=drawing.SERIES[1], markersize=6)
     axes.annotate(
         f"ε = {up(report.epsilon)}",
-        (here, report.epsilon),
+        point,
         (8, 8),
         textcoords="offset points",
         color=drawing.SERIES[1],
@@ -172,9 +172,9 @@ def front_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
 def draw_costs(rows: Sequence[dict[str, Any]], *, title: str, path: Path) -> None:
     """Draw the costs in ``rows`` as shares of the first row, full training."""
     figure, axes = drawing.panel(7.2, 3.8)
-    others = rows[1:] or rows
-    width = 0.8 / len(others)
-    for number, row in enumerate(others):
+    partial = rows[1:] or rows
+    width = 0.8 / len(partial)
+    for number, row in enumerate(partial):
         places = [group + width * number for group in range(len(_RESOURCES))]
         shares = [100 * row[key] / rows[0][key] for key in _RESOURCES.values()]
         colour = drawing.SERIES[number % len(drawing.SERIES)]
