@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Any
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -24,8 +25,7 @@ from privpart.study.cell import Cell
 from privpart.study.store import CellResult, Store
 from privpart.training.plan_file import PlanFile
 from privpart.training.task_data import Reader, read_task
-from privpart.training.train import check_plans
-from privpart.training.training import Training, training
+from privpart.training.training import Training, training, without_canaries
 
 _REPORT_INTERVAL = 0.2
 """Seconds between two messages about finished rounds."""
@@ -73,10 +73,29 @@ class Runner:
         Raises:
             ConfigError: the first fault, with its cell.
         """
-        check_plans(
-            ((cell.name, cell.plan) for cell in cells),
-            lambda plan: _put_together(plan, self._options, self._read, lambda _: None),
-        )
+        # To put a training together takes seconds, and a sweep has hundreds of plans: what seeds,
+        # privacy, the server and the learning rate do not change is put together once.
+        excluded: dict[str, Any] = {"privacy": True, "server": True, "client": {"learning_rate"}}
+        excluded |= {"model": {"seed"}, "data": {"seed"}}
+        alike: dict[str, dict[str, Cell]] = {}
+        for cell in cells:
+            parts = cell.plan.model_dump_json(exclude=excluded)
+            parts += "sampled" * (cell.plan.privacy.sampling is not None)
+            promise = cell.plan.model_dump_json(include={"privacy"})
+            alike.setdefault(parts, {}).setdefault(promise, cell)
+        for same in alike.values():
+            setup = None
+            for cell in same.values():
+                try:
+                    if cell.plan.canaries is not None:
+                        raise without_canaries()
+                    if setup is None:
+                        setup = _put_together(cell.plan, self._options, self._read, lambda _: None)
+                    else:
+                        setup = setup.under(cell.plan)
+                    setup.rehearse(setup.promise())
+                except ConfigError as error:
+                    raise ConfigError(f"{cell.name}: {error}") from None
 
     def train(
         self,

@@ -47,12 +47,12 @@ from privpart.optimizer import ServerOptimizer
 from privpart.patterns import layer_groups, matching_parameters, trained_groups
 from privpart.plan import AdaptiveClipping, PrivacyPlan, Schedule
 from privpart.run.budget_book import PUBLIC_DATA, is_public, refuse_population
+from privpart.select.choice import SelectChoice
 from privpart.select.key_spaces import shrunk
 from privpart.select.keys import Counts, KeyChooser, Turns
 from privpart.select.layout import Layout
 from privpart.start_values import seed_bytes
 from privpart.training import own_code
-from privpart.training.select_table import SelectChoice
 
 _WITH_USERS = ("fed-emnist", "shakespeare")
 """Tasks whose examples already belong to users."""

@@ -8,7 +8,7 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -297,41 +297,6 @@ def _end_unspent(run: RunFolder) -> str:
     except (ConfigError, StorageError):
         return f"No round was run; end the run by: privpart close {run.path}"
     return "No round was run, and the run was closed: begin again in another folder."
-
-
-def check_plans(
-    plans: Iterable[tuple[str, PlanFile]], put_together: Callable[[PlanFile], Training]
-) -> None:
-    """Make the checks of ``begin`` on many plans, before any is trained without a folder.
-
-    What seeds, privacy, the server and the learning rate do not change is put together once.
-
-    Args:
-        plans: each with its name.
-        put_together: see ``training``.
-
-    Raises:
-        ConfigError: the first fault, after the name of its plan.
-    """
-    # What is put together takes seconds; a sweep has hundreds of plans that differ in privacy only.
-    excluded: dict[str, Any] = {"privacy": True, "server": True, "client": {"learning_rate"}}
-    excluded |= {"model": {"seed"}, "data": {"seed"}}
-    alike: dict[str, dict[str, tuple[str, PlanFile]]] = {}
-    for name, plan in plans:
-        parts = plan.model_dump_json(exclude=excluded)
-        parts += "sampled" * (plan.privacy.sampling is not None)
-        promise = plan.model_dump_json(include={"privacy"})
-        alike.setdefault(parts, {}).setdefault(promise, (name, plan))
-    for same in alike.values():
-        setup = None
-        for name, plan in same.values():
-            try:
-                if plan.canaries is not None:
-                    raise without_canaries()
-                setup = put_together(plan) if setup is None else setup.under(plan)
-                setup.rehearse(setup.promise())
-            except ConfigError as error:
-                raise ConfigError(f"{name}: {error}") from None
 
 
 def _planted(

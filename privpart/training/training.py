@@ -45,6 +45,7 @@ from privpart.noise.source import NoiseSource, SeededSource
 from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import PUBLIC_DATA
+from privpart.select.choice import SelectChoice
 from privpart.select.delivery import SeenByParty, seen_in
 from privpart.select.engine import SelectEngine, localize_tokens
 from privpart.select.key_spaces import shrunk
@@ -55,7 +56,6 @@ from privpart.start_values import load_weights
 from privpart.training import own_code
 from privpart.training.metric import Accuracy, Metric, measured
 from privpart.training.plan_file import Model, PlanFile, refuse_first, refuse_short_cohorts
-from privpart.training.select_table import SelectChoice
 from privpart.training.task_data import Reader, held_out_of, plan_data, read_task
 
 _TRIED = 50
