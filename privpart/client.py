@@ -362,6 +362,7 @@ def seeded(seed: int, device: torch.device, *, everything: bool = False) -> Iter
     With ``everything``, those of NumPy and of Python's module random, which other people's code may
     draw from, follow from the seed, too.
     """
+    # drawing must not depend on, nor disturb, what the caller draws elsewhere
     before = (np.random.get_state(), random.getstate()) if everything else None  # noqa: NPY002
     devices = [] if device.type == "cpu" else [device]
     with torch.random.fork_rng(devices, device_type=device.type):
@@ -492,6 +493,7 @@ def _moon_loss(
 @contextmanager
 def _features(module: nn.Module) -> Iterator[list[Tensor]]:
     """Yield a list to which forward passes append the input of the last layer with parameters."""
+    # the input of the head is what MOON calls the representation (Li et al. 2021, section 3.2)
     features: list[Tensor] = []
     layers = [m for m in module.modules() if next(m.parameters(recurse=False), None) is not None]
     handle = layers[-1].register_forward_pre_hook(
@@ -535,6 +537,7 @@ def batch_loss(module: nn.Module, batch: Batch, loss: str | Loss = "cross_entrop
             cross-entropy with labels that repeat its inputs: it would learn to copy.
     """
     total = _computed_loss(module, batch, loss)
+    # a loss that no parameter reaches would train nothing, without a sign
     if not isinstance(total, Tensor):
         fault = f"returned a {type(total).__name__}"
     elif total.dim() or not total.is_floating_point():
@@ -564,6 +567,7 @@ def _computed_loss(module: nn.Module, batch: Batch, loss: str | Loss) -> Any:  #
     except ConfigError:
         raise
     except Exception as error:
+        # the engine answers a lack of memory with smaller chunks
         if _lacks_memory(error):
             raise
         raise ConfigError(

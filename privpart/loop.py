@@ -210,11 +210,13 @@ def fit(
                 f"evaluate_every={evaluate_every}: there is no evaluate to call; leave it out."
             )
     _refuse_cohorts(server, engine, cohorts)
+    # every cohort was checked above: a run must not stop halfway over an id
     records = []
     for number in range(server.round, len(cohorts)):
         cohort = _ids_of(number, cohorts[number])
         not_asked = server.ineligible(cohort)
         counts = _run_round(server, engine, cohort, not_asked, commit)
+        # before anything else: the next task draws over this round's noise
         measured = _health(server, engine) if health else None
         due = evaluate_every is not None and (number + 1) % evaluate_every == 0
         metric = None

@@ -56,6 +56,7 @@ def is_client_id(value: object) -> TypeGuard[ClientId]:
         return -_LARGEST_ID < value < _LARGEST_ID
     if type(value) is not str or not 0 < len(value) <= _LONGEST_ID:
         return False
+    # surrogates have no UTF-8, and a ledger could not write them
     return value.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in value)
 
 
@@ -240,6 +241,7 @@ def refusal(answer: object, kind: type[Any], task: RoundTask, shape: torch.Size)
     whole: Any = answer
     if type(whole) is not kind or not all(hasattr(whole, own.name) for own in fields(kind)):
         return "malformed"
+    # types before values: comparing an object of a sender's choice could run its code
     several = kind is not ClientUpdate
     clients = whole.clients if several else (whole.client,)
     clip_norm = whole.clip_norm if several else task.clip_norm
@@ -287,6 +289,7 @@ def _is_vector(vector: object, types: Collection[torch.dtype], shape: torch.Size
 
 def _fits_its_memory(vector: Tensor) -> bool:
     """Return whether the vector's storage is long enough; reading beyond it would crash."""
+    # a storage may have been resized under its tensors
     last = vector.storage_offset() + (vector.numel() - 1) * vector.stride(0)
     try:
         return (last + 1) * vector.element_size() <= vector.untyped_storage().nbytes()

@@ -267,6 +267,7 @@ class PartialModel:
 
         The backward pass stops at the earliest layer that trains.
         """
+        # autograd then keeps no activation below the lowest layer that trains
         wanted = range(len(self.groups)) if active is None else set(active)
         parameters = dict(self.module.named_parameters())
         for group, names in enumerate(self.groups):
@@ -302,6 +303,7 @@ class PartialModel:
         """
         self.flat.copy_(flat)
         self.own.copy_(self.own_start)
+        # a forward pass may replace, resize, add or delete buffers
         for layer, saved in self._buffers:
             layer._buffers.clear()
             for name, (buffer, value) in saved.items():
@@ -330,6 +332,7 @@ class PartialModel:
         if moved := self._moved():
             raise ConfigError(moved)
         self.load(start)
+        # cheap, but blind to writes through .data: ``verify`` reads the bits
         versions = [parameter._version for parameter in self._frozen]
         layers = LayerStates(self._layers)
         try:

@@ -94,6 +94,7 @@ class FlatOptimizer:
             nesterov=False,
             maximize=False,
         )
+        # torch makes the buffer in the first step
         if moving[0] is not None:
             state["momentum_buffer"] = moving[0]
 

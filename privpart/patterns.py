@@ -274,37 +274,26 @@ class Description(tuple[ParameterRow, ...]):
 
     def __str__(self) -> str:
         lines = [("parameter", "shape", "count", "share", "")]
-        lines += [
-            _line(
-                row.name,
-                row.parameter_count,
-                row.share,
-                f"{row.state}, kept" if row.kept else row.state,
-                row.shape,
-            )
-            for row in self
-        ]
-        states = ["trained", "local", "frozen"]
-        if not any(row.state == "local" for row in self):
-            states.remove("local")
-        for kind in [*states, "all"]:
-            rows = [row for row in self if kind in (row.state, "all")]
-            lines.append(
-                _line(kind, sum(r.parameter_count for r in rows), sum(r.share for r in rows))
-            )
-        totals = len(states) + 1
-        widths = [max(len(line[i]) for line in lines) for i in range(4)]
+        for row in self:
+            state = f"{row.state}, kept" if row.kept else row.state
+            lines.append(_line(row.name, [row], " x ".join(map(str, row.shape)), state))
+        states = [s for s in ("trained", "local", "frozen") if s != "local" or self._of(s)]
+        totals = [_line(state, self._of(state)) for state in states] + [_line("all", self)]
+        widths = [max(map(len, column)) for column in zip(*lines, *totals, strict=True)]
         text = [
             f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {count:>{widths[2]}}  "
             f"{share:>{widths[3]}}  {state}".rstrip()
-            for name, shape, count, share, state in lines
+            for name, shape, count, share, state in lines + totals
         ]
         rule = "-" * max(map(len, text))
-        return "\n".join([text[0], rule, *text[1:-totals], rule, *text[-totals:]])
+        return "\n".join([text[0], rule, *text[1 : len(lines)], rule, *text[len(lines) :]])
+
+    def _of(self, state: str) -> list[ParameterRow]:
+        return [row for row in self if row.state == state]
 
 
 def _line(
-    name: str, count: int, share: float, state: str = "", shape: tuple[int, ...] = ()
+    name: str, rows: Sequence[ParameterRow], shape: str = "", state: str = ""
 ) -> tuple[str, str, str, str, str]:
-    sizes = " x ".join(map(str, shape))
-    return name, sizes, f"{count:,}", f"{100 * share:.2f} %", state
+    count, share = sum(row.parameter_count for row in rows), sum(row.share for row in rows)
+    return name, shape, f"{count:,}", f"{100 * share:.2f} %", state

@@ -132,6 +132,7 @@ class PrivacyPlan:
             )
         # Computed only to be refused in time: a mechanism that the sampler's proof does not cover.
         self._sampled(sampling, self.noise_multiplier or 1.0)
+        # what the server enforces and what the proof assumes must be one thing
         if self.participation != (drawn := participation_of(sampling, self.rounds)):
             raise ConfigError(
                 f"participation: must be what the sampler keeps to, {drawn}; see participation_of."
@@ -397,6 +398,7 @@ class AdaptiveClipping:
         The result stays within a factor of 10,000 of ``first``, so that neither clients that send
         zeros nor a hostile majority can drive it out of the range of floats.
         """
+        # noise may leave the share outside of what a share can be
         share = min(1.0, max(0.0, unclipped))
         wanted = clip_norm * math.exp(-self.rate * (share - self.quantile))
         return min(first * _CLIP_NORM_RANGE, max(first / _CLIP_NORM_RANGE, wanted))

@@ -151,6 +151,7 @@ class Server:
         # In units of the clip norm, which adaptive clipping may change.
         self._noise: NoiseStream | None = None
         self._grid: Grid | None = None
+        # a plan without noise trains in floating point, and claims nothing
         if plan.noise_multiplier:
             self._noise, self._grid = noise_and_grid(
                 plan, start.numel(), plan.update_noise_multiplier, source, 0
@@ -171,7 +172,9 @@ class Server:
         self._bits = 0.0  # noised sum of centred bits since the last restart
         self._participations: dict[ClientId, list[int]] = {}
         self._halted = ""
+        # a client's generator could run a round inside the round that reads it
         self._adding_up = False
+        # a fork has the key and the state, and would repeat the noise
         self._process = os.getpid()
         self.cohort: tuple[ClientId, ...] = ()
         self.last_clip_norm = self.clip_norm
@@ -290,6 +293,7 @@ class Server:
         came = round_sum.came
         counts = round_sum.counts(asked)
         too_few = len(came) < self.plan.minimum_cohort or counts.mostly_refused
+        # where members are secret, a missing round would tell how many were drawn
         if too_few and not sampled:
             return replace(
                 counts, counted=0, summed=0, self_clipped=0, not_finite=0, released=False
@@ -473,6 +477,7 @@ class Server:
             )
         if self.round or self._coming is not None:
             raise ConfigError("the server has begun: load a state into a new server.")
+        # half of a state under the other half of another: no round may follow
         self.halt("a state was loaded in part")
         for prefix, stream in self._streams() if values["round"] < self._rounds else ():
             stream.load_state_dict({**values[prefix], **_under(prefix, tensors)})
@@ -562,11 +567,13 @@ class RoundSum:
         ``CohortSum``, and a protocol of secure aggregation a ``ModularSum``.
         """
         named = named_clients(answer, kind)
+        # judged whole before anything of it is added: a half-added answer could not be taken back
         why = refusal(answer, kind, self._task, self.total.shape) or self._not_now(named)
         if why:
             size = 1 if kind is ClientUpdate else max(1, len(named))
             self.received += size
             self.refusals[why] += size
+            # anybody may replay an old answer; it must not make its client look refused
             if why not in _STALE:
                 self.refused.update(filter(is_client_id, named))
             return
@@ -640,6 +647,7 @@ def _only(
 
 def _behind(work: Callable[[], Tensor | None]) -> "Future[Tensor | None]":
     """Begin a piece of work on a thread of its own."""
+    # numpy releases the interpreter's lock in its loops, so the clients train meanwhile
     pool = ThreadPoolExecutor(1, thread_name_prefix="privpart-noise")
     coming = pool.submit(work)
     pool.shutdown(wait=False)  # the thread ends with its work

@@ -104,6 +104,7 @@ def at_shape(initializer: Initializer, shape: torch.Size) -> Normal | Uniform | 
             f"{type(initializer).__name__}() on shape {tuple(shape)}: the weight must have inputs "
             "and outputs. Use Normal, Uniform or Constant."
         )
+    # torch's convention: weights are (outputs, inputs, *kernel)
     fan_out, fan_in = (size * math.prod(shape[2:]) for size in shape[:2])
     if isinstance(initializer, He):
         return Normal(math.sqrt(2 / fan_in))
@@ -336,6 +337,7 @@ def seeded_tensor(seed: int, name: str, shape: torch.Size, initializer: Initiali
     drawn = at_shape(initializer, shape)
     if isinstance(drawn, Constant):
         return torch.full(shape, drawn.value, dtype=torch.float32)
+    # name and shape are in the key, so that no two tensors of a model share a stream
     label = b"|".join(
         [
             b"privpart-seeded-%d" % GENERATOR,

@@ -76,6 +76,7 @@ class SecretSource:
         if not isinstance(key, bytes) or len(key) != 32:
             raise ConfigError("key: must be 32 bytes; leave it out to draw them from the system.")
         _forbid_core_dumps()
+        # never shown, compared or copied: whoever has it can remove the noise
         self._key = key
         self._process = os.getpid()
         self._claimed: set[int] = set()

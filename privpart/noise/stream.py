@@ -451,6 +451,7 @@ class NoiseStream:
         pieces = [slice(start, min(start + _PIECE, dim)) for start in range(0, dim, _PIECE)]
 
         def run_some(some: Sequence[slice]) -> None:
+            # draws reuse their buffers, so each thread has its own
             of_salt = cache(lambda salt: self.source.draws(part.stream, salt))
             for piece in some:
                 run(lambda number: of_salt(self.salt_of(part.rounds[number])), piece)
