@@ -59,7 +59,8 @@ def test_opacus_own_example_becomes_private_by_dp_ftrl_with_two_lines():
 @pytest.mark.parametrize(
     "name", ["mnist_cnn.py", pytest.param("mnist_cnn_dp_sgd.py", marks=pytest.mark.slow)]
 )
-def test_both_train_at_the_same_epsilon(name):
+def test_both_train_at_the_same_epsilon(name, monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
     right, epsilon = runpy.run_path(str(FOLDER / name))["main"](["--epochs", "1"])
     assert epsilon == pytest.approx(8.0, abs=0.02)
     assert 0 <= right <= 1

@@ -16,7 +16,9 @@ where it is installed (``pip install "opake[dpftrl]"``).
 import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path += [
+    str(Path(__file__).parents[n] / name) for n, name in ((2, "benchmarks"), (1, "opacus"))
+]
 import frame
 
 import csv
@@ -30,6 +32,7 @@ from statistics import mean, median
 from typing import Any
 
 import torch
+from mnist import network
 from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -50,18 +53,7 @@ FIELDS = ("epsilon", "arm", "rate", "momentum", "seed", "tested_on", "accuracy",
 def cnn(seed: int) -> nn.Module:
     """Return the network of Opacus's MNIST example."""
     torch.manual_seed(seed)  # noqa: TID251  the start weights, as Opacus's example makes them
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 8, 2, padding=3),
-        nn.ReLU(),
-        nn.MaxPool2d(2, 1),
-        nn.Conv2d(16, 32, 4, 2),
-        nn.ReLU(),
-        nn.MaxPool2d(2, 1),
-        nn.Flatten(),
-        nn.Linear(512, 32),
-        nn.ReLU(),
-        nn.Linear(32, 10),
-    )
+    return network()
 
 
 def mechanism(arm: str) -> MechanismChoice:

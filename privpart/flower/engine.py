@@ -28,29 +28,20 @@ from privpart.flower.agreement import (
     to_stderr,
 )
 from privpart.flower.mail import (
+    Asked,
     Look,
     NoAnswerError,
     RefusedReplyError,
-    content_of,
+    answers,
+    listed,
     pushed,
     question,
-    replied,
-    replies,
 )
-from privpart.flower.owners import listed
 from privpart.messages import ClientId, ClientUpdate, Reason, RefusedAnswer, RoundTask, id_order
 from privpart.model import PartialModel
 from privpart.run.report import AUTHENTICATED, UNAUTHENTICATED
 
 _MESSAGE_BYTES = 2**28
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A message that a node has not answered yet; without clients it asks which ones it has."""
-
-    node: int
-    clients: tuple[ClientId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +62,8 @@ class _Round:
     task: RoundTask
     agreed: dict[str, str]
     vector: Any
-    asked: dict[str, _Asked] = field(default_factory=dict)
-    looks: dict[str, "Look"] = field(default_factory=dict)
+    asked: dict[str, Asked] = field(default_factory=dict)
+    looks: dict[str, Look] = field(default_factory=dict)
     came: set[ClientId] = field(default_factory=set)
     waiting: set[ClientId] = field(default_factory=set)
     unasked: set[ClientId] = field(default_factory=set)
@@ -99,7 +90,7 @@ class _Round:
         self.came.add(answer.client)
         return True
 
-    def lose(self, to: "_Asked") -> None:
+    def lose(self, to: Asked) -> None:
         """Wait no longer in this attempt for a node that was lost; the next one asks it again."""
         expected = {client for other in self.asked.values() for client in other.clients}
         self.waiting.difference_update(set(to.clients) - expected - self.unasked)
@@ -233,14 +224,14 @@ class FlowerEngine:
         for node in sorted(connected & by_node.keys()):
             clients = sorted(by_node[node], key=id_order)
             for few in (clients[at : at + limit] for at in range(0, len(clients), limit)):
-                if self._push("train", this.content(few), _Asked(node, tuple(few)), this):
+                if self._push("train", this.content(few), Asked(node, tuple(few)), this):
                     this.unasked.difference_update(few)
         # without authentication a client may come back under a new node
         for node in sorted(connected - self._met) if not self.authenticated else ():
-            if self._push("query", question(this.agreed), _Asked(node), this):
+            if self._push("query", question(this.agreed), Asked(node), this):
                 self._met.add(node)
 
-    def _push(self, kind: str, content: object, to: "_Asked", this: "_Round") -> bool:
+    def _push(self, kind: str, content: object, to: Asked, this: "_Round") -> bool:
         name = pushed(self.grid, kind, content, to.node, self.timeout)
         if name is None:
             self._report(f"node {to.node}: the SuperLink took no message for it.")
@@ -250,35 +241,32 @@ class FlowerEngine:
 
     def _received(self, this: "_Round") -> Iterator[ClientUpdate | RefusedAnswer]:
         """Yield what was answered since the last look."""
-        for name, reply in replies(self.grid, this.asked, this.looks):
-            if isinstance(reply, RefusedReplyError):
-                to = this.asked.pop(name)
-                yield self._refused(to, this, reply.reason, str(reply), to.clients)
-                continue
-            if replied(reply) != name or name not in this.asked:
+        for sender, content in answers(self.grid, this.asked, this.looks):
+            if sender is None:
                 self._report("an answer to a message that was never sent: refused.")
                 yield RefusedAnswer("not asked")
-                continue
-            yield from self._read(reply, this.asked.pop(name), this)
+            elif isinstance(content, NoAnswerError):
+                self._report(f"node {sender.node}, round {this.task.round}: {content}.")
+                this.lose(sender)
+                if not sender.clients:
+                    self._met.discard(sender.node)
+            else:
+                yield from self._read(content, sender, this)
 
     def _read(
         self,
-        reply: Any,  # noqa: ANN401  Flower's Message, of anybody
-        to: "_Asked",
+        content: Any,  # noqa: ANN401  Flower's RecordDict, of anybody, or why there is none
+        to: Asked,
         this: "_Round",
     ) -> Iterator[ClientUpdate | RefusedAnswer]:
-        """Yield what an answer holds, or why it is refused; nothing if none came."""
+        """Yield what an answer holds, or why it is refused."""
         try:
-            content = content_of(reply, to.node)
-            if to.clients:
-                yield from self._updates(content, to, this)
-            else:
-                self._move(to.node, listed(content))
-        except NoAnswerError as error:
-            self._report(f"node {to.node}, round {this.task.round}: {error}.")
-            this.lose(to)
             if not to.clients:
-                self._met.discard(to.node)
+                self._move(to.node, listed(content))
+            elif isinstance(content, Exception):
+                raise content
+            else:
+                yield from self._updates(content, to, this)
         except RefusedReplyError as error:
             yield self._refused(to, this, error.reason, str(error), to.clients)
         except Exception as error:
@@ -287,7 +275,7 @@ class FlowerEngine:
             yield self._refused(to, this, "malformed", sentence, to.clients)
 
     def _refused(
-        self, to: "_Asked", this: "_Round", why: Reason, sentence: str, clients: Iterable[ClientId]
+        self, to: Asked, this: "_Round", why: Reason, sentence: str, clients: Iterable[ClientId]
     ) -> RefusedAnswer:
         self._report(f"node {to.node}, round {this.task.round}: {sentence}; refused ({why}).")
         return RefusedAnswer(why, tuple(clients))
@@ -295,7 +283,7 @@ class FlowerEngine:
     def _updates(
         self,
         content: Any,  # noqa: ANN401  Flower's RecordDict, of anybody
-        to: "_Asked",
+        to: Asked,
         this: "_Round",
     ) -> Iterator[ClientUpdate | RefusedAnswer]:
         """Yield the updates in an answer, and a refusal for each that is not one.

@@ -1,13 +1,15 @@
-"""Mail: messages that a node alone can answer, and answers that hold up nobody."""
+"""Mail: messages that a node alone can answer, answers that hold up nobody, and who has whom."""
 
 import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, cast
 
-from privpart.flower.agreement import flower, plain_text
-from privpart.messages import Reason
+from accounting.checks import ConfigError
+from privpart.flower.agreement import Report, flower, id_of, plain_text, to_stderr
+from privpart.messages import ClientId, Reason
 
 _LONGEST_LOOK, _SHORTEST_LOOK = 10.0, 0.05
 """Seconds that other answers wait for downloads at a time, which then continue beside them; and
@@ -23,6 +25,12 @@ SILENCE = {
 """Flower's errors in the place of an answer that never came; all others are the node's own."""
 
 
+_TOO_FEW = (
+    "nodes={}: {} said in time which clients they have; {} were connected. Start the others, then "
+    "run again."
+)
+
+
 class NoAnswerError(Exception):
     """A reply that Flower made in the place of a node that was lost, or too slow."""
 
@@ -33,6 +41,14 @@ class RefusedReplyError(Exception):
     def __init__(self, reason: Reason, sentence: str) -> None:
         super().__init__(sentence)
         self.reason: Reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A message that a node has not answered yet; without clients it asks which ones it has."""
+
+    node: int
+    clients: tuple[ClientId, ...] = ()
 
 
 def question(agreed: Mapping[str, str]) -> Any:  # noqa: ANN401  Flower's RecordDict
@@ -83,15 +99,16 @@ class Look(threading.Thread):
             self.error = error
 
 
-def replies(
+def answers(
     grid: Any,  # noqa: ANN401  Flower's Grid
-    asked: Mapping[str, object],
+    asked: dict[str, Asked],
     looks: dict[str, Look],
-) -> Iterator[tuple[str, Any]]:
-    """Yield the answers that came, or why one is refused, with the id of the message asked for.
+) -> Iterator[tuple[Asked | None, Any]]:
+    """Yield, for each message with an answer, its records or the error why there are none.
 
-    Each message is looked for by itself: what one node sent may make Flower raise an error, and
-    other answers that came in the same look would be lost.
+    The message is None if the answer is to one that was never sent. Each message is looked for by
+    itself: what one node sent may make Flower raise an error, and other answers that came in the
+    same look would be lost.
     """
     end = time.monotonic() + _LONGEST_LOOK
     for name in list(asked):
@@ -107,15 +124,28 @@ def replies(
         if look.error is not None:
             grid.get_node_ids()  # raises the error if it is the network's
             sentence = f"sent something that Flower cannot read ({type(look.error).__name__})"
-            yield name, RefusedReplyError("malformed", sentence)
+            yield asked.pop(name), RefusedReplyError("malformed", sentence)
         for reply in look.found:
-            yield name, reply
+            # an empty text if it names none
+            metadata = getattr(reply, "metadata", None)
+            if getattr(metadata, "reply_to_message_id", "") != name or name not in asked:
+                yield None, RefusedReplyError("not asked", "answered what was never sent")
+                continue
+            sender = asked.pop(name)
+            try:
+                content = content_of(reply, sender.node)
+            except Exception as error:
+                # of ours, or whatever the objects of a reply raise
+                content = _readable(error)
+            yield sender, content
 
 
-def replied(reply: Any) -> str:  # noqa: ANN401  Flower's Message
-    """Return the id of the message that a reply answers; an empty text if it names none."""
-    message_id = getattr(getattr(reply, "metadata", None), "reply_to_message_id", "")
-    return message_id if isinstance(message_id, str) else ""
+def _readable(error: Exception) -> Exception:
+    """Return an error of ours as it is, and any other one as that of an unreadable reply."""
+    if isinstance(error, NoAnswerError | RefusedReplyError):
+        return error
+    why = f"sent something that cannot be read ({type(error).__name__})"
+    return RefusedReplyError("malformed", why)
 
 
 def content_of(reply: Any, node: int) -> Any:  # noqa: ANN401  Flower's Message and RecordDict
@@ -137,3 +167,82 @@ def content_of(reply: Any, node: int) -> Any:  # noqa: ANN401  Flower's Message 
         why = content["declined"].get("why", "without a reason")
         raise RefusedReplyError("declined", f"declined: {plain_text(why)}")
     return content
+
+
+def hosted(
+    grid: Any,  # noqa: ANN401  Flower's Grid
+    agreed: Mapping[str, str],
+    *,
+    nodes: int,
+    timeout: float,
+    poll: float = 3.0,
+    report: Report = to_stderr,
+) -> dict[ClientId, int]:
+    """Ask all nodes which clients they have; return the node of each client.
+
+    Args:
+        grid: Flower's ``Grid``.
+        agreed: what nodes must agree on.
+        nodes: how many must answer, >= 1.
+        timeout: seconds to wait for them.
+        poll: seconds between two looks.
+        report: gets a sentence about each node that declines.
+
+    Raises:
+        ConfigError: too few nodes answered, two nodes have one client, or there are no clients.
+    """
+    say, asked, looks = report, dict[str, Asked](), dict[str, Look]()
+    owners, answered, met = dict[ClientId, int](), set[int](), set[int]()
+    end = time.monotonic() + timeout
+    while len(answered) < nodes:
+        if time.monotonic() >= end:
+            raise ConfigError(_TOO_FEW.format(nodes, len(answered), len(met)))
+        new = sorted(set(grid.get_node_ids()) - met)
+        sent = {pushed(grid, "query", question(agreed), node, timeout): node for node in new}
+        asked |= {name: Asked(node) for name, node in sent.items() if name}
+        met |= {to.node for to in asked.values()}
+        for sender, content in answers(grid, asked, looks):
+            node = getattr(sender, "node", -1)
+            try:
+                _enter(owners, node, listed(content))
+                answered.add(node)
+            except NoAnswerError as error:
+                say(f"node {node}: {error}; it is asked again when it is connected.")
+                met.discard(node)
+            except RefusedReplyError as error:
+                say(f"node {node}: {error}; refused ({error.reason}).")
+        time.sleep(poll * (len(answered) < nodes))
+    if not owners:
+        raise ConfigError("nodes: none of them has a client; there is nobody to train with.")
+    return owners
+
+
+def _enter(owners: dict[ClientId, int], node: int, clients: list[ClientId]) -> None:
+    for client in clients:
+        if client in owners:
+            raise ConfigError(
+                f"client {client!r}: nodes {owners[client]} and {node} both say that they have it. "
+                "Each client needs a name of its own, on one node. Where one data set serves two "
+                "nodes, start each with its share: --node-config 'partition-id=0 num-partitions=2'."
+            )
+        owners[client] = node
+
+
+def listed(content: Any) -> list[ClientId]:  # noqa: ANN401  of anybody
+    """Return the ids in a node's answer; raise the error that stands in its place.
+
+    Raises:
+        NoAnswerError: the node was lost, or too slow.
+        RefusedReplyError: the answer holds anything else.
+    """
+    if isinstance(content, Exception):
+        raise content
+    try:
+        if set(content) != {"clients"} or set(content["clients"]) != {"schema", "ids"}:
+            raise RefusedReplyError("malformed", "did not answer with its clients")
+        clients = [id_of(name) for name in content["clients"]["ids"]]
+        if None in clients or len(set(clients)) < len(clients):
+            raise RefusedReplyError("malformed", "its clients are not a list of ids, each once")
+    except Exception as error:
+        raise _readable(error) from None
+    return cast("list[ClientId]", clients)

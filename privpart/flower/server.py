@@ -16,7 +16,7 @@ from accounting.checks import ConfigError
 from privpart.engines.options import EngineOptions
 from privpart.flower.agreement import Report, agreement, flower, id_of, to_stderr
 from privpart.flower.engine import FlowerEngine
-from privpart.flower.owners import hosted
+from privpart.flower.mail import hosted
 from privpart.loop import Callback, RoundRecord
 from privpart.messages import ClientId
 from privpart.model import PartialModel
@@ -158,7 +158,7 @@ def serve(
         ConfigError: see ``privpart.train``; or the run was made with other settings.
         BudgetExceededError, CohortTooSmallError, StorageError: see ``privpart.train``.
     """
-    out, chosen = Path(settings.out), read(plan)
+    out, chosen, say = Path(settings.out), read(plan), report or to_stderr
     refuse_over_network(chosen)
     resumes = holds_a_run(out)
     recorded = _recorded_owners(out, settings, chosen) if resumes else None
@@ -173,7 +173,7 @@ def serve(
                 nodes=settings.nodes,
                 timeout=settings.timeout,
                 poll=poll,
-                report=report,
+                report=say,
             )
         return FlowerEngine(
             grid,
@@ -184,7 +184,7 @@ def serve(
             timeout=settings.timeout,
             attempts=settings.attempts,
             poll=poll,
-            report=report,
+            report=say,
         )
 
     objects = Own(remote=remote)
@@ -198,7 +198,7 @@ def serve(
             seed=settings.seed,
             options=EngineOptions(),
         )
-    say, last = report or to_stderr, run.plan.rounds
+    last = run.plan.rounds
 
     def tell(record: RoundRecord) -> None:
         metric = "" if record.metric is None else f"; metric {record.metric:.4g}"

@@ -17,9 +17,8 @@ from torch import nn
 from accounting import BinaryTree, ConfigError, Participation
 from privpart import PartialModel, PrivacyPlan, SeededSource, Server, fit
 from privpart.flower.agreement import SCHEMA, agreement
-from privpart.flower.engine import FlowerEngine, _Asked, _Round
-from privpart.flower.mail import SILENCE
-from privpart.flower.owners import hosted
+from privpart.flower.engine import FlowerEngine, _Round
+from privpart.flower.mail import SILENCE, Asked, hosted
 from privpart.loop import CohortRefusedError, CohortTooSmallError
 
 FIRST, SECOND = NODES
@@ -284,8 +283,8 @@ def test_a_node_that_was_lost_is_asked_again_and_an_old_message_that_expires_end
     this = _Round.of(one_server.task(COHORTS[0]), MODEL.flat, {})
     this.ask_the_missing()
     this.unasked.discard(3)
-    this.asked["new"] = _Asked(SECOND, ("1",))
-    this.lose(_Asked(SECOND, ("1", 3)))
+    this.asked["new"] = Asked(SECOND, ("1",))
+    this.lose(Asked(SECOND, ("1", 3)))
     assert this.waiting == {0, 1, "1"}  # 3 has no other message, and "1" has
 
 
