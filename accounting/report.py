@@ -149,6 +149,7 @@ class PrivacyReport:
         self._claims_no_more_than_mu_allows()
 
     def _claims_no_more_than_mu_allows(self) -> None:
+        # Figures that were rounded once more on their way are not a contradiction.
         slack = 1 - 1e-9
         run = Guarantee(self.mu, "exact")
         alone = mu_upper(self.sensitivity_squared, self.noise_multiplier)
@@ -280,6 +281,7 @@ class PrivacyReport:
         worst = {a.status for a in self.assumptions if a.severity == "critical"}
         if "violated" in worst or not self.cross_check.consistent:
             return "does-not-hold"
+        # A negligible assumption decides nothing, whatever its status.
         relevant = (a for a in self.assumptions if a.severity != "negligible")
         if any(a.status in ("asserted", "violated") for a in relevant):
             return "conditional"
@@ -363,12 +365,12 @@ class PrivacyReport:
         second, bound = self.cross_check, "" if self.sensitivity_exact else ", an upper bound"
         agrees = "agrees" if second.consistent else "CONTRADICTS"
         one_over_mu = down(self.effective_noise_multiplier, 5)
-        known = up(self.guarantee.epsilon(self.delta), 5)
+        unsampled = up(self.guarantee.epsilon(self.delta), 5)
         sampled, earlier = self.sampling is not None, bool(self.earlier_mu)
         rows = [
             (True, "epsilon", up(self.epsilon, 5), self.formula),
             (True, "delta", up(self.delta, 6), ""),
-            (sampled, "not hidden", f"epsilon {known}, if it is known who takes part", ""),
+            (sampled, "not hidden", f"epsilon {unsampled}, if it is known who takes part", ""),
             (True, "unit", f"{self.unit}, {self.adjacency} adjacency", ""),
             (True, "covers", "every model that the rounds release", ""),
             (True, "mechanism", f"{self.mechanism}, {self.schedule}", ""),

@@ -80,6 +80,7 @@ def budget(
 
     chosen = None if delta is None else checks.probability("delta", delta)
     try:
+        # Changed before it is shown, so that the exit code is that of the new limit.
         if population is not None and (remove_limit or limit_epsilon is not None):
             _change_limit(population, limit_epsilon, chosen, looser=raise_limit)
         shown = accounts()

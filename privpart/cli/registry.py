@@ -98,8 +98,8 @@ def template() -> str:
             table = field.table
             lines += ["", f"[{table}]"]
         needed = "optional" if field.tier is None else f"needed from tier {field.tier}"
-        said = f": {' | '.join(field.choices)}" if field.choices else ""
-        lines.append(f"# {field.write}{said} ({needed})")
+        choices = f": {' | '.join(field.choices)}" if field.choices else ""
+        lines.append(f"# {field.write}{choices} ({needed})")
         empty = "[]" if field.several else '""'
         lines.append(f"{field.name} = {empty}")
     return "\n".join(lines)
@@ -116,26 +116,26 @@ def read_about(path: Path) -> dict[str, Any]:
     tier = tables.get("entry", {}).pop("tier", None)
     if tier not in _TIERS or isinstance(tier, bool):
         raise ConfigError(f"about={path}: [entry] tier={tier!r}: must be 1, 2 or 3.")
-    known = {(field.table, field.name): field for field in _FIELDS}
-    found: dict[str, Any] = {"entry": {"tier": tier}}
+    fields = {(field.table, field.name): field for field in _FIELDS}
+    answers: dict[str, Any] = {"entry": {"tier": tier}}
     for table, values in tables.items():
         for name, value in values.items():
-            field = known.get((table, name))
+            field = fields.get((table, name))
             if field is None:
                 allowed = ", ".join(f.name for f in _FIELDS if f.table == table) or "none"
                 raise ConfigError(
                     f"about={path}: [{table}] {name}: is not a known key; of this table: {allowed}."
                 )
-            if kept := _value(field, value, path):
-                found.setdefault(table, {})[name] = kept
+            if answer := _value(field, value, path):
+                answers.setdefault(table, {})[name] = answer
     missing = [
         f"[{f.table}] {f.name} ({f.write})"
         for f in _FIELDS
-        if f.tier is not None and f.tier <= tier and f.name not in found.get(f.table, {})
+        if f.tier is not None and f.tier <= tier and f.name not in answers.get(f.table, {})
     ]
     if missing:
         raise ConfigError(f"about={path}: an entry of tier {tier} needs {'; '.join(missing)}.")
-    return found
+    return answers
 
 
 def _tables(path: Path) -> dict[str, dict[str, Any]]:
@@ -164,9 +164,9 @@ def _value(field: _Field, value: object, path: Path) -> str | list[str]:
         except ValueError:
             raise ConfigError(f"{place}={value!r}: must be a day, YYYY-MM-DD.") from None
     if field.several:
-        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise ConfigError(f"{place}={value!r}: must be a list of texts.")
-        return [one.strip() for one in value if one.strip()]
+        return [text.strip() for text in value if text.strip()]
     if not isinstance(value, str):
         raise ConfigError(f"{place}={value!r}: must be a text.")
     if value and field.choices and value not in field.choices:
@@ -174,41 +174,41 @@ def _value(field: _Field, value: object, path: Path) -> str | list[str]:
     return value.strip()
 
 
-def entry_of(found: RunReport, about: Mapping[str, Any]) -> dict[str, Any]:
+def entry_of(result: RunReport, about: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entry of a run.
 
     Args:
-        found: its report.
+        result: its report.
         about: what ``read_about`` returned.
 
     Raises:
         ConfigError: no guarantee holds, or the run is a simulation.
     """
-    report = found.guarantee
-    if found.wrong or report.status in ("does-not-hold", "not-private"):
+    report = result.guarantee
+    if result.wrong or report.status in ("does-not-hold", "not-private"):
         raise ConfigError(
             "registry: this run has no guarantee to register: "
             + ("it is a simulation." if report.status == "not-private" else "see its report.")
         )
-    own = {name: dict(values) for name, values in about.items()}
-    unit_is = own.get("privacy_loss", {}).pop("unit_is", None)
-    implementation = own.get("implementation", {})
+    tables = {name: dict(values) for name, values in about.items()}
+    unit_is = tables.get("privacy_loss", {}).pop("unit_is", None)
+    implementation = tables.get("implementation", {})
     tuning, security = implementation.pop("tuning", None), implementation.pop("security", None)
     deployment = {
-        "basic": own["basic"] | {"data_product_type": "Machine learning model"},
-        "dp_variant": own.get("dp_variant", {}) | _variant(report),
-        "privacy_loss": _privacy_loss(found, unit_is),
-        "deployment_model": own.get("deployment_model", {})
+        "basic": tables["basic"] | {"data_product_type": "Machine learning model"},
+        "dp_variant": tables.get("dp_variant", {}) | _variant(report),
+        "privacy_loss": _privacy_loss(result, unit_is),
+        "deployment_model": tables.get("deployment_model", {})
         | {"model_name": "Central", "model_name_details": _plain(report.trust_model)},
-        "accounting": own.get("accounting", {}) | {"composition": _composition(found)},
+        "accounting": tables.get("accounting", {}) | {"composition": _composition(result)},
         "implementation": implementation
         | {
             "preprocessing_and_hyperparameter_tuning": _tuning(report, tuning),
-            "mechanisms": _mechanisms(found, security),
+            "mechanisms": _mechanisms(result, security),
         },
-        "administrative": own["administrative"],
+        "administrative": tables["administrative"],
     }
-    entry = own["entry"]
+    entry = tables["entry"]
     return {
         "url_slug": entry["url_slug"],
         "status": "Draft",
@@ -224,16 +224,17 @@ def _variant(report: PrivacyReport) -> dict[str, str]:
     }
 
 
-def _privacy_loss(found: RunReport, unit_is: str | None) -> dict[str, Any]:
-    report = found.guarantee
+def _privacy_loss(result: RunReport, unit_is: str | None) -> dict[str, Any]:
+    report = result.guarantee
     claim, attacker, _ = claims(report)
     parameters = {"epsilon": report.epsilon, "delta": report.delta}
+    # rho is never amplified: beside an amplified epsilon it would be of another guarantee.
     if report.sampling is None:
         parameters["rho"] = report.rho
     details = f"Epsilon, delta and rho are rounded up. mu = {up(report.mu, 5)}. {attacker}"
     details += "".join(f" Warning: {warning}" for warning in report.warnings)
-    if not found.complete:
-        details += f" {found.rounds} of {found.planned_rounds} rounds are done; this is for all."
+    if not result.complete:
+        details += f" {result.rounds} of {result.planned_rounds} rounds are done; this is for all."
     named = f"one {report.unit}"
     return {
         "privacy_unit": named if unit_is is None else f"{named}: {unit_is}",
@@ -243,32 +244,32 @@ def _privacy_loss(found: RunReport, unit_is: str | None) -> dict[str, Any]:
     }
 
 
-def _composition(found: RunReport) -> str:
-    said = _plain(claims(found.guarantee)[2])
-    if found.all_runs is not None:
-        said += " " + _plain(f"All that one machine released about these people: "
-                             f"{without_places(found.all_runs.says)}.")  # fmt: skip
-    return said
+def _composition(result: RunReport) -> str:
+    text = _plain(claims(result.guarantee)[2])
+    if result.all_runs is not None:
+        text += " " + _plain(f"All that one machine released about these people: "
+                             f"{without_places(result.all_runs.says)}.")  # fmt: skip
+    return text
 
 
-def _tuning(report: PrivacyReport, said: str | None) -> str:
+def _tuning(report: PrivacyReport, text: str | None) -> str:
     choices = next(a for a in report.assumptions if a.code == "choices")
-    found = f"Assumed: {choices.text}. Status: {choices.status}"
-    found += f" ({choices.evidence})." if choices.evidence else "."
-    return _plain(found) if said is None else f"{said}\n\n{_plain(found)}"
+    checked = f"Assumed: {choices.text}. Status: {choices.status}"
+    checked += f" ({choices.evidence})." if choices.evidence else "."
+    return _plain(checked) if text is None else f"{text}\n\n{_plain(checked)}"
 
 
-def _mechanisms(found: RunReport, security: str | None) -> str:
-    report = found.guarantee
+def _mechanisms(result: RunReport, security: str | None) -> str:
+    report = result.guarantee
     lines = [f"{report.mechanism}, noise multiplier {up(report.noise_multiplier, 6)}, by privpart "
-             f"{report.version}; hash of the plan {found.plan}."]  # fmt: skip
+             f"{report.version}; hash of the plan {result.plan}."]  # fmt: skip
     for a in report.assumptions:
         why = f" Evidence: {without_places(a.evidence)}." if a.evidence else ""
         lines.append(f"{a.code} ({a.status}): {a.text}.{why}")
-    if found.measured is not None:
-        lines.append(f"measured from below: {found.measured}.")
-    said = _points(lines)
-    return said if security is None else f"{said}\n\n{security}"
+    if result.measured is not None:
+        lines.append(f"measured from below: {result.measured}.")
+    text = _points(lines)
+    return text if security is None else f"{text}\n\n{security}"
 
 
 def _points(lines: Iterator[str] | list[str]) -> str:
@@ -280,14 +281,15 @@ def _plain(text: str) -> str:
     return "".join(f"\\{c}" if c in _SPECIAL else c for c in printable(text))
 
 
-def write_entry(found: RunReport, path: Path, about: Path, schema: Path | None) -> None:
+def write_entry(result: RunReport, path: Path, about: Path, schema: Path | None) -> None:
     """Write the entry of a run, after the schema has accepted it, if one is given.
 
     Raises:
         ConfigError: see ``read_about``, ``entry_of`` and ``refuse_invalid``; or the file cannot be
             written, or ends in neither .yaml, .yml nor .json.
     """
-    entry = entry_of(found, read_about(about))
+    entry = entry_of(result, read_about(about))
+    # Before the file: a refused entry leaves none that could be sent in by mistake.
     if schema is not None:
         refuse_invalid(entry, schema)
     if path.suffix == ".json":
@@ -331,11 +333,13 @@ def refuse_invalid(entry: Mapping[str, Any], schema: Path) -> None:
     except (SchemaError, Unresolvable) as error:
         raise ConfigError(f"schema={schema}: is not a JSON schema: {_line(error)}.") from None
     if errors:
-        said = "; ".join(
+        faults = "; ".join(
             f"{'.'.join(map(str, error.path)) or 'entry'}: {_line(error.message)}"
             for error in errors[:5]
         )
-        raise ConfigError(f"registry: the schema {schema.name} does not accept the entry: {said}.")
+        raise ConfigError(
+            f"registry: the schema {schema.name} does not accept the entry: {faults}."
+        )
 
 
 def _line(text: object) -> str:

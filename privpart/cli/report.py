@@ -114,6 +114,7 @@ def report(
         typer.echo(printable(result.statement()))
     else:
         print_run(result, form)
+    # The report is printed before any gate ends the command: it says why.
     if result.deviations:
         raise typer.Exit(_LEFT_ITS_PLAN)
     if result.guarantee.status == "does-not-hold" or result.wrong:
@@ -140,6 +141,7 @@ def _derived(
         checked = evidence.checks
         return report_of(evidence, run, delta=delta)
     except ConfigError as error:
+        # An older page at that place would still claim what no longer holds.
         broken = any(check.status == "wrong" for check in checked)
         unread = not checked and (run / LEDGER).is_file()
         if html is not None and (broken or unread):

@@ -163,9 +163,9 @@ def assumptions_section(
         below: blocks about who holds what, for the lowest layer.
         utility: a sentence on what the noise costs; "" if nothing was measured.
     """
-    found: dict[str, list[Assumption]] = {TOP: [], MIDDLE: [], BOTTOM: []}
+    by_layer: dict[str, list[Assumption]] = {TOP: [], MIDDLE: [], BOTTOM: []}
     for assumption in report.assumptions:
-        found[LAYERS.get(assumption.code, MIDDLE)].append(assumption)
+        by_layer[LAYERS.get(assumption.code, MIDDLE)].append(assumption)
     open_questions = {
         TOP: (
             f"Unit: one {report.unit}. A person who is several {report.unit}s is covered as a "
@@ -183,7 +183,7 @@ def assumptions_section(
         ),
     }
     blocks: list[Block] = []
-    for layer, assumptions in found.items():
+    for layer, assumptions in by_layer.items():
         ordered = sorted(assumptions, key=lambda a: list(BADGES).index(a.status))
         blocks.append(Badged(layer, tuple(map(badged, ordered))))
         blocks.append(Points(open_questions[layer]))

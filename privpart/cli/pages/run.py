@@ -51,24 +51,24 @@ _CHECKS: dict[str, tuple[Tone, str]] = {
 _PLACE = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\",;]+/)+([^\s/:'\",;]*)")
 
 
-def run_page(found: RunReport) -> Page:
+def run_page(result: RunReport) -> Page:
     """Return the page of a run whose ledger could be read."""
-    broken = bool(found.wrong) or found.guarantee.status == "does-not-hold"
-    status = "does-not-hold" if broken else found.guarantee.status
+    broken = bool(result.wrong) or result.guarantee.status == "does-not-hold"
+    status = "does-not-hold" if broken else result.guarantee.status
     tone, verdict = _VERDICTS[status]
-    says = [STATUS_SENTENCES[status], *_progress(found)]
-    if is_large_delta(found.guarantee.delta, found.guarantee.population):
+    says = [STATUS_SENTENCES[status], *_progress(result)]
+    if is_large_delta(result.guarantee.delta, result.guarantee.population):
         says.append("Delta is too large for the number of units.")
-    sections = _broken(found) if broken else _sound(found)
+    sections = _broken(result) if broken else _sound(result)
     return Page(
-        f"Privacy report of run {found.run_id[:12]}",
+        f"Privacy report of run {result.run_id[:12]}",
         tone,
         verdict,
         tuple(says),
-        (*sections, _ledger(found), _checks(found.checks), _identity(found)),
+        (*sections, _ledger(result), _checks(result.checks), _identity(result)),
         (
-            f"Written by privpart {found.guarantee.version} from the run's ledger, by the rules of "
-            "privpart report. Whoever has the folder can check it: privpart verify FOLDER.",
+            f"Written by privpart {result.guarantee.version} from the run's ledger, by the rules "
+            "of privpart report. Whoever has the folder can check it: privpart verify FOLDER.",
         ),
     )
 
@@ -100,51 +100,53 @@ def without_places(text: str, *folders: Path) -> str:
     >>> without_places("cannot open /home/jane/runs/a/ledger.log: damaged", Path("runs"))
     'cannot open ledger.log: damaged'
     """
+    # Pages and entries leave the machine; names of folders are often names of people.
     for folder in (*folders, Path.home()):
         for place in {str(folder), str(folder.resolve())} - {".", "/"}:
             text = text.replace(f"{place}/", "").replace(place, folder.resolve().name or "folder")
     return _PLACE.sub(r"\1", text)
 
 
-def _progress(found: RunReport) -> list[str]:
-    if found.closed:
-        return [f"The run was closed after {found.rounds} of {found.planned_rounds} rounds."]
-    if not found.complete:
+def _progress(result: RunReport) -> list[str]:
+    if result.closed:
+        return [f"The run was closed after {result.rounds} of {result.planned_rounds} rounds."]
+    if not result.complete:
         return [
-            f"The run is not finished: {found.rounds} of {found.planned_rounds} rounds are "
+            f"The run is not finished: {result.rounds} of {result.planned_rounds} rounds are "
             "committed. The figures are for all planned rounds."
         ]
     return []
 
 
-def _sound(found: RunReport) -> list[Section]:
-    report = found.guarantee
+def _sound(result: RunReport) -> list[Section]:
+    report = result.guarantee
     sampled = ""
     if report.sampling is not None:
         sampled = "The curves hold even if it becomes known who takes part; the dot does not."
     return [
-        Section("At a glance", (key_figures(report), *_all_runs(found))),
-        Section("Statement", (statement_of(report), *_select(found))),
+        Section("At a glance", (key_figures(report), *_all_runs(result))),
+        Section("Statement", (statement_of(report), *_select(result))),
         guarantee_section(report, lead=sampled),
-        assumptions_section(report, utility=_utility(found)),
+        assumptions_section(report, utility=_utility(result)),
         coverage_section(report),
-        _measured(found),
+        _measured(result),
     ]
 
 
-def _broken(found: RunReport) -> list[Section]:
-    reasons = [f"{check.what}: {check.says}." for check in found.wrong]
-    reasons += [f"The run left its plan: {said}." for said in found.deviations]
-    if not found.guarantee.cross_check.consistent:
+def _broken(result: RunReport) -> list[Section]:
+    # No figure beside them: whoever skims a page reads its figures first.
+    reasons = [f"{check.what}: {check.says}." for check in result.wrong]
+    reasons += [f"The run left its plan: {said}." for said in result.deviations]
+    if not result.guarantee.cross_check.consistent:
         reasons.append("Two accountants contradict each other.")
-    violated = [a for a in found.guarantee.assumptions if a.status == "violated"]
-    others = [a for a in found.guarantee.assumptions if a.status != "violated"]
-    others = sorted(others, key=lambda a: list(BADGES).index(a.status))
+    violated = [a for a in result.guarantee.assumptions if a.status == "violated"]
+    unbroken = [a for a in result.guarantee.assumptions if a.status != "violated"]
+    unbroken = sorted(unbroken, key=lambda a: list(BADGES).index(a.status))
     return [
         Section(
             "What is wrong", (Points(tuple(map(without_places, reasons))), *_listed("", violated))
         ),
-        Section("What else it would rest on", tuple(_listed("", others))),
+        Section("What else it would rest on", tuple(_listed("", unbroken))),
     ]
 
 
@@ -152,57 +154,58 @@ def _listed(heading: str, assumptions: Sequence[Assumption]) -> list[Block]:
     return [Badged(heading, tuple(map(badged, assumptions)))] if assumptions else []
 
 
-def _utility(found: RunReport) -> str:
-    if found.simulated is None or not found.simulated.metric:
+def _utility(result: RunReport) -> str:
+    if result.simulated is None or not result.simulated.metric:
         return ""
-    number, value = found.simulated.metric[-1]
+    number, value = result.simulated.metric[-1]
     return f"the last evaluation, after round {number + 1}, gave {value:.4g}."
 
 
-def _all_runs(found: RunReport) -> list[Block]:
-    if found.all_runs is None:
+def _all_runs(result: RunReport) -> list[Block]:
+    if result.all_runs is None:
         return []
-    says = without_places(found.all_runs.says)
+    says = without_places(result.all_runs.says)
     return [Facts((("all that this machine released about these people", says),))]
 
 
-def _select(found: RunReport) -> list[Block]:
-    if found.select is None:
+def _select(result: RunReport) -> list[Block]:
+    if result.select is None:
         return []
-    return [Prose(tuple(f"{line[0].upper()}{line[1:]}." for line in found.select))]
+    return [Prose(tuple(f"{line[0].upper()}{line[1:]}." for line in result.select))]
 
 
-def _measured(found: RunReport) -> Section:
-    if found.measured is None:
+def _measured(result: RunReport) -> Section:
+    if result.measured is None:
         return Section("Measured from below", ())
     return Section(
         "Measured from below",
-        (Prose((f"An audit of this run found {found.measured}.",)),),
+        (Prose((f"An audit of this run found {result.measured}.",)),),
         "A lower bound of one kind of attack; it does not show that the run is private.",
     )
 
 
-def _ledger(found: RunReport) -> Section:
+def _ledger(result: RunReport) -> Section:
     """Return what the ledger shows of the rounds, and of those of a simulation more."""
     rows = (
-        ("rounds committed", f"{found.rounds:,} of {found.planned_rounds:,}"),
-        ("planned", found.guarantee.schedule),
-        ("most that one took part", found.worst()),
+        ("rounds committed", f"{result.rounds:,} of {result.planned_rounds:,}"),
+        ("planned", result.guarantee.schedule),
+        ("most that one took part", result.worst()),
     )
     pictures = []
-    if (told := found.simulated) is not None and told.counted:
+    # In a private run, how many came to a round and how good its model is are secrets.
+    if (simulated := result.simulated) is not None and simulated.counted:
         pictures.append(
             Picture(
-                _counts(told, found.planned_rounds),
+                _counts(simulated, result.planned_rounds),
                 "Number of updates in the sum of each round.",
                 "Updates in the sum of each round; dashed: the least that the plan allows. Shown "
                 "of simulations only: no epsilon covers the counts of a private run.",
             )
         )
-    if told is not None and told.metric:
+    if simulated is not None and simulated.metric:
         pictures.append(
             Picture(
-                _accuracy(told, found.planned_rounds),
+                _accuracy(simulated, result.planned_rounds),
                 "Metric of the plan after the rounds that were evaluated.",
                 "The metric of the plan, on its evaluation data. Shown of simulations only.",
             )
@@ -210,22 +213,24 @@ def _ledger(found: RunReport) -> Section:
     return Section("Participation and ledger", (Facts(rows), *pictures))
 
 
-def _counts(told: Simulated, planned: int) -> Figure:
+def _counts(simulated: Simulated, planned: int) -> Figure:
     figure, axes = drawing.panel(4.6, 2.6)
-    axes.bar(range(1, len(told.counted) + 1), told.counted, 0.9, color=drawing.SERIES[0])
-    if told.minimum_cohort > 1:
-        drawing.target(axes, told.minimum_cohort, "")
-    axes.set_xlim(0.4, max(planned, len(told.counted)) + 0.6)
-    axes.set_ylim(0, 1.15 * max(*told.counted, told.minimum_cohort, 1))
+    axes.bar(range(1, len(simulated.counted) + 1), simulated.counted, 0.9, color=drawing.SERIES[0])
+    if simulated.minimum_cohort > 1:
+        drawing.target(axes, simulated.minimum_cohort, "")
+    axes.set_xlim(0.4, max(planned, len(simulated.counted)) + 0.6)
+    axes.set_ylim(0, 1.15 * max(*simulated.counted, simulated.minimum_cohort, 1))
     axes.set_xlabel("round")
     axes.set_ylabel("updates")
     return figure
 
 
-def _accuracy(told: Simulated, planned: int) -> Figure:
+def _accuracy(simulated: Simulated, planned: int) -> Figure:
     figure, axes = drawing.panel(4.6, 3.0)
-    xs = [number + 1 for number, _ in told.metric]
-    drawing.band(axes, xs, [v for _, v in told.metric], [None] * len(xs), drawing.Styles().of())
+    xs = [number + 1 for number, _ in simulated.metric]
+    drawing.band(
+        axes, xs, [v for _, v in simulated.metric], [None] * len(xs), drawing.Styles().of()
+    )
     axes.set_xlim(0, max(planned, xs[-1]) * 1.02)
     axes.set_xlabel("round")
     axes.set_ylabel("metric")
@@ -244,17 +249,17 @@ def _checks(checks: Sequence[Check], *folders: Path) -> Section:
     )
 
 
-def _identity(found: RunReport) -> Section:
+def _identity(result: RunReport) -> Section:
     rows = [
-        ("run", found.run_id),
-        ("plan", found.plan),
-        ("signed by", found.public_key),
-        ("head of the ledger", f"{found.head} after {found.rounds} rounds"),
+        ("run", result.run_id),
+        ("plan", result.plan),
+        ("signed by", result.public_key),
+        ("head of the ledger", f"{result.head} after {result.rounds} rounds"),
     ]
-    blocks: list[Block] = [mechanism_facts(found.guarantee)]
-    if found.guarantee.status == "does-not-hold" or found.wrong:
+    blocks: list[Block] = [mechanism_facts(result.guarantee)]
+    if result.guarantee.status == "does-not-hold" or result.wrong:
         blocks = []
-    if (cost := found.cost) is not None:
+    if (cost := result.cost) is not None:
         if cost.parameters is not None and cost.update_bytes is not None:
             rows.append(("parameters that train", f"{cost.parameters:,}"))
             rows.append(("one update", f"{cost.update_bytes:,} bytes, and headers"))
