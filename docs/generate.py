@@ -10,7 +10,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum, StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
@@ -243,6 +243,8 @@ _TOML_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", 
 
 def _type(annotation: Any) -> str:
     origin, inside = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type(inside[0])
     if origin is Literal:
         return " or ".join(f'"{value}"' for value in inside)
     if origin in (Union, types.UnionType):
