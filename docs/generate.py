@@ -285,7 +285,6 @@ WRITTEN_BY = {
     "flower": "messages between Flower's server and nodes",
     "frontier": "`privpart frontier --format json`, and study.json",
     "gradients": "`privpart audit gradients --format json`",
-    "grouped-noise": "noise of a grouped mechanism, in a run folder",
     "leakage": "`privpart audit leakage` of images: report.json, `--format json`",
     "ledger": "ledger.log of a run folder",
     "mechanism": "a mechanism in a file; `Mechanism.to_dict`",
