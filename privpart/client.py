@@ -246,7 +246,6 @@ def client_update(
     previous: Tensor | None = None,
     own: Tensor | None = None,
     after_step: Callable[[], None] | None = None,
-    out: Tensor | None = None,
     watch: Watch | None = None,
 ) -> Tensor:
     """Train from ``start`` and return the clipped update of the active groups.
@@ -267,8 +266,6 @@ def client_update(
             ``model.own_start``. It is overwritten with the new one, which must not leave the
             device.
         after_step: called after every step, for example to read ``model.flat``.
-        out: memory for the result: float32, shape (c,), on the CPU, not overlapping ``start`` or
-            the model.
         watch: called once with the loss of the first step, None without a step, and the norm of
             the update before clipping. No guarantee covers either.
 
@@ -278,12 +275,10 @@ def client_update(
         is NaN: the server counts the update as zeros, and sees why.
 
     Raises:
-        ConfigError: ``out`` has another type or shape, ``start`` is memory of the model, the
-            network wrote to a frozen parameter, the loss or ``augment`` failed on a batch, or
-            either is a name that was not replaced by its function.
+        ConfigError: ``start`` is memory of the model, the network wrote to a frozen parameter, the
+            loss or ``augment`` failed on a batch, or either is a name that was not replaced by its
+            function.
     """
-    if out is not None:
-        _refuse_other_memory(out, model.active_dim(active))
     training = unclipped_update(
         model,
         start,
@@ -297,12 +292,10 @@ def client_update(
     )
     with training as (update, first):
         sent = update.cpu()
-        clipped, norm = clip_and_measure(sent, clip_norm, out=out)
+        clipped, norm = clip_and_measure(sent, clip_norm)
         if watch is not None:
             watch(None if first is None else float(first), norm)
-        if out is None:
-            return sent.clone() if clipped is sent else clipped
-        return clipped if clipped is out else out.copy_(clipped)
+        return sent.clone() if clipped is sent else clipped
 
 
 @contextmanager
@@ -345,14 +338,6 @@ def unclipped_update(
         spans = model.spans(active)
         one = len(spans) == 1
         yield update[spans[0]] if one else torch.cat([update[span] for span in spans]), first
-
-
-def _refuse_other_memory(out: Tensor, dim: int) -> None:
-    if (out.shape, out.dtype) != ((dim,), torch.float32):
-        raise ConfigError(
-            f"out: {out.dtype}, shape {tuple(out.shape)}; the result is float32 and of shape "
-            f"({dim},)."
-        )
 
 
 @contextmanager

@@ -68,49 +68,6 @@ def test_local_training_is_the_plain_optimizer_on_the_trainable_part(train, name
     assert update.norm() > 0.01
 
 
-@pytest.mark.parametrize("clip_norm", [1e-3, 1e6])
-@pytest.mark.parametrize("poisoned", [False, True])
-@pytest.mark.parametrize("groups", [None, [["conv*", "norm.*"], ["dense1.*"], ["dense2.*"]]])
-def test_a_result_that_is_written_to_given_memory_is_the_same_one(clip_norm, poisoned, groups):
-    network = small_cnn(channels=(4, 8), hidden=16, image_size=8)
-    model = PartialModel(network, seed=1, overwrite=True, groups=groups)
-    active = None if groups is None else (0, 2)
-    x, y = examples(10)
-    x[3] = torch.nan if poisoned else 0.5
-    out = torch.full((model.active_dim(active),), torch.nan)
-    found = []
-    for memory in (None, out):
-        generator = torch.Generator().manual_seed(5)
-        found.append(
-            client_update(
-                model, model.flat.clone(), (x, y), local=LocalTraining(0.1), clip_norm=clip_norm,
-                generator=generator, active=active, out=memory,
-            )
-        )  # fmt: skip
-    assert found[1] is out
-    torch.testing.assert_close(found[0], out, rtol=0, atol=0, equal_nan=True)
-    assert out.isnan().all() == poisoned
-    assert out.any()
-    assert found[0].data_ptr() != model.gradient.data_ptr()
-
-
-@pytest.mark.parametrize(
-    "out",
-    [torch.empty(14), torch.empty(2, 15), torch.empty(15).half(), torch.empty(15).double()],
-    ids=["short", "two rows", "half", "double"],
-)
-def test_memory_that_does_not_hold_the_result_is_refused(out):
-    """Rounded to 16 bits it would be longer than the clip; in a short row, a neighbour's."""
-    model = PartialModel(lambda: torch.nn.Linear(4, 3), seed=1)
-    out.fill_(7)
-    with pytest.raises(ConfigError, match=r"the result is float32 and of shape \(15,\)"):
-        client_update(
-            model, model.flat.clone(), (torch.rand(5, 4), torch.tensor([0, 1, 2, 0, 1])),
-            local=LocalTraining(0.1), clip_norm=0.05, generator=torch.Generator(), out=out,
-        )  # fmt: skip
-    assert (out == 7).all()
-
-
 def test_loss_of_a_language_model_is_the_mean_over_tokens_without_padding():
     logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
     words = torch.tensor([[1, 4, -100], [0, -100, -100]])
