@@ -38,7 +38,7 @@ epsilon --mechanism tree {_TREE} --noise-multiplier 4 --format json
 epsilon --mechanism toeplitz:bands=8 {_TREE} --noise-multiplier 4 --format json
 epsilon --mechanism blt {_TREE} --noise-multiplier 4 --format json
 epsilon --mechanism banded-inverse:bands=4 {_TREE} --noise-multiplier 4 --format json
-epsilon --mechanism independent {_TREE} --noise-multiplier 4 --statement
+epsilon --mechanism independent {_TREE} --noise-multiplier 4 --format statement
 epsilon --mechanism tree {_TREE} --noise-multiplier 4 --max-epsilon 0.5
 epsilon --mechanism tree --rounds 9 --max-participations 3 --min-separation 7 --delta 1e-6
 epsilon --mechanism tree {_TREE} --noise-multiplier nan
@@ -57,7 +57,7 @@ train --plan fedpart.toml --seed 1 --out @/fedpart --format json
 train --plan select.toml --seed 1 --out @/select --format json
 train --plan digits.toml --seed 1 --out @/digits
 report @/digits --format json
-report @/fedpart --statement
+report @/fedpart --format statement
 verify @/digits --format json
 export @/digits --out @/digits.safetensors
 export @/fedpart --out @/fedpart.safetensors

@@ -32,6 +32,15 @@ class Format(StrEnum):
     CSV = "csv"
 
 
+class ReportFormat(StrEnum):
+    """Forms of a report on standard output; a statement is prose."""
+
+    TABLE = "table"
+    STATEMENT = "statement"
+    JSON = "json"
+    CSV = "csv"
+
+
 _ROUNDS = typer.Option(help="Training rounds, each of which releases a model.")
 _DELTA = typer.Option(help="Delta of the guarantee, strictly between 0 and 1.")
 Rounds = Annotated[int, _ROUNDS]
@@ -62,9 +71,9 @@ MethodOption = Annotated[
     ),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="Form of the result.")]
-FormatUnlessProse = Annotated[
-    Format | None,
-    typer.Option("--format", help="Form of the result; by default a table.", show_default=False),
+ReportFormatOption = Annotated[
+    ReportFormat,
+    typer.Option("--format", help="Form of the result; 'statement' is plain English."),
 ]
 MaxEpsilon = Annotated[
     float | None, typer.Option(help="Exit with 3 if epsilon is above this; for CI.")

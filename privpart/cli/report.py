@@ -12,7 +12,7 @@ from accounting.checks import MissingExtraError
 from accounting.report import printable, up
 from privpart.cli import options
 from privpart.cli.idle import beside, without
-from privpart.cli.options import Format
+from privpart.cli.options import Format, ReportFormat
 from privpart.cli.output import as_csv, report_row
 
 if TYPE_CHECKING:
@@ -47,9 +47,6 @@ def report(
     ] = None,
     public_key: Annotated[options.PublicKey, _NO_REPORT] = None,
     max_epsilon: Annotated[options.MaxEpsilon, _NO_REPORT] = None,
-    statement: Annotated[
-        bool, typer.Option("--statement", help="Print the report as prose."), _NO_REPORT
-    ] = False,
     html: Annotated[options.HtmlOption, _NO_REPORT] = None,
     registry: Annotated[
         Path | None,
@@ -84,9 +81,7 @@ def report(
             rich_help_panel=_REGISTRY,
         ),
     ] = False,
-    form: Annotated[
-        options.FormatOption, (beside("statement", "prints prose"), _NO_REPORT)
-    ] = Format.TABLE,
+    form: Annotated[options.ReportFormatOption, _NO_REPORT] = ReportFormat.TABLE,
 ) -> None:
     """Report the guarantee of a run and whether it holds, from the run's ledger.
 
@@ -110,10 +105,10 @@ def report(
         result = vouched(result, code)
     _write_page(result, html)
     _register(result, registry, about, schema)
-    if statement:
+    if form is ReportFormat.STATEMENT:
         typer.echo(printable(result.statement()))
     else:
-        print_run(result, form)
+        print_run(result, Format(form))
     # The report is printed before any gate ends the command: it says why.
     if result.deviations:
         raise typer.Exit(_LEFT_ITS_PLAN)

@@ -131,7 +131,8 @@ def test_other_accountants_never_say_less_than_exact(privpart, method):
 
 
 def test_statement_and_cross_check(privpart):
-    told = privpart("epsilon", *RUN, "--noise-multiplier", "4", "--statement", "--cross-check")
+    told = privpart("epsilon", *RUN, "--noise-multiplier", "4", "--format", "statement",
+                    "--cross-check")  # fmt: skip
     for words in ("Adjacency: zero-out", "Unit: one client", "delta = 1e-06", "second accountant"):
         assert words in " ".join(told.stdout.split())
 

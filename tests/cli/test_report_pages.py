@@ -105,7 +105,7 @@ def test_nobody_and_nothing_secret_is_in_any_report(runs, pages, privpart):
     assert {"key", "signing-key", "key of unfinished"} <= keys.keys()
     reports = [html for html, _ in pages.values()]
     reports += [done.stdout for _, done in pages.values()]
-    for form in (["--format", "table"], ["--format", "csv"], ["--statement"]):
+    for form in (["--format", "table"], ["--format", "csv"], ["--format", "statement"]):
         reports += [privpart("report", str(home / name), *form).stdout for name in pages]
     planted = ["4711", "jane-", str(home), home.name, str(Path.home()) + "/"]
     planted += [getpass.getuser() + "@", str(os.environ["PRIVPART_STATE_DIR"])]

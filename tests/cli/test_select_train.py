@@ -26,7 +26,7 @@ def test_a_run_whose_report_has_the_two_lines(privpart, plan, tmp_path):
     assert "should the two stores collude" in said
     again = json.loads(privpart("report", str(out), "--format", "json").stdout)
     assert again["against_recipients"] in said
-    prose = " ".join(privpart("report", str(out), "--statement").stdout.split())
+    prose = " ".join(privpart("report", str(out), "--format", "statement").stdout.split())
     assert "Against recipients of the model: epsilon" in prose
     assert "Keys seen in the clear" in prose
 

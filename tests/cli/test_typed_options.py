@@ -77,7 +77,7 @@ SITUATIONS = {
     "doctor": [[]],
     "train": [[*PLANNED, "--out", "run", "--fork-of", "old"]],
     "export": [["run", "--out", "m.safetensors", "--part", "trained"]],
-    "report": [["run"], ["run", "--statement"], ["run", "--about-template"]],
+    "report": [["run"], ["run", "--about-template"]],
     "budget": [["mine", "--remove-limit"]],
     "costs": [PLANNED, [*PLANNED, "--schedule"]],
     "sweep run": [["sweep.toml", "--out", "out", "--jobs", "1"]],
@@ -181,7 +181,6 @@ NOISE, BINS = ["--noise-multiplier", "4"], "balls-in-bins:bins=8"
         (["mechanisms", *PLANNED], ["--rounds", "72"], "leave out --rounds."),
         (["mechanisms", *PLANNED], ["--max-participations", "1"], "out --max-participations."),
         (["mechanisms", *TYPED[:4], "--optimal"], ["--mechanism", "tree"], "leave out --optimal."),
-        (["epsilon", *TYPED, "--statement"], ["--format", "table"], "leave out --format."),
         (["epsilon", *TYPED], ["--draw-seed", "0"], "nothing is drawn; leave out --draw-seed."),
         *(
             ([*line, "--sampling", BINS], typed, f"leave out {typed[0]}.")

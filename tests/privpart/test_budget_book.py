@@ -85,7 +85,7 @@ def test_a_run_and_two_forks_cost_what_all_three_cost(family, privpart):
     told = privpart("report", str(family[1]))
     assert "(this run)" in told.stdout
     assert "mu 1.1548: 3 runs on this machine about 'keyboard-de'" in told.stdout
-    prose = privpart("report", str(family[1]), "--statement").stdout
+    prose = privpart("report", str(family[1]), "--format", "statement").stdout
     assert "All that this machine released about these people: epsilon" in prose
     parent, *forks = book.account("keyboard-de").entries
     assert [one.parent for one in forks] == [parent.run] * 2

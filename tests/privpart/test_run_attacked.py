@@ -237,7 +237,7 @@ def test_a_strangers_run_gives_no_orders_to_the_terminal(folder, privpart):
     forged(
         folder, SigningKey(bytes(32)), 2, inherited=[said | {"status": "asserted"}], delta="\x1b"
     )
-    for command in (["verify"], ["report", "--delta", "1e-6"], ["report", "--statement"]):
+    for command in (["verify"], ["report", "--delta", "1e-6"], ["report", "--format", "statement"]):
         told = privpart(command[0], str(folder), *command[1:])
         shown = told.stdout + told.stderr
         assert r"\x1b" in shown

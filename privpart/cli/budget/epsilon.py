@@ -18,7 +18,7 @@ from privpart.cli.budget.options import (
     refuse_beside,
 )
 from privpart.cli.budget.promise import Histories, Promise, Typed, histories_of
-from privpart.cli.options import Format
+from privpart.cli.options import Format, ReportFormat
 from privpart.cli.output import print_report
 
 _EXCEEDED = 3
@@ -70,11 +70,8 @@ def epsilon(
         Path | None,
         typer.Option(help="Also draw epsilon into this picture (.png, .svg, .pdf)."),
     ] = None,
-    statement: Annotated[
-        bool, typer.Option("--statement", help="Print the report in plain English instead.")
-    ] = False,
     html: options.HtmlOption = None,
-    form: options.FormatUnlessProse = None,
+    form: options.ReportFormatOption = ReportFormat.TABLE,
 ) -> None:
     """Report the (epsilon, delta) of a planned run.
 
@@ -113,11 +110,10 @@ def epsilon(
     report = promise.report(method, histories=histories, cross_check=cross_check)
     _write_page(promise, report, html, limit)
     _plot(promise, report, plot, limit)
-    if statement:
-        refuse_beside("--statement: prints prose", format=form)
+    if form is ReportFormat.STATEMENT:
         typer.echo(report.statement())
     else:
-        print_report(report, form or Format.TABLE, beside=_one_stream(promise))
+        print_report(report, Format(form), beside=_one_stream(promise))
     _judge(report, limit)
 
 
