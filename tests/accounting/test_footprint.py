@@ -37,19 +37,6 @@ def test_state_and_draws(mechanism, state, draws):
     assert footprint(mechanism).draws_per_round == pytest.approx(draws)
 
 
-@pytest.mark.parametrize("rounds", [1, 2, 7, 13, 64, 100])
-def test_the_tree_stream_keeps_what_is_said(rounds):
-    stack, most = [], 0
-    for t in range(1, rounds + 1):
-        size = 1
-        while stack and stack[-1] == size:
-            size += stack.pop()
-        stack.append(size)
-        most = max(most, len(stack))
-        assert len(stack) == t.bit_count()
-    assert footprint(BinaryTree(rounds)).state_vectors == most
-
-
 def test_an_unknown_mechanism_is_an_error():
     with pytest.raises(TypeError, match="not a mechanism"):
         footprint(object())

@@ -117,14 +117,6 @@ def test_distant_bins_of_a_banded_encoder_share_nothing():
     assert run.epsilon(1e-5) <= alone.epsilon(1e-5) * (1 + 1e-6)
 
 
-def test_independent_noise_is_the_same_with_and_without_its_encoder():
-    sampling = BallsInBins(8, 32)
-    plain = AllocatedGuarantee(4.0, sampling).epsilon(1e-5)
-    assert AllocatedGuarantee(4.0, sampling, Independent(32)).epsilon(1e-5) == pytest.approx(
-        plain, rel=2e-6
-    )
-
-
 SEPARATED = [(2, 0.3, (1.0, 0.6)), (2, 1.0, (1.0, 0.6)), (3, 0.6, (1.0, 0.5, 0.4)), (1, 0.2, (1,))]
 
 
@@ -267,12 +259,6 @@ def test_few_draws_are_loose_and_never_above_no_sampling():
     few, more = (run_of(BMinSep(1, 8, 4), mechanism, n, z=4.0) for n in (10_000, 100_000))
     assert more.epsilon(1e-6) < few.epsilon(1e-6) <= Guarantee(few.mu).epsilon(1e-6)
     assert few.failure(1e-6) == pytest.approx(1e-8)
-
-
-def test_a_seed_repeats_and_another_one_differs():
-    runs = [run_of(BallsInBins(4, 8), Toeplitz.square_root(8), 10_000, s) for s in (0, 0, 1)]
-    first, again, other = (run.epsilon(1e-4) for run in runs)
-    assert first == again != other
 
 
 def test_the_default_seed_is_fresh_and_repeats_a_figure():

@@ -76,10 +76,3 @@ def test_errors_name_what_was_passed_and_what_would_do():
         brute_force(np.eye(2), run)
     with pytest.raises(ConfigError, match=r"^encoder has entries that are not finite"):
         brute_force(np.full((8, 8), np.nan), run)
-
-
-def test_square_root_can_be_banded_and_normalised():
-    banded = Toeplitz.square_root(8, bands=3, normalize_columns=True)
-    assert (banded.bands, banded.normalize_columns) == (3, True)
-    assert banded.coefficients == pytest.approx((1.0, 0.5, 0.375))
-    np.testing.assert_allclose(np.linalg.norm(banded.encoder(), axis=0), 1.0)

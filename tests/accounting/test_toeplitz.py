@@ -14,6 +14,7 @@ from accounting import (
     brute_force,
     optimize,
 )
+from accounting.mechanisms import noise_matrix
 from accounting.sensitivity import gram_sensitivity
 
 # reference/mechanisms.md section 3, "Cases"
@@ -67,63 +68,17 @@ def test_long_runs_fall_back_to_the_majorant():
     assert not found.exact
 
 
-def streamed_toeplitz(mechanism):
-    """The recurrence of Toeplitz.noise_program, fed with unit vectors: the noise per round."""
-    c, n = mechanism.coefficients, mechanism.rounds
-    norms = mechanism.column_norms() if mechanism.normalize_columns else np.ones(n)
-    y = []
-    for t, z in enumerate(np.eye(n)):
-        past = sum(c[j] * y[t - j] for j in range(1, min(t, len(c) - 1) + 1))
-        y.append((z - past) / c[0])
-    return np.stack(y) * norms[:, None]
-
-
-def streamed_blt(mechanism):
-    """The recurrence of BufferedToeplitz.noise_program, fed with unit vectors."""
-    buffers = np.zeros((mechanism.buffers, mechanism.rounds))
-    rows = []
-    for z in np.eye(mechanism.rounds):
-        rows.append(z - np.array(mechanism.scale) @ buffers)
-        buffers = np.array(mechanism.decay)[:, None] * buffers + rows[-1]
-    return np.stack(rows)
-
-
-def streamed_dense(mechanism):
-    """The recurrence of Dense.noise_program, fed with unit vectors."""
-    rows = []
-    for t, z in enumerate(np.eye(mechanism.rounds)):
-        past = sum(mechanism.matrix[t, j] * rows[j] for j in range(t))
-        rows.append((z - past) / mechanism.matrix[t, t])
-    return np.stack(rows)
-
-
-STREAMS = [
-    (streamed_toeplitz, Toeplitz(9, (2, 1, -0.5, 0.25))),
-    (streamed_toeplitz, Toeplitz.square_root(9, bands=4, normalize_columns=True)),
-    (streamed_toeplitz, Toeplitz.square_root(9)),
-    (streamed_blt, BufferedToeplitz(9, (0.9, 0.3), (0.3, 0.2))),
-    (streamed_dense, optimize("dense", Participation(9))),
-]
-
-
-@pytest.mark.parametrize(("stream", "mechanism"), STREAMS)
-def test_the_documented_stream_inverts_the_encoder(stream, mechanism):
-    noise = stream(mechanism)
-    np.testing.assert_allclose(noise @ mechanism.encoder(), np.eye(9), atol=1e-12)
-    np.testing.assert_allclose(np.cumsum(noise, axis=0), mechanism.decoder(), atol=1e-12)
-
-
 @pytest.mark.parametrize(
-    ("stream", "mechanism"),
+    "mechanism",
     [
-        (streamed_toeplitz, Toeplitz.square_root(40, normalize_columns=True)),
-        (streamed_toeplitz, Toeplitz.square_root(40, bands=7, normalize_columns=True)),
-        (streamed_dense, optimize("dense", Participation(40))),
+        Toeplitz.square_root(40, normalize_columns=True),
+        Toeplitz.square_root(40, bands=7, normalize_columns=True),
+        optimize("dense", Participation(40)),
     ],
 )
-def test_columns_have_unit_norm_in_the_matrix_whose_inverse_makes_the_noise(stream, mechanism):
+def test_columns_have_unit_norm_in_the_matrix_whose_inverse_makes_the_noise(mechanism):
     # a factor with unit rows instead of columns passes a look at X = C^T C, not this
-    encoder = np.linalg.inv(stream(mechanism))
+    encoder = np.linalg.inv(noise_matrix(mechanism))
     np.testing.assert_allclose(np.linalg.norm(encoder, axis=0), 1.0, atol=1e-9)
     assert not np.triu(encoder, 1).max() > 1e-9
     wrong = np.linalg.cholesky(encoder.T @ encoder)

@@ -30,12 +30,6 @@ def test_exact_is_the_default_and_json_is_the_whole_of_stdout(privpart):
     report = json.loads(done.stdout)
     assert round(report["epsilon"], 3) == 17.667
     assert done.stderr == "privpart: warning: " + report["warnings"][0] + "\n"
-    assert set(report) >= {
-        "schema", "mechanism", "rounds", "max_participations", "min_separation",
-        "noise_multiplier", "epsilon", "delta", "mu", "rho", "sensitivity_squared",
-        "sensitivity_exact", "effective_noise_multiplier", "method", "unit", "adjacency",
-        "assumptions",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -92,17 +86,6 @@ def test_budgets_never_pay_for_torch():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("command", [[], ["epsilon"], ["calibrate"], ["demo"]])
-def test_help(privpart, command):
-    done = privpart(*command, "--help")
-    assert done.returncode == 0
-    assert "Usage" in done.stdout
-
-
-def test_version(privpart):
-    assert privpart("--version").stdout.strip() == "0.1.0"
 
 
 @pytest.mark.parametrize(
@@ -262,7 +245,7 @@ def test_one_participation_is_never_assumed_in_silence(privpart, command):
     own = {
         "epsilon": ["--noise-multiplier", "4"],
         "calibrate": ["--target-epsilon", "2"],
-        "mechanisms": [],
+        "mechanisms": ["--mechanism", "tree"],
     }[command]
     silent = privpart(command, *run, *own, "--format", "json")
     document = json.loads(silent.stdout)
@@ -296,8 +279,8 @@ def test_calibrate_says_where_an_accountant_jumps(privpart):
     exact = privpart(*run, "--target-epsilon", "1e-3", "--delta", "1e-6")
     assert json.loads(exact.stdout)["epsilon"] > 0.9999e-3
     assert exact.stderr == ""
-    for method in ("pld", "rdp", "zcdp"):
-        for target, delta in (("1e-3", "1e-3"), ("1", "1e-6"), ("0.05", "0.02")):
+    for method in ("rdp", "zcdp"):
+        for target, delta in (("1e-3", "1e-3"), ("0.05", "0.02")):
             done = privpart(*run, "--target-epsilon", target, "--delta", delta, "--method", method)
             if done.returncode == 2:
                 continue
@@ -323,14 +306,10 @@ def test_a_narrow_terminal_gets_fewer_columns(monkeypatch, capsys):
     assert "…" not in shown
 
 
-def test_completion_can_be_installed(privpart):
-    done = privpart("--help")
-    assert "--install-completion" in done.stdout
-
-
 def test_help_and_the_nearest_option_by_meaning(privpart, privpart_process):
     asked = [privpart("epsilon", "--help"), privpart("epsilon", "-h"), privpart("help", "epsilon")]
     assert len({done.stdout for done in asked}) == 1
+    assert "--install-completion" in privpart("--help").stdout
     assert privpart_process("--version").stdout.strip() == version("privpart")
     assert __import__("privpart").__version__ == version("privpart")
     for typed, option in (("--noise", "--noise-multiplier"), ("--clients", "--population")):
