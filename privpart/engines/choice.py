@@ -105,7 +105,8 @@ def agrees(computation: LocalComputation, task: RoundTask, start: Tensor, method
     computation.local = replace(local, epochs=1, steps=min(local.steps or steps, steps))
     computation.ends_only = True
     try:
-        reference = _updates(computation, task, clients, start, Method()).nan_to_num()
+        loop = Method(bfloat16=method.bfloat16)
+        reference = _updates(computation, task, clients, start, loop).nan_to_num()
         try:
             if method.ghost_sum:
                 return _sum_agrees(computation, task, clients, start, reference)

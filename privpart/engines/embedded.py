@@ -104,7 +104,7 @@ class EmbeddedEngine:
         self._fixed = self._fixed_method()
         self._chosen: dict[bool, Method] = {}  # with sums and without
         self._chosen_for: tuple[LocalTraining, tuple[int, ...] | None] | None = None
-        self._agrees: dict[Method, bool] = {Method(): True}
+        self._agrees: dict[Method, bool] = {}
         self._report = report or _to_stderr
         self._with_memory = ClientsWithMemory(model, clients, data_seed, self._report)
         self._device = find_device(self.options.device)
@@ -259,18 +259,19 @@ class EmbeddedEngine:
         """Return how a round is computed: as the options say, or by the rule, checked once."""
         if self._fixed is not None:
             return self._fixed
-        bfloat16 = self.options.precision == "bfloat16"
+        loop = Method(bfloat16=self.options.precision == "bfloat16")
         if not computation.any_examples(task.clients):
-            return Method(bfloat16=bfloat16)  # nothing to check it on
+            return loop  # nothing to check another one on
         if self._chosen_for != (computation.local, task.active):
             self._chosen_for = computation.local, task.active
             self._chosen = {}
         if sums not in self._chosen:
-            method = fastest(computation, task, sums=sums, bfloat16=bfloat16)
-            if method not in self._agrees and not bfloat16:
+            method = fastest(computation, task, sums=sums, bfloat16=loop.bfloat16)
+            if method not in self._agrees:
                 with one_thread(self.workers > 1):
-                    self._agrees[method] = agrees(computation, task, start, method)
-            self._chosen[sums] = method if self._agrees.get(method, True) else Method()
+                    agreed = method == loop or agrees(computation, task, start, method)
+                self._agrees[method] = agreed
+            self._chosen[sums] = method if self._agrees[method] else loop
         return self._chosen[sums]
 
     def _refuse(self, local: LocalTraining) -> None:

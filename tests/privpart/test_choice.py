@@ -260,6 +260,14 @@ def test_a_method_is_checked_once_on_two_clients_that_have_examples(sums, monkey
     assert len(asked[0]) <= 2
 
 
+def test_products_are_rounded_whether_the_layout_agrees_or_not(monkeypatch):
+    for agreed in (True, False):
+        monkeypatch.setattr("privpart.engines.embedded.agrees", lambda *_, agreed=agreed: agreed)
+        one = made(convolutional, precision="bfloat16")
+        list(one.run(FEW, one.model.flat.clone()))
+        assert one.method == Method(bfloat16=True, channels_last=agreed)
+
+
 def test_groups_and_changing_cohorts_are_followed():
     groups = [["conv*", "norm.*"], ["dense1.*"], ["dense2.*"]]
     model = PartialModel(convolutional, seed=1, groups=groups)

@@ -281,67 +281,47 @@ def test_bfloat16_is_asked_of_the_device(accelerator):
     assert all(kinds == [True, False] for kinds in seen)
 
 
+NO_DEVICE, NOT_HERE = "torch knows no such device; use 'cpu', 'cuda'", "torch .* sees cpu.*; use"
+
+
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("device", "says"),
     [
-        ({"workers": 2}, "device=.*: one process drives it; use workers=1"),
-        (
-            {"deterministic": True, "batching": "auto"},
-            "device=.*: does not give the same bits every time",
-        ),
-        (
-            {"local": LocalTraining(0.1, objective="moon", mu=1.0)},
-            "device=.*: clients .* with the objective moon, .* are computed on the cpu",
-        ),
+        *((name, NO_DEVICE) for name in ("gpu", "cuda:-1", None, float("nan"), torch.float32)),
+        *((name, NOT_HERE) for name in ("meta", "cuda:99", torch.device("xpu:99"))),
     ],
 )
-def test_what_a_device_does_not_do_is_refused(accelerator, options, says):
-    with pytest.raises(ConfigError, match=says):
-        updates(cnn(), device=accelerator, **options)
-
-
-@pytest.mark.parametrize("device", ["gpu", "cuda:-1", None, float("nan"), torch.float32])
-def test_a_device_that_is_none(device):
-    with pytest.raises(ConfigError, match="torch knows no such device; use 'cpu', 'cuda'"):
+def test_a_device_that_is_none_or_not_here(device, says):
+    with pytest.raises(ConfigError, match=rf"device=.*: {says}"):
         updates(cnn(), device=device)
 
 
-@pytest.mark.parametrize("device", ["meta", "cuda:99", torch.device("xpu:99")])
-def test_a_device_that_is_not_here(device):
-    with pytest.raises(ConfigError, match=rf"device='{device}': torch .* sees cpu.*; use one of"):
-        updates(cnn(), device=device)
-
-
-def test_convolutions_are_not_rounded_and_the_setting_comes_back():
-    kinds = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
-    before = [kind.fp32_precision for kind in kinds]
-    with float32_products():
-        assert [kind.fp32_precision for kind in kinds] == ["ieee", "ieee"]
-    assert [kind.fp32_precision for kind in kinds] == before
-    assert "ieee" not in before  # power: torch's default rounds
-
-
-def test_tf32_is_a_choice_that_is_said_and_for_cuda_only():
+@pytest.mark.parametrize("tf32", [False, True])
+def test_products_are_rounded_only_if_asked_and_the_setting_comes_back(tf32):
     kinds = (torch.backends.cudnn.conv, torch.backends.cudnn.rnn, torch.backends.cuda.matmul)
     before = [kind.fp32_precision for kind in kinds]
-    with float32_products(tf32=True):
-        assert [kind.fp32_precision for kind in kinds] == ["tf32"] * 3
+    with float32_products(tf32=tf32):
+        assert [kind.fp32_precision for kind in kinds[: 2 + tf32]] == (
+            ["tf32"] * 3 if tf32 else ["ieee"] * 2
+        )
     assert [kind.fp32_precision for kind in kinds] == before
+    assert "ieee" not in before[:2]  # power: torch's default rounds
     assert EngineOptions(device="cuda:1", precision="tf32").precision == "tf32"
-    with pytest.raises(
-        ConfigError, match=r"precision=tf32: only CUDA devices .* device=cpu; leave"
-    ):
+    with pytest.raises(ConfigError, match=r"precision=tf32: only CUDA .* device=cpu; leave"):
         updates(cnn(), precision="tf32")
 
 
+@pytest.mark.parametrize("batching", ["loop", "auto"])
 @pytest.mark.parametrize("local", [LocalTraining(0.2, batch_size=8, steps=1), LOCAL])
-def test_sums_of_clipped_updates_are_computed_on_the_device(accelerator, local):
+def test_sums_of_clipped_updates_are_computed_on_the_device(accelerator, local, batching):
     task, found = replace(TASK, clients=(0, 1, 2, 3), sum_clip_norm=0.199), []
     for device in ("cpu", accelerator):
-        model = PartialModel(mcmahan_2nn(inputs=64, hidden=12, classes=10), seed=1, overwrite=True)
+        dense = mcmahan_2nn(inputs=64, hidden=12, classes=10)
+        model = cnn() if local.steps else PartialModel(dense, seed=1, overwrite=True)
         engine = EmbeddedEngine(
-            model, users(), local=local, data_seed=5, device=device, sums=True, batching="loop"
-        )
+            model, users(), local=local, data_seed=5, device=device, sums=True,
+            batching="loop" if device == "cpu" else batching,
+        )  # fmt: skip
         start = model.flat.clone()
         if device == "cpu":
             assert engine.sums(task, start) is None
@@ -351,20 +331,6 @@ def test_sums_of_clipped_updates_are_computed_on_the_device(accelerator, local):
         assert (part.clients, part.unclipped, part.total.is_cpu) == (task.clients, 1, True)
         found.append(part.total)
         assert engine.sums(replace(task, clients=(0, 0)), start) is None
+        assert engine.method.ghost_sum == (batching == "auto" and local.steps == 1)
     assert (found[0] - found[1]).norm() < 1e-5
     assert found[0].norm() > 0.1
-
-
-def test_ghost_sums_on_the_device(accelerator):
-    local, device = LocalTraining(0.2, batch_size=8, steps=1), torch.device(accelerator)
-    totals = []
-    for here in (torch.device("cpu"), device):
-        model = cnn().on(here)
-        work = LocalComputation(model, users().on(here), local=local, data_seed=5)
-        totals.append(torch.empty(model.dim, dtype=torch.float64))
-        clients = TASK.clients[:4]
-        start = model.flat.cpu().clone()
-        norms = work.sum(TASK, clients, start, totals[-1])
-        assert [norm > 0.2 for norm in norms] == [True, True, True, False]  # who has no examples
-    assert (totals[0] - totals[1]).norm() < 1e-5
-    assert totals[0].norm() > 0.1

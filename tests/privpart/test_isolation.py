@@ -233,22 +233,6 @@ def test_one_step_of_adam_is_adams():
 
 
 @pytest.mark.usefixtures("quick_workers")
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_schedule_of_local_training_is_followed(workers):
-    rates = {0: 0.3, 1: 0.1}
-    with engine(
-        local=lambda round_: LocalTraining(rates[round_], batch_size=4), workers=workers,
-        batching="loop", data=users(clients=CLIENTS),
-    ) as one:  # fmt: skip
-        start = one.model.flat.clone()
-        for round_, rate in rates.items():
-            task = replace(TASK, round=round_, clip_norm=1e6)
-            found = torch.stack([u.update for u in one.run(task, start)])
-            alone = updates(dense, users(), LOOP, LocalTraining(rate, batch_size=4), task)
-            assert torch.equal(found, alone)
-
-
-@pytest.mark.usefixtures("quick_workers")
 def test_answers_to_a_round_that_was_left_open_are_never_anothers():
     """Answers still in the pipes were once taken for those of the next round."""
     data = users(clients=40)

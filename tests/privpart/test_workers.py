@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from accounting import ConfigError
 from privpart import WorkerError
 from privpart import pool as module
 from privpart.engines.methods import Result
-from privpart.engines.options import EngineOptions
 from privpart.engines.workers import _SLOTS
 
 from .hanging import HANGS, hang, lives, one_round, pool
@@ -106,14 +104,6 @@ def test_no_worker_outlives_a_killed_or_interrupted_process(number):
         process.communicate(timeout=60)
     assert all_end(pids)
     assert len(pids) == 2
-
-
-def test_a_deadline_without_workers_is_refused():
-    with pytest.raises(ConfigError, match=r"worker_timeout=5: one process has no workers"):
-        EngineOptions(worker_timeout=5.0)
-    for nonsense in (0.0, float("nan"), -1.0):
-        with pytest.raises(ConfigError, match="worker_timeout="):
-            EngineOptions(workers=2, worker_timeout=nonsense)
 
 
 def test_the_second_interrupt_ends_a_command_that_does_not_finish_tidying_up():
