@@ -5,7 +5,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -20,7 +19,7 @@ from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.choice import agrees, fastest
 from privpart.engines.device import find_device, free_memory
-from privpart.engines.frozen_prefix import Features, split
+from privpart.engines.frozen_prefix import Features, fits_in_memory, split
 from privpart.engines.memory import ClientsWithMemory
 from privpart.engines.methods import (
     Chunk,
@@ -30,7 +29,6 @@ from privpart.engines.methods import (
     Work,
     compute,
     one_thread,
-    prefix_fits,
 )
 from privpart.engines.options import EngineOptions, changes_inputs
 from privpart.engines.workers import Workers, refuse_unsendable
@@ -317,11 +315,18 @@ class EmbeddedEngine:
             result = here(remaining.popleft())
             self._watched += result.watched
             yield result
-        if remaining:
-            with self._pool_for(computation) as pool:
-                for result in pool.results(work, start, list(remaining), here):
-                    self._watched += result.watched
-                    yield result
+        if not remaining:
+            return
+        pool = self._start_pool(computation)
+        try:
+            for result in pool.results(work, start, list(remaining), here):
+                self._watched += result.watched
+                yield result
+        except BaseException:
+            # another round may have replaced the pool while this one was open
+            if self._pool is pool:
+                self._pool = None
+            raise
 
     def _workers_are_ready(self, computation: LocalComputation, remaining: int) -> bool:
         """Return whether workers compute, too; start them once so many clients more pay for it."""
@@ -369,7 +374,7 @@ class EmbeddedEngine:
         if self._cache_prefix is not False and not changes_inputs(local):
             parts = _frozen_prefix(model) if self._cache_prefix else split(model)
         features = None
-        if parts is not None and (self._cache_prefix or prefix_fits(parts[0], users.x)):
+        if parts is not None and (self._cache_prefix or fits_in_memory(parts[0], users.x)):
             model = parts[1]
             features = Features(
                 parts[0],
@@ -385,18 +390,6 @@ class EmbeddedEngine:
             features=features,
             tf32=tf32,
         )
-
-    @contextmanager
-    def _pool_for(self, computation: LocalComputation) -> Iterator[Workers]:
-        """Yield the worker processes; end those of a round that failed or was left open."""
-        pool = self._start_pool(computation)
-        try:
-            yield pool
-        except BaseException:
-            # another round may have replaced the pool while this one was open
-            if self._pool is pool:
-                self._pool = None
-            raise
 
     def _start_pool(self, computation: LocalComputation) -> Workers:
         """Return the worker processes, which start if there are none."""

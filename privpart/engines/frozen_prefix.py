@@ -6,14 +6,18 @@ function of the example alone, and the rest of the network can train on it in pl
 """
 
 import math
+import os
+import shutil
 from collections import OrderedDict
 from collections.abc import Sequence
 from copy import copy
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from privpart.engines.device import free_memory
 from privpart.model import PartialModel
 
 _FUNCTIONS_OF_THE_EXAMPLE = (
@@ -34,6 +38,7 @@ _FUNCTIONS_OF_THE_EXAMPLE = (
     nn.Identity,
     nn.Sequential,
 )
+_SHARED_MEMORY = Path("/dev/shm")
 _PIECE, _PASS = 16, 64
 """Examples that pass through the frozen layers together: of one client, and of many."""
 
@@ -151,11 +156,21 @@ class Features:
             self._known[some] = True
 
 
-def feature_bytes(below: nn.Sequential, x: Tensor) -> int:
-    """Return the size in bytes of the outputs of all examples."""
+def fits_in_memory(below: nn.Sequential, x: Tensor) -> bool:
+    """Return whether all outputs take at most half the free memory of the device of x."""
     with torch.no_grad():
         output: Tensor = below(x[:1].clone())
-    return 4 * len(x) * output.numel()
+    return 4 * len(x) * output.numel() <= _free_memory(x.device) // 2
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type != "cpu":
+        return free_memory(device)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    # workers share the outputs, and a container may limit shared memory further
+    if _SHARED_MEMORY.is_dir():
+        free = min(free, shutil.disk_usage(_SHARED_MEMORY).free)
+    return free
 
 
 def shared_memory(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -6,12 +6,9 @@
 import hashlib
 import json
 import math
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -23,8 +20,8 @@ from privpart.clip import add_in_place, clip_and_measure, clip_rows
 from privpart.data.batches import Batch, count_rows, map_tensors
 from privpart.data.clients import Clients
 from privpart.data.users import Users
-from privpart.engines.device import float32_products, free_memory, has_float64
-from privpart.engines.frozen_prefix import Features, feature_bytes
+from privpart.engines.device import float32_products, has_float64
+from privpart.engines.frozen_prefix import Features
 from privpart.engines.ghost_sum import GhostSum, to_channels_last
 from privpart.engines.recorded import RecordedTraining
 from privpart.engines.vectorized import (
@@ -41,7 +38,6 @@ _PASS_BYTES = 2**24
 """Limit on the examples of one ghost-clipping pass, and on its gradients of single clients."""
 _SUMMED = 2**25
 """Numbers of updates that an accelerator widens to float64 at once, to add them up."""
-_SHARED_MEMORY = Path("/dev/shm")
 
 Chunk = Sequence[ClientId]
 _Losses = list[float | Tensor | None]
@@ -637,18 +633,3 @@ def _number_of(client: ClientId) -> int:
     """Return the hash of an id that is a string or a negative number, 256 bits."""
     digest = hashlib.sha256(b"privpart/client id/" + json.dumps(client).encode())
     return int.from_bytes(digest.digest(), "big")
-
-
-def prefix_fits(below: nn.Sequential, x: Tensor) -> bool:
-    """Return whether the outputs of a frozen prefix fit into half the free memory of x's device."""
-    return feature_bytes(below, x) <= _free_memory(x.device) // 2
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type != "cpu":
-        return free_memory(device)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # workers share the outputs, and a container may limit shared memory further
-    if _SHARED_MEMORY.is_dir():
-        free = min(free, shutil.disk_usage(_SHARED_MEMORY).free)
-    return free

@@ -11,8 +11,8 @@ from torch import nn
 
 from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, WorkerError
-from privpart.engines import methods as choice
-from privpart.engines.frozen_prefix import split
+from privpart.engines import frozen_prefix
+from privpart.engines.frozen_prefix import fits_in_memory, split
 from privpart.engines.methods import LocalComputation, Method
 from privpart.engines.vectorized import BatchedLayers, nothing_kept
 from privpart.models import mcmahan_2nn
@@ -193,10 +193,10 @@ def test_features_that_would_not_fit_are_not_kept(monkeypatch):
     below, _ = split(PartialModel(network, train=["2.*"], seed=1))
     x = users().x
     kept = 4 * len(x) * 9
-    monkeypatch.setattr(choice, "_free_memory", lambda _: 2 * kept)
-    assert choice.prefix_fits(below, x)
-    monkeypatch.setattr(choice, "_free_memory", lambda _: 2 * kept - 2)
-    assert not choice.prefix_fits(below, x)
+    monkeypatch.setattr(frozen_prefix, "_free_memory", lambda _: 2 * kept)
+    assert fits_in_memory(below, x)
+    monkeypatch.setattr(frozen_prefix, "_free_memory", lambda _: 2 * kept - 2)
+    assert not fits_in_memory(below, x)
 
 
 def test_a_layer_that_makes_one_row_of_the_batch_is_no_function_of_the_example():
