@@ -123,7 +123,7 @@ def test_a_legend_names_what_is_drawn_and_nothing_else():
 
 def test_names_without_an_order_are_points():
     _, axes = drawing.panel()
-    drawing.categories(axes, ["a $x", "b"], {"one": ([1.0, None], [0.1, None])}, drawing.Styles())
+    drawing.categories(axes, ["a $x", "b"], {"one": {"a $x": (1.0, 0.1)}}, drawing.Styles())
     assert all(line.get_linestyle() == "None" for line in axes.lines)
     _, single = drawing.panel()
     drawing.band(single, [1.0], [2.0], [0.5], drawing.Styles().of())
@@ -193,7 +193,9 @@ def hostile_page(report: PrivacyReport) -> page.Page:
     told = assumptions_section(report, below=(page.Points((HOSTILE,), HOSTILE),))
     figure, axes = drawing.panel()
     styles = drawing.Styles()
-    drawing.categories(axes, [HOSTILE], {HOSTILE: ([1.0], [None]), "b": ([1.0], [None])}, styles)
+    drawing.categories(
+        axes, [HOSTILE], {HOSTILE: {HOSTILE: (1.0, 0.0)}, "b": {HOSTILE: (1.0, 0.0)}}, styles
+    )
     drawing.target(axes, 1, HOSTILE)
     drawing.title(axes, HOSTILE)
     styles.legend(axes)

@@ -11,12 +11,14 @@ from typing import Annotated
 
 import typer
 
-from accounting import ConfigError, checks
+from accounting import ConfigError
 from privpart.cli import options
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv
 
 _WRONG = 5
+_TOLERANCE = 1e-4
+"""Largest relative error that counts as equal: float32 leaves 1e-6."""
 
 
 def gradients(
@@ -28,18 +30,14 @@ def gradients(
             "batch to the mean over the batch's examples."
         ),
     ],
-    tolerance: Annotated[
-        float, typer.Option(help="Largest relative error that counts as equal.")
-    ] = 1e-4,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Compare Opacus's per-example gradients with one backward pass per example, per parameter.
 
-    Exit code 5 if an error exceeds the tolerance: the clip norm then bounds nothing.
+    Exit code 5 if one differs by more than 1e-4 of the longest: the clip norm then bounds nothing.
 
     Example: privpart audit gradients ./task.py:gradients
     """
-    limit = checks.positive("tolerance", tolerance)
     from privpart.example_level.gradient_check import verify_gradients
     from privpart.training import own_code
 
@@ -56,12 +54,12 @@ def gradients(
         module, loss, batch = task
         mean_loss = partial(own_code.call, loss, target, "loss")
         checked = verify_gradients(module, mean_loss, batch)
-    rows = [asdict(check) | {"equal": check.error <= limit} for check in checked]
+    rows = [asdict(check) | {"equal": check.error <= _TOLERANCE} for check in checked]
     equal = sum(row["equal"] for row in rows)
     if form is Format.JSON:
         # JSON has no infinity.
         finite = [row | {"error": row["error"] if isfinite(row["error"]) else None} for row in rows]
-        document = {"schema": "privpart/gradients/1", "tolerance": limit, "parameters": finite}
+        document = {"schema": "privpart/gradients/1", "tolerance": _TOLERANCE, "parameters": finite}
         document["equal"] = equal == len(rows)
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
     elif form is Format.CSV:
@@ -73,7 +71,7 @@ def gradients(
             typer.echo(f"{mark}{row['parameter']:<{width}}  {row['error']:8.1e}  {[*row['shape']]}")
         typer.echo(
             f"{equal} of {len(rows)} parameters have the gradients of each example alone, to "
-            f"{limit:g} of the longest."
+            f"{_TOLERANCE:g} of the longest."
         )
     if equal < len(rows):
         raise typer.Exit(_WRONG)

@@ -302,6 +302,10 @@ class DefencesOptions(AuditOptions):
             return views([self.view])
         return {} if self.plan is not None else {"full": ["*"]}
 
+    def identity(self) -> dict[str, Any]:
+        """Return each field on which the results in a folder depend, with the view as it is."""
+        return super().identity() | {"view": self.view or next(iter(self.views), None)}
+
     def refuse(self) -> None:
         """Raise a ConfigError for options with which no sweep is possible."""
         super().refuse()

@@ -276,7 +276,7 @@ def interval_band(
 def categories(
     axes: Axes,
     names: Sequence[str],
-    groups: Mapping[str, tuple[Sequence[float | None], Sequence[float | None]]],
+    groups: Mapping[str, Mapping[str, tuple[float, float]]],
     styles: Styles,
 ) -> None:
     """Draw values of names that have no order: points with bars, each group beside the others.
@@ -284,21 +284,15 @@ def categories(
     Args:
         axes: the panel.
         names: one per place on the axis.
-        groups: per part, the values and their deviations in the order of ``names``.
+        groups: per part, a value and its deviation by name.
         styles: colours of the groups.
     """
-    for number, (name, (means, deviations)) in enumerate(groups.items()):
+    for number, (part, values) in enumerate(groups.items()):
         shift = 0.16 * (number - (len(groups) - 1) / 2)
-        style = styles.of(name) | {"linestyle": ""}
-        places = [i for i, mean in enumerate(means) if mean is not None]
-        bars = [deviations[i] or 0.0 for i in places]
-        axes.errorbar(
-            [i + shift for i in places],
-            [means[i] or 0.0 for i in places],
-            bars if any(bars) else None,
-            capsize=3,
-            **style,
-        )
+        style = styles.of(part) | {"linestyle": ""}
+        for place, name in enumerate(names):
+            if name in values:
+                band(axes, [place + shift], [values[name][0]], [values[name][1]], style)
     axes.set_xticks(
         range(len(names)), [printable(_shortened(name)) for name in names], parse_math=False
     )

@@ -271,16 +271,14 @@ def _sweep_figure(
 
 def _sweep_points(
     panel: Axes,
-    lines: Mapping[tuple[str, str], Sequence[tuple[float, float | None, float | None]]],
+    lines: Mapping[tuple[str, str], Sequence[tuple[float, float, float]]],
     styles: drawing.Styles,
 ) -> None:
     """Draw results at one noise: a place per part, a colour per mechanism."""
-    parts = list(dict.fromkeys(part for part, _ in lines))
-    groups: dict[str, tuple[list[float | None], list[float | None]]] = {}
-    for mechanism in dict.fromkeys(mechanism for _, mechanism in lines):
-        results = [lines.get((part, mechanism), [(0.0, None, None)])[0] for part in parts]
-        groups[mechanism] = [mean for _, mean, _ in results], [spread for *_, spread in results]
-    drawing.categories(panel, parts, groups, styles)
+    groups: dict[str, dict[str, tuple[float, float]]] = {}
+    for (part, mechanism), ((_, mean, spread), *_) in lines.items():
+        groups.setdefault(mechanism, {})[part] = mean, spread
+    drawing.categories(panel, list(dict.fromkeys(part for part, _ in lines)), groups, styles)
     styles.legend(panel)
 
 
