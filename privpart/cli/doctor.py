@@ -169,16 +169,16 @@ def _cost(plan: "PlanFile") -> str:
     if not promised.noise_multiplier:
         return "none: the plan adds no noise"
     report = promised.report(plan.privacy.delta)
-    if report.sampling is not None:
-        return (
-            f"{up(report.epsilon, 5)} at delta {plan.privacy.delta:g} ({report.formula}), while "
-            f"nobody learns who takes part; {up(report.guarantee.epsilon(report.delta), 5)} if "
-            f"somebody does; noise multiplier {up(promised.noise_multiplier, 5)}"
-        )
+    if report.sampling is None:
+        limits = f"{plan.privacy.max_participations} of {plan.privacy.rounds} rounds"
+        holds = f", for a client in at most {limits}"
+    else:
+        unhidden = up(report.guarantee.epsilon(report.delta), 5)
+        holds = f" ({report.formula}), while nobody learns who takes part; {unhidden} if somebody "
+        holds += "does"
+    noise = up(promised.noise_multiplier, 5)
     return (
-        f"{up(report.epsilon, 5)} at delta {plan.privacy.delta:g}, for a client in at most "
-        f"{plan.privacy.max_participations} of {plan.privacy.rounds} rounds; noise multiplier "
-        f"{up(promised.noise_multiplier, 5)}"
+        f"{up(report.epsilon, 5)} at delta {plan.privacy.delta:g}{holds}; noise multiplier {noise}"
     )
 
 

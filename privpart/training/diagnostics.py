@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.client import LocalTraining, Loss, batch_loss, client_update
+from privpart.client import Loss, batch_loss, client_update
 from privpart.data.batches import Batch, count_rows, take
 from privpart.model import PartialModel
 
@@ -25,10 +26,7 @@ def step_sizes(
     model: PartialModel,
     start: Tensor,
     examples: Batch,
-    *,
-    local: LocalTraining,
-    generator: torch.Generator,
-    active: Sequence[int] | None = None,
+    **training: Any,  # noqa: ANN401  those of ``client_update``
 ) -> tuple[Tensor, list[float]]:
     """Return a client's update and the length ||dw|| of each of its steps (FedPart, Fig. 1).
 
@@ -38,9 +36,7 @@ def step_sizes(
         model: model of the client.
         start: trainable parameters at the start of the round, shape (d,).
         examples: the client's, see ``client_update``.
-        local: local training of the client.
-        generator: random generator of the order of examples.
-        active: groups that train; None means all.
+        training: other arguments of ``client_update``.
     """
     sizes: list[float] = []
     before = start.clone()
@@ -49,17 +45,8 @@ def step_sizes(
         sizes.append(float((model.flat - before).norm()))
         before.copy_(model.flat)
 
-    update = client_update(
-        model,
-        start,
-        examples,
-        local=local,
-        clip_norm=_NOT_CLIPPED,
-        generator=generator,
-        active=active,
-        after_step=measure,
-    )
-    return update, sizes
+    training |= {"clip_norm": _NOT_CLIPPED, "after_step": measure}
+    return client_update(model, start, examples, **training), sizes
 
 
 def jump_after_averaging(rounds: Sequence[Sequence[float]]) -> float:
