@@ -11,7 +11,8 @@ from privpart.cli.audit.leakage import VOID, audit_of
 from privpart.cli.audit.options import DefencesOptions, takes
 from privpart.cli.options import Format
 
-if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+# Imported where used: the other commands must not pay for torch.
+if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from attacks import DefencePoint
@@ -34,6 +35,7 @@ def defences(options: DefencesOptions) -> None:
     from privpart.cli.audit.store import resumable
 
     audit, _ = audit_of(options)
+    # What was typed twice is attacked once.
     clips = list(dict.fromkeys(options.clip))
     noises = list(dict.fromkeys(options.noise_multiplier))
     (patterns, *_) = audit.views.values()

@@ -86,7 +86,8 @@ def epsilon(
         checks.count("count", count, minimum=_LEAST_CANARIES)
         checks.count("runs", runs)
         seed = secrets.randbits(48) if seed is None else checks.count("seed", seed, minimum=0)
-    from privpart.cli.audit import lower_bounds  # here: other commands must not pay for torch
+    # Imported here: the other commands must not pay for torch.
+    from privpart.cli.audit import lower_bounds
 
     if run is not None:
         audit = lower_bounds.of_run(run, confidence)

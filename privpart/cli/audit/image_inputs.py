@@ -117,6 +117,7 @@ def _model(name: str, x: Tensor, classes: int, seed: int) -> nn.Module:
 def _check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
     """Raise a ConfigError unless one forward pass gives logits for every label."""
     shape = tuple(x.shape[1:])
+    # Any code of the user's may raise anything.
     try:
         with torch.no_grad():
             logits = ready(model, training=False)(x)
@@ -138,5 +139,6 @@ def _class_means(x: Tensor, y: Tensor, attacked: Tensor) -> Tensor | None:
     if not set(attacked.tolist()) <= set(y.tolist()):
         return None
     classes = range(int(y.max()) + 1)
+    # A class without a public image is never asked for.
     zero = torch.zeros_like(x[0])
     return torch.stack([x[y == k].mean(0) if bool((y == k).any()) else zero for k in classes])

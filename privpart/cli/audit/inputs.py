@@ -96,6 +96,7 @@ def given_update(model: nn.Module, options: AnyOptions) -> dict[str, Tensor] | N
     if options.before is None:
         return update
     start = for_model(model, read_update(options.before))
+    # A file may hold the trained part alone: the rest stays as it is.
     _load(model, options.before, model.state_dict() | start)
     return change_of_weights(update, start)
 

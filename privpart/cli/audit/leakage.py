@@ -8,7 +8,8 @@ import typer
 
 from privpart.cli.audit.options import AnyOptions, LeakageOptions, takes
 
-if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+# Imported where used: the other commands must not pay for torch.
+if TYPE_CHECKING:
     from attacks import LeakageReport, TextReport
     from attacks.audit import Audit
 
@@ -61,7 +62,8 @@ def audit_of(
     from privpart.cli.audit.inputs import digest
     from privpart.cli.audit.store import TrialFolder
 
-    torch.set_num_threads(1)  # so that the numbers do not depend on the machine's processors
+    # The numbers must not depend on the machine's processors.
+    torch.set_num_threads(1)
     audit: Audit[Any, Any, Any]
     words: Sequence[str] = ()
     if options.of_text:
@@ -72,6 +74,7 @@ def audit_of(
         from privpart.cli.audit.image_inputs import image_audit
 
         audit = image_audit(options)
+    # Results belong to these tensors as well as to these options.
     fields["done"] = TrialFolder(options.out, options.identity(), digest(audit))
     return replace(audit, **fields), words
 
@@ -89,6 +92,7 @@ def _write(
     report_file = options.out / tables.REPORT
     shown = options.out / ("leakage.html" if options.of_text else "leakage.png")
     pages = [*([shown] if options.of_text else []), *([options.html] if options.html else [])]
+    # Before the pages, so that a page that cannot be written loses no result.
     with writing(options.out):
         report_file.write_text(tables.as_json(report))
         if not isinstance(report, TextReport):

@@ -58,6 +58,7 @@ def of_run(folder: Path, confidence: float) -> EpsilonAudit:
     ledger = Ledger(folder)
     rows, histories = ledger.rows(), ledger.rounds_by_client()
     facts, rounds = ledger.facts, len(rows)
+    # The key is checked against the hash that the ledger had before the first round.
     key = read_canary_key(folder, facts)
     promised = PrivacyPlan.from_dict(facts["plan"])
     if "closed" in facts:
@@ -82,6 +83,7 @@ def of_run(folder: Path, confidence: float) -> EpsilonAudit:
         key=key,
         **table.model_dump(),
     )
+    # A canary whose update was refused would score as absent.
     for client, planned in planted.expected().items():
         if list(planned) != list(histories.get(client, ())):
             raise ConfigError(
@@ -173,6 +175,7 @@ def of_plan(
     count, runs = canaries or (0, 0)
     observer = "all" if table.canaries is None else table.canaries.observer
     groups = replica.plan.mechanism.groups
+    # One run without the client, and one with it per group.
     replayed = (1 + (1 if groups is None else len(groups.sizes))) * replay
     delta = table.privacy.delta
     scored, replays = None, []

@@ -26,7 +26,8 @@ FailOn = Literal["recovered", "partial", "ambiguous"]
 """Verdicts that can fail a job, the most severe first."""
 
 _ATTACK = "The attack"
-_DIGITS, _SHOWN = 6, 60  # of the rounds of a view, and of what is quoted in an error
+# Digits of the rounds of a view, and characters that an error quotes: both are typed.
+_DIGITS, _SHOWN = 6, 60
 _OF_THE_OUTPUT = frozenset({"settings", "out", "html", "form", "fail_on"})
 """Fields on which no result depends."""
 _WITHOUT_SEARCH = frozenset({"invert_dense", "bag_of_tokens", "predicted_tokens", "span_test"})
@@ -48,7 +49,8 @@ _SEARCHES = (
 )
 
 
-_NOISES: Any = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)  # a dataclass takes no list as a default
+# A dataclass takes no list as a default.
+_NOISES: Any = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +148,8 @@ class AuditOptions:
         float,
         Idle(
             "noise_multiplier",
-            lambda values: not np.any(values["noise_multiplier"]),  # one level, or a list
+            # One level of leakage, or the list of a sweep.
+            lambda values: not np.any(values["noise_multiplier"]),
             "has no epsilon",
         ),
     ] = 1e-5
@@ -177,7 +180,8 @@ class AuditOptions:
             checks.count("length", self.length, minimum=2)
         if self.pad is not None:
             checks.count("pad", self.pad, minimum=0)
-        checks.count("local_steps", self.local_steps, minimum=0)  # LocalSteps checks the others
+        # LocalSteps checks the others.
+        checks.count("local_steps", self.local_steps, minimum=0)
 
     @property
     def of_text(self) -> bool:
@@ -372,6 +376,7 @@ def takes(kind: type[_Options]) -> Callable[[Callable[[_Options], None]], Callab
             command(options)
 
         run.__name__, run.__doc__ = command.__name__, command.__doc__
+        # Python asks for parameters without a default first.
         required_first = sorted(typed, key=lambda p: p.default is not Parameter.empty)
         run.__signature__ = Signature(required_first)  # type: ignore[attr-defined]
         return run
@@ -394,6 +399,7 @@ def _read(path: Path, keys: Sequence[Parameter]) -> dict[str, Any]:
     from pydantic_core import to_json
 
     allowed: Any = {key.name: (key.annotation, None) for key in keys}
+    # Made here, because the keys are the fields that the command line does not have.
     model = create_model("Settings", __config__=ConfigDict(extra="forbid"), **allowed)
     try:
         values = tomllib.loads(path.read_text("utf-8"))

@@ -135,6 +135,7 @@ class _Others:
     def __init__(self, replica: Replica) -> None:
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(_OTHERS, replica.dim, generator=generator, dtype=torch.float64)
+        # Half of the parameters stay zero, so that noise that needs an update is missed there.
         drawn[:, ::2] = 0
         drawn *= _SHORTER * replica.plan.clip_norm / drawn.norm(dim=1, keepdim=True)
         self.vectors = drawn.float()
@@ -193,6 +194,7 @@ def canary_scores(
     sums = replica.others()
     for number in range(runs):
         run_seed = _seed(seed, f"run {number}")
+        # Coins must not depend on the noise: a key of their own.
         key = hashlib.sha256(b"coins|%d" % run_seed).digest()
         planted = replica.planted(count, observer, key=key)
         expected = np.broadcast_to(planted.project(sums).numpy(), (replica.plan.rounds, count))
@@ -243,6 +245,7 @@ def paired_replay(
     active = [range(plan.rounds)] if groups is None else groups.active_rounds()
     sizes = [replica.dim] if groups is None else list(groups.sizes)
     nobody = np.zeros(len(sizes), dtype=bool)
+    # The same seed gives the same noise, so that two runs differ by one client alone.
     models = _models(replica, nobody, seed, step)
     others = torch.split(replica.others(), sizes)
     replays = []

@@ -23,7 +23,8 @@ from privpart.run.store import decode_state, encode_state, write_durably
 
 Result = Reconstruction | ReadText | None
 """What one attack returned; None if it does not apply."""
-INTERRUPTED = 130  # exit code: the same command resumes
+# Exit code: the same command resumes.
+INTERRUPTED = 130
 
 
 class TrialFolder(MutableMapping[str, dict[str, Any]]):
@@ -51,6 +52,7 @@ class TrialFolder(MutableMapping[str, dict[str, Any]]):
         audit = out / "audit.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            # A folder without results, as a mistyped option leaves it, may be used again.
             if len(self) and audit.exists() and audit.read_text() != text:
                 raise ConfigError(
                     f"out={out}: holds another audit: {audit.name} has its options and version. "
@@ -124,6 +126,7 @@ def resumable(out: Path, total: int) -> Iterator[Callable[[str], None]]:
     try:
         with Progress(console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task("audit", total=total)
+            # Attacks per batch are not known before; batches of views are.
             begun: set[str] = set()
 
             def step(message: str) -> None:

@@ -45,7 +45,8 @@ _OF_TEXT = {
     "nothing sent": _NOTHING_SENT,
     "void": _VOID,
 }
-_ROUNDING = 1e-6  # residual that float32 leaves; above it the update is not quite the images'
+# Residual that float32 leaves; above it the update is not quite the images'.
+_ROUNDING = 1e-6
 _SWEPT = ("clip", "noise_multiplier", "epsilon", "delta", "verdict", "exact")
 
 AnyReport = LeakageReport | TextReport
@@ -189,6 +190,7 @@ def _verdicts(row: Values) -> str:
 
 def _csv(report: AnyReport, examples: str) -> str:
     """Return a line per row, with each of its values that is one value."""
+    # Lists, and what each attack found, are in the JSON.
     size = {examples: len(report.truth)}
     rows = (row.items() for row in _views(report))
     return as_csv([size | {k: v for k, v in row if not isinstance(v, list | dict)} for row in rows])
@@ -450,7 +452,8 @@ def _text_warnings(report: TextReport) -> list[str]:
             f"right, but its order{inferred} is a guess."
         )
     failed = [row for row in report.rows if row.verdict == "attack failed"]
-    bare = [row for row in failed if row.adversary == "server"]  # noise leaves nothing to read
+    # Noise leaves nothing to read.
+    bare = [row for row in failed if row.adversary == "server"]
     unread = [row for row in bare if not row.by_attack.keys() - {NO_ATTACK}]
     if unread:
         warnings.append(

@@ -22,12 +22,15 @@ from privpart.training import own_code, plan_file
 from privpart.training.task_data import PlanData, read_task
 from privpart.training.training import training
 
-_NOT_COUNTED = -100  # label of a token that no loss counts, as in torch
-_MOST_PUBLIC = 2000  # sentences of other clients that guesses are made of
+# Label of a token that no loss counts, as in torch.
+_NOT_COUNTED = -100
+# Sentences of other clients that guesses are made of.
+_MOST_PUBLIC = 2000
 _WHOLE = (*(torch.int64, torch.int32, torch.int16, torch.int8), torch.uint8, torch.uint16)
 _NOT_IDS = ("attention_mask", "token_type_ids", "position_ids")
 
-Example = tuple[tuple[int, ...], int | None]  # a sentence, and the label of a classifier
+# A sentence, and the label of a classifier.
+Example = tuple[tuple[int, ...], int | None]
 
 
 _EXCHANGES = {"quick": 0, "normal": 4000, "long": 40_000}
@@ -44,7 +47,8 @@ def text_audit(options: AnyOptions) -> tuple[TextAudit, tuple[str, ...]]:
             fit the model.
     """
     fields = shared_fields(options, text_suite(exchanges=_EXCHANGES[options.effort]))
-    with redirect_stdout(sys.stderr):  # what own code prints is no part of the result
+    # What own code prints is no part of the result.
+    with redirect_stdout(sys.stderr):
         run = None if options.plan is None else _Planned(options.plan)
         if run is None:
             assert options.model is not None  # noqa: S101  refused by the options
@@ -86,6 +90,7 @@ class _Planned:
         self.plan = plan_file.read(path)
         self.tasks: list[PlanData] = []
 
+        # The words of a task are read with it, and the training does not keep them.
         def keeping(task: str, folder: Path | None, words: int) -> Any:  # noqa: ANN401  as read_task
             data = read_task(task, folder, words)
             self.tasks.extend([data] if isinstance(data, PlanData) else [])
@@ -162,7 +167,8 @@ def _examples(batch: Batch) -> Iterator[Example]:
             yield tuple(row[:attended]), y
         elif y[:attended] == row[:attended]:
             yield tuple(row[:attended]), None
-        else:  # each label is the next token
+        else:
+            # Each label is the next token.
             count = max((i + 1 for i, label in enumerate(y) if label != _NOT_COUNTED), default=0)
             if count and y[: count - 1] == row[1:count] and y[count - 1] >= 0:
                 yield (*row[:count], y[count - 1]), None
@@ -199,6 +205,7 @@ def _ids(inputs: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401  of a client's e
     tokens = next(iter(ids.values())) if len(ids) == 1 else ids.get("input_ids")
     other = set(named) - set(ids) - {"attention_mask", "token_type_ids"}
     types = named.get("token_type_ids")
+    # Ids of another meaning, or of two sentences in one, cannot be told from token ids alone.
     if tokens is None or other or (isinstance(types, Tensor) and bool(types.any())):
         raise ConfigError(
             f"data: the inputs are {', '.join(map(str, named))}; the audit of text takes token ids "
@@ -265,6 +272,7 @@ def _of_file(options: AnyOptions) -> _Sentences:
             "numbers.",
             err=True,
         )
+    # Without public sentences, those that are not attacked are public.
     rows = (tokens[count:] if public is None else public).tolist()
     return _Sentences(
         tokens=tokens[:count].long(),

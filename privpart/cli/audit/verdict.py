@@ -158,6 +158,7 @@ def judged(
         replays: paired replays, one per group of parameters; their errors are shared.
     """
     proved = _bounds(scored, replays, delta, confidence)
+    # Bonferroni: the error of a VIOLATION is shared by all bounds.
     sure = 1 - (1 - SURE) / max(1, len(proved))
     epsilon = claimed.epsilon(delta)
     above = [b for b in _bounds(scored, replays, delta, sure) if b.epsilon > epsilon]

@@ -50,11 +50,13 @@ DARK = {
     "#4d4d4d": "#bdbdbd",
 }
 """The twin of each colour for dark paper."""
-_STYLE: Any = {  # matplotlib's own type names every key
+# Any, because matplotlib's own type of settings names every key.
+_STYLE: Any = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
     "text.color": INK,
-    "text.parse_math": False,  # names that people typed hold dollars
+    # Names that people typed hold dollars.
+    "text.parse_math": False,
     "axes.edgecolor": FAINT,
     "axes.labelcolor": INK,
     "axes.titlesize": 9,
@@ -71,7 +73,8 @@ _STYLE: Any = {  # matplotlib's own type names every key
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
 }
-_LEVEL = "level"  # marks the names of levels among the texts of a picture
+# Marks the names of levels among the texts of a picture, to move them apart later.
+_LEVEL = "level"
 _STEPS = (1, 2, 5)
 _MOST_TICKS = 13
 _LONGEST = 40
@@ -226,7 +229,8 @@ def no_noise(
     _name_line(axes, mean, label, color, vertical=False).set_gid(_LEVEL)
     names = [t for t in axes.texts if isinstance(t, Annotation) and t.get_gid() == _LEVEL]
     lowest = min(names, key=lambda name: name.xy[1])
-    for name in names:  # two levels may be close: the lowest is named below its line
+    # Two levels may be close: the lowest is named below its line.
+    for name in names:
         below = len(names) > 1 and name is lowest
         name.set_verticalalignment("top" if below else "bottom")
         name.xyann = (-2, -3 if below else 3)
@@ -267,7 +271,8 @@ def interval_band(
     """Draw points (x, value, low, high) as a line with a band; a lone point gets a bar."""
     xs, values, lows, highs = zip(*sorted(points), strict=True)
     axes.plot(xs, values, **style)
-    if len(xs) == 1:  # a band would have no width
+    # A band would have no width.
+    if len(xs) == 1:
         axes.vlines(xs, lows, highs, color=style["color"])
     else:
         axes.fill_between(xs, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
@@ -328,9 +333,11 @@ def save(figure: Figure, path: Path) -> None:
 def _drawing(figure: Figure, **style: str) -> Iterator[None]:
     """Draw a figure with every name that somebody typed as it is."""
     for text in figure.findobj(Text):
-        if isinstance(text, Text):  # for the types alone
+        # findobj is typed to return any artist.
+        if isinstance(text, Text):
             text.set_text(printable(text.get_text()))
-            text.set_parse_math(False)  # a dollar begins no formula
+            # A dollar begins no formula.
+            text.set_parse_math(False)
     with rc_context(_STYLE | style), warnings.catch_warnings():
         # letters that the font lacks are boxes
         warnings.filterwarnings("ignore", message="Glyph")
@@ -368,15 +375,19 @@ def inline_svg(figure: Figure, name: str, title: str) -> str:
         figure.savefig(text, format="svg", metadata=_METADATA[".svg"], transparent=True)
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :].strip()
-    for element in ("metadata", "style"):  # a style inside would be the whole page's
+    # A style inside the picture would be the whole page's.
+    for element in ("metadata", "style"):
         svg = re.sub(rf"<{element}\b.*?</{element}>", "", svg, flags=re.DOTALL)
+    # Ids of two pictures on one page must differ.
     ids = {old: f"{name}-{i}" for i, old in enumerate(re.findall(r'\bid="([^"]*)"', svg))}
     svg = re.sub(r'\bid="([^"]*)"', lambda match: f'id="{ids[match.group(1)]}"', svg)
     svg = re.sub(
         r'(xlink:href="#|url\(#)([^")]*)',
-        lambda to: to.group(1) + ids.get(to.group(2), to.group(2)),  # text may look like one
+        # Text may look like one.
+        lambda to: to.group(1) + ids.get(to.group(2), to.group(2)),
         svg,
     ).replace("xlink:href", "href")
+    # The page sets these colours by the reader's scheme.
     for number, colour in enumerate(DARK):
         svg = re.sub(colour, f"var(--c{number})", svg, flags=re.IGNORECASE)
     size = re.search(r'viewBox="([^"]*)"', svg)

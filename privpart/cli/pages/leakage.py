@@ -129,6 +129,7 @@ def _lines(
     who = "" if row.adversary == "server" else f", {row.adversary}"
     name = f"{row.view}, {row.share:.1%} sent{who}"
     tone = TONES[trial.verdict]
+    # Nothing was read, so there is nothing to mark.
     if trial.untried is not None:
         return [(tone, trial.verdict, name, ())]
     guess = [(tone, str(trial.verdict), name, _marked(truth, trial, words))]

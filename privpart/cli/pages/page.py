@@ -222,6 +222,7 @@ class Page:
         """
         target = Path(path)
         text = self.html()
+        # Renamed when it is whole: a reader never sees half a page.
         beside = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             beside.write_text(text, encoding="utf-8")
@@ -273,4 +274,5 @@ def table_of(
 ) -> Table:
     """Return a table from sequences; what is not text or a badge is written by ``str``."""
     cells = tuple(tuple(c if isinstance(c, tuple) else str(c) for c in row) for row in rows)
+    # A pair is a badge; anything else is shown as text.
     return Table(title, tuple(header), cells, tuple(prose))

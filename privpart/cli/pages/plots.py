@@ -17,7 +17,8 @@ from accounting.mechanisms import Mechanism
 from accounting.report import up
 from privpart.cli.pages import drawing
 
-if TYPE_CHECKING:  # only for annotations: a budget's picture must not import torch
+# Only for annotations: a budget's picture must not import torch.
+if TYPE_CHECKING:
     from torch import Tensor
 
     from attacks import LeakageReport
@@ -33,8 +34,10 @@ VERDICTS: dict[str, str] = {
     "void": "#1b1f24",
 }
 """Colour of each verdict on images, the most severe first."""
-_HIDDEN = ("noise",)  # an image of noise tells a reader nothing
-_CELL = 1.12  # inches
+# An image of noise tells a reader nothing.
+_HIDDEN = ("noise",)
+# Width of an image, in inches.
+_CELL = 1.12
 _RESOURCES = {
     "bytes down": "bytes_down",
     "bytes up": "bytes_up",
@@ -292,6 +295,7 @@ def scores_figure(scores: NDArray[np.float64], present: NDArray[np.bool_], mu: f
     """
     figure, axes = drawing.panel(6.4, 3.6)
     low, high = float(scores.min()), float(scores.max())
+    # Equal scores, as of a single canary, still need bins of some width.
     bins = np.linspace(low, high if high > low else low + 1, 41).tolist()
     at = np.linspace(min(low, -3.0), max(high, mu + 3.0), 300)
     for chosen, name, colour, dash, centre in (
@@ -361,6 +365,7 @@ def _draw_budgets(
         alone = style | {"linestyle": ""}
         noisy = [r for r in rows if (r["arm"], r["mechanism"]) == (arm, mechanism)]
         silent = [r for r in rows if r["arm"] == arm and r["epsilon"] is None]
+        # Arms at one epsilon stand beside each other.
         moved = apart**number
         if noisy:
             shift = moved if len(noisy) == 1 else 1.0
@@ -376,7 +381,8 @@ def _draw_budgets(
     ticks = {level: up(level) for level in levels}
     if any(r["epsilon"] is None for r in rows):
         ticks[edge] = "no noise"
-    below.set_xscale("log")  # both panels share the axis
+    # The panel above shares the axis.
+    below.set_xscale("log")
     below.set_xticks(list(ticks), list(ticks.values()))
     below.minorticks_off()
     below.set_xlabel("epsilon, log scale")
