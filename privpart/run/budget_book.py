@@ -105,9 +105,9 @@ class Entry:
     run: str
     kind: Kind
     mu: float | None
-    begun: str
     delta: float | None = None
     parent: str | None = None
+    begun: str = ""
     rounds: int | None = None
     folder: str | None = None
     opened: int | None = None
@@ -584,7 +584,7 @@ def _missing_parent(facts: Mapping[str, Any], entry: Entry, before: Account) -> 
         return []
     if not isinstance(parent, str) or not isinstance(mu, int | float):
         raise ConfigError(f"run {entry.run}: its ledger does not say what its parent cost.")
-    return [Entry(entry.population, parent, "private", float(mu), entry.begun)]
+    return [Entry(entry.population, parent, "private", float(mu), begun=entry.begun)]
 
 
 def _refuse_beyond_limit(before: Account, new: list[Entry]) -> None:

@@ -183,8 +183,7 @@ class RunFolder:
         self._sampled: SampledCohorts | None = None
         self._process = os.getpid()
         self.is_new = False
-        rows = ledger.rows()
-        self._state_hash = rows[-1].state if rows else None
+        ledger.rows()
         self._private = ledger.facts["seed"] is None
         self._adopted_at: int | None = ledger.facts.get("adopted_at")
         self.plan = PrivacyPlan.from_dict(ledger.facts["plan"])
@@ -438,8 +437,8 @@ class RunFolder:
         try:
             with _on_disk(f"{self.path} cannot be written"):
                 model_file = None
-                if self._state_hash is not None:
-                    state, _ = read_state(self.path / state_name(self.rounds), self._state_hash)
+                if self.rounds:
+                    state, _ = self._newest_state()
                     model = {"parameters": state["parameters"]}
                     model_file = write_state(self.path / closed_name(self.rounds), model, {})
                 closed = {"rounds": self.rounds, "state": model_file, "reason": reason}
@@ -457,7 +456,7 @@ class RunFolder:
         Raises:
             ConfigError: the state is missing, damaged, not the newest, or of another plan or model.
         """
-        if self._state_hash is None:
+        if not self.rounds:
             if server.plan_hash != self._plan_hash:
                 raise ConfigError(
                     "the server's plan is not the run's. Build it from RunFolder.plan."
@@ -465,8 +464,11 @@ class RunFolder:
             if (start := self.facts.get("start")) is not None:
                 server.load_start(read_state(self.path / _START, start)[0]["parameters"])
             return
-        tensors, values = read_state(self.path / state_name(self.rounds), self._state_hash)
-        server.load_state_dict(tensors, values, self._ledger.rounds_by_client())
+        server.load_state_dict(*self._newest_state(), self._ledger.rounds_by_client())
+
+    def _newest_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        name, expected = self._ledger.newest()
+        return read_state(self.path / name, expected)
 
     def commit(self, server: Committed, counts: RoundCounts) -> None:
         """Make the round that ``server`` just ran durable; nobody may see its model before.
@@ -547,7 +549,6 @@ class RunFolder:
         self._note(coming=self._ledger.following(row).chain)
         # The point of no return.
         self._ledger.append(row)
-        self._state_hash = state
         self._note()
         self._remove_leftovers()
 
