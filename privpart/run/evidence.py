@@ -14,7 +14,7 @@ Whose words the ledger holds decides how far a report may go:
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -30,14 +30,6 @@ from privpart.run.store import damage_named, file_hash, model_hash, one_line
 CheckStatus = Literal["verified", "asserted", "wrong"]
 Origin = Literal["here", "signed", "unknown"]
 _MOVING = ("state", "released model", "key", "signing key", "rollback guard")
-_STANDS: Mapping[witness.Standing, str] = {
-    "older": "this folder is an older copy: it stands after {rounds} rounds, while {seen} were "
-    "released on this machine",
-    "another": "this machine saw another chain of the run, of {seen} rounds",
-    "closed": "the run was closed after {seen} rounds on this machine, and this copy was not",
-    "newer": "this machine saw {seen} of the {rounds} rounds; the others were made elsewhere",
-}
-"""What is wrong with a folder that does not stand where this machine saw its run."""
 _LOOKS = 5
 """Times that files are read again because the run advanced while they were read."""
 
@@ -259,9 +251,8 @@ def _guard(ledger: Ledger, rows: list[Row]) -> Check:
     if record is None:
         return Check(what, "asserted", "this machine has no record of the run")
     # The guard may be behind by the round that is being committed.
-    standing = record.standing(ledger.chains, closed="closed" in facts)
-    if standing != "newest":
-        return Check(what, "wrong", _STANDS[standing].format(rounds=len(rows), seen=record.rounds))
+    if fault := record.fault(ledger.chains, closed="closed" in facts):
+        return Check(what, "wrong", fault)
     adopted = facts.get("adopted_at") if record.adopted_at is None else record.adopted_at
     # This machine's record begins with a copy that somebody vouched for.
     if adopted is not None:

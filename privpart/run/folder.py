@@ -608,21 +608,19 @@ class RunFolder:
         """
         if record is None:
             return "this machine has no record of the run, so a newer copy may exist"
-        standing = record.standing(self._ledger.chains, closed="closed" in self.facts)
+        closed = "closed" in self.facts
+        standing = record.standing(self._ledger.chains, closed=closed)
+        fault = record.fault(self._ledger.chains, closed=closed)
         if standing in ("older", "another"):
             raise ConfigError(
-                f"{self.path} is an older copy: it stands after {self.rounds} rounds, while "
-                f"{record.rounds} were released. Continuing would reuse the noise of released "
-                "rounds, which would then cancel out. Restore the newest copy, or begin a fork: a "
-                "new run with a new key, whose report adds the cost of this one."
+                f"{self.path}: {fault}. Continuing would reuse the noise of released rounds, which "
+                "would then cancel out. Restore the newest copy, or begin a fork: a new run with a "
+                "new key, whose report adds the cost of this one."
             )
         if standing == "closed":
-            raise ConfigError(
-                f"{self.path}: the run was closed after {record.rounds} rounds on this machine, "
-                "and this copy of it is not continued. Begin a new run or a fork."
-            )
+            raise ConfigError(f"{self.path}: {fault}. Begin a new run or a fork.")
         if standing == "newer":
-            return f"this machine saw {record.rounds} of its {self.rounds} rounds"
+            return fault
         if record.adopted_at is None or self._ended or "adopted_at" in self.facts:
             return ""
         return "another copy of the run was adopted on this machine"

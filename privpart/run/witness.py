@@ -15,7 +15,7 @@ snapshot of the whole machine.
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -41,6 +41,14 @@ _LONGEST = 4096
 
 Standing = Literal["newest", "newer", "older", "another", "closed"]
 """How a copy of a run stands beside the record; "closed" if only the record says it was closed."""
+_STANDS: Mapping[Standing, str] = {
+    "newest": "",
+    "older": "this folder is an older copy: it stands after {rounds} rounds, while {seen} were "
+    "released on this machine",
+    "another": "this machine saw another chain of the run, of {seen} rounds",
+    "closed": "the run was closed after {seen} rounds on this machine, and this copy was not",
+    "newer": "this machine saw {seen} of the {rounds} rounds; the others were made elsewhere",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +87,11 @@ class Seen:
             return "closed"
         noted = rounds == self.rounds or chains[self.rounds + 1 :] == [self.coming]
         return "newest" if noted else "newer"
+
+    def fault(self, chains: Sequence[str], *, closed: bool) -> str:
+        """Return what is wrong with a copy that does not stand here, or ""; see ``standing``."""
+        says = _STANDS[self.standing(chains, closed=closed)]
+        return says.format(rounds=len(chains) - 1, seen=self.rounds)
 
     @property
     def unspent(self) -> bool:

@@ -107,11 +107,11 @@ def test_rounds_that_this_machine_did_not_see_are_never_called_its_own(
     record(folder).write_bytes(older)
     for copy in (folder, tmp_path / "back"):
         assert words(copy) == {"wrong"}
-        with pytest.raises(ConfigError, match="this machine saw 2 of its 3 rounds"):
+        with pytest.raises(ConfigError, match="this machine saw 2 of the 3 rounds"):
             RunFolder.open(copy)
     RunFolder.open(folder, adopt=True).close()
     assert (words(folder), words(tmp_path / "back")) == ({"asserted"}, {"wrong"})
-    with pytest.raises(ConfigError, match="older copy"):
+    with pytest.raises(ConfigError, match="another chain"):
         RunFolder.open(tmp_path / "back", adopt=True)
 
 
