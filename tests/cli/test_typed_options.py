@@ -136,6 +136,11 @@ def refused(command, line):
     return ""
 
 
+def test_all_commands_together_have_few_options():
+    flags = [p for c in COMMANDS.values() for p in c.params if p.param_type_name == "option"]
+    assert len([p for p in flags if p.name != "help"]) <= 165
+
+
 @pytest.mark.parametrize("command", list(COMMANDS))
 def test_an_option_matters_somewhere_and_each_of_its_rules_refuses_it_elsewhere(command):
     lines = lines_of(command)

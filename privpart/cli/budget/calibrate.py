@@ -28,7 +28,7 @@ from privpart.cli.budget.options import (
     refuse_beside,
     typed_choice,
 )
-from privpart.cli.budget.promise import Promise, SampledRun, built
+from privpart.cli.budget.promise import Promise, Typed, built
 from privpart.cli.options import Format, method_of
 from privpart.cli.output import print_report
 
@@ -91,14 +91,23 @@ def calibrate(
         refuse_beside(f"--solve {solve}: finds this", noise_multiplier=noise_multiplier)
         target = {"target_epsilon": target_epsilon, "delta": delta}
         if sampling is not None:
-            limits.refuse_beside("--sampling: decides who takes part, and how often")
-            run = SampledRun.typed(sampling, choice, rounds, population=population, method=method)
-            promise = run.calibrated(choice, population=population, **target)
+            run = Typed(
+                rounds=rounds,
+                noise_multiplier=None,
+                delta=delta,
+                mechanism=mechanism,
+                limits=limits,
+                sampling=sampling,
+                population=population,
+                method=method,
+            ).sampled(sampling, choice, rounds)
+            z, sampled = run.calibrated(target_epsilon, delta)
+            promise = run.promise(z, delta, sampled, population)
         else:
             run_of = limits.of(rounds)
-            made = built(choice, run_of)
-            z = accounting.calibrate(made, run_of, **target, method=method_of(method))
-            promise = Promise(choice, made, run_of, z, delta, limits.stated, population)
+            encoder = built(choice, run_of)
+            z = accounting.calibrate(encoder, run_of, **target, method=method_of(method))
+            promise = Promise(choice, encoder, run_of, z, delta, limits.stated, population)
     report = promise.report(method)
     print_report(report, form)
     exact = solve is Unknown.NOISE_MULTIPLIER and promise.sampled is None
@@ -119,6 +128,7 @@ def _most_training(
     population: int | None,
 ) -> Promise:
     """Return the promise that spends the budget, within the limits given."""
+    # Each candidate would have an encoder of its own, and the cost would not be monotone.
     if choice.fitted:
         raise ConfigError(
             f"solve={solve}: {choice.name} is fitted to its participation, which is unknown here. "

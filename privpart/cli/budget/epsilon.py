@@ -79,6 +79,8 @@ def epsilon(
     --max-participations 1
     """
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
+    histories = None if log is None else histories_of(log)
+    population = _counted(population, histories)
     typed = Typed(
         rounds=rounds,
         noise_multiplier=noise_multiplier,
@@ -86,13 +88,12 @@ def epsilon(
         mechanism=mechanism,
         limits=Limits(max_participations, min_separation, fixed_order),
         sampling=sampling,
-        draw_seed=draw_seed,
+        population=population,
         method=method,
+        draw_seed=draw_seed,
     )
     if sampling is None:
         refuse_beside("without --sampling nothing is drawn", draw_seed=draw_seed)
-    histories = None if log is None else histories_of(log)
-    population = _counted(population, histories)
     if plan is not None:
         typed.refuse_beside_plan()
         promise = Promise.planned(plan, delta, population, allow_large=allow_large_delta)
@@ -102,11 +103,12 @@ def epsilon(
                 f"max_epsilon={limit:g}: a gate needs --max-participations, the most rounds of one "
                 "client; 1 would be assumed, which nothing enforces."
             )
-        promise = typed.promise(population, histories, allow_large=allow_large_delta)
+        promise = typed.promise(histories, allow_large=allow_large_delta)
     if promise.sampled is not None:
         refuse_beside("sampling: who takes part is secret, and decided by it", log=log, plot=plot)
         if plan is not None:
             refuse_beside("--plan: its sampling has an accountant of its own", method=method)
+    # The page and the picture come first: a gate must not leave them unwritten.
     report = promise.report(method, histories=histories, cross_check=cross_check)
     _write_page(promise, report, html, limit)
     _plot(promise, report, plot, limit)

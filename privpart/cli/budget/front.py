@@ -121,14 +121,16 @@ def mechanisms(
         _refuse_optimal(participation)
         refuse_beside("--mechanism: leaves out all other rows", optimal=bool(chosen))
     offered = list(_rows_of(planned, participation, chosen, optimal=optimal))
-    with shown_fits():  # all of them first: a refusal must not come after a minute of calibration
+    # all of them first: a refusal must not come after a minute of calibration
+    with shown_fits():
         fitted = [(label, build()) for label, build in offered]
-    first = {made: label for label, made in reversed(fitted)}  # fits drop useless buffers
+    # fits drop useless buffers: of equal mechanisms the first row stays
+    first = {encoder: label for label, encoder in reversed(fitted)}
     rows = _on_front(
         [
-            _row(label, made, participation, target_epsilon, delta)
-            for label, made in fitted
-            if first[made] == label
+            _row(label, encoder, participation, target_epsilon, delta)
+            for label, encoder in fitted
+            if first[encoder] == label
         ]
     )
     title = _title(participation, target_epsilon, delta)
@@ -238,7 +240,7 @@ def _group_by_group(
         yield f"{choice}, per group", build
         yield f"{choice}, one stream", partial(choice.build, participation)
     if not chosen:
-        nodes = [PrunedTree(participation.rounds, tuple(own)) for own in groups.active_rounds()]
+        nodes = [PrunedTree(participation.rounds, tuple(t)) for t in groups.active_rounds()]
         pruned = partial(Grouped, tuple(groups.schedule), tuple(nodes), tuple(groups.sizes))
         yield "tree, one, pruned", pruned
 
@@ -285,6 +287,7 @@ def _row(
 ) -> dict[str, Any]:
     sensitivity = mechanism.sensitivity(participation)
     z = least_noise(sensitivity.squared, target_epsilon=target_epsilon, delta=delta)
+    # z is rounded up, so the row's own mu, not the target's, scales its errors
     reached = Guarantee(mu_upper(sensitivity.squared, z))
     cost, unit = footprint(mechanism), prefix_error(1.0, mechanism.prefix_variance())
     reach = math.sqrt(sensitivity.squared)

@@ -118,7 +118,7 @@ class Promise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Typed:
-    """A promise as typed; None where nothing was, since what was typed is never ignored."""
+    """A run as typed; None where nothing was, since what was typed is never ignored."""
 
     rounds: int | None
     noise_multiplier: float | None
@@ -126,8 +126,9 @@ class Typed:
     mechanism: str | None
     limits: Limits
     sampling: str | None
-    draw_seed: int | None
+    population: int | None
     method: MethodName | None
+    draw_seed: int | None = None
 
     def refuse_beside_plan(self) -> None:
         """Raise ``ConfigError`` if anything was typed that a plan file has."""
@@ -141,34 +142,37 @@ class Typed:
         )
         self.limits.refuse_beside(owner)
 
-    def promise(
-        self, population: int | None, histories: Histories | None, *, allow_large: bool
-    ) -> Promise:
+    def sampled(self, sampling: str, choice: MechanismChoice, rounds: int) -> "SampledRun":
+        """Return the run that ``--sampling`` describes; fit the mechanism if it asks for it."""
+        self.limits.refuse_beside("--sampling: decides who takes part, and how often")
+        sampler, method = SamplingChoice.parse(sampling), self.method
+        mechanism = built(choice, sampled_passes(rounds, sampler.bins))
+        drawn = sampler.sampler(mechanism, self.population)
+        of_poisson = isinstance(drawn, PoissonSampling)
+        if method is not None and not (of_poisson and method in (MethodName.PLD, MethodName.RDP)):
+            raise ConfigError(
+                f"method={method}: Poisson sampling has 'pld' (default) and 'rdp', every other "
+                "sampler one accountant; leave it out."
+            )
+        estimate, by_rdp = sampler.estimate(self.draw_seed), method is MethodName.RDP
+        return SampledRun(choice, mechanism, drawn, estimate, "rdp" if by_rdp else "pld")
+
+    def promise(self, histories: Histories | None, *, allow_large: bool) -> Promise:
         """Return the promise; without limits, that of the log if there is one."""
-        n, noise, delta = self.rounds, self.noise_multiplier, self.delta
-        if n is None or noise is None or delta is None:
+        n, z, delta = self.rounds, self.noise_multiplier, self.delta
+        if n is None or z is None or delta is None:
             raise ConfigError(
                 "--rounds, --noise-multiplier and --delta are needed; or --plan FILE, which has "
                 "them."
             )
-        checks.accept_delta(delta, population, allow_large=allow_large)
+        checks.accept_delta(delta, self.population, allow_large=allow_large)
         choice = typed_choice(self.mechanism, n)
         if self.sampling is not None:
-            self.limits.refuse_beside("--sampling: decides who takes part, and how often")
-            run = SampledRun.typed(
-                self.sampling,
-                choice,
-                n,
-                population=population,
-                method=self.method,
-                seed=self.draw_seed,
-            )
-            limits, sampled = run.participation, run.guarantee(noise)
-            return Promise(
-                choice, run.mechanism, limits, noise, delta, population=population, sampled=sampled
-            )
+            run = self.sampled(self.sampling, choice, n)
+            return run.promise(z, delta, run.guarantee(z), self.population)
         participation, stated = self.limits.of(n), self.limits.stated
         if histories is not None and not stated:  # no promise: the log alone
+            # An encoder that is fitted to the log costs less than the one that ran.
             if choice.fitted:
                 raise ConfigError(
                     f"mechanism={choice}: is fitted to a promise, and fitted to a log it is not "
@@ -177,46 +181,18 @@ class Typed:
                 )
             participation, stated = Participation.from_log(n, histories), True
         mechanism = built(choice, participation)
-        return Promise(choice, mechanism, participation, noise, delta, stated, population)
+        return Promise(choice, mechanism, participation, z, delta, stated, self.population)
 
 
 @dataclass(frozen=True, slots=True)
 class SampledRun:
-    """A sampler and what it needs besides, as typed; the noise is still open."""
+    """A mechanism, a sampler and what it needs besides; the noise is still open."""
 
+    choice: MechanismChoice
     mechanism: Mechanism
     sampling: Sampling
     estimate: Estimate | None
     method: "SampledMethod"
-
-    @classmethod
-    def typed(
-        cls,
-        text: str,
-        choice: MechanismChoice,
-        rounds: int,
-        *,
-        population: int | None,
-        method: MethodName | None,
-        seed: int | None = None,
-    ) -> "SampledRun":
-        """Return the run that ``--sampling`` describes; fit the mechanism if it asks for it."""
-        sampler = SamplingChoice.parse(text)
-        mechanism = built(choice, sampled_passes(rounds, sampler.bins))
-        sampling = sampler.sampler(mechanism, population)
-        of_poisson = isinstance(sampling, PoissonSampling)
-        if method is not None and not (of_poisson and method in (MethodName.PLD, MethodName.RDP)):
-            raise ConfigError(
-                f"method={method}: Poisson sampling has 'pld' (default) and 'rdp', every other "
-                "sampler one accountant; leave it out."
-            )
-        by_rdp = method is MethodName.RDP
-        return cls(mechanism, sampling, sampler.estimate(seed), "rdp" if by_rdp else "pld")
-
-    @property
-    def participation(self) -> Participation:
-        """The limits that every draw of the sampler keeps to."""
-        return participation_of(self.sampling, self.mechanism.rounds)
 
     def guarantee(self, noise_multiplier: float) -> Sampled:
         """Return the guarantee by the one accountant that covers sampler and mechanism."""
@@ -228,27 +204,23 @@ class SampledRun:
             method=self.method,
         )
 
-    def calibrated(
-        self,
-        choice: MechanismChoice,
-        *,
-        target_epsilon: float,
-        delta: float,
-        population: int | None,
-    ) -> Promise:
-        """Return the promise with the least noise found that meets the target."""
+    def calibrated(self, target_epsilon: float, delta: float) -> tuple[float, Sampled]:
+        """Return the least noise found that meets the target, and its guarantee."""
         target = {"target_epsilon": target_epsilon, "delta": delta}
         mechanism, sampling = self.mechanism, self.sampling
-        sampled: Sampled
         if self.estimate is not None and not isinstance(sampling, PoissonSampling):
-            draws = self.estimate.draws
-            sampled = estimated_noise(mechanism, sampling, **target, draws=draws)
-            z = sampled.noise_multiplier
-        else:
-            z = least_sampled_noise(mechanism, sampling, **target, method=self.method)
-            sampled = self.guarantee(z)
-        run = self.participation
-        return Promise(choice, mechanism, run, z, delta, population=population, sampled=sampled)
+            # The guarantee that met the target, not another one: each would be a second answer.
+            run = estimated_noise(mechanism, sampling, **target, draws=self.estimate.draws)
+            return run.noise_multiplier, run
+        z = least_sampled_noise(mechanism, sampling, **target, method=self.method)
+        return z, self.guarantee(z)
+
+    def promise(self, z: float, delta: float, run: Sampled, population: int | None) -> Promise:
+        """Return the promise of this run with so much noise."""
+        limits = participation_of(self.sampling, self.mechanism.rounds)
+        return Promise(
+            self.choice, self.mechanism, limits, z, delta, population=population, sampled=run
+        )
 
 
 def built(choice: MechanismChoice, participation: Participation) -> Mechanism:
