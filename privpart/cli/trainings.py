@@ -46,14 +46,7 @@ def processes(jobs: int | None) -> int:
 
 @dataclass(slots=True)
 class Trainings:
-    """Counts trainings, and shows them.
-
-    Attributes:
-        progress: the display.
-        bar: counts the rounds.
-        count: trainings that are finished or failed.
-        failures: errors of those that failed.
-    """
+    """Counts trainings that are finished or failed, and shows them with their rounds."""
 
     progress: "Progress"
     bar: "TaskID"
@@ -81,12 +74,8 @@ class Trainings:
     def refuse_no_result(self, missing: str = "") -> None:
         """Raise the error of a command whose every training failed, or that lacks its result.
 
-        Args:
-            missing: what is missing although some trainings ended; "" if nothing is.
-
-        Raises:
-            ConfigError: each training that failed was refused, or no metric was finite.
-            WorkerError: another fault is among them.
+        ``missing`` says what it lacks. It is a ConfigError if each training that failed was refused
+        by one, or no metric was finite, and a WorkerError otherwise.
         """
         from privpart.pool import WorkerError
 
@@ -123,14 +112,9 @@ def name_code(cells: "Iterable[Cell]") -> None:
 def train_stages(
     stages: "Iterable[Sequence[Cell]]", runner: "Runner", store: "Store", out: Path, rounds: int
 ) -> Trainings:
-    """Train what a store lacks, stage by stage, and show how far the trainings are.
+    """Train what a store in ``out`` lacks, stage by stage, and show how far the trainings are.
 
-    Args:
-        stages: cells, of which later ones may depend on the results of earlier ones.
-        runner: trains them.
-        store: gets the results.
-        out: folder of the store, named where the user interrupts.
-        rounds: of all trainings that are missing.
+    Later stages may depend on the results of earlier ones; ``rounds`` are missing in all.
     """
     try:
         with shown_trainings(rounds) as trainings:

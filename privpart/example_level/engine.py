@@ -363,7 +363,6 @@ def _refuse_scheduler(scheduler: LRScheduler | None, scheduler_every: str) -> No
 
 
 def _accept_delta(delta: float | None, examples: int, allow_large: bool) -> None:
-    """Refuse a large delta, and warn of one that is not far below 1 / examples."""
     if delta is None:
         return
     warning = checks.accept_delta(delta, examples, allow_large=allow_large, unit="example")
@@ -426,11 +425,7 @@ def _length(dataset: Dataset[Any], loader: dict[str, Any]) -> int:
 def _wrapped(
     module: nn.Module, plan: PrivacyPlan, mode: str, loss_reduction: str, batch_first: bool
 ) -> Any:  # noqa: ANN401  Opacus is untyped
-    """Return the module with Opacus's hooks.
-
-    Raises:
-        ConfigError: it has them already, or Opacus does not take it.
-    """
+    """Return the module with Opacus's hooks; refuse one that has them, or that Opacus refuses."""
     options: dict[str, Any] = {"loss_reduction": loss_reduction, "batch_first": batch_first}
     try:
         if mode == "ghost":

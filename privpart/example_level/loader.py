@@ -169,11 +169,7 @@ class FixedPasses(Sampler[list[int]]):
         return self.batches
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the batches that are left of the current pass.
-
-        Raises:
-            ConfigError: all passes are done, or a batch that was dealt did not become a step.
-        """
+        """Yield the batches that are left of the current pass; raises as ``deal``."""
         # from the batch that has not become a step, also after a resumption
         remaining = self._batches[self.done % self.batches :]
         return iter(remaining) if self._reads_ahead else self.deal(iter(remaining))
@@ -191,7 +187,7 @@ class FixedPasses(Sampler[list[int]]):
         """Yield the batches of a pass, each after a step with the one before.
 
         Raises:
-            ConfigError: see ``__iter__``.
+            ConfigError: all passes are done, or a batch that was dealt did not become a step.
         """
         self._refuse_done()
         if self._summed:
@@ -231,11 +227,7 @@ class FixedPasses(Sampler[list[int]]):
             )
 
     def add(self, examples: int) -> None:
-        """Count examples of the batch that was dealt, whose gradients were added up.
-
-        Raises:
-            ConfigError: no batch was dealt.
-        """
+        """Count examples of the batch that was dealt, whose gradients were added up."""
         if self._dealt != self.done + 1:
             raise ConfigError(
                 "optimizer.step(): the loader has dealt no batch for it. Take one step per batch "
@@ -244,11 +236,7 @@ class FixedPasses(Sampler[list[int]]):
         self._summed += examples
 
     def finish(self) -> None:
-        """Count the batch that was dealt as done.
-
-        Raises:
-            ConfigError: another number of examples than the batch has were added up.
-        """
+        """Count the batch that was dealt as done, if all of its examples were added up."""
         expected = len(self._batches[self.done % self.batches])
         # fewer or more examples than were dealt: the clip would bound other units
         if self._summed != expected:

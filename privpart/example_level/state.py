@@ -59,11 +59,10 @@ class StepState:
         """Return parameters, optimiser, scheduler, noise and torch's random numbers."""
         noise = self._optimizer.noise.state_dict()
         original = self._optimizer.original_optimizer
-        _refuse_unkept(original)
         tensors = {"parameters": self.parameters, "random": torch.get_rng_state().to(torch.int32)}
         if self._device.type == "cuda":
             tensors["random_device"] = torch.cuda.get_rng_state(self._device).to(torch.int32)
-        tensors |= {f"optimizer.{k}": t.cpu() for k, t in _optimizer_tensors(original).items()}
+        tensors |= _kept_state(original)
         # absent where the draws can be made again
         if "state" in noise:
             tensors["noise"] = noise.pop("state")
@@ -85,11 +84,7 @@ class StepState:
         values: dict[str, Any],
         participations: dict[ClientId, list[int]],
     ) -> None:
-        """Restore what ``state_dict`` returned.
-
-        Raises:
-            ConfigError: it is of another run, module or scheduler.
-        """
+        """Restore what ``state_dict`` returned; refuse that of another run or module."""
         if values.get("schema") != _SCHEMA or values.get("plan") != self.plan_hash:
             raise ConfigError("the state is of another run, or not of one of examples.")
         unread = dict(tensors)
@@ -108,9 +103,13 @@ class StepState:
                 p.copy_(parameters[start : start + p.numel()].view_as(p))
                 start += p.numel()
         original = self._optimizer.original_optimizer
-        _load_optimizer_tensors(
-            original, {name.removeprefix("optimizer."): tensor for name, tensor in unread.items()}
-        )
+        restored: dict[str, Any] = original.state_dict()
+        # optimizers of torch have no state before their first step
+        restored["state"] = {}
+        for key, value in unread.items():
+            _, number, name = key.split(".", 2)
+            restored["state"].setdefault(int(number), {})[name] = value
+        original.load_state_dict(restored)
         for group, settings in zip(original.param_groups, values["groups"], strict=True):
             group.update(settings)
         self._scheduler.load_state_dict(values["scheduler"])
@@ -119,32 +118,16 @@ class StepState:
         self._optimizer.passes.resume(values["round"])
 
 
-def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return the optimiser's state by "parameter.name"; there is none before the first step."""
-    return {
-        f"{number}.{name}": value
-        for number, state in optimizer.state_dict()["state"].items()
-        for name, value in state.items()
-        if isinstance(value, Tensor)
-    }
-
-
-def _load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
-    """Restore the state that ``_optimizer_tensors`` returned."""
-    restored = optimizer.state_dict()
-    # optimizers of torch have no state before their first step
-    restored["state"] = {}
-    for key, value in tensors.items():
-        number, _, name = key.partition(".")
-        restored["state"].setdefault(int(number), {})[name] = value
-    optimizer.load_state_dict(restored)
-
-
-def _refuse_unkept(optimizer: torch.optim.Optimizer) -> None:
-    for state in optimizer.state_dict()["state"].values():
+def _kept_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Return the optimiser's state by name; there is none before the first step."""
+    tensors = {}
+    for number, state in optimizer.state_dict()["state"].items():
         for name, value in state.items():
-            if value is not None and not isinstance(value, Tensor):
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.{number}.{name}"] = value.cpu()
+            elif value is not None:
                 raise ConfigError(
                     f"optimizer: keeps {name!r} as a {type(value).__name__}, and a run folder only "
                     "tensors, so a resumed run would differ. Use another optimizer, or no folder."
                 )
+    return tensors

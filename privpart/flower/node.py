@@ -162,13 +162,8 @@ class Node:
         return cls(setup, promised, promised.hash, frozenset(ids))
 
     def ids(self, content: Any) -> Any:  # noqa: ANN401  Flower's RecordDict
-        """Return the ids of the node's clients, if the server has the same plan.
-
-        Raises:
-            DeclinedError: it has another one.
-        """
-        fields = content["task"]
-        self._refuse(fields, None)
+        """Return the ids of the node's clients, if the server has the same plan."""
+        self._refuse(content["task"], None)
         flwr = flower()
         names = [id_text(client) for client in sorted(self.clients, key=id_order)]
         return flwr.RecordDict({"clients": flwr.ConfigRecord({"schema": SCHEMA, "ids": names})})

@@ -230,14 +230,9 @@ def localize_bags(x: Tensor, y: Tensor, keys: Sequence[Keys]) -> tuple[Tensor, T
 def localize_tokens(unknown: int = 0) -> Localize:
     """Return a translation of token ids (B, T) to selected words, for next-word prediction.
 
-    Args:
-        unknown: key that stands for words that are not selected; every client must select it.
-
-    Returns:
-        Function from (x, y) and keys to (x, y). In x, words that are not selected become
-        ``unknown``. In y they are ignored: the softmax covers the selected words, decoys included.
-        Sentences with no label left are dropped. It raises ConfigError if ``unknown`` is not
-        selected.
+    In x, words that are not selected become ``unknown``, a key that every client must select. In y
+    they are ignored: the softmax covers the selected words, decoys included. Sentences with no
+    label left are dropped.
     """
 
     def localize(x: Tensor, y: Tensor, keys: Sequence[Keys]) -> tuple[Tensor, Tensor]:

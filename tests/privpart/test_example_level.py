@@ -31,6 +31,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
 EXAMPLES, BATCH, EPOCHS, CLIP = 11, 4, 3, 0.5
 STEPS = 3 * EPOCHS
+GHOST = {"grad_sample_mode": "ghost", "criterion": nn.CrossEntropyLoss()}
 
 
 def data(scale=1.0):
@@ -65,14 +66,19 @@ def step(module, optimizer, batch):
     optimizer.step()
 
 
+def released(module):
+    """Return the noised sum of the last step, in units of the model."""
+    grads = [p.grad.reshape(-1) for p in module.parameters() if p.requires_grad]
+    return torch.cat(grads).double() * BATCH
+
+
 def train(module, optimizer, loader, epochs=EPOCHS):
-    """Train; return the noised sum of every step, in units of the model."""
+    """Train; return the noised sum of every step."""
     seen = []
     for _ in range(epochs):
         for batch in loader:
             step(module, optimizer, batch)
-            grads = [p.grad.reshape(-1) for p in module.parameters() if p.requires_grad]
-            seen.append(torch.cat(grads).double() * BATCH)
+            seen.append(released(module))
     return torch.stack(seen)
 
 
@@ -121,8 +127,7 @@ def test_physical_batches_give_the_same_steps():
             for batch in small:
                 step(module, optimizer, batch)
     assert loader.batch_sampler.done == STEPS
-    last = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
-    assert torch.allclose(last, expected[-1], atol=1e-5)
+    assert torch.allclose(released(module), expected[-1], atol=1e-5)
 
 
 def test_gradients_accumulate_over_the_parts_of_a_batch():
@@ -133,27 +138,21 @@ def test_gradients_accumulate_over_the_parts_of_a_batch():
         for some in (slice(0, 1), slice(1, None)):
             nn.functional.cross_entropy(module(x[some]), y[some]).backward()
         optimizer.step()
-    last = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
-    assert torch.allclose(last, expected[-1], atol=1e-5)
+    assert torch.allclose(released(module), expected[-1], atol=1e-5)
 
 
 def test_ghost_clipping_gives_the_same_steps():
     expected = train(*private()[1:])
-    _, module, optimizer, loader, criterion = private(
-        grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss()
-    )
+    _, module, optimizer, loader, criterion = private(**GHOST)
     seen = []
     for _ in range(EPOCHS):
         for x, y in loader:
             optimizer.zero_grad()
             criterion(module(x), y).backward()
             optimizer.step()
-            grads = [p.grad.reshape(-1) for p in module.parameters()]
-            seen.append(torch.cat(grads).double() * BATCH)
+            seen.append(released(module))
     assert torch.allclose(torch.stack(seen), expected, atol=1e-3)
-    _, module, optimizer, loader, criterion = private(
-        grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss()
-    )
+    _, module, optimizer, loader, criterion = private(**GHOST)
     x, y = next(iter(loader))
     criterion(module(x), y).backward()
     nn.functional.cross_entropy(module(x), y).backward()
@@ -162,9 +161,7 @@ def test_ghost_clipping_gives_the_same_steps():
 
 
 def test_a_ghost_loss_can_only_be_differentiated_once():
-    _, module, optimizer, loader, criterion = private(
-        grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss()
-    )
+    _, module, optimizer, loader, criterion = private(**GHOST)
     x, y = next(iter(loader))
     loss = criterion(module(x), y)
     with torch.no_grad():
@@ -194,13 +191,12 @@ def test_a_weight_that_is_used_outside_its_layer_is_refused():
     _, module, optimizer, loader = private(Outside())
     with pytest.raises(ConfigError, match="used outside its layer"):
         step(module, optimizer, next(iter(loader)))
-    ghost = {"grad_sample_mode": "ghost", "criterion": nn.CrossEntropyLoss()}
-    _, module, optimizer, loader, criterion = private(Outside(), **ghost)
+    _, module, optimizer, loader, criterion = private(Outside(), **GHOST)
     x, y = next(iter(loader))
     with pytest.raises(ConfigError, match="used outside its layer, or examples are mixed"):
         criterion(module(x), y).backward()
     own = net()
-    _, module, optimizer, loader, criterion = private(own, **ghost)
+    _, module, optimizer, loader, criterion = private(own, **GHOST)
     x, y = next(iter(loader))
     criterion(module(x), y).backward()
     nn.functional.linear(x, own[0].weight).sum().backward()
@@ -216,8 +212,7 @@ def test_the_module_may_be_compiled_afterwards():
     compiled = torch.compile(module, backend="eager")
     for batch in loader:
         step(compiled, optimizer, batch)
-    last = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
-    assert torch.allclose(last, expected[-1], atol=1e-5)
+    assert torch.allclose(released(module), expected[-1], atol=1e-5)
 
 
 def test_a_penalty_on_the_weights_is_not_dropped_in_silence():
@@ -244,46 +239,8 @@ def skip_a_batch(module, optimizer, loader):
             step(module, optimizer, batch)
 
 
-def step_twice(module, optimizer, loader):
-    batch = next(iter(loader))
-    step(module, optimizer, batch)
-    step(module, optimizer, batch)
-
-
-def leave_an_epoch(module, optimizer, loader):
-    for _ in range(2):
-        for batch in loader:
-            step(module, optimizer, batch)
-            break
-
-
-def one_epoch_more(module, optimizer, loader):
-    train(module, optimizer, loader, EPOCHS + 1)
-
-
-def forward_twice(module, optimizer, loader):
-    x, y = next(iter(loader))
-    module(x)
+def backward(module, x, y):
     nn.functional.cross_entropy(module(x), y).backward()
-    optimizer.step()
-
-
-def more_rows(module, optimizer, loader):
-    x, y = next(iter(loader))
-    nn.functional.cross_entropy(module(torch.cat([x, x])), torch.cat([y, y])).backward()
-    optimizer.step()
-
-
-def backward_twice(module, optimizer, loader):
-    x, y = next(iter(loader))
-    for _ in range(2):
-        nn.functional.cross_entropy(module(x), y).backward()
-    optimizer.step()
-
-
-def step_without_backward(module, optimizer, loader):
-    next(iter(loader))
-    optimizer.step()
 
 
 def another_loader(module, optimizer, loader):
@@ -301,15 +258,36 @@ def another_parameter(module, optimizer, loader):
     train(module, optimizer, loader)
 
 
+def on_a_batch(*acts):
+    """Return a loop that does this with one batch, and then takes a step."""
+
+    def loop(module, optimizer, loader):
+        x, y = next(iter(loader))
+        for act in acts:
+            act(module, x, y)
+        optimizer.step()
+
+    return loop
+
+
+def step_twice(module, optimizer, loader):
+    batch = next(iter(loader))
+    step(module, optimizer, batch)
+    step(module, optimizer, batch)
+
+
 @pytest.mark.parametrize(
     ("mistake", "said"),
     [
         (step_twice, "has dealt no batch for it"),
-        (one_epoch_more, "all 3 epochs are done"),
-        (forward_twice, "has no per-example gradient"),
-        (more_rows, "are of 8 examples, and the batch has 4"),
-        (backward_twice, "are of 8 examples, and the batch has 4"),
-        (step_without_backward, "has no per-example gradient"),
+        (lambda *made: train(*made, EPOCHS + 1), "all 3 epochs are done"),
+        (on_a_batch(lambda m, x, y: m(x), backward), "has no per-example gradient"),
+        (
+            on_a_batch(lambda m, x, y: backward(m, torch.cat([x, x]), torch.cat([y, y]))),
+            "are of 8 examples, and the batch has 4",
+        ),
+        (on_a_batch(backward, backward), "are of 8 examples, and the batch has 4"),
+        (on_a_batch(), "has no per-example gradient"),
         (another_loader, "has dealt no batch for it"),
         (another_clip_norm, "cannot change during a run"),
         (another_parameter, "has other parameters"),
@@ -334,8 +312,7 @@ def test_a_batch_that_was_not_trained_on_comes_again():
     for _ in range(engine.epochs_left):
         for batch in loader:
             step(module, optimizer, batch)
-    last = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
-    assert torch.equal(last, expected[-1])
+    assert torch.equal(released(module), expected[-1])
 
 
 def test_worker_processes_read_ahead():
@@ -470,8 +447,7 @@ def test_a_hook_on_a_parameter_changes_no_sum(kind):
     getattr(optimizer.trained[0], kind)(add)
     found.append(train(module, optimizer, loader, EPOCHS - 1))
     assert torch.equal(torch.cat(found), expected)
-    ghost = {"grad_sample_mode": "ghost", "criterion": nn.CrossEntropyLoss()}
-    _, module, optimizer, loader, criterion = private(**ghost)
+    _, module, optimizer, loader, criterion = private(**GHOST)
     getattr(optimizer.trained[0], kind)(add)
     x, y = next(iter(loader))
     with pytest.raises(ConfigError, match="a parameter has a hook"):
@@ -642,7 +618,7 @@ def test_autocast_computes_in_less_and_clips_in_float32():
         loss = nn.functional.cross_entropy(module(x), y)
     loss.backward()
     optimizer.step()
-    found = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
+    found = released(module)
     assert 0 < (found - expected).norm() < 0.05 * BATCH * CLIP
 
 
@@ -792,8 +768,7 @@ def test_the_report_of_ghost_clipping_says_what_floating_point_adds(tmp_path):
         out=tmp_path / "run",
         delta=1e-5,
         epochs=1,
-        grad_sample_mode="ghost",
-        criterion=nn.CrossEntropyLoss(),
+        **GHOST,
     )
     x, y = next(iter(made[3]))
     made[4](made[1](x), y).backward()
@@ -1027,8 +1002,7 @@ def test_per_example_gradients_are_the_optimizers_alone():
         loss(module(2 * x), y).backward()
         forgets.zero_grad()
     step(module, optimizer, (x, y))
-    released = torch.cat([p.grad.reshape(-1) for p in module.parameters()]).double() * BATCH
-    assert torch.equal(released, expected)
+    assert torch.equal(released(module), expected)
 
 
 class TwoHeads(nn.Module):
@@ -1101,10 +1075,9 @@ def test_what_can_be_compared_depends_on_what_is_dealt(options, why, tmp_path):
 
 def test_rows_are_compared_under_ghost_clipping_and_not_in_parts_of_a_batch(tmp_path):
     options = {"seed": None, "delta": 1e-5, "epochs": 1}
-    ghost = {"grad_sample_mode": "ghost", "criterion": nn.CrossEntropyLoss()}
     for name, twice in (("verified", False), ("asserted", True)):
         out = tmp_path / name
-        _, module, optimizer, loader, criterion = private(out=out, **options, **ghost)
+        _, module, optimizer, loader, criterion = private(out=out, **options, **GHOST)
         for x, y in loader:
             half = [i // 2 for i in range(len(x))] if twice else range(len(x))
             criterion(module(x[half]), y[half]).backward()
@@ -1235,8 +1208,7 @@ def test_nothing_rewrites_what_leaves_with_the_model(rewrite, names):
 @pytest.mark.parametrize("mode", ["hooks", "ghost"])
 def test_a_backward_pass_in_evaluation_mode_takes_no_earlier_batch(mode):
     """Opacus would multiply its gradients with the inputs of the last pass in training mode."""
-    ghost = {"grad_sample_mode": "ghost", "criterion": nn.CrossEntropyLoss()}
-    _, module, optimizer, loader, *own = private(**(ghost if mode == "ghost" else {}))
+    _, module, optimizer, loader, *own = private(**(GHOST if mode == "ghost" else {}))
     loss = own[0] if own else nn.functional.cross_entropy
     batches = iter(loader)
     x, y = next(batches)
@@ -1263,9 +1235,7 @@ class Drops(nn.Module):
 
 def test_ghost_clipping_takes_no_norm_of_an_earlier_batch():
     own = Drops()
-    _, module, optimizer, loader, criterion = private(
-        own, grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss()
-    )
+    _, module, optimizer, loader, criterion = private(own, **GHOST)
     batches = iter(loader)
     x, y = next(batches)
     criterion(module(x), y).backward()

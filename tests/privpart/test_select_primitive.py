@@ -29,23 +29,12 @@ def problems(draw, least=1):
     return x, [draw(keys) for _ in range(clients)]
 
 
-def equal(left, right):
-    """Nested lists and tuples of tensors, number by number."""
-    if isinstance(left, torch.Tensor):
-        return torch.equal(left, right)
-    return len(left) == len(right) and all(map(equal, left, right))
-
-
 @given(problems(least=0), SELECTS)
 def test_each_client_gets_its_slices_in_its_own_order(problem, select):
     x, keys = problem
-    expected = []
-    for own in keys:
-        slices = []
-        for key in own:
-            slices.append(select(x, key))
-        expected.append(slices)
-    assert equal(fed_select(x, keys, select), expected)
+    for own, slices in zip(keys, fed_select(x, keys, select), strict=True):
+        assert len(own) == len(slices)
+        assert all(torch.equal(part, select(x, key)) for part, key in zip(slices, own, strict=True))
 
 
 def scatter(size):
