@@ -2,7 +2,7 @@
 
 ``FloatServer`` draws as the server did before its noise was integers: AES-256 in counter mode and
 the transform of Box and Muller in float32, where coordinates i and i + 2^14 of a block of 2^15 are
-the cosine and the sine of one pair. It shares no code with the server, so it stays what it is.
+the cosine and the sine of one pair. It shares the program with the server, and no arithmetic.
 ``IntegerServer`` adds integer noise with a fault of choice, or with none.
 """
 
@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from accounting.mechanisms.program import OUT
+
 BLOCK = 2**15
 PAIRS = BLOCK // 2
-OUT, SCRATCH = -1, -2
 
 
 def keystream_words(key, stream, index, block):
@@ -33,58 +34,14 @@ def box_muller(words, stddev):
     return torch.cat([torch.cos(angle) * radius, torch.sin(angle) * radius])
 
 
-_THIRD, _TWO_THIRDS = 0.33333333333333337, 0.6666666666666666
-_BLT = [(0, -0.2959369719028473), (1, -0.13109898567199707), (2, -0.05789899826049805)]
-_BUFFERS = [
-    (0, [(0, 0.7038639783859253), (OUT, 1.0)], []),
-    (1, [(1, 0.970181941986084), (OUT, 1.0)], []),
-    (2, [(2, 0.998104989528656), (OUT, 1.0)], []),
-]
-PROGRAMS = {
-    "independent": [[(OUT, [], [(t, 1.0)])] for t in range(3)],
-    "tree": [
-        [(OUT, [], [(0, 1.0)]), (0, [(OUT, 1.0)], [])],
-        [
-            (SCRATCH, [], [(1, 1.0)]),
-            (OUT, [(SCRATCH, 1.0), (0, -1.0)], []),
-            (0, [(SCRATCH, 1.0)], []),
-        ],
-        [(OUT, [], [(2, 1.0)]), (1, [(OUT, 1.0)], [])],
-    ],
-    "online tree": [
-        [(OUT, [], [(0, 1.0)]), (0, [(OUT, 1.0)], [])],
-        [
-            (SCRATCH, [], [(1, 1.0)]),
-            (SCRATCH, [(SCRATCH, 1.0), (0, 1.0)], []),
-            (SCRATCH, [(SCRATCH, _THIRD)], [(2, _TWO_THIRDS)]),
-            (OUT, [(SCRATCH, 1.0), (0, -1.0)], []),
-            (0, [(SCRATCH, 1.0)], []),
-        ],
-        [(OUT, [], [(3, 1.0)]), (1, [(OUT, 1.0)], [])],
-    ],
-    "toeplitz": [
-        [(OUT, [], [(0, 1.0)]), (0, [(OUT, 1.0)], [])],
-        [(OUT, [(0, -0.5)], [(1, 1.0)]), (1, [(OUT, 1.0)], [])],
-        [(OUT, [(1, -0.5), (0, -0.375)], [(2, 1.0)]), (0, [(OUT, 1.0)], [])],
-    ],
-    "blt": [[(OUT, _BLT, [(t, 1.0)]), *_BUFFERS] for t in range(3)],
-    "dense": [
-        [(OUT, [], [(0, 1.0)]), (0, [(OUT, 1.0)], [])],
-        [(OUT, [(0, -0.5)], [(1, 1.0)]), (1, [(OUT, 1.0)], [])],
-        [(OUT, [(0, -0.25), (1, -0.5)], [(2, 1.0)]), (OUT, [(OUT, 0.5)], [])],
-    ],
-}
-"""The operations (target, terms, draws) of the first three rounds, as the server ran them."""
-
-
 class FloatNoise:
-    """Correlated float32 noise, one block of coordinates after the other."""
+    """A program's noise in float32, one block of coordinates after the other."""
 
     def __init__(self, program, dim, stddev, key, stream=0):
         self.program, self.dim, self.stddev = program, dim, stddev
         self.key, self.stream = key, stream
         self.round = 0
-        self.state = torch.zeros(3, dim)
+        self.state = torch.zeros(program.state_rows(), dim)
 
     def next(self):
         noise = torch.empty(self.dim)
@@ -95,13 +52,11 @@ class FloatNoise:
         return noise
 
     def _execute(self, block, state, out):
-        registers = {OUT: out, SCRATCH: torch.empty_like(out), **dict(enumerate(state))}
-        for target, terms, draws in self.program[self.round]:
-            to = registers[target]
-            sources = [(registers[r], c) for r, c in sorted(terms, key=lambda x: x[0] != target)]
-            first = 1 if sources and sources[0][0] is to else 0
-            fresh = [(self._draw(index, block, len(out)), c) for index, c in draws]
-            to.copy_(sum(x * c for x, c in sources[:first] + fresh + sources[first:]))
+        registers = {OUT: out, **dict(enumerate(state))}
+        for target, terms, draws in self.program.round(self.round):
+            fresh = [self._draw(index, block, len(out)) * c for index, c in draws]
+            past = [registers[r] * c for r, c in terms]
+            registers.setdefault(target, torch.empty_like(out)).copy_(sum(fresh + past))
 
     def _draw(self, index, block, count):
         words = keystream_words(self.key, self.stream, index, block)
@@ -118,16 +73,17 @@ class FloatServer:
     A plan with groups has all groups active in every round.
     """
 
-    def __init__(self, setting, *, program, key=None):
+    def __init__(self, setting, *, key=None):
         plan = self.plan = setting.plan
         self.parameters = setting.start.clone()
         groups = plan.mechanism.groups
         sizes = [setting.dim] if groups is None else list(groups.sizes)
+        mechanisms = [plan.mechanism] if groups is None else groups.mechanisms
         self.parts = torch.split(self.parameters, sizes)
         key, first = key or secrets.token_bytes(32), 0 if groups is None else 2
         self.noises = [
-            FloatNoise(PROGRAMS[program], size, plan.noise_multiplier, key, first + g)
-            for g, size in enumerate(sizes)
+            FloatNoise(own.noise_program(), size, plan.noise_multiplier, key, first + g)
+            for g, (own, size) in enumerate(zip(mechanisms, sizes, strict=True))
         ]
         self.optimizer = sgd(self.parts, setting.optimizer)
 

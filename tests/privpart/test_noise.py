@@ -178,7 +178,7 @@ def test_three_buffers_are_three_vectors_whatever_the_rounds():
 
 # Distribution, through the real sources.
 
-CELLS = 100_000
+CELLS = 40_000
 STDDEV = 2.0**20
 
 

@@ -17,15 +17,22 @@ from accounting import (
     Toeplitz,
 )
 from privpart import NoiseStream, PrivacyPlan, SecretSource, SeededSource, Server
-from privpart.noise.stream import _PIECE, Executor, NoiseRangeError
+from privpart.noise.stream import Executor, NoiseRangeError
 from privpart.noise.ziggurat import BLOCK, Draws
 
 STDDEV = 2.0**20
+PIECE = 2 * BLOCK
+
+
+@pytest.fixture(autouse=True)
+def _short_pieces(monkeypatch):
+    """A stream works on pieces of two blocks, so that short vectors have several."""
+    monkeypatch.setattr("privpart.noise.stream._PIECE", PIECE)
 
 
 @pytest.mark.parametrize("mechanism", LAW, ids=repr)
 def test_pieces_threads_and_buffers_change_no_integer(mechanism):
-    dim, before = 2 * _PIECE + 5, torch.get_num_threads()
+    dim, before = 2 * PIECE + 5, torch.get_num_threads()
 
     def run(dim, out=None):
         stream = NoiseStream(mechanism, dim=dim, stddev=STDDEV, source=SeededSource(2))
@@ -48,7 +55,7 @@ def test_pieces_threads_and_buffers_change_no_integer(mechanism):
 
 def test_pieces_follow_each_other():
     """Every piece has draws of its own: a stream of fresh noise is the source's draw, whole."""
-    source, dim = SeededSource(4), 2 * _PIECE + 5
+    source, dim = SeededSource(4), 2 * PIECE + 5
     noise = NoiseStream(Independent(1), dim=dim, stddev=STDDEV, source=source).next()
     whole = np.zeros(dim, np.int32)
     source.draws(0, b"").rounded(0, 0, whole, weight=STDDEV)
@@ -57,7 +64,7 @@ def test_pieces_follow_each_other():
 
 
 @pytest.mark.parametrize("mechanism", LAW, ids=repr)
-@pytest.mark.parametrize("start", [2, 100, _PIECE - 2])
+@pytest.mark.parametrize("start", [2, 100, PIECE - 2])
 def test_any_slice_gives_the_same_integers(mechanism, start):
     """The executor looks at each coordinate alone: with the slice's state it makes its part."""
     program = mechanism.noise_program()
@@ -148,8 +155,8 @@ class FailingDraws(Draws):
 def test_an_interrupted_round_ends_the_stream(mechanism, threads):
     """Half of its state has moved: to go on would break the correlation without a sign."""
     torch.set_num_threads(threads)
-    stream = NoiseStream(mechanism, dim=_PIECE + 1, stddev=1.0, source=Failing(0))
-    state = NoiseStream(mechanism, dim=_PIECE + 1, stddev=1.0, source=Failing(0)).state_dict()
+    stream = NoiseStream(mechanism, dim=PIECE + 1, stddev=1.0, source=Failing(0))
+    state = NoiseStream(mechanism, dim=PIECE + 1, stddev=1.0, source=Failing(0)).state_dict()
     with pytest.raises(MemoryError):
         stream.next()
     for use in (stream.next, stream.state_dict):

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from accounting import BinaryTree, ConfigError, Independent, Toeplitz
 from privpart import NoiseStream, SecretSource, SeededSource
-from privpart.noise.stream import _PIECE, Executor
+from privpart.noise.stream import Executor
+from privpart.noise.ziggurat import BLOCK
 
 TREE = BinaryTree(8, 5, estimator="online", release="prefix")
 
@@ -50,11 +51,12 @@ def test_a_resumed_stream_is_the_undisturbed_one(mechanism, tmp_path):
 
 
 @pytest.mark.parametrize("mechanism", [TREE, BinaryTree(8), Toeplitz.square_root(8, bands=3)])
-def test_long_vectors_resume_as_well(mechanism):
-    first = stream(mechanism, dim=_PIECE + 9)
+def test_long_vectors_resume_as_well(mechanism, monkeypatch):
+    monkeypatch.setattr("privpart.noise.stream._PIECE", BLOCK)
+    first = stream(mechanism, dim=2 * BLOCK + 9)
     for _ in range(3):
         first.next()
-    resumed = stream(mechanism, dim=_PIECE + 9)
+    resumed = stream(mechanism, dim=2 * BLOCK + 9)
     resumed.load_state_dict(saved(first))
     for _ in range(2):
         assert torch.equal(resumed.next(), first.next())

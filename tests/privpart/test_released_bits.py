@@ -31,16 +31,15 @@ BLT = BufferedToeplitz(
     ROUNDS, decay=(0.703864, 0.970182, 0.998105), scale=(0.295937, 0.131099, 0.057899)
 )
 MECHANISMS = {
-    "independent": (Independent(ROUNDS), "independent"),
-    "tree": (BinaryTree(ROUNDS), "tree"),
-    "restarted tree": (BinaryTree(ROUNDS, 3), "tree"),
-    "online tree": (BinaryTree(ROUNDS, estimator="online"), "online tree"),
-    "banded Toeplitz": (Toeplitz.square_root(ROUNDS, bands=3), "toeplitz"),
-    "BLT": (BLT, "blt"),
-    "dense": (Dense([[1, 0, 0, 0], [0.5, 1, 0, 0], [0.25, 0.5, 2, 0], [1, 0, 1, 1]]), "dense"),
-    "groups": (Grouped([[0, 1]] * ROUNDS, [BLT, BLT], [2**15, 100]), "blt"),
+    "independent": Independent(ROUNDS),
+    "tree": BinaryTree(ROUNDS),
+    "restarted tree": BinaryTree(ROUNDS, 3),
+    "online tree": BinaryTree(ROUNDS, estimator="online"),
+    "banded Toeplitz": Toeplitz.square_root(ROUNDS, bands=3),
+    "BLT": BLT,
+    "dense": Dense([[1, 0, 0, 0], [0.5, 1, 0, 0], [0.25, 0.5, 2, 0], [1, 0, 1, 1]]),
+    "groups": Grouped([[0, 1]] * ROUNDS, [BLT, BLT], [2**15, 100]),
 }
-"""Each with the name of the program by which the twin draws its noise."""
 
 MU = {0.03: 0.010913662844, 1.8: 0.456324487329, 14: 2.61769389546}
 """By epsilon at delta = 1e-5."""
@@ -57,23 +56,19 @@ def server(setting):
     return Server(setting.plan, setting.start, source=SecretSource(), optimizer=setting.optimizer)
 
 
-def float_twin(name):
-    return lambda setting: FloatServer(setting, program=MECHANISMS[name][1])
-
-
 def integers(**fault):
     return lambda setting: IntegerServer(setting, whitener(setting.mechanism), **fault)
 
 
 def first_and_plain(name, epsilon, games=256):
     """One client, first round, no start values: the attacker sees the sum to its last bits."""
-    return Setting(MECHANISMS[name][0], MU[epsilon], games=games)
+    return Setting(MECHANISMS[name], MU[epsilon], games=games)
 
 
 def middle_and_ordinary(name, epsilon, games=16):
     """Fifty clients, a middle round, momentum, a server rate, start values."""
     return Setting(
-        MECHANISMS[name][0], MU[epsilon], clients=50, round=MIDDLE, ordinary=True, games=games
+        MECHANISMS[name], MU[epsilon], clients=50, round=MIDDLE, ordinary=True, games=games
     )
 
 
@@ -108,11 +103,11 @@ def whole_steps(make, setting):
 @ALL
 def test_released_sums_are_whole_steps_of_the_grid(name):
     """Else the attacks look at bits of another grid than the server's."""
-    one = Setting(MECHANISMS[name][0], MU[1.8], round=MIDDLE)
+    one = Setting(MECHANISMS[name], MU[1.8], round=MIDDLE)
     whole, odd = whole_steps(server, one)
     assert whole == 1
     assert 0.45 < odd < 0.55
-    assert whole_steps(float_twin(name), one)[0] < 1
+    assert whole_steps(FloatServer, one)[0] < 1
 
 
 @ALL
@@ -131,14 +126,14 @@ def test_no_bit_tells_who_came_of_fifty(name, epsilon):
 @pytest.mark.parametrize("setting", [first_and_plain, middle_and_ordinary])
 def test_float_noise_is_caught_in_every_trial(name, setting):
     one = setting(name, 0.03, games=4)
-    assert right_answers(float_twin(name), one, 4, {"pairs": ATTACKS["pairs"]}) == {"pairs": 16}
+    assert right_answers(FloatServer, one, 4, {"pairs": ATTACKS["pairs"]}) == {"pairs": 16}
 
 
 @pytest.mark.parametrize("attack", ["floats", "small sums"])
 def test_float_noise_is_caught_by_single_values(attack):
     """Also without pairs; where the noise is not much larger than the update."""
     one = first_and_plain("independent", 1.8, games=4)
-    assert lucky_attacks(float_twin("independent"), one, 80, {attack: ATTACKS[attack]})
+    assert lucky_attacks(FloatServer, one, 80, {attack: ATTACKS[attack]})
 
 
 FAULTS = {
@@ -183,9 +178,9 @@ def test_pairs_are_near_themselves_and_other_numbers_are_not():
 
 def against_the_bound(make, name, runs=6):
     """The likelihood ratio of a whole run, against the client that has most to fear."""
-    columns = np.linalg.norm(whitener(MECHANISMS[name][0]), axis=0)
+    columns = np.linalg.norm(whitener(MECHANISMS[name]), axis=0)
     one = Setting(
-        MECHANISMS[name][0],
+        MECHANISMS[name],
         1.0,
         round=int(np.argmax(columns)),
         games=512,
@@ -225,7 +220,7 @@ def test_no_bit_tells_who_came_in_any_setting(name):
     for mu in MU.values():
         for clients, round_, ordinary in np.ndindex(2, 2, 2):
             one = Setting(
-                MECHANISMS[name][0],
+                MECHANISMS[name],
                 mu,
                 clients=50 if clients else 1,
                 round=MIDDLE * round_,
@@ -249,7 +244,7 @@ def test_no_bit_tells_whether_a_whole_update_came(name, setting):
     one = setting(name, 0.03, games=1)
     assert not lucky_attacks(server, one, 200)
     pairs = {"pairs": ATTACKS["pairs"]}
-    assert right_answers(float_twin(name), one, 200, pairs) == {"pairs": 200}
+    assert right_answers(FloatServer, one, 200, pairs) == {"pairs": 200}
 
 
 @pytest.mark.slow
