@@ -181,10 +181,10 @@ def test_weights_before_and_after(privpart, tmp_path):
     save_file(after, tmp_path / "after.safetensors")
     command = ["audit", "leakage", *QUICK, "--view", "full", "--format", "json", "--out"]
     command += [str(tmp_path / "out"), "--gradient", str(tmp_path / "after.safetensors")]
-    command += ["--before", str(tmp_path / "before.npz")]
-    refused = privpart(*command)
+    before = f'before = "{tmp_path / "before.npz"}"'
+    refused = privpart(*command, *settings(tmp_path, before))
     assert (refused.returncode, "say how the client trained" in refused.stderr) == (2, True)
-    done = privpart(*command, *settings(tmp_path, "local_steps = 2"))
+    done = privpart(*command, *settings(tmp_path, before, "local_steps = 2"))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"][0]["verdict"] == "recovered"
 
@@ -262,6 +262,7 @@ def test_bad_input_is_one_sentence(privpart, monkeypatch, tmp_path, changed, fau
         ([f"seed = {2**63 - 1}"], "must be at most 92233720368547757"),
         (['mode = "eval"', "send_buffers = true"], "mode = eval: statistics are not those of"),
         (["send_buffers = true"], "has no buffers; leave out send_buffers"),
+        (['before = "w.npz"', "local_steps = 1"], "before: name the weights after the round"),
         (['data_dir = "x"'], "is not read from a folder; leave out data_dir"),
         (["pad = 0"], "tokens = None: a plan has its own; leave out pad"),
         (['words = "vocab.txt"'], "leave out words"),

@@ -25,7 +25,7 @@ SAMPLES = {
     "out": "out", "against": "run", "train": "dense1.*", "jobs": "1", "data_dir": "folder",
     "model": "lenet", "data": "digits", "view": "full", "weights": "w.safetensors",
     "gradient": "g.safetensors", "attack": "dlg", "schedule": "full:1", "clip": "1",
-    "before": "b.safetensors", "tokens": "t.safetensors", "settings": "s.toml",
+    "tokens": "t.safetensors", "settings": "s.toml",
     "fail_on": "partial", "fork_of": "old", "seed": "1", "worker_timeout": "60",
     "cell_timeout": "60", "limit_epsilon": "4",
     "public_key": "0" * 64, "html": "x.html", "registry": "x.yaml", "about": "about.toml",

@@ -205,9 +205,10 @@ class AuditOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LeakageOptions(AuditOptions):
-    """Options of ``privpart audit leakage``; one more key of ``--settings``.
+    """Options of ``privpart audit leakage``; two more keys of ``--settings``.
 
     Attributes:
+        before: weights before the round; ``gradient`` then holds those after it. Same formats.
         words: file with the text of each token of ``tokens``, one a line as in BERT's vocab.txt.
     """
 
@@ -225,13 +226,6 @@ class LeakageOptions(AuditOptions):
             "(Flower's ArrayRecord), or a folder of peft."
         ),
     ] = None
-    before: Annotated[
-        Path | None,
-        typer.Option(
-            help="Weights before the round; --gradient then holds those after it. Same formats."
-        ),
-        without("gradient", "the weights after the round are missing"),
-    ] = None
     schedule: Annotated[
         str | None,
         typer.Option(help="Rounds by view, as 'full:5,head:20'; the report names the worst."),
@@ -247,6 +241,9 @@ class LeakageOptions(AuditOptions):
     ] = None
     html: HtmlOption = None
 
+    before: Annotated[
+        Path | None, without("gradient", "the weights after the round are missing")
+    ] = None
     words: Annotated[Path | None, _OF_TOKENS] = None
 
     def refuse(self) -> None:
@@ -263,7 +260,7 @@ class LeakageOptions(AuditOptions):
         if self.before is not None and self.local_steps == 0:
             raise ConfigError(
                 "before: the update is then a change of the weights; say how the client trained, "
-                "with local_steps and learning_rate in --settings."
+                "with local_steps and learning_rate."
             )
 
     @property
@@ -279,7 +276,10 @@ class LeakageOptions(AuditOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class DefencesOptions(AuditOptions):
-    """Options of ``privpart audit defences``: it sweeps over updates of its own."""
+    """Options of ``privpart audit defences``: it sweeps over updates of its own.
+
+    ``batch``, ``weights`` and ``hide_labels`` are keys of ``--settings``.
+    """
 
     clip: Annotated[list[float], typer.Option(help="Joint L2 bound on the update; repeatable.")]
     noise_multiplier: Annotated[
@@ -295,6 +295,9 @@ class DefencesOptions(AuditOptions):
     trials: Annotated[
         int, typer.Option(help="Updates to attack, each of --batch images or sentences.")
     ] = 5
+    batch: int = 1
+    weights: Path | None = None
+    hide_labels: bool = False
     gradient: None = field(default=None, init=False)
     before: None = field(default=None, init=False)
     words: None = field(default=None, init=False)

@@ -23,7 +23,7 @@ _DIGITS_SPLIT_SEED = 0
 _FASHION_HINT = (
     "This is where Fashion-MNIST was looked for. On Debian or Ubuntu, `apt-get install "
     f"dataset-fashion-mnist` puts it into {DEBIAN_FOLDER}; otherwise name a folder that has the "
-    "four idx files with --data-dir, or with directory in a plan"
+    "four idx files with --data-dir, data_dir in the settings of an audit, or directory in a plan"
 )
 _IMAGES_MAGIC = 0x803
 _LABELS_MAGIC = 0x801
