@@ -105,7 +105,7 @@ def test_a_mistyped_option_does_not_occupy_the_folder(tmp_path):
 
 def test_interrupted_and_resumed_is_as_if_undisturbed(privpart, tmp_path, monkeypatch):
     out, straight = tmp_path / "cut", tmp_path / "straight"
-    command = ["audit", "leakage", *QUICK, "--view", "dense2.*", "--trials", "4", "--out"]
+    command = ["audit", "leakage", *QUICK, "--view", "dense2.*", "--trials", "3", "--out"]
     keep = TrialFolder.__setitem__
 
     def keep_two(folder, key, results):
