@@ -38,7 +38,7 @@ from attacks.lower_bounds.canaries import (
 )
 from attacks.lower_bounds.planted import PlantedCanaries, canary_clients
 from attacks.lower_bounds.replay import Replay, paired
-from attacks.metrics import baselines, feature_error, match_batch, psnr, ssim, wilson
+from attacks.metrics import psnr, ssim
 from attacks.observation import Observation, observe
 from attacks.reconstruction.analytic import invert_dense
 from attacks.reconstruction.april import april
@@ -74,7 +74,6 @@ __all__ = [
     "TextReport",
     "View",
     "april",
-    "baselines",
     "canary_clients",
     "change_of_weights",
     "clopper_pearson",
@@ -86,7 +85,6 @@ __all__ = [
     "drifting_view",
     "estimate",
     "explain",
-    "feature_error",
     "for_model",
     "from_array_record",
     "from_pfl",
@@ -95,7 +93,6 @@ __all__ = [
     "infer_labels",
     "invert_dense",
     "leakage",
-    "match_batch",
     "observe",
     "observe_text",
     "one_run",
@@ -113,6 +110,5 @@ __all__ = [
     "suite",
     "text_leakage",
     "view",
-    "wilson",
     "worst_view",
 ]

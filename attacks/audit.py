@@ -237,8 +237,8 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         if self.update is not None:
             std = noise_std_of(self.clip, self.noise_multiplier)
             fields = {**options, "state": double_state(self.model), "noise_std": std}
-            seen = self.given(self.update, fields)
-            return seen.restrict(select(list(seen.update), patterns))
+            observed = self.given(self.update, fields)
+            return observed.restrict(select(list(observed.update), patterns))
         options |= {"visible": patterns, "reveal_labels": self.reveal_labels}
         if adversary == "recipient":
             options["noise_multiplier"] = self.noise_multiplier
@@ -268,11 +268,11 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
 
     def _row(self, view: str, adversary: Adversary) -> tuple[dict[str, Any], list[SeenT]]:
         """Return the fields that any row has, and what was seen of each batch."""
-        seen = [self.observe(view, adversary, number) for number in self.batches]
+        observed = [self.observe(view, adversary, number) for number in self.batches]
         trials = [
             of_example
             for number in self.batches
-            for of_example in self._with_parts(view, adversary, number, seen[number])
+            for of_example in self._with_parts(view, adversary, number, observed[number])
         ]
         sizes = {name: value.numel() for name, value in self.model.named_parameters()}
         visible = sum(sizes[name] for name in self.names[view])
@@ -282,28 +282,28 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
             "visible": visible,
             "share": visible / sum(sizes.values()),
             "adversary": adversary,
-            "update_norm": median(norm(item.update) for item in seen),
+            "update_norm": median(norm(item.update) for item in observed),
             "best": tuple(max(of_example, key=lambda trial: trial.rank) for of_example in trials),
             "verdict": most_severe(trial for of_example in trials for trial in of_example),
             "alone": tuple(tuple(t for t in of_example if t.view == view) for of_example in trials),
-        }, seen
+        }, observed
 
     def _with_parts(
-        self, view: str, adversary: Adversary, number: int, seen: SeenT
+        self, view: str, adversary: Adversary, number: int, observed: SeenT
     ) -> list[list[TrialT]]:
         """Attack the whole view, and then each audited view inside it alone.
 
         Whoever sees more may discard the rest, so a view must not score below a part of it.
         """
-        trials = self._attack(view, view, adversary, number, seen)
-        separable = seen.clip is None and seen.local is None
+        trials = self._attack(view, view, adversary, number, observed)
+        separable = observed.clip is None and observed.local is None
         for part, names in self.names.items():
             if not names < self.names[view] or trials[0][0].untried is not None:
                 continue
-            inside = seen.restrict(names)
+            inside = observed.restrict(names)
             if norm(inside.update) == 0:
                 continue
-            if not separable and all(most_severe(one) == "recovered" for one in trials):
+            if not separable and all(most_severe(of_image) == "recovered" for of_image in trials):
                 break
             # a part of a gradient is what a client would send of that part
             more = self._attack(part if separable else view, part, adversary, number, inside)
@@ -311,7 +311,7 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         return trials
 
     def _attack(
-        self, sent: str, view: str, adversary: Adversary, number: int, seen: SeenT
+        self, sent: str, view: str, adversary: Adversary, number: int, observed: SeenT
     ) -> list[list[TrialT]]:
         """Run the attacks in turn until every example is recovered; never run one twice."""
         key = "/".join((adversary, sent, view, str(number)))
@@ -319,16 +319,16 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
             key += f"/clip {self.clip!r}/noise {self.noise_multiplier!r}"
         if key in self._tried:
             return self._tried[key]
-        if norm(seen.update) == 0 or not self.explanation.explained:
+        if norm(observed.update) == 0 or not self.explanation.explained:
             untried = "nothing sent" if self.explanation.explained else "void"
             match = {"truth_match": self.explanation.residual, "untried": untried}
             stand_in = self.nothing(number)
             return [[trial] for trial in self.scored(view, NO_ATTACK, stand_in, number, match)]
-        net = ready(self.net, seen.training)
-        match = {"truth_match": residual_of(net, seen, *self.client(number))}
+        net = ready(self.net, observed.training)
+        match = {"truth_match": residual_of(net, observed, *self.client(number))}
         trials: list[list[TrialT]] = [[] for _ in range(self.batch)]
         for name in self._attacks:
-            if (result := self._result(key, name, seen, number)) is not None:
+            if (result := self._result(key, name, observed, number)) is not None:
                 scored = self.scored(view, name, result, number, match)
                 trials = [[*a, b] for a, b in zip(trials, scored, strict=True)]
                 if all(most_severe(of_example) == "recovered" for of_example in trials):
@@ -340,13 +340,13 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         """Return the trials of a view that no attack applies to."""
         return [[t] for t in self.scored(view, NO_ATTACK, self.nothing(number), number, match)]
 
-    def _result(self, key: str, name: str, seen: SeenT, number: int) -> ResultT | None:
+    def _result(self, key: str, name: str, observed: SeenT, number: int) -> ResultT | None:
         before = self._done.get(key, {})
         if name in before:
             return before[name]
         if self.progress is not None:
             self.progress(f"{key}: {name}")
-        result = self._attacks[name](self.model, seen, self.seed + number)
+        result = self._attacks[name](self.model, observed, self.seed + number)
         if result is not None:
             self._done[key] = {**before, name: result}
         return result

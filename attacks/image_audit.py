@@ -57,8 +57,8 @@ def suite(
     }
     sent = {**search, "newton_steps": 0, "statistics": _STATISTICS}
     attacks: dict[str, ImageAttack] = {
-        "invert_dense": lambda model, seen, _: invert_first_dense(model, seen),
-        "april": lambda model, seen, _: april(model, seen),
+        "invert_dense": lambda model, observed, _: invert_first_dense(model, observed),
+        "april": lambda model, observed, _: april(model, observed),
         "spear": _seeded(spear, draws=_DRAWS),
         "dense_then_invert": _seeded(dense_then_invert, **search),
         "dlg": _seeded(dlg, **search),
@@ -76,15 +76,17 @@ def suite(
 
 
 def _seeded(attack: Callable[..., Reconstruction | None], **options: Any) -> ImageAttack:  # noqa: ANN401
-    return lambda model, seen, seed: attack(model, seen, seed=seed, **options)
+    return lambda model, observed, seed: attack(model, observed, seed=seed, **options)
 
 
 def _where(applies: Callable[[nn.Module, Observation], object], attack: ImageAttack) -> ImageAttack:
-    return lambda model, seen, seed: attack(model, seen, seed) if applies(model, seen) else None
+    return lambda model, observed, seed: (
+        attack(model, observed, seed) if applies(model, observed) else None
+    )
 
 
-def _labels_are_few(model: nn.Module, seen: Observation) -> bool:
-    return len(label_candidates(model, seen)) <= MOST_GUESSES  # more would have to be guessed
+def _labels_are_few(model: nn.Module, observed: Observation) -> bool:
+    return len(label_candidates(model, observed)) <= MOST_GUESSES  # more would have to be guessed
 
 
 def leakage(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> LeakageReport:  # noqa: ANN401
@@ -155,8 +157,8 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
     def computed(self, number: int, options: dict[str, Any]) -> Observation:
         """Return what the client sends of batch ``number``."""
         x, y = self.client(number)
-        seen = observe(self.model, x, y, **options)
-        return with_buffers(self.model, seen, x) if self.send_buffers else seen
+        observed = observe(self.model, x, y, **options)
+        return with_buffers(self.model, observed, x) if self.send_buffers else observed
 
     def given(self, update: Mapping[str, Tensor], fields: dict[str, Any]) -> Observation:
         """Return the observation of a given update."""
@@ -211,40 +213,44 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
             ),
         )
 
-    def _image_row(self, fields: dict[str, Any], seen: list[Observation]) -> LeakageRow:
-        own = tuple(min(one, key=lambda trial: trial.result.match) for one in fields["alone"])
-        sent = [n for n in self.batches if norm(seen[n].update) > 0 and self.explanation.explained]
-        errors = [feature_errors(self.model, seen[n], self.client(n)[0]) for n in sent] or [{}]
+    def _image_row(self, fields: dict[str, Any], observed: list[Observation]) -> LeakageRow:
+        chosen = tuple(
+            min(trials, key=lambda trial: trial.result.match) for trials in fields["alone"]
+        )
+        sent = [
+            n for n in self.batches if norm(observed[n].update) > 0 and self.explanation.explained
+        ]
+        errors = [feature_errors(self.model, observed[n], self.client(n)[0]) for n in sent] or [{}]
         ranked = self.decoys is not None and self.batch == 1 and len(sent) == len(self.batches)
         return LeakageRow(
             **fields,
             unknowns=self.batch * self.x[0].numel(),
-            own=own,
-            ranks=tuple(self._rank(n, seen[n]) for n in self.batches) if ranked else (),
+            own=chosen,
+            ranks=tuple(self._rank(n, observed[n]) for n in self.batches) if ranked else (),
             feature_error={k: max(error.get(k, 0.0) for error in errors) for k in errors[0]},
-            labels_right=self.labels_right(own),
-            labels_doubtful=any(self._labels_doubtful(seen[n]) for n in sent),
+            labels_right=self.labels_right(chosen),
+            labels_doubtful=any(self._labels_doubtful(observed[n]) for n in sent),
         )
 
-    def _labels_doubtful(self, seen: Observation) -> bool:
+    def _labels_doubtful(self, observed: Observation) -> bool:
         try:
-            return len(label_candidates(self.model, seen)) > 1
+            return len(label_candidates(self.model, observed)) > 1
         except ConfigError:  # an attack of one's own may do without
             return False
 
-    def _rank(self, number: int, seen: Observation) -> int:
+    def _rank(self, number: int, observed: Observation) -> int:
         if self.decoys is None:
             return 0
         x, y = self.client(number)
         decoys, labels = self.decoys
-        return reid_rank(self.model, seen, x, decoys, torch.cat([y, labels]))
+        return reid_rank(self.model, observed, x, decoys, torch.cat([y, labels]))
 
     def _buffers_told(self) -> str:
         """Say whether batch statistics were sent, and can be told from the buffers."""
-        seen = self.observe(next(iter(self.every_view)), self.everyone[0], 0)
-        if not seen.buffers:
+        observed = self.observe(next(iter(self.every_view)), self.everyone[0], 0)
+        if not observed.buffers:
             return "not sent"
-        usable = bool(sent_statistics(self.model, seen))
+        usable = bool(sent_statistics(self.model, observed))
         return "sent" if usable else "sent, but not of one batch in training mode: not used"
 
     @cached_property
@@ -258,8 +264,8 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
         if public is None and len(self.batches) > 1:
             x = self.x.detach().double()
             batch_sums = x.reshape(-1, self.batch, *x.shape[1:]).sum(1)
-            others = ((x.sum(0) - batch_sums) / (len(x) - self.batch)).clamp(0, 1)
-            guesses[_OTHERS] = others.repeat_interleave(self.batch, 0)
+            means_of_others = ((x.sum(0) - batch_sums) / (len(x) - self.batch)).clamp(0, 1)
+            guesses[_OTHERS] = means_of_others.repeat_interleave(self.batch, 0)
         return guesses
 
     @property
@@ -302,15 +308,15 @@ def score(
     ]
 
 
-def feature_errors(model: nn.Module, seen: Observation, x: Tensor) -> dict[str, float]:
+def feature_errors(model: nn.Module, observed: Observation, x: Tensor) -> dict[str, float]:
     """Return the relative error of each visible dense layer's input, read off the update.
 
     Only for a batch of one, and for layers whose bias is in view. What is exact here identifies
     the image even where its pixels cannot be reconstructed.
     """
     errors = {}
-    for name, weight, bias in visible_dense(model, seen) if seen.shape[0] == 1 else []:
-        rows = layer_input(model, seen, name)(as_double(x)).detach()
+    for name, weight, bias in visible_dense(model, observed) if observed.shape[0] == 1 else []:
+        rows = layer_input(model, observed, name)(as_double(x)).detach()
         if len(rows) != 1:  # of a layer that acts on each token, or is not called
             continue
         if bias is not None and bool(bias.any()) and bool(rows[0].any()):

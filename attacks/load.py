@@ -94,11 +94,11 @@ def _flower_arrays(path: Path, content: bytes, *, inner: bool = False) -> dict[s
     """
     try:
         items = [dict(_fields(item)) for number, item in _fields(content) if number == 1]
-        found = {item[1].decode(): dict(_fields(item[2])) for item in items if 2 in item}
-        if not inner and len(found) == 1 and _ARRAY_DATA not in next(iter(found.values())):
+        fields = {item[1].decode(): dict(_fields(item[2])) for item in items if 2 in item}
+        if not inner and len(fields) == 1 and _ARRAY_DATA not in next(iter(fields.values())):
             (record,) = (item[2] for item in items if 2 in item)
             return _flower_arrays(path, record, inner=True)
-        arrays = {name: _flower_array(name, array) for name, array in found.items()}
+        arrays = {name: _flower_array(name, array) for name, array in fields.items()}
     except (ValueError, KeyError, IndexError, EOFError, MemoryError, OverflowError) as error:
         if isinstance(error, ConfigError):
             raise
@@ -162,20 +162,20 @@ def for_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tens
     Raises:
         ConfigError: a list that does not fit the model.
     """
-    known = model.state_dict()
+    state = model.state_dict()
     if tensors and all(name == f"arr_{i}" for i, name in enumerate(tensors)):
-        if len(tensors) != len(known):
+        if len(tensors) != len(state):
             raise ConfigError(
-                f"arr_0 ...: {len(tensors)} arrays without names for the {len(known)} tensors of "
+                f"arr_0 ...: {len(tensors)} arrays without names for the {len(state)} tensors of "
                 "the model's state_dict; a part of an update needs names."
             )
-        return dict(zip(known, tensors.values(), strict=True))
-    found = {}
+        return dict(zip(state, tensors.values(), strict=True))
+    matched = {}
     for name, value in tensors.items():
         stem, _, last = name.rpartition(".")
         full = f"{stem}.default.{last}"
-        found[full if name not in known and full in known else name] = value
-    return found
+        matched[full if name not in state and full in state else name] = value
+    return matched
 
 
 def change_of_weights(
@@ -208,10 +208,12 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     Raises:
         ConfigError: no parameter has a gradient.
     """
-    found = {n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None}
-    if not found:
+    gradients = {
+        n: p.grad.detach().clone() for n, p in model.named_parameters() if p.grad is not None
+    }
+    if not gradients:
         raise ConfigError("model: no parameter has a gradient; call backward() first.")
-    return unwrapped(found)
+    return unwrapped(gradients)
 
 
 class _FlowerArray(Protocol):
@@ -247,8 +249,8 @@ def from_pfl(statistics: _PflStatistics) -> dict[str, Tensor]:
         ConfigError: a weight that is not above 0.
     """
     weight = checks.positive("weight", float(statistics.weight))
-    found = {name: torch.as_tensor(value).double() for name, value in statistics.items()}
-    return unwrapped({name: value / weight for name, value in found.items()})
+    sums = {name: torch.as_tensor(value).double() for name, value in statistics.items()}
+    return unwrapped({name: value / weight for name, value in sums.items()})
 
 
 def unwrapped(update: Mapping[str, Tensor]) -> dict[str, Tensor]:

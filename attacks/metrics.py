@@ -89,13 +89,13 @@ def ssim(x: Tensor, reference: Tensor, data_range: float = 1.0) -> Tensor:
     return (light * structure).reshape(*a.shape[:2], -1).mean((1, 2))
 
 
-def feature_error(found: Tensor, truth: Tensor) -> float:
+def feature_error(features: Tensor, truth: Tensor) -> float:
     """Return ||found - truth|| / ||truth||, for the input of a dense layer; 0 is exact.
 
     Raises:
         ConfigError: shapes that differ, values that are not finite, or a truth of zero.
     """
-    a = found.detach().double()
+    a = features.detach().double()
     b = truth.detach().double()
     if a.shape != b.shape or not bool(a.isfinite().all() and b.isfinite().all()):
         raise ConfigError(f"found: shape {tuple(a.shape)}; must be finite and {tuple(b.shape)}.")
@@ -104,15 +104,15 @@ def feature_error(found: Tensor, truth: Tensor) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def match_batch(found: Tensor, truth: Tensor) -> Tensor:
-    """Return the order of ``found`` that fits ``truth`` with the least total squared error.
+def match_batch(images: Tensor, truth: Tensor) -> Tensor:
+    """Return the order of ``images`` that fits ``truth`` with the least total squared error.
 
     The gradient of a batch does not depend on the order of its images, so a score must not either.
     The Hungarian method finds the best one-to-one pairing; ``found[order]`` pairs with ``truth``.
     Only scoring uses it, never an attack.
 
     Args:
-        found: (B, ...).
+        images: (B, ...).
         truth: (B, ...).
 
     Returns:
@@ -124,11 +124,11 @@ def match_batch(found: Tensor, truth: Tensor) -> Tensor:
     >>> match_batch(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.1], [0.8]]))
     tensor([1, 0])
     """
-    a = found.detach().double().flatten(1)
+    a = images.detach().double().flatten(1)
     b = truth.detach().double().flatten(1)
-    if found.shape != truth.shape or not bool(a.isfinite().all() and b.isfinite().all()):
+    if images.shape != truth.shape or not bool(a.isfinite().all() and b.isfinite().all()):
         raise ConfigError(
-            f"found: shape {tuple(found.shape)}; must be finite and {tuple(truth.shape)}."
+            f"images: shape {tuple(images.shape)}; must be finite and {tuple(truth.shape)}."
         )
     cost = (b[:, None] - a[None]).square().sum(2)
     _, order = linear_sum_assignment(cost.numpy())
@@ -152,49 +152,31 @@ def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
     return max(0.0, (middle - spread) / width), min(1.0, (middle + spread) / width)
 
 
-def baselines(
-    reference: Tensor,
-    dataset_mean: Tensor | None = None,
-    class_means: Tensor | None = None,
-    *,
-    data_range: float = 1.0,
-    seed: int = 0,
-) -> dict[str, Tensor]:
-    """Return the PSNR (B,) of images that need no attack, by name.
-
-    "grey" is half the range, "own mean" the image's mean colour, "noise" uniform noise, "dataset
-    mean" the mean image of public data, "class mean" that of its class. A score that does not
-    exceed them is not a leak; except "own mean", an oracle, which only whoever has the image knows.
-
-    Args:
-        reference: (B, C, H, W) in [0, data_range].
-        dataset_mean: (C, H, W), or None to leave this baseline out.
-        class_means: (B, C, H, W), the mean of each image's class, or None to leave it out.
-        data_range: greatest pixel value, > 0.
-        seed: of the noise.
-    """
-    guesses = baseline_images(
-        reference, dataset_mean, class_means, data_range=data_range, seed=seed
-    )
-    return {name: psnr(guess, reference, data_range) for name, guess in guesses.items()}
-
-
 def baseline_images(
     reference: Tensor,
     dataset_mean: Tensor | None = None,
     class_means: Tensor | None = None,
     *,
-    data_range: float = 1.0,
     seed: int = 0,
 ) -> dict[str, Tensor]:
-    """Return the images (B, C, H, W) that ``baselines`` scores, by the same names."""
-    top = checks.positive("data_range", data_range)
-    truth = _in_range("reference", reference, top)
+    """Return images (B, C, H, W) that need no attack, by name.
+
+    "grey" is half the range, "own mean" the image's mean colour, "noise" uniform noise, "dataset
+    mean" the mean image of public data, "class mean" that of its class. A score that does not
+    exceed theirs is not a leak; except "own mean", an oracle: only whoever has the image knows it.
+
+    Args:
+        reference: (B, C, H, W) in [0, 1].
+        dataset_mean: (C, H, W), or None to leave this baseline out.
+        class_means: (B, C, H, W), the mean of each image's class, or None to leave it out.
+        seed: of the noise.
+    """
+    truth = _in_range("reference", reference, 1.0)
     rng = np.random.default_rng([checks.count("seed", seed, minimum=0)])
     guesses = {
-        "grey": torch.full_like(truth, top / 2),
+        "grey": torch.full_like(truth, 0.5),
         "own mean": truth.mean((2, 3), keepdim=True).expand_as(truth),
-        "noise": torch.from_numpy(rng.uniform(0, top, truth.shape)),
+        "noise": torch.from_numpy(rng.uniform(0, 1, truth.shape)),
     }
     if dataset_mean is not None:
         guesses["dataset mean"] = dataset_mean.double().expand_as(truth)

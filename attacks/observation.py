@@ -198,31 +198,31 @@ def sent_fields(
 
 
 def update_of(
-    net: nn.Module, seen: Observation, x: Tensor, y: Tensor, *, functional: bool = False
+    net: nn.Module, observed: Observation, x: Tensor, y: Tensor, *, functional: bool = False
 ) -> dict[str, Tensor]:
     """Return the update before the clip of the observed client, had it trained on (x, y).
 
     Args:
         net: made by ``ready``.
-        seen: tells the weights, what trains, the loss and the local steps.
+        observed: tells the weights, what trains, the loss and the local steps.
         x: examples, real ones in the precision of the state.
         y: what the loss predicts.
         functional: see ``simulated_update``.
     """
-    names = seen.sent or tuple(seen.update)
-    options = (seen.loss, seen.local)
-    return simulated_update(net, seen.state, names, x, y, *options, functional=functional)
+    names = observed.sent or tuple(observed.update)
+    options = (observed.loss, observed.local)
+    return simulated_update(net, observed.state, names, x, y, *options, functional=functional)
 
 
-def clipped_values(seen: Observation, update: Mapping[str, Tensor]) -> Tensor:
+def clipped_values(observed: Observation, update: Mapping[str, Tensor]) -> Tensor:
     """Return the values of ``update`` that are in view, after the clip, as one vector."""
-    return clip_scale(update, seen.clip) * flat(update[name] for name in seen.update)
+    return clip_scale(update, observed.clip) * flat(update[name] for name in observed.update)
 
 
-def residual_of(net: nn.Module, seen: Observation, x: Tensor, y: Tensor) -> float:
+def residual_of(net: nn.Module, observed: Observation, x: Tensor, y: Tensor) -> float:
     """Return ||u(x) - u||^2 / ||u||^2 over what is visible; see ``update_of``."""
-    u = flat(seen.update.values())
-    gap = clipped_values(seen, update_of(net, seen, as_double(x), y)) - u
+    u = flat(observed.update.values())
+    gap = clipped_values(observed, update_of(net, observed, as_double(x), y)) - u
     size = float(u @ u)
     return float(gap @ gap) / size if size > 0 else math.inf
 
@@ -310,6 +310,6 @@ def check_entries(where: str, sent: Mapping[str, Tensor], state: Mapping[str, Te
 
 
 def _near(name: str, names: Iterable[str]) -> str:
-    known = list(names)
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    return f"Did you mean {', '.join(near)}?" if near else f"Names: {', '.join(known)}."
+    candidates = list(names)
+    near = difflib.get_close_matches(name, candidates, n=3, cutoff=0.5)
+    return f"Did you mean {', '.join(near)}?" if near else f"Names: {', '.join(candidates)}."

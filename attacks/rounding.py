@@ -48,5 +48,5 @@ def first_least(values: Sequence[float], floor: float = NOTHING) -> int:
     >>> first_least([1.0, 0.3, 0.1 + 0.2, 0.3 - 1e-12])
     1
     """
-    least = min(values)
-    return next(i for i, value in enumerate(values) if not less(least, value, floor))
+    smallest = min(values)
+    return next(i for i, value in enumerate(values) if not less(smallest, value, floor))

@@ -40,15 +40,15 @@ def text_suite(*, exchanges: int = 4000) -> dict[str, TextAttack]:
         exchanges: updates that "span_test + exchange" may compute; 0 leaves it out.
     """
 
-    def exchanged(model: nn.Module, seen: TextObservation, _: int) -> ReadText | None:
-        if seen.shape[0] < 2 or seen.noise_std > 0 or seen.language:
+    def exchanged(model: nn.Module, observed: TextObservation, _: int) -> ReadText | None:
+        if observed.shape[0] < 2 or observed.noise_std > 0 or observed.language:
             return None
-        return span_test(model, seen, exchanges=exchanges)
+        return span_test(model, observed, exchanges=exchanges)
 
     attacks: dict[str, TextAttack] = {
         "bag_of_tokens": _tokens_alone(bag_of_tokens),
         "predicted_tokens": _tokens_alone(predicted_tokens),
-        "span_test": lambda model, seen, _: span_test(model, seen),
+        "span_test": lambda model, observed, _: span_test(model, observed),
     }
     return attacks | ({"span_test + exchange": exchanged} if exchanges else {})
 
@@ -56,9 +56,9 @@ def text_suite(*, exchanges: int = 4000) -> dict[str, TextAttack]:
 def _tokens_alone(read: Callable[[nn.Module, TextObservation], Tensor | None]) -> TextAttack:
     """Return an attack that shows the distinct tokens that ``read`` does."""
 
-    def attack(model: nn.Module, seen: TextObservation, _: int) -> ReadText | None:
+    def attack(model: nn.Module, observed: TextObservation, _: int) -> ReadText | None:
         started = time.perf_counter()
-        bag = read(model, seen)
+        bag = read(model, observed)
         if bag is None:
             return None
         return ReadText((), frozenset(bag.tolist()), math.inf, time.perf_counter() - started)

@@ -2,14 +2,16 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, replace_all_batch_norm_modules_
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.hooks import RemovableHandle
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -94,15 +96,34 @@ def simulated_update(
         differentiable: keep the graph, so that the result can be differentiated by ``x``.
         functional: use ``torch.func``, which ``torch.func.vmap`` can batch; slower for one batch.
     """
-    slope = _functional if functional else _differentiable if differentiable else _plain
+
+    def slope(weights: State, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        def value(leaves: State) -> Tensor:
+            with sdpa_kernel(SDPBackend.MATH):  # the only attention that is twice differentiable
+                return loss(functional_call(model, {**state, **leaves}, (x,)), y)
+
+        if functional:
+            slopes: dict[str, Tensor] = torch.func.grad(value)(dict(weights))
+            return slopes
+        if not differentiable:  # no graph is kept from step to step
+            weights = {name: weight.detach() for name, weight in weights.items()}
+        leaves = {k: w if w.requires_grad else w.requires_grad_(True) for k, w in weights.items()}
+        values = torch.autograd.grad(
+            value(leaves),
+            list(leaves.values()),
+            create_graph=differentiable,
+            materialize_grads=True,
+        )
+        return dict(zip(leaves, values, strict=True))
+
     before = {name: state[name].detach() for name in names}
     if local is None:
-        return slope(model, state, before, x, y, loss)
+        return slope(before, x, y)
     weights, momenta = dict(before), dict[str, Momenta]()
     for step in range(local.steps):
         rows = local.rows(step, len(x))
         part = (x, y) if rows == list(range(len(x))) else (x[rows], y[rows])
-        slopes = slope(model, state, weights, *part, loss)
+        slopes = slope(weights, *part)
         for name, value in slopes.items():
             move, momenta[name] = _move(local, value, momenta.get(name), step + 1)
             weights[name] = weights[name] - local.learning_rate * move
@@ -153,6 +174,36 @@ def ready(model: nn.Module, training: bool) -> nn.Module:
     return twin
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Call:
+    """One call of a layer in a forward pass."""
+
+    name: str
+    module: nn.Module
+    inputs: Tensor
+    output: Any
+
+
+@contextmanager
+def recording(
+    net: nn.Module, kinds: type[nn.Module] | tuple[type[nn.Module], ...]
+) -> Iterator[list[Call]]:
+    """Record the calls of layers of these kinds, in order, while the context is open."""
+    calls: list[Call] = []
+
+    def hook(name: str, module: nn.Module) -> RemovableHandle:
+        return module.register_forward_hook(
+            lambda _module, args, out: calls.append(Call(name, module, args[0], out))
+        )
+
+    hooks = [hook(name, m) for name, m in net.named_modules() if isinstance(m, kinds)]
+    try:
+        yield calls
+    finally:
+        for handle in hooks:
+            handle.remove()
+
+
 def attacked_gradient(
     model: nn.Module, state: State, names: Iterable[str], training: bool
 ) -> Callable[[Tensor, Tensor, Loss], dict[str, Tensor]]:
@@ -197,43 +248,3 @@ def flat(parts: Iterable[Tensor]) -> Tensor:
 def norm(update: Mapping[str, Tensor]) -> float:
     """Return the joint L2 norm of all tensors."""
     return math.sqrt(sum(float(value.double().square().sum()) for value in update.values()))
-
-
-def _plain(
-    model: nn.Module, state: State, leaves: State, x: Tensor, y: Tensor, loss: Loss
-) -> dict[str, Tensor]:
-    # no graph is kept from step to step: the result is not differentiated
-    found = _differentiable(
-        model, state, {k: v.detach() for k, v in leaves.items()}, x, y, loss, graph=False
-    )
-    return {name: value.detach() for name, value in found.items()}
-
-
-def _differentiable(
-    model: nn.Module,
-    state: State,
-    leaves: State,
-    x: Tensor,
-    y: Tensor,
-    loss: Loss,
-    *,
-    graph: bool = True,
-) -> dict[str, Tensor]:
-    inputs = {k: v if v.requires_grad else v.requires_grad_(True) for k, v in leaves.items()}
-    with sdpa_kernel(SDPBackend.MATH):  # the only attention that can be differentiated twice
-        value = loss(functional_call(model, {**state, **inputs}, (x,)), y)
-    slopes = torch.autograd.grad(
-        value, list(inputs.values()), create_graph=graph, materialize_grads=True
-    )
-    return dict(zip(inputs, slopes, strict=True))
-
-
-def _functional(
-    model: nn.Module, state: State, leaves: State, x: Tensor, y: Tensor, loss: Loss
-) -> dict[str, Tensor]:
-    def value(weights: State) -> Tensor:
-        with sdpa_kernel(SDPBackend.MATH):
-            return loss(functional_call(model, {**state, **weights}, (x,)), y)
-
-    slopes: dict[str, Tensor] = torch.func.grad(value)(dict(leaves))
-    return slopes

@@ -195,10 +195,10 @@ def one_run(
     delta = checks.probability("delta", delta)
     alpha = error_of(confidence) / len(_shares(shares))
     m = len(values)
-    found = [_surest(values, took_part, share) for share in shares]
+    counts = [_surest(values, took_part, share) for share in shares]
 
     def refuted(epsilon: float) -> bool:
-        return any(one_run_p_value(m, g, right, epsilon, delta) <= alpha for g, right in found)
+        return any(one_run_p_value(m, g, right, epsilon, delta) <= alpha for g, right in counts)
 
     return Bound("one run", NONE, None, _largest(refuted), delta, confidence)
 
@@ -206,10 +206,10 @@ def one_run(
 def _surest(values: Array, took_part: NDArray[np.bool_], share: float) -> tuple[int, int]:
     """Return how many canaries are guessed, the highest and lowest scores, and how many right."""
     m = len(values)
-    each = max(1, int(share * m / 2)) if m > 1 else 0
+    half = max(1, int(share * m / 2)) if m > 1 else 0
     order = np.argsort(-values, kind="stable")
-    right = took_part[order[:each]].sum() + (~took_part[order[m - each :]]).sum()
-    return 2 * each, int(right)
+    right = took_part[order[:half]].sum() + (~took_part[order[m - half :]]).sum()
+    return 2 * half, int(right)
 
 
 def _largest(refuted: Callable[[float], bool]) -> float:
@@ -274,11 +274,11 @@ def _gdp_refuted(m: int, guessed: int, right: int, mu: float, alpha: float) -> b
     r = alpha * right / m
     h = alpha * (guessed - right) / m
     for i in range(right, 0, -1):
-        least = _NORMAL.cdf(_NORMAL.inv_cdf(min(r, 1 - 2.0**-53)) - mu) * (1 - 1e-12)
-        if not least > h:
+        bound = _NORMAL.cdf(_NORMAL.inv_cdf(min(r, 1 - 2.0**-53)) - mu) * (1 - 1e-12)
+        if not bound > h:
             return False
-        r += (i - 1) * (least - h) / (guessed - i + 1)
-        h = least
+        r += (i - 1) * (bound - h) / (guessed - i + 1)
+        h = bound
         if r + h > guessed / m * (1 + 1e-12):
             return True
     return False
@@ -330,11 +330,11 @@ def clopper_pearson(
     """
     present_scores, absent_scores = _sides(scores, present)
     cuts = np.asarray(checks.reals("thresholds", thresholds))
-    each = error_of(confidence) / (2 * len(cuts))
+    error = error_of(confidence) / (2 * len(cuts))
     false_alarms = (absent_scores[:, None] > cuts).sum(0)
     misses = (present_scores[:, None] <= cuts).sum(0)
-    a = _rate_at_most(false_alarms, len(absent_scores), each)
-    b = _rate_at_most(misses, len(present_scores), each)
+    a = _rate_at_most(false_alarms, len(absent_scores), error)
+    b = _rate_at_most(misses, len(present_scores), error)
     mu = float(np.max(np.where((a < 1) & (b < 1), -_quantile(a) - _quantile(b), 0.0)))
     return from_mu("Clopper-Pearson", GDP_INDEPENDENT, mu, delta=delta, confidence=confidence)
 
@@ -411,7 +411,7 @@ def _scored(scores: ArrayLike, present: ArrayLike) -> tuple[Array, NDArray[np.bo
 
 
 def _shares(shares: Sequence[float]) -> tuple[float, ...]:
-    found = checks.reals("shares", shares)
-    if not all(0 < share <= 1 for share in found):
-        raise ConfigError(f"shares={found}: must lie above 0 and be at most 1.")
-    return found
+    values = checks.reals("shares", shares)
+    if not all(0 < share <= 1 for share in values):
+        raise ConfigError(f"shares={values}: must lie above 0 and be at most 1.")
+    return values

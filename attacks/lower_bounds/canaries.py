@@ -103,9 +103,9 @@ class Canaries:
         start, end = self._part()
         owners = np.empty(end - start, dtype=np.int64)
         owners[order - start] = np.arange(end - start) % self.count
-        own = np.empty(end - start)
-        own[order - start] = entries
-        return owners, own
+        in_place = np.empty(end - start)
+        in_place[order - start] = entries
+        return owners, in_place
 
     def update(self, j: int, norm: float = 1.0) -> Tensor:
         """Return canary j's update, shape (dim,), float32, of length ``norm``."""
@@ -249,8 +249,8 @@ def worst_view(
         return view(covariance, pattern, noise_multiplier, observer=observer, response=response)
     gram: Array = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
     starts = np.argsort(-np.diag(gram), kind="stable")[:_MOST_STARTS]
-    found = [_climb(gram, int(start), participation) for start in starts]
-    best = max(found, key=lambda p: float(p @ gram @ p))
+    patterns = [_climb(gram, int(start), participation) for start in starts]
+    best = max(patterns, key=lambda p: float(p @ gram @ p))
     return view(covariance, best, noise_multiplier)
 
 
@@ -279,18 +279,23 @@ def drifting_view(
         ConfigError: a value out of range, or too few directions.
     """
     plain = view(covariance, pattern, noise_multiplier)
-    seen = np.asarray(unsent, dtype=np.float64)
+    projections = np.asarray(unsent, dtype=np.float64)
     n = len(plain.pattern)
-    if seen.ndim != 2 or len(seen) != n or seen.shape[1] < 2 * n or not np.isfinite(seen).all():
+    if (
+        projections.ndim != 2
+        or len(projections) != n
+        or projections.shape[1] < 2 * n
+        or not np.isfinite(projections).all()
+    ):
         raise ConfigError(
-            f"unsent: shape {seen.shape}; must be finite, ({n}, directions), with at least "
+            f"unsent: shape {projections.shape}; must be finite, ({n}, directions), with at least "
             f"{2 * n} directions."
         )
     root = np.linalg.cholesky(covariance) * noise_multiplier
-    white = np.linalg.solve(root, seen)
+    white = np.linalg.solve(root, projections)
     sent = np.linalg.solve(root, plain.pattern.astype(np.float64))
-    variances, shapes = np.linalg.eigh(white @ white.T / seen.shape[1])
-    loud = variances > (1 + np.sqrt(n / seen.shape[1])) ** 2 * _EDGE
+    variances, shapes = np.linalg.eigh(white @ white.T / projections.shape[1])
+    loud = variances > (1 + np.sqrt(n / projections.shape[1])) ** 2 * _EDGE
     drift, shapes = variances[loud] - 1, shapes[:, loud]
     best = sent - shapes @ (drift / (1 + drift) * (shapes.T @ sent))
     deviation = np.sqrt(best @ best + drift @ (shapes.T @ best) ** 2)
@@ -328,7 +333,7 @@ def _agreeing(slope: Array, weights: Array, participation: Participation) -> NDA
 def _heaviest_rounds(weights: Array, participation: Participation) -> Sequence[int]:
     """Return the admissible rounds with the largest sum of weights, all of them >= 0."""
     if isinstance(participation, FixedOrder):
-        return max(participation.places(), key=lambda own: float(weights[list(own)].sum()))
+        return max(participation.places(), key=lambda places: float(weights[list(places)].sum()))
     n, k, b = len(weights), participation.max_participations, participation.min_separation
     if b == 1:
         return [int(t) for t in np.argsort(-weights, kind="stable")[:k]]

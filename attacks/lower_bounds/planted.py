@@ -145,8 +145,8 @@ class PlantedCanaries:
         sign = self._sign(part, round_)
         if not sign:
             raise ConfigError(f"round {round_}: {client} does not take part in it.")
-        whole = part.canaries.update(j, _LENGTH * clip_norm)
-        return self._active(whole if sign > 0 else -whole, round_)
+        sent = part.canaries.update(j, _LENGTH * clip_norm)
+        return self._active(sent if sign > 0 else -sent, round_)
 
     def direction(self, number: int) -> Tensor:
         """Return the direction of a canary, shape (d,), float32, of length 1."""
@@ -252,10 +252,10 @@ class PlantedCanaries:
     def _sign(self, part: _Part, round_: int) -> int:
         return int(part.view.pattern[part.rounds.index(round_)]) if round_ in part.rounds else 0
 
-    def _active(self, whole: Tensor, round_: int) -> Tensor:
+    def _active(self, sent: Tensor, round_: int) -> Tensor:
         if self._schedule is None:
-            return whole
-        pieces = torch.split(whole, list(self._sizes))
+            return sent
+        pieces = torch.split(sent, list(self._sizes))
         return torch.cat([pieces[g] for g in self._schedule[round_]])
 
 

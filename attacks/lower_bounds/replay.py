@@ -134,8 +134,8 @@ def paired(
     signal = _whitened_norm(root, difference, "difference")
     signal -= checks.nonnegative("rounding", float(np.linalg.norm(error)))
     if along is not None:
-        own = np.asarray(along, dtype=np.float64)[:, None]
-        signal = max(signal, _whitened_norm(root, own, "along"))
+        products = np.asarray(along, dtype=np.float64)[:, None]
+        signal = max(signal, _whitened_norm(root, products, "along"))
     draws = count * dim
     squares = float(np.trace(noise.gram))
     if not signal > 0:
@@ -152,7 +152,9 @@ def paired(
     error = error + planned * _STEP * math.sqrt(count / np.linalg.eigvalsh(covariance)[0])
     pairs = count * (count - 1) // 2
     # Half is for the plan's deviation; T - 1 lags, a parameter and repetitions count like pairs.
-    each = checks.probability("false_alarm", false_alarm) / 2 / (pairs + count + 2 + noise.tests)
+    error_of_one = (
+        checks.probability("false_alarm", false_alarm) / 2 / (pairs + count + 2 + noise.tests)
+    )
     return Replay(
         signal=signal,
         sigma=math.sqrt(squares / draws),
@@ -162,9 +164,9 @@ def paired(
         lag=lag,
         correlation=correlation,
         faults=(
-            *_correlated(noise.gram, dim, each),
-            *_uneven(noise, error, range(count) if rounds is None else rounds, each),
-            *_repeated(root, residual, squares, each),
+            *_correlated(noise.gram, dim, error_of_one),
+            *_uneven(noise, error, range(count) if rounds is None else rounds, error_of_one),
+            *_repeated(root, residual, squares, error_of_one),
         ),
         off_plan=_off_plan(squares, draws, planned, float(np.linalg.norm(error)), false_alarm / 4),
         bound=bound,
@@ -193,11 +195,11 @@ def _whitened(
         )
     columns = max(1, _PART // rounds)
     for start in range(0, vectors.shape[1], columns):
-        here = slice(start, start + columns)
-        part = np.asarray(vectors[:, here], dtype=np.float64)
+        block = slice(start, start + columns)
+        part = np.asarray(vectors[:, block], dtype=np.float64)
         if not np.isfinite(part).all():
             raise ConfigError(f"{name}: has values that are not finite.")
-        yield here, part, solve_triangular(root, part, lower=True, check_finite=False)
+        yield block, part, solve_triangular(root, part, lower=True, check_finite=False)
 
 
 def _whitened_norm(root: Array, vectors: Tensor | Array, name: str) -> float:
@@ -237,14 +239,14 @@ def _squares(root: Array, residual: Tensor | Array, tensors: Mapping[str, int] |
     gram = np.zeros((len(root), len(root)))
     cells = np.zeros((2, len(root), len(sizes)))
     columns = np.zeros(dim)
-    for here, part, white in _whitened(root, residual, "residual"):
+    for block, part, white in _whitened(root, residual, "residual"):
         gram += white @ white.T
-        columns[here] = np.square(white).sum(0)
-        starts = np.flatnonzero(np.diff(tensor[here], prepend=-1))
+        columns[block] = np.square(white).sum(0)
+        starts = np.flatnonzero(np.diff(tensor[block], prepend=-1))
         for cell, squares in zip(
             cells, (np.square(part) / expected, np.square(white)), strict=True
         ):
-            cell[:, tensor[here][starts]] += np.add.reduceat(squares, starts, axis=1)
+            cell[:, tensor[block][starts]] += np.add.reduceat(squares, starts, axis=1)
     return _Squares(gram, cells, columns, sizes)
 
 
@@ -266,27 +268,27 @@ def _correlated(gram: Array, dim: int, alpha: float) -> list[str]:
     rounds = len(gram)
     if dim < 2 or rounds < 2:
         return []
-    found = []
+    faults = []
     scale = np.sqrt(np.maximum(np.diag(gram), 1e-300))
     correlations = gram / np.outer(scale, scale)
     # The correlation r of two independent Gaussian vectors: r^2 is Beta(1/2, (d - 1)/2).
-    most = math.sqrt(float(stats.beta.isf(alpha, 0.5, (dim - 1) / 2)))
+    limit = math.sqrt(float(stats.beta.isf(alpha, 0.5, (dim - 1) / 2)))
     below = np.tril(np.abs(correlations), -1)
     t, s = np.unravel_index(int(below.argmax()), below.shape)
-    if below[t, s] > most:
-        found.append(
+    if below[t, s] > limit:
+        faults.append(
             f"The noise of rounds {s} and {t} has a correlation of {correlations[t, s]:.3g} "
-            f"after whitening; sound noise stays below {most:.2g}."
+            f"after whitening; sound noise stays below {limit:.2g}."
         )
     lag, mean = _most_correlated(gram)
     # The mean of k independent correlations, each of variance 1/d and bounded by 1.
-    most = float(stats.norm.isf(alpha / 2)) / math.sqrt((rounds - lag) * dim) * 1.1
-    if dim >= 100 and abs(mean) > most:
-        found.append(
+    limit = float(stats.norm.isf(alpha / 2)) / math.sqrt((rounds - lag) * dim) * 1.1
+    if dim >= 100 and abs(mean) > limit:
+        faults.append(
             f"Noise {lag} rounds apart has a mean correlation of {mean:.3g} after whitening; "
-            f"sound noise stays below {most:.2g}."
+            f"sound noise stays below {limit:.2g}."
         )
-    return found
+    return faults
 
 
 def _uneven(noise: _Squares, error: Array, rounds: Sequence[int], alpha: float) -> list[str]:
@@ -309,31 +311,32 @@ def _uneven(noise: _Squares, error: Array, rounds: Sequence[int], alpha: float) 
     total = np.broadcast_to(by_round[1].sum(0), (2, 1, len(sizes)))
     cells = np.concatenate([by_round, total], axis=1)
     draws = np.outer([1] * len(rounds) + [len(rounds)], sizes)
-    less, more = _tails(cells, errors, draws, cells[0, -1, -1], errors[-1], draws[-1, -1])
-    found = []
+    of_all = cells[0, -1, -1], errors[-1], draws[-1, -1]
+    less, more = _tails(cells, errors, draws, of_all)
+    faults = []
     worst = np.unravel_index(int(np.minimum(less, more).argmin()), cells.shape)
     kind, t, k = map(int, worst)
     if 2 * min(less[kind, t, k], more[kind, t, k]) < alpha:
         when = f"in round {rounds[t]}" if t < len(rounds) else "over all rounds"
         times = math.sqrt(cells[kind, t, k] / draws[t, k] / (cells[0, -1, -1] / draws[-1, -1]))
-        found.append(
+        faults.append(
             f"The noise of {names[k]} {when} has {times:.3g} times the standard deviation of all "
             f"noise{' after whitening' * kind}."
         )
     i = int((np.sqrt(noise.columns) + error).argmin())
-    least = noise.columns[i], error[i], np.array(len(rounds))
-    less, _ = _tails(*least, cells[0, -1, -1], errors[-1], draws[-1, -1])
+    quietest = noise.columns[i], error[i], np.array(len(rounds))
+    less, _ = _tails(*quietest, of_all)
     if less < alpha / len(error):
         times = math.sqrt(noise.columns[i] / len(rounds) / (cells[0, -1, -1] / draws[-1, -1]))
-        found.append(
+        faults.append(
             f"A parameter has {times:.3g} times the usual noise over all rounds: noise is missing "
             "somewhere."
         )
-    return found
+    return faults
 
 
 def _tails(
-    squares: Array, error: Array, draws: Array, total: float, whole: float, most: int
+    squares: Array, error: Array, draws: Array, of_all: tuple[float, float, int]
 ) -> tuple[Array, Array]:
     """Return the probabilities that sound noise has so little of all squares, and so much.
 
@@ -341,17 +344,16 @@ def _tails(
         squares: sums of squares of coordinates of the noise in an orthonormal basis.
         error: norm, at most, of what rounding adds to those coordinates.
         draws: number of those coordinates.
-        total: sum of squares of all coordinates.
-        whole: norm, at most, of what rounding adds to all.
-        most: number of all.
+        of_all: the same three of all coordinates.
     """
-    norm, rest = np.sqrt(squares), np.sqrt(np.maximum(total - squares, 0.0))
-    others = np.maximum(most - draws, 1)
-    least = (norm + error) ** 2, np.maximum(rest - whole, 0.0) ** 2
-    largest = np.maximum(norm - error, 0.0) ** 2, (rest + whole) ** 2
-    less, more = (own / (own + other) for own, other in (least, largest))
-    low, high = betainc(draws / 2, others / 2, less), betaincc(draws / 2, others / 2, more)
-    return np.where(draws < most, low, 1.0), np.where(draws < most, high, 1.0)
+    total, total_error, count = of_all
+    norm, other_norm = np.sqrt(squares), np.sqrt(np.maximum(total - squares, 0.0))
+    smallest = (norm + error) ** 2, np.maximum(other_norm - total_error, 0.0) ** 2
+    largest = np.maximum(norm - error, 0.0) ** 2, (other_norm + total_error) ** 2
+    less, more = (part / (part + complement) for part, complement in (smallest, largest))
+    a, b = draws / 2, np.maximum(count - draws, 1) / 2
+    sure = draws >= count
+    return np.where(sure, 1.0, betainc(a, b, less)), np.where(sure, 1.0, betaincc(a, b, more))
 
 
 def _off_plan(squares: float, draws: int, planned: float, error: float, alpha: float) -> str:
@@ -382,15 +384,15 @@ def _repeated(root: Array, residual: Tensor | Array, squares: float, alpha: floa
     values = np.asarray(residual, dtype=np.float64)
     for weights in np.linalg.inv(root):
         spectrum = spectrum + np.abs(rfft(weights @ values, length)) ** 2
-    found = irfft(spectrum, length)[1:dim]
+    correlations = irfft(spectrum, length)[1:dim]
     u = math.log(4 * (dim - 1) / alpha)
     products = rounds * (dim - np.arange(1.0, dim))
     variance = squares / float(stats.chi2.ppf(alpha / 2, rounds * dim))
-    excess = np.abs(found) / variance - np.sqrt(2 * products * u) - 2 * u
+    excess = np.abs(correlations) / variance - np.sqrt(2 * products * u) - 2 * u
     k = int(excess.argmax())
     if not excess[k] > 0:
         return []
-    share = found[k] / squares
+    share = correlations[k] / squares
     return [
         f"Noise {k + 1} parameters apart has an autocorrelation of {share:.3g}: some parameters "
         "have the noise of others."

@@ -126,10 +126,10 @@ def invert_first_dense(model: nn.Module, observation: Observation) -> Reconstruc
     batch = observation.shape[0]
     layers = visible_dense(model, observation)
     inputs = [
-        found
+        rows
         for _, gw, gb in layers
         if gw.shape[1] == pixels
-        for found in recovered_inputs(gw, gb, batch)
+        for rows in recovered_inputs(gw, gb, batch)
     ]
     return best_inputs(model, observation, inputs, start)
 
@@ -152,12 +152,12 @@ def best_inputs(
     tried: list[tuple[float, Tensor, Tensor]] = []
     for labels in label_candidates(model, observation):
         loss = matching_loss(model, observation, labels)
-        for found in inputs:
-            whole = torch.full(observation.shape, 0.5, dtype=torch.float64)
-            whole[: len(found)] = found.cpu().reshape(len(found), *whole.shape[1:]).clamp(0, 1)
-            image = _ordered(loss, whole)
+        for rows in inputs:
+            images = torch.full(observation.shape, 0.5, dtype=torch.float64)
+            images[: len(rows)] = rows.cpu().reshape(len(rows), *images.shape[1:]).clamp(0, 1)
+            image = _ordered(loss, images)
             tried.append((float(loss(image).detach()), image, labels))
-    match, image, labels = min(tried, key=lambda one: one[0])
+    match, image, labels = min(tried, key=lambda item: item[0])
     return Reconstruction(
         x=image,
         labels=labels,
@@ -179,10 +179,10 @@ def _ordered(loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         for i, j in itertools.combinations(range(len(x)), 2):
             order = list(range(len(x)))
             order[i], order[j] = j, i
-            there = float(loss(best[order]).detach())
-            if less(there, value):
+            residual = float(loss(best[order]).detach())
+            if less(residual, value):
                 best = best[order]
-                value = there
+                value = residual
                 better = True
     return best
 

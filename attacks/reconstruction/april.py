@@ -25,7 +25,7 @@ from attacks.reconstruction.analytic import best_inputs
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.reconstruct import Reconstruction
 from attacks.rounding import same
-from attacks.update import as_double, ready
+from attacks.update import ready, recording
 
 _RANK = 1e-6  # singular values below this, relative to the largest, are rounding of float32
 _GREY = 0.5
@@ -86,89 +86,91 @@ def april(model: nn.Module, observation: Observation) -> Reconstruction | None:
     if observation.shape[0] != 1:
         return None
     probes = [_trace(model, observation, seed) for seed in (0, 1)]
-    one, two = probes
-    if one is None or two is None:
+    probe, second = probes
+    if probe is None or second is None:
         return None
-    kernel = observation.state[f"{one.patches}.weight"].shape[2:]
-    solutions = list(_from_embeddings(observation, one, two))
-    for reached in _reached(observation, one, two):
-        solutions.append(_in_span(observation, one, reached))
+    kernel = observation.state[f"{probe.patches}.weight"].shape[2:]
+    solutions = list(_from_embeddings(observation, probe, second))
+    for reached in _reached(observation, probe, second):
+        solutions.append(_in_span(observation, probe, reached))
         if not reached.norm:
-            solutions += _through_attention(observation, one, two, reached)
+            solutions += _through_attention(observation, probe, second, reached)
     images = [_image(patches, kernel, observation.shape) for patches in solutions]
     return best_inputs(model, observation, images, start)
 
 
-def _from_embeddings(seen: Observation, one: _Trace, two: _Trace) -> Iterator[Tensor]:
+def _from_embeddings(observed: Observation, probe: _Trace, second: _Trace) -> Iterator[Tensor]:
     """Yield the patches that the gradients of position and patch embedding have in common."""
-    patch = seen.update.get(f"{one.patches}.weight")
+    patch = observed.update.get(f"{probe.patches}.weight")
     if patch is None or not bool(patch.any()):
         return
-    for slopes, first in _positions(seen, one, two):
-        yield _nearest_to_grey(slopes[first : first + len(one.tokens)].T, patch.flatten(1))
+    for slopes, first in _positions(observed, probe, second):
+        yield _nearest_to_grey(slopes[first : first + len(probe.tokens)].T, patch.flatten(1))
 
 
-def _positions(seen: Observation, one: _Trace, two: _Trace) -> Iterator[tuple[Tensor, int]]:
+def _positions(
+    observed: Observation, probe: _Trace, second: _Trace
+) -> Iterator[tuple[Tensor, int]]:
     """Yield each position embedding's gradient (T, d), and the row of the first patch."""
-    count, width = one.tokens.shape
-    for name, value in seen.update.items():
+    count, width = probe.tokens.shape
+    for name, value in observed.update.items():
         if value.numel() % width or value.numel() < count * width:
             continue
-        a, b = (trace.slopes[name].reshape(-1, width) for trace in (one, two))
+        a, b = (trace.slopes[name].reshape(-1, width) for trace in (probe, second))
         for first in range(len(a) - count + 1):
             rows = slice(first, first + count)
-            if same(a[rows], one.token_slopes) and same(b[rows], two.token_slopes):
+            if same(a[rows], probe.token_slopes) and same(b[rows], second.token_slopes):
                 yield value.reshape(-1, width), first
 
 
-def _reached(seen: Observation, one: _Trace, two: _Trace) -> Iterator[_Reached]:
+def _reached(observed: Observation, probe: _Trace, second: _Trace) -> Iterator[_Reached]:
     """Yield what is known of the layers that the tokens reach first."""
-    bias = seen.state.get(f"{one.patches}.bias")
+    bias = observed.state.get(f"{probe.patches}.bias")
     shift = torch.zeros(()) if bias is None else bias
-    visible = [name for name in one.inputs if name in seen.update]
-    found: dict[tuple[str, int], tuple[list[str], Tensor]] = {}
+    visible = [name for name in probe.inputs if name in observed.update]
+    groups: dict[tuple[str, int], tuple[list[str], Tensor]] = {}
     for name in visible:
-        sources = {"": (one.inputs[name], two.inputs[name])}
-        for norm, (before, after) in one.normed.items():
-            if same(after, one.inputs[name]):
-                sources[norm] = (before, two.normed[norm][0])
+        sources = {"": (probe.inputs[name], second.inputs[name])}
+        for norm, (before, after) in probe.normed.items():
+            if same(after, probe.inputs[name]):
+                sources[norm] = (before, second.normed[norm][0])
         for norm, (a, b) in sources.items():
-            constant = _constant(one, two, a, b)
+            constant = _constant(probe, second, a, b)
             if constant is not None:
                 first, added = constant
-                found.setdefault((norm, first), ([], shift + added))[0].append(name)
-    for (norm, first), (weights, constants) in found.items():
+                groups.setdefault((norm, first), ([], shift + added))[0].append(name)
+    for (norm, first), (weights, constants) in groups.items():
         yield _Reached(tuple(weights), norm, constants, first)
 
 
-def _constant(one: _Trace, two: _Trace, a: Tensor, b: Tensor) -> tuple[int, Tensor] | None:
+def _constant(probe: _Trace, second: _Trace, a: Tensor, b: Tensor) -> tuple[int, Tensor] | None:
     """Return the first row, and what is added to the tokens there; None if it is not constant."""
-    count, width = one.tokens.shape
+    count, width = probe.tokens.shape
     if a.shape != b.shape or a.shape[-1] != width:
         return None
     for first in range(len(a) - count + 1):
         rows = slice(first, first + count)
-        if same(a[rows] + two.tokens, b[rows] + one.tokens):  # a - one is b - two, even if 0
-            return first, a[rows] - one.tokens
+        if same(a[rows] + second.tokens, b[rows] + probe.tokens):  # a - one is b - two, even if 0
+            return first, a[rows] - probe.tokens
     return None
 
 
-def _in_span(seen: Observation, one: _Trace, reached: _Reached) -> Tensor:
+def _in_span(observed: Observation, probe: _Trace, reached: _Reached) -> Tensor:
     """Return the patches whose tokens are in the row space of the layers' gradients.
 
     Outside of the span, scale * centred(E x + c) + size * shift vanishes: linear in the patch and
     in the size of the token. A patch with more pixels than equations stays near to grey.
     """
-    grad = torch.cat([seen.update[name] for name in reached.weights])
+    grad = torch.cat([observed.update[name] for name in reached.weights])
     _, size, right = torch.linalg.svd(grad, full_matrices=True)
     outside = right[int((size > _RANK * size[0]).sum()) :]
-    embedding = seen.state[f"{one.patches}.weight"].flatten(1)
+    embedding = observed.state[f"{probe.patches}.weight"].flatten(1)
     constants = reached.constants
     pixels = embedding.shape[1]
     if not reached.norm:
         return _nearest_to_grey(outside @ embedding, -outside @ constants.T).T
     scale, shift = (
-        seen.state[name] if name in seen.state else torch.full((len(right),), absent)
+        observed.state[name] if name in observed.state else torch.full((len(right),), absent)
         for name, absent in ((f"{reached.norm}.weight", 1.0), (f"{reached.norm}.bias", 0.0))
     )
     terms = outside @ (scale[:, None] * (embedding - embedding.mean(0)))
@@ -179,15 +181,15 @@ def _in_span(seen: Observation, one: _Trace, reached: _Reached) -> Tensor:
 
 
 def _through_attention(
-    seen: Observation, one: _Trace, two: _Trace, reached: _Reached
+    observed: Observation, probe: _Trace, second: _Trace, reached: _Reached
 ) -> Iterator[Tensor]:
     """Yield the patches by APRIL's equation, from every position embedding in view."""
-    product = torch.stack([seen.state[name].T @ seen.update[name] for name in reached.weights]).sum(
-        0
-    )
-    embedding = seen.state[f"{one.patches}.weight"].flatten(1)
-    for slopes, first in _positions(seen, one, two):
-        tokens = _solve(slopes.T, product)[first : first + len(one.tokens)]
+    product = torch.stack(
+        [observed.state[name].T @ observed.update[name] for name in reached.weights]
+    ).sum(0)
+    embedding = observed.state[f"{probe.patches}.weight"].flatten(1)
+    for slopes, first in _positions(observed, probe, second):
+        tokens = _solve(slopes.T, product)[first : first + len(probe.tokens)]
         yield _nearest_to_grey(embedding, (tokens - reached.constants).T).T
 
 
@@ -197,8 +199,8 @@ def _nearest_to_grey(terms: Tensor, fixed: Tensor) -> Tensor:
 
 
 def _solve(terms: Tensor, fixed: Tensor) -> Tensor:
-    found: Tensor = torch.linalg.lstsq(terms, fixed, rcond=_RANK, driver="gelsd").solution
-    return found
+    solution: Tensor = torch.linalg.lstsq(terms, fixed, rcond=_RANK, driver="gelsd").solution
+    return solution
 
 
 def _image(patches: Tensor, kernel: torch.Size, shape: tuple[int, ...]) -> Tensor:
@@ -210,59 +212,45 @@ def _image(patches: Tensor, kernel: torch.Size, shape: tuple[int, ...]) -> Tenso
     return image.flatten(1)
 
 
-def _trace(model: nn.Module, seen: Observation, seed: int) -> _Trace | None:
+def _trace(model: nn.Module, observed: Observation, seed: int) -> _Trace | None:
     """Return what a random image shows; None where the model does not embed patches."""
-    twin = ready(model, seen.training)
+    twin = ready(model, observed.training)
     embeddings = [name for name, module in twin.named_modules() if _embeds_patches(module)]
     if not embeddings:
         return None
-    inputs, normed, tokens = _watched(twin, embeddings[0])
     generator = torch.Generator().manual_seed(seed)
-    probe = torch.rand(seen.shape, generator=generator, dtype=torch.float64)
-    state = {name: as_double(value) for name, value in seen.state.items()}
-    leaves = {name: state[name].requires_grad_() for name in seen.update}
+    probe = torch.rand(observed.shape, generator=generator, dtype=torch.float64)
+    state = {name: value.clone() for name, value in observed.state.items()}
+    leaves = {name: state[name].requires_grad_() for name in observed.update}
     state[f"{embeddings[0]}.weight"].requires_grad_()
-    logits = functional_call(twin, state, (probe,))
+    kinds = (nn.Conv2d, nn.Linear, nn.LayerNorm, nn.MultiheadAttention)
+    with recording(twin, kinds) as calls:
+        logits = functional_call(twin, state, (probe,))
+    tokens = [call.output for call in calls if call.name == embeddings[0]]
     if len(tokens) != 1:
         return None
-    label = label_candidates(model, seen)[0]
+    label = label_candidates(model, observed)[0]
     slopes = torch.autograd.grad(
-        seen.loss(logits, label), [tokens[0], *leaves.values()], materialize_grads=True
+        observed.loss(logits, label), [tokens[0], *leaves.values()], materialize_grads=True
     )
+    weights = {nn.Linear: "weight", nn.MultiheadAttention: "in_proj_weight"}
     return _Trace(
         patches=embeddings[0],
         tokens=_rows(tokens[0].flatten(2).mT),
         token_slopes=_rows(slopes[0].flatten(2).mT),
         slopes=dict(zip(leaves, slopes[1:], strict=True)),
-        inputs={name: _rows(value) for name, value in inputs.items()},
-        normed={name: (_rows(a), _rows(b)) for name, (a, b) in normed.items()},
+        inputs={
+            f"{call.name}.{weight}": _rows(call.inputs)
+            for call in calls
+            for kind, weight in weights.items()
+            if isinstance(call.module, kind)
+        },
+        normed={
+            call.name: (_rows(call.inputs), _rows(call.output))
+            for call in calls
+            if isinstance(call.module, nn.LayerNorm)
+        },
     )
-
-
-def _watched(
-    twin: nn.Module, patches: str
-) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]], list[Tensor]]:
-    """Return what a forward pass of ``twin`` fills: see ``_Trace``."""
-    inputs: dict[str, Tensor] = {}
-    normed: dict[str, tuple[Tensor, Tensor]] = {}
-    tokens: list[Tensor] = []
-
-    def watch(name: str, module: nn.Module) -> None:
-        def look(_module: nn.Module, given: tuple[Tensor, ...], out: Tensor) -> None:
-            if isinstance(module, nn.LayerNorm):
-                normed[name] = (given[0], out)
-            elif isinstance(module, nn.Conv2d):
-                tokens.append(out)
-            else:
-                attends = isinstance(module, nn.MultiheadAttention)
-                inputs[f"{name}.{'in_proj_weight' if attends else 'weight'}"] = given[0]
-
-        module.register_forward_hook(look)
-
-    for name, module in twin.named_modules():
-        if name == patches or isinstance(module, nn.Linear | nn.LayerNorm | nn.MultiheadAttention):
-            watch(name, module)
-    return inputs, normed, tokens
 
 
 def _embeds_patches(module: nn.Module) -> bool:

@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from accounting.checks import ConfigError
 from attacks.observation import Observation
-from attacks.update import State, as_double, ready
+from attacks.update import State, as_double, ready, recording
 
 _KINDS = ("running_mean", "running_var")
 Statistics = dict[str, Tensor]  # of a batch, by the name of the buffer that they move
@@ -34,15 +34,15 @@ def sent_statistics(model: nn.Module, observation: Observation) -> Statistics:
     single = observation.local is None or observation.local.steps == 1
     if not observation.training or not single:
         return {}
-    found = {}
+    statistics = {}
     for layer, module in _normalisations(model):
         share = _share(layer, module, observation.state)
         for kind in _KINDS:
             name = f"{layer}.{kind}".lstrip(".")
             if name in observation.buffers and share > 0:
                 before = observation.state[name]
-                found[name] = before + (observation.buffers[name] - before) / share
-    return found
+                statistics[name] = before + (observation.buffers[name] - before) / share
+    return statistics
 
 
 def statistics_gap(model: nn.Module, observation: Observation) -> Callable[[Tensor], Tensor] | None:
@@ -56,9 +56,9 @@ def statistics_gap(model: nn.Module, observation: Observation) -> Callable[[Tens
     reach = batch_statistics(model, observation.state)
 
     def gap(x: Tensor) -> Tensor:
-        mine = reach(x)
+        statistics = reach(x)
         parts = [
-            (mine[name] - value).square().sum() / value.square().sum().clamp(min=1e-30)
+            (statistics[name] - value).square().sum() / value.square().sum().clamp(min=1e-30)
             for name, value in wanted.items()
         ]
         return torch.stack(parts).mean()
@@ -69,24 +69,17 @@ def statistics_gap(model: nn.Module, observation: Observation) -> Callable[[Tens
 def batch_statistics(model: nn.Module, state: State) -> Callable[[Tensor], Statistics]:
     """Return x (B, C, H, W) -> the statistics of its batch at the weights ``state``."""
     twin = ready(model, training=True)
-    seen: Statistics = {}
-
-    def watch(layer: str, module: nn.Module) -> None:
-        def look(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            over = [0, *range(2, inputs[0].ndim)]
-            names = [f"{layer}.{kind}".lstrip(".") for kind in _KINDS]
-            seen[names[0]] = inputs[0].mean(over)
-            seen[names[1]] = inputs[0].var(over)
-
-        module.register_forward_pre_hook(look)
-
-    for layer, module in _normalisations(twin):
-        watch(layer, module)
 
     def reach(x: Tensor) -> Statistics:
-        seen.clear()
-        functional_call(twin, dict(state), (x,))
-        return dict(seen)
+        with recording(twin, nn.modules.batchnorm._BatchNorm) as calls:
+            functional_call(twin, dict(state), (x,))
+        statistics: Statistics = {}
+        for call in calls:
+            axes = [0, *range(2, call.inputs.ndim)]
+            moments = call.inputs.mean(axes), call.inputs.var(axes)
+            names = (f"{call.name}.{kind}".lstrip(".") for kind in _KINDS)
+            statistics |= dict(zip(names, moments, strict=True))
+        return statistics
 
     return reach
 
@@ -108,7 +101,7 @@ def with_buffers(model: nn.Module, observation: Observation, x: Tensor) -> Obser
         )
     state = observation.state
     with torch.no_grad():
-        found = batch_statistics(model, state)(as_double(x))
+        statistics = batch_statistics(model, state)(as_double(x))
     after = {}
     for layer, module in _normalisations(model):
         share = _share(layer, module, state)
@@ -116,7 +109,7 @@ def with_buffers(model: nn.Module, observation: Observation, x: Tensor) -> Obser
             name = f"{layer}.{kind}".lstrip(".")
             if name in state:
                 before = state[name]
-                after[name] = before + share * (found[name] - before)
+                after[name] = before + share * (statistics[name] - before)
     return replace(observation, buffers=after)
 
 
@@ -133,9 +126,9 @@ def buffers_after(
     Raises:
         ConfigError: a shape that is not the model's.
     """
-    known = {name: value for name, value in model.named_buffers() if name.endswith(_KINDS)}
-    found = {}
-    for name, before in known.items():
+    running = {name: value for name, value in model.named_buffers() if name.endswith(_KINDS)}
+    after = {}
+    for name, before in running.items():
         if name in update:
             if update[name].shape != before.shape:
                 raise ConfigError(
@@ -143,13 +136,13 @@ def buffers_after(
                     f"{tuple(before.shape)}."
                 )
             start = as_double(before) if changes else 0.0
-            found[name] = as_double(update[name]) + start
-    return found
+            after[name] = as_double(update[name]) + start
+    return after
 
 
 def _normalisations(model: nn.Module) -> list[tuple[str, nn.modules.batchnorm._BatchNorm]]:
     kind = nn.modules.batchnorm._BatchNorm
-    return [(name, one) for name, one in model.named_modules() if isinstance(one, kind)]
+    return [(name, module) for name, module in model.named_modules() if isinstance(module, kind)]
 
 
 def _share(layer: str, module: nn.modules.batchnorm._BatchNorm, state: State) -> float:

@@ -139,22 +139,22 @@ def cosine_tv(
     pressure = torch.tensor([weights[i % len(weights)] for i in range(restarts)], dtype=dtype)
     by_sign = torch.tensor([signs[i % len(signs)] for i in range(restarts)])
     by_sign = by_sign.view(restarts, *[1] * len(observation.shape))
-    one = torch.ones((), dtype=dtype)
+    unit = torch.ones((), dtype=dtype)
     milestones = {int(part * steps) for part in _DECAY_AT}
     for step in range(steps):
-        mine = update(x)
+        parts = update(x)
         if step == 0:
-            slope_of = _comparison(by_tensor, mine, target, restarts)
-        distance, pulls = slope_of(mine, target, restarts)
+            slope_of = _comparison(by_tensor, parts, target, restarts)
+        distance, pulls = slope_of(parts, target, restarts)
         if step == 0:
             pressure *= distance
         prior = pressure @ total_variation(x).mean(-1)
         if gap is not None:
-            prior = prior + statistics * torch.stack([gap(one.double()) for one in x]).sum()
-        outputs = [*mine, prior]
+            prior = prior + statistics * torch.stack([gap(image.double()) for image in x]).sum()
+        outputs = [*parts, prior]
         moved = [i for i, part in enumerate(outputs) if part.requires_grad]  # depends on the pixels
         (slope,) = torch.autograd.grad(
-            [outputs[i] for i in moved], x, [[*pulls, one][i] for i in moved]
+            [outputs[i] for i in moved], x, [[*pulls, unit][i] for i in moved]
         )
         slope.nan_to_num_(0.0)
         x.grad = torch.where(by_sign, slope.sign(), slope)
@@ -164,8 +164,8 @@ def cosine_tv(
         with torch.no_grad():
             x.clamp_(*bounds)
     ends = x.detach().double()
-    found = [float(match(end).detach()) for end in ends]
-    matches = [value if math.isfinite(value) else math.inf for value in found]
+    residuals = [float(match(end).detach()) for end in ends]
+    matches = [value if math.isfinite(value) else math.inf for value in residuals]
     best = min(range(restarts), key=lambda i: matches[i])
     return Reconstruction(
         x=ends[best],
@@ -200,7 +200,7 @@ def batched_update(
 
 @torch.no_grad()
 def cosine_slope(
-    mine: Sequence[Tensor], target: Sequence[Tensor], restarts: int
+    update: Sequence[Tensor], target: Sequence[Tensor], restarts: int
 ) -> tuple[Tensor, list[Tensor]]:
     """Return 1 - cos(u, target) of each restart's update u, and its gradient in each tensor of u.
 
@@ -208,26 +208,26 @@ def cosine_slope(
     would read all values of all restarts about eight times more, which costs a third of a step.
 
     Args:
-        mine: (R, ...) tensors, or (...) for one restart, P values per restart in total.
+        update: (R, ...) tensors, or (...) for one restart, P values per restart in total.
         target: tensors of P values in total, in the same order.
         restarts: R.
 
     Returns:
-        (R,), and a tensor of the shape of each of ``mine``.
+        (R,), and a tensor of the shape of each of ``update``.
     """
-    parts = [part.reshape(restarts, -1) for part in mine]
+    parts = [part.reshape(restarts, -1) for part in update]
     rows, aim = torch.cat(parts, 1), flat(target)
     length = torch.linalg.vector_norm(rows, dim=1)
     inverse = 1 / (length * torch.linalg.vector_norm(aim)).clamp(min=_TINY)
     cosine = rows @ aim * inverse
     rows.mul_((cosine / length.square().clamp(min=_TINY))[:, None]).addr_(inverse, aim, alpha=-1)
     pieces = torch.split(rows, [part.shape[1] for part in parts], dim=1)
-    return 1 - cosine, [a.view_as(b) for a, b in zip(pieces, mine, strict=True)]
+    return 1 - cosine, [a.view_as(b) for a, b in zip(pieces, update, strict=True)]
 
 
 @torch.no_grad()
 def tensor_slope(
-    mine: Sequence[Tensor], target: Sequence[Tensor], restarts: int
+    update: Sequence[Tensor], target: Sequence[Tensor], restarts: int
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the mean of the tensors' 1 - cos, and its gradient; else as ``cosine_slope``.
 
@@ -237,21 +237,21 @@ def tensor_slope(
     weights = lengths / lengths.sum().clamp(min=_TINY)
     distance = torch.zeros(restarts, dtype=weights.dtype)
     pulls = []
-    for weight, part, aim in zip(weights, mine, target, strict=True):
-        own, (pull,) = cosine_slope([part], [aim], restarts)
-        distance += weight * own
+    for weight, part, aim in zip(weights, update, target, strict=True):
+        gap, (pull,) = cosine_slope([part], [aim], restarts)
+        distance += weight * gap
         pulls.append(weight * pull)
     return distance, pulls
 
 
 def _comparison(
-    by_tensor: bool | None, mine: Sequence[Tensor], target: Sequence[Tensor], restarts: int
+    by_tensor: bool | None, update: Sequence[Tensor], target: Sequence[Tensor], restarts: int
 ) -> _Slope:
     """Return how directions are compared, as asked or by the distance at the starting points."""
     if by_tensor is not None and not isinstance(by_tensor, bool):
         raise ConfigError(f"by_tensor={by_tensor!r}: must be True, False or None.")
     if by_tensor is None:
-        distance, _ = cosine_slope(mine, target, restarts)
+        distance, _ = cosine_slope(update, target, restarts)
         by_tensor = bool(distance.median() < _SAME_DIRECTION)
     return tensor_slope if by_tensor else cosine_slope
 

@@ -153,9 +153,9 @@ def _invert(
     def objective(x: Tensor) -> Tensor:
         if sure:
             return residual(x).square().sum()
-        there = features(x)
-        inside = (there @ wanted.T).square().sum()
-        return 1 - inside / there.square().sum().clamp(min=1e-30)
+        rows = features(x)
+        inside = (rows @ wanted.T).square().sum()
+        return 1 - inside / rows.square().sum().clamp(min=1e-30)
 
     tried = []
     for restart in range(restarts):

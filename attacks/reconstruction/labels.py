@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from accounting import checks
 from accounting.checks import ConfigError
 from attacks.observation import Observation
-from attacks.update import ready
+from attacks.update import ready, recording
 
 _DOUBT = 1.5  # of 2: below it another label in place of one fits almost as well
 _ASTRAY = 0.25  # squared distance to whole counts above which the assumed softmax is wrong
@@ -58,7 +58,11 @@ def infer_labels(
 
 
 def likely_labels(
-    bias_grad: Tensor, batch: int = 1, *, mean_prediction: Tensor | None = None, most: int = 8
+    bias_grad: Tensor,
+    batch: int = 1,
+    *,
+    mean_prediction: Tensor | None = None,
+    at_most: int = 8,
 ) -> list[Tensor]:
     """Return the labels of ``infer_labels``, and after them others that are almost as likely.
 
@@ -72,12 +76,12 @@ def likely_labels(
         bias_grad: (K,), of the last dense layer.
         batch: see ``infer_labels``.
         mean_prediction: see ``infer_labels``.
-        most: greatest number of tensors.
+        at_most: greatest number of tensors.
 
     >>> g = torch.tensor([-0.25, -0.24, 0.24, 0.25])
     >>> likely_labels(g, batch=2)
     [tensor([0, 1])]
-    >>> likely_labels(torch.tensor([-0.25, 0.0, 0.02, 0.23]), batch=2, most=2)
+    >>> likely_labels(torch.tensor([-0.25, 0.0, 0.02, 0.23]), batch=2, at_most=2)
     [tensor([0, 1]), tensor([0, 2])]
     """
     gb = bias_grad.detach().double()
@@ -99,15 +103,15 @@ def likely_labels(
     worse[counts <= certain] = math.inf
     worse.fill_diagonal_(math.inf)
     limit = math.inf if float(surplus.square().sum()) > _ASTRAY else _DOUBT
-    found = [counts]
-    for place in worse.flatten().argsort(stable=True)[: most - 1].tolist():
+    candidates = [counts]
+    for place in worse.flatten().argsort(stable=True)[: at_most - 1].tolist():
         out, into = divmod(place, len(gb))
         if float(worse[out, into]) < limit:
             swapped = counts.clone()
             swapped[out] -= 1
             swapped[into] += 1
-            found.append(swapped)
-    return [torch.arange(len(gb)).repeat_interleave(one) for one in found]
+            candidates.append(swapped)
+    return [torch.arange(len(gb)).repeat_interleave(labels) for labels in candidates]
 
 
 def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]:
@@ -175,21 +179,7 @@ def _head(model: nn.Module, observation: Observation) -> tuple[str, Tensor]:
 
 
 def output_layer(net: nn.Module, state: Mapping[str, Tensor], inputs: Tensor) -> tuple[str, Tensor]:
-    """Return the name of the dense layer whose output is the logits ("" if none), and the logits.
-
-    Args:
-        net: gets hooks, and maps inputs to logits.
-        state: its weights.
-        inputs: a batch.
-    """
-    outputs: dict[str, Tensor] = {}
-
-    def watch(name: str, module: nn.Module) -> None:
-        module.register_forward_hook(lambda _m, _i, out: outputs.__setitem__(name, out))
-
-    for name, module in net.named_modules():
-        if isinstance(module, nn.Linear):
-            watch(name, module)
-    with torch.no_grad():
+    """Return the name of the dense layer that makes the logits ("" if none), and the logits."""
+    with torch.no_grad(), recording(net, nn.Linear) as calls:
         logits = functional_call(net, dict(state), (inputs,))
-    return next((name for name, out in outputs.items() if out is logits), ""), logits
+    return next((call.name for call in calls if call.output is logits), ""), logits

@@ -203,10 +203,10 @@ def reid_rank(
         )
     candidates = torch.cat([truth.double(), decoys.double()])
     scores = []
-    for image, own in zip(candidates, labels, strict=True):
-        label = own[None] if observation.labels is None else observation.labels
-        known = replace(observation, labels=label)
-        scores.append(float(matching_loss(model, known, label)(image[None]).detach()))
+    for image, given in zip(candidates, labels, strict=True):
+        label = given[None] if observation.labels is None else observation.labels
+        labelled = replace(observation, labels=label)
+        scores.append(float(matching_loss(model, labelled, label)(image[None]).detach()))
     return sum(not less(scores[0], score) for score in scores)
 
 

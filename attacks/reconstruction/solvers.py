@@ -126,9 +126,9 @@ def _damped_step(
             step = torch.zeros_like(x)
             step[free] = torch.cholesky_solve(slope[free, None], factor)[:, 0]
             moved = (x - step).clamp(*bounds)
-            there = flat(moved)
-            if float(there @ there) < float(r @ r):
-                return moved, there, max(damping / 6, _LEAST_DAMPING)
+            residual = flat(moved)
+            if float(residual @ residual) < float(r @ r):
+                return moved, residual, max(damping / 6, _LEAST_DAMPING)
         damping *= 4
     return None
 

@@ -20,11 +20,10 @@ from attacks.observation import Observation
 from attacks.reconstruction.analytic import (
     best_inputs,
     brightest_is_one,
-    is_dense,
     visible_dense,
 )
 from attacks.reconstruction.reconstruct import Reconstruction
-from attacks.update import as_double, ready
+from attacks.update import as_double, ready, recording
 
 _RANK = 1e-6  # singular values below this, relative to the largest, are rounding of float32
 _ZERO = 1e-4  # an entry of a unit column below this, relative to the largest, counts as zero
@@ -59,12 +58,12 @@ def spear(
     if observation.shape[0] == 1:
         return None
     pixels = math.prod(observation.shape[1:])
-    found = [
+    inputs = [
         rows
         for rows in dense_inputs(model, observation, draws=draws, seed=seed).values()
         if rows.shape[1] == pixels
     ]
-    return best_inputs(model, observation, found, start)
+    return best_inputs(model, observation, inputs, start)
 
 
 def dense_inputs(
@@ -74,16 +73,16 @@ def dense_inputs(
     batch = observation.shape[0]
     layers = {name: (gw, gb) for name, gw, gb in visible_dense(model, observation)}
     options = {"draws": draws, "seed": seed}
-    found: dict[str, Tensor | None] = {}
+    inputs: dict[str, Tensor | None] = {}
     for name, (gw, gb) in layers.items():
-        found[name] = unmix(gw, gb, batch, **options)
+        inputs[name] = unmix(gw, gb, batch, **options)
     for first, second in _in_a_row(model, observation):
         if first in layers and second in layers:
             weight = observation.state[f"{second}.weight"]
-            found[first] = unmix_low_rank(
+            inputs[first] = unmix_low_rank(
                 layers[first][0], layers[second][0], weight, batch, **options
             )
-    return {name: rows for name, rows in found.items() if rows is not None}
+    return {name: rows for name, rows in inputs.items() if rows is not None}
 
 
 def unmix(
@@ -112,14 +111,14 @@ def unmix(
     factors = _factors(weight_grad, batch)
     if factors is None:
         return None
-    left, right = factors
-    columns = _sparse_columns(left, draws, seed)
+    slopes, right = factors
+    columns = _sparse_columns(slopes, draws, seed)
     if columns is None:
         return None
     mixed: Tensor = torch.linalg.solve(columns, right)
     if bias_grad is None:
         return brightest_is_one(mixed)
-    scales = torch.linalg.lstsq(left @ columns, as_double(bias_grad)[:, None]).solution
+    scales = torch.linalg.lstsq(slopes @ columns, as_double(bias_grad)[:, None]).solution
     inputs: Tensor = mixed / scales
     return inputs if bool(inputs.isfinite().all()) else None
 
@@ -166,34 +165,34 @@ def _factors(grad: Tensor, batch: int) -> tuple[Tensor, Tensor] | None:
     gw = as_double(grad)
     if gw.ndim != 2 or not bool(gw.isfinite().all()):
         raise ConfigError(f"weight_grad: shape {tuple(gw.shape)}; must be (O, I) and finite.")
-    left, size, right = torch.linalg.svd(gw, full_matrices=False)
+    slopes, size, right = torch.linalg.svd(gw, full_matrices=False)
     rank = int((size > _RANK * size[0]).sum())
     if not 0 < rank <= batch or rank == min(gw.shape):
         return None
-    return left[:, :rank], size[:rank, None] * right[:rank]
+    return slopes[:, :rank], size[:rank, None] * right[:rank]
 
 
-def _sparse_columns(left: Tensor, draws: int, seed: int) -> Tensor | None:
-    """Return (n, n) unit columns q for which ``left`` q has most zeros, or None.
+def _sparse_columns(slopes: Tensor, draws: int, seed: int) -> Tensor | None:
+    """Return (n, n) unit columns q for which ``slopes`` q has most zeros, or None.
 
     The search ends when as many draws again have changed nothing: a combination of two columns has
     zeros too, where both have them, and so it never replaces a column that has been found.
     """
-    left = left[left.norm(dim=1) > _ZERO * left.norm(dim=1).max()]
-    rank = left.shape[1]
+    slopes = slopes[slopes.norm(dim=1) > _ZERO * slopes.norm(dim=1).max()]
+    rank = slopes.shape[1]
     if rank == 1:
         return torch.ones(1, 1, dtype=torch.float64)
-    spaces = _spaces(left)
+    spaces = _spaces(slopes)
     rng = np.random.default_rng(seed)
-    known = torch.empty(0, rank, dtype=torch.float64)
+    directions = torch.empty(0, rank, dtype=torch.float64)
     columns: Tensor | None = None
     best, since, drawn = 0, 0, 0
     while drawn < draws:
-        found = [_silenced(left, space, rng, _CHUNK // len(spaces) + 1) for space in spaces]
-        known = _distinct(torch.cat([known, *found]), left)
+        candidates = [_silenced(slopes, space, rng, _CHUNK // len(spaces) + 1) for space in spaces]
+        directions = _distinct(torch.cat([directions, *candidates]), slopes)
         drawn += _CHUNK
-        chosen = _independent(known, rank)
-        zeros = int(_zeros(left, chosen).sum()) if len(chosen) == rank else 0
+        chosen = _independent(directions, rank)
+        zeros = int(_zeros(slopes, chosen).sum()) if len(chosen) == rank else 0
         if zeros > best:
             columns, best, since = chosen.T, zeros, drawn
         elif best and drawn >= 2 * since:
@@ -201,51 +200,51 @@ def _sparse_columns(left: Tensor, draws: int, seed: int) -> Tensor | None:
     return columns
 
 
-def _spaces(left: Tensor) -> list[Tensor]:
+def _spaces(slopes: Tensor) -> list[Tensor]:
     """Return orthonormal bases (B, d) of spaces that contain all columns between them.
 
     Neurons that one image alone activates have parallel rows p, and every column of another image
     is orthogonal to p. Each such image leaves one dimension less to search.
     """
-    unit = left / left.norm(dim=1, keepdim=True)
+    unit = slopes / slopes.norm(dim=1, keepdim=True)
     alike = (unit @ unit.T).abs() > 1 - _PARALLEL
     first = alike.int().argmax(1)
     alone = unit[[i for i in range(len(unit)) if int((first == i).sum()) > 1]]
-    alone = _independent(alone, left.shape[1])
+    alone = _independent(alone, slopes.shape[1])
     if len(alone) == 0:
-        return [torch.eye(left.shape[1], dtype=torch.float64)]
-    others = [torch.cat([alone[:i], alone[i + 1 :]]) for i in range(len(alone))]
+        return [torch.eye(slopes.shape[1], dtype=torch.float64)]
+    lacking = [torch.cat([alone[:i], alone[i + 1 :]]) for i in range(len(alone))]
     bases = [
-        torch.linalg.qr(rows.T, mode="complete").Q[:, len(rows) :] for rows in [alone, *others]
+        torch.linalg.qr(rows.T, mode="complete").Q[:, len(rows) :] for rows in [alone, *lacking]
     ]
     return [basis for basis in bases if basis.shape[1]]
 
 
-def _silenced(left: Tensor, space: Tensor, rng: np.random.Generator, count: int) -> Tensor:
+def _silenced(slopes: Tensor, space: Tensor, rng: np.random.Generator, count: int) -> Tensor:
     """Return the unit vectors (n, B) of ``space`` that silence a set of rows, and more besides."""
-    seen = left @ space
+    inside = slopes @ space
     size = space.shape[1] - 1
     if size == 0:
         return space.T
-    useful = (seen.norm(dim=1) > _ZERO * seen.norm(dim=1).max()).nonzero()[:, 0]
+    useful = (inside.norm(dim=1) > _ZERO * inside.norm(dim=1).max()).nonzero()[:, 0]
     if len(useful) <= size:
-        return left[:0]
+        return slopes[:0]
     sets = rng.random((count, len(useful))).argpartition(size, axis=1)[:, :size]
-    basis, upper = torch.linalg.qr(seen[useful[torch.from_numpy(sets)]].mT, mode="complete")
+    basis, upper = torch.linalg.qr(inside[useful[torch.from_numpy(sets)]].mT, mode="complete")
     sure = upper.diagonal(dim1=1, dim2=2).abs().amin(1) > _ZERO
     vectors: Tensor = basis[sure, :, -1] @ space.T
-    return vectors[_zeros(left, vectors) >= left.shape[1] - 1 + _SPARE]
+    return vectors[_zeros(slopes, vectors) >= slopes.shape[1] - 1 + _SPARE]
 
 
-def _zeros(left: Tensor, vectors: Tensor) -> Tensor:
-    """Return how many entries of each ``left`` v are zero."""
-    reached = (vectors @ left.T).abs()
+def _zeros(slopes: Tensor, vectors: Tensor) -> Tensor:
+    """Return how many entries of each ``slopes`` v are zero."""
+    reached = (vectors @ slopes.T).abs()
     return (reached <= _ZERO * reached.amax(1, keepdim=True)).sum(1)
 
 
-def _distinct(vectors: Tensor, left: Tensor) -> Tensor:
+def _distinct(vectors: Tensor, slopes: Tensor) -> Tensor:
     """Return the vectors without repetition, those with most zeros first."""
-    order = _zeros(left, vectors).argsort(descending=True, stable=True)
+    order = _zeros(slopes, vectors).argsort(descending=True, stable=True)
     vectors = vectors[order]
     alike = (vectors @ vectors.T).abs() > 1 - _SAME
     return vectors[~alike.tril(-1).any(1)][:_KEPT]
@@ -267,25 +266,13 @@ def _independent(vectors: Tensor, rank: int) -> Tensor:
 
 def _in_a_row(model: nn.Module, observation: Observation) -> list[tuple[str, str]]:
     """Return the names of dense layers without a bias, the output of one being another's input."""
-    made: dict[int, str] = {}
-    pairs: list[tuple[str, str]] = []
-    kept: list[Tensor] = []  # so that no two tensors have the same identity
-
-    def watch(name: str, module: nn.Module) -> None:
-        def seen(layer: nn.Module, inputs: tuple[Tensor, ...], out: Tensor) -> None:
-            if id(inputs[0]) in made:
-                pairs.append((made[id(inputs[0])], name))
-            if getattr(layer, "bias", None) is None:
-                made[id(out)] = name
-            kept.append(out)
-
-        module.register_forward_hook(seen)
-
     twin = ready(model, observation.training)
-    for name, module in twin.named_modules():
-        if is_dense(module):
-            watch(name, module)
     grey = torch.full(observation.shape, 0.5, dtype=torch.float64)
-    with torch.no_grad():
+    with torch.no_grad(), recording(twin, nn.Linear) as calls:
         functional_call(twin, dict(observation.state), (grey,))
-    return pairs
+    return [
+        (first.name, second.name)
+        for first in calls
+        for second in calls
+        if first.output is second.inputs and getattr(first.module, "bias", None) is None
+    ]

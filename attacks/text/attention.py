@@ -71,8 +71,8 @@ _ROLES = {"query": _QUERY, "key": _KEY}
 
 
 def _heads(module: nn.Module) -> int:
-    found = (getattr(module, name, None) for name in _HEADS)
-    return next((n for n in found if isinstance(n, int)), 0)
+    counts = (getattr(module, name, None) for name in _HEADS)
+    return next((n for n in counts if isinstance(n, int)), 0)
 
 
 def _affinity(
@@ -109,12 +109,12 @@ def _of(
 
 def _score_slopes(q: Tensor, k: Tensor, dq: Tensor, dk: Tensor) -> Tensor:
     """Return the least S with S^T q = dk and S k = dq, in the sense of least squares."""
-    a, left = torch.linalg.eigh(q @ q.T)
-    b, right = torch.linalg.eigh(k @ k.T)
+    a, u = torch.linalg.eigh(q @ q.T)
+    b, v = torch.linalg.eigh(k @ k.T)
     both = a[:, None].clamp(min=0) + b[None].clamp(min=0)
-    wanted = left.T @ (q @ dk.T + dq @ k.T) @ right
-    known = both > _ZERO * both.max()
-    slopes: Tensor = left @ torch.where(known, wanted / both, 0.0) @ right.T
+    wanted = u.T @ (q @ dk.T + dq @ k.T) @ v
+    determined = both > _ZERO * both.max()
+    slopes: Tensor = u @ torch.where(determined, wanted / both, 0.0) @ v.T
     return slopes
 
 
@@ -128,16 +128,16 @@ def _sentences(
     order = sorted(at)
     enough = [p for p in order if len(at[p]) >= batch] or order
     start = min(enough, key=lambda p: (len(at[p]), p))
-    found: dict[tuple[int, ...], None] = {}
+    sentences: dict[tuple[int, ...], None] = {}
     for seed in at[start]:
         chosen = [seed]
         for _ in range(_TURNS):
             pull = affinity[:, chosen].sum(1)
             before = chosen
-            others = [at[p] for p in order if p != start]
-            chosen = [i[first_least((-pull[i]).tolist(), -math.inf)] for i in others]
+            columns = [at[p] for p in order if p != start]
+            chosen = [i[first_least((-pull[i]).tolist(), -math.inf)] for i in columns]
             chosen.append(seed)
             if chosen == before:
                 break
-        found[tuple(nodes[i][0] for i in sorted(chosen, key=lambda i: nodes[i][1]))] = None
-    return list(found)
+        sentences[tuple(nodes[i][0] for i in sorted(chosen, key=lambda i: nodes[i][1]))] = None
+    return list(sentences)

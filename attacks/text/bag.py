@@ -16,7 +16,7 @@ _TOLD = 1e-2  # share of a bias that must be left in its sum, so that rounding s
 _BALANCED = 3e-3  # sum of the rows of a softmax's gradient, relative to their lengths
 
 
-def bag_of_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
+def bag_of_tokens(model: nn.Module, observed: TextObservation) -> Tensor | None:
     """Return the ids that the model read: exactly the tokens of the batch, without padding.
 
     Weight decay moves every row along its own weights; only rows that moved aside are then taken.
@@ -28,47 +28,47 @@ def bag_of_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
         tell too little.
     """
     name, _ = token_embedding(model)
-    rows = seen.update.get(f"{name}.weight")
-    if rows is None or seen.noise_std > 0:
+    rows = observed.update.get(f"{name}.weight")
+    if rows is None or observed.noise_std > 0:
         return None
     rows = rows.double()
     size = rows.norm(dim=1)
-    moved = size > _ROUNDING * seen.resolution * torch.finfo(torch.float32).eps * size.max()
+    moved = size > _ROUNDING * observed.resolution * torch.finfo(torch.float32).eps * size.max()
     if not bool(moved.any()):
         return None
-    most = seen.shape[0] * seen.shape[1]
-    if int(moved.sum()) > most:
-        if _used_elsewhere(model, seen, f"{name}.weight"):
-            return _tied(rows, seen)
-        moved = _aside(rows, seen.state[f"{name}.weight"].double())
-    found: Tensor = moved.nonzero()[:, 0]
-    return found if 0 < len(found) <= most else None
+    size_limit = observed.shape[0] * observed.shape[1]
+    if int(moved.sum()) > size_limit:
+        if _used_elsewhere(model, observed, f"{name}.weight"):
+            return _tied(rows, observed)
+        moved = _aside(rows, observed.state[f"{name}.weight"].double())
+    tokens: Tensor = moved.nonzero()[:, 0]
+    return tokens if 0 < len(tokens) <= size_limit else None
 
 
-def _used_elsewhere(model: nn.Module, seen: TextObservation, name: str) -> bool:
+def _used_elsewhere(model: nn.Module, observed: TextObservation, name: str) -> bool:
     """Return whether the logits depend on rows of the embedding that were not read."""
-    net = text_model(model, seen.pad)
-    probe = torch.zeros((1, seen.shape[1]), dtype=torch.long)
-    other = seen.state[name].double().clone()
+    net = text_model(model, observed.pad)
+    probe = torch.zeros((1, observed.shape[1]), dtype=torch.long)
+    changed = observed.state[name].double().clone()
     draw = torch.Generator().manual_seed(0)  # a constant would vanish behind a layer norm
-    other[1:] += torch.randn(other[1:].shape, generator=draw, dtype=other.dtype)
+    changed[1:] += torch.randn(changed[1:].shape, generator=draw, dtype=changed.dtype)
     with torch.no_grad():
-        one, two = (
-            functional_call(net, {**seen.state, name: rows}, (probe,))
-            for rows in (seen.state[name].double(), other)
+        before, after = (
+            functional_call(net, {**observed.state, name: rows}, (probe,))
+            for rows in (observed.state[name].double(), changed)
         )
-    return not same(one, two)
+    return not same(before, after)
 
 
 def _aside(rows: Tensor, weights: Tensor) -> Tensor:
     """Return which rows moved elsewhere than along their own weights, as decay moves them."""
     along = (rows * weights).sum(1) / weights.square().sum(1).clamp(min=1e-300)
-    left = (rows - along[:, None] * weights).norm(dim=1)
-    aside: Tensor = left > _OUTSIDE * left.max()
+    beyond = (rows - along[:, None] * weights).norm(dim=1)
+    aside: Tensor = beyond > _OUTSIDE * beyond.max()
     return aside
 
 
-def predicted_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
+def predicted_tokens(model: nn.Module, observed: TextObservation) -> Tensor | None:
     """Return ids that the batch has after other tokens, by the gradient of the output layer.
 
     The gradient of its bias is the mean softmax minus the frequency of each next token: an entry is
@@ -89,30 +89,30 @@ def predicted_tokens(model: nn.Module, seen: TextObservation) -> Tensor | None:
         noise covers it, and where too much moved that is not surely a token: more entries than the
         batch has tokens, or without a bias, Adam's steps or weight decay.
     """
-    if not isinstance(seen.loss, NextToken) or seen.noise_std > 0:
+    if not isinstance(observed.loss, NextToken) or observed.noise_std > 0:
         return None
-    probe = torch.zeros((1, seen.shape[1]), dtype=torch.long)
-    layer, _ = output_layer(text_model(model), seen.state, probe)
-    pull = _pull(seen, layer)
+    probe = torch.zeros((1, observed.shape[1]), dtype=torch.long)
+    layer, _ = output_layer(text_model(model), observed.state, probe)
+    pull = _pull(observed, layer)
     if pull is None:
         return None
     pull = pull.clamp(min=0)
-    most = seen.shape[0] * (seen.shape[1] - 1)
-    sure = pull > _SURE * pull.sum() / max(most, 1)
-    found: Tensor = sure.nonzero()[:, 0]
+    size_limit = observed.shape[0] * (observed.shape[1] - 1)
+    sure = pull > _SURE * pull.sum() / max(size_limit, 1)
+    tokens: Tensor = sure.nonzero()[:, 0]
     mostly = bool(pull[sure].sum() >= _MOSTLY * pull.sum())
-    return found if mostly and 0 < len(found) <= most else None
+    return tokens if mostly and 0 < len(tokens) <= size_limit else None
 
 
-def _pull(seen: TextObservation, layer: str) -> Tensor | None:
+def _pull(observed: TextObservation, layer: str) -> Tensor | None:
     """Return how far the update raises each token's logit at all positions alike, (V,)."""
-    bias, weight = seen.update.get(f"{layer}.bias"), seen.update.get(f"{layer}.weight")
+    bias, weight = observed.update.get(f"{layer}.bias"), observed.update.get(f"{layer}.weight")
     if bias is not None:
         moved = bias.double()
-        if seen.local is None or seen.local.optimizer == "sgd":
-            moved = _without_decay(moved, seen.state[f"{layer}.bias"].double())
-        return -moved if seen.local is None else moved
-    if weight is None or (seen.local is not None and seen.local.optimizer == "adam"):
+        if observed.local is None or observed.local.optimizer == "sgd":
+            moved = _without_decay(moved, observed.state[f"{layer}.bias"].double())
+        return -moved if observed.local is None else moved
+    if weight is None or (observed.local is not None and observed.local.optimizer == "adam"):
         return None
     rows = weight.double()
     size = rows.norm(dim=1)
@@ -135,21 +135,21 @@ def _without_decay(moved: Tensor, bias: Tensor) -> Tensor:
     return moved - bias * (float(moved.sum()) / total)
 
 
-def _tied(rows: Tensor, seen: TextObservation) -> Tensor | None:
+def _tied(rows: Tensor, observed: TextObservation) -> Tensor | None:
     """Return the ids whose rows leave the span of the output layer's inputs.
 
     The output layer moves each row by a combination of its inputs, which are fewer than their
     width; a token that was read moves its row by something else as well.
     """
-    batch, length = seen.shape
+    batch, length = observed.shape
     size = rows.norm(dim=1)
     quiet = size.argsort()[: len(rows) // 2]  # tokens that were read or predicted move most
     _, values, basis = torch.linalg.svd(rows[quiet], full_matrices=False)
-    floor = _ROUNDING * seen.resolution * float(values[0])
+    floor = _ROUNDING * observed.resolution * float(values[0])
     rank = min(int((values > floor).sum()), batch * length)
     if rank == rows.shape[1]:
         return None
     basis = basis[:rank]
-    left = (rows - (rows @ basis.T) @ basis).norm(dim=1)
-    outside: Tensor = (left > _OUTSIDE * size).nonzero()[:, 0]
+    beyond = (rows - (rows @ basis.T) @ basis).norm(dim=1)
+    outside: Tensor = (beyond > _OUTSIDE * size).nonzero()[:, 0]
     return outside if 0 < len(outside) <= batch * length else None

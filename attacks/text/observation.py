@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from accounting import checks
 from accounting.checks import ConfigError
 from attacks.observation import Observation, sent_fields
-from attacks.update import Loss, norm, ready
+from attacks.update import Loss, norm, ready, recording
 
 _IGNORED = -100  # as in torch's cross_entropy
 _EXACT_TYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -132,9 +132,9 @@ def observe_text(
     loss = loss or (NextToken(pad) if language else cross_entropy)
     y = tokens if labels is None else labels
     fields = sent_fields(model, text_model(model, pad), tokens, y, loss=loss, **options)
-    known = labels if reveal_labels else None
+    revealed = labels if reveal_labels else None
     shape = tuple(tokens.shape)
-    return TextObservation(**fields, shape=shape, labels=known, pad=pad, language=language)
+    return TextObservation(**fields, shape=shape, labels=revealed, pad=pad, language=language)
 
 
 def check_tokens(
@@ -165,28 +165,16 @@ def token_embedding(model: nn.Module) -> tuple[str, nn.Embedding]:
     Raises:
         ConfigError: the model has none.
     """
-    called: list[tuple[str, nn.Embedding]] = []
     probe = torch.tensor([[1, 0]])  # no positions, and no types
-    with torch.no_grad():
-        hooks = [
-            module.register_forward_pre_hook(
-                lambda m, args, n=name: (
-                    called.append((n, m)) if torch.equal(args[0], probe) else None
-                )
-            )
-            for name, module in model.named_modules()
-            if isinstance(module, nn.Embedding)
-        ]
-        try:
+    try:
+        with torch.no_grad(), recording(model, nn.Embedding) as calls:
             model(probe)
-        except Exception as error:
-            raise ConfigError(f"model: does not take token ids: {error}") from error
-        finally:
-            for hook in hooks:
-                hook.remove()
-    if not called:
-        raise ConfigError("model: has no torch.nn.Embedding that reads the token ids.")
-    return called[0]
+    except Exception as error:
+        raise ConfigError(f"model: does not take token ids: {error}") from error
+    for call in calls:
+        if isinstance(call.module, nn.Embedding) and torch.equal(call.inputs, probe):
+            return call.name, call.module
+    raise ConfigError("model: has no torch.nn.Embedding that reads the token ids.")
 
 
 def vocabulary(model: nn.Module) -> int:

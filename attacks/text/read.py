@@ -52,12 +52,14 @@ class ReadText:
         return self.bag or frozenset(token for row in self.sentences for token in row)
 
 
-def span_test(model: nn.Module, seen: TextObservation, *, exchanges: int = 0) -> ReadText | None:
+def span_test(
+    model: nn.Module, observed: TextObservation, *, exchanges: int = 0
+) -> ReadText | None:
     """Return what the spans of the visible dense gradients tell; see ``spans``.
 
     Args:
         model: the client's architecture.
-        seen: what the attacker has seen.
+        observed: what the attacker has seen.
         exchanges: updates that may be computed to put tokens of several sentences into the right
             ones, where the spans do not tell. Not under noise, nor of a language model, whose last
             tokens no span shows, so that other sentences may match better.
@@ -67,24 +69,24 @@ def span_test(model: nn.Module, seen: TextObservation, *, exchanges: int = 0) ->
         directions.
     """
     started = time.perf_counter()
-    if norm(seen.update) == 0:
+    if norm(observed.update) == 0:
         return None
-    reader = Reader(model, seen)
-    tokens = tokens_in_span(reader, bag_of_tokens(model, seen))
+    reader = Reader(model, observed)
+    tokens = tokens_in_span(reader, bag_of_tokens(model, observed))
     if tokens is None:
         return None
     columns = tuple(tuple(token for token, _ in column) for column in tokens.by_position)
     bag = frozenset(token for column in columns for token in column)
-    batch, _ = seen.shape
+    batch, _ = observed.shape
     sentences: Sequence[Sentence] = assembled(reader, tokens)
     if not sentences and batch == 1 and columns[0]:
         sentences = [tuple(column[0] for column in columns if column)]
-    if seen.language and sentences:
+    if observed.language and sentences:
         sentences = completed(reader, sentences)
     labels, match = matched(reader, sentences) if sentences else (None, math.inf)
     if not sentences:
         sentences = _by_rank(columns, batch)
-    comparable = seen.noise_std == 0 and not seen.language and batch > 1
+    comparable = observed.noise_std == 0 and not observed.language and batch > 1
     if exchanges and comparable and sentences and match > _UNMATCHED:
         sentences, labels, match = _exchanged(reader, columns, sentences, exchanges)
     spent = time.perf_counter() - started
@@ -100,18 +102,18 @@ def _exchanged(
     exchange their tokens, or one takes another token of the position. Labels are a position more.
     Where no move helps, the search begins again from the best with some tokens replaced.
     """
-    seen, draw = reader.seen, torch.Generator().manual_seed(0)
-    tokens = padded(sentences, seen)
+    observed, draw = reader.seen, torch.Generator().manual_seed(0)
+    tokens = padded(sentences, observed)
     labels, match = _labelled(reader, tokens)
     classes = range(min(_classes(reader, tokens), _MOST_LABELS))
-    choices = [*columns, () if seen.labels is not None else classes]
+    choices = [*columns, () if observed.labels is not None else classes]
 
     def residual(state: Tensor) -> float:
-        return residual_of(reader.net, seen, state[:, :-1], state[:, -1])
+        return residual_of(reader.net, observed, state[:, :-1], state[:, -1])
 
     state = best = torch.cat([tokens, labels[:, None]], 1)
-    value = least = match
-    while budget > 0 and least > _SOLVED:
+    value = match
+    while budget > 0 and match > _SOLVED:
         before = value
         for place in torch.randperm(len(choices), generator=draw).tolist():
             moves = [state, *_moves(state, place, choices[place])]
@@ -119,15 +121,15 @@ def _exchanged(
             budget -= len(moves)
             nearest = first_least(values)
             state, value = moves[nearest], values[nearest]
-            if less(value, least):
-                best, least = state, value
-            if budget <= 0 or least <= _SOLVED:
+            if less(value, match):
+                best, match = state, value
+            if budget <= 0 or match <= _SOLVED:
                 break
         if not less(value, before):
             state = _kicked(best, choices, draw)
             value = residual(state)
-    rows = [tuple(token for token in row if token != seen.pad) for row in best[:, :-1].tolist()]
-    return rows, best[:, -1], least
+    rows = [tuple(token for token in row if token != observed.pad) for row in best[:, :-1].tolist()]
+    return rows, best[:, -1], match
 
 
 def _moves(state: Tensor, place: int, choices: Sequence[int]) -> Iterator[Tensor]:
@@ -165,20 +167,20 @@ def _by_rank(columns: Sequence[Sequence[int]], batch: int) -> list[Sentence]:
     return [row for row in rows if row]
 
 
-def padded(sentences: Sequence[Sentence], seen: TextObservation) -> Tensor:
+def padded(sentences: Sequence[Sentence], observed: TextObservation) -> Tensor:
     """Return the sentences as (B, T) ids; missing ones repeat the first."""
-    batch, length = seen.shape
-    fill = seen.pad or 0
-    whole = [*sentences, *[sentences[0]] * (batch - len(sentences))]
-    return torch.tensor([[*s, *[fill] * (length - len(s))][:length] for s in whole])
+    batch, length = observed.shape
+    fill = observed.pad or 0
+    rows = [*sentences, *[sentences[0]] * (batch - len(sentences))]
+    return torch.tensor([[*s, *[fill] * (length - len(s))][:length] for s in rows])
 
 
 def matched(reader: Reader, sentences: Sequence[Sentence]) -> tuple[Tensor | None, float]:
     """Return the labels with which the sentences match the update best, and the residual."""
-    seen = reader.seen
-    tokens = padded(sentences, seen)
-    if seen.language:
-        return None, residual_of(reader.net, seen, tokens, tokens)
+    observed = reader.seen
+    tokens = padded(sentences, observed)
+    if observed.language:
+        return None, residual_of(reader.net, observed, tokens, tokens)
     return _labelled(reader, tokens)
 
 
@@ -196,23 +198,23 @@ def _guessed(reader: Reader, tokens: Tensor, count: int) -> tuple[Tensor, float]
         return residual_of(reader.net, reader.seen, tokens, torch.tensor(y))
 
     if count**batch <= _MOST_LABELS:
-        every = list(product(range(count), repeat=batch))
-        tried = [residual(labels) for labels in every]
+        choices = list(product(range(count), repeat=batch))
+        tried = [residual(labels) for labels in choices]
         best = first_least(tried)
-        return torch.tensor(every[best]), tried[best]
+        return torch.tensor(choices[best]), tried[best]
     y = [0] * batch
-    least = residual(y)
+    match = residual(y)
     for i in [*range(batch)] * 2:
         for label in range(min(count, _MOST_LABELS)):
             other = [*y[:i], label, *y[i + 1 :]]
-            if less(left := residual(other), least):
-                y, least = other, left
-    return torch.tensor(y), least
+            if less(changed := residual(other), match):
+                y, match = other, changed
+    return torch.tensor(y), match
 
 
 def _ordered(reader: Reader, tokens: Tensor, labels: Tensor) -> tuple[Tensor, float]:
     """Return the known labels in the order of the sentences, by exchanging pairs."""
-    y, least = labels.clone(), residual_of(reader.net, reader.seen, tokens, labels)
+    y, match = labels.clone(), residual_of(reader.net, reader.seen, tokens, labels)
     improved = True
     while improved:
         improved = False
@@ -222,7 +224,7 @@ def _ordered(reader: Reader, tokens: Tensor, labels: Tensor) -> tuple[Tensor, fl
                     continue
                 other = y.clone()
                 other[i], other[j] = y[j], y[i]
-                left = residual_of(reader.net, reader.seen, tokens, other)
-                if less(left, least):
-                    y, least, improved = other, left, True
-    return y, least
+                residual = residual_of(reader.net, reader.seen, tokens, other)
+                if less(residual, match):
+                    y, match, improved = other, residual, True
+    return y, match

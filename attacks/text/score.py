@@ -12,30 +12,30 @@ from accounting.checks import ConfigError
 Ids = Sequence[int]
 
 
-def token_f1(found: Ids, truth: Ids) -> float:
+def token_f1(tokens: Ids, truth: Ids) -> float:
     """Return the harmonic mean of precision and recall of the tokens, in any order.
 
     >>> token_f1([5, 5, 7], [7, 5])
     0.8
     """
-    shared = (Counter(found) & Counter(truth)).total()
-    return 2 * shared / (len(found) + len(truth)) if shared else 0.0
+    shared = (Counter(tokens) & Counter(truth)).total()
+    return 2 * shared / (len(tokens) + len(truth)) if shared else 0.0
 
 
-def rouge_l(found: Ids, truth: Ids) -> float:
+def rouge_l(tokens: Ids, truth: Ids) -> float:
     """Return the F1 of the longest common subsequence (Lin 2004).
 
     >>> rouge_l([1, 2, 9, 3], [1, 2, 3, 4])
     0.75
     """
     row = [0] * (len(truth) + 1)
-    for token in found:
+    for token in tokens:
         before = 0
         for j, other in enumerate(truth):
-            kept = row[j + 1]
-            row[j + 1] = before + 1 if token == other else max(row[j], kept)
-            before = kept
-    return 2 * row[-1] / (len(found) + len(truth)) if row[-1] else 0.0
+            above = row[j + 1]
+            row[j + 1] = before + 1 if token == other else max(row[j], above)
+            before = above
+    return 2 * row[-1] / (len(tokens) + len(truth)) if row[-1] else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,23 +55,28 @@ class TextScore:
     rouge: float
 
 
-def text_scores(found: Sequence[Ids], truth: Sequence[Ids]) -> list[TextScore]:
+def text_scores(sentences: Sequence[Ids], truth: Sequence[Ids]) -> list[TextScore]:
     """Return a score per true sentence, each paired with another found one, for the most ROUGE-L.
 
     Who attacks does not know which sentence is whose; neither does the order of a batch matter.
     """
-    if len(found) > len(truth):
-        raise ConfigError(f"found: {len(found)} sentences for {len(truth)} true ones.")
-    gain = [[rouge_l(one, true) + token_f1(one, true) for one in found] for true in truth]
+    if len(sentences) > len(truth):
+        raise ConfigError(f"found: {len(sentences)} sentences for {len(truth)} true ones.")
+    gain = [
+        [rouge_l(sentence, true) + token_f1(sentence, true) for sentence in sentences]
+        for true in truth
+    ]
     paired: dict[int, tuple[int, ...]] = {}
-    if found:
+    if sentences:
         rows, columns = linear_sum_assignment(gain, maximize=True)
-        paired = {int(i): tuple(found[int(j)]) for i, j in zip(rows, columns, strict=True)}
+        paired = {int(i): tuple(sentences[int(j)]) for i, j in zip(rows, columns, strict=True)}
     return [_scored(paired.get(i, ()), true) for i, true in enumerate(truth)]
 
 
-def _scored(found: tuple[int, ...], truth: Ids) -> TextScore:
-    return TextScore(found, found == tuple(truth), token_f1(found, truth), rouge_l(found, truth))
+def _scored(sentence: tuple[int, ...], truth: Ids) -> TextScore:
+    return TextScore(
+        sentence, sentence == tuple(truth), token_f1(sentence, truth), rouge_l(sentence, truth)
+    )
 
 
 def unigram_guess(public: Sequence[Ids], length: int) -> tuple[int, ...]:

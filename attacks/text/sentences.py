@@ -53,10 +53,10 @@ class _Layer:
 
     def distances(self, sentences: Tensor) -> Tensor:
         """Return the distance of each sentence: the root mean square of those of its inputs."""
-        seen, width = self.reader.seen, sentences.shape[1]
+        observed, width = self.reader.seen, sentences.shape[1]
         filled = sentences
-        if seen.pad is not None:
-            filled = torch.full((len(sentences), seen.shape[1]), seen.pad)
+        if observed.pad is not None:
+            filled = torch.full((len(sentences), observed.shape[1]), observed.pad)
             filled[:, :width] = sentences
         rows = self.reader.inputs(self.source, filled)[:, :width]
         return self.span.distance(rows).square().mean(1).sqrt()
@@ -91,9 +91,9 @@ def assembled(reader: Reader, tokens: FoundTokens) -> list[Sentence]:
         sentences |= _improved(layer, columns, _drawn(columns))
     done = _nearest(sentences)[:batch]
     if 0 < len(done) < batch and (remainder := without(reader, done)) is not None:
-        others = tokens_in_span(remainder)
-        if others is not None and _complete(others, remainder.seen.pad):
-            return [*done, *assembled(remainder, others)][:batch]
+        remaining = tokens_in_span(remainder)
+        if remaining is not None and _complete(remaining, remainder.seen.pad):
+            return [*done, *assembled(remainder, remaining)][:batch]
     return sorted(sentences, key=sentences.__getitem__)[:batch]
 
 
@@ -113,14 +113,18 @@ def _complete(tokens: FoundTokens, pad: int | None) -> bool:
     return filled[0] and (all(filled) if pad is None else filled == sorted(filled, reverse=True))
 
 
-def _additive(seen: TextObservation) -> bool:
+def _additive(observed: TextObservation) -> bool:
     """Return whether the update is the mean of those that its sentences would give alone."""
-    if seen.clip is not None or seen.noise_std > 0 or (seen.language and seen.pad is not None):
+    if (
+        observed.clip is not None
+        or observed.noise_std > 0
+        or (observed.language and observed.pad is not None)
+    ):
         return False
-    if seen.local is None:
+    if observed.local is None:
         return True
-    complete = seen.local.rows(0, seen.shape[0]) == list(range(seen.shape[0]))
-    return complete and seen.local.steps == 1 and seen.local.optimizer == "sgd"
+    complete = observed.local.rows(0, observed.shape[0]) == list(range(observed.shape[0]))
+    return complete and observed.local.steps == 1 and observed.local.optimizer == "sgd"
 
 
 def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
@@ -132,34 +136,34 @@ def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
     Returns:
         None where the update is not such a mean, and where no label explains a sentence.
     """
-    seen = reader.seen
-    if seen.language or not _additive(seen):
+    observed = reader.seen
+    if observed.language or not _additive(observed):
         return None
     source = next(s for s in reader.sources if s.reach == "token")
     with torch.no_grad():
         count = reader.net(_filled(reader, sentences[:1])).shape[-1]
     if count > _MOST_LABELS:
         return None
-    labels = range(count) if seen.labels is None else sorted(set(seen.labels.tolist()))
+    labels = range(count) if observed.labels is None else sorted(set(observed.labels.tolist()))
     for sentence in sentences:
         tokens = _filled(reader, [sentence])
         remainders = []
         for label in labels:
-            sent = update_of(reader.net, seen, tokens, torch.tensor([label]))
-            part = {k: v - sent[k] / reader.seen.shape[0] for k, v in seen.update.items()}
-            rounding = seen.resolution * norm(seen.update) / max(norm(part), 1e-300)
-            remainders.append(replace(seen, update=part, rounding=rounding))
+            sent = update_of(reader.net, observed, tokens, torch.tensor([label]))
+            part = {k: v - sent[k] / reader.seen.shape[0] for k, v in observed.update.items()}
+            rounding = observed.resolution * norm(observed.update) / max(norm(part), 1e-300)
+            remainders.append(replace(observed, update=part, rounding=rounding))
         # rounding leaves more of a known sentence than of others: the rank may be too high
         ranks = [_rank(remainder, source) for remainder in remainders]
-        if min(ranks) >= _rank(seen, source):
+        if min(ranks) >= _rank(observed, source):
             return None
         best = remainders[ranks.index(min(ranks))]
-        seen = replace(best, shape=(seen.shape[0] - 1, seen.shape[1]))
-    return reader.of(seen)
+        observed = replace(best, shape=(observed.shape[0] - 1, observed.shape[1]))
+    return reader.of(observed)
 
 
-def _rank(seen: TextObservation, source: Source) -> int:
-    return span(replace(seen, rounding=max(HALF, seen.resolution)), source).rank
+def _rank(observed: TextObservation, source: Source) -> int:
+    return span(replace(observed, rounding=max(HALF, observed.resolution)), source).rank
 
 
 def _improved(
@@ -231,18 +235,18 @@ def _grown(layer: _Layer, tokens: FoundTokens) -> list[Sentence]:
     return [*alive, *ended][:batch]
 
 
-def _before_gap(distances: Tensor, least: int, most: int, threshold: float) -> list[int]:
-    """Return the positions of the nearest: all up to ``most``, else those before the widest gap."""
+def _before_gap(distances: Tensor, low: int, high: int, threshold: float) -> list[int]:
+    """Return the positions of the nearest: all up to ``high``, else those before the widest gap."""
     order = distances.argsort(stable=True)
     order = order[distances[order] <= threshold]
-    if len(order) <= most:  # gaps between as many as there are may be those of rounding
+    if len(order) <= high:  # gaps between as many as there are may be those of rounding
         return order.tolist()
-    least = min(least, most)
+    low = min(low, high)
     logs = distances[order].clamp(min=HALF).log()
-    gaps = (logs[1:] - logs[:-1])[max(least - 1, 0) : most]
-    count = max(least - 1, 0) + int(gaps.argmax()) + 1 if len(gaps) else least
+    gaps = (logs[1:] - logs[:-1])[max(low - 1, 0) : high]
+    count = max(low - 1, 0) + int(gaps.argmax()) + 1 if len(gaps) else low
     if len(gaps) and float(gaps.max()) < math.log(_GAP):
-        count = most * _PREFIXES  # no gap: a later position decides
+        count = high * _PREFIXES  # no gap: a later position decides
     return order[:count].tolist()
 
 
@@ -260,19 +264,19 @@ def completed(reader: Reader, sentences: Sequence[Sentence]) -> list[Sentence]:
     tokens leave of the update is compared with all labels at once: a step of the weights along it
     raises the likelihood of the true one most. The nearest are then tried exactly.
     """
-    seen = reader.seen
-    batch, length = seen.shape
+    observed = reader.seen
+    batch, length = observed.shape
     open_rows = [i for i, s in enumerate(sentences) if len(s) < length]
     if not open_rows or len(sentences) < batch:
         return list(sentences)
-    stand_in = 1 if seen.pad == 0 else 0  # any token but the padding
+    stand_in = 1 if observed.pad == 0 else 0  # any token but the padding
     gain = _along(reader, [[*s, stand_in] if len(s) < length else s for s in sentences])
     nearest = {i: gain[i].argsort(descending=True)[:_NEAREST].tolist() for i in open_rows}
     best = [[*s, nearest[i][0]] if i in nearest else list(s) for i, s in enumerate(sentences)]
 
     def residual(rows: Sequence[Sequence[int]]) -> float:
         tokens = _filled(reader, rows)
-        return residual_of(reader.net, seen, tokens, tokens)
+        return residual_of(reader.net, observed, tokens, tokens)
 
     match = residual(best)
     for _ in range(2):
@@ -300,16 +304,18 @@ def _along(reader: Reader, sentences: Sequence[Sequence[int]]) -> Tensor:
     That is, from a step of the weights along what these sentences leave of the update: the least
     logit slopes at the last positions whose gradient is that remainder, by LSQR.
     """
-    seen = reader.seen
+    observed = reader.seen
     tokens = _filled(reader, sentences)
     rows, last = torch.arange(len(sentences)), torch.tensor([len(s) - 2 for s in sentences])
-    ours = update_of(reader.net, seen, tokens, tokens)
-    u, v = flat(ours[name] for name in seen.update), flat(seen.update.values())
-    scale = float(u @ v / (u @ u)) if seen.clip is not None else 1.0
-    leaves = {name: seen.state[name].clone().requires_grad_(True) for name in seen.update}
+    ours = update_of(reader.net, observed, tokens, tokens)
+    u, v = flat(ours[name] for name in observed.update), flat(observed.update.values())
+    scale = float(u @ v / (u @ u)) if observed.clip is not None else 1.0
+    leaves = {name: observed.state[name].clone().requires_grad_(True) for name in observed.update}
 
     def logits(weights: Mapping[str, Tensor]) -> Tensor:
-        out: Tensor = functional_call(reader.net, {**seen.state, **weights}, (tokens,))[rows, last]
+        out: Tensor = functional_call(reader.net, {**observed.state, **weights}, (tokens,))[
+            rows, last
+        ]
         return out
 
     out = logits(leaves)
@@ -334,5 +340,5 @@ def _along(reader: Reader, sentences: Sequence[Sequence[int]]) -> Tensor:
     shape = (len(u), out.numel())
     system = LinearOperator(shape, matvec=gradient, rmatvec=moved, dtype=np.float64)
     slopes = lsqr(system, (v / scale - u).numpy(), atol=0, btol=0, iter_lim=_ITERATIONS)[0]
-    sign = -1.0 if seen.local is None else 1.0
+    sign = -1.0 if observed.local is None else 1.0
     return sign * torch.from_numpy(slopes).view_as(out)

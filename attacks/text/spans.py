@@ -6,7 +6,7 @@ that span, and whoever knows the weights tests every token of the vocabulary, or
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,10 +15,10 @@ from typing import Literal
 import torch
 from scipy.stats import beta
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from attacks.rounding import HALF, differs, same
 from attacks.text.observation import TextObservation, text_model, vocabulary
+from attacks.update import recording
 
 Reach = Literal["token", "prefix", "sentence"]
 
@@ -57,19 +57,23 @@ class Source:
 class Reader:
     """Computes the inputs of a model's layers from token ids, at the observed weights."""
 
-    def __init__(self, model: nn.Module, seen: TextObservation) -> None:
-        self.net = text_model(model, seen.pad)
+    def __init__(self, model: nn.Module, observed: TextObservation) -> None:
+        self.net = text_model(model, observed.pad)
         self.net.load_state_dict(
-            {name: seen.state[name] for name in self.net.state_dict() if name in seen.state},
+            {
+                name: observed.state[name]
+                for name in self.net.state_dict()
+                if name in observed.state
+            },
             strict=False,
         )
         self.vocabulary = vocabulary(model)
-        self.seen = seen
+        self.seen = observed
 
-    def of(self, seen: TextObservation) -> "Reader":
+    def of(self, observed: TextObservation) -> "Reader":
         """Return a reader of another update of the same parameters."""
         other = copy.copy(self)
-        other.seen = seen
+        other.seen = observed
         return other
 
     def inputs(self, source: Source, tokens: Tensor) -> Tensor:
@@ -78,12 +82,12 @@ class Reader:
         return torch.cat([self._inputs(source, part) for part in parts])
 
     def _inputs(self, source: Source, tokens: Tensor) -> Tensor:
-        found: list[Tensor] = []
+        inputs: list[Tensor] = []
         module = self.net.get_submodule(source.module)
-        listening = _listening(module, found, source.state)
+        listening = _listening(module, inputs, source.state)
         with torch.no_grad(), listening, suppress(_EnoughError):
             self.net(tokens)
-        return found[0] if found[0].ndim == 3 else found[0][:, None]
+        return inputs[0] if inputs[0].ndim == 3 else inputs[0][:, None]
 
     @cached_property
     def sources(self) -> tuple[Source, ...]:
@@ -96,58 +100,38 @@ class Reader:
         probe = torch.full((len(places) + 1, length), int(first))
         probe[1:].scatter_(1, places[:, None], int(other))
         read = self._all_inputs(probe)
-        found: list[tuple[Source, Tensor]] = []
+        sources: list[tuple[Source, Tensor]] = []
         for name, weights, state, rows in read:
             visible = {k: v for k, v in weights.items() if k in self.seen.update}
             if not visible:
                 continue
-            for i, (source, known) in enumerate(found):
-                if source.state == state and same(known, rows):
+            for i, (source, inputs) in enumerate(sources):
+                if source.state == state and same(inputs, rows):
                     joint = {**source.weights, **visible}
-                    found[i] = Source(source.module, joint, source.reach, state), known
+                    sources[i] = Source(source.module, joint, source.reach, state), inputs
                     break
             else:
-                found.append((Source(name, visible, _reach(rows, places), state), rows))
-        return tuple(source for source, _ in found)
+                sources.append((Source(name, visible, _reach(rows, places), state), rows))
+        return tuple(source for source, _ in sources)
 
     def _all_inputs(self, tokens: Tensor) -> list[tuple[str, dict[str, bool], bool, Tensor]]:
         """Return (module, its weights, whether states, inputs) of each dense layer, as they run."""
-        kept: list[tuple[str, dict[str, bool], bool, Tensor]] = []
+        kinds = (nn.LSTM, *{type(m) for m in self.net.modules() if dense_weight(m)})
+        with torch.no_grad(), recording(self.net, kinds) as calls:
+            self.net(tokens)
+        read: list[tuple[str, dict[str, bool], bool, Tensor]] = []
+        for call in calls:
+            layer = call.module
+            weight = "weight_ih_l0" if isinstance(layer, nn.LSTM) else "weight"
+            stored_in = dense_weight(layer) == "in"
+            read.append((call.name, {f"{call.name}.{weight}": stored_in}, False, call.inputs))
+            if isinstance(layer, nn.LSTM) and layer.num_layers == 1 and not layer.bidirectional:
+                states = call.output[0]
+                read.append((call.name, {f"{call.name}.weight_hh_l0": False}, True, states))
+        read = [(a, b, c, x[:, None] if x.ndim == 2 else x) for a, b, c, x in read]
         count, length = tokens.shape
-
-        def keep(name: str, weights: dict[str, bool], state: bool, rows: Tensor) -> None:
-            rows = rows[:, None] if rows.ndim == 2 else rows
-            if rows.ndim == 3 and rows.shape[:2] in ((count, length), (count, 1)):
-                kept.append((name, weights, state, rows))
-
-        hooks = [
-            hook for name, module in self.net.named_modules() for hook in _hooks(name, module, keep)
-        ]
-        try:
-            with torch.no_grad():
-                self.net(tokens)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        return kept
-
-
-Keep = Callable[[str, dict[str, bool], bool, Tensor], None]
-
-
-def _hooks(name: str, module: nn.Module, keep: Keep) -> Iterator[RemovableHandle]:
-    if isinstance(module, nn.LSTM):
-        yield module.register_forward_pre_hook(
-            lambda _m, args: keep(name, {f"{name}.weight_ih_l0": False}, False, args[0])
-        )
-        if module.num_layers == 1 and not module.bidirectional:
-            yield module.register_forward_hook(
-                lambda _m, _a, out: keep(name, {f"{name}.weight_hh_l0": False}, True, out[0])
-            )
-    elif stored := dense_weight(module):
-        yield module.register_forward_pre_hook(
-            lambda _m, args: keep(name, {f"{name}.weight": stored == "in"}, False, args[0])
-        )
+        shapes = ((count, length), (count, 1))
+        return [row for row in read if row[-1].ndim == 3 and row[-1].shape[:2] in shapes]
 
 
 def dense_weight(module: nn.Module) -> str:
@@ -159,13 +143,13 @@ def dense_weight(module: nn.Module) -> str:
 
 
 @contextmanager
-def _listening(module: nn.Module, found: list[Tensor], state: bool) -> Iterator[None]:
+def _listening(module: nn.Module, inputs: list[Tensor], state: bool) -> Iterator[None]:
     def before(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        found.append(args[0])
+        inputs.append(args[0])
         raise _EnoughError
 
     def after(_module: nn.Module, _args: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> None:
-        found.append(out[0])
+        inputs.append(out[0])
         raise _EnoughError
 
     hook = (
@@ -217,8 +201,8 @@ class Span:
         """Return the share of the length of each vector (..., width) that leaves the span."""
         if self.rank == 0:
             return torch.ones(x.shape[:-1], dtype=x.dtype)
-        left = x - (x @ self.rows.T) @ self.rows
-        share: Tensor = left.norm(dim=-1) / x.norm(dim=-1).clamp(min=1e-300)
+        beyond = x - (x @ self.rows.T) @ self.rows
+        share: Tensor = beyond.norm(dim=-1) / x.norm(dim=-1).clamp(min=1e-300)
         return share
 
     def threshold(self, candidates: int) -> float:
@@ -233,34 +217,35 @@ class Span:
         return min(_MARGIN * float(share**0.5), self.error)
 
 
-def span(seen: TextObservation, source: Source) -> Span:
+def span(observed: TextObservation, source: Source) -> Span:
     """Return the span of the inputs of the source's layers, as far as rounding and noise show it.
 
     The rank is at most the number of tokens of the batch, which the attacker knows.
     """
     gradients = [
-        seen.update[name].double() if not swapped else seen.update[name].double().T
+        observed.update[name].double() if not swapped else observed.update[name].double().T
         for name, swapped in source.weights.items()
     ]
-    if seen.noise_std == 0:  # each is rounded relative to itself
-        gradients = [one / one.norm() for one in gradients if bool(one.any())]
+    if observed.noise_std == 0:  # each is rounded relative to itself
+        gradients = [gradient / gradient.norm() for gradient in gradients if bool(gradient.any())]
     if not gradients:
-        return Span(torch.zeros(0, next(iter(seen.update.values())).shape[-1]).double())
+        return Span(torch.zeros(0, next(iter(observed.update.values())).shape[-1]).double())
     stacked = torch.cat(gradients)
     _, values, rows = torch.linalg.svd(stacked, full_matrices=False)
-    floor = _ROUNDING * seen.resolution * float(values[0])
-    if seen.noise_std > 0:  # greatest singular value of noise alone
+    floor = _ROUNDING * observed.resolution * float(values[0])
+    if observed.noise_std > 0:  # greatest singular value of noise alone
         high, wide = stacked.shape
-        floor = max(floor, seen.noise_std * (high**0.5 + wide**0.5))
-    most = seen.shape[0] * seen.shape[1]
-    rank = min(int((values > floor).sum()), most)
+        floor = max(floor, observed.noise_std * (high**0.5 + wide**0.5))
+    limit = observed.shape[0] * observed.shape[1]
+    rank = min(int((values > floor).sum()), limit)
     if rank == 0:
         return Span(rows[:0])
-    least = float(values[rank - 1])
+    smallest = float(values[rank - 1])
     error = (
-        _SAFE * seen.resolution * float(values[0]) + _NOISE * seen.noise_std * rows.shape[1] ** 0.5
+        _SAFE * observed.resolution * float(values[0])
+        + _NOISE * observed.noise_std * rows.shape[1] ** 0.5
     )
-    return Span(rows[:rank], least / float(values[0]), max(HALF, error / least))
+    return Span(rows[:rank], smallest / float(values[0]), max(HALF, error / smallest))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -288,38 +273,38 @@ def tokens_in_span(reader: Reader, candidates: Tensor | None = None) -> FoundTok
     Returns:
         None where no layer in view reads single tokens, or its span is everything.
     """
-    seen = reader.seen
-    length = seen.shape[1]
+    observed = reader.seen
+    length = observed.shape[1]
     if candidates is None:
         candidates = torch.arange(reader.vocabulary)
-    candidates = candidates[candidates != (-1 if seen.pad is None else seen.pad)]
-    spans = [(s, span(seen, s)) for s in reader.sources if s.reach == "token"]
-    useful = [(s, one) for s, one in spans if one.rank > 0 and one.open > 0]
+    candidates = candidates[candidates != (-1 if observed.pad is None else observed.pad)]
+    spans = [(s, span(observed, s)) for s in reader.sources if s.reach == "token"]
+    useful = [(s, widest) for s, widest in spans if widest.rank > 0 and widest.open > 0]
     if not useful:
         return None
     # the widest open span tells most; others only see fewer tokens (GPT-2's query: no first one)
-    source, one = max(useful, key=lambda pair: (pair[1].open > 0, pair[1].rank))
+    source, widest = max(useful, key=lambda pair: (pair[1].open > 0, pair[1].rank))
     distances = torch.full((reader.vocabulary, length), torch.inf, dtype=torch.float64)
-    high = sum(min(seen.update[name].shape) for name in source.weights)
-    if one.rank == high < seen.shape[0] * length:  # more tokens than directions were sent
+    high = sum(min(observed.update[name].shape) for name in source.weights)
+    if widest.rank == high < observed.shape[0] * length:  # more tokens than directions were sent
         rows = reader.inputs(source, candidates[:, None].expand(-1, length))
-        distances[candidates] = _pursued(one, rows.flatten(0, 1)).reshape(rows.shape[:2])
+        distances[candidates] = _pursued(widest, rows.flatten(0, 1)).reshape(rows.shape[:2])
         threshold = _SURE
     else:
         for part in torch.split(candidates, max(1, _ROWS // length)):
             rows = reader.inputs(source, part[:, None].expand(-1, length))
-            distances[part] = one.distance(rows)
-        threshold = one.threshold(len(candidates) * length)
+            distances[part] = widest.distance(rows)
+        threshold = widest.threshold(len(candidates) * length)
     by_position = []
     for column in distances.T:
         order = column.clamp(min=HALF).argsort(stable=True)  # rounding orders nothing
         # of (a, i), (b, i) and (b, j) in the batch, (a, j) is a combination: accept it as well
-        inside = [(int(t), float(column[t])) for t in order[: seen.shape[0] * length]]
+        inside = [(int(t), float(column[t])) for t in order[: observed.shape[0] * length]]
         by_position.append(tuple(pair for pair in inside if pair[1] <= threshold))
     return FoundTokens(tuple(by_position), distances, threshold)
 
 
-def _pursued(seen: Span, x: Tensor) -> Tensor:
+def _pursued(observed: Span, x: Tensor) -> Tensor:
     """Return the distance of each input from a span that shows only combinations of the inputs.
 
     Of k inputs, r combinations were sent, as by LoRA's A. With k - r of the inputs added, the span
@@ -331,15 +316,15 @@ def _pursued(seen: Span, x: Tensor) -> Tensor:
         1 everywhere where too few directions remain.
     """
     x = x / x.norm(dim=1, keepdim=True)
-    left, basis, chosen = x.clone(), seen.rows, list[int]()
+    beyond, basis, chosen = x.clone(), observed.rows, list[int]()
     while len(basis) > 1 and len(chosen) + len(basis) + _SPARE <= x.shape[1]:
-        away = _away(left, basis)
+        away = _away(beyond, basis)
         if int((away < _SURE).sum()) > 1:
-            return _judged(seen, x, chosen, away)
+            return _judged(observed, x, chosen, away)
         nearest = int(away.argmin())
         chosen.append(nearest)
-        axis = left[nearest] / left[nearest].norm()
-        left = left - (left @ axis)[:, None] * axis
+        axis = beyond[nearest] / beyond[nearest].norm()
+        beyond = beyond - (beyond @ axis)[:, None] * axis
         _, values, rows = torch.linalg.svd(
             basis - (basis @ axis)[:, None] * axis, full_matrices=False
         )
@@ -347,18 +332,18 @@ def _pursued(seen: Span, x: Tensor) -> Tensor:
     return torch.ones(len(x), dtype=x.dtype)
 
 
-def _away(left: Tensor, basis: Tensor) -> Tensor:
+def _away(beyond: Tensor, basis: Tensor) -> Tensor:
     """Return the distance of each vector from the span, 1 for those of which nothing is left."""
-    size = left.norm(dim=1)
-    share = (left - (left @ basis.T) @ basis).norm(dim=1) / size.clamp(min=1e-300)
+    size = beyond.norm(dim=1)
+    share = (beyond - (beyond @ basis.T) @ basis).norm(dim=1) / size.clamp(min=1e-300)
     return torch.where(size > _SURE, share, 1.0)
 
 
-def _judged(seen: Span, x: Tensor, chosen: list[int], away: Tensor) -> Tensor:
-    held = x[(away < _SURE).nonzero()[:, 0]]
+def _judged(observed: Span, x: Tensor, chosen: list[int], away: Tensor) -> Tensor:
+    inside = x[(away < _SURE).nonzero()[:, 0]]
     away = away.clone()
     for i in chosen:
-        others = torch.cat([seen.rows, held, x[[j for j in chosen if j != i]]])
-        _, values, rows = torch.linalg.svd(others, full_matrices=False)
+        joint = torch.cat([observed.rows, inside, x[[j for j in chosen if j != i]]])
+        _, values, rows = torch.linalg.svd(joint, full_matrices=False)
         away[i] = Span(rows[values > _SURE]).distance(x[i])
     return away

@@ -87,14 +87,6 @@ def test_nothing_is_found_where_nothing_is(lenet, digits):
     assert april(model, observe(model, x, y, visible=["head.*"])) is None
 
 
-def test_the_suite_has_it(digits):
-    model = vit()
-    attacks = {"april": suite()["april"]}
-    views = {"position": EMBEDDINGS, "attention": ATTENTION}
-    report = leakage(model, digits[0][:1], digits[1][:1], views=views, attacks=attacks)
-    assert [row.verdict for row in report.rows] == ["recovered", "recovered"]
-
-
 class Adapted(nn.Module):
     """A transformer with a prompt, LoRA and an adapter; its attention takes LoRA's output."""
 

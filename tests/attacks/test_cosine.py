@@ -30,11 +30,10 @@ class Drowned(nn.Module):
         return self.inside(x) + 30 * self.shift
 
 
-@pytest.mark.parametrize("drowned", [False, True])
-def test_relu_network(relu, digits, drowned):
+def test_a_network_whose_updates_are_nearly_the_same(relu, digits):
     """It finds the image sent, and nothing of another, whatever the distance at the start is."""
     x, y = digits[0][:1], digits[1][:1]
-    model = Drowned(relu) if drowned else relu
+    model = Drowned(relu)
     found = cosine_tv(model, observe(model, x, y), restarts=2, steps=200)
     assert float(psnr(found.x, x)) > 30
     assert float(psnr(found.x, digits[0][3:4])) < 12

@@ -70,13 +70,6 @@ def test_an_attack_that_is_cut_off_is_no_protection(lenet, digits):
     assert row.to_dict()["evaluations"] == 2 * 3
 
 
-def test_the_closed_form_is_tried(mlp, digits):
-    x, y = digits[0][:2], digits[1][:2]
-    (row,) = leakage(mlp, x, y, views={"dense1": ["dense1.*"]}).rows
-    assert min(row.psnr) > 140
-    assert row.to_dict()["attack"] == "invert_dense"
-
-
 def test_an_attacker_hands_in_the_least_residual_and_the_row_bounds_all(lenet, digits):
     x, y = digits[0][:1], digits[1][:1]
     label = torch.tensor([3])
@@ -134,6 +127,9 @@ def test_a_mistyped_view_is_an_error_before_the_first_attack(lenet, digits):
             attacks={"any": lambda *_: called.append(1)},
         )
     assert not called
+    for views in ({}, {"none": []}):
+        with pytest.raises(ConfigError):
+            leakage(lenet, digits[0][:1], digits[1][:1], views=views)
 
 
 def test_an_audit_without_an_attack_says_so(lenet, digits):
@@ -236,14 +232,6 @@ def test_json_with_the_same_numbers_for_the_same_seed(lenet, digits, report):
     assert set(first["oracles"]) == {"own mean"}
 
 
-def test_baselines_stand_beside_every_score(report):
-    fair = [scores for name, scores in report.baselines.items() if name != "own mean"]
-    best = [max(scores[i] for scores in fair) for i in range(3)]
-    for row in report.rows:
-        assert [one.baseline for one in row.best] == best
-        assert row.reconstructions.shape == report.truth.shape == (3, 1, 8, 8)
-
-
 def test_progress_and_hidden_labels(lenet, digits):
     lines = []
     result = leakage(
@@ -261,12 +249,6 @@ def test_progress_and_hidden_labels(lenet, digits):
     assert min(result.rows[0].psnr) > 60
     assert result.to_dict()["threat"]["labels"] == "inferred"
     assert "dataset mean" in result.baselines
-
-
-def test_bad_views(lenet, digits):
-    for views in ({}, {"typo": ["dense9.*"]}, {"none": []}):
-        with pytest.raises(ConfigError):
-            leakage(lenet, digits[0][:1], digits[1][:1], views=views)
 
 
 def test_an_auditor_shares_no_code_with_what_it_audits():

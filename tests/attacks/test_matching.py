@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from accounting import ConfigError
-from attacks import match_batch, observe, reid_rank
+from attacks import observe, reid_rank
+from attacks.metrics import match_batch
 
 
 def test_the_pairing_is_the_best_of_all():

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from accounting import ConfigError
-from attacks import baselines, feature_error, psnr, ssim, wilson
+from attacks import psnr, ssim
+from attacks.metrics import baseline_images, feature_error, wilson
 
 
 def test_psnr_by_hand():
@@ -36,7 +37,7 @@ def test_what_is_no_image_never_becomes_a_number(bad):
         with pytest.raises(ConfigError):
             psnr(*pair)
     with pytest.raises(ConfigError):
-        baselines(broken)
+        baseline_images(broken)
 
 
 def test_shapes_must_agree():
@@ -46,26 +47,25 @@ def test_shapes_must_agree():
 
 def test_baselines_by_hand():
     truth = torch.tensor([[[[0.0, 1.0], [0.0, 1.0]]], [[[0.2, 0.2], [0.2, 0.2]]]]).double()
-    mean = torch.full((1, 2, 2), 0.3)
-    scores = baselines(truth, mean)
-    assert list(scores) == ["grey", "own mean", "noise", "dataset mean"]
-    assert scores["grey"].tolist() == pytest.approx([-20 * math.log10(0.5), -20 * math.log10(0.3)])
-    assert scores["own mean"].tolist() == pytest.approx([-20 * math.log10(0.5), 313.07], abs=0.01)
-    assert scores["dataset mean"].tolist() == pytest.approx(
-        [-10 * math.log10((0.3**2 + 0.7**2) / 2), 20.0], abs=1e-5
-    )
+    mean, means = torch.full((1, 2, 2), 0.3), torch.full((2, 1, 2, 2), 0.1)
+    images = baseline_images(truth, mean, means)
+    scores = {name: psnr(image, truth).tolist() for name, image in images.items()}
+    assert list(scores) == ["grey", "own mean", "noise", "dataset mean", "class mean"]
+    assert scores["grey"] == pytest.approx([-20 * math.log10(0.5), -20 * math.log10(0.3)])
+    assert scores["own mean"] == pytest.approx([-20 * math.log10(0.5), 313.07], abs=0.01)
+    known = [-10 * math.log10((0.3**2 + 0.7**2) / 2), 20.0]
+    assert scores["dataset mean"] == pytest.approx(known, abs=1e-5)
+    assert scores["class mean"][1] == pytest.approx(20.0, abs=1e-5)
+    colours = torch.tensor([0.1, 0.5, 0.9]).reshape(1, 3, 1, 1).expand(1, 3, 4, 4)
+    assert float(psnr(baseline_images(colours)["own mean"], colours)) > 100
 
 
 def test_noise_is_seeded_and_uniform():
     truth = torch.full((1, 1, 200, 200), 0.5)
-    assert float(baselines(truth)["noise"]) == pytest.approx(10 * math.log10(12), abs=0.1)
-    assert torch.equal(baselines(truth, seed=3)["noise"], baselines(truth, seed=3)["noise"])
-    assert not torch.equal(baselines(truth, seed=3)["noise"], baselines(truth, seed=4)["noise"])
-
-
-def test_own_mean_keeps_the_colour():
-    colours = torch.tensor([0.1, 0.5, 0.9]).reshape(1, 3, 1, 1).expand(1, 3, 4, 4)
-    assert float(baselines(colours)["own mean"]) > 100
+    one, again, other = (baseline_images(truth, seed=seed)["noise"] for seed in (3, 3, 4))
+    assert float(psnr(one, truth)) == pytest.approx(10 * math.log10(12), abs=0.1)
+    assert torch.equal(one, again)
+    assert not torch.equal(one, other)
 
 
 def test_ssim_against_the_formula_position_by_position():
@@ -109,11 +109,3 @@ def test_wilson_against_the_root_of_its_own_equation():
             assert (k / n - end) ** 2 == pytest.approx(1.96**2 * end * (1 - end) / n, abs=1e-12)
     with pytest.raises(ConfigError):
         wilson(3, 2)
-
-
-def test_class_means_are_a_baseline():
-    truth = torch.full((2, 1, 2, 2), 0.5)
-    means = torch.stack([torch.full((1, 2, 2), 0.6), torch.full((1, 2, 2), 0.51)])
-    assert baselines(truth, class_means=means)["class mean"].tolist() == pytest.approx(
-        [20.0, 40.0], abs=1e-4
-    )

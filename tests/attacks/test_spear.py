@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from accounting import ConfigError
-from attacks import leakage, match_batch, observe, psnr, spear
+from attacks import observe, psnr, spear
+from attacks.metrics import match_batch
 from attacks.reconstruction.analytic import invert_first_dense
 from attacks.reconstruction.spear import unmix
 
@@ -52,14 +53,14 @@ class LoRA(nn.Module):
         return self.head(torch.relu(self.dense(flat) + adapted))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_a_batch_of_which_few_images_have_a_neuron_of_their_own(net, digits, dtype):
+def test_a_batch_of_which_few_images_have_a_neuron_of_their_own(net, digits):
+    """Sent in float32."""
     x, y = digits[0][:BATCH], digits[1][:BATCH]
     seen = observe(net, x, y, visible=["1.*"])
-    rounded = {name: value.to(dtype).double() for name, value in seen.update.items()}
+    rounded = {name: value.float() for name, value in seen.update.items()}
     seen = type(seen)(rounded, seen.state, seen.shape, seen.labels)
     found = spear(net, seen)
-    assert float(decibels(found, x).min()) > (120 if dtype == torch.float64 else 60)
+    assert float(decibels(found, x).min()) > 60
     rows = invert_first_dense(net, seen)
     assert int((decibels(rows, x) > 60).sum()) < BATCH
 
@@ -106,10 +107,3 @@ def test_equal_images_are_one(net, digits):
     x, y = digits[0][[0, 0, 1]], digits[1][[0, 0, 1]]
     found = spear(net, observe(net, x, y))
     assert int((decibels(found, x) > 100).sum()) == 1 + 1  # one of the two, and the other image
-
-
-def test_the_suite_says_which_attack_found_them(net, digits):
-    x, y = digits[0][:4], digits[1][:4]
-    report = leakage(net, x, y, views={"first": ["1.*"]}, batch=4)
-    assert report.verdict == "recovered"
-    assert report.rows[0].recovered == 4
