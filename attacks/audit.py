@@ -94,10 +94,7 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
 
     # What images and sentences differ in.
 
-    @property
-    def suite(self) -> Mapping[str, Attack[SeenT, ResultT]]:
-        """The attacks where none are named."""
-        raise NotImplementedError
+    suite: ClassVar[Callable[[], Mapping[str, Attack[Any, Any]]]]
 
     @property
     def client_loss(self) -> Loss:
@@ -222,7 +219,7 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
 
     @cached_property
     def _attacks(self) -> Mapping[str, Attack[SeenT, ResultT]]:
-        return self.suite if self.attacks is None else self.attacks
+        return type(self).suite() if self.attacks is None else self.attacks
 
     @cached_property
     def _done(self) -> MutableMapping[str, dict[str, ResultT]]:

@@ -77,11 +77,8 @@ def defences(
     Every attacker knows clip and noise. PSNR falls to the floor long before epsilon means
     anything: read PSNR as what these attacks can do, and epsilon as what any attack could do.
 
-    Args:
-        audit: of images or of text, of one view; its own clip and noise do not count. One ``done``
-            serves all points.
-        clips: each > 0; None does not clip, and then only without noise.
-        noise_multipliers: each >= 0.
+    The audit is of one view; its own clip and noise do not count, and one ``done`` serves all
+    points. A clip of None does not clip, and then only without noise.
 
     Raises:
         ConfigError: nothing to sweep, several views, or an error of the audit.

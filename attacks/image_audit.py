@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -90,17 +90,7 @@ def _labels_are_few(model: nn.Module, observed: Observation) -> bool:
 
 
 def leakage(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> LeakageReport:  # noqa: ANN401
-    """Attack the update of each batch of images, once per view and adversary.
-
-    Args:
-        model: see ``ImageAudit``.
-        x: (N, C, H, W) in [0, 1].
-        y: (N,) labels.
-        options: ``views``, and the other fields of ``ImageAudit``.
-
-    Raises:
-        ConfigError: a pattern that matches no parameter, or an option out of range.
-    """
+    """Attack the update of each batch of images; ``views`` and all options are of ImageAudit."""
     return ImageAudit(model=model, x=x, y=y, **options).report()
 
 
@@ -124,7 +114,8 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
             a gradient or one local step. A given update has them, or has not.
     """
 
-    kind: ClassVar[str] = "images"
+    kind = "images"
+    suite = staticmethod(suite)
 
     y: Tensor
     dataset_mean: Tensor | None = None
@@ -148,11 +139,6 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
             raise ConfigError(
                 f"decoys: rank an image by itself; leave them out at batch={self.batch}."
             )
-
-    @property
-    def suite(self) -> Mapping[str, ImageAttack]:
-        """Every attack on images."""
-        return suite()
 
     def computed(self, number: int, options: dict[str, Any]) -> Observation:
         """Return what the client sends of batch ``number``."""

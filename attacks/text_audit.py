@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,17 +72,7 @@ def text_leakage(
     labels: Tensor | None = None,
     **options: Any,  # noqa: ANN401 - fields of TextAudit, which checks them
 ) -> TextReport:
-    """Attack the update of each batch of sentences, once per view and adversary.
-
-    Args:
-        model: see ``TextAudit``.
-        tokens: (N, T) ids of the true sentences.
-        labels: (N,) of a text classifier; None trains a language model to predict its own tokens.
-        options: ``views``, and the other fields of ``TextAudit``.
-
-    Raises:
-        ConfigError: a pattern that matches no parameter, or an option out of range.
-    """
+    """Attack the update of each batch of sentences; ``views`` and all options are of TextAudit."""
     return TextAudit(model=model, x=tokens, y=labels, **options).report()
 
 
@@ -101,7 +91,8 @@ class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
             verdict is measured against nothing, and the report says so.
     """
 
-    kind: ClassVar[str] = "sentences"
+    kind = "sentences"
+    suite = staticmethod(text_suite)
 
     pad: int | None = None
     public: Sequence[Sequence[int]] = ()
@@ -152,11 +143,6 @@ class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
                 f"tokens, and one that predicts its tokens gives (1, {places}, K), K at least "
                 f"{words}. Pass the labels of a classifier."
             )
-
-    @property
-    def suite(self) -> Mapping[str, TextAttack]:
-        """Every attack on text."""
-        return text_suite()
 
     @property
     def client_loss(self) -> Loss:

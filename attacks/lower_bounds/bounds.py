@@ -4,8 +4,9 @@ A bound is wrong with probability at most 1 - confidence, if its assumption hold
 assumption. It is rounded down, and is 0 where nothing is proved. A ``PointEstimate`` proves nothing
 and is a type of its own.
 
-All take the scores of m canaries and the coins that decided who took part. Scores are larger for
-those who did.
+All take the scores of m canaries, finite and of shape (m,), and ``present``, the coins that decided
+who took part, (m,) truth values. Scores are larger for those who did. ``delta`` and ``confidence``
+are in (0, 1).
 
     one_run          none                   Steinke, Nasr and Jagielski 2023, Theorem 5.2
     one_run_gdp      GDP                    Mahloujifar, Melis and Chaudhuri 2024
@@ -184,12 +185,7 @@ def one_run(
     The canaries with the highest and lowest scores are guessed, each share in turn, and the best
     result kept; the confidence pays for the choice. It never passes about half of a large epsilon.
 
-    Args:
-        scores: (m,), of any distribution.
-        present: (m,), the coins.
-        delta: in (0, 1).
-        confidence: in (0, 1).
-        shares: of the canaries to guess about, in (0, 1]; fixed before the scores are seen.
+    ``shares`` of the canaries, in (0, 1], are fixed before the scores are seen.
     """
     values, took_part = _scored(scores, present)
     delta = checks.probability("delta", delta)
@@ -251,12 +247,7 @@ def one_run_gdp(
 
     It needs no independence: coins of one canary may move the scores of all.
 
-    Args:
-        scores: (m,), of any distribution.
-        present: (m,), the coins.
-        delta: in (0, 1).
-        confidence: in (0, 1).
-        share: of the canaries to guess about, in (0, 1]; fixed before the scores are seen.
+    The ``share`` to guess about, in (0, 1], is fixed before the scores are seen.
     """
     values, took_part = _scored(scores, present)
     alpha = error_of(confidence)
@@ -294,13 +285,8 @@ def guesses(
 ) -> Bound:
     """Return the bound of guessing every coin: present if the score is above ``claimed_mu`` / 2.
 
-    Args:
-        scores: (m,).
-        present: (m,), the coins.
-        delta: in (0, 1).
-        claimed_mu: what the canaries should be visible by (``View.mu``); it places the threshold,
-            so it must not depend on the scores. A wrong one lowers the bound.
-        confidence: in (0, 1).
+    ``claimed_mu`` is what the canaries should be visible by (``View.mu``); it places the threshold,
+    so it must not depend on the scores. A wrong one lowers the bound.
     """
     values, took_part = _scored(scores, present)
     alpha = error_of(confidence)
@@ -321,12 +307,8 @@ def clopper_pearson(
 ) -> Bound:
     """Return the best bound of error rates at fixed thresholds: mu >= -Phi^-1(a) - Phi^-1(b).
 
-    Args:
-        scores: (m,).
-        present: (m,), the coins; both sides must occur.
-        delta: in (0, 1).
-        confidence: in (0, 1).
-        thresholds: fixed before the scores are seen; each costs confidence.
+    Both sides must occur. The ``thresholds`` are fixed before the scores are seen; each costs
+    confidence.
     """
     present_scores, absent_scores = _sides(scores, present)
     cuts = np.asarray(checks.reals("thresholds", thresholds))
@@ -344,13 +326,8 @@ def pooled_t(
 ) -> Bound:
     """Return the bound of the means' difference, low, over the standard deviation, high.
 
-    Half of the error goes to each (t and chi-square, with both sides' deviation pooled).
-
-    Args:
-        scores: (m,).
-        present: (m,), the coins; at least two on either side.
-        delta: in (0, 1).
-        confidence: in (0, 1).
+    Half of the error goes to each (t and chi-square, with both sides' deviation pooled). At least
+    two canaries are on either side.
     """
     alpha = error_of(confidence)
     difference, deviation, n1, n0 = _difference(scores, present)

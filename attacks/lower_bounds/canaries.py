@@ -231,12 +231,7 @@ def worst_view(
     it never did where all patterns could be tried. Any admissible pattern gives sound bounds; a
     better one gives higher ones.
 
-    Args:
-        covariance: see ``view``.
-        participation: how often one client may take part; its rounds are those of ``covariance``.
-        noise_multiplier: see ``view``.
-        observer: see ``view``.
-        response: see ``view``.
+    The rounds of ``participation`` are those of ``covariance``; for the others see ``view``.
     """
     covariance, response = _checked(covariance, observer, response)
     n = len(covariance)
@@ -267,13 +262,9 @@ def drifting_view(
     projections that noise does not explain (above Marchenko and Pastur's edge) count less. The
     weights depend on no canary and no coin. Only for who sees all models.
 
-    Args:
-        covariance: see ``view``.
-        pattern: see ``view``.
-        noise_multiplier: see ``view``.
-        unsent: projections of the rounds' noised sums, in units of the clip norm, on directions
-            that no client sends: shape (n, r), r >= 2 n to tell drift from noise. Take them from
-            the same ``Canaries``, which then have r more, without a coin.
+    ``unsent`` are projections of the rounds' noised sums, in units of the clip norm, on directions
+    that no client sends: shape (n, r), r >= 2 n to tell drift from noise. Take them from the same
+    ``Canaries``, which then have r more, without a coin. For the others see ``view``.
 
     Raises:
         ConfigError: a value out of range, or too few directions.

@@ -139,13 +139,8 @@ def best_inputs(
 ) -> Reconstruction | None:
     """Return the (n, I) ``inputs`` that match the update best, as images; None of none.
 
-    An image that is missing is left grey; the others are paired with the labels.
-
-    Args:
-        model: the client's architecture.
-        observation: what the attacker has seen.
-        inputs: candidates, n <= B rows of as many entries as an image has pixels.
-        start: ``time.perf_counter()`` when the attack began.
+    An image that is missing is left grey; the others are paired with the labels. ``start`` is
+    ``time.perf_counter()`` when the attack began.
     """
     if not inputs:
         return None

@@ -118,10 +118,7 @@ def buffers_after(
 ) -> dict[str, Tensor]:
     """Return the running statistics among the tensors that a client sent, as after its training.
 
-    Args:
-        model: before the round.
-        update: what was sent, by name; also parameters.
-        changes: whether the tensors are after - before.
+    ``changes`` says whether the tensors are after - before.
 
     Raises:
         ConfigError: a shape that is not the model's.

@@ -69,14 +69,8 @@ def gauss_newton(
 ) -> Search:
     """Minimise ||residual(x)||^2 by Levenberg-Marquardt steps, kept inside the bounds.
 
-    Each step computes the whole Jacobian, one evaluation per unknown, vectorized.
-
-    Args:
-        residual: (...) -> (m,), which ``torch.func`` can differentiate.
-        start: starting point, of any shape.
-        bounds: least and greatest entry.
-        steps: greatest number of steps.
-        chunk: columns of the Jacobian per vectorized evaluation.
+    Each step computes the whole Jacobian, one evaluation per unknown, ``chunk`` of them vectorized;
+    ``torch.func`` must be able to differentiate ``residual``, (...) -> (m,).
     """
     search = Search(start)
     x = start.flatten()

@@ -92,15 +92,8 @@ def unmix(
 
     Without the bias an input is known up to its scale: its entry of greatest magnitude is set to 1.
 
-    Args:
-        weight_grad: (O, I), of a rank of at most ``batch``.
-        bias_grad: (O,), or None where the bias is not in view.
-        batch: greatest number of inputs.
-        draws: see ``spear``.
-        seed: see ``spear``.
-
-    Returns:
-        (n, I) float64, n <= batch: equal inputs, and inputs that activate nothing, are one or none.
+    The gradients are (O, I) and (O,); the inputs (n, I) float64, n <= batch: equal inputs, and
+    inputs that activate nothing, are one or none.
 
     >>> x = torch.tensor([[0.0, 1.0, 0.5], [0.5, 0.25, 0.0]]).double()
     >>> gb = torch.tensor([[1.0, 0, 2, 3, 0, 0, 0, 4], [0, -2, 1, 0, 1, 3, 5, 0]]).double()
@@ -137,16 +130,9 @@ def unmix_low_rank(
     B's gradient is dY^T (X A^T): its zeros tell dY up to the scale of its columns. A's gradient
     is B^T dY^T X, in which dY is then known.
 
-    Args:
-        first_grad: (r, I), of A.
-        second_grad: (O, r), of B.
-        second: (O, r), B itself.
-        batch: greatest number of inputs; more than r are not told apart.
-        draws: see ``spear``.
-        seed: see ``spear``.
-
-    Returns:
-        (n, I) float64, the entry of greatest magnitude of each set to 1; None while B is zero.
+    Return (n, I) float64, the entry of greatest magnitude of each set to 1, from the gradients
+    (r, I) of A and (O, r) of B and B itself; None while B is zero. More inputs than r are not told
+    apart.
     """
     factors = _factors(second_grad, batch)
     if factors is None or not bool(first_grad.any()):
