@@ -3,9 +3,9 @@
 import io
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -216,11 +216,7 @@ def gradients_of(model: nn.Module) -> dict[str, Tensor]:
     return unwrapped(gradients)
 
 
-class _FlowerArray(Protocol):
-    def numpy(self) -> npt.NDArray[Any]: ...
-
-
-def from_array_record(record: Mapping[str, _FlowerArray]) -> dict[str, Tensor]:
+def from_array_record(record: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the arrays of a Flower ``ArrayRecord`` by name; ``for_model`` matches a list."""
     return _flower_names({k: torch.as_tensor(v.numpy().copy()) for k, v in record.items()})
 
@@ -233,14 +229,7 @@ def _flower_names(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return unwrapped(dict(sorted(arrays.items())))
 
 
-class _PflStatistics(Protocol):
-    @property
-    def weight(self) -> float: ...
-
-    def items(self) -> Iterable[tuple[str, Any]]: ...
-
-
-def from_pfl(statistics: _PflStatistics) -> dict[str, Tensor]:
+def from_pfl(statistics: Any) -> dict[str, Tensor]:  # noqa: ANN401 - pfl is not imported
     """Return the change of weights in the ``MappedVectorStatistics`` of pfl-research, by name.
 
     They are after - before, multiplied by the weight of the user, which is divided out.

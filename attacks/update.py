@@ -175,7 +175,7 @@ def ready(model: nn.Module, training: bool) -> nn.Module:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Call:
+class LayerCall:
     """One call of a layer in a forward pass."""
 
     name: str
@@ -187,13 +187,13 @@ class Call:
 @contextmanager
 def recording(
     net: nn.Module, kinds: type[nn.Module] | tuple[type[nn.Module], ...]
-) -> Iterator[list[Call]]:
+) -> Iterator[list[LayerCall]]:
     """Record the calls of layers of these kinds, in order, while the context is open."""
-    calls: list[Call] = []
+    calls: list[LayerCall] = []
 
     def hook(name: str, module: nn.Module) -> RemovableHandle:
         return module.register_forward_hook(
-            lambda _module, args, out: calls.append(Call(name, module, args[0], out))
+            lambda _module, args, out: calls.append(LayerCall(name, module, args[0], out))
         )
 
     hooks = [hook(name, m) for name, m in net.named_modules() if isinstance(m, kinds)]

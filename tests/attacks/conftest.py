@@ -3,15 +3,12 @@
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from subjects import seeded
 from torch import Tensor, nn
 
 from attacks.networks import smooth_lenet, smooth_mlp
 
 torch.set_num_threads(1)  # small tensors: more threads only get into each other's way
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(scope="session")

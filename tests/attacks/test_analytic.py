@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from subjects import dense
 from torch import nn
 
 from accounting import ConfigError
@@ -29,11 +30,7 @@ def test_without_bias_the_scale_is_a_guess():
 
 
 def test_a_wide_layer_that_does_not_see_the_pixels_is_not_believed(digits):
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 10))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.uniform_(-0.2, 0.2, generator=generator)
+    model = dense(64, nn.Tanh(), bound=0.2, seed=0)
     x, y = digits[0][:1], digits[1][:1]
     deeper = observe(model, x, y, visible=["3.*"])
     assert invert_first_dense(model, deeper).match > 1e-3

@@ -4,6 +4,7 @@ from statistics import median
 
 import pytest
 import torch
+from subjects import seeded
 from torch import nn
 
 from accounting import ConfigError
@@ -12,10 +13,6 @@ from attacks.networks import relu_lenet, relu_resnet8, smooth_lenet, smooth_mlp
 from privpart.data.tasks import fashion_mnist
 
 pytestmark = pytest.mark.slow
-
-
-def seeded(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 @pytest.fixture(scope="module")

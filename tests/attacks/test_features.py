@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from subjects import behind, dense
 from torch import nn
 
 from accounting import ConfigError
@@ -9,17 +10,6 @@ from attacks import LocalSteps, dense_then_invert, infer_labels, observe, psnr
 from attacks.metrics import match_batch
 from attacks.reconstruction.analytic import invert_dense_rows, invert_first_dense
 from attacks.reconstruction.labels import likely_labels
-
-
-def behind(activation):
-    """A frozen convolution, then the dense layer whose gradient is sent."""
-    model = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), activation, nn.Flatten())
-    model.extend([nn.Linear(256, 32), nn.Tanh(), nn.Linear(32, 10)])
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.uniform_(-0.3, 0.3, generator=generator)
-    return model
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh()])
@@ -65,12 +55,7 @@ def test_it_does_not_apply(lenet, digits):
 
 @pytest.fixture
 def wide():
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 10))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.uniform_(-0.2, 0.2, generator=generator)
-    return model
+    return dense(512, bound=0.2, seed=0)
 
 
 @pytest.mark.parametrize("batch", [8])
@@ -89,11 +74,7 @@ def test_a_batch_through_relu_is_copied_out(wide, digits, batch):
 
 
 def test_what_is_not_copied_out_is_left_grey(digits):
-    generator = torch.Generator().manual_seed(0)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4), nn.Tanh(), nn.Linear(4, 10))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.uniform_(-0.2, 0.2, generator=generator)
+    model = dense(4, nn.Tanh(), bound=0.2, seed=0)
     seen = observe(model, digits[0][:8], digits[1][:8])
     found = invert_first_dense(model, seen)
     if found is not None:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from subjects import dense
 
 from accounting import ConfigError
 from attacks import dlg, leakage, suite
@@ -323,13 +324,7 @@ def test_the_worst_round_of_a_schedule(lenet, digits):
 
 
 def test_a_batch_is_scored_image_by_image_whatever_its_order(digits):
-    generator = torch.Generator().manual_seed(0)
-    model = torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10)
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.uniform_(-0.2, 0.2, generator=generator)
+    model = dense(256, bound=0.2, seed=0)
     x, y = digits[0][:4], digits[1][:4]
     (row,) = leakage(model, x, y, views={"full": ["*"]}, batch=4, attacks=FAST).rows
     assert min(row.psnr) > 140

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from subjects import seeded
 from torch import nn
 from torch.nn.functional import cross_entropy, layer_norm
 
@@ -22,10 +23,6 @@ from attacks.text.spans import Reader
 from attacks.text_audit import text_suite
 
 ROUNDINGS = 200  # of each audit, shared among its cases
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def moved(x, draw):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from subjects import LoRA, dense, seeded
 from torch import nn
 
 from accounting import ConfigError
@@ -20,37 +21,9 @@ def decibels(found, x):
     return psnr(found.x[match_batch(found.x, x)], x)
 
 
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
-
-
-def filled(model, bound=0.125):
-    generator = seeded(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.uniform_(-bound, bound, generator=generator)
-    return model
-
-
 @pytest.fixture
 def net():
-    return filled(nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)))
-
-
-class LoRA(nn.Module):
-    """A frozen dense layer with an adapter, which has been trained before."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = nn.Linear(64, 128)
-        self.lora_A = nn.ModuleDict({"default": nn.Linear(64, 8, bias=False)})
-        self.lora_B = nn.ModuleDict({"default": nn.Linear(8, 128, bias=False)})
-        self.head = nn.Linear(128, 10)
-
-    def forward(self, x):
-        flat = x.flatten(1)
-        adapted = self.lora_B["default"](self.lora_A["default"](flat))
-        return self.head(torch.relu(self.dense(flat) + adapted))
+    return dense()
 
 
 def test_a_batch_of_which_few_images_have_a_neuron_of_their_own(net, digits):
@@ -81,21 +54,21 @@ def test_lora_lets_a_batch_out_up_to_scale(digits):
     """The images' brightest pixel is 1, which is what the missing bias would have told."""
     brightest = digits[0].flatten(1).amax(1) == 1
     x, y = digits[0][brightest][:4], digits[1][brightest][:4]
-    model = filled(LoRA())
+    model = LoRA()
     found = spear(model, observe(model, x, y, visible=["lora_*"]))
     assert float(decibels(found, x).min()) > 120
     assert spear(model, observe(model, x, y, visible=["lora_B.*"])) is None
     with torch.no_grad():
-        model.lora_B["default"].weight.zero_()
+        model.lora_B.weight.zero_()
     assert spear(model, observe(model, x, y, visible=["lora_*"])) is None
 
 
 def test_layers_that_do_not_let_them_out(net, digits):
     x, y = digits[0][:BATCH], digits[1][:BATCH]
     assert spear(net, observe(net, x[:1], y[:1])) is None
-    smooth = filled(nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10)))
+    smooth = dense(32, nn.Tanh())
     assert spear(smooth, observe(smooth, x, y), draws=5000) is None
-    narrow = filled(nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.ReLU(), nn.Linear(6, 10)))
+    narrow = dense(6)
     assert spear(narrow, observe(narrow, x, y), draws=5000) is None
     with pytest.raises(ConfigError, match="draws"):
         spear(net, observe(net, x, y), draws=0)

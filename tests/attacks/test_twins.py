@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
+from subjects import LoRA, behind, dense, filled, seeded
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -51,18 +52,6 @@ class Found:
     other: set[str]
     shown: frozenset[int] = frozenset()
     false: frozenset[int] = frozenset()
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def filled(model: nn.Module, bound: float = 0.3) -> nn.Module:
-    generator = seeded(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.uniform_(-bound, bound, generator=generator)
-    return model
 
 
 def of_chance(seen: Observation) -> Observation:
@@ -178,36 +167,12 @@ class Transformer(nn.Module):
         return self.head(tokens.square().mean(1))
 
 
-class LoRA(nn.Module):
-    """A frozen dense layer with an adapter, which has been trained before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dense, self.head = nn.Linear(64, 128), nn.Linear(128, 10)
-        self.lora_A, self.lora_B = nn.Linear(64, 8, bias=False), nn.Linear(8, 128, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        flat = x.flatten(1)
-        return self.head(torch.relu(self.dense(flat) + self.lora_B(self.lora_A(flat))))
-
-
 def lenet() -> nn.Module:
     return smooth_lenet(seeded(0))
 
 
 def relu() -> nn.Module:
     return relu_lenet(seeded(0))
-
-
-def dense(bound: float = 0.125) -> nn.Module:
-    return filled(
-        nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10)), bound
-    )
-
-
-def behind() -> nn.Module:
-    front = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.LeakyReLU(), nn.Flatten())
-    return filled(front.extend([nn.Linear(256, 32), nn.Tanh(), nn.Linear(32, 10)]))
 
 
 def normalised() -> nn.Module:
@@ -355,7 +320,7 @@ TWINS: dict[tuple[str, str], tuple[Callable[[str], Found], str]] = {
         "recovered",
     ),
     ("invert_dense", "a batch behind ReLU"): (
-        on_images("invert_dense", lambda: filled(dense(), 0.2), ["*"], size=2),
+        on_images("invert_dense", lambda: dense(bound=0.2), ["*"], size=2),
         "recovered",
     ),
     ("invert_dense", "features of the last layer"): (features, "recovered"),
@@ -369,11 +334,11 @@ TWINS: dict[tuple[str, str], tuple[Callable[[str], Found], str]] = {
     ),
     ("spear", "a batch behind ReLU"): (on_images("spear", dense, ["1.*"], size=4), "recovered"),
     ("spear", "LoRA"): (
-        on_images("spear", lambda: filled(LoRA(), 0.125), ["lora_*"], size=2),
+        on_images("spear", LoRA, ["lora_*"], size=2),
         "recovered",
     ),
     ("dense_then_invert", "a layer behind a frozen one"): (
-        on_images("dense_then_invert", behind, ["3.*"]),
+        on_images("dense_then_invert", lambda: behind(nn.LeakyReLU()), ["3.*"]),
         "recovered",
     ),
     ("dlg", "everything"): (on_images("dlg", lenet, ["*"]), "recovered"),

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from subjects import seeded
 from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 
@@ -17,10 +18,6 @@ from privpart.cli.audit.tables import summary
 
 FAST = suite(newton_steps=0, steps=0, tv=0)
 FULL = {"full": ["*"]}
-
-
-def seeded(seed):
-    return torch.Generator().manual_seed(seed)
 
 
 def audited(model, x, y, update, *, views=FULL, **options):
