@@ -3,7 +3,7 @@
 The rule looks at the network, the clients' local training and the size of the cohort, never at a
 clock, so that a training computes alike whatever else the machine does:
 
-ghost clipping      clients of one step, if sums are allowed
+ghost clipping      clients of one step, of a sequence of known layers, if sums are allowed
 vectorized          steps whose products with trained weights take less time than to call torch
 channels last       other networks with convolutions
 one after another   all others

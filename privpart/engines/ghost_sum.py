@@ -8,32 +8,24 @@ in the client's own rows. For a dense layer it is their product: its norm is kno
 the product (ghost clipping: Goodfellow 2015; Li et al. 2022, section 4), and the weighted sum over
 clients is a single product of two matrices.
 
-Sequences of known layers are called on the batch of all clients. Any other network, such as a
-transformer with adapters, is called under torch.func.vmap, which keeps examples apart whatever the
-network computes; ``_Tapped`` notes each use of a trained parameter. A use that it does not know is
-found by its gradient, and raises. Both are one file, because layers of both have the same updates.
+Networks are sequences of known layers. Others, such as transformers, take longer so than vectorized
+or one client after another.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
-from torch.nn import functional
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import group_norm, layer_norm
 from torch.nn.grad import conv2d_weight
 
-from privpart.client import logits_of
 from privpart.clip import factors
-from privpart.engines.frozen_prefix import functions_of_the_example, hooked
+from privpart.engines.frozen_prefix import functions_of_the_example
 from privpart.engines.vectorized import (
     BatchedLayers,
-    looked_up,
-    nothing_kept,
 )
 from privpart.model import PartialModel
 
@@ -46,9 +38,6 @@ consist of nothing but that loss.
 
 _PRODUCTS = 2**22
 """Numbers of the products that are multiplied out at once, for their norms alone."""
-_TAPPED = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.MultiheadAttention)
-"""Layers whose trained parameters ``_Tapped`` finds in most networks."""
-
 _Backpropagated = tuple[nn.Module, dict[str, str], Tensor, Tensor]
 
 
@@ -89,39 +78,6 @@ class Factored:
 
 
 @dataclass(frozen=True, slots=True)
-class LookedUp:
-    """Clients' updates of a table, the rows of ``right[v]`` added at the words ``words[v]``."""
-
-    words: Tensor  # (V, rows), int64
-    right: Tensor  # (V, rows, width), float64
-    length: int  # of the table
-
-    def squared_norms(self) -> Tensor:
-        """Return each client's squared norm, shape (V,), rounded up: never below the true one."""
-        same = self.words.unsqueeze(2) == self.words.unsqueeze(1)
-        products: Tensor = ((self.right @ self.right.mT) * same).sum(dim=(1, 2))
-        slack = _SLACK * (self.right.shape[1] + self.right.shape[2])
-        squared: Tensor = products + slack * self.right.norm(dim=2).sum(dim=1).square()
-        return squared
-
-    def drop(self, absent: Tensor) -> None:
-        """Set some clients' updates to zero; a weight of zero would keep their NaN."""
-        self.right[absent] = 0.0
-
-    def weighted_sum(self, weights: Tensor) -> Tensor:
-        """Return the sum over clients, shape (length, width), with weights of shape (V,)."""
-        total = self.right.new_zeros(self.length, self.right.shape[2])
-        summed: Tensor = total.index_add_(
-            0, self.words.flatten(), (self.right * weights[:, None, None]).flatten(0, 1)
-        )
-        return summed
-
-    def factored(self) -> Factored:
-        """Return the same updates as products, for a table that is a dense layer's, too."""
-        return Factored(functional.one_hot(self.words, self.length).double(), self.right)
-
-
-@dataclass(frozen=True, slots=True)
 class Materialized:
     """Clients' updates of any other parameter, one after the other in memory."""
 
@@ -141,9 +97,6 @@ class Materialized:
         return (weights @ self.each.flatten(1)).view(self.each.shape[1:])
 
 
-_Updates = Factored | LookedUp | Materialized
-
-
 class GhostSum:
     """Sums the clipped updates of clients that take one step, in one pass through the network.
 
@@ -155,7 +108,6 @@ class GhostSum:
         self._model = model
         names = {id(p): name for name, p in model.module.named_parameters()}
         trained = set(model.trainable)
-        self._is_sequence = _is_sequence(model)
         self._layers: list[tuple[nn.Module, dict[str, str]]] = []
         for layer in _layers(model.module):
             named = {local_name: names[id(p)] for local_name, p in layer.named_parameters()}
@@ -163,35 +115,30 @@ class GhostSum:
 
     @staticmethod
     def supports(model: PartialModel) -> bool:
-        """Return whether the network is a sequence of known layers, or may be followed by vmap.
+        """Return whether the network is a sequence of layers that keep examples apart.
 
-        Of the latter, ``sum`` raises RuntimeError if it uses a trained parameter in other ways than
-        dense layers, embeddings and norms do.
+        Each layer must be a function of the example alone, and occur once if it has parameters:
+        only then does no client's example reach another client's rows.
         """
-        module = model.module
-        if model.local:  # which differ from client to client
-            return False
-        if _is_sequence(model):
-            return True
-        trained = {id(p) for n, p in module.named_parameters() if n in set(model.trainable)}
-        return not any(hooked(layer) for layer in module.modules()) and all(
-            isinstance(layer, _TAPPED)
-            for layer in module.modules()
-            if any(id(p) in trained for p in layer.parameters(recurse=False))
+        layers = list(_layers(model.module))
+        parameters = [p for _, p in model.module.named_parameters(remove_duplicate=False)]
+        distinct = {id(parameter) for layer in layers for parameter in layer.parameters()}
+        return (
+            not model.local  # which differ from client to client
+            and functions_of_the_example(model.module)
+            # fewer if parameters are tied, or belong to the sequence and not to a layer
+            and len(distinct) == len(parameters)
+            and not any(getattr(layer, "inplace", False) for layer in layers)
         )
 
     @property
     def materialized(self) -> int:
         """Parameters whose update is materialized per client: trained ones outside dense layers."""
-        if not self._is_sequence:
-            parameters = dict(self._model.module.named_parameters())
-            trained = (parameters[name] for name in self._model.trainable)
-            return sum(p.numel() for p in trained if p.dim() < 2)
-        layers = [(layer, own) for layer, named in self._layers for own in named]
         return sum(
-            layer.get_parameter(own).numel()
-            for layer, own in layers
+            layer.get_parameter(name).numel()
+            for layer, named in self._layers
             if type(layer) is not nn.Linear
+            for name in named
         )
 
     def sum(
@@ -221,13 +168,10 @@ class GhostSum:
             One client moves the sum by at most ``clip_norm``, whatever the examples hold. A client
             whose update is not finite counts as absent and leaves the others' unchanged.
         """
-        if self._is_sequence:
-            updates: dict[str, _Updates] = {}
-            for layer, named, given, gradient in self._backpropagate(start, x, loss):
-                by_name = layer_updates(layer, list(named), given, gradient, learning_rate)
-                updates |= {named[local_name]: update for local_name, update in by_name.items()}
-        else:
-            updates = self._tapped(start, x, loss, learning_rate)
+        updates: dict[str, Factored | Materialized] = {}
+        for layer, named, given, gradient in self._backpropagate(start, x, loss):
+            by_name = layer_updates(layer, list(named), given, gradient, learning_rate)
+            updates |= {named[local_name]: update for local_name, update in by_name.items()}
         norms = (
             torch.stack([update.squared_norms() for update in updates.values()]).sum(dim=0).sqrt()
         )
@@ -265,208 +209,6 @@ class GhostSum:
             for (layer, named, given, _), gradient in zip(passed, gradients, strict=True):
                 rows = [part.view(*shape, *part.shape[1:]) for part in (given, gradient)]
                 yield layer, named, rows[0], rows[1]
-
-    def _tapped(
-        self, start: Tensor, x: Tensor, loss: Callable[[Tensor], Tensor], learning_rate: float
-    ) -> dict[str, "_Updates"]:
-        """Return the clients' updates of any network, by name, from its products and lookups."""
-        parameters = dict(self._model.module.named_parameters())
-        trained = {id(parameters[name]): name for name in self._model.trainable}
-        taps = _Tapped(trained, learning_rate, clients=len(x))
-
-        # example by example, so that none sees another one, nor what pads short batches
-        def forward(example: Tensor) -> Tensor:
-            with taps, sdpa_kernel(SDPBackend.MATH):
-                return logits_of(self._model.module(example.unsqueeze(0))).squeeze(0)
-
-        with self._model.lent(start), nothing_kept(self._model):
-            self._model.train_only()
-            logits = vmap(forward)(x.flatten(0, 1))
-            leaves = [parameters[name] for name in self._model.trainable]
-            gradients = torch.autograd.grad(loss(logits), leaves, allow_unused=True)
-            for name, gradient in zip(self._model.trainable, gradients, strict=True):
-                if gradient is not None:
-                    raise RuntimeError(f"{name} is used in a way that ghost clipping does not know")
-            return {name: _joined(uses) for name, uses in taps.found.items()}
-
-
-def _is_sequence(model: PartialModel) -> bool:
-    """Return whether the network is a sequence of layers that keep examples apart.
-
-    Each layer must be a function of the example alone, and occur once if it has parameters: only
-    then does no client's example reach another client's rows.
-    """
-    layers = list(_layers(model.module))
-    parameters = [p for _, p in model.module.named_parameters(remove_duplicate=False)]
-    distinct = {id(parameter) for layer in layers for parameter in layer.parameters()}
-    return (
-        functions_of_the_example(model.module)
-        # fewer if parameters are tied, or belong to the sequence and not to a layer
-        and len(distinct) == len(parameters)
-        and not any(getattr(layer, "inplace", False) for layer in layers)
-    )
-
-
-class _Tapped(BatchedLayers):
-    """Within this context, note what flows into and out of each use of a trained parameter.
-
-    Args:
-        trained: names, by the parameters' ids.
-        learning_rate: of the step.
-        clients: V; the examples are V n.
-
-    Attributes:
-        found: by name, the clients' updates from each use, once gradients were computed.
-    """
-
-    def __init__(self, trained: Mapping[int, str], learning_rate: float, *, clients: int) -> None:
-        super().__init__()
-        self._trained = trained
-        self._clients = clients
-        self._learning_rate = learning_rate
-        self.found: dict[str, list[_Updates]] = {}
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        """Call ``func``; where it uses trained parameters, through a tap."""
-        kwargs = kwargs or {}
-        # of a weight, they would be all clients' together
-        if func is torch.autograd.grad or func is Tensor.register_hook:
-            raise RuntimeError("the network computes or hooks gradients itself")
-        for use, function in (
-            (self._linear, functional.linear),
-            (self._embedding, functional.embedding),
-            (self._layer_norm, functional.layer_norm),
-        ):
-            if func is function:
-                return use(*args, **kwargs)
-        return super().__torch_function__(func, types, args, kwargs)
-
-    def _linear(self, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002
-        out = functional.linear(input, *self._held(weight, bias))
-
-        def note(given: Tensor, gradient: Tensor) -> None:
-            clients = self._clients
-            left = gradient.reshape(clients, -1, gradient.shape[-1]).double() * -self._learning_rate
-            right = given.reshape(clients, -1, given.shape[-1]).double()
-            self._note(weight, lambda: Factored(left, right))
-            self._note(bias, lambda: Materialized(left.sum(dim=1)))
-
-        return self._tap(out, input, note, weight, bias)
-
-    def _embedding(self, input: Tensor, weight: Tensor, *others: Any, **named: Any) -> Tensor:  # noqa: A002, ANN401
-        padding = others[0] if others else named.get("padding_idx")
-        out = looked_up(input, *self._held(weight)[:1], *others, **named)
-
-        def note(given: Tensor, gradient: Tensor) -> None:
-            words = given.reshape(self._clients, -1)
-            right = gradient.reshape(*words.shape, -1).double() * -self._learning_rate
-            if padding is not None:
-                right[words == padding % len(weight)] = 0.0
-            self._note(weight, lambda: LookedUp(words, right, len(weight)))
-
-        return self._tap(out, input, note, weight, None)
-
-    def _layer_norm(
-        self,
-        input: Tensor,  # noqa: A002
-        normalized_shape: Sequence[int],
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        shape, parameters = list(normalized_shape), self._held(weight, bias)
-        out = layer_norm(input, shape, parameters[0], parameters[1], eps)
-        plain = nn.LayerNorm(shape, eps, elementwise_affine=False)
-
-        def note(given: Tensor, gradient: Tensor) -> None:
-            rows = [tensor.reshape(self._clients, -1, *shape) for tensor in (given, gradient)]
-            gradients = _norm_gradients(plain, *rows)
-            moves = {k: part.double().mul_(-self._learning_rate) for k, part in gradients.items()}
-            self._note(weight, lambda: Materialized(moves["weight"]))
-            self._note(bias, lambda: Materialized(moves["bias"]))
-
-        return self._tap(out, input, note, weight, bias)
-
-    def _held(self, *parameters: Tensor | None) -> list[Any]:
-        """Return parameters, the trained ones without their gradient, which the tap replaces."""
-        return [p.detach() if p is not None and id(p) in self._trained else p for p in parameters]
-
-    def _tap(
-        self,
-        out: Tensor,
-        given: Tensor,
-        note: Callable[[Tensor, Tensor], None],
-        weight: Tensor | None,
-        bias: Tensor | None,
-    ) -> Tensor:
-        if not any(id(p) in self._trained for p in (weight, bias)):
-            return out
-        tapped: Tensor = _Tap.apply(out, given, weight, bias, note)  # type: ignore[no-untyped-call]
-        return tapped
-
-    def _note(self, parameter: Tensor | None, update: Callable[[], "_Updates"]) -> None:
-        name = self._trained.get(id(parameter))
-        if name is not None:
-            self.found.setdefault(name, []).append(update())
-
-
-class _Tap(torch.autograd.Function):
-    """Returns a layer's output; calls ``note`` with its input and the gradient of its output.
-
-    Weight and bias get no gradient: all clients share them, so it would be the clients' sum.
-    """
-
-    @staticmethod
-    def forward(out: Tensor, _given: Tensor, _weight: Any, _bias: Any, _note: Any) -> Tensor:  # noqa: ANN401
-        return out.view_as(out)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401
-        ctx.save_for_backward(inputs[1])
-        ctx.note = inputs[4]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        ctx.note(ctx.saved_tensors[0], gradient)
-        return gradient, None, None, None, None
-
-    @staticmethod
-    def vmap(
-        info: Any,  # noqa: ANN401
-        in_dims: tuple[int | None, ...],
-        *inputs: Any,  # noqa: ANN401
-    ) -> tuple[Tensor, int]:
-        if in_dims[2:4] != (None, None):
-            raise RuntimeError("a trained parameter differs between clients")
-        out, given = (
-            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-            for tensor, dim in zip(inputs[:2], in_dims[:2], strict=True)
-        )
-        return _Tap.apply(out, given, *inputs[2:]), 0  # type: ignore[no-untyped-call]
-
-
-def _joined(uses: Sequence["_Updates"]) -> "_Updates":
-    """Return the sum of a parameter's updates from each of its uses."""
-    if len(uses) == 1:
-        return uses[0]
-    vectors = [use.each for use in uses if isinstance(use, Materialized)]
-    if len(vectors) == len(uses):
-        return Materialized(torch.stack(vectors).sum(dim=0))
-    if vectors:
-        raise RuntimeError("a trained parameter is a vector of one layer and a matrix of another")
-    parts = [use.factored() if isinstance(use, LookedUp) else use for use in uses]
-    factored = [part for part in parts if isinstance(part, Factored)]
-    left, right = (
-        torch.cat([f.left for f in factored], 1),
-        torch.cat([f.right for f in factored], 1),
-    )
-    return Factored(left, right)
 
 
 def _layers(network: nn.Module) -> Iterator[nn.Module]:

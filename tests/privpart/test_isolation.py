@@ -96,6 +96,9 @@ def test_the_sum_of_one_step_trains_no_padding_either():
     each = updates(reader, words(), LOOP, LocalTraining(0.3))
     assert (total - each.double().sum(dim=0)).norm() < 1e-6
     assert not total[:72].view(12, 6)[3].any()
+    work.users.x[4] = 12  # of client 1
+    with pytest.raises(ConfigError, match=r"client 1: .*index out of range"):
+        work.sum(TASK, TASK.clients, model.flat.clone(), total)
 
 
 def test_a_network_may_look_up_by_itself():

@@ -7,10 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from accounting import ConfigError
 from privpart import LocalTraining, PartialModel, RoundTask, Users
 from privpart.engines.methods import LocalComputation, Method, client_generator
-from privpart.models import word_lm
 
 CLIENTS = 4
 SIZES = (3, 4, 0, 4)
@@ -177,113 +175,3 @@ def test_a_way_is_the_plain_training_apart_for_each_client_and_never_too_long(wa
     changed = updates(model, other, method, FREE)
     assert (changed[0].nan_to_num() - found[0]).norm() > 1e-3  # power
     assert (changed[1:] - found[1:]).norm() < 1e-6
-
-
-class Table(nn.Module):
-    """A padded embedding that is the output's weight, too, a frozen layer and an unused one."""
-
-    def __init__(self):
-        super().__init__()
-        self.words, self.frozen = nn.Embedding(WORDS, WIDTH, padding_idx=1), nn.Linear(WIDTH, WIDTH)
-        self.norm, self.unused = nn.LayerNorm(WIDTH), nn.Linear(2, 3)
-        self.head = nn.Linear(WORDS, LABELS)
-
-    def forward(self, words):
-        hidden = self.norm(self.frozen(self.norm(self.words(words)))) + 0.1
-        return self.head(functional.linear(hidden, self.words.weight).mean(dim=1))
-
-
-GHOSTS = {
-    "encoder layer": (lambda: Attentive("plain"), ["*"]),
-    "causal encoder layer": (lambda: Attentive("causal"), ["*"]),
-    "scaled dot product": (Product, ["*"]),
-    "adapters": (adapted, ["*lora_*"]),
-    "adapters and norm": (adapted, ["*lora_*", "2.*"]),
-    "tied table": (Table, ["!frozen.*"]),
-    "language model": (
-        lambda: word_lm(vocabulary=WORDS, width=WIDTH, heads=2, hidden=12, layers=1), ["*"]
-    ),
-}  # fmt: skip
-STEP = LocalTraining(0.3, steps=1, batch_size=4)
-
-
-@pytest.mark.parametrize("network", GHOSTS)
-def test_ghost_clipping_is_the_sum_of_the_plain_clipped_updates(network):
-    made, train = GHOSTS[network]
-    model = built(made, train)
-    data = users(model.module)
-    if network == "language model":
-        data = Users(data.x, data.x.roll(1, dims=1), data.indices, allow_empty=True)
-    work = LocalComputation(model, data, local=STEP, data_seed=5)
-
-    def summed(data, task, clients=TASK.clients):
-        work = LocalComputation(model, data, local=STEP, data_seed=5)
-        assert work.clients_per_ghost_sum(task) > 0
-        total = torch.full((model.dim,), torch.nan, dtype=torch.float64)
-        return total, torch.tensor(work.sum(task, clients, model.flat.clone(), total))
-
-    plain = torch.empty(CLIENTS, model.dim)
-    work.updates(FREE, FREE.clients, model.flat.clone(), Method(), plain)
-    lengths = plain.double().norm(dim=1)
-    assert sorted(lengths > 1e-2) == [False, True, True, True]  # power; one has no examples
-    total, norms = summed(data, FREE)
-    assert (total - plain.double().sum(dim=0)).norm() < 1e-5
-    torch.testing.assert_close(norms.double(), lengths, rtol=1e-4, atol=1e-6)
-    clip_norm = float(lengths.sort().values[1:].mean())
-    task = RoundTask(0, TASK.clients, clip_norm, "plan")
-    total, norms = summed(data, task)
-    clipped = plain.double() * (clip_norm / lengths.clamp(min=clip_norm))[:, None]
-    assert (total - clipped.sum(dim=0)).norm() < 1e-5
-    assert (norms <= clip_norm).tolist() == (lengths <= clip_norm).tolist()
-    alone, _ = summed(data, TASK, (0,))
-    assert 0.99 * min(lengths[0], TASK.clip_norm) < alone.norm() <= TASK.clip_norm
-    # another client 0 moves the sum by its own update, and what it is without
-    held = Users(data.x.clone(), data.y.clone(), data.indices, allow_empty=True)
-    mine = held.indices[0]
-    held.x[mine] = 1 + data.x[mine] % (WORDS - 1)
-    others = summed(data, FREE)[0] - summed(data, FREE, (0,))[0]
-    changed = summed(held, FREE)[0] - summed(held, FREE, (0,))[0]
-    assert (summed(held, FREE)[0] - summed(data, FREE)[0]).norm() > 1e-3  # power
-    assert (others - changed).norm() < 1e-6
-
-
-def test_ghost_clipping_names_the_client_of_a_word_out_of_range():
-    model = built(Table, ["*"])
-    data = users(model.module)
-    data.x[data.indices[1][0], 2] = WORDS
-    work = LocalComputation(model, data, local=STEP, data_seed=5)
-    total = torch.empty(model.dim, dtype=torch.float64)
-    with pytest.raises(ConfigError, match="client 1"):
-        work.sum(TASK, TASK.clients, model.flat.clone(), total)
-
-
-class Unknown(nn.Module):
-    """Networks with a use of a weight that would be all clients' together, or is not noted."""
-
-    def __init__(self, kind):
-        super().__init__()
-        self.kind = kind
-        self.words, self.head = nn.Embedding(WORDS, WIDTH), nn.Linear(WIDTH, LABELS)
-        self.kept = None
-
-    def forward(self, words):
-        x = self.words(words).mean(dim=1)
-        if self.kind == "another use":
-            return self.head(x) + x @ self.head.weight.T
-        if self.kind == "gradient":
-            (slope,) = torch.autograd.grad((x @ self.head.weight.T).sum(), self.head.weight)
-            return self.head(x + slope.sum(dim=0))
-        if self.kind == "hook":
-            x.register_hook(lambda gradient: gradient - gradient.mean(dim=0))
-        if self.kind == "kept":
-            self.kept = x
-        return self.head(x)
-
-
-@pytest.mark.parametrize("kind", ["another use", "gradient", "hook", "kept"])
-def test_ghost_clipping_refuses_what_would_mix_clients_or_miss_a_part(kind):
-    model = built(lambda: Unknown(kind), ["*"])
-    work = LocalComputation(model, users(model.module), local=STEP, data_seed=5)
-    total = torch.empty(model.dim, dtype=torch.float64)
-    with pytest.raises(RuntimeError, match=r"not know|itself|sets attributes"):
-        work.sum(TASK, TASK.clients, model.flat.clone(), total)
