@@ -290,7 +290,6 @@ IMPOSSIBLE = {
         nn.Flatten(), nn.Linear(64, 10), *[nn.Linear(10, 10)] * 2
     ),
     "tied": tied,
-    "not a sequence": lambda: Centred(),
     "random": lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)),
     "words of the batch": lambda: nn.Sequential(
         nn.Flatten(), Words(), nn.Embedding(9, 4, scale_grad_by_freq=True), nn.Flatten()
