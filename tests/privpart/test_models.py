@@ -145,13 +145,7 @@ def test_every_network_answers_and_every_rung_of_its_ladder_trains_less(name):
     assert dims[0] == part.parameter_count
 
 
-def test_a_computed_ladder_takes_the_largest_block_first():
-    module = build_network("resnet18_gn")
-    ladder = freeze_ladder(module, [f"stages.{i}.*.conv?.weight" for i in range(4)])
-    published = MODELS["resnet18_gn"].ladder
-    assert len(ladder) == len(published)
-    for computed, rung in zip(ladder.values(), published.values(), strict=True):
-        assert matching_parameters(module, computed) == matching_parameters(module, rung)
+def test_a_computed_ladder_takes_the_largest_layer_first():
     by_layer = freeze_ladder(build_network("emnist_cnn"))
     assert list(by_layer)[:2] == ["full", "freeze dense1.*"]
     assert not any("norm" in name or "dense2" in name for name in by_layer)
