@@ -214,7 +214,6 @@ def test_a_plan_that_samples_is_accounted_for_or_refused_in_a_sentence(privpart,
     assert "not hidden" in privpart("epsilon", "--plan", plan).stdout
     for refused, said in (
         (["epsilon", "--plan", plan, "--method", "rdp"], "leave out --method"),
-        (["epsilon", "--plan", plan, "--plot", "x.png"], "leave out --plot"),
         (["mechanisms", "--plan", plan], "calibrate --sampling"),
         (["costs", "--schedule", "--plan", plan], "no table [schedule]"),
     ):

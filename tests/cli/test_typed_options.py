@@ -138,7 +138,7 @@ def refused(command, line):
 
 def test_all_commands_together_have_few_options():
     flags = [p for c in COMMANDS.values() for p in c.params if p.param_type_name == "option"]
-    assert len([p for p in flags if p.name != "help"]) <= 165
+    assert len([p for p in flags if p.name != "help"]) <= 157
 
 
 @pytest.mark.parametrize("command", list(COMMANDS))
@@ -194,7 +194,6 @@ NOISE, BINS = ["--noise-multiplier", "4"], "balls-in-bins:bins=8"
                 ["--max-participations", "1"], ["--min-separation", "1"], ["--fixed-order"],
             )
         ),
-        (["epsilon", *TYPED, "--sampling", BINS], ["--plot", "x.png"], "leave out --plot."),
         (["epsilon", *TYPED, "--sampling", BINS], ["--method", "exact"], "leave it out."),
         (["calibrate", *FITTED], NOISE, "finds this; leave out --noise-multiplier."),
         *(

@@ -61,15 +61,7 @@ def epsilon(
     method: options.MethodOption = None,
     population: options.Population = None,
     allow_large_delta: options.AllowLargeDelta = False,
-    cross_check: Annotated[
-        bool,
-        typer.Option("--cross-check", help="Cross-check by dp-accounting (a second more)."),
-    ] = False,
     max_epsilon: options.MaxEpsilon = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Also draw epsilon into this picture (.png, .svg, .pdf)."),
-    ] = None,
     html: options.HtmlOption = None,
     form: options.ReportFormatOption = ReportFormat.TABLE,
 ) -> None:
@@ -105,13 +97,12 @@ def epsilon(
             )
         promise = typed.promise(histories, allow_large=allow_large_delta)
     if promise.sampled is not None:
-        refuse_beside("sampling: who takes part is secret, and decided by it", log=log, plot=plot)
+        refuse_beside("sampling: who takes part is secret, and decided by it", log=log)
         if plan is not None:
             refuse_beside("--plan: its sampling has an accountant of its own", method=method)
-    # The page and the picture come first: a gate must not leave them unwritten.
-    report = promise.report(method, histories=histories, cross_check=cross_check)
+    # The page comes first: a gate must not leave them unwritten.
+    report = promise.report(method, histories=histories)
     _write_page(promise, report, html, limit)
-    _plot(promise, report, plot, limit)
     if form is ReportFormat.STATEMENT:
         typer.echo(report.statement())
     else:
@@ -141,19 +132,6 @@ def _write_page(
     if promise.mechanism.groups is None and report.sampling is None:
         figure = budget_figure(promise.mechanism, promise.participation, report, target=limit)
     budget_page(report, figure, limit).write(html)
-
-
-def _plot(promise: Promise, report: PrivacyReport, path: Path | None, target: float | None) -> None:
-    if path is None:
-        return
-    if promise.mechanism.groups is not None:
-        raise ConfigError(
-            "plot: varies a mechanism of one group; leave it out with a [schedule] or shared keys."
-        )
-    from privpart.cli.pages.drawing import save
-    from privpart.cli.pages.plots import budget_figure
-
-    save(budget_figure(promise.mechanism, promise.participation, report, target=target), path)
 
 
 def _one_stream(promise: Promise) -> list[tuple[str, str]]:

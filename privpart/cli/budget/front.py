@@ -87,10 +87,6 @@ def mechanisms(
             "participation only (15 seconds at 1600 rounds).",
         ),
     ] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Also draw memory against error into this picture (.png, .svg, .pdf)."),
-    ] = None,
     html: options.HtmlOption = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
@@ -137,7 +133,11 @@ def mechanisms(
     warnings = _warnings(stated=plan is not None or limits.stated)
     if large := checks.delta_warning(delta, population):
         warnings.append(large)
-    _draw(rows, title, warnings, plot, html)
+    if html is not None:
+        from privpart.cli.pages.budget import front_page
+        from privpart.cli.pages.plots import front_figure
+
+        front_page(rows, title, front_figure(rows, title=title), warnings).write(html)
     if form is Format.TABLE:
         _print_rows(rows, title)
     else:
@@ -156,26 +156,6 @@ def _refuse_optimal(participation: Participation) -> None:
             f"max_participations={participation.max_participations}: the optimal matrix is known "
             "for one only. Leave out --optimal."
         )
-
-
-def _draw(
-    rows: Sequence[dict[str, Any]],
-    title: str,
-    warnings: Sequence[str],
-    plot: Path | None,
-    html: Path | None,
-) -> None:
-    """Write the picture and the page that were asked for."""
-    if plot is None and html is None:
-        return
-    from privpart.cli.pages.budget import front_page
-    from privpart.cli.pages.drawing import save
-    from privpart.cli.pages.plots import front_figure
-
-    if plot is not None:
-        save(front_figure(rows, title=title), plot)
-    if html is not None:
-        front_page(rows, title, front_figure(rows, title=title), warnings).write(html)
 
 
 Offer = tuple[str, Callable[[], Mechanism]]

@@ -88,7 +88,6 @@ class Promise:
         method: MethodName | None = None,
         *,
         histories: Histories | None = None,
-        cross_check: bool = False,
     ) -> PrivacyReport:
         """Return the report, with the cost by a log if there is one."""
         plain = "exact" if self.sampled is not None else method_of(method)
@@ -109,7 +108,6 @@ class Promise:
             delta=self.delta,
             method=plain,
             population=self.population,
-            cross_check="dp-accounting" if cross_check else "quadrature",
             participation_stated=self.stated,
             realised=realised,
             sampled=None if self.sampled is None else sampled_claim(self.sampled, self.delta),
