@@ -5,7 +5,7 @@ only where the attack is known to work: read the verdict, not the decibels.
 """
 
 from attacks.defences import DefencePoint, defences
-from attacks.explain import Explanation, explain
+from attacks.explain import explain
 from attacks.image_audit import ImageAudit, leakage, suite
 from attacks.load import (
     change_of_weights,
@@ -17,7 +17,6 @@ from attacks.load import (
 )
 from attacks.lower_bounds.bounds import (
     Bound,
-    PointEstimate,
     clopper_pearson,
     estimate,
     guesses,
@@ -36,7 +35,7 @@ from attacks.lower_bounds.canaries import (
     view,
     worst_view,
 )
-from attacks.lower_bounds.planted import PlantedCanaries, canary_clients
+from attacks.lower_bounds.planted import canary_clients
 from attacks.lower_bounds.replay import Replay, paired
 from attacks.metrics import psnr, ssim
 from attacks.observation import Observation, observe
@@ -47,7 +46,7 @@ from attacks.reconstruction.features import dense_then_invert
 from attacks.reconstruction.labels import infer_labels
 from attacks.reconstruction.reconstruct import Reconstruction, dlg, reid_rank
 from attacks.reconstruction.spear import spear
-from attacks.report import LeakageReport, LeakageRow, TextReport
+from attacks.report import LeakageReport, TextReport
 from attacks.text.observation import TextObservation, observe_text
 from attacks.text.read import ReadText, span_test
 from attacks.text_audit import TextAudit, text_leakage
@@ -57,14 +56,10 @@ __all__ = [
     "Bound",
     "Canaries",
     "DefencePoint",
-    "Explanation",
     "ImageAudit",
     "LeakageReport",
-    "LeakageRow",
     "LocalSteps",
     "Observation",
-    "PlantedCanaries",
-    "PointEstimate",
     "ReadText",
     "Reconstruction",
     "Replay",

@@ -12,7 +12,6 @@ from scipy.optimize import linprog
 from accounting import ConfigError, Guarantee, gaussian
 from attacks import (
     Bound,
-    PointEstimate,
     clopper_pearson,
     estimate,
     guesses,
@@ -21,7 +20,13 @@ from attacks import (
     pool,
     pooled_t,
 )
-from attacks.lower_bounds.bounds import _gdp_refuted, epsilon_below, from_mu, one_run_p_value
+from attacks.lower_bounds.bounds import (
+    PointEstimate,
+    _gdp_refuted,
+    epsilon_below,
+    from_mu,
+    one_run_p_value,
+)
 
 DELTA = 1e-5
 SEEDS = 400
