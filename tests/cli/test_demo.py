@@ -12,14 +12,14 @@ from privpart.study.sweep import sweep_of
 
 @pytest.fixture(scope="module")
 def finished(privpart, tmp_path_factory):
-    """A demo of two noise levels and two images, whose trainings are those of the whole one."""
+    """A demo of two noise levels and one image, whose trainings are those of the whole one."""
     out = tmp_path_factory.mktemp("demo") / "new" / "folder"
     plans = tmp_path_factory.mktemp("plans")
     head, none, _, _, most = (demo._PLANS / "digits.toml").read_text().split("[joint.noise.")
     (plans / "digits.toml").write_text("[joint.noise.".join((head, none, most)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "_PLANS", plans)
-        patch.setattr(demo, "AUDITED_IMAGES", 2)
+        patch.setattr(demo, "AUDITED_IMAGES", 1)
         return out, privpart("demo", "--out", str(out), "--seeds", "1", "--jobs", "1")
 
 

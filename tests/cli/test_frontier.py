@@ -176,7 +176,7 @@ def test_a_study_in_which_some_trial_of_every_group_failed_has_no_result(folder,
 
 def test_an_audit_stands_beside_each_arm(tmp_path, monkeypatch):
     """Updates of both arms tell whose image it was; the whole one also what dense1 read."""
-    monkeypatch.setattr(frontier_leakage, "_EVALUATIONS", 40)
+    monkeypatch.setattr(frontier_leakage, "_EVALUATIONS", 20)
     rank, labels = frontier_leakage.attacks.reid_rank, []
     monkeypatch.setattr(
         frontier_leakage.attacks,
@@ -209,10 +209,10 @@ def test_an_audit_stands_beside_each_arm(tmp_path, monkeypatch):
         assert len(own) > 3
         assert len(set(own.tolist())) == 1
 
-    def fails(*_):
+    def fails(*_, **__):
         raise RuntimeError("mat1 and mat2 must have the same dtype")
 
-    monkeypatch.setattr(frontier_leakage.attacks, "reid_rank", fails)
+    monkeypatch.setattr(frontier_leakage.attacks, "leakage", fails)
     told = frontier(tmp_path, "--audit")
     assert told.exit_code == 0
     assert "not audited, in 64 bits the network fails: mat1 and mat2" in told.stderr
