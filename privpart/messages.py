@@ -238,25 +238,25 @@ def refusal(answer: object, kind: type[Any], task: RoundTask, shape: torch.Size)
         reason: object = getattr(answer, "reason", None)
         known: dict[str, Reason] = {name: name for name in get_args(Reason)}
         return known.get(reason, "malformed") if type(reason) is str else "malformed"
-    whole: Any = answer
-    if type(whole) is not kind or not all(hasattr(whole, own.name) for own in fields(kind)):
+    checked: Any = answer
+    if type(checked) is not kind or not all(hasattr(checked, own.name) for own in fields(kind)):
         return "malformed"
     # types before values: comparing an object of a sender's choice could run its code
     several = kind is not ClientUpdate
-    clients = whole.clients if several else (whole.client,)
-    clip_norm = whole.clip_norm if several else task.clip_norm
-    types = type(whole.round) is int, type(whole.plan) is str, type(clip_norm) in (int, float)
+    clients = checked.clients if several else (checked.client,)
+    clip_norm = checked.clip_norm if several else task.clip_norm
+    types = type(checked.round) is int, type(checked.plan) is str, type(clip_norm) in (int, float)
     if not (all(types) and type(clients) is tuple and all(map(is_client_id, clients))):
         return "malformed"
-    if whole.round != task.round:
+    if checked.round != task.round:
         return "another round"
-    if (whole.plan, clip_norm) != (task.plan, task.clip_norm):
+    if (checked.plan, clip_norm) != (task.plan, task.clip_norm):
         return "another plan"
     if len(set(clients)) < len(clients):
         return "twice in a round"
-    if not _is_vector(whole.total if several else whole.update, whole.types, shape):
+    if not _is_vector(checked.total if several else checked.update, checked.types, shape):
         return "wrong shape or type"
-    fault: Reason | None = whole.fault(task)
+    fault: Reason | None = checked.fault(task)
     return fault
 
 

@@ -216,7 +216,7 @@ def built(
 
 
 def set_start_values(
-    module: nn.Module, seed: int | None, keep: Sequence[str], own: Mapping[str, Initializer]
+    module: nn.Module, seed: int | None, keep: Sequence[str], chosen: Mapping[str, Initializer]
 ) -> tuple[str, ...]:
     """Draw all parameters that are not kept from the seed, and return the names of the others.
 
@@ -224,7 +224,7 @@ def set_start_values(
         module: changed; float32, on the CPU.
         seed: None keeps all parameters.
         keep: patterns of parameters that are kept.
-        own: initialisers by pattern, besides the default ones.
+        chosen: initialisers by pattern, besides the default ones.
 
     Raises:
         ConfigError: a pattern without effect, a parameter without initialiser or of another type,
@@ -232,7 +232,7 @@ def set_start_values(
     """
     parameters = dict(module.named_parameters())
     _refuse_other_types(parameters)
-    kept = _drawn(module, parameters, seed, keep, own)
+    kept = _drawn(module, parameters, seed, keep, chosen)
     _refuse_non_finite(module)
     return kept
 
@@ -242,10 +242,10 @@ def _drawn(
     parameters: Mapping[str, nn.Parameter],
     seed: int | None,
     keep: Sequence[str],
-    own: Mapping[str, Initializer],
+    chosen: Mapping[str, Initializer],
 ) -> tuple[str, ...]:
     if seed is None:
-        if own:
+        if chosen:
             raise ConfigError(
                 "initializers with seed=None: a pretrained model keeps its weights. Leave them out."
             )
@@ -259,7 +259,7 @@ def _drawn(
             f"keep={list(keep)}: matches every parameter, so nothing follows from seed={seed}. "
             "Leave keep out and pass seed=None."
         )
-    _initialize(module, drawn, seed, own)
+    _initialize(module, drawn, seed, chosen)
     return kept
 
 
@@ -294,10 +294,10 @@ def _initialize(
     module: nn.Module,
     parameters: Mapping[str, nn.Parameter],
     seed: int,
-    own: Mapping[str, Initializer],
+    chosen: Mapping[str, Initializer],
 ) -> None:
     initializers = default_initializers(module)
-    for pattern, initializer in own.items():
+    for pattern, initializer in chosen.items():
         names = matching_parameters(module, [pattern], "initializers")
         if not any(name in parameters for name in names):
             raise ConfigError(
@@ -380,10 +380,12 @@ def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> N
     try:
         with safe_open(path, framework="pt") as file:
             inside = set(file.keys())
-            if lost := [own[0] for _, own, needed in targets if needed and not inside & {*own}]:
+            if lost := [
+                aliases[0] for _, aliases, needed in targets if needed and not inside & {*aliases}
+            ]:
                 raise ConfigError(_not_inside(path, lost, inside))
-            for target, own, _ in targets:
-                if stored := {name: file.get_tensor(name) for name in own if name in inside}:
+            for target, aliases, _ in targets:
+                if stored := {name: file.get_tensor(name) for name in aliases if name in inside}:
                     values.append((target, _checked(path, stored, target)))
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file.") from None

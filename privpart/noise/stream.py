@@ -450,18 +450,18 @@ class NoiseStream:
         dim = part.state.shape[1]
         pieces = [slice(start, min(start + _PIECE, dim)) for start in range(0, dim, _PIECE)]
 
-        def run_some(some: Sequence[slice]) -> None:
+        def run_batch(batch: Sequence[slice]) -> None:
             # draws reuse their buffers, so each thread has its own
             of_salt = cache(lambda salt: self.source.draws(part.stream, salt))
-            for piece in some:
+            for piece in batch:
                 run(lambda number: of_salt(self.salt_of(part.rounds[number])), piece)
 
         threads = min(torch.get_num_threads(), len(pieces))
         if threads == 1:
-            run_some(pieces)
+            run_batch(pieces)
             return
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(run_some, [pieces[k::threads] for k in range(threads)]))
+            list(pool.map(run_batch, [pieces[k::threads] for k in range(threads)]))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state, for the metadata and tensors of a safetensors file.
