@@ -7,21 +7,14 @@ methods other than ``"exact"`` reproduce papers and serve as cross-checks; they 
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Literal, get_args
 
 from accounting import accountants, checks, gaussian, quadrature
 from accounting.checks import ConfigError
 from accounting.cross_check import CrossCheck, compare
 from accounting.mechanisms import Mechanism
 from accounting.participation import Participation
-
-if TYPE_CHECKING:
-    from dp_accounting import DpEvent
 
 Method = Literal["exact", "pld", "rdp", "zcdp"]
 METHODS: tuple[str, ...] = get_args(Method)
@@ -95,19 +88,6 @@ class Guarantee:
         accountant = accountants.one_gaussian(self.method, self.mu)
         return max(exact, accountants.delta(accountant, epsilon))
 
-    def rdp_curve(self, orders: Sequence[float]) -> NDArray[np.float64]:
-        """Return alpha mu^2 / 2, rounded up: the Renyi divergence at each order alpha > 1.
-
-        See Mironov 2017.
-
-        >>> Guarantee(mu=1.0).rdp_curve([2, 64]).round(9)
-        array([ 1., 32.])
-        """
-        for order in orders:
-            if not checks.positive("order", order) > 1:
-                raise ConfigError(f"order={order:g}: must be above 1.")
-        return np.nextafter(np.array(orders, dtype=np.float64) * self.rho, np.inf)
-
     def advantage(self) -> float:
         """Return the greatest true-positive minus false-positive rate of any membership test."""
         return gaussian.delta(self.mu, 0.0)
@@ -159,10 +139,6 @@ class Guarantee:
         if self.adjacency != "zero-out":
             raise ConfigError("adjacency is already replace-one.")
         return replace(self, mu=_up(self.mu * 2), adjacency="replace-one")
-
-    def to_dp_event(self) -> "DpEvent":
-        """Return dp-accounting's GaussianDpEvent of the same mu, for use with any accountant."""
-        return accountants.gaussian_event(self.mu)
 
     def cross_check(self, delta: float, second: Second = "quadrature") -> CrossCheck:
         """Compare ``epsilon(delta)`` with an accountant that shares no code with this one.

@@ -127,7 +127,6 @@ class EstimatedGuarantee:
     seed: int = field(default_factory=lambda: secrets.randbits(_SEED_BITS))
     _hypotheses: "_Hypotheses" = field(init=False, repr=False, compare=False)
 
-    unit: ClassVar[str] = "the sampled member: a client, or an example"
     adjacency: ClassVar[str] = "add-or-remove"
 
     def __post_init__(self) -> None:

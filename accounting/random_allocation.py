@@ -119,7 +119,6 @@ class AllocatedGuarantee:
     mechanism: Mechanism | None = None
     _products: Array | None = field(init=False, repr=False, compare=False, default=None)
 
-    unit: ClassVar[str] = "the sampled member: a client, or an example"
     adjacency: ClassVar[str] = "add-or-remove"
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from accounting.participation import Participation
 from accounting.report import Assumption
 
 if TYPE_CHECKING:
-    from dp_accounting import DpEvent, PrivacyAccountant
+    from dp_accounting import PrivacyAccountant
 
 SampledMethod = Literal["pld", "rdp"]
 
@@ -99,7 +99,6 @@ class SampledGuarantee:
     method: SampledMethod = "pld"
     groups: int = 1
 
-    unit: ClassVar[str] = "the sampled member: a client, or an example"
     adjacency: ClassVar[str] = "add-or-remove"
 
     def __post_init__(self) -> None:
@@ -136,10 +135,6 @@ class SampledGuarantee:
     def delta(self, epsilon: float) -> float:
         """Return an upper bound on delta at ``epsilon`` >= 0."""
         return accountants.delta(self._accountant(), checks.nonnegative("epsilon", epsilon))
-
-    def to_dp_event(self) -> "DpEvent":
-        """Return dp-accounting's event, for use with any accountant."""
-        return accountants.sampled_event(self.noise_multiplier, self.probability, self.steps)
 
     def _accountant(self) -> "PrivacyAccountant":
         return accountants.sampled_gaussians(

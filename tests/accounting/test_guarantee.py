@@ -2,7 +2,6 @@
 
 import math
 
-import dp_accounting
 import mpmath
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from accounting import (
     CrossCheck,
     Guarantee,
     Participation,
+    accountants,
     brute_force,
     gaussian,
     guarantee,
@@ -131,25 +131,9 @@ def test_advantage_is_the_best_gap_between_the_rates():
     assert max(gaps) == pytest.approx(run.advantage(), abs=1e-5)
 
 
-def test_rdp_curve_is_dp_accountings():
-    orders = [1.5, 2.0, 8.0, 256.0]
-    accountant = dp_accounting.rdp.RdpAccountant(orders)
-    accountant.compose(Guarantee(0.7).to_dp_event())
-    curve = Guarantee(0.7).rdp_curve(orders)
-    np.testing.assert_allclose(curve, accountant.rdp, rtol=1e-12)
-    exact = [mpmath.mpf(0.7) ** 2 * order / 2 for order in orders]
-    assert all(found >= truth for found, truth in zip(curve, exact, strict=True))
-
-
-@pytest.mark.parametrize("order", [1, 0.5, -1.0, float("nan"), float("inf"), None, "2"])
-def test_orders_are_above_one(order):
-    with pytest.raises(ConfigError, match=r"^order="):
-        Guarantee(1.0).rdp_curve([2.0, order])
-
-
 @given(mu=MUS)
-def test_dp_event_has_no_more_noise_than_mu_says(mu):
-    event = Guarantee(mu).to_dp_event()
+def test_dp_accounting_is_given_no_more_noise_than_mu_says(mu):
+    event = accountants.gaussian_event(mu)
     assert mpmath.mpf(event.noise_multiplier) * mpmath.mpf(mu) <= 1
     assert event.noise_multiplier == pytest.approx(1 / mu, rel=1e-15)
 
