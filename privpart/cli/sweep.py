@@ -117,9 +117,9 @@ def show(
 
 def _show(store: "Store", out: Path, form: Format, html: Path | None) -> None:
     from privpart.cli.pages import plots
-    from privpart.study.sweep import rows_of
+    from privpart.study.sweep import sweep_rows
 
-    rows, axes, noise_axes = rows_of(store), store.axes, store.noise_axes
+    rows, axes, noise_axes = sweep_rows(store), store.axes, store.noise_axes
     if rows:
         (out / "sweep.csv").write_text(as_csv(rows), encoding="utf-8")
         plots.draw_sweep(rows, axes, noise_axes, out)

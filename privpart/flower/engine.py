@@ -32,10 +32,10 @@ from privpart.flower.mail import (
     Look,
     NoAnswerError,
     RefusedReplyError,
-    answers,
     listed,
     pushed,
     question,
+    received,
 )
 from privpart.messages import ClientId, ClientUpdate, Reason, RefusedAnswer, RoundTask, id_order
 from privpart.model import PartialModel
@@ -241,7 +241,7 @@ class FlowerEngine:
 
     def _received(self, this: "_Round") -> Iterator[ClientUpdate | RefusedAnswer]:
         """Yield what was answered since the last look."""
-        for sender, content in answers(self.grid, this.asked, this.looks):
+        for sender, content in received(self.grid, this.asked, this.looks):
             if sender is None:
                 self._report("an answer to a message that was never sent: refused.")
                 yield RefusedAnswer("not asked")

@@ -99,7 +99,7 @@ class Look(threading.Thread):
             self.error = error
 
 
-def answers(
+def received(
     grid: Any,  # noqa: ANN401  Flower's Grid
     asked: dict[str, Asked],
     looks: dict[str, Look],
@@ -201,7 +201,7 @@ def hosted(
         sent = {pushed(grid, "query", question(agreed), node, timeout): node for node in new}
         asked |= {name: Asked(node) for name, node in sent.items() if name}
         met |= {to.node for to in asked.values()}
-        for sender, content in answers(grid, asked, looks):
+        for sender, content in received(grid, asked, looks):
             node = getattr(sender, "node", -1)
             try:
                 _enter(owners, node, listed(content))

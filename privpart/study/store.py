@@ -50,6 +50,11 @@ class CellResult:
         return hashlib.sha256(self.plan.encode()).hexdigest()
 
     @property
+    def names_metric(self) -> bool:
+        """Whether the plan names a metric of its author's, which may be any number."""
+        return "metric" in json.loads(self.plan)["data"]
+
+    @property
     def delta_warning(self) -> str:
         """The warning about delta beside the clients that the plan's tables count; "" if none."""
         tables = json.loads(self.plan)

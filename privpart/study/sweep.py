@@ -105,7 +105,7 @@ def _named(values: list[Any] | dict[str, Any]) -> dict[str, Any]:
     return {v if isinstance(v, str) else json.dumps(v): v for v in values}
 
 
-def rows_of(store: Store) -> list[dict[str, Any]]:
+def sweep_rows(store: Store) -> list[dict[str, Any]]:
     """Return the table of a sweep: a row per point, ordered by the other axes, then by noise.
 
     Results are None if no cell of a point is done. ``mean_accuracy``, in [0, 1], or
@@ -128,7 +128,7 @@ def rows_of(store: Store) -> list[dict[str, Any]]:
 
 def _columns(done: list[CellResult], failed: int) -> dict[str, Any]:
     first = done[0] if done else None
-    names_metric = first is not None and "metric" in json.loads(first.plan)["data"]
+    names_metric = first is not None and first.names_metric
     metrics = [result.accuracy for result in done]
     finite = bool(done) and all(map(isfinite, metrics))
     centre = mean(metrics) if finite else None
