@@ -33,12 +33,15 @@ def measure(count: int, size: int, rng: np.random.Generator, repeats: int) -> di
     records = rng.integers(256, size=(count, size), dtype=np.uint8)
     keys = rng.integers(count, size=KEYS).tolist()
     one, two = private_retrieval.queries(keys, count)
-    first, second = private_retrieval.answers(records, one), private_retrieval.answers(records, two)
+    first, second = (
+        private_retrieval.products(records, one),
+        private_retrieval.products(records, two),
+    )
     if not np.array_equal(private_retrieval.decode(first, second), records[keys]):
         raise AssertionError("wrong records")
     jobs = {
         "query": lambda: private_retrieval.queries(keys, count),
-        "answer of one store": lambda: private_retrieval.answers(records, one),
+        "answer of one store": lambda: private_retrieval.products(records, one),
         "decode": lambda: private_retrieval.decode(first, second),
     }
     return {

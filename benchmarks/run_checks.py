@@ -20,7 +20,7 @@ from accounting import BinaryTree, Participation
 from privpart import PrivacyPlan, RunFolder
 from privpart.run.ledger import LEDGER, Ledger, Row, SigningKey, _line
 from privpart.run.store import model_hash, write_state
-from privpart.run.verify import check_run
+from privpart.training.verify import check_run
 
 CLIENTS, POPULATION, DIM = 100, 50_000, 100_000
 

@@ -42,7 +42,7 @@ def verify(
 
     Example: privpart verify run model.safetensors --public-key key.txt
     """
-    from privpart.run.verify import check_run, left_its_plan
+    from privpart.training.verify import check_run, left_its_plan
 
     key = options.public_key_of_file(public_key)
     checks = check_run(run, model=model, public_key=key)

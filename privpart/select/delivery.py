@@ -140,7 +140,7 @@ def private(x: Tensor, ledger: SelectLedger) -> Fetch:
         for number, store in enumerate(stores):
             query = queries.on_device(itemgetter(number))
             shown = query.show(ledger, store, f"number of {space} keys")
-            answers.append(private_retrieval.answers(records, shown))
+            answers.append(private_retrieval.products(records, shown))
             ledger.bytes_up[client] += shown.nbytes
             ledger.bytes_down[client] += answers[-1].nbytes
         return torch.from_numpy(private_retrieval.decode(*answers)).view(x.dtype)

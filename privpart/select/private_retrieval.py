@@ -52,7 +52,7 @@ def queries(keys: Sequence[int], size: int) -> tuple[Bits, Bits]:
     return first, second
 
 
-def answers(records: Bits, asked: Bits) -> Bits:
+def products(records: Bits, asked: Bits) -> Bits:
     """Return, per query, the XOR of the records in its set.
 
     Args:

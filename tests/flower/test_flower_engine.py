@@ -15,9 +15,9 @@ from accounting.checks import ConfigError
 from privpart.flower.node import client_app
 from privpart.flower.server import Settings, serve
 from privpart.run.report import run_report
-from privpart.run.verify import check_run
 from privpart.training.export import export
 from privpart.training.train import released_setup
+from privpart.training.verify import check_run
 
 
 def released(run: Path) -> torch.Tensor:

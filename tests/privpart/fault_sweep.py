@@ -36,8 +36,8 @@ from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer, fit
 from privpart.run.folder import StorageError, holds_a_run
 from privpart.run.report import run_report
 from privpart.run.store import decode_state
-from privpart.run.verify import check_run
 from privpart.run.witness import VARIABLE
+from privpart.training.verify import check_run
 
 ROUNDS, DIM = 3, 8
 PLAN = PrivacyPlan(

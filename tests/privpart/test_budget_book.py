@@ -23,9 +23,9 @@ from privpart.run import budget_book as book
 from privpart.run.folder import create_run
 from privpart.run.fork import fork
 from privpart.run.report import run_report
-from privpart.run.verify import check_run
 from privpart.training.plan_file import validated
 from privpart.training.training import population_name
+from privpart.training.verify import check_run
 
 FACTS = {"delta": 1e-6, "population_name": "keyboard-de"}
 PLAN = PrivacyPlan(

@@ -24,7 +24,7 @@ from privpart.example_level import FTRLEngine
 from privpart.noise.stream import NoiseStream
 from privpart.run.evidence import gather
 from privpart.run.report import report_of, run_report
-from privpart.run.verify import check_run
+from privpart.training.verify import check_run
 
 # torch's, of Opacus's hooks: the input of the first layer needs no gradient
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")

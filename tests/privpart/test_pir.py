@@ -26,7 +26,7 @@ def test_both_answers_together_are_the_wanted_records(problem):
     one, two = private_retrieval.queries(keys, len(records))
     assert one.nbytes + two.nbytes == private_retrieval.query_bytes(len(records)) * len(keys)
     found = private_retrieval.decode(
-        private_retrieval.answers(records, one), private_retrieval.answers(records, two)
+        private_retrieval.products(records, one), private_retrieval.products(records, two)
     )
     assert np.array_equal(found, records[keys])
 
@@ -35,7 +35,7 @@ def test_both_answers_together_are_the_wanted_records(problem):
 def test_an_answer_is_the_xor_of_the_asked_set_one_record_after_another(problem):
     records, keys = problem
     asked, _ = private_retrieval.queries(keys, len(records))
-    for query, answer in zip(asked, private_retrieval.answers(records, asked), strict=True):
+    for query, answer in zip(asked, private_retrieval.products(records, asked), strict=True):
         expected = np.zeros(records.shape[1], np.uint8)
         for key in range(len(records)):
             if query[key // 8] >> (key % 8) & 1:
@@ -46,9 +46,9 @@ def test_an_answer_is_the_xor_of_the_asked_set_one_record_after_another(problem)
 def test_records_that_exceed_the_cache_are_answered_in_pieces(monkeypatch):
     records = np.random.default_rng(0).integers(256, size=(50, 11), dtype=np.uint8)
     asked, _ = private_retrieval.queries([1, 2, 3], 50)
-    whole = private_retrieval.answers(records, asked)
+    whole = private_retrieval.products(records, asked)
     monkeypatch.setattr(private_retrieval, "_CACHE", 64)
-    assert np.array_equal(private_retrieval.answers(records, asked), whole)
+    assert np.array_equal(private_retrieval.products(records, asked), whole)
 
 
 @pytest.mark.parametrize("key", range(8))
@@ -102,8 +102,8 @@ RECORDS = np.ones((9, 4), np.uint8)
 )
 def test_stores_refuse_what_is_not_a_query(records, asked):
     with pytest.raises(ConfigError):
-        private_retrieval.answers(records, asked)
-    assert private_retrieval.answers(RECORDS, np.ones((1, 2), np.uint8)).shape == (1, 4)
+        private_retrieval.products(records, asked)
+    assert private_retrieval.products(RECORDS, np.ones((1, 2), np.uint8)).shape == (1, 4)
 
 
 def test_answers_must_belong_together():
@@ -113,14 +113,14 @@ def test_answers_must_belong_together():
 
 def test_bits_beyond_the_last_record_do_nothing():
     asked = np.array([[1, 0b11111110]], np.uint8)
-    assert np.array_equal(private_retrieval.answers(RECORDS, asked), RECORDS[:1])
+    assert np.array_equal(private_retrieval.products(RECORDS, asked), RECORDS[:1])
 
 
 def test_all_subsets_of_a_tiny_table():
     records = np.array([[1], [2], [4]], np.uint8)
     for bits in product((0, 1), repeat=3):
         asked = np.packbits(np.array([bits], np.uint8), axis=1, bitorder="little")
-        assert private_retrieval.answers(records, asked)[0, 0] == sum(
+        assert private_retrieval.products(records, asked)[0, 0] == sum(
             b << i for i, b in enumerate(bits)
         )
 

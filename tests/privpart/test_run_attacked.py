@@ -15,12 +15,12 @@ from test_run_verify import forged, statuses, wrong
 from accounting import ConfigError
 from privpart import RunFolder
 from privpart.run import budget_book, evidence, witness
-from privpart.run import verify as verifying
 from privpart.run.ledger import SigningKey
 from privpart.run.report import run_report, vouched
 from privpart.run.store import tensor_hash
-from privpart.run.verify import check_run
+from privpart.training import verify as verifying
 from privpart.training.export import export
+from privpart.training.verify import check_run
 
 NAMED = {"delta": 1e-6, "population_name": "keyboard-de"}
 

@@ -17,8 +17,8 @@ from privpart.run.fork import fork
 from privpart.run.ledger import LEDGER, Ledger, SigningKey, _line
 from privpart.run.report import run_report
 from privpart.run.store import model_hash
-from privpart.run.verify import check_run
 from privpart.training.export import released_parameters
+from privpart.training.verify import check_run
 
 
 @pytest.fixture

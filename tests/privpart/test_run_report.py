@@ -25,7 +25,7 @@ from privpart.engines.canaries import CanaryEngine
 from privpart.run.fork import fork
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report, vouched
-from privpart.run.verify import check_run
+from privpart.training.verify import check_run
 
 DIM = 4
 """Parameters of the network of ``embedded``."""

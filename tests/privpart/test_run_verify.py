@@ -15,8 +15,8 @@ from privpart.run.evidence import Check
 from privpart.run.ledger import LEDGER, Ledger, SigningKey
 from privpart.run.report import run_report
 from privpart.run.store import decode_state, model_hash, write_state
-from privpart.run.verify import check_run, left_its_plan
 from privpart.training.export import export
+from privpart.training.verify import check_run, left_its_plan
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ from privpart.run.fork import fork
 from privpart.run.ledger import LEDGER, Ledger, _link
 from privpart.run.report import run_report
 from privpart.run.store import decode_state, encode_state
-from privpart.run.verify import check_run
+from privpart.training.verify import check_run
 
 PEOPLE = [f"p{i}" for i in range(12)]
 

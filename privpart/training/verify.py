@@ -23,6 +23,8 @@ from privpart.run.evidence import Check, Evidence, Origin, gather, public_key_of
 from privpart.run.folder import holds_a_run, versions
 from privpart.run.report import AUTHENTICATED, RunReport, report_of
 from privpart.run.store import file_hash, model_hash, one_line, read_small, tensor_hash
+from privpart.training.export import privacy_metadata
+from privpart.training.plan_file import parse, validated
 
 _ANY_DELTA = 1e-9
 """For a run that was planned without delta: its mu does not depend on it."""
@@ -77,8 +79,6 @@ def _guarded(what: str, check: Callable[[], Check]) -> Check:
 
 
 def _plan(path: Path, evidence: Evidence) -> Check:
-    from privpart.training.plan_file import parse, validated
-
     facts = evidence.facts
     plan = PrivacyPlan.from_dict(facts["plan"])
     text, tables = facts.get("plan_file"), facts.get("plan_tables")
@@ -280,8 +280,6 @@ _WORDS = ("privpart.statement", "privpart.status")
 
 
 def _metadata(metadata: Mapping[str, str], path: Path, evidence: Evidence) -> Check:
-    from privpart.training.export import privacy_metadata
-
     what = "model metadata"
     part = metadata.get("privpart.part", "")
     derived = privacy_metadata(path, part, evidence=evidence)
@@ -313,8 +311,6 @@ def _field_fault(metadata: Mapping[str, str], derived: Mapping[str, str]) -> str
 
 def _by_origin(path: Path, part: str, evidence: Evidence) -> Iterator[Mapping[str, str]]:
     """Yield the metadata with the words for each origin: an export speaks of where it was made."""
-    from privpart.training.export import privacy_metadata
-
     confirmed = tuple(replace(check, status="verified") for check in evidence.checks)
     origins: tuple[Origin, ...] = ("here", "signed", "unknown")
     for checks, origin in product((confirmed, evidence.checks), origins):
