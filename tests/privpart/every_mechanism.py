@@ -60,6 +60,19 @@ LAW = [
 ]
 """One of each kind, for tests of distributions."""
 
+GROUPS_ACTIVE = [(0, 1, 2), (0, 1, 2), (0,), (0,), (1,), (1,), (2,), (0, 1, 2), (0,), (1, 2)]
+"""The groups of every round."""
+_BY_GROUP = [[t for t, groups in enumerate(GROUPS_ACTIVE) if g in groups] for g in range(3)]
+GROUPS = {
+    "tree": [BinaryTree(len(rounds)) for rounds in _BY_GROUP],
+    "online": [BinaryTree(len(rounds), 4, estimator="online", completed=True)
+               for rounds in _BY_GROUP],
+    "pruned": [PrunedTree(len(GROUPS_ACTIVE), rounds) for rounds in _BY_GROUP],
+    "blt": [BufferedToeplitz(len(rounds), (0.9, 0.4), (0.3, 0.2)) for rounds in _BY_GROUP],
+    "mixed": [BinaryTree(6), BufferedToeplitz(6, (0.5,), (0.25,)), Independent(5)],
+}  # fmt: skip
+"""A mechanism for each of three groups."""
+
 
 def short(mechanism):
     return repr(mechanism)[:100].replace("\n", "")

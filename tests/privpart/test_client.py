@@ -35,6 +35,18 @@ OPTIMIZERS = {
 }
 
 
+def a_model(train=("*",)):
+    network = lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8)  # noqa: E731
+    return PartialModel(network, train=train, seed=1)
+
+
+def update_of(model, data, local, clip_norm=1.0, seed=5, start=None):
+    return client_update(
+        model, model.flat.clone() if start is None else start, data, local=local,
+        clip_norm=clip_norm, generator=torch.Generator().manual_seed(seed),
+    )  # fmt: skip
+
+
 def flat_of(module, names):
     parameters = dict(module.named_parameters())
     return torch.cat([parameters[name].detach().flatten() for name in names])
@@ -44,17 +56,16 @@ def flat_of(module, names):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_local_training_is_the_plain_optimizer_on_the_trainable_part(train, name):
     local, make = OPTIMIZERS[name]
-    model = PartialModel(
-        lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), train=train, seed=1
-    )
+    model = a_model(train)
     reference = copy.deepcopy(model.module)
     x, y = examples(10)
     start = model.flat.clone()
-    for _ in range(2):  # the second time shows that nothing is kept from the first
-        generator = torch.Generator().manual_seed(5)
-        update = client_update(
-            model, start, (x, y), local=local, clip_norm=1e6, generator=generator
-        )
+    # the second time shows that nothing is kept from the first
+    first, update = (update_of(model, (x, y), local, 1e6, start=start) for _ in range(2))
+    before = first.clone()
+    for clip_norm in (1e-3, 1e6):  # updates outlive the next client
+        assert not torch.equal(update_of(model, examples(6, 1), local, clip_norm), before)
+        assert torch.equal(first, before)
     optimizer = make([p for p in reference.parameters() if p.requires_grad])
     generator = torch.Generator().manual_seed(5)
     for _ in range(3):
@@ -84,14 +95,7 @@ def test_tags_train_with_the_binary_cross_entropy_of_each():
     logits = model.module(x).detach()
     by_hand = -(y * logits.sigmoid().log() + (1 - y) * (1 - logits.sigmoid()).log()).mean()
     torch.testing.assert_close(mean_loss(logits, y, "binary_cross_entropy"), by_hand)
-    update = client_update(
-        model,
-        model.flat.clone(),
-        (x, y),
-        local=LocalTraining(0.5, loss="binary_cross_entropy"),
-        clip_norm=1e6,
-        generator=torch.Generator(),
-    )
+    update = update_of(model, (x, y), LocalTraining(0.5, loss="binary_cross_entropy"), 1e6)
     bias = -0.5 * (logits.sigmoid() - y).mean(dim=0) / 3  # the mean goes over the tags too
     torch.testing.assert_close(update[-3:], bias)
     assert update[-2] > 0 > update[-1]
@@ -108,44 +112,9 @@ def test_steps_cut_the_passes_off():
     assert rows(LocalTraining(0.1, batch_size=4, steps=2)) == passes[:2]
 
 
-@pytest.mark.parametrize("clip_norm", [1e-3, 1e6])
-def test_an_update_outlives_the_next_client(clip_norm):
-    model = PartialModel(lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), seed=1)
-    start = model.flat.clone()
-    local = LocalTraining(0.1)
-
-    def update(seed):
-        rows = examples(6, seed)
-        return client_update(
-            model, start, rows, local=local, clip_norm=clip_norm, generator=torch.Generator()
-        )
-
-    first = update(0)
-    kept = first.clone()
-    assert not torch.equal(update(1), kept)
-    assert torch.equal(first, kept)
-
-
-def test_a_client_without_examples_sends_zero():
-    model = PartialModel(lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), seed=1)
-    x, y = examples(0)
-    for local in (LocalTraining(0.1), LocalTraining(0.1, steps=5)):
-        update = client_update(
-            model,
-            model.flat.clone(),
-            (x, y),
-            local=local,
-            clip_norm=1.0,
-            generator=torch.Generator(),
-        )
-        assert torch.equal(update, torch.zeros(model.dim))
-
-
 def backward_reaches(train):
     """Layers whose output takes part in the backward pass, and their share of its FLOPs."""
-    model = PartialModel(
-        lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), train=train, seed=1
-    )
+    model = a_model(train)
     reached, saved = [], []
 
     def watch(name):
@@ -183,9 +152,7 @@ def test_backward_ends_at_the_lowest_trained_layer():
 
 @pytest.mark.parametrize("local", [local for local, _ in OPTIMIZERS.values()])
 def test_state_is_kept_for_the_trained_part_only(local):
-    model = PartialModel(
-        lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), train=PART, seed=1
-    )
+    model = a_model(PART)
     optimizer = local.fresh_optimizer(model)
     model.gradient.fill_(1.0)
     optimizer.step()
@@ -194,19 +161,9 @@ def test_state_is_kept_for_the_trained_part_only(local):
 
 
 def test_frozen_bits_survive_training_and_only_the_trainable_part_is_sent():
-    model = PartialModel(
-        lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), train=PART, seed=1
-    )
+    model = a_model(PART)
     frozen = {n: p.clone() for n, p in model.module.named_parameters() if n in model.frozen}
-    x, y = examples(6)
-    update = client_update(
-        model,
-        model.flat.clone(),
-        (x, y),
-        local=LocalTraining(0.5, epochs=2),
-        clip_norm=0.25,
-        generator=torch.Generator(),
-    )
+    update = update_of(model, examples(6), LocalTraining(0.5, epochs=2), 0.25)
     assert update.shape == (model.dim,)
     assert 0.2499 < update.double().norm() <= 0.25
     now = dict(model.module.named_parameters())
@@ -214,47 +171,22 @@ def test_frozen_bits_survive_training_and_only_the_trainable_part_is_sent():
 
 
 def test_training_that_diverges_says_so_and_counts_as_zeros():
-    model = PartialModel(lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), seed=1)
     x, y = examples(6)
-    update = client_update(
-        model,
-        model.flat.clone(),
-        (x * 1e30, y),
-        local=LocalTraining(1e30, epochs=3, batch_size=2),
-        clip_norm=1.0,
-        generator=torch.Generator(),
-    )
+    update = update_of(a_model(), (x * 1e30, y), LocalTraining(1e30, epochs=3, batch_size=2))
     assert update.isnan().all()  # no entry tells more than another
     assert not clip(update, 1.0).any()
-
-
-def test_engine_does_not_depend_on_the_order_of_clients():
-    model = PartialModel(
-        lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), train=PART, seed=1
-    )
-    x, y = examples(12)
-    users = Users(x, y, torch.arange(12).split(3))
-    local = LocalTraining(0.1, 2, 2)
-    engine = EmbeddedEngine(model, users, local=local, data_seed=3, batching="loop")
-    start = model.flat.clone()
-    task = RoundTask(0, (0, 1, 2, 3), 1.0, "plan")
-    forth = {u.client: u.update for u in engine.run(task, start)}
-    back = {u.client: u.update for u in engine.run(replace(task, clients=(3, 2, 1, 0)), start)}
-    assert all(torch.equal(forth[client], back[client]) for client in range(4))
-    later = next(engine.run(replace(task, round=1), start)).update
-    assert not torch.equal(later, forth[0])
-
-
-@pytest.mark.parametrize("field", ["learning_rate", "epochs", "batch_size", "steps"])
-@pytest.mark.parametrize("value", [0, -1, float("nan")])
-def test_bad_local_training(field, value):
-    with pytest.raises(ConfigError, match=field):
-        LocalTraining(**{"learning_rate": 0.1, field: value})
+    for local in (LocalTraining(0.1), LocalTraining(0.1, steps=5)):  # who has no examples
+        assert not update_of(a_model(), examples(0), local).any()
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
     [
+        *(
+            ({field: value}, field)
+            for field in ("learning_rate", "epochs", "batch_size", "steps")
+            for value in (0, -1, float("nan"))
+        ),
         ({"optimizer": "lion"}, "optimizer"),
         ({"momentum": 1.0}, "below 1"),
         ({"momentum": float("nan")}, "momentum=nan"),
@@ -265,9 +197,9 @@ def test_bad_local_training(field, value):
         ({"epochs": 2, "steps": 3}, "leave it out"),
     ],
 )
-def test_options_that_contradict(options, match):
+def test_options_out_of_range_or_that_contradict(options, match):
     with pytest.raises(ConfigError, match=match):
-        LocalTraining(0.1, **options)
+        LocalTraining(**{"learning_rate": 0.1} | options)
 
 
 class Noisy(torch.nn.Module):
@@ -336,6 +268,8 @@ def test_dropout_draws_from_the_client_s_seed_alone():
     torch.rand(3)  # moves the global generator
     back = {u.client: u.update for u in engine.run(replace(task, clients=(3, 2, 1, 0)), start)}
     assert all(torch.equal(forth[client], back[client]) for client in range(4))
+    later = next(engine.run(replace(task, round=1), start)).update
+    assert not torch.equal(later, forth[0])
     engine.model.module.dropout.p = 0.0
     without = {u.client: u.update for u in engine.run(task, start)}
     assert not any(torch.equal(forth[client], without[client]) for client in range(4))

@@ -3,49 +3,32 @@
 import numpy as np
 import pytest
 import torch
-from rational_draws import RationalSource
+from every_mechanism import GROUPS, GROUPS_ACTIVE
+from rational_draws import unit_vectors
 from scipy.stats import chi2
 
 from accounting import (
     BinaryTree,
-    BufferedToeplitz,
     ConfigError,
     Grouped,
     Independent,
-    PrunedTree,
     Toeplitz,
 )
 from privpart import NoiseStream, SecretSource, SeededSource
 
-SCHEDULE = [(0, 1, 2), (0, 1, 2), (0,), (0,), (1,), (1,), (2,), (0, 1, 2), (0,), (1, 2)]
-ACTIVE = [[t for t, groups in enumerate(SCHEDULE) if g in groups] for g in range(3)]
+KINDS = pytest.mark.parametrize("kind", GROUPS)
 
 
-def build(kind):
-    makers = {
-        "tree": [BinaryTree(len(own)) for own in ACTIVE],
-        "online": [BinaryTree(len(own), 4, estimator="online", completed=True) for own in ACTIVE],
-        "pruned": [PrunedTree(len(SCHEDULE), own) for own in ACTIVE],
-        "blt": [BufferedToeplitz(len(own), (0.9, 0.4), (0.3, 0.2)) for own in ACTIVE],
-        "mixed": [BinaryTree(6), BufferedToeplitz(6, (0.5,), (0.25,)), Independent(5)],
-    }
-    return makers[kind]
-
-
-KINDS = ["tree", "online", "pruned", "blt", "mixed"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
+@KINDS
 def test_noise_covariance_is_that_of_the_joint_decoder(kind):
     """Write out how every draw enters every (round, group), and compare with B B^T exactly."""
     width = 20  # coordinates per group, one per draw
-    mechanism = Grouped(SCHEDULE, build(kind), [width] * 3)
-    # draw i of a group is the i-th unit vector of that group's coordinates
-    source = RationalSource(lambda stream, index, coordinate: int(index == coordinate))
+    mechanism = Grouped(GROUPS_ACTIVE, GROUPS[kind], [width] * 3)
+    source = unit_vectors()
     noise = NoiseStream(mechanism, dim=3 * width, stddev=2.0**30, source=source, stream=2)
     total = np.zeros((3, 3 * width))
     rows = []
-    for groups in SCHEDULE:
+    for groups in GROUPS_ACTIVE:
         drawn_before = len(source.asked)
         parts = noise.next().reshape(len(groups), width).numpy() / 2.0**30
         assert {stream - 2 for stream, _ in source.asked[drawn_before:]} == set(groups)
@@ -63,15 +46,15 @@ STDDEV = 2.0**20
 
 def noise_of(kind="mixed", source=None, sizes=(4, 3, 5), **change):
     source = source or SeededSource(1)
-    mechanism = Grouped(SCHEDULE, build(kind), sizes)
+    mechanism = Grouped(GROUPS_ACTIVE, GROUPS[kind], sizes)
     return NoiseStream(mechanism, dim=sum(sizes), stddev=STDDEV, source=source, **change)
 
 
 def test_only_active_coordinates_are_drawn():
     one, lengths = noise_of(), []
-    for _ in SCHEDULE:
+    for _ in GROUPS_ACTIVE:
         lengths.append(len(one.next()))
-    assert lengths == [sum((4, 3, 5)[g] for g in groups) for groups in SCHEDULE]
+    assert lengths == [sum((4, 3, 5)[g] for g in groups) for groups in GROUPS_ACTIVE]
     with pytest.raises(ConfigError, match="all 10 planned rounds is used up"):
         one.next()
 
@@ -95,7 +78,7 @@ def test_distribution_with_a_power_twin(kind):
     one = noise_of(kind, SecretSource(), sizes=(cells, cells, cells))
     total = torch.zeros(3, cells, dtype=torch.int64)
     low, high = chi2.ppf([5e-10, 1 - 5e-10], cells)
-    for t, groups in enumerate(SCHEDULE):
+    for t, groups in enumerate(GROUPS_ACTIVE):
         total[list(groups)] += one.next().reshape(len(groups), cells)
         for g in groups:
             statistic = float(
@@ -103,70 +86,6 @@ def test_distribution_with_a_power_twin(kind):
             )
             assert low < statistic < high
             assert not low < statistic * 1.05**2 < high
-
-
-def saved(one):
-    """A copy of the state, whose tensors share memory with the stream."""
-    return {
-        key: value.clone() if isinstance(value, torch.Tensor) else value
-        for key, value in one.state_dict().items()
-    }
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_group_s_round_that_is_drawn_twice_has_another_noise(kind):
-    key = bytes(32)
-    first = noise_of(kind, SecretSource(key))
-    for _ in range(4):
-        first.next()
-    state, lost = saved(first), first.next()
-    again = noise_of(kind, SecretSource(key))
-    again.load_state_dict(state)
-    assert not torch.equal(again.next(), lost)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_resumed_anywhere_in_a_cycle_bit_for_bit(kind):
-    undisturbed = noise_of(kind)
-    states, noises = [saved(undisturbed)], []
-    for _ in SCHEDULE:
-        noises.append(undisturbed.next())
-        states.append(saved(undisturbed))
-    for start, state in enumerate(states):
-        resumed = noise_of(kind)
-        resumed.load_state_dict(state)
-        assert resumed.round == start
-        for t in range(start, len(SCHEDULE)):
-            assert torch.equal(resumed.next(), noises[t])
-
-
-def used(rounds=5):
-    one = noise_of()
-    for _ in range(rounds):
-        one.next()
-    return one.state_dict()
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("schema", "x", "schema"),
-        ("mechanism", "0" * 64, "mechanism"),
-        ("round", 11, "whole number from 0 to 10"),
-        ("round", None, "whole number"),
-        ("stream", 1, "stream"),
-        ("state.0", torch.zeros(9, 4), "unknown state.0"),
-        ("state.1", torch.zeros(9, 3), "shape"),
-        ("salts", "[[0, 1]]", "list of rounds and salts"),
-        ("extra", 1, "unknown extra"),
-        ("state.3", 1, "unknown state.3"),
-    ],
-)
-def test_damaged_states_are_refused(key, value, message):
-    fresh = noise_of()
-    with pytest.raises(ConfigError, match=message):
-        fresh.load_state_dict(used() | {key: value})
-    assert fresh.round == 0
 
 
 def test_groups_of_unlike_ranges_give_the_wider_integers():
@@ -191,14 +110,14 @@ def test_groups_of_unlike_ranges_give_the_wider_integers():
     assert noise.filter_error(2.0) == max(errors) > errors[0] == 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@KINDS
 def test_a_group_s_noise_is_that_of_its_own_stream(kind):
     """No group's integers depend on the others."""
     noise = noise_of(kind)
     own = [
         NoiseStream(mechanism, dim=size, stddev=STDDEV, source=SeededSource(1), stream=g)
-        for g, (mechanism, size) in enumerate(zip(build(kind), (4, 3, 5), strict=True))
+        for g, (mechanism, size) in enumerate(zip(GROUPS[kind], (4, 3, 5), strict=True))
     ]
-    for groups in SCHEDULE:
+    for groups in GROUPS_ACTIVE:
         expected = torch.cat([own[g].next().to(noise.dtype) for g in groups])
         assert torch.equal(noise.next(), expected)

@@ -68,26 +68,28 @@ def test_rounds_between_evaluations_are_a_count(every):
     assert one.round == 0
 
 
-def test_an_interval_of_evaluations_needs_something_to_evaluate():
+def test_fits_that_contradict_the_plan_or_themselves_are_refused():
     with pytest.raises(ConfigError, match="evaluate_every=3: there is no evaluate"):
         fit(a_server(4, rounds=2), Ones(), [[0], [1]], evaluate_every=3)
-
-
-def test_more_cohorts_than_planned_rounds():
     with pytest.raises(ConfigError, match="3 cohorts, but the plan has 2 rounds"):
         fit(a_server(4, rounds=2), Ones(), [[0], [1], [2]])
 
 
+class Asking(Ones):
+    """Notes who was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def run(self, task, start):
+        self.asked.append(task.clients)
+        yield from super().run(task, start)
+
+
 def test_clients_beyond_their_limit_are_not_asked():
-    asked = []
-
-    class Asking(Ones):
-        def run(self, task, start):
-            asked.append(task.clients)
-            yield from super().run(task, start)
-
-    fit(a_server(4, rounds=3), Asking(), [[0, 1], [1, 2], [0, 3]])
-    assert asked == [(0, 1), (2,), (3,)]
+    engine = Asking()
+    fit(a_server(4, rounds=3), engine, [[0, 1], [1, 2], [0, 3]])
+    assert engine.asked == [(0, 1), (2,), (3,)]
 
 
 def test_a_cohort_that_is_too_small_stops_before_anything_is_committed():
@@ -150,18 +152,12 @@ def test_a_client_is_in_a_cohort_once(cohort):
 
 
 def test_numpy_ids_are_asked_as_pythons_own():
-    seen = []
-
-    class Asked(Ones):
-        def run(self, task, start):
-            seen.append(task.clients)
-            yield from super().run(task, start)
-
+    engine = Asking()
     cohorts = [np.array([2**64 - 1, 1], np.uint64), np.array(["1", "ada"]), [np.int8(-1), 0]]
-    records = fit(a_server(4, rounds=3), Asked(), cohorts)
+    records = fit(a_server(4, rounds=3), engine, cohorts)
     assert [r.counts.counted for r in records] == [2, 2, 2]
-    assert seen == [(2**64 - 1, 1), ("1", "ada"), (-1, 0)]
-    assert {type(client) for clients in seen for client in clients} == {int, str}
+    assert engine.asked == [(2**64 - 1, 1), ("1", "ada"), (-1, 0)]
+    assert {type(client) for clients in engine.asked for client in clients} == {int, str}
 
 
 class Some(Ones):
@@ -321,7 +317,6 @@ def digits_accuracy(train: list[str], z: float, rounds: int = 72) -> float:
 
 def test_partial_training_learns_digits_and_repeats_itself():
     part = ["conv*", "norm.*", "dense2.*"]
-    assert digits_accuracy(part, z=0.0) > 0.8
-    first, again = (digits_accuracy(part, z=0.0, rounds=18) for _ in range(2))
-    assert first == again > 0.4  # learning has begun
-    assert digits_accuracy(part, z=30.0, rounds=18) < 0.4
+    first, again = (digits_accuracy(part, z=0.0, rounds=24) for _ in range(2))
+    assert first == again > 0.5
+    assert digits_accuracy(part, z=30.0, rounds=24) < 0.4

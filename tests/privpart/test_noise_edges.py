@@ -80,14 +80,6 @@ def test_any_slice_gives_the_same_integers(mechanism, start):
         assert np.array_equal(whole[:, start:], part)
 
 
-def test_no_noise_beyond_the_plan():
-    stream = NoiseStream(BinaryTree(3), dim=4, stddev=1.0, source=SeededSource(0))
-    for _ in range(3):
-        stream.next()
-    with pytest.raises(ConfigError, match="all 3 planned rounds is used up"):
-        stream.next()
-
-
 @pytest.mark.parametrize(
     "bad",
     [

@@ -5,15 +5,19 @@ import json
 import numpy as np
 import pytest
 import torch
+from every_mechanism import FILTERS, GROUPS, GROUPS_ACTIVE, TREES, short
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from accounting import BinaryTree, ConfigError, Independent, Toeplitz
+from accounting import BinaryTree, ConfigError, Grouped, Independent, Toeplitz
 from privpart import NoiseStream, SecretSource, SeededSource
 from privpart.noise.stream import Executor
 from privpart.noise.ziggurat import BLOCK
 
 TREE = BinaryTree(8, 5, estimator="online", release="prefix")
+
+
+GROUPED = [Grouped(GROUPS_ACTIVE, mechanisms, (1, 3, 2)) for mechanisms in GROUPS.values()]
 
 
 def stream(mechanism=TREE, **change):
@@ -23,19 +27,22 @@ def stream(mechanism=TREE, **change):
 
 def saved(one):
     """A copy of the state: it shares memory with the stream."""
-    state = one.state_dict()
-    return state | ({"state": state["state"].clone()} if "state" in state else {})
+    return {
+        key: value.clone() if isinstance(value, torch.Tensor) else value
+        for key, value in one.state_dict().items()
+    }
 
 
 def through_a_file(state, path):
     """Tensors as safetensors, the others as the strings of its header."""
-    text = {key: str(value) for key, value in state.items() if key != "state"}
-    tensors = {key: value.contiguous() for key, value in state.items() if key == "state"}
+    tensors = {key: v.contiguous() for key, v in state.items() if isinstance(v, torch.Tensor)}
+    text = {key: str(value) for key, value in state.items() if key not in tensors}
     save_file(tensors, path, metadata=text)
     with safe_open(path, "pt") as file:
         return {**file.metadata(), **load_file(path)}
 
 
+@pytest.mark.parametrize("mechanism", [*TREES, *FILTERS, *GROUPED], ids=short)
 def test_a_resumed_stream_is_the_undisturbed_one(mechanism, tmp_path):
     undisturbed = stream(mechanism, stream=3)
     states, noises = [saved(undisturbed)], []
@@ -95,18 +102,6 @@ def test_draws_that_can_be_made_again_are_not_saved(mechanism):
     for _ in range(mechanism.rounds):
         one.next()
         assert ("state" in one.state_dict()) == (not again)
-
-
-@pytest.mark.parametrize("every", [None, 3, 5])
-def test_recalled_draws_are_the_state(every):
-    one = stream(BinaryTree(13, every))
-    for _ in range(13):
-        one.next()
-        resumed = stream(BinaryTree(13, every))
-        resumed.load_state_dict(one.state_dict())
-        rows = one._parts[0].rows(one.round)
-        assert len(rows)
-        assert np.array_equal(resumed._parts[0].rows(one.round), rows)
 
 
 def test_what_a_state_says():
@@ -199,6 +194,26 @@ def test_damaged_states_are_refused(key, value, message):
     assert not fresh.state_dict()["state"].any()
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("mechanism", "0" * 64, "mechanism"),
+        ("round", 11, "whole number from 0 to 10"),
+        ("stream", 1, "stream"),
+        ("state.0", torch.zeros(9, 1), "unknown state.0"),
+        ("state.1", torch.zeros(9, 3), "shape"),
+        ("salts", "[[0, 1]]", "list of rounds and salts"),
+        ("state.3", 1, "unknown state.3"),
+    ],
+)
+def test_damaged_states_of_groups_are_refused(key, value, message):
+    one, fresh = stream(GROUPED[-1]), stream(GROUPED[-1])
+    run_on(one, 5)
+    with pytest.raises(ConfigError, match=message):
+        fresh.load_state_dict(saved(one) | {key: value})
+    assert fresh.round == 0
+
+
 @pytest.mark.parametrize("key", sorted(used().state_dict()))
 def test_every_key_is_needed_and_no_other(key):
     state = used().state_dict()
@@ -243,7 +258,7 @@ def run_on(one, rounds):
     return [one.next() for _ in range(rounds)]
 
 
-@pytest.mark.parametrize("mechanism", KINDS, ids=repr)
+@pytest.mark.parametrize("mechanism", [*KINDS, *GROUPED], ids=short)
 def test_a_round_that_is_drawn_twice_has_another_noise(mechanism):
     first = secret(mechanism)
     run_on(first, 3)
@@ -289,13 +304,6 @@ def test_salts_of_attempts_are_kept_and_of_lost_ones_are_not():
     assert len({salt for _, salt in salts}) == 2
     assert all(len(bytes.fromhex(salt)) == 16 for _, salt in salts)
     assert json.loads(secret(BinaryTree(8)).state_dict()["salts"]) == []
-
-
-def test_a_seeded_stream_has_no_salt():
-    one = stream()
-    run_on(one, 3)
-    assert one.state_dict()["salts"] == "[]"
-    assert {one.salt_of(t) for t in range(8)} == {b""}
 
 
 GOOD = "00112233445566778899aabbccddeeff"

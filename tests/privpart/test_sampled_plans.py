@@ -15,6 +15,7 @@ from accounting import (
     sampled_guarantee,
 )
 from privpart.data import from_tensors
+from privpart.engines.methods import Method
 from privpart.engines.options import EngineOptions
 from privpart.run.ledger import Ledger
 from privpart.training import plan_file
@@ -154,7 +155,7 @@ def test_clients_are_computed_alone_so_that_no_rounding_tells_who_else_was_drawn
     own = Own(SMALL, CLIENTS)
     setup = training(chosen, objects=own)
     assert setup.engine.options.deterministic
-    assert not setup.engine.method.vectorized
+    assert setup.engine._fixed == Method()
     with pytest.raises(ConfigError, match="no client's rounding"):
         training(chosen, objects=own, options=EngineOptions(batching="vmap"))
 
