@@ -2,45 +2,10 @@
 
 import pytest
 import torch
+from subjects import Transformer, filled
 from torch import nn
 
 from attacks import april, dense_then_invert, leakage, observe, psnr, suite
-
-
-class Plain(nn.Module):
-    """APRIL's own case: the first attention takes the tokens, and nothing bypasses it."""
-
-    def __init__(self, width, norm, skip):
-        super().__init__()
-        self.patch = nn.Conv2d(1, width, 2, 2)
-        self.first = nn.Parameter(torch.zeros(1, 1, width))
-        self.position = nn.Parameter(torch.zeros(1, 17, width))
-        self.norm = nn.LayerNorm(width) if norm else nn.Identity()
-        self.attention = nn.MultiheadAttention(width, 2, batch_first=True)
-        self.mix = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.GELU())
-        self.head = nn.Linear(width, 10)
-        self.skip = skip
-
-    def forward(self, x):
-        tokens = self.patch(x).flatten(2).mT
-        tokens = torch.cat([self.first.expand(len(x), -1, -1), tokens], 1) + self.position
-        inner = self.norm(tokens)
-        out = self.attention(inner, inner, inner, need_weights=False)[0]
-        tokens = tokens + out if self.skip else out
-        return self.head((tokens + self.mix(tokens)).square().mean(1))
-
-
-def vit(width=32, norm=True, skip=True):
-    return filled(Plain(width, norm, skip))
-
-
-def filled(model):
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.uniform_(-0.3, 0.3, generator=generator)
-    return model
-
 
 EMBEDDINGS = ["patch.*", "position"]
 ATTENTION = ["attention.in_proj_*"]
@@ -50,7 +15,7 @@ ATTENTION = ["attention.in_proj_*"]
 @pytest.mark.parametrize("visible", [["*"], EMBEDDINGS, ATTENTION])
 def test_one_image_in_closed_form(norm, visible, digits):
     x, y = digits[0][:1], digits[1][:1]
-    model = vit(norm=norm)
+    model = Transformer(norm=norm)
     found = april(model, observe(model, x, y, visible=visible))
     assert float(psnr(found.x, x)) > 120
     assert found.match < 1e-18
@@ -59,7 +24,7 @@ def test_one_image_in_closed_form(norm, visible, digits):
 def test_april_where_nothing_bypasses_the_attention(digits):
     """Tokens as many as their width: the span alone tells nothing."""
     x, y = digits[0][:1], digits[1][:1]
-    model = vit(width=18, norm=False, skip=False)
+    model = Transformer(width=18, norm=False, skip=False)
     seen = observe(model, x, y, visible=[*ATTENTION, "position"])
     assert float(psnr(april(model, seen).x, x)) > 100
     assert float(psnr(april(model, seen.restrict(["attention.in_proj_weight"])).x, x)) < 30
@@ -73,7 +38,7 @@ def test_a_hugging_face_vit_without_a_wrapper(digits):
         **{"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "num_labels": 10},
         **{"intermediate_size": 32, "image_size": 8, "patch_size": 2, "num_channels": 1},
     )
-    model = filled(transformers.ViTForImageClassification(config).eval())
+    model = filled(transformers.ViTForImageClassification(config).eval(), seed=0)
     for visible in (["*embeddings.*"], ["vit.layers.0.attention.q_proj.weight"]):
         found = april(model, observe(model, x, y, visible=visible))
         assert float(psnr(found.x, x)) > 100
@@ -81,7 +46,7 @@ def test_a_hugging_face_vit_without_a_wrapper(digits):
 
 def test_nothing_is_found_where_nothing_is(lenet, digits):
     x, y = digits[0][:1], digits[1][:1]
-    model = vit()
+    model = Transformer()
     assert april(lenet, observe(lenet, x, y)) is None
     assert april(model, observe(model, digits[0][:2], digits[1][:2])) is None
     assert april(model, observe(model, x, y, visible=["head.*"])) is None
@@ -123,7 +88,7 @@ PARTS = {
 
 @pytest.mark.parametrize("first_round", [True, False])
 def test_every_part_that_people_train_is_a_row(first_round, digits):
-    model = filled(Adapted())
+    model = filled(Adapted(), seed=0)
     if first_round:
         nn.init.zeros_(model.lora_B.weight)
     known = suite(restarts=1, max_evaluations=3, newton_steps=0, steps=0, tv=0)
@@ -139,7 +104,7 @@ def test_every_part_that_people_train_is_a_row(first_round, digits):
 def test_a_frozen_prefix_does_not_hide_the_tokens(digits):
     """The space that the inputs of a dense layer span gives them away, token by token."""
     x, y = digits[0][:1], digits[1][:1]
-    model = filled(Adapted())
+    model = filled(Adapted(), seed=0)
     seen = observe(model, x, y, visible=PARTS["frozen prefix"])
     found = dense_then_invert(model, seen, restarts=1, max_evaluations=200)
     assert float(psnr(found.x, x)) > 60

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from subjects import normalised
 from torch import nn
 
 from accounting import ConfigError
@@ -18,21 +19,7 @@ BRIEF = suite(restarts=1, max_evaluations=120, newton_steps=0, steps=0, tv=0)
 
 @pytest.fixture
 def model():
-    """Batch normalisation right after the first convolution; what follows is narrow."""
-    net = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1, stride=2),
-        nn.BatchNorm2d(8),
-        nn.Tanh(),
-        nn.Conv2d(8, 8, 3, padding=1),
-        nn.BatchNorm2d(8, momentum=None),
-        nn.Flatten(),
-        nn.Linear(128, 10),
-    )
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.uniform_(-0.3, 0.3, generator=generator)
-    return net.train()
+    return normalised()
 
 
 def trained_by_torch(model, x, y, steps=1):

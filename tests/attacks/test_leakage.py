@@ -1,7 +1,6 @@
 """The report cannot mislead: verdicts, baselines, sub-views, seeds."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -12,7 +11,7 @@ from accounting import ConfigError
 from attacks import dlg, leakage, suite
 from attacks.networks import smooth_lenet
 from attacks.reconstruction.reconstruct import Reconstruction
-from attacks.report import VERDICTS, ImageTrial, most_severe
+from attacks.report import ImageTrial, most_severe
 
 FAST = suite(newton_steps=0, steps=0, tv=0)
 
@@ -112,11 +111,6 @@ def test_what_each_attack_found_stands_beside_the_verdict(lenet, digits):
     assert told["matching"]["psnr_max"] < 20 < told["prior"]["psnr_median"]
     assert told["matching"]["verdicts"]["ambiguous"] == 2
     assert not never
-
-
-def test_no_verdict_means_safe():
-    found = ("recovered", "partial", "no gain", "ambiguous")
-    assert (*found, "attack failed", "nothing sent", "void") == VERDICTS
 
 
 def test_a_mistyped_view_is_an_error_before_the_first_attack(lenet, digits):
@@ -250,13 +244,6 @@ def test_progress_and_hidden_labels(lenet, digits):
     assert min(result.rows[0].psnr) > 60
     assert result.to_dict()["threat"]["labels"] == "inferred"
     assert "dataset mean" in result.baselines
-
-
-def test_an_auditor_shares_no_code_with_what_it_audits():
-    code = (
-        "import sys, attacks; sys.exit(bool({'privpart', 'sklearn', 'opacus'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_images_and_labels_must_pair(lenet, digits):

@@ -15,7 +15,17 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from subjects import LoRA, behind, dense, filled, seeded
+from subjects import (
+    AdaptedText,
+    LoRA,
+    Recurrent,
+    Transformer,
+    behind,
+    dense,
+    filled,
+    normalised,
+    seeded,
+)
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -149,24 +159,6 @@ def labels(kind: str) -> Found:
     return Found(*verdicts)
 
 
-class Transformer(nn.Module):
-    """Patches with positions, one normalised attention, and what bypasses it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patch = nn.Conv2d(1, 32, 2, 2)
-        self.position = nn.Parameter(torch.zeros(1, 16, 32))
-        self.norm = nn.LayerNorm(32)
-        self.attention = nn.MultiheadAttention(32, 2, batch_first=True)
-        self.head = nn.Linear(32, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens = self.patch(x).flatten(2).mT + self.position
-        inner = self.norm(tokens)
-        tokens = tokens + self.attention(inner, inner, inner, need_weights=False)[0]
-        return self.head(tokens.square().mean(1))
-
-
 def lenet() -> nn.Module:
     return smooth_lenet(seeded(0))
 
@@ -175,26 +167,7 @@ def relu() -> nn.Module:
     return relu_lenet(seeded(0))
 
 
-def normalised() -> nn.Module:
-    front = nn.Sequential(nn.Conv2d(1, 8, 3, 2, padding=1), nn.BatchNorm2d(8), nn.Tanh())
-    front.extend([nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Flatten()])
-    return filled(front.append(nn.Linear(128, 10))).train()
-
-
 # text: own sentences have even ids, the other ones odd ids
-
-
-class Recurrent(nn.Module):
-    """A language model whose output layer has a weight of its own."""
-
-    def __init__(self, *, bias: bool = True) -> None:
-        super().__init__()
-        self.tokens, self.lstm = nn.Embedding(400, 16), nn.LSTM(16, 16, batch_first=True)
-        self.out = nn.Linear(16, 400, bias=bias)
-        filled(self, 0.2)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.out(self.lstm(self.tokens(tokens))[0])
 
 
 def expecting() -> nn.Module:
@@ -203,21 +176,6 @@ def expecting() -> nn.Module:
     with torch.no_grad():
         net.out.bias.uniform_(-4, 4, generator=seeded(3))
     return net
-
-
-class AdaptedText(nn.Module):
-    """One dense layer with LoRA, whose B is not zero, before a causal layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tokens, self.places = nn.Embedding(200, 64), nn.Embedding(12, 64)
-        self.lora_A, self.lora_B = nn.Linear(64, 4, bias=False), nn.Linear(4, 64, bias=False)
-        self.out = nn.Linear(64, 200)
-        filled(self, 0.2)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.places.weight[: tokens.shape[1]]
-        return self.out((x + self.lora_B(self.lora_A(x))).tanh().cumsum(1))
 
 
 def classifier() -> nn.Module:
@@ -325,11 +283,11 @@ TWINS: dict[tuple[str, str], tuple[Callable[[str], Found], str]] = {
     ),
     ("invert_dense", "features of the last layer"): (features, "recovered"),
     ("april", "embeddings"): (
-        on_images("april", lambda: filled(Transformer()), ["patch.*", "position"]),
+        on_images("april", Transformer, ["patch.*", "position"]),
         "recovered",
     ),
     ("april", "q, k and v"): (
-        on_images("april", lambda: filled(Transformer()), ["attention.in_proj_*"]),
+        on_images("april", Transformer, ["attention.in_proj_*"]),
         "recovered",
     ),
     ("spear", "a batch behind ReLU"): (on_images("spear", dense, ["1.*"], size=4), "recovered"),
