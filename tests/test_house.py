@@ -6,6 +6,7 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -237,15 +238,31 @@ def test_a_public_function_or_class_has_its_name_to_itself():
     assert {name: files for name, files in twice.items() if name not in SHARED_NAMES} == {}
 
 
-def test_a_round_of_the_shipped_command_opens_few_files():
+HOUSE = (ROOT / "docs" / "project" / "house.md").read_text()
+
+
+def test_a_round_of_the_shipped_command_opens_the_few_files_that_the_house_page_tells_of():
     """A reader who follows one round has to open no more."""
     done = subprocess.run(
         [sys.executable, ROOT / "tests" / "traced_round.py"], capture_output=True, text=True
     )
-    last = re.search(r"(\d+)  lines in (\d+) files", done.stdout)
-    assert last, done.stderr
-    assert 10 < int(last.group(2)) <= 22
-    assert int(last.group(1)) <= 9_000
+    opened = {path: int(lines) for lines, path in re.findall(r"(\d+)  (\S+\.py)", done.stdout)}
+    assert 10 < len(opened) <= 22, done.stderr
+    assert sum(opened.values()) <= 9_000
+    assert not opened.keys() - set(re.findall(r"`([\w/]+\.py)[:`]", HOUSE))
+
+
+def test_the_house_page_names_what_there_is():
+    named = re.findall(r"`((?:accounting|attacks|privpart)[\w/.]*)(?:: ([\w.]+))?`", HOUSE)
+    assert len(named) > 40
+    for path, name in named:
+        assert (ROOT / path).exists(), path
+        scope: Any = tree(ROOT / path) if name else None
+        for part in name.split(".") if name else ():
+            inner = [node for node in scope.body if getattr(node, "name", "") == part]
+            assert inner, f"{path}: {name}"
+            scope = inner[0]
+    assert {room for room in rooms() if f"`{room.replace('.', '/')}" not in HOUSE} == set()
 
 
 @pytest.mark.parametrize("package", [accounting, attacks, privpart], ids=lambda p: p.__name__)
