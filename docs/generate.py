@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from pydantic import BaseModel
 from results import results_page
+from rooms import drawing
 from tables import markdown, sentence, table
 
 ROOT = Path(__file__).parent.parent
@@ -48,6 +49,7 @@ def all_pages(folder: Path) -> None:
         path = folder / name
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
+    drawing().savefig(folder / "rooms.svg", metadata={"Date": None})
 
 
 # The API

@@ -4,7 +4,6 @@ import ast
 import re
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,9 @@ import accounting
 import attacks
 import privpart
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("accounting", "attacks", "privpart")
-SOURCES = [path for name in PACKAGES for path in sorted((ROOT / name).rglob("*.py"))]
-"""Every module of the three packages."""
+sys.path.insert(0, str(Path(__file__).parents[1] / "docs"))  # which draws the same rooms
+
+from rooms import MODULES, ROOT, SOURCES, floors, imported_by, rooms, tree
 
 NOT_OUR_WORDS = {
     r"\block ?step": "vectorized",
@@ -45,31 +43,6 @@ UPDATES = ("client", "clip", "messages", "server")
 """Files of privpart in which a delta would be an update: the word is DP's alone."""
 
 
-@cache
-def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
-
-
-def module_name(path: Path) -> str:
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
-MODULES = {module_name(path): path for path in SOURCES}
-
-
-def imported_by(path: Path) -> set[str]:
-    """Return the modules of ours that a file imports, inside functions and for types too."""
-    found = set()
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                inner = f"{node.module}.{alias.name}"
-                found.add(inner if inner in MODULES else node.module)
-    return (found & MODULES.keys()) - {module_name(path)}
-
-
 ARROWS = {name: imported_by(path) for name, path in MODULES.items()}
 
 
@@ -88,6 +61,13 @@ def test_no_import_circle():
         for name in ground:
             del remaining[name]
     assert above
+
+
+def test_rooms_stand_on_floors_and_nothing_imports_upwards():
+    """The picture of the site; a room is a folder or file of privpart, or another package."""
+    storeys = floors(rooms())
+    assert storeys[-1] == ["privpart.cli"]
+    assert "accounting" in storeys[0]
 
 
 def test_what_a_mechanism_can_do_is_asked_of_it():
