@@ -18,6 +18,8 @@ import numpy as np
 import torch
 from joblib import Parallel, delayed
 from torch import Tensor, nn
+from torch.nn.functional import embedding_bag
+from torch.nn.utils.rnn import pad_sequence
 
 from accounting import Independent, Participation
 from privpart import (
@@ -32,26 +34,97 @@ from privpart import (
 )
 from privpart.cli.pages import drawing
 from privpart.data import cohorts_in_turn
-from privpart.data.tasks import next_word, speaking_roles, which_play
-from privpart.data.tasks.shakespeare import BEGIN, SHA256, UNKNOWN, TextTask
+from privpart.data.tasks import next_word, speaking_roles
+from privpart.data.tasks.shakespeare import (
+    BEGIN,
+    SHA256,
+    UNKNOWN,
+    TextTask,
+    frequent_words,
+    hold_out,
+    large_roles,
+)
 from privpart.models import word_lm
 from privpart.models.transformer import LANGUAGE_START
 from privpart.pool import keep_freed_memory
 from privpart.select import (
     IndependentKeys,
+    KeySpace,
+    Part,
     SelectEngine,
     StructuredKeys,
-    localize_bags,
     localize_tokens,
     random,
     random_top,
     top,
 )
-from privpart.select.key_spaces import WordBag, bag_words, lm_hidden, lm_words
+from privpart.select.engine import positions
+from privpart.select.key_spaces import lm_hidden, lm_words
 from privpart.training.metric import accuracy as accuracy_on
 
 WORDS, HIDDEN, TOKENS = 2000, 256, 2002
 COHORT = 50
+ABSENT = -1
+"""Padding of a bag of words."""
+
+
+def which_play(roles, *, vocabulary=4000, length=60, least=5, test_every=5) -> TextTask:
+    """Return the task of finding the play of a speech of ``speaking_roles`` from its words.
+
+    x holds the bag of words of each speech, shape (n, length): distinct indices into the
+    vocabulary, ascending, truncated or padded with ABSENT. y is the index of the play in
+    alphabetical order, shape (n,). The arguments are those of ``next_word``, with speeches for
+    sentences.
+    """
+    speeches = large_roles(roles, least)
+    sentences = (s for parts in speeches.values() for speech in parts for s in speech)
+    words = frequent_words(sentences, vocabulary)
+    number = {word: n for n, word in enumerate(words)}
+    plays = sorted({name.partition("/")[0] for name in roles})
+
+    def examples(name: str) -> tuple[Tensor, Tensor]:
+        bags = [{number[w] for s in speech for w in s if w in number} for speech in speeches[name]]
+        rows = [torch.tensor(sorted(bag)[:length], dtype=torch.int64) for bag in bags]
+        # pads the bags of all users to one length
+        full = torch.full((length,), ABSENT)
+        x = pad_sequence([full, *rows], batch_first=True, padding_value=ABSENT)[1:]
+        return x, torch.full((len(x),), plays.index(name.partition("/")[0]))
+
+    return hold_out({name: examples(name) for name in speeches}, words, test_every)
+
+
+class WordBag(nn.Module):
+    """Logistic regression on sparse bags of words; its cost depends only on the words that occur.
+
+    Computes the same function as ``privpart.models.bag_of_words``, whose weight is the transpose of
+    ``rows``. It sums the words' rows in the order of the input, so removing absent words from the
+    model does not change a single bit of the result.
+
+    Args:
+        words: size of the vocabulary, n >= 1.
+        tags: number of outputs, >= 1.
+    """
+
+    def __init__(self, words: int, tags: int) -> None:
+        super().__init__()
+        self.rows = nn.Parameter(torch.zeros(words, tags))
+        self.bias = nn.Parameter(torch.zeros(tags))
+
+    def forward(self, bags: Tensor) -> Tensor:
+        """Map word ids (B, L), padded with ``ABSENT``, to logits (B, tags)."""
+        present = (bags != ABSENT).to(self.rows.dtype)
+        total: Tensor = embedding_bag(
+            bags.clamp(min=0), self.rows, mode="sum", per_sample_weights=present
+        )
+        return total + self.bias
+
+
+BAG_WORDS = KeySpace("words", (Part("rows"),))
+
+
+def localize_bags(x: Tensor, y: Tensor, keys) -> tuple[Tensor, Tensor]:
+    """Translate word ids (B, L) to positions among the selected words; others become ``ABSENT``."""
+    return positions(keys[0], x, missing=ABSENT), y
 
 
 def counts_of(users: Users, size: int):
@@ -92,7 +165,7 @@ def train_bag(task: TextTask, m: int, strategy, seed: int, rounds: int) -> float
 
     engine = SelectEngine(
         model,
-        [bag_words()],
+        [BAG_WORDS],
         lambda words: PartialModel(WordBag(words, plays), seed=None),
         users,
         local=LocalTraining(learning_rate=0.3),

@@ -17,11 +17,11 @@ from statistics import mean, stdev
 
 import torch
 from fedpart_digits import GROUPS, Case, full, network, train
+from studies.fedpart_inspect import maximal_activation
 from torch import Tensor, nn
 
 from attacks import ssim
 from privpart.plan import Schedule
-from privpart.training.diagnostics import maximal_activation
 
 LAYERS = {"#1": "conv1", "#4": "dense2"}
 

@@ -13,7 +13,7 @@ from privpart.select.delivery import (
     pregenerated,
     private,
 )
-from privpart.select.engine import SelectEngine, localize_bags, localize_tokens
+from privpart.select.engine import SelectEngine, localize_tokens
 from privpart.select.keys import (
     IndependentKeys,
     SharedKeys,
@@ -38,7 +38,6 @@ __all__ = [
     "aggregate_mean",
     "broadcast",
     "fed_select",
-    "localize_bags",
     "localize_tokens",
     "on_demand",
     "pregenerated",

@@ -222,11 +222,6 @@ class SelectEngine:
                 self.ledger.bytes_up[client] += KEY_BYTES * len(shown)
 
 
-def localize_bags(x: Tensor, y: Tensor, keys: Sequence[Keys]) -> tuple[Tensor, Tensor]:
-    """Translate word ids (B, L) to positions among the selected words; others become ``ABSENT``."""
-    return positions(keys[0], x, missing=-1), y
-
-
 def localize_tokens(unknown: int = 0) -> Localize:
     """Return a translation of token ids (B, T) to selected words, for next-word prediction.
 

@@ -6,17 +6,12 @@ convolution, neurons of the 2NN's first layer, words and hidden neurons of the t
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor, nn
-from torch.nn.functional import embedding_bag
+from torch import nn
 
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.models.transformer import LanguageModel
 from privpart.select.layout import KeySpace, Part
-
-ABSENT = -1
-"""Padding of a bag of words."""
 
 
 def cnn_filters(image_size: int = 28, *, norm: bool = False) -> KeySpace:
@@ -37,11 +32,6 @@ def dense_neurons() -> KeySpace:
     """Return the first layer's neurons of ``mcmahan_2nn``, with the columns that read them."""
     parts = (Part("dense1.weight"), Part("dense1.bias"), Part("dense2.weight", dim=1))
     return KeySpace("neurons", parts)
-
-
-def bag_words() -> KeySpace:
-    """Return the words of ``WordBag``."""
-    return KeySpace("words", (Part("rows"),))
 
 
 def lm_words() -> KeySpace:
@@ -105,31 +95,3 @@ def shrunk(network: nn.Module, spaces: Sequence[KeySpace], counts: Sequence[int]
             values = parameter.detach().narrow(part.dim, 0, count * part.block).clone()
             setattr(layer, name, nn.Parameter(values))
     return network
-
-
-class WordBag(nn.Module):
-    """Logistic regression on sparse bags of words; its cost depends only on the words that occur.
-
-    Computes the same function as ``privpart.models.bag_of_words``, whose weight is the transpose of
-    ``rows``. It sums the words' rows in the order of the input, so removing absent words from the
-    model does not change a single bit of the result.
-
-    Args:
-        words: size of the vocabulary, n >= 1.
-        tags: number of outputs, >= 1.
-    """
-
-    def __init__(self, words: int, tags: int) -> None:
-        super().__init__()
-        self.rows = nn.Parameter(
-            torch.zeros(checks.count("words", words), checks.count("tags", tags))
-        )
-        self.bias = nn.Parameter(torch.zeros(tags))
-
-    def forward(self, bags: Tensor) -> Tensor:
-        """Map word ids (B, L), padded with ``ABSENT``, to logits (B, tags)."""
-        present = (bags != ABSENT).to(self.rows.dtype)
-        total: Tensor = embedding_bag(
-            bags.clamp(min=0), self.rows, mode="sum", per_sample_weights=present
-        )
-        return total + self.bias

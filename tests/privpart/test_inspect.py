@@ -1,5 +1,7 @@
 """FedPart's diagnostics, on networks small enough to know the answer."""
 
+import runpy
+
 import pytest
 import torch
 from torch import nn
@@ -7,12 +9,10 @@ from torch import nn
 from accounting import ConfigError
 from privpart import LocalTraining, PartialModel
 from privpart.models import MODELS, resnet8
-from privpart.training.diagnostics import (
-    first_kernels,
-    mask_ratio,
-    maximal_activation,
-    step_sizes,
-)
+
+SCRIPT = runpy.run_path("examples/studies/fedpart_inspect.py")
+first_kernels, step_sizes = SCRIPT["first_kernels"], SCRIPT["step_sizes"]
+mask_ratio, maximal_activation = SCRIPT["mask_ratio"], SCRIPT["maximal_activation"]
 
 
 def linear(groups=(("0.*",), ("1.*",))):

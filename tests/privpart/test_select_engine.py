@@ -1,5 +1,7 @@
 """Select engine: Algorithm 2 of the paper, its limits, and what it must equal exactly."""
 
+import runpy
+
 import numpy as np
 import pytest
 import torch
@@ -28,16 +30,12 @@ from privpart.select import (
     SharedKeys,
     StructuredKeys,
     aggregate_mean,
-    localize_bags,
     localize_tokens,
     random_top,
     top,
 )
 from privpart.select.engine import positions
 from privpart.select.key_spaces import (
-    ABSENT,
-    WordBag,
-    bag_words,
     cnn_filters,
     dense_neurons,
     lm_hidden,
@@ -45,6 +43,7 @@ from privpart.select.key_spaces import (
 )
 from privpart.select.layout import deselect
 
+BAG = runpy.run_path("examples/federated_select_shakespeare.py")
 GENERATOR = torch.Generator().manual_seed(0)
 IMAGES = Users(
     torch.rand(18, 1, 8, 8, generator=GENERATOR), torch.arange(18) % 10, torch.arange(18).split(3)
@@ -72,7 +71,7 @@ def two_layers(width=9):
 
 
 def bag(words=WORDS):
-    return PartialModel(WordBag(words, 4), seed=None)
+    return PartialModel(BAG["WordBag"](words, 4), seed=None)
 
 
 def lm(words=WORDS, hidden=10):
@@ -93,9 +92,9 @@ TASKS = {
     "2nn": (two_layers, [dense_neurons()], IMAGES, None, lambda m: [SharedKeys(9, m, seed=1)]),
     "bag": (
         bag,
-        [bag_words()],
+        [BAG["BAG_WORDS"]],
         BAGS,
-        localize_bags,
+        BAG["localize_bags"],
         lambda m: [StructuredKeys(counts(BAGS), m, top, data_seed=1)],
     ),
     "lm": (
@@ -278,7 +277,7 @@ def test_language_models_must_select_the_unknown_word():
 
 
 def test_positions_in_the_selected_keys():
-    ids = torch.tensor([[7, 0, 3], [ABSENT, 9, 4]])
+    ids = torch.tensor([[7, 0, 3], [BAG["ABSENT"], 9, 4]])
     assert positions((3, 4, 7), ids, missing=-1).tolist() == [[2, -1, 0], [-1, -1, 1]]
     assert positions((0, 9), ids, missing=-100).tolist() == [[-100, 0, -100], [-100, 1, -100]]
 

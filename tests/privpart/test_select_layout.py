@@ -1,5 +1,7 @@
 """Layout: sizes of the paper's tables, coupled slices against masked networks, isometry."""
 
+import runpy
+
 import pytest
 import torch
 from hypothesis import given
@@ -12,15 +14,14 @@ from privpart.models import mcmahan_2nn, mcmahan_cnn, small_cnn, word_lm
 from privpart.models.transformer import LANGUAGE_START
 from privpart.select import KeySpace, Layout, Part
 from privpart.select.key_spaces import (
-    ABSENT,
-    WordBag,
-    bag_words,
     cnn_filters,
     dense_neurons,
     lm_hidden,
     lm_words,
 )
 from privpart.select.layout import assemble, deselect
+
+BAG = runpy.run_path("examples/federated_select_shakespeare.py")
 
 
 def neurons(width, *, inputs=784, hidden=200, classes=62):
@@ -70,8 +71,8 @@ def test_client_sizes_of_table_3(m, numbers, printed):
 
 
 def test_logistic_regression_scales_with_the_words_up_to_its_bias():
-    model = PartialModel(WordBag(10_000, 500), seed=None)
-    layout = Layout.of(model, [bag_words()])
+    model = PartialModel(BAG["WordBag"](10_000, 500), seed=None)
+    layout = Layout.of(model, [BAG["BAG_WORDS"]])
     assert layout.dim == 5_000_500
     assert layout.client_dim([1000]) == 1000 * 500 + 500
 
@@ -167,7 +168,7 @@ def test_an_embedding_row_brings_its_output_row():
 
 def test_a_block_of_words_is_a_bucket_of_one_key():
     """Section 6: fewer keys than words, for pre-generated slices and for retrieval."""
-    model = PartialModel(WordBag(12, 3), seed=None)
+    model = PartialModel(BAG["WordBag"](12, 3), seed=None)
     layout = Layout.of(model, [KeySpace("buckets", (Part("rows", block=4),))])
     assert (layout.sizes, layout.widths) == ((3,), (12,))
 
@@ -261,7 +262,7 @@ def test_a_client_network_of_another_shape_is_refused():
 
 
 def test_a_bag_of_words_is_the_dense_network_on_indicators():
-    bag, bags = WordBag(6, 3), torch.tensor([[0, 4, ABSENT], [5, 1, 2]])
+    bag, bags = BAG["WordBag"](6, 3), torch.tensor([[0, 4, BAG["ABSENT"]], [5, 1, 2]])
     bag.rows.data.normal_(generator=torch.Generator().manual_seed(0))
     bag.bias.data += 0.25
     indicators = torch.zeros(2, 6)

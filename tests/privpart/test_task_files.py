@@ -1,5 +1,6 @@
 import gzip
 import hashlib
+import runpy
 import zipfile
 
 import numpy as np
@@ -15,7 +16,6 @@ from privpart.data.tasks import (
     fashion_mnist,
     next_word,
     speaking_roles,
-    which_play,
 )
 from privpart.data.tasks.images import DEBIAN_FOLDER
 from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN, WHEEL
@@ -263,6 +263,7 @@ def test_next_word_shifts_and_holds_out(wheel):
 
 def test_bags_hold_each_word_once_in_order(wheel):
     roles = speaking_roles(wheel, sha256=None) | {"b/nan": [[("who", "nay", "nay")]] * 2}
+    which_play = runpy.run_path("examples/federated_select_shakespeare.py")["which_play"]
     task = which_play(roles, vocabulary=3, length=2, least=2, test_every=2)
     assert (task.names, task.words) == (("a-play/second", "b/nan"), ("nay", "who", "an"))
     assert task.users.x.tolist() == [[0, 1], [0, 1]]  # "an" is cut off

@@ -16,7 +16,6 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -111,7 +110,7 @@ class TextTask:
     """Text of natural users, with a share of every user's examples held out.
 
     Attributes:
-        users: the users, see ``next_word`` and ``which_play``.
+        users: the users, see ``next_word``.
         names: names of the users, in order.
         words: vocabulary, by frequency.
         test_x: held-out examples.
@@ -157,8 +156,8 @@ def next_word(
     sentences_of_roles = {
         name: [s for speech in parts for s in speech] for name, parts in roles.items()
     }
-    sentences = _large(sentences_of_roles, least)
-    words = _vocabulary((s for parts in sentences.values() for s in parts), vocabulary)
+    sentences = large_roles(sentences_of_roles, least)
+    words = frequent_words((s for parts in sentences.values() for s in parts), vocabulary)
     token = {word: number for number, word in enumerate(words, start=BEGIN + 1)}
 
     def examples(parts: Sequence[Sentence]) -> tuple[Tensor, Tensor]:
@@ -172,42 +171,10 @@ def next_word(
         has_label = (y >= 0).any(dim=1)
         return x[has_label], y[has_label]
 
-    return _dealt({name: examples(parts) for name, parts in sentences.items()}, words, test_every)
+    return hold_out({name: examples(parts) for name, parts in sentences.items()}, words, test_every)
 
 
-def which_play(
-    roles: Mapping[str, Speeches],
-    *,
-    vocabulary: int = 4000,
-    length: int = 60,
-    least: int = 5,
-    test_every: int = 5,
-) -> TextTask:
-    """Return the task of finding the play of a speech of ``speaking_roles`` from its words.
-
-    x holds the bag of words of each speech, shape (n, length): distinct indices into the
-    vocabulary, ascending, truncated or padded with -1. y is the index of the play in alphabetical
-    order, shape (n,). The arguments are those of ``next_word``, with speeches for sentences.
-    """
-    checks.count("length", length)
-    speeches = _large(roles, least)
-    sentences = (s for parts in speeches.values() for speech in parts for s in speech)
-    words = _vocabulary(sentences, vocabulary)
-    number = {word: n for n, word in enumerate(words)}
-    plays = sorted({name.partition("/")[0] for name in roles})
-
-    def examples(name: str) -> tuple[Tensor, Tensor]:
-        bags = [{number[w] for s in speech for w in s if w in number} for speech in speeches[name]]
-        rows = [torch.tensor(sorted(bag)[:length], dtype=torch.int64) for bag in bags]
-        # pads the bags of all users to one length
-        full = torch.full((length,), -1)
-        x = pad_sequence([full, *rows], batch_first=True, padding_value=-1)[1:]
-        return x, torch.full((len(x),), plays.index(name.partition("/")[0]))
-
-    return _dealt({name: examples(name) for name in speeches}, words, test_every)
-
-
-def _large(parts: Mapping[str, Sequence[_T]], least: int) -> dict[str, Sequence[_T]]:
+def large_roles(parts: Mapping[str, Sequence[_T]], least: int) -> dict[str, Sequence[_T]]:
     """Return the roles with at least ``least`` examples."""
     checks.count("least", least, minimum=2)
     large = {name: examples for name, examples in parts.items() if len(examples) >= least}
@@ -216,14 +183,14 @@ def _large(parts: Mapping[str, Sequence[_T]], least: int) -> dict[str, Sequence[
     return large
 
 
-def _vocabulary(sentences: Iterable[Sentence], size: int) -> tuple[str, ...]:
+def frequent_words(sentences: Iterable[Sentence], size: int) -> tuple[str, ...]:
     """Return the most frequent words; ties are broken alphabetically."""
     counts = Counter(word for sentence in sentences for word in sentence)
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return tuple(ranked[: checks.count("vocabulary", size)])
 
 
-def _dealt(
+def hold_out(
     parts: Mapping[str, tuple[Tensor, Tensor]], words: tuple[str, ...], test_every: int
 ) -> TextTask:
     """Hold out every ``test_every``-th example of each user."""
