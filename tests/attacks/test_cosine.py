@@ -34,12 +34,12 @@ def test_a_network_whose_updates_are_nearly_the_same(relu, digits):
     """It finds the image sent, and nothing of another, whatever the distance at the start is."""
     x, y = digits[0][:1], digits[1][:1]
     model = Drowned(relu)
-    found = cosine_tv(model, observe(model, x, y), restarts=2, steps=200)
-    assert float(psnr(found.x, x)) > 30
+    found = cosine_tv(model, observe(model, x, y), restarts=2, steps=100)
+    assert float(psnr(found.x, x)) > 20
     assert float(psnr(found.x, digits[0][3:4])) < 12
     assert found.status == "budget"
     assert found.match == min(found.restarts)
-    assert found.evaluations == 2 * 201
+    assert found.evaluations == 2 * 101
 
 
 @pytest.mark.parametrize("signed", [(), "yes", [True, 1], 1, None])

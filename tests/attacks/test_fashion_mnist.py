@@ -37,11 +37,6 @@ def test_a_full_update_and_a_middle_layer_give_the_image(clothes):
     x, y = clothes
     model = smooth_lenet(seeded(), size=28)
     for view, least in ((["*"], 60), (["conv2.*"], 30)):
-        scores = []
-        for i in range(10):
-            found = dlg(model, observe(model, x[i : i + 1], y[i : i + 1], visible=view))
-            scores.append(float(psnr(found.x, x[i : i + 1])))
-        assert sum(score > least for score in scores) >= 9
         scores, evaluations = [], []
         for i in range(10):
             found = dlg(model, observe(model, x[i : i + 1], y[i : i + 1], visible=view))

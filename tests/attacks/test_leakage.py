@@ -44,13 +44,11 @@ def test_views_of_a_smooth_network(report):
     for view in ("full", "conv2", "all but dense1"):
         assert rows[view].verdict == "recovered"
         assert min(rows[view].psnr) > 60
-
-
-def test_an_undetermined_view_is_ambiguous_not_safe(report):
-    row = report.rows[2]
-    assert row.verdict == "ambiguous"
-    assert max(row.psnr) < 20
-    assert all(one.result.match <= 1e-16 for one in row.own)
+    assert rows["dense2"].verdict == "ambiguous"  # undetermined, which is not safe
+    assert max(rows["dense2"].psnr) < 20
+    assert all(trial.result.match <= 1e-16 for trial in rows["dense2"].own)
+    full, *parts = (row.psnr for row in report.rows)
+    assert all(whole >= max(part) for whole, *part in zip(full, *parts, strict=True))
 
 
 def test_a_first_convolution_with_fewer_numbers_than_pixels_is_ambiguous(digits):
@@ -151,11 +149,6 @@ def test_labels_that_are_hidden_stay_hidden(lenet, digits):
         )
 
 
-def test_seeing_more_never_scores_less(report):
-    full, conv2, dense2, rest = (row.psnr for row in report.rows)
-    assert all(f >= max(c, d, r) for f, c, d, r in zip(full, conv2, dense2, rest, strict=True))
-
-
 @pytest.mark.parametrize("clip", [None, 0.01])
 def test_a_whole_that_is_attacked_badly_takes_the_score_of_its_part(lenet, digits, clip):
     """The attack ruins whatever shows conv1, so the part alone is better than the whole."""
@@ -215,11 +208,13 @@ def test_no_attack_is_steered_by_the_score(lenet, digits, monkeypatch):
 
 
 def test_json_with_the_same_numbers_for_the_same_seed(lenet, digits, report):
-    again = leakage(lenet, digits[0][:3], digits[1][:3], views=VIEWS, attacks=FAST).to_dict()
-    first = report.to_dict()
+    views = {"conv2": VIEWS["conv2"]}
+    again = leakage(lenet, digits[0][:3], digits[1][:3], views=views, attacks=FAST).to_dict()
+    first = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     for row in (*first["rows"], *again["rows"]):
         assert row.pop("seconds") >= 0
-    assert json.loads(json.dumps(first, allow_nan=False)) == again
+    assert again.pop("rows") == first["rows"][1:2]
+    assert again == {name: first[name] for name in again}
     assert first["schema"] == "privpart/leakage/3"
     assert first["images"] == 3
     assert first["rows"][0]["share"] == 1.0

@@ -18,14 +18,6 @@ def one(digits, i=0):
     return digits[0][i : i + 1], digits[1][i : i + 1]
 
 
-def test_larger_images(digits):
-    x, y = one(digits)
-    x = torch.nn.functional.interpolate(x, size=28, mode="bilinear")
-    model = smooth_lenet(torch.Generator().manual_seed(0), size=28)
-    found = dlg(model, observe(model, x, y), restarts=1, max_evaluations=300)
-    assert float(psnr(found.x, x)) > 60
-
-
 def test_the_restart_with_the_least_residual_wins(lenet, digits):
     seen = observe(lenet, *one(digits))
     found = dlg(lenet, seen, restarts=4, max_evaluations=12, newton_steps=0)
@@ -46,14 +38,6 @@ def test_evaluations_are_counted_exactly(lenet, digits, budget):
     lenet.register_forward_hook(lambda *_: calls.append(1))
     found = dlg(lenet, seen, restarts=2, max_evaluations=budget, newton_steps=0)
     assert found.evaluations == len(calls) == 2 * budget
-
-
-def test_same_seed_same_image(lenet, digits):
-    seen = observe(lenet, *one(digits), visible=["dense2.*"])
-    first, again, other = (dlg(lenet, seen, restarts=1, seed=seed) for seed in (4, 4, 5))
-    assert torch.equal(first.x, again.x)
-    assert first.match == again.match
-    assert not torch.allclose(first.x, other.x)
 
 
 def test_the_residual_is_relative_to_the_visible_update(lenet, digits):
@@ -87,7 +71,6 @@ def test_the_attacker_clips_as_the_client_did(lenet, digits):
     seen = observe(lenet, x, y, clip=0.01)
     assert matching_loss(lenet, seen, y)(x).item() < 1e-28
     assert matching_loss(lenet, replace(seen, clip=None), y)(x).item() > 1
-    assert float(psnr(dlg(lenet, seen).x, x)) > 60
 
 
 def test_hidden_labels_that_cannot_be_inferred(lenet, digits):

@@ -67,11 +67,11 @@ def test_a_clipped_update_of_several_steps_gives_the_image(lenet, digits):
 def test_momentum_and_adam_hide_no_more(lenet, digits):
     """dlg unrolls momentum; three steps of Adam, whose slopes are steep, yield to cosine_tv."""
     x, y = digits[0][:1], digits[1][:1]
-    cosine = partial(cosine_tv, restarts=1, steps=200, tv=0.02, signed=True)
+    cosine = partial(cosine_tv, restarts=1, steps=100, tv=0.02, signed=True)
     for kind, attack in ((MOMENTUM, dlg), (ADAM, cosine)):
         local = LocalSteps(learning_rate=0.01, steps=3, **kind)
         found = attack(lenet, observe(lenet, x, y, local=local))
-        assert float(psnr(found.x, x)) > 30, kind
+        assert float(psnr(found.x, x)) > 25, kind
 
 
 def test_an_adam_weight_that_never_moves_stays_finite(lenet, digits):
@@ -95,7 +95,7 @@ def test_labels_of_a_batch_cannot_be_counted_through_adam(lenet, digits):
 
 
 def test_a_label_is_read_off_several_steps(lenet, digits):
-    for i in range(10):
+    for i in range(4):
         x, y = digits[0][i : i + 1], digits[1][i : i + 1]
         local = LocalSteps(learning_rate=0.1, steps=3)
         hidden = observe(lenet, x, y, local=local, reveal_labels=False)

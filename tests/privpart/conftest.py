@@ -5,6 +5,7 @@ import pytest
 import torch
 from every_mechanism import FILTERS, TREES, short
 from rewrites import REWRITES
+from runs import begun
 
 DEVICES = os.environ.get(
     "PRIVPART_TEST_DEVICES", "cpu cuda" if torch.cuda.is_available() else "cpu"
@@ -43,6 +44,12 @@ def _workers_compute_from_the_first_client(request, monkeypatch):
     if "lazy_workers" not in request.fixturenames:
         monkeypatch.setattr("privpart.engines.embedded._ALONE", 0.0)
         monkeypatch.setattr("privpart.engines.workers.Workers.ready", lambda _: True)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A secret run after two of its four rounds."""
+    return begun(tmp_path / "run", 2)
 
 
 @pytest.fixture

@@ -30,12 +30,6 @@ def _machine(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "machine"))
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    """A secret run after two of its four rounds."""
-    return begun(tmp_path / "run", 2)
-
-
 def test_a_stranger_gets_no_stronger_word_by_being_adopted(folder, tmp_path, monkeypatch):
     """The whole run is made up and signed with the forger's key; then its victim continues it."""
     with RunFolder.open(folder) as run:

@@ -15,7 +15,6 @@ from runs import (
     DIM,
     Clients,
     add_row,
-    begun,
     changed,
     plan,
     refusal,
@@ -35,13 +34,6 @@ from privpart.run import canaries, witness
 from privpart.run import folder as folder_module
 from privpart.run.folder import StorageError
 from privpart.run.store import decode_state
-
-
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    """A secret run after two of its four rounds."""
-    return begun(tmp_path / "run", 2)
-
 
 SETTINGS = [
     ({}, {"kind": "sgd", "momentum": 0.9}),
@@ -309,12 +301,6 @@ def test_a_disk_that_fills_up_while_writing_loses_nothing(folder):
             signal.signal(signal.SIGXFSZ, ignored)
     with RunFolder.open(folder) as run:
         assert train(run, 4).round == 4
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="cannot be written"):
-        RunFolder.create(tmp_path / "file" / "run", plan())
 
 
 def test_states_that_are_none(tmp_path):

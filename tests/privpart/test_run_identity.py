@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import COHORTS, DIM, PLAN, Clients, begun, contents, refusal, server, train
+from runs import COHORTS, DIM, PLAN, Clients, contents, refusal, server, train
 
 from accounting import ConfigError
 from privpart import RunFolder, Server, fit
@@ -20,29 +20,28 @@ from privpart.run.store import model_hash
 from privpart.training.export import released_parameters
 from privpart.training.verify import check_run
 
-
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    """A secret run after two of its four rounds."""
-    return begun(tmp_path / "run", 2)
-
-
-@pytest.mark.parametrize("name", ["key", "signing-key"])
-@pytest.mark.parametrize("other", [bytes(32), None, b"", bytes(33)], ids=repr)
-def test_a_key_that_is_not_the_runs_is_refused_by_name(folder, name, other):
-    """All zeros, one bit flipped, cut off, too long."""
-    kept = (folder / name).read_bytes()
-    (folder / name).write_bytes(bytes([kept[0] ^ 1]) + kept[1:] if other is None else other)
-    assert f"{folder / name} is not the key that this run was begun with" in refusal(folder)
-    (folder / name).write_bytes(kept)
-    with RunFolder.open(folder) as run:
-        assert train(run, 4).round == 4
+OTHER_KEYS = {
+    "zeros": lambda _: bytes(32),
+    "one bit": lambda key: bytes([key[0] ^ 1]) + key[1:],
+    "cut off": lambda _: b"",
+    "too long": lambda _: bytes(33),
+    "missing": None,
+}
 
 
 @pytest.mark.parametrize("name", ["key", "signing-key"])
-def test_a_run_that_lost_a_key_is_refused_before_it_trains(folder, name):
+@pytest.mark.parametrize("other", OTHER_KEYS)
+def test_a_key_that_is_not_the_runs_is_refused_by_name_before_it_trains(folder, name, other):
+    key = (folder / name).read_bytes()
     (folder / name).unlink()
-    assert f"{folder / name} is missing, so this run cannot be continued" in refusal(folder)
+    said = "is missing, so this run cannot be continued"
+    if other != "missing":
+        (folder / name).write_bytes(OTHER_KEYS[other](key))
+        said = "is not the key that this run was begun with"
+    assert f"{folder / name} {said}" in refusal(folder)
+    (folder / name).write_bytes(key)
+    with RunFolder.open(folder) as run:
+        assert run.rounds == 2
 
 
 def test_the_ledger_says_who_the_run_is_and_names_each_released_model(folder):
@@ -184,19 +183,16 @@ def test_an_early_end_that_was_cut_off_is_completed_by_the_next_opening(folder, 
     assert contents(folder).keys() == {"closed-000002.safetensors", LEDGER, "lock"}
 
 
-@pytest.mark.parametrize("kind", ["pipe", "link", "folder", "nothing", "sparse"])
-def test_a_ledger_that_is_not_an_ordinary_file_is_refused_at_once(folder, tmp_path, kind):
-    path = folder / LEDGER
-    path.rename(tmp_path / "other")
-    if kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "link":
-        path.symlink_to(tmp_path / "other")
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "sparse":
-        with path.open("wb") as file:
-            file.truncate(2**42)
+def sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**42)
+
+
+@pytest.mark.parametrize("plant", [os.mkfifo, Path.mkdir, lambda _: None, sparse])
+def test_a_ledger_that_is_not_an_ordinary_file_is_refused_at_once(folder, plant):
+    """A link is refused beside those of other files: see test_hostile_folders."""
+    (folder / LEDGER).unlink()
+    plant(folder / LEDGER)
     reason = "is missing|cannot be read: it is a|do not fit|not a file. Remove it"
     with pytest.raises(ConfigError, match=reason):
         run_report(folder)
