@@ -31,6 +31,21 @@ def _fits_of_tests_stay_out_of_the_home_directory(tmp_path_factory, monkeypatch)
     monkeypatch.setenv("PRIVPART_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
 
 
+@pytest.fixture
+def fresh_code(monkeypatch, tmp_path):
+    """Forget the modules that a test imports from its folder, as a new process would."""
+    from privpart.training import own_code
+
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(own_code, "_imported", {})
+    for name in ("task", "network", "prepare"):  # another test's, which it left
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
 @pytest.fixture(scope="session")
 def process_with_torch():
     """Start the process that worker processes are forked from, once it is first asked."""

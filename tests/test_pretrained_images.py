@@ -2,7 +2,6 @@
 
 import runpy
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,31 +11,19 @@ from safetensors.torch import save_file
 
 from privpart.noise.source import SeededSource
 from privpart.study.study_file import read_study
-from privpart.training import own_code
 from privpart.training.training import training
 
 IMAGES = Path(__file__).parent.parent / "examples" / "pretrained_images"
-NAMES = ("task", "network", "prepare")
-TRAINED = {
-    "pretrained-head": 3_210,
-    "pretrained-tail": 106_250,
-    "random-head": 3_210,
-    "random-tail": 106_250,
-}
+TRAINED = {f"{body}-{part}": parameters for body in ("pretrained", "random")
+           for part, parameters in (("head", 3_210), ("tail", 106_250))}  # fmt: skip
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, fresh_code):
     """Copy the example, with made-up outputs of the bodies in place of its files."""
     ignored = shutil.ignore_patterns("*.npz", "*.safetensors")
-    copy = Path(shutil.copytree(IMAGES, tmp_path / "images", ignore=ignored))
-    monkeypatch.setattr(sys, "path", [str(copy), *sys.path])
-    monkeypatch.setattr(own_code, "_imported", {})
-    for name in NAMES:  # another test's, which it left
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield copy
-    for name in NAMES:
-        sys.modules.pop(name, None)
+    monkeypatch.syspath_prepend(tmp_path / "images")
+    return Path(shutil.copytree(IMAGES, tmp_path / "images", ignore=ignored))
 
 
 def test_the_network_and_the_files_that_follow_from_it(folder):
@@ -47,11 +34,8 @@ def test_the_network_and_the_files_that_follow_from_it(folder):
     wide = prepare["enlarged"](images)
     assert wide.shape == (6, 3, 64, 64)
     assert -1 <= float(wide.min()) < float(wide.max()) <= 1
-    body = prepare["random"](wide)
-    again = prepare["random"](wide)
-    assert all(
-        torch.equal(a, b) for a, b in zip(body.parameters(), again.parameters(), strict=True)
-    )
+    body, again = prepare["random"](wide), prepare["random"](wide)
+    assert all(map(torch.equal, body.parameters(), again.parameters()))
     with torch.no_grad():
         assert body.body(wide).shape == (6, 320, 2, 2)
         alone = body(wide[:1])
@@ -84,11 +68,8 @@ def test_arms_train_what_they_say_from_their_own_weights(folder):
         generator = torch.Generator().manual_seed(len(name))
         files[name] = {k: 0.5 + torch.rand(s, generator=generator) for k, s in shapes.items()}
         save_file(files[name], folder / f"{name}.safetensors")
-    plan = (folder / "plan.toml").read_text()
-    for old, new in (("rounds = 70", "rounds = 2"), ("per_round = 100", "per_round = 5")):
-        assert old in plan
-        plan = plan.replace(old, new)
-    (folder / "plan.toml").write_text(plan)
+    plan = (folder / "plan.toml").read_text().replace("rounds = 70", "rounds = 2")
+    (folder / "plan.toml").write_text(plan.replace("per_round = 100", "per_round = 5"))
     study = read_study(folder / "study.toml")
     tested = {group.arm: group for group in study.groups if group.level != "none"}
     assert tested.keys() == TRAINED.keys()

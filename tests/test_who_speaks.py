@@ -2,7 +2,6 @@
 
 import runpy
 import shutil
-import sys
 import tomllib
 from copy import deepcopy
 from importlib.util import find_spec
@@ -16,8 +15,6 @@ from safetensors.torch import save_file
 from accounting import Participation, brute_force
 from privpart.engines.options import EngineOptions
 from privpart.noise.source import SeededSource
-from privpart.start_values import default_initializers, seeded_tensor
-from privpart.training import own_code
 from privpart.training.plan_file import validated
 from privpart.training.training import training
 
@@ -45,7 +42,7 @@ ARMS = {
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, fresh_code):
     """Copy the study, with made-up passages and a tiny encoder in place of the two files."""
     copy = Path(
         shutil.copytree(WHO, tmp_path / "who", ignore=shutil.ignore_patterns("*.npz", "*.s*"))
@@ -56,16 +53,13 @@ def folder(tmp_path, monkeypatch):
     x = rng.integers(1, 30, (320, 8))
     x[::3, 5:] = 0  # padding
     np.savez(copy / "passages.npz", x=x, y=user % 3, user=user, speakers=names)
-    monkeypatch.setattr(sys, "path", [str(copy), *sys.path])
-    monkeypatch.setattr(own_code, "_imported", {})
+    monkeypatch.syspath_prepend(copy)
     networks = runpy.run_path(str(copy / "network.py"))
     torch.manual_seed(0)  # noqa: TID251  of the encoder's weights
     encoder = networks["Encoder"](**SIZES, labels=3)
     kept = {n: p for n, p in encoder.state_dict().items() if "lora" not in n and "head" not in n}
     save_file({name: value.half() for name, value in kept.items()}, copy / "encoder.safetensors")
-    yield copy
-    for name in ("task", "network"):
-        sys.modules.pop(name, None)
+    return copy
 
 
 def plan(folder, arm, **privacy):
@@ -80,15 +74,10 @@ def plan(folder, arm, **privacy):
     if "schedule" in tables:
         tables["schedule"]["cycles"] = 2
     del tables["privacy"]["target_epsilon"]
-    small = {"rounds": 4, "noise_multiplier": 0.5, "min_separation": 2}
-    tables["privacy"] |= small | privacy
+    tables["privacy"] |= {"rounds": 4, "noise_multiplier": 0.5, "min_separation": 2} | privacy
     tables["model"]["sizes"] = SIZES
     tables["data"]["clients_per_round"] = 3
     return validated(tables, folder=folder)
-
-
-def frozen(model):
-    return {name: model.module.get_parameter(name).clone() for name in model.frozen}
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -96,7 +85,8 @@ def test_each_arm_moves_and_sends_its_part_alone(folder, arm):
     sent, models = [], []
     setup = training(plan(folder, arm), options=EngineOptions(batching="vmap"))
     model, run = setup.model, setup.engine.run
-    before, start = frozen(model), model.flat.clone()
+    start = model.flat.clone()
+    before = {name: model.module.get_parameter(name).clone() for name in model.frozen}
 
     def watched(task, parameters):
         models.append(parameters.clone())
@@ -111,7 +101,7 @@ def test_each_arm_moves_and_sends_its_part_alone(folder, arm):
     assert sent == [
         (r, model.active_dim(groups[r % len(groups)])) for r in range(4) for _ in range(3)
     ]
-    assert all(torch.equal(value, before[name]) for name, value in frozen(model).items())
+    assert all(model.module.get_parameter(name).equal(before[name]) for name in before)
     moved = [
         now != then for then, now in zip(models, [*models[1:], server.parameters], strict=True)
     ]
@@ -124,16 +114,7 @@ def test_each_arm_moves_and_sends_its_part_alone(folder, arm):
     assert (server.parameters != start).all()
 
 
-def test_adapters_follow_from_the_seed_and_the_rest_from_the_file(folder):
-    model = training(plan(folder, "FFA-LoRA")).model
-    name = "layers.1.value.lora_A"
-    drawn = seeded_tensor(7, name, torch.Size([2, 8]), default_initializers(model.module)[name])
-    assert torch.equal(model.module.get_parameter(name), drawn)
-    assert not model.module.layers[0].query.lora_B.any()
-    assert model.module.words.weight.half().float().equal(model.module.words.weight)
-
-
-@pytest.mark.parametrize("participations", [1, 2, 3])
+@pytest.mark.parametrize("participations", [1, 2])
 def test_a_stream_for_each_factor_costs_what_brute_force_says(folder, participations):
     """Turns of B and A: a client's update is in one group per round, of joint norm 1 at most."""
     run = {"max_participations": participations, "min_separation": 1}
@@ -188,20 +169,9 @@ def test_no_role_is_in_two_parts(folder):
     assert sorted(torch.cat(list(dealt.indices)).tolist()) == list(range(len(dealt.x)))
 
 
-MARKDOWN = """# A play
-## ACT I
-### SCENE I. Here.
-_Enter ADA_
-**ADA**
-Who's there? _Aside._ Nobody.
-**ADA  GRACE**
-Together.
-**GRACE**
-Me.
-### SCENE II. There.
-**ADA**
-Again,
-and again.
+MARKDOWN = """# A play\n## ACT I\n### SCENE I. Here.\n_Enter ADA_\n**ADA**
+Who's there? _Aside._ Nobody.\n**ADA  GRACE**\nTogether.\n**GRACE**\nMe.
+### SCENE II. There.\n**ADA**\nAgain,\nand again.
 """
 
 

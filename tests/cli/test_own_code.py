@@ -1,12 +1,10 @@
-"""Plans that name their author's code, from `epsilon` to `export`, and the same from Python."""
+"""Plans that name their author's code, in every command, and the same from Python."""
 
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,53 +29,57 @@ min_separation = 3
 mechanism = { name = "tree" }
 [model]
 factory = "./NAME.py:network"
-sizes = { hidden = 8 }
+sizes = { hidden = 4 }
 train = ["2.*"]
+keep = ["0.*"]
+weights = "w.safetensors"
 seed = 1
-keep = []
 [data]
-clients = "./NAME.py:clients"
-options = { each = 4 }
+clients = "./NAME.py:Population"
+options = { each = 3 }
 metric = "./NAME.py:metric"
 clients_per_round = 5
 [client]
 learning_rate = 0.1
+batch_size = 2
 loss = "./NAME.py:loss"
 augment = "./NAME.py:augment"
 [server]
 """
 CODE = """
+from pathlib import Path
 import torch
 from torch import nn
-from privpart.data import from_tensors
 import NAME_helper
 
-
-def network(hidden):
-    return nn.Sequential(nn.Linear(3, hidden), nn.ReLU(), nn.Linear(hidden, 2))
+Path(__file__).with_suffix(".ran").touch()
 
 
-def clients(each):
-    draws = torch.Generator().manual_seed(0)
-    x = torch.randn(20 * each, 3, generator=draws)
-    user = [f"user {i // each}" for i in range(len(x))]
-    return from_tensors((x, (x[:, 0] > 0).long()), user=user)
+def network(hidden=4):
+    return nn.Sequential(nn.Conv2d(1, hidden, 3), nn.Flatten(), nn.Linear(4 * hidden, 2))
+
+
+class Population:
+    ids = tuple(f"user {number}" for number in range(20))
+
+    def __init__(self, each):
+        self.each = each
+
+    def examples(self, client):
+        x = torch.rand(self.each, 1, 4, 4)
+        return x, (x.mean(dim=(1, 2, 3)) > 0.5).long()
 
 
 def metric(module):
-    draws = torch.Generator().manual_seed(1)
-    x = torch.randn(50, 3, generator=draws)
-    return (module(x).argmax(1) == (x[:, 0] > 0).long()).float().mean()
+    return float(module(torch.ones(1, 1, 4, 4)).softmax(dim=1)[0, 1])
 
 
 def loss(module, batch):
-    x, y = batch
-    return NAME_helper.smooth(module(x), y)
+    return NAME_helper.smooth(module(batch[0]), batch[1])
 
 
 def augment(batch):
-    x, y = batch
-    return x + 0.01 * torch.randn_like(x), y
+    return batch[0].flip(-1), batch[1]
 """
 HELPER = """
 from torch.nn.functional import cross_entropy
@@ -86,59 +88,58 @@ from torch.nn.functional import cross_entropy
 def smooth(logits, y):
     return cross_entropy(logits, y, label_smoothing=0.1)
 """
-MARKER = """
-from pathlib import Path
-Path(__file__).with_suffix(".ran").touch()
-"""
+TURNS = "[schedule]\ncycles = 2\nrounds_per_group = 1\nwarm_up = 4\nbetween = 4\n"
+
+
+def write(folder, name="task"):
+    """Write a plan and its code to a folder."""
+    (folder / "plan.toml").write_text(PLAN.replace("NAME", name))
+    (folder / f"{name}.py").write_text(CODE.replace("NAME", name))
+    (folder / f"{name}_helper.py").write_text(HELPER)
+    save_file({"0.weight": torch.ones(4, 1, 3, 3), "0.bias": torch.ones(4)},
+              folder / "w.safetensors")  # fmt: skip
+    return folder
 
 
 @pytest.fixture
-def project(tmp_path):
-    """A folder with a plan and its code, under a name that no other test has imported."""
-    name = f"task_{tmp_path.name.replace('-', '_')}"
-    (tmp_path / "plan.toml").write_text(PLAN.replace("NAME", name))
-    (tmp_path / f"{name}.py").write_text(CODE.replace("NAME", name))
-    (tmp_path / f"{name}_helper.py").write_text(HELPER)
-    return tmp_path
+def project(tmp_path, fresh_code):
+    return write(tmp_path)
 
 
-def code_of(project: Path) -> Path:
-    return next(p for p in project.glob("task_*.py") if not p.stem.endswith("helper"))
-
-
-def trained(project: Path, privpart, *options: str, out: str = "run") -> Path:
-    plan, run = str(project / "plan.toml"), project / out
-    done = privpart("train", "--plan", plan, "--out", str(run), *options)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, privpart):
+    """A project with a finished private run, which its tests leave as it was."""
+    folder = write(tmp_path_factory.mktemp("project"), "shared_code")
+    done = privpart("train", "--plan", str(folder / "plan.toml"), "--out", str(folder / "run"))
     assert done.returncode == 0, done.stderr
-    return run
+    return folder
+
+
+def succeeded(done):
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_what_a_plan_costs_is_answered_without_its_code(project, privpart):
-    code = code_of(project)
-    code.write_text(code.read_text() + MARKER)
-    plan = str(project / "plan.toml")
-    for command in (("epsilon", "--plan", plan), ("mechanisms", "--plan", plan)):
-        assert privpart(*command).returncode == 0
-    text = (project / "plan.toml").read_text()
-    (project / "turns.toml").write_text(
-        text.replace("seed = 1\n", 'seed = 1\ngroups = [["0.*"], ["2.*"]]\n').replace(
-            'train = ["2.*"]', 'train = ["*"]'
-        )
-        + "[schedule]\ncycles = 2\nrounds_per_group = 1\nwarm_up = 4\nbetween = 4\n"
-    )
-    shown = privpart("costs", "--schedule", "--plan", str(project / "turns.toml"))
-    assert shown.returncode == 0, shown.stderr
+    plan, turns = str(project / "plan.toml"), str(project / "turns.toml")
+    ran = project / "task.ran"
+    text = PLAN.replace("NAME", "task").replace('train = ["2.*"]', 'train = ["*"]')
+    text = text.replace("seed = 1\n", 'seed = 1\ngroups = [["0.*"], ["2.*"]]\n')
+    (project / "turns.toml").write_text(text + TURNS)
+    for command in ("epsilon", "mechanisms"):
+        succeeded(privpart(command, "--plan", plan))
+    shown = privpart("costs", "--schedule", "--plan", turns)
     assert "does not import" in shown.stderr
-    assert privpart("epsilon", "--plan", str(project / "turns.toml")).returncode == 0
-    assert not code.with_suffix(".ran").exists()
-    run = trained(project, privpart)  # the power twin
-    assert code.with_suffix(".ran").exists()
-    code.with_suffix(".ran").unlink()
-    assert privpart("report", str(run)).returncode == 0
-    out = str(project / "part.safetensors")
-    assert privpart("export", str(run), "--part", "trained", "--out", out).returncode == 0
-    assert not code.with_suffix(".ran").exists()
-    assert load_file(out).keys() == {"2.weight", "2.bias"}
+    planned = json.loads(succeeded(privpart("epsilon", "--plan", turns, "--format", "json")))
+    assert not ran.exists()
+    run, out = str(project / "run"), str(project / "part.safetensors")
+    succeeded(privpart("train", "--plan", turns, "--out", run))
+    ran.unlink()  # the power twin: training does run the code
+    report = json.loads(succeeded(privpart("report", run, "--format", "json")))
+    assert report["guarantee"]["epsilon"] == planned["epsilon"]
+    succeeded(privpart("export", run, "--part", "trained", "--out", out))
+    assert not ran.exists()
+    assert load_file(out).keys() == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 
 ENTRY_POINTS = {
@@ -153,12 +154,10 @@ def test_metadata_beside_a_plan_get_none_of_its_code_run(
     project, privpart_process, monkeypatch, unset
 ):
     """Of the path's packages, torch and pydantic run what their metadata name."""
-    code = code_of(project)
-    code.write_text(code.read_text() + MARKER)
     metadata = project / "other-1.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
-    points = (f"[{group}]\nx = {code.stem}:network\n" for group in ENTRY_POINTS.values())
+    points = (f"[{group}]\nx = task:network\n" for group in ENTRY_POINTS.values())
     (metadata / "entry_points.txt").write_text("".join(points))
     monkeypatch.setenv("PYTHONPATH", str(project), prepend=os.pathsep)
     for variable in ENTRY_POINTS:  # another test may have imported the command line
@@ -167,69 +166,53 @@ def test_metadata_beside_a_plan_get_none_of_its_code_run(
     if unset is not None:
         monkeypatch.setenv(unset, UNSET[unset])
     privpart_process("costs", "--schedule", "--plan", str(project / "plan.toml"))
-    assert code.with_suffix(".ran").exists() == (unset is not None)  # the power twins
+    assert (project / "task.ran").exists() == (unset is not None)  # the power twins
 
 
-@pytest.mark.parametrize("which", ["code", "helper", "weights", "gone"])
-def test_changed_code_is_named_before_a_run_is_resumed(project, privpart, which):
-    plan = project / "plan.toml"
-    if which == "weights":
-        network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
-        save_file(network.state_dict(), project / "w.safetensors")
-        text = plan.read_text().replace("keep = []", 'keep = ["0.*"]\nweights = "w.safetensors"')
-        plan.write_text(text)
-    run = trained(project, privpart)
-    code = code_of(project)
-    helper = project / f"{code.stem}_helper.py"
-    named = {"code": code, "helper": helper, "weights": project / "w.safetensors", "gone": helper}
-    path = named[which]
-    if which == "gone":
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes() + b"\n")
-    for command in (["train", "--resume", "--out"], ["export", "--out", "m.safetensors"]):
-        done = privpart(*command, str(run))
-        assert done.returncode == 2
-        assert path.name in done.stderr or path.stem in done.stderr
-        assert len(done.stderr.strip().splitlines()) == 1
-    assert privpart("report", str(run)).returncode == 0
+@pytest.mark.parametrize(
+    ("name", "gone"),
+    [
+        ("shared_code.py", False),
+        ("shared_code_helper.py", False),
+        ("shared_code_helper.py", True),
+        ("w.safetensors", False),
+    ],
+)
+def test_changed_code_is_named_before_a_run_is_resumed(trained, privpart, name, gone):
+    path, run = trained / name, str(trained / "run")
+    content = path.read_bytes()
+    path.unlink()
+    if not gone:
+        path.write_bytes(content + b"\n")
+    try:
+        for command in (["train", "--resume", "--out"], ["export", "--out", "m.safetensors"]):
+            done = privpart(*command, run)
+            assert done.returncode == 2
+            assert path.stem in done.stderr
+            assert len(done.stderr.strip().splitlines()) == 1
+        succeeded(privpart("report", run))
+    finally:
+        path.write_bytes(content)
 
 
-def test_a_moved_project_is_found_by_its_plan(project, privpart, tmp_path_factory):
-    run = trained(project, privpart)
-    elsewhere = tmp_path_factory.mktemp("moved") / "project"
-    shutil.copytree(project, elsewhere, ignore=shutil.ignore_patterns("run"))
-    for path in project.glob("*.py"):
-        path.unlink()
-    lost = privpart("export", str(run), "--out", str(project / "m.safetensors"))
-    assert lost.returncode == 2
-    assert "there is no file" in lost.stderr
-    # a second module of the same name in one process is refused, so a process of its own
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "privpart.cli.main", "export", run),
-            *("--plan", elsewhere / "plan.toml", "--out", project / "m.safetensors"),
-        ],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_moved_project_is_found_by_its_plan(trained, privpart, tmp_path, monkeypatch, fresh_code):
+    elsewhere, out = tmp_path / "project", tmp_path / "m.safetensors"
+    shutil.copytree(trained, elsewhere, ignore=shutil.ignore_patterns("run"))
+    for name in ("shared_code", "shared_code_helper"):
+        monkeypatch.delitem(sys.modules, name)
+    code = trained / "shared_code.py"
+    code.rename(trained / "away")
+    try:
+        lost = privpart("export", str(trained / "run"), "--out", str(out))
+        assert lost.returncode == 2
+        assert "there is no file" in lost.stderr
+        plan = str(elsewhere / "plan.toml")
+        succeeded(privpart("export", str(trained / "run"), "--plan", plan, "--out", str(out)))
+    finally:
+        (trained / "away").rename(code)
 
 
-def test_a_schedule_over_own_groups_trains(project, privpart):
-    plan = project / "plan.toml"
-    text = plan.read_text().replace('train = ["2.*"]', 'train = ["*"]')
-    plan.write_text(
-        text.replace("seed = 1\n", 'seed = 1\ngroups = [["0.*"], ["2.*"]]\n')
-        + "[schedule]\ncycles = 2\nrounds_per_group = 1\nwarm_up = 4\nbetween = 4\n"
-    )
-    told = privpart("epsilon", "--plan", str(plan), "--format", "json")
-    report = privpart("report", str(trained(project, privpart)), "--format", "json")
-    ours = json.loads(report.stdout)["guarantee"]["epsilon"]
-    assert ours == json.loads(told.stdout)["epsilon"]
-
-
-def test_nothing_is_exported_before_a_round_is_released(project, privpart, interruptible):
+def test_nothing_is_exported_before_a_round_is_released(project, privpart):
     plan = read(project / "plan.toml")
     promised = plan.privacy_plan(code=plan.code())
     with package.RunFolder.create(project / "run", promised):
@@ -241,12 +224,125 @@ def test_nothing_is_exported_before_a_round_is_released(project, privpart, inter
     assert not out.exists()
 
 
-def population(count: int = 20, each: int = 4, ids=None):
-    draws = torch.Generator().manual_seed(0)
-    x = torch.randn(count * each, 3, generator=draws)
-    ids = np.arange(count) if ids is None else np.asarray(ids)
-    return from_tensors((x, (x[:, 0] > 0).long()), user=np.repeat(ids, each))
+def test_what_own_code_prints_is_not_part_of_the_result(project, privpart):
+    code = project / "task.py"
+    code.write_text(re.sub("(?m)^    return batch", "    print('batch')\n    return batch",
+                           CODE.replace("NAME", "task")))  # fmt: skip
+    plan, run = str(project / "plan.toml"), str(project / "run")
+    for command in (["doctor", "--plan", plan], ["train", "--plan", plan, "--out", run]):
+        done = privpart(*command, "--format", "json")
+        assert json.loads(done.stdout)["schema"].startswith("privpart/")
+        assert "batch" in done.stderr
+    exported = privpart("export", run, "--out", str(project / "model.safetensors"))
+    assert exported.returncode == 0
+    assert "batch" not in exported.stdout
 
+
+def test_a_starter_trains_as_it_is(tmp_path, privpart, fresh_code):
+    assert privpart("init", str(tmp_path / "x")).returncode == 0
+    plan, run = tmp_path / "x" / "plan.toml", str(tmp_path / "run")
+    text = re.sub("(?m)^rounds = .*", "rounds = 4", plan.read_text())
+    plan.write_text(re.sub("(?m)^max_participations = .*", "max_participations = 1", text))
+    told = succeeded(privpart("train", "--plan", str(plan), "--out", run))
+    assert "verdict           CONDITIONAL" in told
+    assert "trained " in succeeded(privpart("doctor", "--plan", str(plan)))
+    assert privpart("init", str(tmp_path / "x")).returncode == 2
+
+
+# Other commands
+
+
+def test_costs_measures_the_plans_network_and_client(trained, privpart):
+    done = privpart("costs", "--plan", str(trained / "plan.toml"), "--ladder", "--format", "json")
+    found = json.loads(succeeded(done))
+    assert "imports ./shared_code.py:network (model.factory)" in done.stderr
+    assert (found["examples"], found["batch_size"], found["optimizer"]) == (3, 2, "sgd")
+    full, planned, frozen = found["rows"]
+    assert (full["train"], planned["train"], frozen["train"]) == ("*", "2.*", "!0.*")
+    assert full["trained"] == full["numbers"] == 4 * 9 + 4 + 2 * 16 + 2
+    assert planned["trained"] == frozen["trained"] == 2 * 16 + 2
+    assert planned["bytes_up"] < full["bytes_up"]
+    assert 0 < planned["backward_flops"] < full["backward_flops"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("small_cnn", "--plan", "PLAN"), ("small_cnn", "give one")),
+        (("--plan", "PLAN", "--measure"), ("--measure",)),
+        ((), ("model: is missing", "--plan FILE")),
+        (("./task.py:network",), ("unknown", "--plan FILE")),
+        (("--plan", "PLAN", "--train", "9.*"), ("train", r"9\.\*", "Near it")),
+    ],
+    ids=" ".join,
+)
+def test_costs_refuses_in_one_sentence(arguments, words, trained, privpart):
+    plan = str(trained / "plan.toml")
+    done = privpart("costs", *(plan if part == "PLAN" else part for part in arguments))
+    assert done.returncode == 2
+    *_, sentence = done.stderr.splitlines()
+    assert sentence.startswith("privpart: ")
+    assert all(re.search(pattern, sentence) for pattern in words), sentence
+
+
+def test_a_fork_starts_from_a_run_of_own_code(trained, privpart, tmp_path):
+    plan, run, fork = str(trained / "plan.toml"), str(trained / "run"), str(tmp_path / "fork")
+    more = ["--tensorboard"] if shutil.which("tensorboard") else []
+    succeeded(privpart("train", "--plan", plan, "--out", fork, "--fork-of", run, *more))
+    assert not more or list((tmp_path / "fork" / "tensorboard").iterdir())
+    before, after = (
+        json.loads(succeeded(privpart("report", name, "--format", "json")))["guarantee"]["epsilon"]
+        for name in (run, fork)
+    )
+    assert after > before
+
+
+@pytest.mark.parametrize("jobs", ["1", pytest.param("2", marks=pytest.mark.slow)])
+def test_a_sweep_trains_own_code_in_processes(jobs, project, privpart):
+    (project / "sweep.toml").write_text(
+        'schema = "privpart/sweep/1"\nplan = "plan.toml"\nseeds = [1, 2]\n'
+        "[grid]\n'client.learning_rate' = [0.1, 0.2]\n"
+    )
+    arguments = ("sweep", str(project / "sweep.toml"), "--out", str(project / "out"), "-j", jobs)
+    done = privpart(*arguments, "--format", "json")
+    rows = json.loads(succeeded(done))["rows"]
+    assert "imports ./task.py:metric (data.metric)" in done.stderr
+    assert [row["seeds"] for row in rows] == [2, 2]
+    assert all(row["failed"] == 0 and 0 < row["mean_metric"] < 1 for row in rows)
+    again = privpart(*arguments)
+    assert "0 to train" in again.stderr
+    assert "imports" not in again.stderr
+    write(project, "failing")
+    code = project / "failing.py"
+    code.write_text(code.read_text().replace("def loss(module, batch):", "def loss(module):"))
+    failed = privpart(*arguments)
+    assert failed.returncode == 2
+    assert "to train" not in failed.stderr  # it is refused before any is trained
+    assert "Traceback" not in failed.stderr
+    assert "seed 1: loss=loss: TypeError: " in failed.stderr
+
+
+def test_an_audit_attacks_own_networks_on_own_images(project, privpart, monkeypatch):
+    monkeypatch.chdir(project)
+    images = torch.rand(4, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    save_file({"x": images, "y": torch.tensor([0, 1, 0, 1])}, "images.safetensors")
+    done = privpart(
+        *("audit", "leakage", "--model", "./task.py:network", "--trials", "1"),
+        *("--data", "images.safetensors", "--view", "full", "--attack", "dlg"),
+        *("--effort", "quick", "--out", "audit", "--format", "json"),
+    )
+    assert json.loads(succeeded(done))["verdict"]
+    assert "imports ./task.py:network (model)" in done.stderr
+    wrong = privpart(
+        *("audit", "leakage", "--model", "./task.py:netwrok", "--data", "digits"),
+        *("--view", "full", "--out", "other"),
+    )
+    assert wrong.returncode == 2
+    assert "near it: network" in wrong.stderr
+    assert "Traceback" not in wrong.stderr
+
+
+# From Python
 
 TABLES = {
     "privacy": {
@@ -263,19 +359,18 @@ TABLES = {
 }
 
 
+def population(count=20):
+    x = torch.randn(count * 4, 3, generator=torch.Generator().manual_seed(0))
+    return from_tensors((x, (x[:, 0] > 0).long()), user=np.repeat(np.arange(count), 4))
+
+
 def test_from_python_a_module_is_trained_and_loaded_again(tmp_path):
     module = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 2))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     x = torch.randn(40, 3)
-    run = package.train(
-        module,
-        population(),
-        plan=TABLES | {"model": {"train": ["2.*"]}},
-        metric=package.Accuracy(x, (x[:, 0] > 0).long()),
-        out=tmp_path / "run",
-        evaluate_every=4,
-        progress=False,
-    )
+    options = {"plan": TABLES | {"model": {"train": ["2.*"]}}, "out": tmp_path / "run"}
+    options |= {"metric": package.Accuracy(x, (x[:, 0] > 0).long()), "progress": False}
+    run = package.train(module, population(), evaluate_every=4, **options)
     assert [record.metric is not None for record in run.history] == [False, False, False, True] * 2
     assert "(epsilon = " in run.statement()
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
@@ -283,74 +378,22 @@ def test_from_python_a_module_is_trained_and_loaded_again(tmp_path):
     assert not found.training
     assert torch.equal(found[0].weight, before["0.weight"])  # a pretrained part is kept
     assert not torch.equal(found[2].weight, before["2.weight"])
-    assert torch.equal(run.module()(x), found(x))
-    again = package.train(
-        module, population(), plan=TABLES | {"model": {"train": ["2.*"]}}, out=tmp_path / "run",
-        metric=package.Accuracy(x, (x[:, 0] > 0).long()), resume=True, progress=False,
-    )  # fmt: skip
+    again = package.train(module, population(), resume=True, **options)
     assert again.history == ()
     assert torch.equal(again.module()(x), found(x))
 
 
 def test_from_python_another_network_population_or_loss_is_not_resumed(tmp_path):
     module = nn.Linear(3, 2)
-    options = {"plan": TABLES, "out": tmp_path / "run", "progress": False}
-    package.train(module, population(), **options)
-    with pytest.raises(ConfigError, match="module: is not what"):
-        package.train(nn.Sequential(nn.Linear(3, 2)), population(), resume=True, **options)
-    with pytest.raises(ConfigError, match="the clients' ids"):
-        package.train(module, population(21), resume=True, **options)
-    with pytest.raises(ConfigError, match="loss: is not what"):
-        package.train(module, population(), resume=True, loss=lambda m, b: m(b[0]).sum(), **options)
-    with pytest.raises(ConfigError, match="not the run's plan"):
-        package.train(
-            module, population(), resume=True, **options | {"plan": TABLES | {"server": {
-                "learning_rate": 0.5}}}
-        )  # fmt: skip
-    with pytest.raises(ConfigError, match="is not empty"):
-        package.train(module, population(), **options)
-
-
-def test_a_starter_trains_as_it_is(tmp_path, privpart):
-    """In a process of its own, since other modules of this one have the names of its files."""
-    assert privpart("init", str(tmp_path / "x")).returncode == 0
-    plan = tmp_path / "x" / "plan.toml"
-    text = re.sub("(?m)^rounds = .*", "rounds = 4", plan.read_text())
-    plan.write_text(re.sub("(?m)^max_participations = .*", "max_participations = 1", text))
-    commands = (f"train --plan {plan} --out run", f"doctor --plan {plan}")
-    done = subprocess.run(
-        [sys.executable, "-c", COMMANDS, *commands], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "verdict           CONDITIONAL" in done.stdout
-    assert "trained " in done.stdout
-    assert privpart("init", str(tmp_path / "x")).returncode == 2
-
-
-COMMANDS = """
-import sys
-from privpart.cli.main import main
-
-for line in sys.argv[1:]:
-    sys.argv = ["privpart", *line.split()]
-    try:
-        main()
-    except SystemExit as ended:
-        if ended.code:
-            raise
-"""
-
-
-def test_what_own_code_prints_is_not_part_of_the_result(project, privpart):
-    code = code_of(project)
-    loud = code.read_text().replace("    x, y = batch\n", "    x, y = batch\n    print('batch')\n")
-    code.write_text(f"print('imported')\n{loud}")
-    plan, run = str(project / "plan.toml"), str(project / "run")
-    for command in (["doctor", "--plan", plan], ["train", "--plan", plan, "--out", run]):
-        done = privpart(*command, "--format", "json")
-        assert json.loads(done.stdout)["schema"].startswith("privpart/")
-        assert "batch" in done.stderr
-    exported = privpart("export", run, "--out", str(project / "model.safetensors"))
-    assert exported.returncode == 0
-    assert "batch" in exported.stderr
-    assert "batch" not in exported.stdout
+    base = {"module": module, "clients": population(), "plan": TABLES, "resume": True}
+    base |= {"out": tmp_path / "run", "progress": False}
+    package.train(**base | {"resume": False})
+    for change, sentence in (
+        ({"module": nn.Sequential(nn.Linear(3, 2))}, "module: is not what"),
+        ({"clients": population(21)}, "the clients' ids"),
+        ({"loss": lambda m, b: m(b[0]).sum()}, "loss: is not what"),
+        ({"plan": TABLES | {"server": {"learning_rate": 0.5}}}, "not the run's plan"),
+        ({"resume": False}, "is not empty"),
+    ):
+        with pytest.raises(ConfigError, match=sentence):
+            package.train(**base | change)

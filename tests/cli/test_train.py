@@ -1,7 +1,6 @@
 """``privpart train`` and ``privpart report``, as a person calls them."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -41,25 +40,16 @@ learning_rate = 0.3
 """
 
 
-@pytest.fixture(scope="module")
-def plan(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("plans") / "plan.toml"
+@pytest.fixture
+def plan(tmp_path) -> Path:
+    path = tmp_path / "plan.toml"
     path.write_text(PLAN)
     return path
 
 
-@pytest.fixture(scope="module")
-def done(privpart, plan, tmp_path_factory):
-    """A finished run, and what the command said."""
-    out = tmp_path_factory.mktemp("runs") / "run"
-    # the tests' own, or a report would be made on a machine that never saw the run
-    os.environ["PRIVPART_STATE_DIR"] = str(tmp_path_factory.getbasetemp() / "witnesses")
-    command = ["train", "--plan", str(plan), "--out", str(out), "--format", "json"]
-    return out, privpart(*command)
-
-
-def test_a_whole_run_with_its_report(done, privpart):
-    out, told = done
+def test_a_whole_run_with_its_report(privpart, plan, tmp_path):
+    out = tmp_path / "run"
+    told = privpart("train", "--plan", str(plan), "--out", str(out), "--format", "json")
     assert told.returncode == 0, told.stderr
     report = json.loads(told.stdout)
     assert (report["schema"], report["rounds"], report["complete"]) == ("privpart/run/1", 8, True)
@@ -76,12 +66,11 @@ def test_a_whole_run_with_its_report(done, privpart):
 
 def test_a_run_whose_training_diverges_stops_and_says_so(privpart, plan, tmp_path):
     """It went on to its end and spent its budget, on noise alone."""
-    text = plan.read_text().replace("learning_rate = 0.1", "learning_rate = 3e38\nepochs = 9")
-    text = text.replace('["dense2.*"]', '["*"]')
-    own, out = tmp_path / "plan.toml", tmp_path / "run"
-    own.write_text(text)
+    text = PLAN.replace("learning_rate = 0.1", "learning_rate = 3e38\nepochs = 9")
+    plan.write_text(text.replace('["dense2.*"]', '["*"]'))
+    out = tmp_path / "run"
     for rounds in (1, 2):
-        again = ["--resume"] if rounds == 2 else ["--plan", str(own)]
+        again = ["--resume"] if rounds == 2 else ["--plan", str(plan)]
         told = privpart("train", *again, "--out", str(out))
         assert (told.returncode, told.stdout) == (70, "")
         assert f"round {rounds - 1}: 4 of the 4 updates were not finite" in told.stderr
@@ -157,12 +146,8 @@ def people():
 def test_a_large_delta_is_refused_by_whoever_counts_the_clients_and_repeated(privpart, tmp_path):
     """The plan's tables do not say how many clients there are."""
     (tmp_path / "sixty_people.py").write_text(CLIENTS)
-    own = [("users = 1437\n", ""), ("rounds = 8", "rounds = 2")]
-    own += [('task = "digits"', 'clients = "./sixty_people.py:people"')]
-    text = PLAN
-    for old, new in own:
-        assert old in text
-        text = text.replace(old, new)
+    text = PLAN.replace("users = 1437\n", "").replace("rounds = 8", "rounds = 2")
+    text = text.replace('task = "digits"', 'clients = "./sixty_people.py:people"')
     path, run = tmp_path / "plan.toml", tmp_path / "run"
 
     def train(delta, more="", *options):
@@ -231,15 +216,9 @@ def test_interrupted_by_the_keyboard_and_resumed(privpart, tmp_path):
     assert "not private" in gate.stderr
 
 
-def too_much_for_python():
-    return bytearray(2**60)
-
-
-def too_much_for_torch():
-    return torch.empty(2**58)
-
-
-@pytest.mark.parametrize("work", [too_much_for_python, too_much_for_torch])
+@pytest.mark.parametrize(
+    "work", [lambda: bytearray(2**60), lambda: torch.empty(2**58)], ids=["python", "torch"]
+)
 def test_too_little_memory_is_one_sentence(work, monkeypatch, capsys):
     monkeypatch.setattr(main, "app", work)
     with pytest.raises(SystemExit) as ended:

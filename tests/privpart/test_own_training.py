@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from own_training import ByName, Population, Shifted, jitter, margin, network, short
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
@@ -31,6 +30,62 @@ from privpart.training.callbacks import HealthFile
 pytestmark = pytest.mark.usefixtures("quick_workers")
 TASK = RoundTask(0, (0, 1, 2, 3), 0.05, "plan")
 LOCAL = LocalTraining(0.3, 2, 2)
+
+
+class Population:
+    """Fetches examples by id; the protocol asks for nothing else."""
+
+    def __init__(self, examples):
+        self._examples = examples
+
+    @property
+    def ids(self):
+        return list(self._examples)
+
+    def examples(self, client):
+        return self._examples[client]
+
+
+class Shifted(Population):
+    """Moves every example at random each time that it is fetched."""
+
+    def examples(self, client):
+        x, y = self._examples[client]
+        return x + torch.rand(()), y
+
+
+class ByName(nn.Module):
+    """Takes its inputs by name and returns an object with logits and a loss, as transformers do."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.head = nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, pixels, scale=None, labels=None):
+        hidden = self.dense(pixels).tanh()
+        logits = self.head(hidden if scale is None else hidden * scale[:, None])
+        loss = None if labels is None else 2 * cross_entropy(logits, labels)
+        return SimpleNamespace(logits=logits, loss=loss)
+
+
+def network():
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+def margin(module, batch):
+    """A loss of one's own."""
+    x, y = batch
+    return (module(x) - nn.functional.one_hot(y, 3)).square().mean()
+
+
+def jitter(batch):
+    x, y = batch
+    return x + 0.1 * torch.randn(x.shape), y
+
+
+def short(batch):
+    x, y = batch
+    return x[:, :5], y
 
 
 def pairs(clients=4, seed=0):
@@ -208,45 +263,36 @@ def test_a_population_that_fetches_gets_the_updates_of_users_bit_for_bit(workers
     assert sum(update.norm() > 0.02 for update in found.values()) == 4
 
 
-def test_examples_are_fetched_with_the_seed_of_round_and_client():
-    clients = Shifted(pairs())
-    forth = updates(clients)
-    torch.rand(3)
-    assert same(updates(clients, task=replace(TASK, clients=(3, 2, 1, 0))), forth)
-    assert same(updates(clients, workers=2), forth)
-    later = updates(clients, task=replace(TASK, round=1))
-    assert not any(later[client].equal(forth[client]) for client in forth)
-    with engine(clients) as one:
-        outside = torch.get_rng_state()
-        list(one.run(TASK, one.model.flat.clone()))
-    assert torch.get_rng_state().equal(outside)
+SUM = LocalTraining(0.3, batch_size=4, steps=1)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_fault_names_the_client(workers):
-    examples = pairs() | {2: (torch.randn(4, 6), torch.tensor([0, 1, 3, 0]))}
-    for clients in (Population(examples), in_memory(examples)):
-        with pytest.raises(ConfigError, match=r"^client 2: .*label 3 is out of range"):
-            updates(clients, workers=workers, batching="loop")
-    with pytest.raises(
-        ConfigError, match=r"^client 9: its examples cannot be fetched: KeyError: 9"
-    ):
-        updates(Population(examples), task=replace(TASK, clients=(9,)), workers=workers)
-
-
-@pytest.mark.parametrize("batching", ["auto", "vmap"])
-@pytest.mark.parametrize("local", [LOCAL, LocalTraining(0.3, batch_size=4, steps=1)])
-def test_a_label_out_of_range_is_found_where_all_clients_are_computed_at_once(batching, local):
+@pytest.mark.parametrize(
+    ("clients", "local", "options"),
+    [
+        (in_memory, LOCAL, {"batching": "loop"}),
+        (in_memory, LOCAL, {"batching": "loop", "workers": 2}),
+        (in_memory, LOCAL, {"batching": "vmap"}),
+        (in_memory, SUM, {"batching": "vmap"}),
+        (in_memory, SUM, {}),
+        (Population, LOCAL, {"workers": 2}),
+        (Population, LOCAL, {}),
+    ],
+)
+def test_a_fault_names_the_client(clients, local, options):
     examples = pairs(40) | {33: (torch.randn(4, 6), torch.tensor([0, 1, 3, 0]))}
     task = replace(TASK, clients=tuple(range(40)))
     with pytest.raises(ConfigError, match=r"^client 33: .*label 3 is out of range"):
-        updates(in_memory(examples), local=local, task=task, batching=batching)
+        updates(clients(examples), local=local, task=task, **options)
+    if clients is Population:
+        task, words = replace(TASK, clients=(99,)), "its examples cannot be fetched: KeyError: 99"
+        with pytest.raises(ConfigError, match=f"^client 99: {words}"):
+            updates(clients(examples), task=task, **options)
 
 
 def test_a_sum_names_the_client_with_a_label_out_of_range():
     examples = pairs() | {2: (torch.randn(4, 6), torch.tensor([0, 1, 3, 0]))}
-    model, local = partial(), LocalTraining(0.3, batch_size=4, steps=1)
-    work = LocalComputation(model, in_memory(examples), local=local, data_seed=5)
+    model = partial()
+    work = LocalComputation(model, in_memory(examples), local=SUM, data_seed=5)
     with pytest.raises(ConfigError, match=r"^client 2: .*label 3 is out of range"):
         work.sum(TASK, (0, 1, 2, 3), model.flat.clone(), torch.empty(model.dim).double())
 
@@ -273,40 +319,47 @@ def test_what_cannot_be_sent_to_workers_is_one_sentence():
     assert updates(Population(pairs()), local=local)
 
 
-REFUSED = {
-    "vmap and fetched": ({"batching": "vmap"}, {}, "are fetched or augmented"),
-    "vmap and augment": ({"batching": "vmap"}, {"augment": jitter}, "are fetched or augmented"),
-    "vmap and a function": ({"batching": "vmap"}, {"loss": margin}, "another loss"),
-    "cache and augment": ({"cache_prefix": True}, {"augment": jitter}, "needs examples in memory"),
-    "cache and a function": ({"cache_prefix": True}, {"loss": margin}, "a loss by name"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_options_that_a_training_cannot_follow_are_refused(name):
-    options, fields, says = REFUSED[name]
-    clients = in_memory(pairs()) if fields else Population(pairs())
-    with pytest.raises(ConfigError, match=says):
-        engine(clients, partial(train=["2.*"]), replace(LOCAL, **fields), **options)
+@pytest.mark.parametrize(
+    ("clients", "fields", "parts", "options", "words"),
+    [
+        (Population, {}, {}, {"batching": "vmap"}, "are fetched or augmented"),
+        (in_memory, {"augment": jitter}, {}, {"batching": "vmap"}, "are fetched or augmented"),
+        (in_memory, {"loss": margin}, {}, {"batching": "vmap"}, "another loss"),
+        (in_memory, {"augment": jitter}, {}, {"cache_prefix": True}, "needs examples in memory"),
+        (in_memory, {"loss": margin}, {}, {"cache_prefix": True}, "a loss by name"),
+        (in_memory, {}, {"local": ["0.*"]}, {"batching": "vmap"}, "keep a local part"),
+        (in_memory, {}, {"local": ["0.*"]}, {"cache_prefix": True}, "keep a local part"),
+    ],
+)
+def test_options_that_a_training_cannot_follow_are_refused(clients, fields, parts, options, words):
+    with pytest.raises(ConfigError, match=words):
+        engine(
+            clients(pairs()), partial(train=["2.*"], **parts), replace(LOCAL, **fields), **options
+        )
 
 
 # Augmentation.
 
 
-@pytest.mark.parametrize("clients", [in_memory, Population])
-def test_batches_are_augmented_with_the_seed_of_round_and_client(clients):
-    local, before = replace(LOCAL, augment=jitter), pairs()
-    examples = pairs()
-    forth = updates(clients(examples), local=local)
-    assert same(updates(clients(examples), local=local, workers=2), forth)
-    back = updates(clients(examples), local=local, task=replace(TASK, clients=(3, 2, 1, 0)))
+@pytest.mark.parametrize(
+    ("clients", "augment"), [(Shifted, None), (in_memory, jitter), (Population, jitter)]
+)
+def test_draws_of_fetching_and_augmenting_are_of_round_and_client(clients, augment):
+    local, examples = replace(LOCAL, augment=augment), pairs()
+    population = clients(examples)
+    with engine(population, local=local) as one:
+        outside = torch.get_rng_state()
+        forth = {u.client: u.update for u in one.run(TASK, one.model.flat.clone())}
+        assert torch.get_rng_state().equal(outside)
+    back = updates(population, local=local, task=replace(TASK, clients=(3, 2, 1, 0)))
     assert same(back, forth)
-    later = updates(clients(examples), local=local, task=replace(TASK, round=1))
-    without = updates(clients(examples))
-    for client in forth:
+    assert same(updates(population, local=local, workers=2), forth)
+    later = updates(population, local=local, task=replace(TASK, round=1))
+    without = updates(Population(pairs()))
+    for client, (x, _) in pairs().items():
         assert not forth[client].equal(later[client])
         assert not forth[client].equal(without[client])
-        assert examples[client][0].equal(before[client][0])
+        assert examples[client][0].equal(x)
 
 
 def test_an_augmented_example_passes_through_the_frozen_layers_again():
@@ -341,17 +394,16 @@ def personal(**options):
     return partial(train=["0.*"], local=["2.*"], **options)
 
 
-LOCALS = {
-    "sgd": LOCAL,
-    "momentum": replace(LOCAL, momentum=0.5),
-    "adam": replace(LOCAL, optimizer="adam", learning_rate=0.05),
-}
-
-
-@pytest.mark.parametrize("name", LOCALS)
-@pytest.mark.parametrize("clients", [in_memory, Population])
-def test_a_local_part_trains_on_from_round_to_round_and_is_not_sent(name, clients):
-    local, kept = LOCALS[name], {}
+@pytest.mark.parametrize(
+    ("clients", "options"),
+    [
+        (in_memory, {}),
+        (Population, {"momentum": 0.5}),
+        (in_memory, {"optimizer": "adam", "learning_rate": 0.05}),
+    ],
+)
+def test_a_local_part_trains_on_from_round_to_round_and_is_not_sent(clients, options):
+    local, kept = replace(LOCAL, **options), {}
     with engine(clients(pairs()), personal(), local) as one:
         model = one.model
         first = model.own.clone()
@@ -398,12 +450,6 @@ def test_local_parts_follow_from_a_round_that_was_finished_only():
         again = {u.client: u.update for u in one.run(TASK, start)}
         assert again[0].equal(first)
         assert one.own_part(0) is not None
-
-
-@pytest.mark.parametrize("option", [{"batching": "vmap"}, {"cache_prefix": True}])
-def test_a_local_part_needs_clients_one_after_another(option):
-    with pytest.raises(ConfigError, match="keep a local part"):
-        engine(in_memory(pairs()), personal(), **option)
 
 
 def test_a_local_part_that_diverged_is_not_kept():

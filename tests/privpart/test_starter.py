@@ -24,15 +24,8 @@ REFERENCES = {
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(own_code, "_imported", {})
-    yield tmp_path / "new" / "folder"
-    sys.modules.pop("task", None)
-
-
-def read(path: Path) -> dict:
-    return tomllib.loads(path.read_text())
+def folder(tmp_path, fresh_code):
+    return tmp_path / "new" / "folder"
 
 
 def named(folder: Path) -> dict:
@@ -46,37 +39,29 @@ def test_lines_that_are_commented_out_are_valid_too(folder):
     assert tables["client"]["loss"] == "./task.py:loss"
 
 
-def one_epoch(module: nn.Module, users, loss) -> None:
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
-    for client in range(len(users)):
-        optimizer.zero_grad()
-        loss(module, users.examples(client)).backward()
-        optimizer.step()
-
-
-def test_the_code_trains_in_plain_pytorch(folder):
-    tables = read(write_starter(folder)[0])
-    code = named(folder)
+@pytest.mark.parametrize("own_loss", [False, True])
+def test_the_code_trains_in_plain_pytorch(folder, own_loss):
+    """With the loss that is commented out, too."""
+    path, task = write_starter(folder)
+    if own_loss:
+        task.write_text(re.sub(r"^# ?", "", task.read_text(), flags=re.MULTILINE))
+    tables, code = tomllib.loads(path.read_text()), named(folder)
     with torch.random.fork_rng():
         torch.default_generator.manual_seed(0)
         module = code["model.factory"](**tables["model"]["sizes"])
-    assert code["data.metric"](module) < 0.4
-    users = code["data.clients"](**tables["data"]["options"])
-    one_epoch(
-        module, users, lambda net, batch: nn.functional.cross_entropy(net(batch[0]), batch[1])
-    )
-    assert code["data.metric"](module) > 0.75
-
-
-def test_the_loss_that_is_commented_out_trains_too(folder):
-    _, task = write_starter(folder)
-    task.write_text(re.sub(r"^# ?", "", task.read_text(), flags=re.MULTILINE))
-    loss = own_code.load("./task.py:loss", folder)
-    code = named(folder)
-    module = code["model.factory"]()
     before = code["data.metric"](module)
-    one_epoch(module, code["data.clients"](), loss)
-    assert code["data.metric"](module) > before
+    assert before < 0.4
+    users = code["data.clients"](**tables["data"]["options"])
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    for client in range(len(users)):
+        optimizer.zero_grad()
+        x, y = users.examples(client)
+        if own_loss:
+            own_code.load("./task.py:loss", folder)(module, (x, y)).backward()
+        else:
+            nn.functional.cross_entropy(module(x), y).backward()
+        optimizer.step()
+    assert code["data.metric"](module) > (before if own_loss else 0.75)
 
 
 def test_the_code_is_clean(folder):
@@ -85,20 +70,6 @@ def test_the_code_is_clean(folder):
         line = [sys.executable, "-m", "ruff", *command, "--isolated", "--line-length", "100", task]
         done = subprocess.run(line, cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("name", ["plan.toml", "task.py"])
-def test_nothing_is_overwritten(name, folder):
-    folder.mkdir(parents=True)
-    (folder / name).write_text("mine")
-    with pytest.raises(ConfigError, match="exists already"):
-        write_starter(folder)
-    assert [path.name for path in folder.iterdir()] == [name]
-    assert (folder / name).read_text() == "mine"
-    (folder / name).unlink()
-    (folder / name).symlink_to("nowhere")
-    with pytest.raises(ConfigError, match="exists already"):
-        write_starter(folder)
 
 
 def test_a_folder_that_cannot_be_written_to(tmp_path):
@@ -117,14 +88,14 @@ def names(folder):
 
 
 def test_an_app_with_a_training_of_its_own(tmp_path):
-    folder = tmp_path / "new" / "mine"
+    folder = tmp_path / 'o"d\\d \n' / "mine"  # written as TOML, whatever its name
     written = write_flower_app(folder)
     assert {path.name for path in written} == names(folder)
     assert names(folder) == THREE | {"README.md", "plan.toml", "task.py"}
     tool = tomllib.loads((folder / "pyproject.toml").read_text())
     assert tool["project"]["name"] == "mine"
     settings = tool["tool"]["flwr"]["app"]["config"]
-    assert settings["out"] == str(tmp_path / "new" / "mine-run")
+    assert settings["out"] == str(folder.parent / "mine-run")
     assert settings["authenticated"] is False
     for side, reference in tool["tool"]["flwr"]["app"]["components"].items():
         module, name = reference.split(":")
@@ -139,13 +110,6 @@ def test_three_files_beside_a_plan_that_is_there(tmp_path):
     assert {name: (tmp_path / "mine" / name).read_bytes() for name in before} == before
 
 
-def test_out_is_written_as_toml_whatever_the_folder_is_called(tmp_path):
-    folder = tmp_path / 'o"d\\d \n' / "mine"
-    write_flower_app(folder)
-    tool = tomllib.loads((folder / "pyproject.toml").read_text())
-    assert tool["tool"]["flwr"]["app"]["config"]["out"] == str(folder.parent / "mine-run")
-
-
 @pytest.mark.parametrize("name", ["my_app", "1st", "a" * 33, "mine.app"])
 def test_names_that_flower_refuses(tmp_path, name):
     with pytest.raises(ConfigError, match="letters, digits and hyphens"):
@@ -153,30 +117,30 @@ def test_names_that_flower_refuses(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", [*sorted(THREE), "README.md"])
-def test_an_app_overwrites_nothing(tmp_path, name):
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [(write_starter, "plan.toml"), (write_starter, "task.py"),
+     *((write_flower_app, name) for name in sorted(THREE | {"README.md"}))],
+)  # fmt: skip
+def test_nothing_is_overwritten(write, name, tmp_path):
     folder = tmp_path / "mine"
     folder.mkdir()
-    (folder / name).write_text("mine")
-    with pytest.raises(ConfigError, match="exists already"):
-        write_flower_app(folder)
-    assert names(folder) == {name}
+    for occupy in (lambda path: path.write_text("mine"), lambda path: path.symlink_to("nowhere")):
+        occupy(folder / name)
+        with pytest.raises(ConfigError, match="exists already"):
+            write(folder)
+        assert names(folder) == {name}
+        (folder / name).unlink()
 
 
-def test_a_plan_that_is_not_valid_gets_no_app(tmp_path):
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "plan.toml").write_text('schema = "privpart/plan/1"\n')
-    with pytest.raises(ConfigError, match="not a valid plan"):
-        write_flower_app(folder)
-    assert names(folder) == {"plan.toml"}
-
-
-def test_a_plan_that_no_network_trains_gets_no_app(tmp_path):
-    write_starter(tmp_path / "mine")
-    plan = tmp_path / "mine" / "plan.toml"
-    plan.write_text(plan.read_text().replace("# local =", "local ="))
-    with pytest.raises(ConfigError, match="stay on its node"):
+@pytest.mark.parametrize(
+    ("old", "new", "words"), [("[model]", "[mode]", "not a valid plan"),
+                              ("# local =", "local =", "stay on its node")]
+)  # fmt: skip
+def test_a_plan_that_no_network_trains_gets_no_app(tmp_path, old, new, words):
+    plan, _ = write_starter(tmp_path / "mine")
+    plan.write_text(plan.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=words):
         write_flower_app(tmp_path / "mine")
     assert names(tmp_path / "mine") == {"plan.toml", "task.py"}
 
