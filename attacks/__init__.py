@@ -27,7 +27,6 @@ from attacks.lower_bounds.bounds import (
 )
 from attacks.lower_bounds.canaries import (
     Canaries,
-    Scorer,
     View,
     coins,
     drifting_view,
@@ -63,7 +62,6 @@ __all__ = [
     "ReadText",
     "Reconstruction",
     "Replay",
-    "Scorer",
     "TextAudit",
     "TextObservation",
     "TextReport",

@@ -186,7 +186,6 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
             rows=self.rows(self._image_row),
             truth=self.x.detach().clone(),
             baselines={name: tuple(values.tolist()) for name, values in self._baselines.items()},
-            labels_revealed=self.reveal_labels,
             baseline_images=self._guesses,
             decoys=0 if self.decoys is None else len(self.decoys[0]),
             oracles=self._oracles,

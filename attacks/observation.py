@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -94,11 +94,6 @@ class Observation:
         if self.clip is not None:
             checks.positive("clip", self.clip)
         checks.nonnegative("noise_std", self.noise_std)
-
-    @property
-    def kind(self) -> Literal["gradient", "delta"]:
-        """What ``update`` holds; "delta" is the change of the weights."""
-        return "gradient" if self.local is None else "delta"
 
     def restrict(self, names: Collection[str]) -> Self:
         """Return the observation of an attacker who looks at these visible parameters only.

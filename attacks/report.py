@@ -228,6 +228,14 @@ class ViewRow(Generic[TrialT]):
     update_norm: float = 0.0
     labels_right: float | None = None
 
+    examples: ClassVar[str]  # what the trials are of
+    worst: ClassVar[str]  # the entry of ``scores`` that orders rows of one verdict
+
+    @staticmethod
+    def scores(trials: Sequence[TrialT]) -> dict[str, float | None]:
+        """Summarise the scores of several trials."""
+        raise NotImplementedError
+
     @property
     def recovered(self) -> int:
         """Number of examples that were recovered."""
@@ -249,23 +257,36 @@ class ViewRow(Generic[TrialT]):
     @property
     def worst_score(self) -> dict[str, float | None]:
         """The name and value of the score by which rows of one verdict are ordered."""
-        raise NotImplementedError
+        return {self.worst: self.scores(self.attacked)[self.worst]}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON types; only ``seconds`` differs between two equal runs."""
-        raise NotImplementedError
-
-    def shared(self, **size: int) -> dict[str, Any]:
-        """Return the fields as JSON types, with the size of one batch among them."""
         return {
             "view": self.view,
             "adversary": self.adversary,
             "patterns": list(self.patterns),
             "visible": self.visible,
             "share": self.share,
-            **size,
             "update_norm": self.update_norm,
             "attack": " + ".join(sorted({trial.attack for trial in self.best})),
+            **self.scores(self.attacked),
+            "found_in": [trial.view for trial in self.best],
+            "verdict": self.verdict,
+            "verdicts": _counts(self.best),
+            "by_attack": {name: self._summary(trials) for name, trials in self.by_attack.items()},
+            "recovered": self.recovered,
+            "recovered_rate_95": list(wilson(self.recovered, len(self.best))),
+            "labels_right": self.labels_right,
+        }
+
+    def _summary(self, trials: Sequence[TrialT]) -> dict[str, Any]:
+        """Summarise one attack on this view, over the examples that none before recovered."""
+        return {
+            self.examples: len(trials),
+            **self.scores(trials),
+            "match_median": _finite(median(trial.result.match for trial in trials)),
+            "verdict": most_severe(trials),
+            "verdicts": _counts(trials),
         }
 
 
@@ -283,6 +304,9 @@ class LeakageRow(ViewRow[ImageTrial]):
         labels_doubtful: whether some labels were guesses: an attack with wrong labels fails.
     """
 
+    examples = "images"
+    worst = "psnr_max"
+
     unknowns: int
     own: tuple[ImageTrial, ...]
     ranks: tuple[int, ...] = ()
@@ -294,10 +318,11 @@ class LeakageRow(ViewRow[ImageTrial]):
         """Best score of each image, in dB."""
         return tuple(trial.psnr for trial in self.best)
 
-    @property
-    def worst_score(self) -> dict[str, float | None]:
-        """The greatest PSNR over the images that could be attacked."""
-        return {"psnr_max": _of(max, [trial.psnr for trial in self.attacked])}
+    @staticmethod
+    def scores(trials: Sequence[ImageTrial]) -> dict[str, float | None]:
+        """Return the median and the greatest PSNR."""
+        psnr = [trial.psnr for trial in trials]
+        return {"psnr_median": _of(median, psnr), "psnr_max": _of(max, psnr)}
 
     @property
     def reconstructions(self) -> Tensor:
@@ -309,27 +334,19 @@ class LeakageRow(ViewRow[ImageTrial]):
         results = [trial.result for trial in self.own]
         distinct = list({id(result): result for result in results}.values())
         return {
-            **self.shared(unknowns=self.unknowns),
-            "psnr_median": _of(median, [trial.psnr for trial in self.attacked]),
-            **self.worst_score,
+            **ViewRow.to_dict(self),
+            "unknowns": self.unknowns,
             "psnr": [None if trial.untried else trial.psnr for trial in self.best],
             "psnr_alone": [None if trial.untried else trial.psnr for trial in self.own],
             "ssim_median": _of(median, [trial.ssim for trial in self.attacked]),
-            "found_in": [trial.view for trial in self.best],
             "baseline_median": median(trial.baseline for trial in self.best),
             "gain_median": _of(median, [trial.gain for trial in self.attacked]),
             "match_median": _finite(median(result.match for result in results)),
             "match_max": _finite(max(result.match for result in results)),
             "truth_match_max": _finite(max(trial.truth_match for trial in self.own)),
             "status": [result.status for result in results],
-            "verdict": self.verdict,
-            "verdicts": _counts(self.best),
-            "by_attack": {name: _image_summary(t) for name, t in self.by_attack.items()},
-            "recovered": self.recovered,
-            "recovered_rate_95": list(wilson(self.recovered, len(self.best))),
             "reid_rank": list(self.ranks),
             "feature_error": dict(self.feature_error),
-            "labels_right": self.labels_right,
             "labels_doubtful": self.labels_doubtful,
             "evaluations": sum(result.evaluations for result in distinct),
             "seconds": sum(result.seconds for result in distinct),
@@ -348,6 +365,9 @@ class TextRow(ViewRow[TextTrial]):
             and labels are guesses.
     """
 
+    examples = "sentences"
+    worst = "exact"
+
     tokens: int
     lengths_right: float | None = None
     doubtful: bool = False
@@ -357,29 +377,29 @@ class TextRow(ViewRow[TextTrial]):
         """Number of sentences that were read token for token."""
         return sum(trial.score.exact for trial in self.best)
 
-    @property
-    def worst_score(self) -> dict[str, float | None]:
-        """The number of sentences that were read token for token."""
-        return {"exact": self.exact}
+    @staticmethod
+    def scores(trials: Sequence[TextTrial]) -> dict[str, float | None]:
+        """Return the number of exact sentences, and medians of scores and of best guesses."""
+        return {
+            "exact": sum(trial.score.exact for trial in trials),
+            "rouge_median": _of(median, [trial.score.rouge for trial in trials]),
+            "f1_median": _of(median, [trial.score.f1 for trial in trials]),
+            "bag_f1_median": _of(median, [trial.bag for trial in trials]),
+            "guess_rouge_median": _of(median, [trial.guess.rouge for trial in trials]),
+            "guess_f1_median": _of(median, [trial.guess.f1 for trial in trials]),
+            "guess_bag_f1_median": _of(median, [trial.guess.bag for trial in trials]),
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON types; only ``seconds`` differs between two equal runs."""
         results = {id(t.result): t.result for trials in self.alone for t in trials}.values()
         return {
-            **self.shared(tokens=self.tokens),
-            "exact": self.exact,
-            "recovered": self.recovered,
-            "recovered_rate_95": list(wilson(self.recovered, len(self.best))),
-            **_text_medians(self.attacked),
+            **ViewRow.to_dict(self),
+            "tokens": self.tokens,
             "match_median": _finite(median(trial.result.match for trial in self.best)),
             "truth_match_max": _finite(max(trial.truth_match for trial in self.best)),
-            "found_in": [trial.view for trial in self.best],
             "sentences": [list(trial.score.found) for trial in self.best],
-            "verdict": self.verdict,
-            "verdicts": _counts(self.best),
-            "by_attack": {name: _text_summary(t) for name, t in self.by_attack.items()},
             "lengths_right": self.lengths_right,
-            "labels_right": self.labels_right,
             "doubtful": self.doubtful,
             "seconds": sum(result.seconds for result in results),
         }
@@ -448,10 +468,15 @@ class Report(Generic[RowT]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types."""
-        raise NotImplementedError
-
-    def shared(self) -> dict[str, Any]:
-        """Return the fields as JSON types."""
+        worst = self.worst_round
+        schedule = worst and {
+            "rounds": dict(Counter(self.schedule)),
+            "total_rounds": len(self.schedule),
+            "worst_view": worst.view,
+            "adversary": worst.adversary,
+            "verdict": worst.verdict,
+            **worst.worst_score,
+        }
         return {
             "schema": self.schema,
             "verdict": self.verdict,
@@ -460,6 +485,10 @@ class Report(Generic[RowT]):
             "losses": list(self.losses),
             "void": self.explanation.to_dict() if self.explanation and self.void else None,
             "accountant": self._accountant(),
+            "thresholds": dict(self.thresholds),
+            "missing_baselines": list(self.missing),
+            "rows": [row.to_dict() for row in self.rows],
+            "schedule": schedule,
         }
 
     def _accountant(self) -> dict[str, Any] | None:
@@ -473,22 +502,6 @@ class Report(Generic[RowT]):
             "relation": "independent of the scores: neither is computed from the other",
         }
 
-    def _shared_ends(self) -> dict[str, Any]:
-        worst = self.worst_round
-        schedule = worst and {
-            "rounds": dict(Counter(self.schedule)),
-            "total_rounds": len(self.schedule),
-            "worst_view": worst.view,
-            "adversary": worst.adversary,
-            "verdict": worst.verdict,
-            **worst.worst_score,
-        }
-        return {
-            "missing_baselines": list(self.missing),
-            "rows": [row.to_dict() for row in self.rows],
-            "schedule": schedule,
-        }
-
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LeakageReport(Report[LeakageRow]):
@@ -496,7 +509,6 @@ class LeakageReport(Report[LeakageRow]):
 
     Args:
         baselines: PSNR of each image in dB, by the name of the baseline.
-        labels_revealed: whether the attacker was told the labels.
         baseline_images: (N, C, H, W), by the name of the baseline.
         decoys: number of images among which the truth was ranked.
         oracles: names of those baselines that know the truth. No verdict is measured against them.
@@ -512,7 +524,6 @@ class LeakageReport(Report[LeakageRow]):
 
     truth: Tensor
     baselines: Mapping[str, tuple[float, ...]]
-    labels_revealed: bool
     baseline_images: Mapping[str, Tensor] = field(default_factory=dict)
     decoys: int = 0
     oracles: tuple[str, ...] = ()
@@ -524,14 +535,12 @@ class LeakageReport(Report[LeakageRow]):
             for name, values in self.baselines.items()
         }
         return {
-            **self.shared(),
+            **Report.to_dict(self),
             "images": len(self.truth),
             "shape": list(self.truth.shape[1:]),
-            "thresholds": dict(self.thresholds),
             "psnr": "-10 log10 MSE per image, data range 1, capped at 313.07 dB (float64)",
             "baselines": {k: v for k, v in scores.items() if k not in self.oracles},
             "oracles": {k: v for k, v in scores.items() if k in self.oracles},
-            **self._shared_ends(),
             "decoys": self.decoys,
         }
 
@@ -560,10 +569,9 @@ class TextReport(Report[TextRow]):
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types."""
         return {
-            **self.shared(),
+            **Report.to_dict(self),
             "sentences": len(self.truth),
             "truth": [list(sentence) for sentence in self.truth],
-            "thresholds": dict(self.thresholds),
             "guesses": {
                 name: {
                     "exact": sum(score.exact for score in scores),
@@ -573,46 +581,12 @@ class TextReport(Report[TextRow]):
                 for name, scores in self.guesses.items()
             },
             "public_sentences": self.public,
-            **self._shared_ends(),
         }
 
 
 def most_severe(judged: Iterable[Trial[Any] | ViewRow[Any]]) -> Verdict:
     """Return the worst verdict of several trials, or rows."""
     return min((item.verdict for item in judged), key=VERDICTS.index)
-
-
-def _image_summary(trials: Sequence[ImageTrial]) -> dict[str, Any]:
-    """Return what one attack found on one view, over the images that no attack before recovered."""
-    return {
-        "images": len(trials),
-        "psnr_median": median(trial.psnr for trial in trials),
-        "psnr_max": max(trial.psnr for trial in trials),
-        "match_median": _finite(median(trial.result.match for trial in trials)),
-        "verdict": most_severe(trials),
-        "verdicts": _counts(trials),
-    }
-
-
-def _text_summary(trials: Sequence[TextTrial]) -> dict[str, Any]:
-    return {
-        "sentences": len(trials),
-        "exact": sum(trial.score.exact for trial in trials),
-        **_text_medians(trials),
-        "match_median": _finite(median(trial.result.match for trial in trials)),
-        "verdicts": _counts(trials),
-    }
-
-
-def _text_medians(trials: Sequence[TextTrial]) -> dict[str, float | None]:
-    return {
-        "rouge_median": _of(median, [t.score.rouge for t in trials]),
-        "f1_median": _of(median, [t.score.f1 for t in trials]),
-        "bag_f1_median": _of(median, [t.bag for t in trials]),
-        "guess_rouge_median": _of(median, [t.guess.rouge for t in trials]),
-        "guess_f1_median": _of(median, [t.guess.f1 for t in trials]),
-        "guess_bag_f1_median": _of(median, [t.guess.bag for t in trials]),
-    }
 
 
 def _counts(trials: Sequence[Trial[Any]]) -> dict[str, int]:

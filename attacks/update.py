@@ -204,30 +204,6 @@ def recording(
             handle.remove()
 
 
-def attacked_gradient(
-    model: nn.Module, state: State, names: Iterable[str], training: bool
-) -> Callable[[Tensor, Tensor, Loss], dict[str, Tensor]]:
-    """Return (x, y, loss) -> the gradient of ``simulated_update``, differentiable, for many calls.
-
-    The weights are loaded once, so a call costs no more than plain autograd.
-    """
-    twin = ready(model, training)
-    for name, value in [*twin.named_parameters(), *twin.named_buffers()]:
-        value.data = state[name].detach().clone()
-    weights = dict(twin.named_parameters())
-    leaves = {name: weights[name].requires_grad_(True) for name in names}
-
-    def gradient(x: Tensor, y: Tensor, loss: Loss) -> dict[str, Tensor]:
-        with sdpa_kernel(SDPBackend.MATH):
-            value = loss(twin(x), y)
-        slopes = torch.autograd.grad(
-            value, list(leaves.values()), create_graph=True, materialize_grads=True
-        )
-        return dict(zip(leaves, slopes, strict=True))
-
-    return gradient
-
-
 def double_state(model: nn.Module) -> dict[str, Tensor]:
     """Return a float64 copy of every parameter and buffer of ``model``, by name."""
     both = [*model.named_parameters(), *model.named_buffers()]

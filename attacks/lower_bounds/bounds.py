@@ -55,11 +55,11 @@ NONE = "none"
 GDP = "GDP"
 GDP_INDEPENDENT = "GDP, independent canaries"
 GAUSSIAN = "independent Gaussian scores"
-THRESHOLDS = tuple(np.linspace(-1.0, 3.0, 9).tolist())
-"""Where scores are cut unless told otherwise: they are N(0, 1) for those who did not take part."""
-SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
+_THRESHOLDS = np.linspace(-1.0, 3.0, 9)
+"""Where scores are cut: they are N(0, 1) for those who did not take part."""
+_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
 """Shares of the canaries about which ``one_run`` guesses."""
-SHARE = 0.15
+_SHARE = 0.15
 """Share of the canaries about which ``one_run_gdp`` guesses."""
 _NORMAL = NormalDist()
 _MOST = 128.0
@@ -173,25 +173,18 @@ def pool(
 
 
 def one_run(
-    scores: ArrayLike,
-    present: ArrayLike,
-    *,
-    delta: float,
-    confidence: float = 0.95,
-    shares: Sequence[float] = SHARES,
+    scores: ArrayLike, present: ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> Bound:
     """Return the bound of Steinke, Nasr and Jagielski 2023: no assumption about the run.
 
     The canaries with the highest and lowest scores are guessed, each share in turn, and the best
     result kept; the confidence pays for the choice. It never passes about half of a large epsilon.
-
-    ``shares`` of the canaries, in (0, 1], are fixed before the scores are seen.
     """
     values, took_part = _scored(scores, present)
     delta = checks.probability("delta", delta)
-    alpha = error_of(confidence) / len(_shares(shares))
+    alpha = error_of(confidence) / len(_SHARES)
     m = len(values)
-    counts = [_surest(values, took_part, share) for share in shares]
+    counts = [_surest(values, took_part, share) for share in _SHARES]
 
     def refuted(epsilon: float) -> bool:
         return any(one_run_p_value(m, g, right, epsilon, delta) <= alpha for g, right in counts)
@@ -236,23 +229,15 @@ def one_run_p_value(m: int, guessed: int, right: int, epsilon: float, delta: flo
 
 
 def one_run_gdp(
-    scores: ArrayLike,
-    present: ArrayLike,
-    *,
-    delta: float,
-    confidence: float = 0.95,
-    share: float = SHARE,
+    scores: ArrayLike, present: ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> Bound:
     """Return the bound of Mahloujifar, Melis and Chaudhuri 2024, for mu-GDP runs.
 
     It needs no independence: coins of one canary may move the scores of all.
-
-    The ``share`` to guess about, in (0, 1], is fixed before the scores are seen.
     """
     values, took_part = _scored(scores, present)
     alpha = error_of(confidence)
-    (share,) = _shares([share])
-    guessed, right = _surest(values, took_part, share)
+    guessed, right = _surest(values, took_part, _SHARE)
     m = len(values)
     mu = _largest(lambda candidate: _gdp_refuted(m, guessed, right, candidate, alpha))
     return from_mu("one run, GDP", GDP, mu, delta=delta, confidence=confidence)
@@ -298,23 +283,16 @@ def guesses(
 
 
 def clopper_pearson(
-    scores: ArrayLike,
-    present: ArrayLike,
-    *,
-    delta: float,
-    confidence: float = 0.95,
-    thresholds: Sequence[float] = THRESHOLDS,
+    scores: ArrayLike, present: ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> Bound:
     """Return the best bound of error rates at fixed thresholds: mu >= -Phi^-1(a) - Phi^-1(b).
 
-    Both sides must occur. The ``thresholds`` are fixed before the scores are seen; each costs
-    confidence.
+    Both sides must occur. Each threshold costs confidence.
     """
     present_scores, absent_scores = _sides(scores, present)
-    cuts = np.asarray(checks.reals("thresholds", thresholds))
-    error = error_of(confidence) / (2 * len(cuts))
-    false_alarms = (absent_scores[:, None] > cuts).sum(0)
-    misses = (present_scores[:, None] <= cuts).sum(0)
+    error = error_of(confidence) / (2 * len(_THRESHOLDS))
+    false_alarms = (absent_scores[:, None] > _THRESHOLDS).sum(0)
+    misses = (present_scores[:, None] <= _THRESHOLDS).sum(0)
     a = _rate_at_most(false_alarms, len(absent_scores), error)
     b = _rate_at_most(misses, len(present_scores), error)
     mu = float(np.max(np.where((a < 1) & (b < 1), -_quantile(a) - _quantile(b), 0.0)))
@@ -385,10 +363,3 @@ def _scored(scores: ArrayLike, present: ArrayLike) -> tuple[Array, NDArray[np.bo
             f"each of {len(values)} scores."
         )
     return values, took_part
-
-
-def _shares(shares: Sequence[float]) -> tuple[float, ...]:
-    values = checks.reals("shares", shares)
-    if not all(0 < share <= 1 for share in values):
-        raise ConfigError(f"shares={values}: must lie above 0 and be at most 1.")
-    return values

@@ -22,7 +22,6 @@ reading a vector once. They come from the raw output of PCG64, which NumPy never
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -33,8 +32,6 @@ from accounting import FixedOrder, Participation, checks
 from accounting.checks import ConfigError
 
 Array = NDArray[np.float64]
-Observer = Literal["all", "last"]
-"""Who looks: at every released model, or at the last one only."""
 _EDGE = 1.1
 """Times the largest variance of noise that a finite sample is expected to show."""
 _MOST_STARTS = 256
@@ -182,7 +179,6 @@ def view(
     pattern: Sequence[int] | NDArray[np.int64],
     noise_multiplier: float,
     *,
-    observer: Observer = "all",
     response: Sequence[float] | Array | None = None,
 ) -> View:
     """Return what an observer sees of a canary with this pattern.
@@ -191,14 +187,13 @@ def view(
         covariance: K, see ``round_covariance``.
         pattern: per round -1, 0 or 1; not all zero.
         noise_multiplier: as everywhere, > 0.
-        observer: "all" sees every released model, "last" only the last one.
-        response: for "last": how much of each round's noised sum is in the last model, shape (n,),
-            which depends on the server's optimiser; None is plain averaging, the same for all.
+        response: how much of each round's noised sum is in the last model, shape (n,), where the
+            observer sees no other; ones for plain averaging. None: it sees every released model.
 
     Raises:
         ConfigError: a value is out of range.
     """
-    covariance, response = _checked(covariance, observer, response)
+    covariance, response = _checked(covariance, response)
     z = checks.positive("noise_multiplier", noise_multiplier)
     sent = np.asarray(pattern, dtype=np.int64)
     if sent.shape != (len(covariance),) or not np.isin(sent, (-1, 0, 1)).all() or not sent.any():
@@ -220,7 +215,6 @@ def worst_view(
     participation: Participation,
     noise_multiplier: float,
     *,
-    observer: Observer = "all",
     response: Sequence[float] | Array | None = None,
 ) -> View:
     """Return the view of the most visible canary that the plan admits.
@@ -233,7 +227,7 @@ def worst_view(
 
     The rounds of ``participation`` are those of ``covariance``; for the others see ``view``.
     """
-    covariance, response = _checked(covariance, observer, response)
+    covariance, response = _checked(covariance, response)
     n = len(covariance)
     if participation.rounds != n:
         raise ConfigError(
@@ -241,7 +235,7 @@ def worst_view(
         )
     if response is not None:
         pattern = _agreeing(response, np.abs(response), participation)
-        return view(covariance, pattern, noise_multiplier, observer=observer, response=response)
+        return view(covariance, pattern, noise_multiplier, response=response)
     gram: Array = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
     starts = np.argsort(-np.diag(gram), kind="stable")[:_MOST_STARTS]
     patterns = [_climb(gram, int(start), participation) for start in starts]
@@ -347,77 +341,15 @@ def _heaviest_rounds(weights: Array, participation: Participation) -> Sequence[i
 
 
 def _checked(
-    covariance: Array, observer: Observer, response: Sequence[float] | Array | None
+    covariance: Array, response: Sequence[float] | Array | None
 ) -> tuple[Array, Array | None]:
-    """Return K, and the response of the last model, or None for who sees all of them."""
-    checks.choice("observer", observer, get_args(Observer))
     matrix = np.asarray(covariance, dtype=np.float64)
     n = len(matrix)
     if matrix.shape != (n, n) or not np.isfinite(matrix).all():
         raise ConfigError(f"covariance: shape {matrix.shape}; must be square and finite.")
-    if observer == "all":
-        if response is not None:
-            raise ConfigError("response: has no effect for observer='all'. Leave it out.")
+    if response is None:
         return matrix, None
-    last = np.ones(n) if response is None else np.asarray(response, dtype=np.float64)
+    last = np.asarray(response, dtype=np.float64)
     if last.shape != (n,) or not np.isfinite(last).all() or not last.any():
         raise ConfigError(f"response: must have {n} finite entries, one per round, not only 0.")
     return matrix, last
-
-
-class Scorer:
-    """Adds up the canaries' scores, round by round; keeps no release.
-
-    Args:
-        weights: shape (n, count), see ``View.weights``; (n,) if all canaries share a pattern.
-        count: number of canaries, where ``weights`` is (n,).
-
-    >>> scorer = Scorer(np.array([[1.0, 2.0], [0.5, 0.0]]))
-    >>> scorer.add(0, torch.tensor([1.0, 1.0]))
-    >>> scorer.add(1, torch.tensor([4.0, 4.0]))
-    >>> scorer.scores()
-    array([3., 2.])
-    """
-
-    def __init__(self, weights: Array, count: int | None = None) -> None:
-        weights = np.asarray(weights, dtype=np.float64)
-        if weights.ndim == 1 and count is not None:
-            weights = np.broadcast_to(weights[:, None], (len(weights), count))
-        if weights.ndim != 2 or not weights.size or not np.isfinite(weights).all():
-            raise ConfigError(
-                f"weights: shape {weights.shape}; must be finite and (rounds, canaries), or "
-                "(rounds,) with count."
-            )
-        self._weights = weights
-        self._total = np.zeros(weights.shape[1])
-        self._next = 0
-
-    def add(self, round_: int, projections: Tensor | Array) -> None:
-        """Add a round, the next one: its noised sum on all directions, in clip norms, (count,).
-
-        Raises:
-            ConfigError: another round than the next, another shape, or a value that is not finite.
-        """
-        if round_ != self._next or round_ >= len(self._weights):
-            raise ConfigError(
-                f"round_={round_}: the next of {len(self._weights)} rounds is {self._next}."
-            )
-        values = np.asarray(projections, dtype=np.float64)
-        if values.shape != self._total.shape or not np.isfinite(values).all():
-            raise ConfigError(
-                f"projections: shape {values.shape}; must be finite and {self._total.shape}."
-            )
-        self._total += self._weights[round_] * values
-        self._next += 1
-
-    def scores(self) -> Array:
-        """Return the scores, shape (count,).
-
-        Raises:
-            ConfigError: rounds are missing.
-        """
-        if self._next != len(self._weights):
-            raise ConfigError(
-                f"scores: {self._next} of {len(self._weights)} rounds were added. Add all of them."
-            )
-        return self._total.copy()

@@ -22,6 +22,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -32,7 +33,6 @@ from accounting import Mechanism, Participation, checks
 from accounting.checks import ConfigError
 from attacks.lower_bounds.canaries import (
     Canaries,
-    Observer,
     View,
     drifting_view,
     round_covariance,
@@ -40,6 +40,8 @@ from attacks.lower_bounds.canaries import (
 )
 
 Array = NDArray[np.float64]
+Observer = Literal["all", "last"]
+"""Who looks: at every released model, or at the last one only."""
 _LENGTH = 4.0
 """Length of an update before the server clips it, in clip norms."""
 _MOST_ROUNDS = 4096
@@ -116,6 +118,7 @@ class PlantedCanaries:
         self.count = checks.count("count", count)
         self.dim = checks.count("dim", dim)
         self.momentum = momentum
+        checks.choice("observer", observer, get_args(Observer))
         if mechanism.rounds > _MOST_ROUNDS:
             raise ConfigError(
                 f"rounds={mechanism.rounds}: canaries work on n x n matrices, up to {_MOST_ROUNDS} "
@@ -231,7 +234,6 @@ class PlantedCanaries:
                 covariance,
                 participation if groups is None else _of_group(participation, n),
                 1.0,
-                observer=observer,
                 response=response_of_last(n, self.momentum) if observer == "last" else None,
             )
             room = min(_SPARE * n, self._sizes[g] - count)

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,21 +20,20 @@ from attacks.observation import Observation
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.reconstruct import (
     Reconstruction,
-    check_bounds,
     differentiable_update,
-    known_statistics,
     matching_loss,
     prior_weights,
     starting_point,
     total_variation,
 )
-from attacks.reconstruction.solvers import SOLVED, Bounds, Status
+from attacks.reconstruction.solvers import SOLVED, Status
 from attacks.update import flat, ready, simulated_update
 
 MOST_GUESSES = 8  # doubtful labels that are tried; all labels of a model would take too long
 _SCOUTS = 10  # each of them first gets this fraction of the steps
 _SAME_DIRECTION = 0.04  # a distance of noise below which the whole direction tells too little
 _TINY = 1e-30  # keeps 0 / 0 from becoming a direction
+_LEARNING_RATE = 0.1
 _DECAY_AT = (3 / 8, 5 / 8, 7 / 8)  # shares of the steps, as published
 _DECAY = 0.1
 
@@ -46,12 +46,8 @@ def cosine_tv(
     *,
     restarts: int = 8,
     steps: int = 2000,
-    learning_rate: float = 0.1,
     tv: float | Sequence[float] = (2.0, 0.02),
-    statistics: float = 0.0,
     signed: bool | Sequence[bool] = (False, True),
-    by_tensor: bool | None = None,
-    bounds: Bounds = (0.0, 1.0),
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Reconstruction:
@@ -71,23 +67,19 @@ def cosine_tv(
     steps along the gradient, then 0.02 with steps by its sign.
 
     Where d is small, the update has nearly this direction whatever the images are: on a ConvNet the
-    bias of the head is most of its length. There ``by_tensor`` takes for 1 - cos(u(x), u) the mean
-    over the tensors of the update, each weighted by its length.
+    bias of the head is most of its length. Where noise is closer than 0.04 to the update,
+    1 - cos(u(x), u) is therefore the mean over the tensors of the update, each weighted by its
+    length.
 
     Args:
         model: the client's architecture; its weights are taken from ``observation``.
         observation: what the attacker has seen.
         restarts: starting points, >= 1; one more costs little on a small network.
         steps: steps of Adam, >= 1.
-        learning_rate: > 0; falls to a tenth after 3/8, 5/8 and 7/8 of the steps.
         tv: weight of the total variation in units of the distance at the start, >= 0; of several,
             the restarts take each in turn.
-        statistics: see ``dlg``.
         signed: step by the sign of the gradient, as published; of several, the restarts take each
             in turn.
-        by_tensor: compare the direction of each tensor instead of the whole update's; None does
-            where noise is closer than 0.04 to the update.
-        bounds: least and greatest pixel value.
         seed: of the starting points.
         dtype: precision of the gradients; the residual is always float64.
 
@@ -96,11 +88,8 @@ def cosine_tv(
     """
     restarts = checks.count("restarts", restarts)
     steps = checks.count("steps", steps)
-    rate = checks.positive("learning_rate", learning_rate)
     weights, signs = prior_weights(tv), _signs(signed)
-    gap = known_statistics(model, observation, statistics)
     seed = checks.count("seed", seed, minimum=0)
-    check_bounds(bounds)
     start = time.perf_counter()
     candidates = label_candidates(model, observation)
     if len(candidates) > MOST_GUESSES:
@@ -110,32 +99,25 @@ def cosine_tv(
     labels = candidates[0]
     wasted = 0
     if len(candidates) > 1:
-        scouts = [
-            cosine_tv(
-                model,
-                replace(observation, labels=guess),
-                restarts=min(restarts, len(weights)),
-                steps=max(steps // _SCOUTS, 1),
-                learning_rate=rate,
-                tv=tv,
-                statistics=statistics,
-                signed=signed,
-                by_tensor=by_tensor,
-                bounds=bounds,
-                seed=seed,
-                dtype=dtype,
-            )
-            for guess in candidates
-        ]
+        scout = partial(
+            cosine_tv,
+            restarts=min(restarts, len(weights)),
+            steps=max(steps // _SCOUTS, 1),
+            tv=tv,
+            signed=signed,
+            seed=seed,
+            dtype=dtype,
+        )
+        scouts = [scout(model, replace(observation, labels=guess)) for guess in candidates]
         labels = min(scouts, key=lambda scout: scout.match).labels
         wasted = sum(scout.evaluations for scout in scouts)
     match = matching_loss(model, observation, labels)
     update = batched_update(model, observation, labels, restarts, dtype)
     target = [part.to(dtype) for part in observation.update.values()]
     slope_of: _Slope = cosine_slope
-    points = [starting_point(observation.shape, bounds, [seed, i]) for i in range(restarts)]
+    points = [starting_point(observation.shape, [seed, i]) for i in range(restarts)]
     x = torch.stack(points).to(dtype).requires_grad_(True)
-    solver = torch.optim.Adam([x], lr=rate)
+    solver = torch.optim.Adam([x], lr=_LEARNING_RATE)
     pressure = torch.tensor([weights[i % len(weights)] for i in range(restarts)], dtype=dtype)
     by_sign = torch.tensor([signs[i % len(signs)] for i in range(restarts)])
     by_sign = by_sign.view(restarts, *[1] * len(observation.shape))
@@ -144,13 +126,11 @@ def cosine_tv(
     for step in range(steps):
         parts = update(x)
         if step == 0:
-            slope_of = _comparison(by_tensor, parts, target, restarts)
+            slope_of = _comparison(parts, target, restarts)
         distance, pulls = slope_of(parts, target, restarts)
         if step == 0:
             pressure *= distance
         prior = pressure @ total_variation(x).mean(-1)
-        if gap is not None:
-            prior = prior + statistics * torch.stack([gap(image.double()) for image in x]).sum()
         outputs = [*parts, prior]
         moved = [i for i, part in enumerate(outputs) if part.requires_grad]  # depends on the pixels
         (slope,) = torch.autograd.grad(
@@ -162,7 +142,7 @@ def cosine_tv(
             solver.param_groups[0]["lr"] *= _DECAY
         solver.step()
         with torch.no_grad():
-            x.clamp_(*bounds)
+            x.clamp_(0, 1)
     ends = x.detach().double()
     residuals = [float(match(end).detach()) for end in ends]
     matches = [value if math.isfinite(value) else math.inf for value in residuals]
@@ -244,16 +224,10 @@ def tensor_slope(
     return distance, pulls
 
 
-def _comparison(
-    by_tensor: bool | None, update: Sequence[Tensor], target: Sequence[Tensor], restarts: int
-) -> _Slope:
-    """Return how directions are compared, as asked or by the distance at the starting points."""
-    if by_tensor is not None and not isinstance(by_tensor, bool):
-        raise ConfigError(f"by_tensor={by_tensor!r}: must be True, False or None.")
-    if by_tensor is None:
-        distance, _ = cosine_slope(update, target, restarts)
-        by_tensor = bool(distance.median() < _SAME_DIRECTION)
-    return tensor_slope if by_tensor else cosine_slope
+def _comparison(update: Sequence[Tensor], target: Sequence[Tensor], restarts: int) -> _Slope:
+    """Return how directions are compared, by the distance at the starting points."""
+    distance, _ = cosine_slope(update, target, restarts)
+    return tensor_slope if bool(distance.median() < _SAME_DIRECTION) else cosine_slope
 
 
 def _signs(signed: bool | Sequence[bool]) -> list[bool]:

@@ -159,11 +159,11 @@ def _invert(
 
     tried = []
     for restart in range(restarts):
-        x0 = starting_point(observation.shape, (0.0, 1.0), [seed, restart])
-        tried.append(quasi_newton(objective, x0, (0.0, 1.0), budget))
+        x0 = starting_point(observation.shape, [seed, restart])
+        tried.append(quasi_newton(objective, x0, budget))
         unsolved = sure and tried[-1].value > SOLVED
         if newton_steps and unsolved and x0.numel() <= _NEWTON_UNKNOWNS:
-            tried.append(gauss_newton(residual, tried[-1].x, (0.0, 1.0), newton_steps))
+            tried.append(gauss_newton(residual, tried[-1].x, newton_steps))
         if tried[-1].value < GOOD_ENOUGH:
             break
     best = min(tried, key=lambda search: search.value)

@@ -16,7 +16,6 @@ from attacks.observation import Observation, clipped_values, update_of
 from attacks.reconstruction.batch_statistics import statistics_gap
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.solvers import (
-    Bounds,
     Objective,
     Search,
     Status,
@@ -24,7 +23,7 @@ from attacks.reconstruction.solvers import (
     quasi_newton,
 )
 from attacks.rounding import less
-from attacks.update import State, attacked_gradient, flat, norm, ready, simulated_update
+from attacks.update import State, flat, norm, ready, simulated_update
 
 GOOD_ENOUGH = 1e-10  # relative matching loss below which no further start is tried
 _NEWTON_UNKNOWNS = 1024  # the Jacobian of a step has this many columns
@@ -37,7 +36,7 @@ class Reconstruction:
     """What an attack found, selected by its own loss and never by the truth.
 
     Args:
-        x: (B, C, H, W) float64, inside the bounds.
+        x: (B, C, H, W) float64, in [0, 1].
         labels: (B,) given or inferred.
         match: relative residual ||u(x) - u||^2 / ||u||^2 over the visible values of the update.
         status: "exact" (in closed form), "matched" (residual <= 1e-16), "stalled" (the solver
@@ -67,7 +66,6 @@ def dlg(
     newton_steps: int = 15,
     tv: float | Sequence[float] = 0.0,
     statistics: float = 0.0,
-    bounds: Bounds = (0.0, 1.0),
     seed: int = 0,
 ) -> Reconstruction:
     """Reconstruct a batch by matching gradients; needs a model with smooth activations.
@@ -90,7 +88,6 @@ def dlg(
             through photographs, on which a search without a prior takes ten times longer.
         statistics: weight of the batch statistics in the loss, >= 0; needs buffers that the client
             sent after one step in training mode.
-        bounds: least and greatest pixel value.
         seed: of the starting points.
 
     Raises:
@@ -101,19 +98,18 @@ def dlg(
     budget = checks.count("max_evaluations", max_evaluations)
     newton_steps = checks.count("newton_steps", newton_steps, minimum=0)
     weights = prior_weights(tv)
-    gap = known_statistics(model, observation, statistics)
+    gap = _statistics_gap(model, observation, statistics)
     seed = checks.count("seed", seed, minimum=0)
-    check_bounds(bounds)
     start = time.perf_counter()
-    labels, wasted = _labels(model, observation, budget, bounds, seed)
+    labels, wasted = _labels(model, observation, budget, seed)
     residual = matching_residual(model, observation, labels)
     match = matching_loss(model, observation, labels)
     plain = weights == [0.0] and gap is None
     losses = [_with_prior(match, weight, statistics, gap) for weight in weights]
-    points = [starting_point(observation.shape, bounds, [seed, i]) for i in range(restarts)]
-    searches = [partial(_in_turn, losses, x0, bounds, budget) for x0 in points]
+    points = [starting_point(observation.shape, [seed, i]) for i in range(restarts)]
+    searches = [partial(_in_turn, losses, x0, budget) for x0 in points]
     if newton_steps and plain and points[0].numel() <= _NEWTON_UNKNOWNS:
-        searches += [partial(gauss_newton, residual, x0, bounds, newton_steps) for x0 in points]
+        searches += [partial(gauss_newton, residual, x0, newton_steps) for x0 in points]
     tried: list[Search] = []
     for search in searches:
         tried.append(search())
@@ -131,7 +127,7 @@ def dlg(
     )
 
 
-def _in_turn(losses: Sequence[Objective], x0: Tensor, bounds: Bounds, budget: int) -> Search:
+def _in_turn(losses: Sequence[Objective], x0: Tensor, budget: int) -> Search:
     """Minimise one loss after the other, each from where the last one ended.
 
     The last loss decides what is found; a budget below the number of losses leaves out the first.
@@ -140,7 +136,7 @@ def _in_turn(losses: Sequence[Objective], x0: Tensor, bounds: Bounds, budget: in
     losses = losses[-budget:]
     for number, loss in enumerate(losses):
         share = (budget - spent) // (len(losses) - number)
-        search = quasi_newton(loss, search.x.detach(), bounds, share)
+        search = quasi_newton(loss, search.x.detach(), share)
         spent += search.evaluations
         if search.status == "diverged":
             break
@@ -161,17 +157,15 @@ def prior_weights(tv: float | Sequence[float]) -> list[float]:
 
 
 def _labels(
-    model: nn.Module, observation: Observation, budget: int, bounds: Bounds, seed: int
+    model: nn.Module, observation: Observation, budget: int, seed: int
 ) -> tuple[Tensor, int]:
     """Return the labels that a short search matches best, and the evaluations spent on it."""
     candidates = label_candidates(model, observation)
     if len(candidates) == 1:
         return candidates[0], 0
-    scouts = []
-    for guess in candidates:
-        loss = matching_loss(model, observation, guess)
-        x0 = starting_point(observation.shape, bounds, [seed])
-        scouts.append(quasi_newton(loss, x0, bounds, max(budget // _SCOUTS, 1)))
+    x0, share = starting_point(observation.shape, [seed]), max(budget // _SCOUTS, 1)
+    losses = [matching_loss(model, observation, guess) for guess in candidates]
+    scouts = [quasi_newton(loss, x0, share) for loss in losses]
     best = min(range(len(scouts)), key=lambda i: scouts[i].value)
     return candidates[best], sum(scout.evaluations for scout in scouts)
 
@@ -240,9 +234,6 @@ def differentiable_update(
     """
     names = observation.sent or tuple(observation.update)
     state = observation.state if state is None else state
-    if observation.local is None:
-        gradient = attacked_gradient(model, state, names, observation.training)
-        return lambda x: gradient(x, labels, observation.loss)
     net = ready(model, observation.training)
     options = (labels, observation.loss, observation.local)
     return lambda x: simulated_update(net, state, names, x, *options, differentiable=True)
@@ -263,10 +254,10 @@ def matching_residual(model: nn.Module, observation: Observation, labels: Tensor
     return residual
 
 
-def starting_point(shape: tuple[int, ...], bounds: Bounds, seed: Sequence[int]) -> Tensor:
-    """Return uniform noise inside the bounds, float64."""
+def starting_point(shape: tuple[int, ...], seed: Sequence[int]) -> Tensor:
+    """Return uniform noise in [0, 1], float64."""
     rng = np.random.default_rng(list(seed))
-    return torch.from_numpy(rng.uniform(*bounds, math.prod(shape)).reshape(shape))
+    return torch.from_numpy(rng.uniform(0.0, 1.0, math.prod(shape)).reshape(shape))
 
 
 def total_variation(x: Tensor) -> Tensor:
@@ -280,23 +271,10 @@ def total_variation(x: Tensor) -> Tensor:
     return (rows + columns) / 2
 
 
-def check_bounds(bounds: Bounds) -> None:
-    """Raise a ConfigError unless the bounds are finite and in ascending order."""
-    low, high = bounds
-    if not -math.inf < low < high < math.inf:
-        raise ConfigError(
-            f"bounds=({low:g}, {high:g}): must be finite, the first below the second."
-        )
-
-
-def known_statistics(
+def _statistics_gap(
     model: nn.Module, observation: Observation, weight: float
 ) -> Callable[[Tensor], Tensor] | None:
-    """Return the gap in the batch statistics, or None if ``weight`` is 0.
-
-    Raises:
-        ConfigError: a weight above 0 where no statistics of one batch were sent.
-    """
+    """Return the gap in the batch statistics, None at weight 0; refuse it where none were sent."""
     if checks.nonnegative("statistics", weight) == 0:
         return None
     gap = statistics_gap(model, observation)

@@ -1,4 +1,4 @@
-"""Solvers: L-BFGS-B and Gauss-Newton for a smooth matching loss; each keeps its best point.
+"""Solvers: L-BFGS-B and Gauss-Newton on pixels in [0, 1]; each keeps its best point.
 
 Gradient matching works because of float64, a loss divided by ||g||^2 and no tolerances. The usual
 choice (torch's LBFGS on the raw loss, with its absolute tolerances) stops at 4 to 6 dB on gradients
@@ -20,12 +20,12 @@ from torch import Tensor
 
 Status = Literal["exact", "matched", "stalled", "budget", "diverged", "not run"]
 Objective = Callable[[Tensor], Tensor]
-Bounds = tuple[float, float]
 
 SOLVED = 1e-16  # relative matching loss at which a search stops: the resolution of float64
 _MEMORY = 20  # pairs of steps and gradients that L-BFGS-B keeps
 _DAMPING = 1e-2
 _LEAST_DAMPING = 1e-18
+_VECTORIZED = 98  # columns of a Jacobian at a time
 _ATTEMPTS = 8  # dampings to try before a Gauss-Newton search gives up
 
 
@@ -43,8 +43,8 @@ class _StopError(Exception):
     """Leaves a solver's loop: solved, out of budget, or no longer finite."""
 
 
-def quasi_newton(objective: Objective, start: Tensor, bounds: Bounds, budget: int) -> Search:
-    """Minimise by scipy's L-BFGS-B (Zhu et al. 1997); every point lies inside the bounds."""
+def quasi_newton(objective: Objective, start: Tensor, budget: int) -> Search:
+    """Minimise by scipy's L-BFGS-B (Zhu et al. 1997); every point lies in [0, 1]."""
     search = Search(start)
     options = {"maxcor": _MEMORY, "ftol": 0.0, "gtol": 0.0, "maxiter": budget, "maxfun": budget}
 
@@ -58,18 +58,16 @@ def quasi_newton(objective: Objective, start: Tensor, bounds: Bounds, budget: in
             start.numpy().ravel(),
             jac=True,
             method="L-BFGS-B",
-            bounds=[bounds] * start.numel(),
+            bounds=[(0.0, 1.0)] * start.numel(),
             options=options,
         )
     return search
 
 
-def gauss_newton(
-    residual: Objective, start: Tensor, bounds: Bounds, steps: int, *, chunk: int = 98
-) -> Search:
-    """Minimise ||residual(x)||^2 by Levenberg-Marquardt steps, kept inside the bounds.
+def gauss_newton(residual: Objective, start: Tensor, steps: int) -> Search:
+    """Minimise ||residual(x)||^2 by Levenberg-Marquardt steps, kept in [0, 1].
 
-    Each step computes the whole Jacobian, one evaluation per unknown, ``chunk`` of them vectorized;
+    Each step computes the whole Jacobian, one evaluation per unknown, 98 of them vectorized;
     ``torch.func`` must be able to differentiate ``residual``, (...) -> (m,).
     """
     search = Search(start)
@@ -91,9 +89,9 @@ def gauss_newton(
         for _ in range(steps):
             with warnings.catch_warnings():  # torch's rules for jvp call its deprecated jit.script
                 warnings.simplefilter("ignore", DeprecationWarning)
-                jacobian = torch.vmap(column, chunk_size=chunk)(basis)
+                jacobian = torch.vmap(column, chunk_size=_VECTORIZED)(basis)
             search.evaluations += len(basis)
-            move = _damped_step(flat, x, r, jacobian, bounds, damping)
+            move = _damped_step(flat, x, r, jacobian, damping)
             if move is None:
                 return search
             x, r, damping = move
@@ -103,14 +101,14 @@ def gauss_newton(
 
 
 def _damped_step(
-    flat: Objective, x: Tensor, r: Tensor, jacobian: Tensor, bounds: Bounds, damping: float
+    flat: Objective, x: Tensor, r: Tensor, jacobian: Tensor, damping: float
 ) -> tuple[Tensor, Tensor, float] | None:
     """Return the first step that descends, its residual and the next damping; None without one.
 
     Entries at a bound whose step would leave the box do not move.
     """
     slope, curvature = jacobian @ r, jacobian @ jacobian.T
-    leaving = ((x <= bounds[0]) & (slope > 0)) | ((x >= bounds[1]) & (slope < 0))
+    leaving = ((x <= 0) & (slope > 0)) | ((x >= 1) & (slope < 0))
     free = (~leaving).nonzero()[:, 0]
     block, scale = curvature[free][:, free], float(curvature.diagonal().mean())
     for _ in range(_ATTEMPTS):
@@ -119,7 +117,7 @@ def _damped_step(
         if not failed:
             step = torch.zeros_like(x)
             step[free] = torch.cholesky_solve(slope[free, None], factor)[:, 0]
-            moved = (x - step).clamp(*bounds)
+            moved = (x - step).clamp(0, 1)
             residual = flat(moved)
             if float(residual @ residual) < float(r @ r):
                 return moved, residual, max(damping / 6, _LEAST_DAMPING)

@@ -71,18 +71,18 @@ def test_restarts_take_the_weights_of_the_prior_in_turn(relu, digits):
         cosine_tv(relu, seen, tv=())
 
 
-def test_the_distance_at_noise_chooses_how_directions_are_compared(relu, digits):
-    """By tensor where one constant tensor is nearly the whole update; a user may decide."""
+def test_the_distance_at_noise_chooses_how_directions_are_compared(relu, digits, monkeypatch):
+    """By tensor where one constant tensor is nearly the whole update."""
     x, y = digits[0][:1], digits[1][:1]
-    for model, expected in ((relu, False), (Drowned(relu), True)):
+    for model, by_tensor in ((relu, False), (Drowned(relu), True)):
         seen = observe(model, x, y)
-        own, other = (
-            cosine_tv(model, seen, restarts=2, steps=5, by_tensor=by).restarts
-            for by in (expected, not expected)
-        )
-        assert cosine_tv(model, seen, restarts=2, steps=5).restarts == own != other
-    with pytest.raises(ConfigError, match="by_tensor='yes'"):
-        cosine_tv(model, seen, steps=1, by_tensor="yes")
+        chosen = cosine_tv(model, seen, restarts=2, steps=5).restarts
+        forced = []
+        for limit in (0.0, 2.0):  # never by tensor, always
+            with monkeypatch.context() as patch:
+                patch.setattr("attacks.reconstruction.cosine._SAME_DIRECTION", limit)
+                forced.append(cosine_tv(model, seen, restarts=2, steps=5).restarts)
+        assert chosen == forced[by_tensor] != forced[not by_tensor]
 
 
 def test_the_distance_by_hand(relu, digits):

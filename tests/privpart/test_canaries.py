@@ -304,3 +304,5 @@ def test_coins_are_fair_and_those_of_the_key():
         PlantedCanaries(Independent(2), Participation(2), dim=40, count=20, seed=0)
     with pytest.raises(ConfigError, match="a parameter of its own"):
         PlantedCanaries(Independent(2), Participation(2), dim=19, count=20, seed=0, key=bytes(32))
+    with pytest.raises(ConfigError, match="observer='some'"):
+        PlantedCanaries(Independent(2), Participation(2), dim=40, count=2, seed=0, observer="some")

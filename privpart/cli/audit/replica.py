@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from attacks.lower_bounds.canaries import Observer, round_covariance
-from attacks.lower_bounds.planted import PlantedCanaries, sums_of_releases
+from attacks.lower_bounds.canaries import round_covariance
+from attacks.lower_bounds.planted import Observer, PlantedCanaries, sums_of_releases
 from attacks.lower_bounds.replay import FALSE_ALARM, Replay, paired
 from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_canaries
 from privpart.loop import fit

@@ -22,8 +22,7 @@ from attacks import Reconstruction
 from attacks.text.read import ReadText
 from privpart.run.store import decode_state, encode_state, write_durably
 
-Result = Reconstruction | ReadText | None
-"""What one attack returned; None if it does not apply."""
+Result = Reconstruction | ReadText
 # Exit code: the same command resumes.
 INTERRUPTED = 130
 
@@ -77,7 +76,7 @@ class TrialFolder(MutableMapping[str, dict[str, Any]]):
         tensors: dict[str, Tensor] = {}
         texts = {}
         for name, result in results.items():
-            values = {} if result is None else asdict(result)
+            values = asdict(result)
             for field, value in list(values.items()):
                 if isinstance(value, Tensor):
                     tensors[f"{name}/{field}"] = values.pop(field)
@@ -99,8 +98,6 @@ class TrialFolder(MutableMapping[str, dict[str, Any]]):
 
 
 def _restored(values: dict[str, Any], tensors: Mapping[str, Tensor], name: str) -> Result:
-    if not values:
-        return None
     labels = tensors.get(f"{name}/labels")
     scores = {key: float(values[key]) for key in ("match", "seconds")}
     if "bag" in values:

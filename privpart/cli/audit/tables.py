@@ -259,7 +259,7 @@ def _of_images(report: LeakageReport) -> Summary:
         "recovered": _recovered,
         "rank": lambda row: f"{median(row['reid_rank']):g}" if row["reid_rank"] else "",
     }
-    if not report.labels_revealed:
+    if report.threat["labels"] != "revealed":
         columns = {**columns, "labels": _labels}
     of_attack: Columns = {
         "attack": lambda row: row["attack"],
