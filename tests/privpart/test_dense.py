@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from small_cohorts import computed, random_users
 from torch import nn
 
-from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
+from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask
 from privpart.engines import vectorized
-from privpart.engines.methods import LocalComputation, Method
+from privpart.engines.methods import Method
 from privpart.engines.vectorized import dense_logits, is_dense_network
 
 TASK = RoundTask(0, tuple(range(5)), 0.2, "plan")
@@ -18,12 +19,8 @@ TRAININGS = {
 }
 
 
-def users(shape=(6, 4)):
-    generator = torch.Generator().manual_seed(2)
-    x = torch.rand(sum(SIZES), *shape, generator=generator)
-    y = torch.randint(3, (sum(SIZES),), generator=generator)
-    rows = torch.randperm(sum(SIZES), generator=generator).split(list(SIZES))
-    return Users(x, y, rows, allow_empty=True)
+def users():
+    return random_users(SIZES, (6, 4), classes=3)
 
 
 def plain():
@@ -46,11 +43,7 @@ def one_activation():
 
 
 def updates(network, data, method, local, train=("*",)):
-    model = PartialModel(network, train=train, seed=1)
-    out = torch.empty(len(TASK.clients), model.dim)
-    work = LocalComputation(model, data, local=local, data_seed=5)
-    work.updates(TASK, TASK.clients, model.flat.clone(), method, out)
-    return out
+    return computed(PartialModel(network, train=train, seed=1), data, method, local, TASK)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_cohorts import random_users
 from torch import nn
 
 from accounting import ConfigError
@@ -63,12 +64,7 @@ def cnn(train=("*",), **options):
 
 
 def users():
-    generator = torch.Generator().manual_seed(2)
-    n = sum(SIZES)
-    x = torch.rand(n, 1, 8, 8, generator=generator)
-    y = torch.randint(10, (n,), generator=generator)
-    rows = torch.randperm(n, generator=generator).split(list(SIZES))
-    return Users(x, y, rows, allow_empty=True)
+    return random_users(SIZES)
 
 
 def updates(model, local=LOCAL, task=TASK, **options):

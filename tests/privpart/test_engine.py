@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_cohorts import computed, random_users
 from torch import nn
 
 from accounting import BinaryTree, ConfigError, Participation
@@ -46,13 +47,8 @@ def dense(train, seed=1):
     )
 
 
-def users(sizes=SIZES, shape=(1, 8, 8)):
-    generator = torch.Generator().manual_seed(2)
-    n = sum(sizes)
-    x = torch.rand(n, *shape, generator=generator)
-    y = torch.randint(10, (n,), generator=generator)
-    rows = torch.randperm(n, generator=generator).split(list(sizes))
-    return Users(x, y, rows, allow_empty=True)
+def users(shape=(1, 8, 8)):
+    return random_users(SIZES, shape)
 
 
 def updates(model, data, local, task=TASK, **options):
@@ -193,12 +189,8 @@ def test_norms_that_are_the_lowest_trained_layer_do_not_end_the_process(train, s
     )  # fmt: skip
     model = PartialModel(network, train=train, seed=1, overwrite=True)
     data, local = users(shape=(3, size, size)), LOCALS["epochs"]
-    last = LocalComputation(model, data, local=local, data_seed=5)
-    found = []
-    for method in (Method(), Method(channels_last=True)):
-        out = torch.empty(len(TASK.clients), model.dim)
-        last.updates(TASK, TASK.clients, model.flat.clone(), method, out)
-        found.append(out)
+    methods = (Method(), Method(channels_last=True))
+    found = [computed(model, data, method, local, TASK) for method in methods]
     assert (found[0] - found[1]).norm(dim=1).max() < 1e-4 * TASK.clip_norm
     assert found[0].norm() > 1e-3
     assert not any(layer._forward_pre_hooks for layer in network.modules())
@@ -344,6 +336,7 @@ def test_bfloat16_returns_the_same_bits_from_any_number_of_workers():
 
 
 MOON = LocalTraining(0.1, objective="moon", mu=1.0)
+PROX = LocalTraining(0.1, objective="fedprox", mu=0.1)
 TAGS = LocalTraining(0.1, loss="binary_cross_entropy")
 
 
@@ -352,6 +345,7 @@ TAGS = LocalTraining(0.1, loss="binary_cross_entropy")
     [
         ({"batching": "vmap", "local": TAGS}, "batching=vmap: .*another loss than cross_entropy"),
         ({"batching": "vmap", "local": MOON}, "batching=vmap: .*another objective than fedavg"),
+        ({"batching": "vmap", "local": PROX}, "batching=vmap: .*another objective than fedavg"),
         ({"precision": "bfloat16", "local": MOON}, "precision=bfloat16: .*compute in float32"),
         ({"cache_prefix": True, "local": MOON}, "cache_prefix=True: .*cache nothing"),
         ({"device": "cuda", "local": MOON}, "device=cuda: .*computed on the cpu"),
@@ -384,21 +378,13 @@ def test_the_allowed_values_are_read_without_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-@pytest.mark.parametrize(("objective", "mu"), [("fedprox", 0.1), ("moon", 1.0)])
-def test_vmap_is_refused_where_it_would_be_ignored(objective, mu):
-    other = LocalTraining(0.1, objective=objective, mu=mu)
-    options = {"data_seed": 5, "batching": "vmap"}
-    says = "batching=vmap: clients that select, or have another objective"
-    with pytest.raises(ConfigError, match=says):
-        EmbeddedEngine(dense(["*"]), users(), local=other, **options)
-    model = PartialModel(
-        lambda: mcmahan_2nn(inputs=64, hidden=8), seed=0, groups=[["!dense1.*"], ["dense1.*"]]
-    )
-    engine = EmbeddedEngine(model, users(), local=[LOCALS["epochs"], other].__getitem__, **options)
+@pytest.mark.parametrize("other", [PROX, MOON])
+def test_vmap_is_refused_in_the_round_of_a_schedule_where_it_would_be_ignored(other):
+    schedule, model = [LOCALS["epochs"], other].__getitem__, dense(["*"])
+    engine = EmbeddedEngine(model, users(), local=schedule, data_seed=5, batching="vmap")
     start = model.flat.clone()
-    first = replace(TASK, round=0)
-    assert len(list(engine.run(first, start))) == len(TASK.clients)  # what it can follow
-    with pytest.raises(ConfigError, match=says):
+    assert len(list(engine.run(replace(TASK, round=0), start))) == len(TASK.clients)
+    with pytest.raises(ConfigError, match="batching=vmap: clients that select, or have another"):
         list(engine.run(replace(TASK, round=1), start))
 
 

@@ -8,13 +8,14 @@ from collections import deque
 
 import pytest
 import torch
+from small_cohorts import computed
 from torch import nn
 
 from accounting import ConfigError
 from privpart import LocalTraining, PartialModel, RoundTask, Users, client_update
 from privpart.engines.methods import LocalComputation, Method
 from privpart.model import LayerStates
-from privpart.models import freeze_batch_norm, small_cnn
+from privpart.models import freeze_batch_norm
 
 
 def fill(network, seed=5):
@@ -99,9 +100,7 @@ def test_every_method_computes_frozen_batch_norm_as_the_loop_does(method, local)
     model = frozen_norm()
     work = LocalComputation(model, images(), local=local, data_seed=5)
     assert work.clients_per_ghost_sum(task) == 0  # ghost clipping leaves it to the others
-    start, found = model.flat.clone(), torch.empty(2, 6, model.dim)
-    work.updates(task, task.clients, start, Method(), found[0])
-    work.updates(task, task.clients, start, method, found[1])
+    found = [computed(model, images(), m, local, task) for m in (Method(), method)]
     assert (found[1] - found[0]).norm(dim=1).max() < 1e-5 * found[0].norm(dim=1).min()
 
 
@@ -167,11 +166,9 @@ def test_a_vectorized_client_is_told_as_well():
     module = Flips(back=True)
     freeze_batch_norm(module)
     model = PartialModel(module, seed=None)
-    local = LocalTraining(0.1, batch_size=2)
-    work = LocalComputation(model, images(shape=(64,)), local=local, data_seed=5)
-    task = RoundTask(0, (0, 1), 9.0, "plan")
+    local, task = LocalTraining(0.1, batch_size=2), RoundTask(0, (0, 1), 9.0, "plan")
     with pytest.raises(RuntimeError, match="updated in place, were not batched"):
-        work.updates(task, (0, 1), model.flat.clone(), Method(True), torch.empty(2, model.dim))
+        computed(model, images(shape=(64,)), Method(True), local, task)
 
 
 def test_between_clients_batch_norm_stays_frozen_and_other_layers_keep_their_mode():
@@ -219,6 +216,12 @@ def test_what_layers_keep_is_put_back(monkeypatch):
     assert module.body.scale == 1.0
     assert not hasattr(module.body, "grown")
     assert module.training
+    module.seen.append("mine")  # before the client
+    module.body.scale = 3.0
+    train(model, users, 0)
+    assert (module.seen, module.body.scale) == (["mine"], 3.0)
+    module.seen.clear()
+    module.body.scale = 1.0
     monkeypatch.setattr(LayerStates, "restore", lambda _: None)  # power
     train(model, users, 1)
     assert not torch.equal(train(model, users, 0), alone)
@@ -238,26 +241,15 @@ class Counts(nn.Module):
 def test_vectorized_clients_do_not_share_what_layers_keep():
     """In the loop each client begins with no calls; side by side they would count together."""
     model = PartialModel(Counts, seed=1)
-    work = LocalComputation(
-        model, images(shape=(64,)), local=LocalTraining(0.1, batch_size=2), data_seed=5
-    )
-    task, out = RoundTask(0, (0, 1), 9.0, "plan"), torch.empty(2, model.dim)
+
+    def updates(method, clients):
+        task, local = RoundTask(0, clients, 9.0, "plan"), LocalTraining(0.1, batch_size=2)
+        return computed(model, images(shape=(64,)), method, local, task)
+
     with pytest.raises(RuntimeError, match="sets attributes of its layers"):
-        work.updates(task, (0, 1), model.flat.clone(), Method(True), out)
+        updates(Method(True), (0, 1))
     assert model.module.calls == 0
-    work.updates(task, (0, 1), model.flat.clone(), Method(), out)
-    alone = torch.empty(1, model.dim)
-    work.updates(task, (1,), model.flat.clone(), Method(), alone)
-    assert torch.equal(out[1], alone[0])
-
-
-def test_what_was_there_before_a_client_is_kept():
-    model, users = PartialModel(Leaking, seed=1), images(shape=(64,))
-    model.module.seen.append("mine")
-    model.module.body.scale = 3.0
-    train(model, users, 0)
-    assert model.module.seen == ["mine"]
-    assert model.module.body.scale == 3.0
+    assert torch.equal(updates(Method(), (0, 1))[1], updates(Method(), (1,))[0])
 
 
 class InPlace(nn.Module):
@@ -417,12 +409,3 @@ def test_a_recurrent_network_trains_as_torch_s_optimiser_does(patterns):
     expected = torch.cat([p.detach().flatten() for p in trained]) - model.flat
     assert update.norm() > 1e-3
     assert (update - expected).norm() < 1e-5 * expected.norm()
-
-
-def test_a_convolutional_network_of_ours_is_lent_without_a_complaint():
-    def network():
-        return small_cnn(channels=(4, 8), hidden=16, image_size=8)
-
-    model = PartialModel(network, train=["!dense1.*"], seed=3)
-    assert train(model, images(), 0).norm() > 0
-    model.verify()

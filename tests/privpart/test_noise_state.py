@@ -50,6 +50,8 @@ def test_a_resumed_stream_is_the_undisturbed_one(mechanism, tmp_path):
         noises.append(undisturbed.next())
         states.append(saved(undisturbed))
     for start, state in enumerate(states):
+        if start > 16 and start % 7:  # of the longest one, a seventh
+            continue
         resumed = stream(mechanism, stream=3)
         resumed.load_state_dict(through_a_file(state, tmp_path / "noise"))
         assert resumed.round == start

@@ -110,11 +110,11 @@ def test_every_way_counts_an_update_at_the_clip_norm_as_clipped(lengths):
         assert counts(one, task) == {(shorter, 1)}
 
 
-def test_orders_cohorts_and_60_roundings_of_the_inputs_change_no_count(lengths):
+def test_orders_cohorts_and_24_roundings_of_the_inputs_change_no_count(lengths):
     """One clip norm in the middle of a gap, and one at the length of a client."""
     ascending = lengths[lengths > 0].sort().values
     generator = torch.Generator().manual_seed(0)
-    for seed in range(60):
+    for seed in range(24):
         at = float(ascending[12]) if seed % 2 else float(ascending[11:13].mean())
         cohort = torch.randperm(30, generator=generator)[: (1, 2, 5, 12)[seed % 4]]
         task = replace(TASK, clients=tuple(cohort.tolist()), clip_norm=at, sum_clip_norm=0.98 * at)

@@ -175,7 +175,7 @@ def test_malformed_updates_and_what_is_not_finite_add_nothing_and_raise_nothing(
     assert (counts.counted, counts.refused) == ((1, 1) if finite else (2, 0))
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 12), st.integers(1, 3))
 def test_a_round_most_of_which_was_refused_releases_nothing(asked, good, bad, minimum):
     """Against the rule in words: most of those asked answered, and none of it was admitted."""

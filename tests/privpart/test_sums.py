@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
+from small_cohorts import computed, random_users
 from torch import nn
 
 from accounting import BinaryTree, ConfigError, Participation
@@ -20,14 +21,13 @@ from privpart import (
     SeededSource,
     Server,
     Users,
-    client_update,
     fit,
 )
 from privpart.clip import factors
 from privpart.engines import methods as local_work
 from privpart.engines.frozen_prefix import Features, split
 from privpart.engines.ghost_sum import GhostSum, layer_updates
-from privpart.engines.methods import LocalComputation, Method, client_generator
+from privpart.engines.methods import LocalComputation, Method
 from privpart.engines.secure_sums import ModularSum
 from privpart.messages import ClientUpdate, CohortSum, Reason, RefusedAnswer
 from privpart.models import mcmahan_2nn, small_cnn
@@ -71,12 +71,7 @@ NETWORKS = {
 
 
 def users(shape=(1, 8, 8), sizes=SIZES):
-    generator = torch.Generator().manual_seed(2)
-    n = sum(sizes)
-    x = torch.rand(n, *shape, generator=generator)
-    y = torch.randint(10, (n,), generator=generator)
-    rows = torch.randperm(n, generator=generator).split(list(sizes))
-    return Users(x, y, rows, allow_empty=True)
+    return random_users(sizes, shape)
 
 
 def work(network, data, train=("*",), local=LOCAL):
@@ -85,16 +80,9 @@ def work(network, data, train=("*",), local=LOCAL):
 
 
 def one_by_one(network, data, task=TASK, train=("*",), local=LOCAL):
-    """Each client's clipped update, by the function that a device runs."""
+    """Each client's clipped update, by the loop that calls the function of a device."""
     model = PartialModel(network, train=train, seed=1)
-    start = model.flat.clone()
-    return torch.stack([
-        client_update(
-            model, start, data.examples(client), local=local, clip_norm=task.clip_norm,
-            generator=client_generator(5, task.round, client),
-        ).double()
-        for client in task.clients
-    ])  # fmt: skip
+    return computed(model, data, Method(), local, task).double()
 
 
 def summed(network, data, clients=TASK.clients, task=TASK, train=("*",), local=LOCAL):
@@ -106,36 +94,26 @@ def summed(network, data, clients=TASK.clients, task=TASK, train=("*",), local=L
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("clip_norm", [1e-3, 0.2, 1e3])
-@pytest.mark.parametrize("network", NETWORKS.values(), ids=NETWORKS)
-def test_the_sum_is_that_of_the_clipped_updates(network, clip_norm):
-    task = replace(TASK, clip_norm=clip_norm)
-    each = one_by_one(network, users(), task)
-    total, unclipped = summed(network, users(), task=task)
+@pytest.mark.parametrize(
+    ("network", "options"),
+    [
+        *((name, {}) for name in NETWORKS),
+        ("cnn", {"train": ["dense2.*"]}),
+        ("cnn", {"train": ["conv*", "dense1.bias"]}),
+        ("cnn", {"train": ["!dense1.weight"]}),
+        ("dense", {"local": replace(LOCAL, batch_size=4)}),  # examples in the client's order
+        ("dense", {"local": replace(LOCAL, momentum=0.9)}),
+    ],
+    ids=str,
+)
+def test_the_sum_is_that_of_the_clipped_updates(network, options, clip_norm):
+    task, network = replace(TASK, clip_norm=clip_norm), NETWORKS[network]
+    each = one_by_one(network, users(), task, **options)
+    total, unclipped = summed(network, users(), task=task, **options)
+    assert total.shape == each.shape[1:]
     assert (total - each.sum(dim=0)).norm() < 2e-5 * each.norm(dim=1).sum()
     assert unclipped == (each.norm(dim=1) < clip_norm * (1 - 1e-5)).sum()
     assert 1 <= unclipped <= len(SIZES)  # a client without examples needs no clipping
-
-
-@pytest.mark.parametrize("train", [["dense2.*"], ["conv*", "dense1.bias"], ["!dense1.weight"]])
-def test_only_the_trained_part_is_summed_and_clipped(train):
-    network = NETWORKS["cnn"]
-    each = one_by_one(network, users(), train=train)
-    total, _ = summed(network, users(), train=train)
-    assert total.shape == each.shape[1:]
-    assert (total - each.sum(dim=0)).norm() < 2e-5 * each.norm(dim=1).sum()
-
-
-@pytest.mark.parametrize(
-    "local",
-    [
-        LocalTraining(0.3, batch_size=4, steps=1),  # a part of the examples, in the client's order
-        LocalTraining(0.3, batch_size=8, steps=1, momentum=0.9),
-    ],
-)
-def test_the_first_batch_is_the_clients_own(local):
-    each = one_by_one(NETWORKS["dense"], users(), local=local)
-    total, _ = summed(NETWORKS["dense"], users(), local=local)
-    assert (total - each.sum(dim=0)).norm() < 2e-5 * each.norm(dim=1).sum()
 
 
 def test_behind_a_cached_prefix():
@@ -207,31 +185,6 @@ def test_a_client_that_diverges_is_absent_and_leaves_the_others_alone(case):
     assert (total - each[[1, 2, 4]].sum(dim=0)).norm() < 1e-5
     assert each[0].norm() > 0.1  # power
     assert unclipped == 1 + (each[[1, 2, 4]].norm(dim=1) < 0.2 * (1 - 1e-5)).sum()
-
-
-def test_how_much_a_client_holds_is_no_other_clients_rounding():
-    """A pass of another size was other rounding; at kinks of others that was other updates."""
-    generator = torch.Generator().manual_seed(0)
-
-    def network():
-        return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 10))
-
-    weights = PartialModel(network, seed=1).module[0].weight.detach().double()
-    null = torch.linalg.svd(weights, full_matrices=True)[2][200:]
-    kink = (torch.randn(1, len(null), generator=generator).double() @ null * 1e7).float()
-    x = torch.cat([torch.rand(64, 784, generator=generator), kink.expand(29, -1)])
-    y = torch.cat([torch.arange(64) % 10, torch.full((29,), 3)])
-    task = replace(TASK, clients=tuple(range(30)), clip_norm=1.0)
-    local = LocalTraining(1e-3, steps=1, batch_size=64)
-    found = []
-    for held in (0, 1, 64):
-        indices = [torch.arange(held), *torch.arange(64, 93).split(1)]
-        with forced(engine(network, Users(x, y, indices, allow_empty=True), local=local)) as one:
-            parts = list(one.sums(task, one.model.flat.clone()))
-        assert [len(part.clients) for part in parts] == [3, 4, 4, 4, 3, 4, 4, 4]
-        found.append(sum(part.total for part in parts))
-    for other in found[1:]:
-        assert (other - found[0]).norm() <= 1.0
 
 
 def exact(left, right):
@@ -374,12 +327,6 @@ def engine(network=NETWORKS["dense"], data=None, local=LOCAL, **options):
     model = PartialModel(network, seed=1)
     options = {"sums": True, "data_seed": 5, "report": lambda _: None} | options
     return EmbeddedEngine(model, data or users(), local=local, **options)
-
-
-def forced(one):
-    """The engine without the check, which two clients at kinks do not pass."""
-    one._agrees[Method(ghost_sum=True)] = True
-    return one
 
 
 @pytest.mark.usefixtures("quick_workers")

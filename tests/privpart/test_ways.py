@@ -4,11 +4,12 @@ from copy import deepcopy
 
 import pytest
 import torch
+from small_cohorts import computed
 from torch import nn
 from torch.nn import functional
 
 from privpart import LocalTraining, PartialModel, RoundTask, Users
-from privpart.engines.methods import LocalComputation, Method, client_generator
+from privpart.engines.methods import Method, client_generator
 
 CLIENTS = 4
 SIZES = (3, 4, 0, 4)
@@ -128,10 +129,7 @@ def built(network, train):
 
 
 def updates(model, data, method, task):
-    work = LocalComputation(model, data, local=LOCAL, data_seed=5)
-    out = torch.empty(CLIENTS, model.dim)
-    work.updates(task, task.clients, model.flat.clone(), method, out)
-    return out
+    return computed(model, data, method, LOCAL, task)
 
 
 def in_float64(model, data, client):

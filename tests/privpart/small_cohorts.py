@@ -1,0 +1,23 @@
+"""Users with random examples, and the updates of a task's clients by one method."""
+
+import torch
+
+from privpart import Users
+from privpart.engines.methods import LocalComputation
+
+
+def random_users(sizes, shape=(1, 8, 8), classes=10):
+    """A user for each size, who need not have examples; rows are shuffled."""
+    generator, n = torch.Generator().manual_seed(2), sum(sizes)
+    x = torch.rand(n, *shape, generator=generator)
+    y = torch.randint(classes, (n,), generator=generator)
+    rows = torch.randperm(n, generator=generator).split(list(sizes))
+    return Users(x, y, rows, allow_empty=True)
+
+
+def computed(model, data, method, local, task):
+    """Clipped updates, shape (clients, dim), without an engine's choice of method."""
+    out = torch.empty(len(task.clients), model.dim)
+    work = LocalComputation(model, data, local=local, data_seed=5)
+    work.updates(task, task.clients, model.flat.clone(), method, out)
+    return out
