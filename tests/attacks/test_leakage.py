@@ -35,6 +35,17 @@ def trial(view, psnr, match=1e-16, baseline=10.0):
     return ImageTrial(view, "dlg", found, psnr, baseline)
 
 
+def handing_in(guess, label, match, calls=None):
+    """Return an attack that finds the same whatever it sees."""
+
+    def attack(*_):
+        if calls is not None:
+            calls.append(guess)
+        return Reconstruction(guess, label, match, "matched", 1, 0.0, (match,))
+
+    return attack
+
+
 def test_views_of_a_smooth_network(report):
     rows = {row.view: row for row in report.rows}
     assert list(rows) == list(VIEWS)
@@ -70,12 +81,7 @@ def test_an_attack_that_is_cut_off_is_no_protection(lenet, digits):
 
 def test_an_attacker_hands_in_the_least_residual_and_the_row_bounds_all(lenet, digits):
     x, y = digits[0][:1], digits[1][:1]
-    label = torch.tensor([3])
-
-    def found(guess, match):
-        return lambda *_: Reconstruction(guess, label, match, "budget", 1, 0.0, (match,))
-
-    near = {"far": found(1 - x, 0.1), "near": found((x + 0.1).clamp(0, 1), 0.2)}
+    near = {"far": handing_in(1 - x, y, 0.1), "near": handing_in((x + 0.1).clamp(0, 1), y, 0.2)}
     (row,) = leakage(lenet, x, y, views={"full": ["*"]}, attacks=near).rows
     assert row.own[0].attack == "far"
     assert row.best[0].attack == "near"
@@ -85,19 +91,11 @@ def test_an_attacker_hands_in_the_least_residual_and_the_row_bounds_all(lenet, d
 def test_what_each_attack_found_stands_beside_the_verdict(lenet, digits):
     """Matching alone leaves the image open; with a prior it is recovered, and both are told."""
     x, y = digits[0][:2], digits[1][:2]
-
-    def found(guess, match, calls):
-        def attack(*_):
-            calls.append(guess)
-            return Reconstruction(guess, y[:1], match, "matched", 1, 0.0, (match,))
-
-        return attack
-
-    matching, prior, never = [], [], []
+    never = []
     attacks = {
-        "matching": found(torch.full_like(x[:1], 0.5), 1e-16, matching),
-        "prior": lambda m, o, s: found(x[s : s + 1], 1e-5, prior)(m, o, s),
-        "never": found(x[:1], 1.0, never),
+        "matching": handing_in(torch.full_like(x[:1], 0.5), y[:1], 1e-16),
+        "prior": lambda m, o, s: handing_in(x[s : s + 1], y[:1], 1e-5)(m, o, s),
+        "never": handing_in(x[:1], y[:1], 1.0, never),
     }
     (row,) = leakage(lenet, x, y, views={"conv1": ["conv1.*"]}, attacks=attacks).rows
     assert row.verdict == "recovered"

@@ -163,6 +163,14 @@ def lenet() -> nn.Module:
     return smooth_lenet(seeded(0))
 
 
+def mlp() -> nn.Module:
+    return smooth_mlp(seeded(0))
+
+
+def frozen() -> nn.Module:
+    return behind(nn.LeakyReLU())
+
+
 def relu() -> nn.Module:
     return relu_lenet(seeded(0))
 
@@ -264,102 +272,52 @@ def on_canaries(bound: str) -> Callable[[str], Found]:
 
 STEPS = LocalSteps(learning_rate=0.1, steps=3)
 ADAM = LocalSteps(learning_rate=1e-3, steps=3, optimizer="adam")
-LORA = ["lora_A.*"]
-ONE = torch.tensor([0, 1])
+SURE, PART = "recovered", "partial"
+TIED = "an embedding that is the output layer"
+FEW = "weight decay of SGD where few tokens are expected"
+SGD_DECAY, ADAM_DECAY = ({"local": STEPS, "decay": "sgd"}, {"local": ADAM, "decay": "adamw"})
+MANY = {"shape": (6, 8)}
+ASKED = {"shape": (2, 4), "labels": torch.tensor([0, 1])}
 
-# (attack, what it is tried on): the attack, and the least verdict on its own data
+# attack, what it is tried on, model, what is visible, options, and the least verdict on its data
+ON_IMAGES = [
+    ("invert_dense", "one image", mlp, ["dense1.*"], {}, SURE),
+    ("invert_dense", "without a bias", mlp, ["dense1.weight"], {}, SURE),
+    ("invert_dense", "a batch behind ReLU", partial(dense, bound=0.2), ["*"], {"size": 2}, SURE),
+    ("april", "embeddings", Transformer, ["patch.*", "position"], {}, SURE),
+    ("april", "q, k and v", Transformer, ["attention.in_proj_*"], {}, SURE),
+    ("spear", "a batch behind ReLU", dense, ["1.*"], {"size": 4}, SURE),
+    ("spear", "LoRA", LoRA, ["lora_*"], {"size": 2}, SURE),
+    ("dense_then_invert", "after a frozen layer", frozen, ["3.*"], {}, SURE),
+    ("dlg", "everything", lenet, ["*"], {}, SURE),
+    ("dlg", "a layer of 1.6 % of the parameters", lenet, ["conv1.*"], {}, SURE),
+    ("dlg", "one layer", lenet, ["conv2.*"], {}, SURE),
+    ("dlg", "three local steps", lenet, ["*"], {"local": STEPS}, SURE),
+    ("dlg + statistics", "buffers that were sent", normalised, ["0.*"], {"buffers": True}, PART),
+    ("cosine_tv", "everything", relu, ["*"], {}, PART),
+    ("dlg + tv", "everything", lenet, ["*"], {}, PART),
+    ("dlg + falling tv", "everything", lenet, ["*"], {}, SURE),
+]
+ON_TEXT = [
+    ("bag_of_tokens", "the embedding", Recurrent, ["tokens.*"], {}, PART),
+    ("bag_of_tokens", "AdamW's weight decay", Recurrent, ["tokens.*"], ADAM_DECAY, PART),
+    ("bag_of_tokens", TIED, decoder, ["embedding.*"], {}, PART),
+    ("predicted_tokens", "the last bias", Recurrent, ["out.bias"], MANY, PART),
+    ("predicted_tokens", FEW, expecting, ["out.bias"], MANY | SGD_DECAY, PART),
+    ("predicted_tokens", "AdamW's decay", Recurrent, ["out.bias"], MANY | ADAM_DECAY, PART),
+    ("predicted_tokens", "no bias", partial(Recurrent, bias=False), ["out.weight"], MANY, PART),
+    ("span_test", "q, k and v", decoder, ["layers.0.attention.*"], {}, SURE),
+    ("span_test", "LoRA A", AdaptedText, ["lora_A.*"], {"shape": (1, 12)}, PART),
+    ("span_test + exchange", "q, k of a classifier", classifier, ["*query*", "*key*"], ASKED, SURE),
+]
+BOUNDS = ("clopper_pearson", "guesses", "one_run", "one_run_gdp", "pooled_t")
 TWINS: dict[tuple[str, str], tuple[Callable[[str], Found], str]] = {
-    ("invert_dense", "one image"): (
-        on_images("invert_dense", lambda: smooth_mlp(seeded(0)), ["dense1.*"]),
-        "recovered",
-    ),
-    ("invert_dense", "without a bias"): (
-        on_images("invert_dense", lambda: smooth_mlp(seeded(0)), ["dense1.weight"]),
-        "recovered",
-    ),
-    ("invert_dense", "a batch behind ReLU"): (
-        on_images("invert_dense", lambda: dense(bound=0.2), ["*"], size=2),
-        "recovered",
-    ),
-    ("invert_dense", "features of the last layer"): (features, "recovered"),
-    ("april", "embeddings"): (
-        on_images("april", Transformer, ["patch.*", "position"]),
-        "recovered",
-    ),
-    ("april", "q, k and v"): (
-        on_images("april", Transformer, ["attention.in_proj_*"]),
-        "recovered",
-    ),
-    ("spear", "a batch behind ReLU"): (on_images("spear", dense, ["1.*"], size=4), "recovered"),
-    ("spear", "LoRA"): (
-        on_images("spear", LoRA, ["lora_*"], size=2),
-        "recovered",
-    ),
-    ("dense_then_invert", "a layer behind a frozen one"): (
-        on_images("dense_then_invert", lambda: behind(nn.LeakyReLU()), ["3.*"]),
-        "recovered",
-    ),
-    ("dlg", "everything"): (on_images("dlg", lenet, ["*"]), "recovered"),
-    ("dlg", "a layer of 1.6 % of the parameters"): (
-        on_images("dlg", lenet, ["conv1.*"]),
-        "recovered",
-    ),
-    ("dlg", "one layer"): (on_images("dlg", lenet, ["conv2.*"]), "recovered"),
-    ("dlg", "three local steps"): (on_images("dlg", lenet, ["*"], local=STEPS), "recovered"),
-    ("dlg + statistics", "buffers that were sent"): (
-        on_images("dlg + statistics", normalised, ["0.*"], buffers=True),
-        "partial",
-    ),
-    ("cosine_tv", "everything"): (on_images("cosine_tv", relu, ["*"]), "partial"),
-    ("dlg + tv", "everything"): (on_images("dlg + tv", lenet, ["*"]), "partial"),
-    ("dlg + falling tv", "everything"): (on_images("dlg + falling tv", lenet, ["*"]), "recovered"),
-    ("infer_labels", "the last bias"): (labels, "recovered"),
-    ("reid_rank", "the last layer"): (ranks, "recovered"),
-    ("bag_of_tokens", "the embedding"): (
-        on_text("bag_of_tokens", Recurrent, ["tokens.*"]),
-        "partial",
-    ),
-    ("bag_of_tokens", "AdamW's weight decay"): (
-        on_text("bag_of_tokens", Recurrent, ["tokens.*"], local=ADAM, decay="adamw"),
-        "partial",
-    ),
-    ("bag_of_tokens", "an embedding that is the output layer"): (
-        on_text("bag_of_tokens", decoder, ["embedding.*"]),
-        "partial",
-    ),
-    ("predicted_tokens", "the last bias"): (
-        on_text("predicted_tokens", Recurrent, ["out.bias"], shape=(6, 8)),
-        "partial",
-    ),
-    ("predicted_tokens", "weight decay of SGD where few tokens are expected"): (
-        on_text(
-            "predicted_tokens", expecting, ["out.bias"], local=STEPS, decay="sgd", shape=(6, 8)
-        ),
-        "partial",
-    ),
-    ("predicted_tokens", "AdamW's weight decay"): (
-        on_text(
-            "predicted_tokens", Recurrent, ["out.bias"], local=ADAM, decay="adamw", shape=(6, 8)
-        ),
-        "partial",
-    ),
-    ("predicted_tokens", "an output layer without a bias"): (
-        on_text("predicted_tokens", partial(Recurrent, bias=False), ["out.weight"], shape=(6, 8)),
-        "partial",
-    ),
-    ("span_test", "q, k and v"): (
-        on_text("span_test", decoder, ["layers.0.attention.*"]),
-        "recovered",
-    ),
-    ("span_test", "LoRA A"): (on_text("span_test", AdaptedText, LORA, shape=(1, 12)), "partial"),
-    ("span_test + exchange", "q and k of a classifier"): (
-        on_text("span_test + exchange", classifier, ["*query*", "*key*"], shape=(2, 4), labels=ONE),
-        "recovered",
-    ),
-    **{
-        (bound, "canaries"): (on_canaries(bound), "recovered")
-        for bound in ("clopper_pearson", "guesses", "one_run", "one_run_gdp", "pooled_t")
-    },
+    **{(a, on): (on_images(a, *sent, **more), least) for a, on, *sent, more, least in ON_IMAGES},
+    **{(a, on): (on_text(a, *sent, **more), least) for a, on, *sent, more, least in ON_TEXT},
+    **{(bound, "canaries"): (on_canaries(bound), SURE) for bound in BOUNDS},
+    ("invert_dense", "features of the last layer"): (features, SURE),
+    ("infer_labels", "the last bias"): (labels, SURE),
+    ("reid_rank", "the last layer"): (ranks, SURE),
 }
 NOT_ATTACKS = {
     "explain": "says whether given data explain an update",

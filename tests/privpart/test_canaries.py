@@ -60,6 +60,10 @@ def files(folder):
     return [(folder / name).read_bytes() for name in names]
 
 
+def full(*_):
+    raise OSError(28, "No space left on device")
+
+
 class StoppedError(Exception):
     pass
 
@@ -87,9 +91,6 @@ def test_a_run_that_crashes_at_any_commit_ends_with_the_same_releases(tmp_path, 
 
 
 def test_rows_that_are_lost_and_keys_of_others_are_refused(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
         patch.setattr(canaries_of_run, "append_durably", full)
         with pytest.raises(StorageError, match="could not be saved"):
@@ -251,9 +252,6 @@ def test_a_population_with_the_id_of_a_canary_is_refused_before_the_run_begins(t
 def test_a_key_that_cannot_be_written_is_one_sentence_and_the_folder_is_let_go(
     tmp_path, monkeypatch
 ):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
     with monkeypatch.context() as patch:
         patch.setattr(canaries_of_run, "write_durably", full)
         with pytest.raises(StorageError, match=r"key of the canaries .* the run was closed"):

@@ -30,7 +30,7 @@ def test_no_fault_at_any_call_loses_or_repeats_anything():
     One process does them all, because it takes longer to begin than each of them.
     """
     found = swept(
-        "seeded:power=4",
+        "seeded:power=4:every=2",
         "secret:power=2:twice=4:errors=60",
         "closed:power=2:every=3",
         "released first:power=0:every=6",
@@ -39,7 +39,7 @@ def test_no_fault_at_any_call_loses_or_repeats_anything():
     )
     faults = {name: str(result["faults"]) for name, result in found.items()}
     assert [faults[name] for name in ("seeded", "secret", "closed")] == ["{}"] * 3
-    assert sum(sum(result["counts"].values()) for result in found.values()) > 1500
+    assert sum(sum(result["counts"].values()) for result in found.values()) > 1000
     assert "two models of round" in faults["released first"]
     assert "one noise under two sums" in faults["one salt"]
     assert "2 rounds were committed, 0 are left" in faults["unsynced"]

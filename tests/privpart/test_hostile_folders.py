@@ -72,20 +72,22 @@ def test_a_planted_part_file_is_neither_written_nor_followed(prepared, tmp_path,
     assert names(prepared) == [name]
 
 
+PLANTS = {
+    "is a link, not a file": Path.symlink_to,
+    "is a pipe, not a file": lambda path, _: os.mkfifo(path),
+    "has 2 names": Path.hardlink_to,
+    "": lambda path, _: path.mkdir(),
+}
+
+
 @pytest.mark.parametrize("name", ["key", "lock", "start.safetensors"])
-def test_a_planted_link_at_a_name_of_ours_is_refused_by_name(prepared, tmp_path, name):
+@pytest.mark.parametrize("says", PLANTS)
+def test_what_is_planted_at_a_name_of_ours_is_refused_by_name(prepared, tmp_path, name, says):
     (tmp_path / "elsewhere").write_text("mine")
-    for plant, says in [
-        (lambda path: path.symlink_to(tmp_path / "elsewhere"), "is a link, not a file"),
-        (os.mkfifo, "is a pipe, not a file"),
-        (lambda path: path.hardlink_to(tmp_path / "elsewhere"), "has 2 names"),
-    ]:
-        plant(prepared / name)
-        with pytest.raises(ConfigError, match=rf"prepared/{name} {says}"):
-            RunFolder.create(prepared, PLAN)
-        (prepared / name).unlink()
+    PLANTS[says](prepared / name, tmp_path / "elsewhere")
+    with pytest.raises((StorageError, ConfigError), match=rf"prepared.*{name}.*{says}"):
+        RunFolder.create(prepared, PLAN, start=None if name == "lock" else START)
     assert (tmp_path / "elsewhere").read_text() == "mine"
-    RunFolder.create(prepared, PLAN).close()
 
 
 @pytest.mark.parametrize("name", ["ledger.log", "ledger.log-journal", "key", "metrics.csv"])
@@ -100,13 +102,6 @@ def test_a_run_with_links_or_pipes_is_not_resumed(folder, tmp_path, name):
     os.mkfifo(path)
     with pytest.raises(ConfigError, match=rf"{name} is a pipe, not a file"):
         RunFolder.open(folder)
-
-
-@pytest.mark.parametrize("name", ["key", "lock", "start.safetensors"])
-def test_a_planted_folder_is_one_sentence(prepared, name):
-    (prepared / name).mkdir()
-    with pytest.raises((StorageError, ConfigError), match=rf"prepared.*{name}"):
-        RunFolder.create(prepared, PLAN, start=None if name == "lock" else START)
 
 
 def test_files_are_private_whatever_the_umask_is(tmp_path):
@@ -231,27 +226,18 @@ def test_no_core_is_dumped_of_a_process_with_a_key():
     assert after == "0 0"
 
 
-DAMAGED = [
-    b"",
-    b"{",
-    b"[" * 3000,
-    b"[]",
-    b'{"rounds": -1, "chain": "x"}',
-    b'{"rounds": true, "chain": "x"}',
-    b'{"rounds": Infinity, "chain": "x"}',
-    b'{"rounds": 0, "chain": 0}',
-    b"\xff",
-    b" " * 5000,
-]
-
-
-def test_a_damaged_rollback_guard_is_one_sentence(folder):
-    guard = witness.directory() / f"{run_id(folder)}.json"
-    for damaged in DAMAGED:
-        guard.write_bytes(damaged)
-        with pytest.raises(ConfigError, match=r"guard .* cannot be read: .*--adopt") as told:
-            RunFolder.open(folder)
-        assert len(str(told.value)) < 600, damaged
+@pytest.mark.parametrize(
+    "damaged",
+    [b"", b"{", b"[" * 3000, b"[]", b"\xff", b" " * 5000]
+    + [b'{"rounds": %b}' % values for values in (b'-1, "chain": "x"', b'true, "chain": "x"')]
+    + [b'{"rounds": %b}' % values for values in (b'Infinity, "chain": "x"', b'0, "chain": 0')],
+    ids=lambda text: repr(text[:12]),
+)
+def test_a_damaged_rollback_guard_is_one_sentence(folder, damaged):
+    (witness.directory() / f"{run_id(folder)}.json").write_bytes(damaged)
+    with pytest.raises(ConfigError, match=r"guard .* cannot be read: .*--adopt") as told:
+        RunFolder.open(folder)
+    assert len(str(told.value)) < 600
 
 
 def run_id(folder: Path) -> str:

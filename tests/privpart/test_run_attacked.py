@@ -22,12 +22,16 @@ from privpart.training import verify as verifying
 from privpart.training.export import export
 from privpart.training.verify import check_run
 
-NAMED = {"delta": 1e-6, "population_name": "keyboard-de"}
-
 
 @pytest.fixture(autouse=True)
 def _machine(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "machine"))
+
+
+def named(path: Path, population: str = "keyboard-de") -> RunFolder:
+    """Begin a run about these people."""
+    facts = {"delta": 1e-6, "population_name": population}
+    return RunFolder.create(path, PLAN, facts=facts)
 
 
 def test_a_stranger_gets_no_stronger_word_by_being_adopted(folder, tmp_path, monkeypatch):
@@ -250,7 +254,7 @@ def test_a_state_directory_that_moves_with_the_caller_is_refused(folder, tmp_pat
         monkeypatch.delenv("PRIVPART_STATE_DIR", raising=False)
         monkeypatch.setenv(name, "state")
         with pytest.raises(ConfigError, match="must be an absolute path"):
-            RunFolder.create(tmp_path / "other", PLAN, facts=NAMED)
+            named(tmp_path / "other")
     assert not (tmp_path / "other").exists()
 
 
@@ -262,12 +266,12 @@ def test_another_spelling_of_a_name_is_the_same_population(tmp_path, monkeypatch
     """Also of a run that comes from a machine whose book has only the other spelling."""
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("PRIVPART_STATE_DIR", str(tmp_path / "elsewhere"))
-        RunFolder.create(tmp_path / "come", PLAN, facts=NAMED | {"population_name": name}).close()
-    RunFolder.create(tmp_path / "run", PLAN, facts=NAMED).close()
+        named(tmp_path / "come", name).close()
+    named(tmp_path / "run").close()
     spent = budget_book.account("keyboard-de").total()
     budget_book.set_limit("keyboard-de", budget_book.Limit(spent.epsilon(1e-6), 1e-6))
     for begin in (
-        lambda: RunFolder.create(tmp_path / "no", PLAN, facts=NAMED | {"population_name": name}),
+        lambda: named(tmp_path / "no", name),
         lambda: budget_book.set_limit(name, budget_book.Limit(99, 1e-6)),
     ):
         with pytest.raises(ConfigError, match="the budget book has 'keyboard-de'"):
@@ -278,8 +282,7 @@ def test_another_spelling_of_a_name_is_the_same_population(tmp_path, monkeypatch
     assert len(own.entries) == 2
     assert own.passed
     assert budget_book.account(name).entries == own.entries
-    other = NAMED | {"population_name": "keyboard"}
-    RunFolder.create(tmp_path / "other", PLAN, facts=other).close()
+    named(tmp_path / "other", "keyboard").close()
 
 
 def test_no_character_tells_two_spellings_apart():
@@ -298,7 +301,7 @@ def test_no_character_tells_two_spellings_apart():
 
 def test_an_older_copy_is_not_ended_to_get_its_charge_back(tmp_path, privpart):
     """The guard was lost, and its message says to adopt; what may have been released is charged."""
-    RunFolder.create(tmp_path / "run", PLAN, facts=NAMED).close()
+    named(tmp_path / "run").close()
     for name in ("older", "oldest"):
         shutil.copytree(tmp_path / "run", tmp_path / name)
     with RunFolder.open(tmp_path / "run") as run:
@@ -315,7 +318,7 @@ def test_an_older_copy_is_not_ended_to_get_its_charge_back(tmp_path, privpart):
 
 
 def test_the_book_remembers_an_opening_when_the_guard_is_lost(tmp_path):
-    RunFolder.create(tmp_path / "run", PLAN, facts=NAMED).close()
+    named(tmp_path / "run").close()
     shutil.copytree(tmp_path / "run", tmp_path / "older")
     with RunFolder.open(tmp_path / "run") as run:
         train(run, 2)
@@ -342,8 +345,7 @@ EVASIONS = {
 @pytest.mark.parametrize("evasion", EVASIONS)
 def test_a_run_is_unspent_only_while_the_guard_shows_it(tmp_path, evasion):
     for name in ("run", "other"):
-        people = NAMED | {"population_name": name}
-        RunFolder.create(tmp_path / name, PLAN, facts=people).end_early()
+        named(tmp_path / name, name).end_early()
         assert budget_book.account(name).status == "nothing released"
     EVASIONS[evasion](record(tmp_path / "run"), record(tmp_path / "other"))
     assert budget_book.account("run").status == "holds"
