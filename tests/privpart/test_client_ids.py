@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import small_plan
 from runs import changed
 
-from accounting import BinaryTree, ConfigError, Participation
+from accounting import ConfigError, Participation
 from privpart import PrivacyPlan, RunFolder, Server, fit
 from privpart.cli.budget.epsilon import histories_of
 from privpart.engines.methods import client_generator
@@ -37,13 +38,7 @@ IDS = st.one_of(
 
 
 def plan(k=2, b=3) -> PrivacyPlan:
-    return PrivacyPlan(
-        mechanism=BinaryTree(ROUNDS),
-        participation=Participation(ROUNDS, k, b),
-        clip_norm=0.5,
-        noise_multiplier=4.0,
-        report_goal=2,
-    )
+    return small_plan(ROUNDS, (k, b), noise_multiplier=4.0, report_goal=2)
 
 
 class Clients:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from plans import small_plan
 from torch.nn.functional import cross_entropy
 
-from accounting import BinaryTree, ConfigError, Participation
+from accounting import ConfigError
 from privpart import (
     EmbeddedEngine,
     LocalTraining,
     PartialModel,
-    PrivacyPlan,
     RoundTask,
     SeededSource,
     Server,
@@ -52,13 +52,7 @@ def task(clients, clip_norm=CLIP):
 
 
 def server(start):
-    plan = PrivacyPlan(
-        mechanism=BinaryTree(4),
-        participation=Participation(4, 4),
-        clip_norm=CLIP,
-        noise_multiplier=0,
-        report_goal=8,
-    )
+    plan = small_plan(4, (4,), clip_norm=CLIP, report_goal=8)
     return Server(plan, start, source=SeededSource(0))
 
 

@@ -10,6 +10,7 @@ import torch
 from every_mechanism import FILTERS, TREES, short
 from hypothesis import given
 from hypothesis import strategies as st
+from plans import small_plan
 
 from accounting import (
     BinaryTree,
@@ -21,7 +22,7 @@ from accounting import (
     Toeplitz,
 )
 from accounting.mechanisms.program import OUT
-from privpart import AdaptiveClipping, NoiseStream, PrivacyPlan, SeededSource, Server
+from privpart import AdaptiveClipping, NoiseStream, SeededSource, Server
 from privpart.clip import clip, is_clipped, l2_norm
 from privpart.grid import Grid, noise_bits, quantise
 from privpart.messages import CohortSum, RoundTask
@@ -131,24 +132,12 @@ def test_rounding_that_lengthens_most():
         assert squared(map(int, naive.tolist())) > bound(grid)  # power: without the test of the sum
 
 
-def twins(values):
-    """One vector in several layouts."""
-    plain = torch.tensor(values)
-    wide = torch.stack([plain, plain], dim=1)
-    return [
-        plain,
-        wide[:, 0],
-        wide.t()[1],
-        plain.flip(0).flip(0),
-        torch.cat([plain, plain])[3:-3].roll(3)[-len(values) :] if len(values) > 6 else plain,
-    ]
-
-
 def test_layouts_change_nothing():
     values = [0.25, -3.0, 1e-3, 0.5, 7.0, -0.125, 2.0, 1.0]
-    grid = grid_of(1.0, len(values))
-    first, strided, row, *_ = (integers(update, 1.0, grid) for update in twins(values))
-    assert first == strided == row
+    grid, plain = grid_of(1.0, len(values)), torch.tensor(values)
+    wide = torch.stack([plain, plain], dim=1)
+    first, *others = (integers(u, 1.0, grid) for u in (plain, wide[:, 0], wide.t()[1]))
+    assert others == [first] * 2
     expanded = torch.tensor([0.5]).expand(8)
     assert integers(expanded, 1.0, grid) == integers(torch.full((8,), 0.5), 1.0, grid)
     negated = torch.tensor(values)._neg_view()
@@ -266,24 +255,18 @@ def test_bits_are_in_range_and_the_clip_norm_stays_below_2_to_the_26(z, dim):
     assert 2.0**bits / z <= 2.0**26
 
 
-@pytest.mark.parametrize("z", [2.0**-26, 1e-9, 5e-324])
-def test_next_to_no_noise_is_refused(z):
-    with pytest.raises(ConfigError, match=r"noise_multiplier=.*protects nobody"):
-        noise_bits(z, 10)
-
-
-@pytest.mark.parametrize(("z", "dim"), [(1e6, 10**8), (2.0**22, 4), (1e300, 1)])
-def test_a_grid_that_would_swallow_updates_is_refused(z, dim):
-    with pytest.raises(ConfigError, match="lost in the steps of the grid"):
-        Grid.of(noise_bits(z, dim), z, dim, filter_charge=0.0)
-
-
-def test_a_filter_that_costs_all_is_refused():
-    with pytest.raises(ConfigError, match="lost in the steps"):
-        Grid.of(20, 1.0, 4, filter_charge=2.0**20)
-    with pytest.raises(ConfigError, match="lost in the steps"):
-        Grid.of(20, 1.0, 4, filter_charge=math.nan)
+def test_a_grid_that_would_swallow_updates_and_next_to_no_noise_are_refused():
+    for z, dim in ((1e6, 10**8), (2.0**22, 4), (1e300, 1)):
+        with pytest.raises(ConfigError, match="lost in the steps of the grid"):
+            grid_of(z, dim)
+    for charge in (2.0**20, math.nan):
+        with pytest.raises(ConfigError, match="lost in the steps"):
+            Grid.of(20, 1.0, 4, filter_charge=charge)
     assert Grid.of(20, 1.0, 4, filter_charge=2.0**19).norm <= 2.0**19
+    for z in (2.0**-26, 1e-9, 5e-324):
+        with pytest.raises(ConfigError, match=r"noise_multiplier=.*protects nobody"):
+            noise_bits(z, 10)
+    assert Grid(20, 1.0, norm=8.0, sum_norm=0.0).sum_clip_norm(1.0) == 0  # no sums
 
 
 def test_the_step_is_in_proportion_to_the_clip_norm():
@@ -298,14 +281,8 @@ def test_the_step_is_in_proportion_to_the_clip_norm():
 
 
 def plan(dim, z=1.0, **change):
-    fields = {
-        "mechanism": Independent(3),
-        "participation": Participation(3, 3),
-        "clip_norm": 0.5,
-        "noise_multiplier": z,
-        "report_goal": 4,
-    }
-    return PrivacyPlan(**(fields | change))
+    fields = {"mechanism": Independent(3), "participation": (3,), "noise_multiplier": z}
+    return small_plan(**fields | change)
 
 
 def rounded_sum(server, totals, dim):
@@ -373,11 +350,6 @@ def test_the_search_finds_sums_that_were_clipped_too_long():
     dim = 400
     server = Server(plan(dim, 3000.0), torch.zeros(dim), source=SeededSource(0))
     assert searched(server, dim, 0.5 * (1 - 1e-9), np.random.default_rng(0)) > bound(server._grid)
-
-
-def test_sums_are_refused_where_nothing_is_left_for_them():
-    grid = Grid(20, 1.0, norm=8.0, sum_norm=0.0)
-    assert grid.sum_clip_norm(1.0) == 0
 
 
 # What floating point in a filter costs, charged to the clip norm.

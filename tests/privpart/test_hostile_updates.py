@@ -7,22 +7,16 @@ from typing import Any, get_args
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import small_plan
 
-from accounting import BinaryTree, Participation
-from privpart import ClientUpdate, PrivacyPlan, SeededSource, Server
+from privpart import ClientUpdate, SeededSource, Server
 from privpart.messages import Reason
 
 DIM, CLIP, GOAL = 5, 0.5, 4
 
 
 def server() -> Server:
-    plan = PrivacyPlan(
-        mechanism=BinaryTree(4),
-        participation=Participation(4, 2, 2),
-        clip_norm=CLIP,
-        noise_multiplier=0.0,
-        report_goal=GOAL,
-    )
+    plan = small_plan(4, (2, 2), clip_norm=CLIP, report_goal=GOAL)
     return Server(plan, torch.zeros(DIM), source=SeededSource(0))
 
 

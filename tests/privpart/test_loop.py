@@ -4,8 +4,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from plans import small_plan
 
-from accounting import BinaryTree, ConfigError, Participation
+from accounting import ConfigError
 from privpart import (
     CohortRefusedError,
     CohortTooSmallError,
@@ -13,7 +14,6 @@ from privpart import (
     EmbeddedEngine,
     LocalTraining,
     PartialModel,
-    PrivacyPlan,
     SeededSource,
     Server,
     ServerOptimizer,
@@ -27,13 +27,7 @@ from privpart.models import small_cnn
 
 
 def a_server(dim: int, rounds: int, z: float = 0.0) -> Server:
-    plan = PrivacyPlan(
-        mechanism=BinaryTree(rounds),
-        participation=Participation(rounds),
-        clip_norm=0.3,
-        noise_multiplier=z,
-        report_goal=19,
-    )
+    plan = small_plan(rounds, clip_norm=0.3, noise_multiplier=z, report_goal=19)
     optimizer = ServerOptimizer(learning_rate=0.5, momentum=0.9)
     return Server(plan, torch.zeros(dim), source=SeededSource(0), optimizer=optimizer)
 

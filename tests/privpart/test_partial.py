@@ -85,12 +85,6 @@ def test_a_parameter_without_initialiser_asks_for_one():
         PartialModel(Scaled, seed=0, initializers={"scale": Constant(2.0), "scala": Normal(1.0)})
 
 
-def test_running_statistics_of_any_kind_are_refused():
-    norm = nn.InstanceNorm1d(2, track_running_stats=True)
-    with pytest.raises(ConfigError, match="layer '0' is a InstanceNorm1d"):
-        PartialModel(lambda: nn.Sequential(norm, nn.Flatten(), nn.Linear(8, 2)), seed=0)
-
-
 def test_a_pretrained_model_keeps_its_weights_and_is_known_by_its_fingerprint():
     def shipped():
         return small_cnn(channels=(4, 8), hidden=16, image_size=8)
@@ -143,21 +137,35 @@ def test_a_seed_overwrites_the_weights_of_a_module_only_where_the_caller_says_so
     assert drawn.fingerprint == built.fingerprint
 
 
-@pytest.mark.parametrize("seed", [7, None])
-def test_overwrite_is_refused_where_nothing_is_overwritten(seed):
-    with pytest.raises(ConfigError, match="overwrite=True: nothing is overwritten"):
-        PartialModel(network if seed else network(), seed=seed, overwrite=True)
-
-
-def test_only_finite_float32_weights():
-    half = network().half()
-    with pytest.raises(ConfigError, match=r"'conv1.weight' is torch\.float16.*module\.float"):
-        PartialModel(half, seed=0, overwrite=True)
+def with_nan():
     broken = network()
-    with torch.no_grad():
-        broken.dense1.bias[3] = float("nan")
-    with pytest.raises(ConfigError, match=r"'dense1\.bias' holds NaN"):
-        PartialModel(broken, seed=None)
+    broken.dense1.bias.data[3] = float("nan")
+    return broken
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "message"),
+    [
+        (network, {"seed": 7}, "overwrite=True: nothing is overwritten"),
+        (network(), {"seed": None}, "overwrite=True: nothing is overwritten"),
+        (network().half(), {}, r"'conv1.weight' is torch\.float16.*module\.float"),
+        (with_nan(), {"seed": None, "overwrite": False}, r"'dense1\.bias' holds NaN"),
+        (nn.LazyLinear(3), {}, "no shape yet"),
+        (nn.Sequential(nn.LazyConv2d(3, 1)), {}, "no shape yet"),
+        (nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True), nn.Linear(8, 2)), {},
+         "layer '0' is a InstanceNorm1d"),
+        *(
+            (nn.Sequential(kind(5, 2, max_norm=1.0), nn.Linear(2, 2)),
+             {"train": ["1.*"], "seed": None, "overwrite": False},
+             r"layer '0' has max_norm=1\.0.*max_norm=None")
+            for kind in (nn.Embedding, nn.EmbeddingBag)
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)  # fmt: skip
+def test_modules_that_cannot_train_or_be_overwritten_are_refused(module, options, message):
+    with pytest.raises(ConfigError, match=message):
+        PartialModel(module, **{"seed": 0, "overwrite": True} | options)
 
 
 def test_a_parameter_that_came_frozen_trains_when_asked():
@@ -242,19 +250,6 @@ def test_a_module_has_one_partial_model_at_a_time():
     assert module.dense2.weight.unique().tolist() == [1.0]
     del first
     PartialModel(module, seed=0, overwrite=True)
-
-
-@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_an_embedding_that_rescales_itself_is_refused(kind):
-    module = nn.Sequential(kind(5, 2, max_norm=1.0), nn.Linear(2, 2))
-    with pytest.raises(ConfigError, match=r"layer '0' has max_norm=1\.0.*max_norm=None"):
-        PartialModel(module, train=["1.*"], seed=None)
-
-
-@pytest.mark.parametrize("lazy", [nn.LazyLinear(3), nn.Sequential(nn.LazyConv2d(3, 1))])
-def test_a_layer_without_shape_is_refused(lazy):
-    with pytest.raises(ConfigError, match="no shape yet"):
-        PartialModel(lazy, seed=0, overwrite=True)
 
 
 def test_the_mask_sees_names_shapes_and_order():

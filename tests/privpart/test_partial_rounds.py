@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from plans import small_plan
 from torch import nn
 
 from accounting import BinaryTree, ConfigError, Grouped, Participation
@@ -47,15 +48,8 @@ def grouped(schedule=SCHEDULE, build=BinaryTree):
 
 
 def plan(z=0.0, mechanism=None, **change):
-    mechanism = mechanism or grouped()
-    fields = {
-        "mechanism": mechanism,
-        "participation": Participation(mechanism.rounds, mechanism.rounds),
-        "clip_norm": 0.5,
-        "noise_multiplier": z,
-        "report_goal": 4,
-    }
-    return PrivacyPlan(**(fields | change))
+    fields = {"participation": (ROUNDS,), "noise_multiplier": z}
+    return small_plan(mechanism or grouped(), **fields | change)
 
 
 def server(a_plan=None, source=None, **optimizer):
@@ -295,10 +289,7 @@ def test_tasks_carry_the_schedule_and_the_plan_s_hash_fixes_it():
         step(one, 0.01)
     moved = (SCHEDULE[0], SCHEDULE[1], *SCHEDULE[3:6], SCHEDULE[2], *SCHEDULE[6:])
     assert plan(mechanism=grouped(moved)).hash != plan().hash
-    assert server(PrivacyPlan(
-        mechanism=BinaryTree(4), participation=Participation(4), clip_norm=1.0,
-        noise_multiplier=0.0, report_goal=1,
-    )).task([]).active is None  # fmt: skip
+    assert server(small_plan(4)).task([]).active is None
 
 
 def test_exactly_the_active_vector_is_accepted():

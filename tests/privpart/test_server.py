@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plans import small_plan
 
 from accounting import BinaryTree, ConfigError, Independent, Participation
 from privpart import (
@@ -25,14 +26,8 @@ DIM = 6
 
 
 def plan(rounds=4, z=0.0, k=1, b=1, **change) -> PrivacyPlan:
-    fields = {
-        "mechanism": BinaryTree(rounds),
-        "participation": Participation(rounds, k, b),
-        "clip_norm": 0.5,
-        "noise_multiplier": z,
-        "report_goal": 10,
-    }
-    return PrivacyPlan(**(fields | change))
+    fields = {"mechanism": rounds, "participation": (k, b), "report_goal": 10}
+    return small_plan(**fields | {"noise_multiplier": z} | change)
 
 
 def server(a_plan=None, **optimizer) -> Server:

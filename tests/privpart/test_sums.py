@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 import torch
+from plans import small_plan
 from small_cohorts import computed, random_users
 from torch import nn
 
@@ -16,7 +17,6 @@ from privpart import (
     EmbeddedEngine,
     LocalTraining,
     PartialModel,
-    PrivacyPlan,
     RoundTask,
     SeededSource,
     Server,
@@ -460,15 +460,10 @@ def test_vectorized_clients_of_many_steps_are_summed(workers, quick_workers):
 
 
 def plan(**change):
-    fields = {
-        "mechanism": BinaryTree(6, 2),
-        "participation": Participation(6, 6),
-        "clip_norm": 0.2,
-        "noise_multiplier": 0.5,
-        "report_goal": 8,
-        "adaptive_clipping": AdaptiveClipping(bit_noise_multiplier=2.0),
-    }
-    return PrivacyPlan(**(fields | change))
+    adaptive = AdaptiveClipping(bit_noise_multiplier=2.0)
+    fields = {"mechanism": BinaryTree(6, 2), "participation": (6,), "adaptive_clipping": adaptive}
+    fields |= {"clip_norm": 0.2, "noise_multiplier": 0.5, "report_goal": 8}
+    return small_plan(**fields | change)
 
 
 @pytest.mark.usefixtures("quick_workers")

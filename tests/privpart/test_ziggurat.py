@@ -408,6 +408,8 @@ def test_a_comparison_without_enough_bits_is_not_decided():
 @pytest.mark.parametrize("bits", [68, 84, 132, 260, pytest.param(620, marks=pytest.mark.slow)])
 def test_edges_are_enclosed(bits, digits):
     """With them the tail's begin, and its area over the density."""
+    r = edges_in_many_digits()[1]
+    assert abs(r - mpmath.mpf(enclosures._TAIL)) < mpmath.mpf(2) ** -enclosures._TAIL_BITS
     for (low, high), x in zip(enclosures.edges(bits), edges_in_many_digits(), strict=True):
         assert low <= exact(x) <= high
         assert high - low == 2 * (low + high) / 2 / 2**bits
