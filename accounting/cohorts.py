@@ -105,15 +105,26 @@ class SamplingChoice:
                 raise ConfigError(f"{key}: is not of {self.name}; leave it out.")
 
     @classmethod
-    def parse(cls, text: str) -> "SamplingChoice":
-        """Read a choice as people type it: ``poisson:expected_batch=20``.
+    def parse(cls, text: str) -> "tuple[SamplingChoice, int | None]":
+        """Read a choice as people type it, and the seed of its draws, None for a fresh one.
+
+        The seed is no part of a choice, because a plan must not fix it.
 
         Raises:
             ConfigError: an unknown sampler, or options that are missing, unknown or not numbers.
+
+        >>> SamplingChoice.parse("balls-in-bins:bins=8,draws=10000,draw_seed=3")[1]
+        3
         """
         name, options = typed.split_text(text)
         checks.choice("sampling", name, list(SAMPLERS))
-        return cls(name=name, **typed.typed_values(cls, name, options, _OPTIONS[name]))  # type: ignore[arg-type]
+        text_of_seed = options.pop("draw_seed", None)
+        try:
+            seed = None if text_of_seed is None else int(text_of_seed)
+        except ValueError:
+            raise ConfigError(f"draw_seed={text_of_seed}: must be a whole number.") from None
+        values = typed.typed_values(cls, name, options, _OPTIONS[name])
+        return cls(name=name, **values), seed  # type: ignore[arg-type]
 
     def sampler(self, mechanism: Mechanism, population: int | None) -> Sampling:
         """Return the sampler of these members, for the rounds of the mechanism."""

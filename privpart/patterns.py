@@ -65,34 +65,6 @@ def matching_parameters(
     return tuple(n for n, _ in module.named_parameters() if n in wanted - unwanted)
 
 
-def freeze_ladder(module: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Return patterns that freeze the largest layers, one more at each rung (FedPT, section 3.1).
-
-    Never frozen are normalisation layers, which FedPT always trains, and the last layer (the head)
-    with everything tied to it. A weight that ``forward`` merely uses twice does not count as tied.
-
-    Returns:
-        Patterns for ``PartialModel(train=...)`` by the rung's name; the first rung is "full".
-
-    >>> network = nn.Sequential(nn.Linear(4, 9), nn.LayerNorm(9), nn.Linear(9, 9), nn.Linear(9, 2))
-    >>> list(freeze_ladder(network))
-    ['full', 'freeze 2.*', 'freeze 2.*, 0.*']
-    """
-    layers = _layers(module)
-    sizes = {name: p.numel() for name, p in module.named_parameters()}
-    counts = {
-        layer: sum(sizes[name] for name in matching_parameters(module, patterns))
-        for layer, patterns in layers.items()
-    }
-    largest = sorted(layers, key=lambda layer: -counts[layer])
-    ladder: dict[str, tuple[str, ...]] = {"full": ("*",)}
-    for rung in range(1, len(largest) + 1):
-        frozen = largest[:rung]
-        patterns = (f"!{pattern}" for layer in frozen for pattern in layers[layer])
-        ladder[f"freeze {', '.join(frozen)}"] = tuple(patterns)
-    return ladder
-
-
 def parameters_by_layer(module: nn.Module) -> dict[str, list[str]]:
     """Return the names of each layer's own parameters, by the layer's name; "" is the module.
 
@@ -102,29 +74,6 @@ def parameters_by_layer(module: nn.Module) -> dict[str, list[str]]:
     for name, _ in module.named_parameters():
         layers.setdefault(name.rpartition(".")[0], []).append(name)
     return layers
-
-
-def _layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Return patterns of each layer's own parameters, without normalisation layers and the head."""
-    last = [
-        layer
-        for layer in module.modules()
-        if next(layer.parameters(recurse=False), None) is not None
-    ][-1]
-    head = {id(parameter) for parameter in last.parameters(recurse=False)}
-    parameters = dict(module.named_parameters())
-    patterns: dict[str, tuple[str, ...]] = {}
-    for prefix, names in parameters_by_layer(module).items():
-        is_norm = "Norm" in type(module.get_submodule(prefix)).__name__
-        if is_norm or any(id(parameters[name]) in head for name in names):
-            continue
-        pattern = f"{prefix}.*"
-        if prefix and matching_parameters(module, [pattern]) == tuple(names):
-            patterns[pattern] = (pattern,)
-        else:
-            # the layer holds other layers, or a tied parameter that belongs to another layer
-            patterns[prefix or ", ".join(names)] = tuple(names)
-    return patterns
 
 
 def first_names(module: nn.Module) -> dict[str, str]:

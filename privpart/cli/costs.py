@@ -48,14 +48,12 @@ def costs(
     ] = False,
     train: Annotated[
         list[str] | None,
-        typer.Option(help="Pattern of trainable parameters; may be repeated."),
+        typer.Option(
+            help="Pattern of trainable parameters; may be repeated. Without it, a network by name "
+            "shows all steps of its freeze ladder."
+        ),
         _ONE_ROUND,
     ] = None,
-    ladder: Annotated[
-        bool,
-        typer.Option("--ladder", help="All steps of the freeze ladder; default without --train."),
-        _ONE_ROUND,
-    ] = False,
     measure: Annotated[
         bool,
         typer.Option(
@@ -63,11 +61,6 @@ def costs(
         ),
         OF_A_PLAN,
     ] = False,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Also write a bar chart to this file (.png, .svg, .pdf)."),
-        _ONE_ROUND,
-    ] = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Report bytes, seconds, FLOPs and memory of one client in one round.
@@ -89,17 +82,9 @@ def costs(
         return
     if plan is not None and model is not None:
         raise ConfigError(f"model={model}: --plan names a network as well; give one of them.")
-    if plan is None:
-        subject = _of_model(model, train, ladder=ladder)
-    else:
-        subject = _of_plan(plan, train, ladder=ladder)
+    subject = _of_model(model, train) if plan is None else _of_plan(plan, train)
     local = subject.local
     rows = _rows(subject, measure=measure)
-    if plot is not None:
-        from privpart.cli.pages.plots import draw_costs
-
-        title = f"{subject.name}: one client, one round, as shares of full training"
-        draw_costs(rows, title=title, path=plot)
     if form is Format.JSON:
         document = {
             "schema": "privpart/costs/1",
@@ -138,7 +123,7 @@ class _Subject:
     examples: int
 
 
-def _of_model(model: str | None, train: Sequence[str] | None, *, ladder: bool) -> _Subject:
+def _of_model(model: str | None, train: Sequence[str] | None) -> _Subject:
     from privpart.client import LocalTraining
     from privpart.model import PartialModel
     from privpart.models import MODELS, example_batch, example_network
@@ -152,10 +137,7 @@ def _of_model(model: str | None, train: Sequence[str] | None, *, ladder: bool) -
             "--plan FILE."
         )
     parts: dict[str, Sequence[str]] = {"full": ("*",)}
-    if ladder or not train:
-        parts |= MODELS[name].ladder
-    if train:
-        parts[" ".join(train)] = train
+    parts |= {" ".join(train): train} if train else MODELS[name].ladder
 
     def built(part: str) -> PartialModel:
         start_values = MODELS[name].initializers
@@ -167,12 +149,11 @@ def _of_model(model: str | None, train: Sequence[str] | None, *, ladder: bool) -
     return _Subject(name, parts, built, example_batch(name, local.batch_size), local, _EXAMPLES)
 
 
-def _of_plan(path: Path, train: Sequence[str] | None, *, ladder: bool) -> _Subject:
+def _of_plan(path: Path, train: Sequence[str] | None) -> _Subject:
     from copy import deepcopy
 
     from privpart.cli.train import tell_of_code
     from privpart.model import PartialModel
-    from privpart.patterns import freeze_ladder
     from privpart.training.plan_file import read
     from privpart.training.training import first_batch, training
 
@@ -188,9 +169,6 @@ def _of_plan(path: Path, train: Sequence[str] | None, *, ladder: bool) -> _Subje
     batch, examples = first_batch(setup.clients, local)
     as_planned = " ".join(plan.model.train)
     parts: dict[str, Sequence[str]] = {"full": ("*",), as_planned: plan.model.train}
-    if ladder:
-        own = plan.model.builtin
-        parts |= freeze_ladder(setup.model.module) if own is None else own.ladder
     if train:
         parts[" ".join(train)] = train
 

@@ -133,11 +133,9 @@ SAMPLED = ["epsilon", "--rounds", "16", "--noise-multiplier", "4", "--sampling"]
     [
         ["epsilon", *SHORT, "--noise-multiplier", "4"],
         ["calibrate", *SHORT, "--target-epsilon", "2"],
-        ["mechanisms", *SHORT, "--mechanism", "independent"],
         [*SAMPLED, "balls-in-bins:bins=8"],
         [*SAMPLED, "poisson:expected_batch=1", "--mechanism", "independent"],
         ["epsilon", "--plan", "examples/digits.toml"],
-        ["mechanisms", "--plan", "examples/digits.toml", "--mechanism", "independent"],
     ],
     ids=" ".join,
 )
@@ -160,12 +158,20 @@ def test_delta_is_judged_against_the_population(privpart, line):
     assert allowed.returncode == 0
     report = json.loads(allowed.stdout)
     assert "is 1 / " in report["warnings"][-1]
-    if "mechanisms" not in line:
-        assert [a["code"] for a in report["assumptions"] if a["status"] == "violated"] == ["delta"]
-        told = privpart(*line, "--delta", "0.1", allow).stdout
-        assert f"(NOT MET: delta 0.1 for {int(population):,} clients)" in " ".join(told.split())
+    assert [a["code"] for a in report["assumptions"] if a["status"] == "violated"] == ["delta"]
+    statement = privpart(*line, "--delta", "0.1", allow).stdout
+    assert f"(NOT MET: delta 0.1 for {int(population):,} clients)" in " ".join(statement.split())
     idle = privpart(*line, "--delta", "1e-6", allow)
     assert "delta=1e-06 is allowed without it" in idle.stderr
+
+
+@pytest.mark.parametrize("line", [SHORT, ["--plan", "examples/digits.toml"]], ids=" ".join)
+def test_mechanisms_are_not_compared_at_a_large_delta(privpart, line):
+    line = ["mechanisms", *line, "--mechanism", "independent", "--delta"]
+    refused = privpart(*line, "0.1")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    warned = json.loads(privpart(*line, "6e-4", "--format", "json").stdout)
+    assert any("delta=0.0006: is " in warning for warning in warned["warnings"])
 
 
 def test_a_delta_beside_a_plan_or_a_log(privpart, tmp_path):

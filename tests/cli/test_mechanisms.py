@@ -17,7 +17,7 @@ RUN = ["--rounds", "1600", "--delta", "1e-6", "--max-participations", "1"]
 
 def in_page():
     page = Path("docs/concepts/dp-ftrl.md").read_text()
-    shown = page.partition(f"$ privpart mechanisms {' '.join(RUN)} --optimal\n")[2]
+    shown = page.partition(f"$ privpart mechanisms {' '.join(RUN)} --mechanism dense\n")[2]
     return [line for line in shown.partition("```")[0].splitlines() if line]
 
 
@@ -29,7 +29,7 @@ def rows_of(table):
 
 @pytest.mark.slow
 def test_the_page_on_dp_ftrl_shows_the_table(privpart):
-    done = privpart("mechanisms", *RUN, "--optimal")
+    done = privpart("mechanisms", *RUN, "--mechanism", "dense")
     assert done.returncode == 0, done.stderr
     assert [line.rstrip() for line in done.stdout.splitlines() if line.strip()] == in_page()
 
@@ -59,7 +59,9 @@ def test_blt_is_within_four_percent_of_the_optimum_and_the_tree_is_not():
 
 
 def test_every_row_meets_the_same_target(privpart):
-    done = privpart("mechanisms", "--rounds", "64", *RUN[2:], "--optimal", "--format", "json")
+    done = privpart(
+        "mechanisms", "--rounds", "64", *RUN[2:], "--mechanism", "dense", "--format", "json"
+    )
     document = json.loads(done.stdout)
     assert (document["unit"], document["adjacency"]) == ("client", "zero-out")
     assert len(document["rows"]) > 5
@@ -141,7 +143,7 @@ def test_long_runs_leave_out_what_takes_too_long(privpart, monkeypatch):
 
 
 def test_the_optimal_matrix_is_for_one_participation(privpart):
-    done = privpart("mechanisms", *RUN[:4], "--max-participations", "2", "--optimal")
+    done = privpart("mechanisms", *RUN[:4], "--max-participations", "2", "--mechanism", "dense")
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
 
@@ -161,7 +163,7 @@ def test_shared_keys_of_a_plan_are_compared_group_by_group(tmp_path):
     assert told["sensitivity_squared"] == per_group["sensitivity_squared"]
     assert per_group["draws_per_round"] < one["draws_per_round"] == 1
     assert per_group["rmse"] < 0.8 * one["rmse"]
-    assert "not known for groups" in str(call("mechanisms", "--optimal").exception)
+    assert "not known for groups" in str(call("mechanisms", "--mechanism", "dense").exception)
     plan.write_text(text.replace(independent, '{ keys = "shared", m = 65 }'))
     for command in ("mechanisms", "epsilon"):
         refused = call(command).exception
@@ -175,7 +177,7 @@ def test_what_is_refused_comes_before_what_takes_long(monkeypatch):
     wrong = ["--mechanism", "tree", "--mechanism", "blt:decay=2,scale=1"]
     with pytest.raises(ConfigError, match="max_participations=2: the optimal matrix"):
         CliRunner().invoke(
-            app, [*run, "--max-participations", "2", "--optimal"], catch_exceptions=False
+            app, [*run, "--max-participations", "2", "--mechanism", "dense"], catch_exceptions=False
         )
     with pytest.raises(ConfigError, match=r"decay\[0\]=2"):
         CliRunner().invoke(app, [*run, *wrong], catch_exceptions=False)

@@ -253,7 +253,9 @@ def test_a_starter_trains_as_it_is(tmp_path, privpart, fresh_code):
 
 
 def test_costs_measures_the_plans_network_and_client(trained, privpart):
-    done = privpart("costs", "--plan", str(trained / "plan.toml"), "--ladder", "--format", "json")
+    done = privpart(
+        "costs", "--plan", str(trained / "plan.toml"), "--train", "!0.*", "--format", "json"
+    )
     found = json.loads(succeeded(done))
     assert "imports ./shared_code.py:network (model.factory)" in done.stderr
     assert (found["examples"], found["batch_size"], found["optimizer"]) == (3, 2, "sgd")

@@ -65,7 +65,7 @@ def test_balls_in_bins_of_correlated_noise(privpart):
     run = AllocatedGuarantee(4.0, BallsInBins(8, 16), mechanism)
     assert report["epsilon"] == run.epsilon(1e-6) < Guarantee(report["mu"]).epsilon(1e-6)
     assert "draws" not in report["sampling"]
-    drawn = json.loads(privpart(*RUN, *SQUARE, *DRAWN, "--draw-seed", "0").stdout)
+    drawn = json.loads(privpart(*RUN, *SQUARE, DRAWN[0], f"{DRAWN[1]},draw_seed=0").stdout)
     estimate = EstimatedGuarantee(4.0, BallsInBins(8, 16), mechanism, 10_000, 0)
     assert drawn["epsilon"] == estimate.epsilon(1e-6)
     assert (drawn["sampling"]["draws"], drawn["sampling"]["draw_seed"]) == (10_000, 0)
@@ -76,9 +76,9 @@ def test_the_seed_is_fresh_and_printed_so_that_a_figure_can_be_repeated(privpart
     first, other = (json.loads(privpart(*run).stdout) for _ in range(2))
     seed = first["sampling"]["draw_seed"]
     assert seed != other["sampling"]["draw_seed"]
-    again = json.loads(privpart(*run, "--draw-seed", str(seed)).stdout)
+    again = json.loads(privpart(*run[:-1], f"{run[-1]},draw_seed={seed}").stdout)
     assert again == first
-    shown = " ".join(privpart(*run[:3], *run[5:], "--draw-seed", "17").stdout.split())
+    shown = " ".join(privpart(*run[:3], *run[5:-1], f"{run[-1]},draw_seed=17").stdout.split())
     assert "17, the seed of the draws, is random" in shown
     assert "a seed that somebody chose is not a random one" in shown
     assert "choosing among k estimates makes one too low with up to k times" in shown
@@ -94,8 +94,8 @@ def test_little_noise_is_not_taken_for_privacy(privpart):
 
 
 def test_b_min_sep_says_in_one_line_how_likely_it_is_wrong(privpart):
-    apart = ["--sampling", "b-min-sep:expected_batch=100,draws=10000", *OF_1000]
-    run = [*RUN[:3], *SQUARE, "--draw-seed", "3"]
+    apart = ["--sampling", "b-min-sep:expected_batch=100,draws=10000,draw_seed=3", *OF_1000]
+    run = [*RUN[:3], *SQUARE]
     shown = privpart(*run, *apart).stdout
     line = next(line for line in shown.splitlines() if line.startswith("  epsilon  "))
     assert "by Monte Carlo with 10000 draws of seed 3; too low for 1e-08 of all seeds" in line
@@ -131,7 +131,8 @@ APART = "b-min-sep:expected_batch=100"
         ("poisson:expected_batch=9", [*OF_1000, *ALONE, "--method", "exact"], "has 'pld' (def"),
         ("poisson:expected_batch=9", ["--population", "3", *ALONE], "expected_batch=9"),
         ("poisson:expected_batch=x", [*OF_1000, *ALONE], "expected_batch=x: must be a number"),
-        ("balls-in-bins:bins=8", [*ALONE, "--draw-seed", "0"], "nothing is drawn; add draws"),
+        ("balls-in-bins:bins=8,draw_seed=0", ALONE, "nothing is drawn; add draws"),
+        ("balls-in-bins:bins=8,draws=10000,draw_seed=x", ALONE, "draw_seed=x: must be a whole"),
         ("balls-in-bins:bins=8", [*ALONE, "--log", "log.csv"], "log.csv"),
         ("balls-in-bins", ALONE, "bins: is missing"),
         ("balls-in-bins:bins=1", ALONE, "bins=1: must be at least 2"),

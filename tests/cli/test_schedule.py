@@ -105,7 +105,7 @@ def test_a_stream_per_group_has_less_noise_at_the_same_epsilon(privpart):
 
 
 def test_options_that_a_plan_answers_are_refused(privpart):
-    for options in (["--rounds", "9"], ["--optimal"], ["--max-participations", "2"]):
+    for options in (["--rounds", "9"], ["--mechanism", "dense"], ["--max-participations", "2"]):
         with pytest.raises(ConfigError, match="leave"):
             privpart("mechanisms", "--plan", EXAMPLE, *options)
     with pytest.raises(ConfigError, match="--rounds and --delta are needed"):

@@ -18,7 +18,7 @@ from privpart.models import (
     resnet8,
     resnet18,
 )
-from privpart.patterns import freeze_ladder, matching_parameters
+from privpart.patterns import matching_parameters
 
 
 def numbers(module: nn.Module, patterns=("*",)) -> int:
@@ -143,12 +143,6 @@ def test_every_network_answers_and_every_rung_of_its_ladder_trains_less(name):
         dims.append(part.dim)
     assert dims == sorted(set(dims), reverse=True)
     assert dims[0] == part.parameter_count
-
-
-def test_a_computed_ladder_takes_the_largest_layer_first():
-    by_layer = freeze_ladder(build_network("emnist_cnn"))
-    assert list(by_layer)[:2] == ["full", "freeze dense1.*"]
-    assert not any("norm" in name or "dense2" in name for name in by_layer)
 
 
 def test_batch_norm_is_converted_and_what_remains_is_refused():

@@ -44,13 +44,6 @@ def epsilon(
     min_separation: MinSeparation = None,
     fixed_order: FixedOrderOption = False,
     sampling: SamplingOption = None,
-    draw_seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Seed of the draws of --sampling, to repeat a printed figure; by default a fresh "
-            "one, for which alone the probability of error holds."
-        ),
-    ] = None,
     log: Annotated[
         Path | None,
         typer.Option(
@@ -82,10 +75,7 @@ def epsilon(
         sampling=sampling,
         population=population,
         method=method,
-        draw_seed=draw_seed,
     )
-    if sampling is None:
-        refuse_beside("without --sampling nothing is drawn", draw_seed=draw_seed)
     if plan is not None:
         typed.refuse_beside_plan()
         promise = Promise.planned(plan, delta, population, allow_large=allow_large_delta)

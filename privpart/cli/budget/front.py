@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -51,6 +51,7 @@ _PREFIX_ROUNDS = 2048
 """The most rounds whose prefix release is accounted in about a second; the time is cubic."""
 _BANDED_ROUNDS = 8192
 """The most rounds for which many-banded filters are fitted here; the time is quadratic."""
+_DENSE: Final = "dense"
 _BUFFERS = (1, 2, 3, 4, 5)
 _DRAWS = (2, 4, 16)
 
@@ -66,27 +67,19 @@ def mechanisms(
             "keys, a stream per group is compared with one stream over all rounds."
         ),
     ] = None,
-    population: options.Population = None,
-    allow_large_delta: options.AllowLargeDelta = False,
     target_epsilon: Annotated[float, typer.Option(help="Epsilon of every row, above 0.")] = 1.0,
     mechanism: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"Only this mechanism, and others that are named like it; {TYPED_MECHANISM}",
+            help=f"Only this mechanism, and others that are named like it; {TYPED_MECHANISM} "
+            "Alone, 'dense' adds the numerically optimal matrix for the root mean squared error to "
+            "the usual rows, for one participation only (15 seconds at 1600 rounds).",
             show_default=False,
         ),
     ] = None,
     max_participations: MaxParticipations = None,
     min_separation: MinSeparation = None,
     fixed_order: FixedOrderOption = False,
-    optimal: Annotated[
-        bool,
-        typer.Option(
-            "--optimal",
-            help="Add the numerically optimal matrix for the root mean squared error, one "
-            "participation only (15 seconds at 1600 rounds).",
-        ),
-    ] = False,
     html: options.HtmlOption = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
@@ -99,23 +92,24 @@ def mechanisms(
     Example: privpart mechanisms --rounds 1600 --delta 1e-6 --max-participations 1
     """
     limits = Limits(max_participations, min_separation, fixed_order)
-    planned = None
+    planned, population = None, None
     if plan is not None:
         refuse_beside("--plan: already contains these values", rounds=rounds)
         limits.refuse_beside("--plan: already contains these values")
         planned = _read(plan)
         participation = planned.participation()
-        population = accept_planned_delta(planned, delta, population, allow_large=allow_large_delta)
+        population = accept_planned_delta(planned, delta, None, allow_large=False)
         delta = planned.privacy.delta if delta is None else delta
     elif rounds is None or delta is None:
         raise ConfigError("--rounds and --delta are needed; or --plan FILE, which has them.")
     else:
-        checks.accept_delta(delta, population, allow_large=allow_large_delta)
+        checks.accept_delta(delta)
         participation = limits.of(rounds)
-    chosen = [typed_choice(text, participation.rounds) for text in mechanism or ()]
+    names = [name for name in mechanism or () if name != _DENSE]
+    chosen = [typed_choice(text, participation.rounds) for text in names]
+    optimal = _DENSE in (mechanism or ())
     if optimal:
         _refuse_optimal(participation)
-        refuse_beside("--mechanism: leaves out all other rows", optimal=bool(chosen))
     offered = list(_rows_of(planned, participation, chosen, optimal=optimal))
     # all of them first: a refusal must not come after a minute of calibration
     with shown_fits():
@@ -149,12 +143,12 @@ def mechanisms(
 def _refuse_optimal(participation: Participation) -> None:
     if participation.rounds > _BANDED_ROUNDS:
         raise ConfigError(
-            f"optimal=True: is left out above {_BANDED_ROUNDS} rounds; leave out --optimal."
+            f"mechanism=dense: is left out above {_BANDED_ROUNDS} rounds; leave it out."
         )
     if participation.max_participations > 1:
         raise ConfigError(
             f"max_participations={participation.max_participations}: the optimal matrix is known "
-            "for one only. Leave out --optimal."
+            "for one only. Leave out --mechanism dense."
         )
 
 
@@ -195,7 +189,7 @@ def _rows_of(
     shared = plan is not None and plan.select is not None and plan.select.takes_turns
     if plan is not None and (plan.schedule is not None or shared):
         if optimal:
-            raise ConfigError("optimal=True: not known for groups; leave it out.")
+            raise ConfigError("mechanism=dense: not known for groups; leave it out.")
         yield from _group_by_group(plan, participation, chosen)
         return
     names = list(map(str, chosen))
@@ -205,7 +199,7 @@ def _rows_of(
     for name in dict.fromkeys(names):
         yield name, partial(MechanismChoice.parse(name).build, participation)
     if optimal:
-        yield "dense, optimal", partial(optimize, "dense", participation)
+        yield "dense, optimal", partial(optimize, _DENSE, participation)
 
 
 def _group_by_group(

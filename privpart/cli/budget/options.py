@@ -41,7 +41,8 @@ SamplingOption = Annotated[
         "'balls-in-bins:bins=8': each member is in one bin, and the rounds take the bins in turn. "
         "'b-min-sep:expected_batch=20,min_separation=4': each member joins on its own, but never "
         "within so many rounds of its last one. 'draws=1000000' estimates by Monte Carlo, which "
-        "b-min-sep always does; the probability of error is part of delta.",
+        "b-min-sep always does; the probability of error is part of delta. 'draw_seed=N' repeats a "
+        "printed figure; the probability of error holds for a fresh seed, the default, alone.",
     ),
 ]
 MaxParticipations = Annotated[

@@ -126,7 +126,6 @@ class Typed:
     sampling: str | None
     population: int | None
     method: MethodName | None
-    draw_seed: int | None = None
 
     def refuse_beside_plan(self) -> None:
         """Raise ``ConfigError`` if anything was typed that a plan file has."""
@@ -143,7 +142,8 @@ class Typed:
     def sampled(self, sampling: str, choice: MechanismChoice, rounds: int) -> "SampledRun":
         """Return the run that ``--sampling`` describes; fit the mechanism if it asks for it."""
         self.limits.refuse_beside("--sampling: decides who takes part, and how often")
-        sampler, method = SamplingChoice.parse(sampling), self.method
+        sampler, draw_seed = SamplingChoice.parse(sampling)
+        method = self.method
         mechanism = built(choice, sampled_passes(rounds, sampler.bins))
         drawn = sampler.sampler(mechanism, self.population)
         of_poisson = isinstance(drawn, PoissonSampling)
@@ -152,8 +152,8 @@ class Typed:
                 f"method={method}: Poisson sampling has 'pld' (default) and 'rdp', every other "
                 "sampler one accountant; leave it out."
             )
-        estimate, by_rdp = sampler.estimate(self.draw_seed), method is MethodName.RDP
-        return SampledRun(choice, mechanism, drawn, estimate, "rdp" if by_rdp else "pld")
+        estimate, by_rdp = sampler.estimate(draw_seed), method is MethodName.RDP
+        return SampledRun(choice, mechanism, drawn, estimate, "rdp" if by_rdp else "pld", draw_seed)
 
     def promise(self, histories: Histories | None, *, allow_large: bool) -> Promise:
         """Return the promise; without limits, that of the log if there is one."""
@@ -191,6 +191,7 @@ class SampledRun:
     sampling: Sampling
     estimate: Estimate | None
     method: "SampledMethod"
+    draw_seed: int | None
 
     def guarantee(self, noise_multiplier: float) -> Sampled:
         """Return the guarantee by the one accountant that covers sampler and mechanism."""
@@ -204,6 +205,10 @@ class SampledRun:
 
     def calibrated(self, target_epsilon: float, delta: float) -> tuple[float, Sampled]:
         """Return the least noise found that meets the target, and its guarantee."""
+        if self.draw_seed is not None:
+            raise ConfigError(
+                f"draw_seed={self.draw_seed}: noise is chosen by draws of its own; leave it out."
+            )
         target = {"target_epsilon": target_epsilon, "delta": delta}
         mechanism, sampling = self.mechanism, self.sampling
         if self.estimate is not None and not isinstance(sampling, PoissonSampling):

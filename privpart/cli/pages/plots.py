@@ -38,13 +38,6 @@ VERDICTS: dict[str, str] = {
 _HIDDEN = ("noise",)
 # Width of an image, in inches.
 _CELL = 1.12
-_RESOURCES = {
-    "bytes down": "bytes_down",
-    "bytes up": "bytes_up",
-    "forward FLOPs": "forward_flops",
-    "backward FLOPs": "backward_flops",
-    "memory": "memory_bytes",
-}
 _POINTS = 25
 _AWAY = 2.6
 """Where results without noise stand beside a budget: at so many times the largest epsilon."""
@@ -170,25 +163,6 @@ def front_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
     drawing.title(axes, title)
     styles.legend(axes, loc="upper right")
     return figure
-
-
-def draw_costs(rows: Sequence[dict[str, Any]], *, title: str, path: Path) -> None:
-    """Draw the costs in ``rows`` as shares of the first row, full training."""
-    figure, axes = drawing.panel(7.2, 3.8)
-    partial = rows[1:] or rows
-    width = 0.8 / len(partial)
-    for number, row in enumerate(partial):
-        places = [group + width * number for group in range(len(_RESOURCES))]
-        shares = [100 * row[key] / rows[0][key] for key in _RESOURCES.values()]
-        colour = drawing.SERIES[number % len(drawing.SERIES)]
-        axes.bar(places, shares, width, color=colour, label=row["part"])
-    drawing.target(axes, 100, rows[0]["part"])
-    axes.set_xticks([group + 0.4 - width / 2 for group in range(len(_RESOURCES))], list(_RESOURCES))
-    axes.set_ylabel("% of full training")
-    drawing.title(axes, title)
-    axes.grid(visible=False, axis="x")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    drawing.save(figure, path)
 
 
 def draw_sweep(
