@@ -355,7 +355,10 @@ def test_pages_are_generated_from_the_code(tmp_path):
     import generate
 
     generate.all_pages(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == generated_names() | {"plan.schema.json"}
+    assert {path.name for path in tmp_path.iterdir()} == generated_names() | {
+        "plan.schema.json",
+        "rooms.svg",
+    }
     plan = (tmp_path / "plan-file.md").read_text()
     for key in ("[privacy]", "target_epsilon", "[canaries]", "clients_per_round"):
         assert key in plan

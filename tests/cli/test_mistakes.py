@@ -542,7 +542,7 @@ PYTHON = {
     "no parameters": ({"module": nn.ReLU()}, ("ReLU", "no parameters")),
     "module and name": (
         {"plan": tables("model", name="small_cnn", seed=1, sizes=CNN)},
-        ("module", "names a network as well"),
+        ("module", "names one as well"),
     ),
     "other inputs": ({"module": nn.Linear(4, 2)}, ("shape", "3")),
     "too few outputs": ({"module": nn.Linear(3, 1)}, ("1 outputs", "label 1")),

@@ -95,13 +95,13 @@ def test_stores_of_private_retrieval_read_nothing_but_queries(monkeypatch):
     """The same coins and another key: the first store's view is the same, bit for bit."""
     monkeypatch.setattr(private_retrieval.secrets, "token_bytes", lambda n: bytes(range(n)))
     views = []
-    answers = private_retrieval.answers
+    answers = private_retrieval.products
 
     def spy(records, asked):
         views.append(asked.tobytes())
         return answers(records, asked)
 
-    monkeypatch.setattr(private_retrieval, "answers", spy)
+    monkeypatch.setattr(private_retrieval, "products", spy)
     for key in (0, 7):
         deliver(private, keys={1: (key,)})
     assert views[0] == views[2]

@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from accounting import checks
 from accounting.checks import ConfigError
 from attacks import Reconstruction
 from attacks.text.read import ReadText
@@ -66,7 +65,7 @@ class TrialFolder(MutableMapping[str, dict[str, Any]]):
         try:
             tensors, values = decode_state(self._path(key))
             return {
-                name: _restored(checks.parsed_json(text), tensors, name)
+                name: _restored(json.loads(text), tensors, name)
                 for name, text in values["results"].items()
             }
         except (ConfigError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
