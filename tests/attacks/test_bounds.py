@@ -274,20 +274,15 @@ def test_epsilon_is_rounded_down_where_both_are_small(mu, delta):
     assert least >= delta
 
 
-def test_scores_too_large_for_floating_point_are_refused_rather_than_a_number():
-    scores, present = scored(2.0, 200, np.random.default_rng(1))
-    for bound in (pooled_t, estimate):
-        with pytest.raises(ConfigError, match="too much"):
-            bound(1e200 * scores, present, delta=DELTA)
-
-
-def test_options_out_of_range_are_refused():
+def test_scores_and_options_out_of_range_are_refused():
     scores, present = scored(1.0, 50, np.random.default_rng(0))
-    with pytest.raises(ConfigError, match="confidence"):
-        pooled_t(scores, present, delta=DELTA, confidence=1.0)
-    with pytest.raises(ConfigError, match="coins fell alike"):
-        pooled_t(scores, np.ones(50, dtype=bool), delta=DELTA)
-    with pytest.raises(ConfigError, match="at least two"):
-        pooled_t(scores, np.arange(50) < 1, delta=DELTA)
-    with pytest.raises(ConfigError, match="vary"):
-        pooled_t(np.ones(50), present, delta=DELTA)
+    for bound, sent, coins, options, said in (
+        (pooled_t, 1e200 * scores, present, {}, "too much"),
+        (estimate, 1e200 * scores, present, {}, "too much"),
+        (pooled_t, scores, present, {"confidence": 1.0}, "confidence"),
+        (pooled_t, scores, np.ones(50, dtype=bool), {}, "coins fell alike"),
+        (pooled_t, scores, np.arange(50) < 1, {}, "at least two"),
+        (pooled_t, np.ones(50), present, {}, "vary"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            bound(sent, coins, delta=DELTA, **options)

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import multi_margin_loss
 
 from accounting import ConfigError
-from attacks import dlg, observe, psnr
+from attacks import cosine_tv, dlg, observe, psnr
 from attacks.networks import smooth_lenet
 from attacks.reconstruction.reconstruct import matching_loss, total_variation
 from attacks.reconstruction.solvers import quasi_newton
@@ -111,14 +111,33 @@ def test_an_update_of_zero_cannot_be_matched(lenet, digits):
         dlg(lenet, replace(seen, update=zero))
 
 
-def test_a_loss_that_overflows_is_diverged_not_a_number(lenet, digits):
+def cosine(model, seen, **options):
+    return cosine_tv(model, seen, restarts=2, steps=5, **options)
+
+
+def matching(model, seen, **options):
+    return dlg(model, seen, restarts=1, max_evaluations=5, newton_steps=0, **options)
+
+
+@pytest.mark.parametrize("attack", [matching, cosine])
+def test_a_loss_that_overflows_is_diverged_not_a_number(lenet, digits, attack):
     seen = observe(lenet, *one(digits))
     with pytest.raises(ConfigError, match="not finite"):
         replace(seen, state={name: value * math.nan for name, value in seen.state.items()})
-    cliff = replace(seen, loss=lambda logits, _: logits.sum() * math.nan)
-    found = dlg(lenet, cliff, restarts=1)
+    found = attack(lenet, replace(seen, loss=lambda logits, _: logits.sum() * math.nan))
     assert (found.status, found.match) == ("diverged", math.inf)
     assert bool(found.x.isfinite().all())
+
+
+@pytest.mark.parametrize("attack", [matching, cosine])
+def test_same_seed_same_image(lenet, digits, attack):
+    seen = observe(lenet, *one(digits), visible=["dense2.*"])
+    first, again, other = (attack(lenet, seen, seed=seed) for seed in (4, 4, 5))
+    assert torch.equal(first.x, again.x)
+    assert first.match == again.match
+    assert not torch.allclose(first.x, other.x)
+    with pytest.raises(ConfigError, match=r"tv=\(\)"):
+        attack(lenet, seen, tv=())
 
 
 def test_gauss_newton_goes_on_where_the_first_solver_stops(lenet, digits):
@@ -143,8 +162,6 @@ def test_priors_in_turn_start_where_the_last_one_ended_and_share_the_evaluations
     assert (both.match, both.evaluations) == (second.value, 12)
     last, plain = (dlg(lenet, seen, tv=t, max_evaluations=1, **options) for t in ((0.5, 0.0), 0))
     assert torch.equal(last.x, plain.x)
-    with pytest.raises(ConfigError, match=r"tv=\(\)"):
-        dlg(lenet, seen, tv=())
 
 
 def test_a_prior_changes_the_image_but_not_what_match_means(lenet, digits):

@@ -43,7 +43,7 @@ from attacks.text_audit import text_suite
 from privpart.models.transformer import LanguageModel, TextClassifier
 
 FAILED = "attack failed"
-IMAGES = attacks.suite(restarts=1, max_evaluations=200, newton_steps=0, steps=100)
+IMAGES = attacks.suite(restarts=1, max_evaluations=150, newton_steps=0, steps=70)
 TEXTS = text_suite(exchanges=1500)
 
 
