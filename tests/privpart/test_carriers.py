@@ -112,29 +112,32 @@ def trained(tmp_path, module, **options):
     )
 
 
-@pytest.mark.parametrize("kind", [Bank, Numpy, OnTheParameter, Teacher, FirstBatch])
-def test_a_network_that_keeps_something_of_a_client_is_refused(kind, tmp_path):
-    with pytest.raises(ConfigError, match=r"different updates|was written to|has changed"):
-        trained(tmp_path, kind())
-    assert not (tmp_path / "run").exists()
+def switching_loss(module, batch):
+    x, y = batch
+    if x.mean() > 50:
+        module.head.weight.requires_grad_(False)
+    return cross_entropy(module(x), y)
 
 
-@pytest.mark.parametrize("loss", [global_loss, hooked_loss])
-def test_a_loss_that_keeps_something_of_a_client_is_refused(loss, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        *(
+            (kind, {}, r"different updates|was written to|has changed")
+            for kind in (Bank, Numpy, OnTheParameter, Teacher, FirstBatch)
+        ),
+        (Network, {"loss": global_loss}, "two different updates"),
+        (Network, {"loss": hooked_loss}, "two different updates"),
+        (Network, {"loss": switching_loss}, "switched off the gradient"),
+    ],
+)
+def test_networks_and_losses_that_keep_something_of_a_client_are_refused(
+    kind, options, message, tmp_path
+):
     seen.clear()
-    with pytest.raises(ConfigError, match="two different updates"):
-        trained(tmp_path, Network(), loss=loss)
-
-
-def test_a_loss_that_switches_gradients_off_is_refused(tmp_path):
-    def loss(module, batch):
-        x, y = batch
-        if x.mean() > 50:
-            module.head.weight.requires_grad_(False)
-        return cross_entropy(module(x), y)
-
-    with pytest.raises(ConfigError, match="switched off the gradient"):
-        trained(tmp_path, Network(), loss=loss)
+    with pytest.raises(ConfigError, match=message):
+        trained(tmp_path, kind(), **options)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("draws", ["numpy", "random", "torch"])

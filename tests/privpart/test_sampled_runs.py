@@ -204,17 +204,14 @@ def test_the_silent_and_the_refused_count_as_zero_and_nobody_takes_their_place()
         def run(self, task, start):
             yield from ("nonsense" for _ in task.clients)
 
-    own, source = plan(), SecretSource()
-    expected = SampledCohorts(own, PEOPLE, source)
+    own = plan()
     for clients in (Clients(silent=PEOPLE[:6]), Malformed()):
-        again = SecretSource()
-        seen = run_all(own, clients, source=again)
-        assert len(seen) == 6
+        source = SecretSource()
+        seen = run_all(own, clients, source=source)
         assert all(record.counts.released for record, _ in seen)
-        assert [record.asked for record, _ in seen] == [
-            len(cohort) for cohort in SampledCohorts(own, PEOPLE, again)
-        ]
-    assert len(expected) == 6
+        asked = [len(cohort) for cohort in SampledCohorts(own, PEOPLE, source)]
+        assert [record.asked for record, _ in seen] == asked
+        assert len(asked) == 6
 
 
 def test_a_client_that_was_not_drawn_is_refused():

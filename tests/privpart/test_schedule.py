@@ -158,14 +158,8 @@ def test_the_papers_groups_cover_the_network_once(name):
     assert len(found) == FLING[name][0]
     if name in SIZES:
         assert found == SIZES[name]
-
-
-def test_layers_of_a_resnet_are_the_papers_groups():
-    for name in ("resnet8", "resnet18"):
-        with torch.device("meta"):
-            module = build_network(name)
-        everything = [n for n, _ in module.named_parameters()]
-        assert layer_groups(module) == trained_groups(module, MODELS[name].groups, everything)
+    if name.startswith("resnet"):  # whose layers are the paper's groups
+        assert layer_groups(module) == groups
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))
