@@ -42,7 +42,6 @@ class Guarantee:
         adjacency: "zero-out" (a client's updates are replaced by zero; cohort, schedule and
             divisor stay), which is what mechanisms give, or "replace-one" (they are replaced by
             another client's), see ``replace_one``. Add-or-remove is not claimed.
-        clients: number of clients that are protected jointly, >= 1; see ``group``.
 
     >>> Guarantee(mu=1.0).epsilon(delta=1e-5)  # doctest: +ELLIPSIS
     4.37717...
@@ -51,14 +50,12 @@ class Guarantee:
     mu: float
     method: Method = "exact"
     adjacency: Adjacency = "zero-out"
-    clients: int = 1
 
     def __post_init__(self) -> None:
         if not 1e-100 <= checks.positive("mu", self.mu) <= 1e100:
             raise ConfigError(f"mu={self.mu:g}: must lie between 1e-100 and 1e100.")
         checks.choice("method", self.method, METHODS)
         checks.choice("adjacency", self.adjacency, ADJACENCIES)
-        checks.count("clients", self.clients)
 
     @property
     def rho(self) -> float:
@@ -107,29 +104,19 @@ class Guarantee:
         """Return the guarantee of both releases together: mu^2 adds.
 
         Raises:
-            ConfigError: the two guarantees protect different units, so neither bounds the other.
+            ConfigError: the adjacencies differ, so neither bounds the other.
 
         >>> Guarantee(mu=3.0).compose(Guarantee(mu=4.0)).mu
         5.000000000000001
         """
-        if (self.adjacency, self.clients) != (other.adjacency, other.clients):
+        if self.adjacency != other.adjacency:
             raise ConfigError(
-                f"{self.adjacency} for {self.clients} and {other.adjacency} for {other.clients} "
-                "clients do not compose. Use replace_one() and group() to make both the same."
+                f"{self.adjacency} and {other.adjacency} do not compose. Use replace_one() to make "
+                "both the same."
             )
         total = math.nextafter(math.hypot(self.mu, other.mu), math.inf)
         loosest = max(self.method, other.method, key=METHODS.index)
         return replace(self, mu=total, method=loosest)
-
-    def group(self, size: int) -> "Guarantee":
-        """Return the guarantee for ``size`` clients jointly: mu times size.
-
-        Replacing the clients' updates by zero, one client after another, moves the encoded stream
-        by at most ``size`` sensitivities (Dong, Roth and Su 2022, Theorem 2.14). Tight if all of
-        them take part in the same rounds.
-        """
-        size = checks.count("size", size)
-        return replace(self, mu=_up(self.mu * size), clients=self.clients * size)
 
     def replace_one(self) -> "Guarantee":
         """Return the guarantee under replace-one adjacency: mu doubles.

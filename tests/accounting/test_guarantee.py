@@ -15,7 +15,6 @@ from accounting import (
     Guarantee,
     Participation,
     accountants,
-    brute_force,
     gaussian,
     guarantee,
     quadrature,
@@ -138,22 +137,6 @@ def test_dp_accounting_is_given_no_more_noise_than_mu_says(mu):
     assert event.noise_multiplier == pytest.approx(1 / mu, rel=1e-15)
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_group_is_brute_force(size):
-    """Clients that take part in the same rounds move the stream ``size`` times as far."""
-    tree, run = BinaryTree(8), Participation(8, 2, 3)
-    z = 2.0
-    group = guarantee(tree, run, noise_multiplier=z).group(size)
-    judged = math.sqrt(brute_force(size * tree.encoder(), run)) / z
-    assert judged <= group.mu <= judged * (1 + 1e-14)
-    assert group.clients == size
-
-
-def test_groups_of_groups():
-    assert Guarantee(0.5).group(2).group(3).clients == 6
-    assert Guarantee(0.5).group(2).group(3).mu == pytest.approx(3.0, rel=1e-14)
-
-
 def test_replace_one_doubles():
     run = Guarantee(0.5, "rdp").replace_one()
     assert (run.adjacency, run.method) == ("replace-one", "rdp")
@@ -162,13 +145,12 @@ def test_replace_one_doubles():
         run.replace_one()
 
 
-@pytest.mark.parametrize("other", [Guarantee(1.0).replace_one(), Guarantee(1.0).group(2)])
-def test_different_units_do_not_compose(other):
+def test_different_adjacencies_do_not_compose():
+    other = Guarantee(1.0).replace_one()
     with pytest.raises(ConfigError) as error:
         Guarantee(1.0).compose(other)
     assert str(error.value) == (
-        f"zero-out for 1 and {other.adjacency} for {other.clients} clients do not compose. "
-        "Use replace_one() and group() to make both the same."
+        "zero-out and replace-one do not compose. Use replace_one() to make both the same."
     )
     with pytest.raises(ConfigError, match="do not compose"):
         other.compose(Guarantee(1.0))

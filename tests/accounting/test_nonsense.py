@@ -112,11 +112,10 @@ VALID = {
         accounting.FixedOrder,
         {"rounds": 8, "max_participations": 2, "min_separation": 2},
     ),
-    "Guarantee": (Guarantee, {"mu": 1.0, "clients": 1}),
+    "Guarantee": (Guarantee, {"mu": 1.0}),
     "Guarantee.cross_check": (Guarantee(1.0).cross_check, {"delta": 1e-6}),
     "Guarantee.delta": (Guarantee(1.0).delta, {"epsilon": 1.0}),
     "Guarantee.epsilon": (Guarantee(1.0).epsilon, {"delta": 1e-6}),
-    "Guarantee.group": (Guarantee(1.0).group, {"size": 2}),
     "Guarantee.tpr_at_fpr": (Guarantee(1.0).tpr_at_fpr, {"fpr": 0.1}),
     "Independent": (Independent, {"rounds": 8}),
     "Participation": (
