@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from accounting import Guarantee, Independent, Participation, checks, guarantee
+from accounting import Independent, Participation, checks, guarantee
 from accounting.checks import ConfigError
 from attacks.explain import Explanation, explain
 from attacks.observation import Observation, check_entries, noise_std_of, residual_of, select
@@ -366,11 +366,14 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
 
     def shared(self, threat: dict[str, Any]) -> dict[str, Any]:
         """Return the fields that any report has; ``threat`` is what its kind adds to the threat."""
+        z = self.noise_multiplier
+        # what the accountant says of one noised release, whatever the attacks find
+        bound = guarantee(Independent(1), Participation(1), noise_multiplier=z) if z else None
         return {
             "seed": self.seed,
             "threat": self._threat() | threat | {"attacks": list(self._attacks)},
             "losses": tuple(self._loss_of(number) for number in self.batches),
-            "bound": self._accounted(),
+            "bound": bound,
             "delta": self.delta,
             "schedule": tuple(self.schedule),
             "explanation": self.explanation,
@@ -381,12 +384,6 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         net = ready(self.net, self.net.training).double()
         with torch.no_grad():
             return float(self.client_loss(net(as_double(x)), y))
-
-    def _accounted(self) -> Guarantee | None:
-        """Return what the accountant says of one noised release, whatever the attacks find."""
-        if not self.noise_multiplier:
-            return None
-        return guarantee(Independent(1), Participation(1), noise_multiplier=self.noise_multiplier)
 
     def _threat(self) -> dict[str, Any]:
         """Return what the attacker knows and what was done to the update, as JSON types."""

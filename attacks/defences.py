@@ -1,8 +1,8 @@
 """Defences: the same attack at every clip and noise multiplier of a sweep."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -63,9 +63,6 @@ class DefencePoint:
         }
 
 
-AnyAudit = TypeVar("AnyAudit", bound=Audit[Any, Any, Any])
-
-
 def defences(
     audit: Audit[Any, Any, Any],
     *,
@@ -85,22 +82,17 @@ def defences(
     """
     if len(audit.views) != 1:
         raise ConfigError(f"views: a sweep is of one view, not of {len(audit.views)}.")
-    return [_point(variant) for variant in _swept(audit, clips, noise_multipliers)]
-
-
-def _swept(
-    audit: AnyAudit, clips: Sequence[float | None], noise_multipliers: Sequence[float]
-) -> Iterator[AnyAudit]:
-    """Yield the audit at every clip and noise multiplier, as its own adversary sees it."""
     if not clips or not noise_multipliers:
         raise ConfigError("clips, noise_multipliers: pass at least one of each.")
     for z in noise_multipliers:
         checks.nonnegative("noise_multipliers", z)
-    for clip in clips:
-        for z in noise_multipliers:
-            if clip is not None or z == 0:
-                adversary: Adversary = "recipient" if z > 0 else "server"
-                yield replace(audit, clip=clip, noise_multiplier=z, adversaries=(adversary,))
+    looks: list[Adversary] = ["recipient" if z > 0 else "server" for z in noise_multipliers]
+    return [
+        _point(replace(audit, clip=clip, noise_multiplier=z, adversaries=(adversary,)))
+        for clip in clips
+        for z, adversary in zip(noise_multipliers, looks, strict=True)
+        if clip is not None or z == 0
+    ]
 
 
 def _point(audit: Audit[Any, Any, Any]) -> DefencePoint:

@@ -206,12 +206,17 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
             n for n in self.batches if norm(observed[n].update) > 0 and self.explanation.explained
         ]
         errors = [feature_errors(self.model, observed[n], self.client(n)[0]) for n in sent] or [{}]
-        ranked = self.decoys is not None and self.batch == 1 and len(sent) == len(self.batches)
+        ranks = []
+        if self.decoys is not None and len(sent) == len(self.batches):
+            decoys, labels = self.decoys
+            for seen, n in zip(observed, self.batches, strict=True):
+                x, y = self.client(n)
+                ranks.append(reid_rank(self.model, seen, x, decoys, torch.cat([y, labels])))
         return LeakageRow(
             **fields,
             unknowns=self.batch * self.x[0].numel(),
             own=chosen,
-            ranks=tuple(self._rank(n, observed[n]) for n in self.batches) if ranked else (),
+            ranks=tuple(ranks),
             feature_error={k: max(error.get(k, 0.0) for error in errors) for k in errors[0]},
             labels_right=self.labels_right(chosen),
             labels_doubtful=any(self._labels_doubtful(observed[n]) for n in sent),
@@ -222,13 +227,6 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
             return len(label_candidates(self.model, observed)) > 1
         except ConfigError:  # an attack of one's own may do without
             return False
-
-    def _rank(self, number: int, observed: Observation) -> int:
-        if self.decoys is None:
-            return 0
-        x, y = self.client(number)
-        decoys, labels = self.decoys
-        return reid_rank(self.model, observed, x, decoys, torch.cat([y, labels]))
 
     def _buffers_told(self) -> str:
         """Say whether batch statistics were sent, and can be told from the buffers."""

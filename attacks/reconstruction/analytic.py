@@ -4,6 +4,7 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from accounting.checks import ConfigError
 from attacks.observation import Observation
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.reconstruct import Reconstruction, matching_loss
-from attacks.reconstruction.solvers import SOLVED
+from attacks.reconstruction.solvers import SOLVED, Objective
 from attacks.rounding import HALF, less
 
 
@@ -150,8 +151,8 @@ def best_inputs(
         for rows in inputs:
             images = torch.full(observation.shape, 0.5, dtype=torch.float64)
             images[: len(rows)] = rows.cpu().reshape(len(rows), *images.shape[1:]).clamp(0, 1)
-            image = _ordered(loss, images)
-            tried.append((float(loss(image).detach()), image, labels))
+            image, match = ordered(images, partial(_value, loss))
+            tried.append((match, image, labels))
     match, image, labels = min(tried, key=lambda item: item[0])
     return Reconstruction(
         x=image,
@@ -164,22 +165,24 @@ def best_inputs(
     )
 
 
-def _ordered(loss: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Pair the images of a batch with the labels: swap two while that lowers the residual."""
-    best = x
-    value = float(loss(x).detach())
-    better = len(x) > 1
+def _value(loss: Objective, x: Tensor) -> float:
+    return float(loss(x).detach())
+
+
+def ordered(values: Tensor, residual: Callable[[Tensor], float]) -> tuple[Tensor, float]:
+    """Swap two of the values while that lowers the residual; return them, and the residual."""
+    least = residual(values)
+    better = True
     while better:
         better = False
-        for i, j in itertools.combinations(range(len(x)), 2):
-            order = list(range(len(x)))
-            order[i], order[j] = j, i
-            residual = float(loss(best[order]).detach())
-            if less(residual, value):
-                best = best[order]
-                value = residual
-                better = True
-    return best
+        for i, j in itertools.combinations(range(len(values)), 2):
+            swapped = values.clone()
+            swapped[[i, j]] = values[[j, i]]
+            if torch.equal(swapped, values):
+                continue
+            if less(value := residual(swapped), least):
+                values, least, better = swapped, value, True
+    return values, least
 
 
 def recovered_inputs(gw: Tensor, gb: Tensor | None, batch: int) -> list[Tensor]:

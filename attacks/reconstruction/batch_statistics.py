@@ -9,7 +9,7 @@ per channel and layer. After one step these are the statistics of the images the
 inversion uses them as a prior (Yin et al. 2021). After several steps they are of several weights.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -35,13 +35,10 @@ def sent_statistics(model: nn.Module, observation: Observation) -> Statistics:
     if not observation.training or not single:
         return {}
     statistics = {}
-    for layer, module in _normalisations(model):
-        share = _share(layer, module, observation.state)
-        for kind in _KINDS:
-            name = f"{layer}.{kind}".lstrip(".")
-            if name in observation.buffers and share > 0:
-                before = observation.state[name]
-                statistics[name] = before + (observation.buffers[name] - before) / share
+    for name, share in _running(model, observation.state):
+        if name in observation.buffers and share > 0:
+            before = observation.state[name]
+            statistics[name] = before + (observation.buffers[name] - before) / share
     return statistics
 
 
@@ -102,14 +99,10 @@ def with_buffers(model: nn.Module, observation: Observation, x: Tensor) -> Obser
     state = observation.state
     with torch.no_grad():
         statistics = batch_statistics(model, state)(as_double(x))
-    after = {}
-    for layer, module in _normalisations(model):
-        share = _share(layer, module, state)
-        for kind in _KINDS:
-            name = f"{layer}.{kind}".lstrip(".")
-            if name in state:
-                before = state[name]
-                after[name] = before + share * (statistics[name] - before)
+    after = {
+        name: state[name] + share * (statistics[name] - state[name])
+        for name, share in _running(model, state)
+    }
     return replace(observation, buffers=after)
 
 
@@ -137,13 +130,16 @@ def buffers_after(
     return after
 
 
-def _normalisations(model: nn.Module) -> list[tuple[str, nn.modules.batchnorm._BatchNorm]]:
-    kind = nn.modules.batchnorm._BatchNorm
-    return [(name, module) for name, module in model.named_modules() if isinstance(module, kind)]
+def _running(model: nn.Module, state: State) -> Iterator[tuple[str, float]]:
+    """Yield the name of each running statistic, and the share by which one batch moves it.
 
-
-def _share(layer: str, module: nn.modules.batchnorm._BatchNorm, state: State) -> float:
-    """Return by how much one batch moves the running statistics; 1 / count without a momentum."""
-    if module.momentum is not None:
-        return float(module.momentum)
-    return 1 / (float(state[f"{layer}.num_batches_tracked".lstrip(".")]) + 1)
+    Without a momentum that is 1 / the number of batches, this one included.
+    """
+    for layer, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            names = [f"{layer}.{kind}".lstrip(".") for kind in _KINDS]
+            tracked = [name for name in names if name in state]
+            share = module.momentum
+            if share is None and tracked:
+                share = 1 / (float(state[f"{layer}.num_batches_tracked".lstrip(".")]) + 1)
+            yield from ((name, float(share or 0.0)) for name in tracked)

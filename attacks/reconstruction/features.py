@@ -14,6 +14,7 @@ from attacks.reconstruction.analytic import invert_dense, visible_dense
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.reconstruct import (
     GOOD_ENOUGH,
+    NEWTON_UNKNOWNS,
     Reconstruction,
     matching_loss,
     starting_point,
@@ -21,7 +22,6 @@ from attacks.reconstruction.reconstruct import (
 from attacks.reconstruction.solvers import SOLVED, Search, gauss_newton, quasi_newton
 from attacks.update import ready
 
-_NEWTON_UNKNOWNS = 1024  # the Jacobian of a step has this many columns
 _RANK = 1e-6  # singular values below this, relative to the largest, are rounding of float32
 
 
@@ -162,7 +162,7 @@ def _invert(
         x0 = starting_point(observation.shape, [seed, restart])
         tried.append(quasi_newton(objective, x0, budget))
         unsolved = sure and tried[-1].value > SOLVED
-        if newton_steps and unsolved and x0.numel() <= _NEWTON_UNKNOWNS:
+        if newton_steps and unsolved and x0.numel() <= NEWTON_UNKNOWNS:
             tried.append(gauss_newton(residual, tried[-1].x, newton_steps))
         if tried[-1].value < GOOD_ENOUGH:
             break

@@ -26,7 +26,7 @@ from attacks.rounding import less
 from attacks.update import State, flat, norm, ready, simulated_update
 
 GOOD_ENOUGH = 1e-10  # relative matching loss below which no further start is tried
-_NEWTON_UNKNOWNS = 1024  # the Jacobian of a step has this many columns
+NEWTON_UNKNOWNS = 1024  # the Jacobian of a step has this many columns
 FALLING = (0.1, 0.01, 0.001, 0.0)  # weights of a prior that fades out
 _SCOUTS = 10  # each candidate label first gets this fraction of the budget
 
@@ -108,7 +108,7 @@ def dlg(
     losses = [_with_prior(match, weight, statistics, gap) for weight in weights]
     points = [starting_point(observation.shape, [seed, i]) for i in range(restarts)]
     searches = [partial(_in_turn, losses, x0, budget) for x0 in points]
-    if newton_steps and plain and points[0].numel() <= _NEWTON_UNKNOWNS:
+    if newton_steps and plain and points[0].numel() <= NEWTON_UNKNOWNS:
         searches += [partial(gauss_newton, residual, x0, newton_steps) for x0 in points]
     tried: list[Search] = []
     for search in searches:

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from attacks.observation import residual_of
+from attacks.reconstruction.analytic import ordered
 from attacks.rounding import first_least, less
 from attacks.text.bag import bag_of_tokens
 from attacks.text.observation import TextObservation
-from attacks.text.sentences import Sentence, assembled, completed
+from attacks.text.sentences import Sentence, assembled, completed, padded
 from attacks.text.spans import Reader, tokens_in_span
 from attacks.update import norm
 
@@ -103,7 +104,7 @@ def _exchanged(
     Where no move helps, the search begins again from the best with some tokens replaced.
     """
     observed, draw = reader.seen, torch.Generator().manual_seed(0)
-    tokens = padded(sentences, observed)
+    tokens = _padded(sentences, observed)
     labels, match = _labelled(reader, tokens)
     classes = range(min(_classes(reader, tokens), _MOST_LABELS))
     choices = [*columns, () if observed.labels is not None else classes]
@@ -167,18 +168,17 @@ def _by_rank(columns: Sequence[Sequence[int]], batch: int) -> list[Sentence]:
     return [row for row in rows if row]
 
 
-def padded(sentences: Sequence[Sentence], observed: TextObservation) -> Tensor:
+def _padded(sentences: Sequence[Sentence], observed: TextObservation) -> Tensor:
     """Return the sentences as (B, T) ids; missing ones repeat the first."""
     batch, length = observed.shape
-    fill = observed.pad or 0
-    rows = [*sentences, *[sentences[0]] * (batch - len(sentences))]
-    return torch.tensor([[*s, *[fill] * (length - len(s))][:length] for s in rows])
+    cut = [sentence[:length] for sentence in sentences]
+    return padded([*cut, *cut[:1] * (batch - len(cut))], observed)
 
 
 def matched(reader: Reader, sentences: Sequence[Sentence]) -> tuple[Tensor | None, float]:
     """Return the labels with which the sentences match the update best, and the residual."""
     observed = reader.seen
-    tokens = padded(sentences, observed)
+    tokens = _padded(sentences, observed)
     if observed.language:
         return None, residual_of(reader.net, observed, tokens, tokens)
     return _labelled(reader, tokens)
@@ -186,7 +186,9 @@ def matched(reader: Reader, sentences: Sequence[Sentence]) -> tuple[Tensor | Non
 
 def _labelled(reader: Reader, tokens: Tensor) -> tuple[Tensor, float]:
     if reader.seen.labels is not None:
-        return _ordered(reader, tokens, reader.seen.labels)
+        return ordered(
+            reader.seen.labels, lambda y: residual_of(reader.net, reader.seen, tokens, y)
+        )
     return _guessed(reader, tokens, _classes(reader, tokens))
 
 
@@ -210,21 +212,3 @@ def _guessed(reader: Reader, tokens: Tensor, count: int) -> tuple[Tensor, float]
             if less(changed := residual(other), match):
                 y, match = other, changed
     return torch.tensor(y), match
-
-
-def _ordered(reader: Reader, tokens: Tensor, labels: Tensor) -> tuple[Tensor, float]:
-    """Return the known labels in the order of the sentences, by exchanging pairs."""
-    y, match = labels.clone(), residual_of(reader.net, reader.seen, tokens, labels)
-    improved = True
-    while improved:
-        improved = False
-        for i in range(len(y)):
-            for j in range(i):
-                if y[i] == y[j]:
-                    continue
-                other = y.clone()
-                other[i], other[j] = y[j], y[i]
-                residual = residual_of(reader.net, reader.seen, tokens, other)
-                if less(residual, match):
-                    y, match, improved = other, residual, True
-    return y, match

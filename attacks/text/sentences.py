@@ -141,12 +141,12 @@ def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
         return None
     source = next(s for s in reader.sources if s.reach == "token")
     with torch.no_grad():
-        count = reader.net(_filled(reader, sentences[:1])).shape[-1]
+        count = reader.net(padded(sentences[:1], reader.seen)).shape[-1]
     if count > _MOST_LABELS:
         return None
     labels = range(count) if observed.labels is None else sorted(set(observed.labels.tolist()))
     for sentence in sentences:
-        tokens = _filled(reader, [sentence])
+        tokens = padded([sentence], reader.seen)
         remainders = []
         for label in labels:
             sent = update_of(reader.net, observed, tokens, torch.tensor([label]))
@@ -275,7 +275,7 @@ def completed(reader: Reader, sentences: Sequence[Sentence]) -> list[Sentence]:
     best = [[*s, nearest[i][0]] if i in nearest else list(s) for i, s in enumerate(sentences)]
 
     def residual(rows: Sequence[Sequence[int]]) -> float:
-        tokens = _filled(reader, rows)
+        tokens = padded(rows, observed)
         return residual_of(reader.net, observed, tokens, tokens)
 
     match = residual(best)
@@ -292,9 +292,10 @@ def completed(reader: Reader, sentences: Sequence[Sentence]) -> list[Sentence]:
     return [tuple(s) for s in best]
 
 
-def _filled(reader: Reader, sentences: Sequence[Sequence[int]]) -> Tensor:
-    length = reader.seen.shape[1]
-    fill = reader.seen.pad or 0
+def padded(sentences: Sequence[Sequence[int]], observed: TextObservation) -> Tensor:
+    """Return the sentences as (S, T) ids."""
+    length = observed.shape[1]
+    fill = observed.pad or 0
     return torch.tensor([[*s, *[fill] * (length - len(s))] for s in sentences])
 
 
@@ -305,7 +306,7 @@ def _along(reader: Reader, sentences: Sequence[Sequence[int]]) -> Tensor:
     logit slopes at the last positions whose gradient is that remainder, by LSQR.
     """
     observed = reader.seen
-    tokens = _filled(reader, sentences)
+    tokens = padded(sentences, observed)
     rows, last = torch.arange(len(sentences)), torch.tensor([len(s) - 2 for s in sentences])
     ours = update_of(reader.net, observed, tokens, tokens)
     u, v = flat(ours[name] for name in observed.update), flat(observed.update.values())
