@@ -108,7 +108,7 @@ class SamplingChoice:
     def parse(cls, text: str) -> "tuple[SamplingChoice, int | None]":
         """Read a choice as people type it, and the seed of its draws, None for a fresh one.
 
-        The seed is no part of a choice, because a plan must not fix it.
+        A choice has no seed, because a plan must not fix one.
 
         Raises:
             ConfigError: an unknown sampler, or options that are missing, unknown or not numbers.
