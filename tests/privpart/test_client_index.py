@@ -51,6 +51,9 @@ def test_owners_hold_their_rows(owners, kind):
     assert [index.owner(row) for row in range(len(owners))] == owners
     assert index.owner(len(owners)) is None
     assert index.owner(-1) is None
+    copy = index.shared()
+    assert list(copy.ids) == list(index.ids)
+    assert [rows.tolist() for rows in copy] == [rows.tolist() for rows in index]
 
 
 @pytest.mark.parametrize("kind", ["uint64", "int64", "int8", "uint16"])
@@ -74,23 +77,29 @@ def test_rows_per_client_by_list_dict_and_ids():
     assert named["b"].tolist() == [4, 0]
     assert named[np.int64(7)].tolist() == [1]
     assert Index.of_rows({"b": rows[0], 7: rows[1], "a": rows[2]})["a"].tolist() == [2, 3]
+    twice = Index.of_rows([[5, 5], [5, 1]])
+    assert twice[0].tolist() == [5, 5]
+    assert (twice.owner(5), twice.owner(0)) == (0, None)
+    assert twice.held(torch.tensor([0, 1, 2, 5])).tolist() == [1, 5]
 
 
-def test_a_row_may_be_held_twice_and_by_nobody():
-    index = Index.of_rows([[5, 5], [5, 1]])
-    assert index[0].tolist() == [5, 5]
-    assert index.owner(5) == 0
-    assert index.owner(0) is None
-    assert index.held(torch.tensor([0, 1, 2, 5])).tolist() == [1, 5]
-
-
-@pytest.mark.parametrize("ids", ["numbers", "strings"])
-def test_a_copy_in_shared_memory_says_the_same(ids):
-    owners = [7, 3, 7, 2**64] if ids == "numbers" else ["é", "b", "é", "a" * 200]
-    index = Index.of_owners(owners)
-    copy = index.shared()
-    assert list(copy.ids) == list(index.ids)
-    assert [own.tolist() for own in copy] == [own.tolist() for own in index]
+@pytest.mark.parametrize(
+    ("rows", "ids", "sentence"),
+    [
+        ([], None, "indices: is empty"),
+        ([[0], [1]], ["a", "a"], r"ids\[0\] and ids\[1\] are both client 'a'"),
+        ([[0], [1]], [5, np.int64(5)], "are both client 5"),
+        ([[0], [1]], ["a"], "1 ids for 2 clients"),
+        ({"a": [0]}, ["a"], "ids: indices is a dict"),
+        ([[0.5]], None, r"indices\[0\]: has type torch.float32"),
+        ([[0], [True, False]], None, r"indices\[1\]: holds truth values"),
+        ([0, 1], None, r"indices\[0\]: has type torch.int64 and shape \(\)"),
+        ([["a"]], None, r"indices\[0\]: must be a list of rows"),
+    ],
+)
+def test_rows_that_are_none(rows, ids, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        Index.of_rows(rows, ids)
 
 
 @pytest.mark.parametrize(
@@ -117,25 +126,6 @@ def test_a_copy_in_shared_memory_says_the_same(ids):
 def test_a_column_of_users_that_names_none(owners, sentence):
     with pytest.raises(ConfigError, match=sentence):
         Index.of_owners(owners)
-
-
-@pytest.mark.parametrize(
-    ("rows", "ids", "sentence"),
-    [
-        ([], None, "indices: is empty"),
-        ([[0], [1]], ["a", "a"], r"ids\[0\] and ids\[1\] are both client 'a'"),
-        ([[0], [1]], [5, np.int64(5)], "are both client 5"),
-        ([[0], [1]], ["a"], "1 ids for 2 clients"),
-        ({"a": [0]}, ["a"], "ids: indices is a dict"),
-        ([[0.5]], None, r"indices\[0\]: has type torch.float32"),
-        ([[0], [True, False]], None, r"indices\[1\]: holds truth values"),
-        ([0, 1], None, r"indices\[0\]: has type torch.int64 and shape \(\)"),
-        ([["a"]], None, r"indices\[0\]: must be a list of rows"),
-    ],
-)
-def test_rows_that_are_none(rows, ids, sentence):
-    with pytest.raises(ConfigError, match=sentence):
-        Index.of_rows(rows, ids)
 
 
 def test_an_unknown_client_is_named_and_so_is_its_namesake():

@@ -16,18 +16,7 @@ from accounting import ConfigError
 from privpart.training import own_code
 from privpart.training.own_code import call, changes, is_reference, load, record, record_hash
 
-
-@pytest.fixture(autouse=True)
-def _fresh_process(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "path_hooks", list(sys.path_hooks))
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    monkeypatch.setattr(own_code, "_imported", {})
-    before = set(sys.modules)
-    yield
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+pytestmark = pytest.mark.usefixtures("fresh_code")
 
 
 @pytest.fixture
@@ -308,79 +297,80 @@ def test_classes_of_a_file_reach_a_spawned_process(write):
 
 
 def test_code_that_changed_after_its_import_is_refused(write):
-    folder = write({"task.py": "import helpers\ndef f(): pass\n", "helpers.py": ""})
+    task = """
+import helpers
+from importlib import import_module
+def f(): return import_module("plug" + "in1").x
+"""
+    folder = write({"task.py": task, "helpers.py": "", "plugin1.py": "x = 1\n"})
     first = load("./task.py:f", folder)
     assert load("./task.py:f", folder) is first
     write({"helpers.py": "x = 1\n"})
     assert "start a new process" in sentence(load, "./task.py:f", folder)
-
-
-def test_a_file_that_was_imported_by_a_computed_name_and_changed_is_refused(write):
-    task = "from importlib import import_module\ndef f(): return import_module('plug' + 'in1').x\n"
-    folder = write({"task.py": task, "plugin1.py": "x = 1\n"})
-    assert load("./task.py:f", folder)() == 1
-    load("./task.py:f", folder)  # sees it in memory
+    write({"helpers.py": ""})
+    assert first() == 1
+    load("./task.py:f", folder)  # sees the file of the computed name in memory
     write({"plugin1.py": "x = 2\n"})
     assert "plugin1.py: has changed since" in sentence(load, "./task.py:f", folder)
 
 
-WRITTEN = """
+PROCESS = """
 import sys
 from pathlib import Path
 folder = Path(sys.argv[1])
-(folder / "app.py").write_text("import time\\ntime.sleep(0.01)\\n" + sys.argv[2])
+{before}
+from privpart.training.own_code import ConfigError, load, record
+record({{"a": "task:f"}}, folder)
+try:
+    print(load({reference!r}, folder)())
+except ConfigError as error:
+    print(error)
+"""
+WRITTEN = """
+(folder / "app.py").write_text("import time\\ntime.sleep(0.01)\\n" + {lines!r})
 (folder / "task.py").write_text("def f(): return 1\\n")
 sys.path.insert(0, sys.argv[1])
 import app
-from privpart.training.own_code import ConfigError, load
-try:
-    print(load("./task.py:f", folder)())
-except ConfigError as error:
-    print(error)
 """
-
-
-@pytest.mark.parametrize("first", [True, False])
-def test_files_written_and_imported_by_one_process_as_flowers_are(first, tmp_path):
-    lines = ["import task", "import privpart.training.own_code"]
-    app = "\n".join(lines[::-1] if first else lines)
-    command = [sys.executable, "-c", WRITTEN, str(tmp_path), app]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert said == "1\n" if first else "which imports privpart before it" in said
-
-
 IMPORTED = """
-import sys
-from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import task
-if sys.argv[2] == "edited":
-    file = Path(sys.argv[1], "helpers.py")
-    file.write_text(file.read_text().replace("1", "2"))
-from privpart.training.own_code import ConfigError, load, record
-record({"a": "task:f"}, Path(sys.argv[1]))
-try:
-    print(load(sys.argv[3], Path(sys.argv[1]))())
-except ConfigError as error:
-    print(error)
 """
+EDITED = (
+    IMPORTED
+    + """
+file = folder / "helpers.py"
+file.write_text(file.read_text().replace("1", "2"))
+"""
+)
+OURS = "import privpart.training.own_code\n"
+CHANGED = "helpers.py: may have changed since this process imported it; start a new"
 
 
-@pytest.mark.parametrize("reference", ["task:f", "./task.py:f"])
-def test_code_that_was_imported_before_privpart_is_taken_only_if_it_cannot_have_changed(
-    reference, write
+@pytest.mark.parametrize(
+    ("before", "reference", "printed"),
+    [
+        (WRITTEN.format(lines=OURS + "import task"), "./task.py:f", "1\n"),
+        (
+            WRITTEN.format(lines="import task\n" + OURS),
+            "./task.py:f",
+            "which imports privpart before it",
+        ),
+        (IMPORTED, "task:f", "1\n"),
+        (EDITED, "task:f", CHANGED),
+        (EDITED, "./task.py:f", CHANGED),
+    ],
+)
+def test_code_imported_before_privpart_is_taken_only_if_it_cannot_have_changed(
+    before, reference, printed, write
 ):
+    """Flower's processes write and import an app's files at once."""
     source = "import helpers\ndef f(): return helpers.RATE\n"
     folder = write({"task.py": source, "helpers.py": "RATE = 1\n"})
-
-    def ran(what):
-        command = [sys.executable, "-c", IMPORTED, str(folder), what, reference]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    assert ran("as it was") == "1\n"
-    assert "helpers.py: may have changed since this process imported it; start a new" in ran(
-        "edited"
-    )
+    script = PROCESS.format(before=before, reference=reference)
+    command = [sys.executable, "-c", script, str(folder)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert output == printed if printed == "1\n" else printed in output
 
 
 def test_another_file_under_the_name_of_a_recorded_one_is_refused(write, monkeypatch):
@@ -496,7 +486,7 @@ class Network:
 """
 
 
-def test_calls_return_what_the_function_returns_and_name_what_it_raises(write):
+def test_calls_return_what_the_function_returns_and_name_what_is_wrong(write):
     helpers = (
         "def checked(n):\n    if n > 9:\n        raise IndexError('too wide\\n...')\n    return n\n"
     )
@@ -510,12 +500,6 @@ def test_calls_return_what_the_function_returns_and_name_what_it_raises(write):
     assert message == f"{key}: {name} failed: {folder}/helpers.py:3: IndexError: too wide."
     message = sentence(call, network, name, key, width=0)
     assert message.endswith("task.py:7: width=0: must be at least 1.")
-
-
-def test_wrong_options_are_named_with_what_the_function_takes(write):
-    folder = write({"task.py": SOURCE, "helpers.py": ""})
-    name, key = "./task.py:network", "model.factory"
-    network = load(name, folder)
     assert sentence(call, network, name, key, width=1, dept=2) == (
         f"{key}: {name}(width, *, depth=2): got an unexpected keyword argument 'dept'; the plan "
         "passes width, dept."

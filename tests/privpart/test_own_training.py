@@ -253,8 +253,7 @@ def test_a_client_with_a_dict_takes_the_steps_of_a_plain_loop(loss):
 # Populations.
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("loss", ["cross_entropy", margin])
+@pytest.mark.parametrize(("workers", "loss"), [(1, margin), (2, "cross_entropy"), (2, margin)])
 def test_a_population_that_fetches_gets_the_updates_of_users_bit_for_bit(workers, loss):
     local = replace(LOCAL, loss=loss)
     expected = updates(in_memory(pairs()), local=local, deterministic=True)
@@ -299,9 +298,9 @@ def test_a_sum_names_the_client_with_a_label_out_of_range():
 
 def test_thousands_of_tensors_reach_the_workers():
     """Each as shared memory of its own would need a file descriptor."""
-    many = pairs(3000)
+    many = pairs(1500)
     many[7] = (torch.randn(2**16, 6), torch.randint(3, (2**16,)))  # large enough for its own
-    task = replace(TASK, clients=(7, 2999))
+    task = replace(TASK, clients=(7, 1499))
     local = LocalTraining(0.3, batch_size=2**15)
     found = updates(Population(many), task=task, local=local, workers=2)
     assert same(found, updates(Population(many), task=task, local=local, deterministic=True))
