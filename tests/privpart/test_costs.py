@@ -5,45 +5,17 @@ import torch
 from torch import nn
 
 from privpart import LocalTraining, PartialModel
-from privpart.client import mean_loss
-from privpart.models import MODELS, build_network, example_batch, example_network
+from privpart.models import MODELS, build_network
 from privpart.patterns import trained_groups
 from privpart.plan import Schedule
 from privpart.training.costs import (
     changed_groups,
     client_costs,
-    message_bytes,
     parameters_sent,
     run_costs,
 )
 
 SGD = LocalTraining(0.1)
-# "Reduction in communication" by number of frozen steps; 26.25 % of Table 2 is a misprint of 26.45
-FEDPT = {
-    "Table 1, EMNIST CNN": ("emnist_cnn", ["1", "20"]),
-    "Table 2, CIFAR-10 ResNet-18": ("resnet18_gn", ["1.0", "3.8", "12.4", "28.8", "46.3"]),
-    "Table 3, Stack Overflow Transformer": ("word_lm", ["1.0", "1.1", "1.2", "1.4"]),
-}
-
-
-@pytest.mark.parametrize("table", FEDPT)
-def test_messages_reproduce_the_reduction_column(table):
-    name, printed = FEDPT[table]
-    architecture = MODELS[name]
-    sizes = []
-    for train in architecture.ladder.values():
-        model = PartialModel(
-            example_network(name),
-            train=train,
-            seed=0,
-            overwrite=True,
-            initializers=architecture.initializers,
-        )
-        sizes.append(message_bytes(model))
-        assert 4 * model.dim + 64 < sizes[-1] <= 4 * model.dim + 64 + 128
-    for size, reduction in zip(sizes, printed, strict=True):
-        digits = len(reduction.partition(".")[2])
-        assert f"{sizes[0] / size:.{digits}f}" == reduction
 
 
 def dense(train, hidden=6):
@@ -118,33 +90,13 @@ def test_memory_by_hand():
 def test_optimizer_state():
     trained = 4 * (6 * 4 + 4)
     assert measure(["2.*"], LocalTraining(0.1, momentum=0.9)).memory.optimizer == trained
-    adam = measure(["2.*"], LocalTraining(0.1, optimizer="adam")).memory.optimizer
-    assert adam == 2 * trained + 4  # and a count of steps
-
-
-def test_the_model_is_left_as_it_was():
-    model = dense(["*"])
+    model = dense(["2.*"])
     before = model.flat.clone()
     local = LocalTraining(0.1, optimizer="adam")
-    client_costs(model, batch(), local=local, examples=8)
+    adam = client_costs(model, batch(), local=local, examples=8).memory.optimizer
+    assert adam == 2 * trained + 4  # and a count of steps
     assert torch.equal(model.flat, before)
     assert not model.gradient.any()
-
-
-def test_seconds_are_those_of_phones():
-    row = measure().to_dict()
-    assert row["seconds_up"] / row["bytes_up"] == pytest.approx(1 / 0.25e6)
-    assert row["seconds_down"] / row["bytes_down"] == pytest.approx(1 / 0.75e6)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_every_network_has_an_example_that_trains(name):
-    small = {"width": 8} if name.startswith("resnet") and name != "resnet18_gn" else {}
-    x, y = example_batch(name, 2)
-    network = MODELS[name].build(**small) if small else example_network(name)
-    value = mean_loss(network(x), y, MODELS[name].loss)
-    value.backward()
-    assert 0 < value < 50
 
 
 # Tables 1 to 3, Comm. in GB by number of cycles. Left out: two misprints of full training,
@@ -193,17 +145,6 @@ def test_communication_of_the_paper_s_tables(name, sizes, cycles, full, partial)
                 first = round(printed(numbers) / count, 2)
                 found = (printed(numbers), count * first)
                 assert min(abs(x - said) for x in found) <= 0.5 * digit + 1e-9
-
-
-def test_the_realised_share_is_not_one_over_m():
-    """Full rounds weigh: 7/25, 7/47 and 7/21 of full training, whatever the layers' sizes."""
-    for name, share in (("resnet8", 7 / 25), ("resnet18", 7 / 47), ("text_transformer", 7 / 21)):
-        groups = group_sizes(name)
-        rounds = Schedule(cycles=2).rounds(len(groups))
-        assert parameters_sent(rounds, groups) / sum(groups) / len(rounds) == pytest.approx(share)
-        partial = [active for active in rounds if len(active) == 1]
-        mean = parameters_sent(tuple(partial), groups) / sum(groups) / len(partial)
-        assert mean == pytest.approx(1 / len(groups))  # Eq. 5
 
 
 def partial_model(**sizes):

@@ -115,15 +115,16 @@ def test_a_plan_on_fed_emnist_trains(writers):
 def test_a_damaged_file_begins_no_run(writers, write):
     path = writers / "fed_emnist_test.h5"
     path.write_bytes(path.read_bytes()[:-1])
-    told = call("train", "--plan", writers / "plan.toml", "--out", writers / "run")
-    assert isinstance(told.exception, ConfigError)
-    assert "truncated" in str(told.exception)
-    write({"u": {"pixels": ZEROS[:, :8, :8], "label": CLASSES}}, name=path.name)
-    told = call("train", "--plan", writers / "plan.toml", "--out", writers / "run")
-    assert "images of different shapes" in str(told.exception)
-    path.unlink()
-    told = call("train", "--plan", writers / "plan.toml", "--out", writers / "run")
-    assert "fed_emnist_test.h5: put the file there" in str(told.exception)
+    for damage, words in (
+        (lambda: None, "truncated"),
+        (lambda: write({"u": {"pixels": ZEROS[:, :8, :8], "label": CLASSES}}, name=path.name),
+         "images of different shapes"),
+        (path.unlink, "fed_emnist_test.h5: put the file there"),
+    ):  # fmt: skip
+        damage()
+        ended = call("train", "--plan", writers / "plan.toml", "--out", writers / "run")
+        assert isinstance(ended.exception, ConfigError)
+        assert words in str(ended.exception)
     assert not (writers / "run").exists()
     assert call("epsilon", "--plan", writers / "plan.toml").exit_code == 0  # a plan has its cost
 
@@ -223,7 +224,7 @@ def test_files_that_lead_elsewhere_or_fill_the_memory(h5py, write, make, says):
 def test_damaged_bytes_are_an_error_or_finite_numbers(writers):
     path, rng, found = writers / "fed_emnist_train.h5", np.random.default_rng(1), Counter()
     whole = path.read_bytes()
-    for places in [partial(rng.integers, 4000), partial(rng.integers, len(whole))] * 15:
+    for places in [partial(rng.integers, 4000), partial(rng.integers, len(whole))] * 8:
         damaged = bytearray(whole)
         for place in places(size=20):
             damaged[place] = rng.integers(256)
@@ -236,4 +237,4 @@ def test_damaged_bytes_are_an_error_or_finite_numbers(writers):
             assert users.x.isfinite().all()
             assert (users.y >= 0).all()
             found["read"] += 1
-    assert min(found["refused"], found["read"]) > 2
+    assert min(found["refused"], found["read"]) > 1

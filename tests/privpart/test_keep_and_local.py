@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from accounting import ConfigError
-from privpart import Constant, LocalTraining, Normal, PartialModel, client_update
+from privpart import Constant, LocalTraining, PartialModel, client_update
 from privpart.engines.frozen_prefix import split
 from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.vectorized import VectorizedTraining
@@ -271,31 +271,3 @@ def test_a_seed_suffices_for_torch_s_layers(build):
 def test_recurrent_start_values_are_torch_s():
     found = default_initializers(nn.LSTM(3, 16))
     assert {initializer.limit for initializer in found.values()} == {0.25}
-
-
-class Adapted(nn.Module):
-    """LoRA's names, as peft has them."""
-
-    def __init__(self):
-        super().__init__()
-        self.base = nn.Linear(6, 3)
-        self.lora_A = nn.ModuleDict({"default": nn.Linear(6, 2, bias=False)})
-        self.lora_B = nn.ModuleDict({"default": nn.Linear(2, 3, bias=False)})
-
-    def forward(self, x):
-        return self.base(x) + self.lora_B["default"](self.lora_A["default"](x))
-
-
-def test_a_seeded_adapter_leaves_the_pretrained_network_as_it_is():
-    pretrained, (x, _) = Adapted(), examples()
-    expected = pretrained.base(x)
-    keep = ["base.*"]
-    model = PartialModel(copy.deepcopy(pretrained), train=["*lora_B*"], keep=keep, seed=7)
-    assert torch.equal(model.module(x), expected)
-    a = model.module.lora_A["default"].weight
-    assert 0 < a.abs().max() <= 6**-0.5
-    model.module(x).sum().backward()
-    assert model.gradient.abs().sum() > 0  # A is not zero, so B can learn
-    broken = {"*lora_B*": Normal(0.1)}  # power
-    model = PartialModel(pretrained, train=["*lora_B*"], keep=keep, seed=7, initializers=broken)
-    assert not torch.allclose(model.module(x), expected)

