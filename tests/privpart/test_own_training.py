@@ -344,21 +344,24 @@ def test_options_that_a_training_cannot_follow_are_refused(clients, fields, part
     ("clients", "augment"), [(Shifted, None), (in_memory, jitter), (Population, jitter)]
 )
 def test_draws_of_fetching_and_augmenting_are_of_round_and_client(clients, augment):
-    local, examples = replace(LOCAL, augment=augment), pairs()
-    population = clients(examples)
+    """All clients hold the same examples and take one step on all of them."""
+    local = LocalTraining(0.3, 1, 8, augment=augment)
+    alike = {client: (pairs()[2][0].clone(), pairs()[2][1]) for client in range(4)}
+    population, second = clients(alike), replace(TASK, round=1, clip_norm=1e6)
+    first = replace(TASK, clip_norm=1e6)
     with engine(population, local=local) as one:
         outside = torch.get_rng_state()
-        forth = {u.client: u.update for u in one.run(TASK, one.model.flat.clone())}
+        forth = {u.client: u.update for u in one.run(first, one.model.flat.clone())}
         assert torch.get_rng_state().equal(outside)
-    back = updates(population, local=local, task=replace(TASK, clients=(3, 2, 1, 0)))
+    back = updates(population, local=local, task=replace(first, clients=(3, 2, 1, 0)))
     assert same(back, forth)
-    assert same(updates(population, local=local, workers=2), forth)
-    later = updates(population, local=local, task=replace(TASK, round=1))
-    without = updates(Population(pairs()))
-    for client, (x, _) in pairs().items():
-        assert not forth[client].equal(later[client])
-        assert not forth[client].equal(without[client])
-        assert examples[client][0].equal(x)
+    assert same(updates(population, local=local, task=first, workers=2), forth)
+    later = updates(population, local=local, task=second)
+    drawn = torch.stack([*forth.values(), *later.values()])
+    assert torch.pdist(drawn).min() > 1e-4
+    plain = updates(Population(alike), local=replace(local, augment=None), task=second)
+    assert torch.pdist(torch.stack([*plain.values()])).max() < 1e-6
+    assert alike[0][0].equal(pairs()[2][0])
 
 
 def test_an_augmented_example_passes_through_the_frozen_layers_again():
