@@ -10,6 +10,4 @@ def small_plan(mechanism=4, participation=(), **fields) -> PrivacyPlan:
     if isinstance(participation, tuple):
         participation = Participation(mechanism.rounds, *participation)
     defaults = {"clip_norm": 0.5, "noise_multiplier": 0.0, "report_goal": 4}
-    return PrivacyPlan(
-        mechanism=mechanism, participation=participation, **defaults | fields
-    )  # fmt: skip
+    return PrivacyPlan(mechanism=mechanism, participation=participation, **defaults | fields)
