@@ -201,7 +201,11 @@ def parsed_json(text: str | bytes) -> Any:  # noqa: ANN401  any JSON
     def refuse(name: str) -> NoReturn:
         raise ValueError(f"{name} is no number")
 
-    return json.loads(text, object_pairs_hook=once, parse_constant=refuse)
+    def finite(digits: str) -> float:
+        # Such as 1e400, which is JSON.
+        return number if math.isfinite(number := float(digits)) else refuse(digits[:80])
+
+    return json.loads(text, object_pairs_hook=once, parse_constant=refuse, parse_float=finite)
 
 
 def _shown(number: int) -> str:

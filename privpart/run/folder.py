@@ -284,6 +284,9 @@ class RunFolder:
             undo.callback(folder_lock.release)
             run = cls(folder, Ledger(folder), folder_lock)
             undo.callback(run.close)
+            # While a last line that was damaged later can still be repaired: it is cut off below.
+            if run._private:
+                run._unknown(witness.last_seen(run.facts["run_id"]))
             # A process that was killed may have flushed neither its last line, which a power
             # failure would take back with its round, nor the removal of a key.
             run._ledger.settle()

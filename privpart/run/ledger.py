@@ -17,10 +17,12 @@ names clients; it stays with the server and is never released.
 
 import hashlib
 import json
+import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,10 @@ SCHEMA = "privpart/ledger/6"
 LATER_FACTS = ("adopted_at", "closed", "rows_differ", "sampling_checked", "self_clipped_since")
 """Facts that are added after a run began; all others are in the first line."""
 KEY_BYTES = 32
+_LONGEST = 2**28
+"""Bytes of a line: a file of zeros costs nothing to send, and would fill the memory."""
+_MOST_DIMENSIONS, _MOST_VALUES = 64, 2**48
+"""Of a tensor."""
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _HASH = re.compile("[0-9a-f]{64}")
 
@@ -118,12 +124,13 @@ class Ledger:
         self._chain_fault: str | None = None
         try:
             with opened(self._path) as file:
-                data = file.read()
+                lines = _complete_lines(file)
+                # Who reads a round may release it, and a killed process may not have flushed it.
+                os.fsync(file.fileno())
         except (FileNotFoundError, NotADirectoryError):
             raise ConfigError(f"{folder} holds no run: {LEDGER} is missing.") from None
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be read: {error}.") from None
-        lines = _complete_lines(data)
         self._size = sum(map(len, lines))
         with damage_named(self._path):
             self.chains = [lines[0].split(b" ")[0].decode()]
@@ -345,12 +352,42 @@ def _is_signed(public_key: str, message: bytes, signature: str) -> bool:
     return True
 
 
-def _complete_lines(data: bytes) -> list[bytes]:
-    *lines, _ = data.split(b"\n")
+def _complete_lines(file: BufferedReader) -> list[bytes]:
+    lines, line = [], b""
+    # No more than there is now: somebody may write faster than this reads.
+    size = os.fstat(file.fileno()).st_size
+    while file.tell() < size and (line := file.readline(_LONGEST)).endswith(b"\n"):
+        lines.append(line)
+    if len(line) == _LONGEST and not line.endswith(b"\n"):
+        raise OSError(f"line {len(lines)} is longer than {_LONGEST} bytes")
     # Blocks that were never written read as zeros, which JSON never holds.
     if lines and b"\0" in lines[-1]:
         lines.pop()
-    return [line + b"\n" for line in lines]
+    return lines
+
+
+def parameter_sizes(facts: Mapping[str, Any]) -> list[int] | None:
+    """Return how many values each trained tensor has, if the facts name their shapes.
+
+    Raises:
+        ValueError: a name or shape is not a valid one. Facts of a stranger may be anything, also
+            lengths whose product would take hours.
+    """
+    if (named := facts.get("parameters")) is None:
+        return None
+    sizes = []
+    for name, shape in named:
+        least = 1
+        if not isinstance(name, str) or len(shape) > _MOST_DIMENSIONS:
+            raise ValueError("parameters: a name or shape is not a valid one")
+        for length in shape:
+            if type(length) is not int or length < 0:
+                raise ValueError("parameters: a length is not a valid number")
+            least *= max(length, 1)
+            if least > _MOST_VALUES:
+                raise ValueError("parameters: no tensor is that large")
+        sizes.append(0 if 0 in shape else least)
+    return sizes
 
 
 def _checked_row(values: dict[str, Any], chain: str) -> Row:

@@ -21,7 +21,7 @@ from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.canaries import measured_from_below
 from privpart.run.evidence import Check, Evidence, gather
 from privpart.run.folder import CHECKED, ROWS, ROWS_DIFFER, SELF_CLIPPED
-from privpart.run.ledger import LEDGER, Row
+from privpart.run.ledger import LEDGER, Row, parameter_sizes
 from privpart.run.store import damage_named, opened
 from privpart.select.delivery import SeenByParty, SelectReport
 
@@ -273,8 +273,8 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
 def _cost(plan: PrivacyPlan, facts: Mapping[str, Any]) -> RunCost:
     noise = footprint(plan.mechanism)
     count = size = None
-    if (named := facts.get("parameters")) is not None:
-        count = sum(math.prod(int(length) for length in shape) for _, shape in named)
+    if (sizes := parameter_sizes(facts)) is not None:
+        count = sum(sizes)
         size = _BYTES * count
     return RunCost(count, size, noise.state_vectors, noise.draws_per_round)
 

@@ -228,9 +228,15 @@ def append_durably(path: Path, data: bytes, at: int) -> None:
             os.fsync(file.fileno())
         file.seek(at)
         remaining = memoryview(data)
-        while remaining:
-            remaining = remaining[file.write(remaining) :]
-        os.fsync(file.fileno())
+        try:
+            while remaining:
+                remaining = remaining[file.write(remaining) :]
+            os.fsync(file.fileno())
+        except OSError:
+            # Whoever reads the file would take for durable what the disk refused.
+            with suppress(OSError):
+                file.truncate(at)
+            raise
     if not at:
         flush_directory(path.parent)
 

@@ -17,9 +17,9 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.plan import PrivacyPlan
 from privpart.run.evidence import Evidence, gather
-from privpart.run.ledger import Ledger
+from privpart.run.ledger import LEDGER, Ledger, parameter_sizes
 from privpart.run.report import report_of
-from privpart.run.store import read_state
+from privpart.run.store import damage_named, read_state
 
 if TYPE_CHECKING:
     from privpart.training.training import Training
@@ -38,7 +38,8 @@ def released_parameters(folder: str | Path) -> tuple[Tensor, dict[str, Any]]:
     ledger.rows()
     name, expected = ledger.newest()
     tensors, _ = read_state(path / name, expected)
-    return tensors["parameters"], ledger.facts
+    with damage_named(path / name):
+        return tensors["parameters"].view(-1), ledger.facts
 
 
 def released_module(folder: str | Path, setup: "Training") -> nn.Module:
@@ -142,16 +143,22 @@ def privacy_metadata(
 def _trained(folder: str | Path) -> dict[str, Tensor]:
     """Return the trained parameters by name, from the run folder alone."""
     parameters, facts = released_parameters(folder)
-    if (shapes := facts.get("parameters")) is None:
+    with damage_named(Path(folder) / LEDGER):
+        sizes = parameter_sizes(facts)
+    if sizes is None:
         raise ConfigError(
             f"{folder}: its ledger does not name the parameters, which clients that select do not "
             "record. Export the full model."
         )
-    sizes = [int(torch.Size(shape).numel()) for _, shape in shapes]
+    if sum(sizes) != parameters.numel():
+        raise ConfigError(
+            f"{folder}: its ledger names parameters of {sum(sizes)} values, and its model has "
+            f"{parameters.numel()}."
+        )
     parts = torch.split(parameters, sizes)
     return {
         name: values.view(shape).clone()
-        for (name, shape), values in zip(shapes, parts, strict=True)
+        for (name, shape), values in zip(facts["parameters"], parts, strict=True)
     }
 
 

@@ -183,6 +183,7 @@ def test_delta_is_judged_against_the_population(delta, population, says, status)
         ('{"b": [{"a": 1, "\\u0061": 1}]}', "the key 'a' is there twice"),
         ('{"a": NaN}', "NaN is no number"),
         ("[-Infinity]", "-Infinity is no number"),
+        ('{"a": -1e400}', "-1e400 is no number"),
     ],
 )
 def test_json_that_two_readers_would_read_differently(text, fault):

@@ -409,6 +409,7 @@ def test_an_older_book_or_one_of_another_machine_is_never_a_silent_zero(kept, tm
     for text, said in (
         ('{"id": "another", "changes": 1}', "another machine's"),
         ("[" * 100_000, "cannot be read"),
+        ('{"id": "another", "changes": 1e400}', "1e400 is no number"),
     ):
         mark.write_text(text)
         assert said in answers(folder)

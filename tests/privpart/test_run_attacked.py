@@ -1,9 +1,12 @@
 """What forgers, careless owners and two processes at once do to runs, reports and the book."""
 
+import os
 import shutil
 import sys
 import tracemalloc
 import unicodedata
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,8 @@ from test_run_verify import forged, statuses, wrong
 
 from accounting import ConfigError
 from privpart import RunFolder
-from privpart.run import budget_book, evidence, witness
+from privpart.run import budget_book, evidence, store, witness
+from privpart.run.folder import StorageError
 from privpart.run.ledger import SigningKey
 from privpart.run.report import run_report, vouched
 from privpart.run.store import tensor_hash
@@ -357,3 +361,82 @@ def test_a_limit_that_nobody_could_compute_with_is_not_kept(privpart):
     assert told.returncode == 2
     assert budget_book.account("A").limit is None
     assert privpart("budget").returncode == 0
+
+
+def copied_facts(folder: Path, out: Path, **facts) -> Path:
+    """Make a folder that a stranger signed, of a run's rows and state under other facts."""
+    shutil.copytree(folder, out)
+    forged(out, SigningKey(bytes(32)), 2, **facts)
+    return out
+
+
+SHAPES = [
+    [["w", [10**4000] * 1000]],
+    [["w", [10**14] * 10**5]],
+    [["w", [2**62, 2**62]]],
+    [["w", [True] * 8]],
+    [["w", [-8]]],
+    [[1, [8]]],
+    [["w"]],
+    [["w", [9]]],
+    True,
+    "x",
+]
+
+
+@pytest.mark.parametrize("shapes", SHAPES, ids=range(len(SHAPES)))
+def test_shapes_of_a_stranger_neither_hang_nor_crash(folder, tmp_path, shapes):
+    """The product of the first takes minutes."""
+    copied = copied_facts(folder, tmp_path / "copied", parameters=shapes)
+    for look in (run_report, check_run, partial(export, out=tmp_path / "model", part="trained")):
+        with suppress(ConfigError):
+            look(copied)
+    assert not (tmp_path / "model").exists()
+    if shapes != [["w", [9]]]:  # a shape, but not the model's
+        with pytest.raises(ConfigError, match="damaged"):
+            run_report(copied)
+
+
+def test_a_ledger_of_zeros_costs_no_memory(folder, monkeypatch):
+    with (folder / "ledger.log").open("ab") as file:
+        file.truncate(2**42)
+    monkeypatch.setattr(store, "_memory", lambda: 2**43)
+    with pytest.raises(ConfigError, match="line 3 is longer than"):
+        run_report(folder)
+
+
+def test_a_line_that_was_damaged_later_is_not_cut_off(folder):
+    path = folder / "ledger.log"
+    whole = path.read_bytes()
+    for damaged in (whole[:-100] + b"\0" + whole[-99:], whole[:-1] + b"\v", whole[:-50]):
+        path.write_bytes(damaged)
+        with pytest.raises(ConfigError, match="older copy"):
+            RunFolder.open(folder)
+        assert path.read_bytes() == damaged
+    path.write_bytes(whole)
+    with RunFolder.open(folder) as run:
+        train(run, 4)
+
+
+def test_what_is_read_of_a_ledger_was_flushed_before(folder, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda fd: flushed.append(os.fstat(fd).st_ino))
+    export(folder, folder.with_name("model"), part="trained")
+    assert flushed[0] == (folder / "ledger.log").stat().st_ino
+
+
+def test_a_line_that_could_not_be_flushed_is_shown_to_nobody(folder, monkeypatch):
+    path = folder / "ledger.log"
+    whole, flush = path.read_bytes(), os.fsync
+
+    def refuse(fd: int) -> None:
+        if os.fstat(fd).st_ino == path.stat().st_ino and os.fstat(fd).st_size > len(whole):
+            raise OSError(5, "Input/output error")
+        flush(fd)
+
+    with RunFolder.open(folder) as run:
+        monkeypatch.setattr(os, "fsync", refuse)
+        with pytest.raises(StorageError, match="the run stands after 2 rounds"):
+            train(run, 3)
+        assert path.read_bytes() == whole
+        assert run_report(folder).rounds == 2
