@@ -127,7 +127,7 @@ def _derived(
         ConfigError: see ``run_report``.
     """
     from privpart.run.evidence import gather
-    from privpart.run.ledger import LEDGER
+    from privpart.run.folder import holds_a_run
     from privpart.run.report import report_of
 
     checked: tuple[Check, ...] = ()
@@ -138,7 +138,7 @@ def _derived(
     except ConfigError as error:
         # An older page at that place would still claim what no longer holds.
         broken = any(check.status == "wrong" for check in checked)
-        unread = not checked and (run / LEDGER).is_file()
+        unread = not checked and holds_a_run(run)
         if html is not None and (broken or unread):
             from privpart.cli.pages.run import unreadable_page
 

@@ -716,7 +716,8 @@ def locked(folder: Path) -> FileLock:
 
 def holds_a_run(path: str | Path) -> bool:
     """Return whether a run was begun in this folder."""
-    return (Path(path) / LEDGER).exists()
+    # Path.exists raises of names that are too long.
+    return os.path.lexists(Path(path) / LEDGER)
 
 
 def _refuse_used(folder: Path) -> None:

@@ -440,3 +440,9 @@ def test_a_line_that_could_not_be_flushed_is_shown_to_nobody(folder, monkeypatch
             train(run, 3)
         assert path.read_bytes() == whole
         assert run_report(folder).rounds == 2
+
+
+@pytest.mark.parametrize("command", ["report", "verify"])
+def test_a_folder_name_that_is_too_long_is_one_sentence(privpart, command):
+    told = privpart(command, "a" * 300)
+    assert (told.returncode, told.stderr.count("\n")) == (2, 1)
