@@ -246,6 +246,21 @@ def test_the_house_page_names_what_there_is():
     assert {room for room in rooms() if f"`{room.replace('.', '/')}" not in HOUSE} == set()
 
 
+def test_no_room_is_longer_than_its_budget():
+    table = HOUSE[HOUSE.index("### How long") : HOUSE.index("## One round")]
+    counted = set()
+    for row, most in re.findall(r"^\| (`.+`) \| ([\d,]+) \|$", table, re.MULTILINE):
+        files = {path for glob in re.findall(r"`([^`]+)`", row) for path in _sources_in(glob)}
+        length = sum(len(path.read_text().splitlines()) for path in files)
+        assert length <= int(most.replace(",", "")), row
+        counted |= files
+    assert counted == set(SOURCES)
+
+
+def _sources_in(glob: str) -> list[Path]:
+    return [*ROOT.glob(glob)] if "*" in glob else [*(ROOT / glob).rglob("*.py")]
+
+
 @pytest.mark.parametrize("package", [accounting, attacks, privpart], ids=lambda p: p.__name__)
 def test_every_public_name_is_listed_sorted_and_documented(package):
     assert list(package.__all__) == sorted(package.__all__, key=str.lower) or list(
