@@ -198,6 +198,7 @@ def _print_one(account: "Account", delta: float | None) -> None:
     ]
     if account.limit is not None:
         lines.append(("left", _left(account)))
+    # the last entry is the present limit, which is listed above
     for since, old in account.history[:-1] if account.limit is not None else account.history:
         limit = "removed" if old is None else _limit(old.epsilon, old.delta)
         lines.append(("earlier limit", f"{limit}, since {since}"))

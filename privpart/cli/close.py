@@ -38,6 +38,7 @@ def close(
     from privpart.run.folder import RunFolder
 
     with RunFolder.open(run, adopt=adopt) as opened:
+        # A complete run has erased its keys already, so there is nothing to ask.
         if opened.rounds < opened.plan.rounds and not yes:
             _ask(opened)
         opened.end_early()

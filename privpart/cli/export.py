@@ -40,8 +40,10 @@ def export(
     from privpart.training import export as files
     from privpart.training.train import released_setup
 
-    files.released_parameters(run)  # before anything is imported
-    with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result
+    # before anything is imported
+    files.released_parameters(run)
+    # what the plan's code prints is no part of the result
+    with redirect_stdout(sys.stderr):
         setup = None if part == "trained" else released_setup(run, plan=plan, tell=tell_of_code)
         written = files.export(run, out, part=part, setup=setup)
     typer.echo(printable(files.privacy_metadata(run, part)["privpart.statement"]))

@@ -115,7 +115,8 @@ def main() -> None:
         typer.echo(printable(f"privpart: {_as_option(str(error))}"), err=True)
         sys.exit(_REFUSED.get(type(error).__name__, 2))
     except RuntimeError as error:
-        if "allocate memory" in str(error):  # torch's allocator raises no specific type
+        # torch's allocator raises no specific type
+        if "allocate memory" in str(error):
             _refuse_for_memory()
         if type(error).__name__ not in _EXPECTED_FAULTS:
             raise
@@ -128,7 +129,9 @@ def main() -> None:
 @contextmanager
 def _second_interrupt_ends() -> Iterator[None]:
     """Let the system end this process at a second Ctrl-C, whatever it is doing then."""
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # nohup ignores it
+    # nohup ignores it
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # signal.signal works in the main thread only
     if not usual or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -141,6 +144,7 @@ def _second_interrupt_ends() -> Iterator[None]:
     try:
         yield
     finally:
+        # a command may have set a handler of its own meanwhile
         if signal.getsignal(signal.SIGINT) is first:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -171,6 +175,7 @@ _FAULT = 70
 def _as_option(message: str) -> str:
     """Write the option as it is typed: ``max_epsilon=0: ...`` becomes ``--max-epsilon 0: ...``."""
     name, equals, rest = message.partition("=")
+    # only of options: other messages have an equals sign, too
     if equals and name in _parameters(typer.main.get_command(app)):
         return f"--{name.replace('_', '-')} {rest}"
     return message

@@ -33,6 +33,7 @@ def print_report(
         beside: extra lines (name, value) of the text form, below the sensitivity.
     """
     if form is Format.JSON:
+        # JSON has no NaN: strict readers would refuse the whole report
         typer.echo(json.dumps(report.to_dict(), indent=2, allow_nan=False))
     elif form is Format.CSV:
         typer.echo(as_csv([report_row(report)]), nl=False)
@@ -80,6 +81,7 @@ def print_table(
 
 def terminal_width(most: int) -> int:
     """Return the terminal's width, up to ``most``; ``most`` if the output goes elsewhere."""
+    # a file or a pipe gets the same lines on every machine
     if not sys.stdout.isatty():
         return most
     return max(_NARROWEST, min(most, shutil.get_terminal_size((most, 24)).columns))

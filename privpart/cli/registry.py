@@ -114,6 +114,7 @@ def read_about(path: Path) -> dict[str, Any]:
     """
     tables = _tables(path)
     tier = tables.get("entry", {}).pop("tier", None)
+    # True equals 1 in Python, and is no tier.
     if tier not in _TIERS or isinstance(tier, bool):
         raise ConfigError(f"about={path}: [entry] tier={tier!r}: must be 1, 2 or 3.")
     fields = {(field.table, field.name): field for field in _FIELDS}
@@ -140,6 +141,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 def _tables(path: Path) -> dict[str, dict[str, Any]]:
     try:
+        # No more than an entry can need: a file without end would fill the memory.
         with path.open("rb") as file:
             tables = tomllib.loads(file.read(_LARGEST).decode())
     except OSError as error:

@@ -131,6 +131,7 @@ def train(
     if tensorboard:
         from privpart.training.callbacks import TensorBoard
 
+        # Now: a missing extra must not be found after the run folder was created.
         TensorBoard.refuse_missing()
     engine = EngineOptions(
         workers=workers,
@@ -145,7 +146,8 @@ def train(
         _refuse_evaluation(context, chosen)
         tell_of_code(chosen)
 
-    with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result
+    # what the plan's code prints is no part of the result
+    with redirect_stdout(sys.stderr):
         from privpart.training.plan_file import read
         from privpart.training.train import begin, resume_run
 

@@ -41,6 +41,7 @@ def processes(jobs: int | None) -> int:
     """Return the number of processes that was typed, or one per processor."""
     if jobs is not None:
         return checks.count("jobs", jobs)
+    # those that this process may use: a container often has fewer than its machine
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -63,6 +64,7 @@ class Trainings:
         if isinstance(outcome, str):
             self.failures.append(outcome)
         self.progress.update(self.bar, description=f"{self.count} trained")
+        # a log has no bar that could be updated, so it gets a line per training
         if not self.progress.console.is_terminal:
             elapsed = timedelta(seconds=round(self.progress.tasks[self.bar].elapsed or 0))
             labels = ", ".join(f"{axis}={value}" for axis, value in cell.labels.items())
@@ -104,6 +106,7 @@ def name_code(cells: "Iterable[Cell]") -> None:
     """Say on standard error which code the plans of cells are about to import."""
     from privpart.cli.train import tell_of_code
 
+    # by reference: hundreds of cells may name the same code
     plans = {tuple(cell.plan.references().items()): cell.plan for cell in cells}
     for plan in plans.values():
         tell_of_code(plan)

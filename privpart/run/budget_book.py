@@ -127,6 +127,7 @@ class Entry:
     @property
     def counts(self) -> bool:
         """Whether anybody may have seen a model of the run, as far as this machine can tell."""
+        # Only a run that was closed before its first round can be free, if the guard says so.
         record = self._seen() if self.closed == 0 and not self.opened else None
         return record is None or not (record.closed and record.unspent)
 
@@ -215,6 +216,7 @@ class Account:
     @property
     def status(self) -> Status:
         """Whether the total bounds what all runs tell about one member of the population."""
+        # Simulations on public data tell nothing about anybody.
         if any(not is_public(entry.population) for entry in self.unbounded):
             return "not-private"
         return "nothing released" if self.total() is None else "holds"
@@ -239,6 +241,7 @@ class Account:
         spent = 0.0 if total is None else total.mu
         if not spent < budget:
             return 0.0
+        # The factors keep digits that a difference of squares loses; the last one rounds down.
         return math.sqrt(budget - spent) * math.sqrt(budget + spent) * (1 - 1e-12)
 
     def to_dict(self, delta: float | None = None) -> dict[str, Any]:
@@ -292,6 +295,7 @@ def all_runs(facts: Mapping[str, Any], delta: float) -> AllRuns | None:
     """
     name = facts.get("population_name")
     try:
+        # A run that named nobody may be in the book as the parent of a fork.
         name = name or next(iter(populations_of(facts["run_id"])), None)
         if name is None:
             return None
@@ -345,6 +349,7 @@ def refuse_population(name: object) -> str:
 
 
 def _is_plain(name: str) -> bool:
+    # NFC: two encodings of one accent would be two populations that look the same.
     shown = name.isprintable() and unicodedata.is_normalized("NFC", name) and name.strip() == name
     return shown and len(name) <= _LONGEST and bool(_spoken(name))
 
@@ -406,6 +411,7 @@ def charged(plan: PrivacyPlan, facts: Mapping[str, Any], folder: Path) -> Iterat
         yield
         return
     entry = _entry_of(plan, facts, facts["population_name"], folder)
+    # Under the lock: two runs begun at once must not both fit into what is left.
     with _writing() as book:
         book.refuse_alike(entry.population)
         before = book.account(entry.population)

@@ -183,6 +183,7 @@ class RunFolder:
         self._sampled: SampledCohorts | None = None
         self._process = os.getpid()
         self.is_new = False
+        # Called for its checks: a changed ledger is refused before a key is read.
         ledger.rows()
         self._private = ledger.facts["seed"] is None
         self._adopted_at: int | None = ledger.facts.get("adopted_at")
@@ -190,6 +191,7 @@ class RunFolder:
         # Computed once: hashing a dense mechanism means hashing a matrix.
         self._plan_hash = self.plan.hash
         if self._private:
+            # A copy of the folder has a lock file of its own, but the same key.
             self._locks.append(witness.hold(ledger.facts["run_id"]))
 
     @staticmethod
@@ -245,6 +247,7 @@ class RunFolder:
             _refuse_used(folder)
             if start:
                 write_durably(folder / _START, start)
+            # Keys before the ledger, which makes it a run: no crash leaves a run without keys.
             write_durably(folder / _SIGNING_KEY, signing)
             if about["seed"] is None:
                 write_durably(folder / _KEY, key)
@@ -332,6 +335,7 @@ class RunFolder:
             ConfigError: the key is missing or damaged, or this method was called before: two
                 servers would draw the same noise.
         """
+        # A forked child has the same key, and would draw the same noise.
         self._refuse_fork()
         if self._source is not None:
             raise ConfigError(

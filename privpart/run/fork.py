@@ -44,6 +44,7 @@ def fork(
             "a plan without sampling."
         )
     before, was, start = _forked(Path(old))
+    # The new run starts from that model, so what was open about it stays open.
     open_ones = [asdict(a) for a in before.assumptions if a.status in ("asserted", "violated")]
     about = {"earlier_mu": before.mu, "fork_of": was["run_id"], "inherited": open_ones}
     given = facts or {}
@@ -59,6 +60,7 @@ def fork(
     population = given.get("population_name", was.get("population_name"))
     if population is not None:
         about["population_name"] = population
+    # What was seen of the old run's clients cannot be unseen.
     disclosed = merge_seen(was.get("seen_in_clear"), given.get("seen_in_clear"))
     about = {**given, **about, "seen_in_clear": disclosed}
     return create_run(new, plan, facts=about, start=start)
@@ -87,6 +89,7 @@ def _forked(old: Path) -> tuple[PrivacyReport, dict[str, Any], Tensor]:
             if applies:
                 raise ConfigError(f"{old}: {why}.")
         ledger = Ledger(old)
+        # Called for its checks of chain and signature.
         ledger.rows()
         name, expected = ledger.newest()
         tensors, _ = read_state(old / name, expected)

@@ -131,6 +131,7 @@ class Ledger:
             raise ConfigError(f"{folder} holds no run: {LEDGER} is missing.") from None
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be read: {error}.") from None
+        # Of complete lines: the next append cuts off what a crash left behind them.
         self._size = sum(map(len, lines))
         with damage_named(self._path):
             self.chains = [lines[0].split(b" ")[0].decode()]
@@ -148,6 +149,7 @@ class Ledger:
 
     def _read(self, number: int, line: bytes) -> None:
         chain, signature, entry = line.rstrip(b"\n").split(b" ", 2)
+        # Noted and not raised: a report still reads a changed ledger, to say so.
         if _link(self.head, entry) != chain.decode() and self._chain_fault is None:
             self._chain_fault = (
                 f"line {number} does not follow from the lines before it. The ledger was changed "
@@ -161,6 +163,7 @@ class Ledger:
             return
         # Half a character cannot be printed.
         json.dumps(values, ensure_ascii=False).encode()
+        # The first line fixes seed, plan and keys: a later one could replace the promise.
         if kind != "facts" or (number and not values.keys() <= {*LATER_FACTS}):
             raise ValueError(f"line {number} is no row, and no facts that may follow")
         self.facts |= values
@@ -171,6 +174,7 @@ class Ledger:
             raise ConfigError(f"{self._path} has schema {schema!r}; this version reads {SCHEMA!r}.")
         if not isinstance(facts.get("run_id"), str) or not _RUN_ID.fullmatch(facts["run_id"]):
             raise ValueError("run_id is missing or has the wrong type")
+        # By type: bool is an int in Python, and true is no seed.
         seeded = "seed" in facts and (facts["seed"] is None or type(facts["seed"]) is int)
         keyed = isinstance(facts.get("key"), str) and _HASH.fullmatch(facts["public_key"])
         if not seeded or not keyed or not isinstance(facts.get("plan"), dict):
@@ -213,6 +217,7 @@ class Ledger:
             )
         line = _line(self.head, entry, self.signer)
         append_durably(self._path, line, self._size)
+        # Only after the append: if it fails, the next one begins where this one did.
         self._size += len(line)
         self.head, self._signature = line.decode().split(" ", 2)[:2]
 
@@ -249,6 +254,7 @@ class Ledger:
     def chain_fault(self) -> str | None:
         """Return why the lines do not form one chain, or None if they do."""
         numbers = [row.round for row in self._rows]
+        # Who signs could leave out a round and still make a chain without faults.
         if self._chain_fault is None and numbers != list(range(len(numbers))):
             return "its rounds are not numbered in order: it was changed after the fact"
         return self._chain_fault

@@ -162,6 +162,7 @@ def lock(path: Path, busy: str, *, patience: float = 0.0) -> FileLock:
     Raises:
         ConfigError: another process holds it, or the path is not an ordinary file.
     """
+    # a link here could make the lock create or empty a file elsewhere
     refuse_odd(path)
     file_lock = FileLock(path, mode=0o600)
     try:
@@ -248,6 +249,7 @@ def read_small(path: Path, limit: int) -> bytes:
         OSError: it cannot be read, is not a regular file (a link is not), or is larger.
     """
     with opened(path) as file:
+        # one byte more tells a file that is too large, also one that grows meanwhile
         data = file.read(limit + 1)
     if len(data) > limit:
         raise OSError(f"it is larger than {limit} bytes")

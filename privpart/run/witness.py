@@ -131,6 +131,7 @@ def last_seen(run_id: str) -> Seen | None:
     """
     path = _path(run_id)
     try:
+        # Whoever can write here could make an old copy look like the newest.
         refuse_shared(path.parent)
         refuse_odd(path)
         return _seen(run_id, parsed_json(read_small(path, _LONGEST)))
@@ -144,9 +145,11 @@ def last_seen(run_id: str) -> Seen | None:
 
 
 def _seen(run_id: str, values: object) -> Seen:
+    # A record copied from another run would hide a rollback of this one.
     if not isinstance(values, dict) or values.pop("run", None) != run_id:
         raise ValueError("it is the record of another run")
     seen = TypeAdapter(Seen).validate_json(json.dumps(values), strict=True)
+    # A negative number would count from the end of the chain.
     if seen.rounds < 0 or (seen.adopted_at or 0) < 0:
         raise ValueError("it holds negative numbers")
     return seen

@@ -163,5 +163,6 @@ class SelectChoice:
                     StructuredKeys(counts, choice.m, _STRATEGIES[choice.keys], data_seed, always)
                 )
             else:
+                # structured keys, too, if there are no counts: only their number matters then
                 choosers.append(IndependentKeys(size, choice.m, data_seed))
         return choosers

@@ -102,6 +102,7 @@ def broadcast(x: Tensor, ledger: SelectLedger) -> Fetch:
 
     def fetch(client: int, space: str, keys: DeviceOnly[Keys]) -> Tensor:
         ledger.bytes_down[client] += x.nbytes
+        # the device selects, so the ledger records no sighting of keys
         return x[list(keys.for_training())]
 
     return fetch
@@ -139,6 +140,7 @@ def private(x: Tensor, ledger: SelectLedger) -> Fetch:
         answers = []
         for number, store in enumerate(stores):
             query = queries.on_device(itemgetter(number))
+            # one query alone is uniform whatever the key: a store learns only how many there are
             shown = query.show(ledger, store, f"number of {space} keys")
             answers.append(private_retrieval.products(records, shown))
             ledger.bytes_up[client] += shown.nbytes

@@ -246,6 +246,7 @@ class Turns:
 def _by_frequency(counts: Counts) -> NDArray[np.int64]:
     if counts.ndim != 1 or not np.all(counts >= 0):
         raise ConfigError(f"counts of shape {counts.shape}: must be (K,), without negative counts.")
+    # stable: ties go to the lower key on every machine
     order = np.argsort(-counts, kind="stable")
     return order[: np.count_nonzero(counts)]
 

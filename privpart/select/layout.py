@@ -136,6 +136,7 @@ class Layout:
         # mark positions that no slice has taken; what stays free is shared
         free = torch.ones(model.dim, dtype=torch.bool)
         for space, table in zip(spaces, tables, strict=True):
+            # within a space, too: deselect would write such a position twice and keep one value
             uses = torch.bincount(table.flatten(), minlength=model.dim)
             if not bool(free[table].all()) or int(uses.max()) > 1:
                 raise ConfigError(

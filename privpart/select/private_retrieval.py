@@ -44,6 +44,7 @@ def queries(keys: Sequence[int], size: int) -> tuple[Bits, Bits]:
     wanted = np.array([checks.count("key", key, minimum=0) for key in keys], np.int64)
     if not len(wanted) or not wanted.max() < size:
         raise ConfigError(f"{len(wanted)} keys: must be at least one, and each below {size}.")
+    # secret coins, not a seed's: a store that knew them would know the key
     coins = secrets.token_bytes(len(wanted) * width)
     first = np.frombuffer(coins, np.uint8).reshape(len(wanted), width)
     # one bit differs; each query alone is uniform
@@ -70,6 +71,7 @@ def products(records: Bits, asked: Bits) -> Bits:
         raise ConfigError(f"asked of shape {asked.shape}: must have {(count + 7) // 8} bytes each.")
     words = _as_words(records)
     out = np.zeros((len(asked), words.shape[1]), np.uint64)
+    # a multiple of 8: each piece begins at a whole byte of the queries
     step = 8 * max(1, _CACHE // (64 * words.shape[1]))
     for start in range(0, count, step):
         piece = words[start : start + step]
@@ -106,6 +108,7 @@ def most_keys(size: int, record_bytes: int) -> int:
     >>> most_keys(10_000, 384), most_keys(64, 103_556)
     (1175, 31)
     """
+    # strictly fewer bytes, not as many: hence minus 1 below
     broadcast_bytes = checks.count("size", size) * checks.count("record_bytes", record_bytes)
     return (broadcast_bytes - 1) // (query_bytes(size) + 2 * record_bytes)
 

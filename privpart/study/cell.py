@@ -51,6 +51,7 @@ class Cell:
     @cached_property
     def key(self) -> str:
         """SHA-256, in hex, of all that the result depends on, one's own code included."""
+        # without labels: two sweeps that train the same plan share its result
         content = [self.seed, self.plan.context(self.code)]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
@@ -89,6 +90,7 @@ class BasePlan:
         return self._cells[key]
 
     def _plan(self, seed: int, changes: Sequence[Changes]) -> PlanFile:
+        # changes are written into nested tables, which all cells share
         values = deepcopy(dict(self.tables))
         for change in changes:
             _apply(values, change)

@@ -72,6 +72,7 @@ def reached_of(study: Study, results: Results) -> list[Reached]:
     """Return what each group reached that has a final result with a finite metric."""
     reached = []
     for group, best in chosen_points(study, results).items():
+        # a training that diverged has no mean; it counts as a missing seed
         by_seed = {
             cell.seed: results[cell.key]
             for cell in study.final_cells(group, best.point)
@@ -120,6 +121,7 @@ def _difference(study: Study, reached: Reached, reference: Reached | None) -> di
     if reached is reference:
         return dict(zip(columns, (0.0, None, None, "reference"), strict=True))
     base = {} if reference is None else reference.by_seed
+    # pairs of one seed: what the seed's partition and start add cancels out
     both = sorted(reached.by_seed.keys() & base.keys())
     if not both:
         return dict.fromkeys(columns)

@@ -65,6 +65,7 @@ class Runner:
                 )
         self._options = options
         self._pool = None if jobs == 1 else Pool(jobs, _trainer, options, timeout=timeout)
+        # cells next to each other mostly share a task; the data of several would fill the memory
         self._read = lru_cache(maxsize=1)(read_task)
 
     def check(self, cells: Sequence[Cell]) -> None:
@@ -80,6 +81,7 @@ class Runner:
         alike: dict[str, dict[str, Cell]] = {}
         for cell in cells:
             parts = cell.plan.model_dump_json(exclude=excluded)
+            # of the privacy table, sampling alone changes what is put together
             parts += "sampled" * (cell.plan.privacy.sampling is not None)
             promise = cell.plan.model_dump_json(include={"privacy"})
             alike.setdefault(parts, {}).setdefault(promise, cell)
@@ -119,6 +121,7 @@ class Runner:
         """
         done = {} if store is None else store.results()
         queue = deque(cell for cell in cells if cell.key not in done)
+        # a cell that fails has rounds that it never reports; finish adds them
         remaining = {cell.key: cell.plan.privacy.rounds for cell in queue}
 
         def advance(cell: Cell, rounds: int) -> None:
@@ -126,6 +129,7 @@ class Runner:
             advanced(cell, rounds)
 
         def finish(cell: Cell, outcome: Outcome) -> None:
+            # before the caller hears of it: an interrupt in between trains nothing twice
             if store is not None:
                 store.add(cell.key, cell.labels, cell.seed, outcome)
             advanced(cell, remaining[cell.key])

@@ -68,6 +68,7 @@ def chosen_points(study: Study, results: Results) -> dict[Group, ChosenPoint]:
 
 
 def _best(study: Study, trials: Sequence[Trial], results: Results) -> ChosenPoint | None:
+    # a choice among some of the trials would change when the others are done
     if any(cell.key not in results for _, cells in trials for cell in cells):
         return None
     choices = [
@@ -122,7 +123,8 @@ def next_arm(
         results: of trials.
     """
     if len(chosen_points(study, results)) < len(study.groups):
-        return None  # a training failed, or diverged: nothing follows for the layer
+        # a training failed, or diverged: nothing follows for the layer
+        return None
     frozen = next_frozen(
         {layer: sum(p.numel() for p in named.values()) for layer, named in layers.items()},
         [_within_tolerance(study, arm, results) for arm in [*study.arms][1:]],
@@ -164,7 +166,8 @@ def next_frozen(sizes: Mapping[str, int], kept: Sequence[bool]) -> tuple[str, ..
     largest = sorted(sizes, key=sizes.__getitem__, reverse=True)
     frozen = [layer for layer, stays in zip(largest, kept, strict=False) if stays]
     if len(kept) == len(largest) or len(frozen) + 1 == len(largest):
-        return ()  # all were tried, or nothing would train
+        # all were tried, or nothing would train
+        return ()
     return (*frozen, largest[len(kept)])
 
 

@@ -85,6 +85,7 @@ class Store:
             if create:
                 if not self._path.parent.exists():
                     make_private(self._path.parent)
+                # two processes that append would overwrite each other's lines
                 busy = f"{folder}: another process trains these cells. Wait for its end."
                 file_lock = lock(self._path.with_suffix(".lock"), busy)
                 self._locks.callback(file_lock.release)
@@ -148,6 +149,7 @@ class Store:
         points: dict[str, list[tuple[int, Any]]] = {}
         for labels, seed, outcome in self._cells.values():
             points.setdefault(json.dumps(labels, sort_keys=True), []).append((seed, outcome))
+        # by seed alone: outcomes have no order
         return [
             (json.loads(labels), [outcome for _, outcome in sorted(pairs, key=itemgetter(0))])
             for labels, pairs in sorted(points.items())

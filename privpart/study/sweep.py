@@ -89,6 +89,7 @@ def sweep_of(file: SweepFile, base: BasePlan) -> Sweep:
         for point in itertools.product(*(values.items() for values in axes.values()))
         for seed in file.seeds
     )
+    # by key, which ignores labels: one value under two names would count twice
     if len({cell.key for cell in cells}) < len(cells):
         raise ConfigError("the sweep has the same cell twice: a value or a seed is listed twice.")
     noise_axes = tuple(

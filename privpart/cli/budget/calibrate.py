@@ -110,6 +110,7 @@ def calibrate(
             promise = Promise(choice, encoder, run_of, z, delta, limits.stated, population)
     report = promise.report(method)
     print_report(report, form)
+    # Far below the target looks like a fault of this command, so the reader is told why.
     exact = solve is Unknown.NOISE_MULTIPLIER and promise.sampled is None
     if exact and report.epsilon < target_epsilon * (1 - _CLOSE):
         typer.echo(

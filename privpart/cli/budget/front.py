@@ -175,7 +175,8 @@ def _read(path: Path) -> "PlanFile":
             f"plan={path}: samples who takes part; the rows here are compared at a participation "
             "that nothing hides. See `privpart calibrate --sampling` for one mechanism."
         )
-    plan.privacy_plan()  # refuses what `privpart train` would refuse
+    # refuses what `privpart train` would refuse
+    plan.privacy_plan()
     return plan
 
 
@@ -247,6 +248,7 @@ def _candidates(participation: Participation) -> Iterator[str]:
 def _widths(participation: Participation) -> list[int]:
     """Return the bands of the BandMF rows, as many as fit into the separation."""
     n, b = participation.rounds, participation.min_separation
+    # with one participation no separation limits the bands
     widest = n if participation.max_participations == 1 else b
     widths = {min(2**power, widest) for power in range(3, widest.bit_length() + 1)}
     return sorted(width for width in widths if width > 1)

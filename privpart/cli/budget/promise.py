@@ -169,7 +169,8 @@ class Typed:
             run = self.sampled(self.sampling, choice, n)
             return run.promise(z, delta, run.guarantee(z), self.population)
         participation, stated = self.limits.of(n), self.limits.stated
-        if histories is not None and not stated:  # no promise: the log alone
+        # no promise: the log alone
+        if histories is not None and not stated:
             # An encoder that is fitted to the log costs less than the one that ran.
             if choice.fitted:
                 raise ConfigError(
@@ -244,7 +245,8 @@ def histories_of(log: Path) -> dict[str, list[int]]:
             f"log={log}: who took part in a run that samples is secret, and its epsilon holds "
             "only while it is; see `privpart report`."
         )
-    ledger.rows()  # checks the chain
+    # checks the chain
+    ledger.rows()
     # JSON, because the number 1 and the string "1" are two clients
     histories = {json.dumps(client): r for client, r in ledger.rounds_by_client().items()}
     if not histories:

@@ -67,6 +67,7 @@ _STYLE: Any = {
     "legend.frameon": False,
     "legend.fontsize": 8,
     "lines.markersize": 4,
+    # Ids are random without it, and equal pictures would be unequal files.
     "svg.hashsalt": "privpart",
     "xtick.color": FAINT,
     "ytick.color": FAINT,

@@ -134,7 +134,8 @@ def epsilon_curve(report: PrivacyReport) -> Figure:
 def attack_curve(report: PrivacyReport) -> Figure:
     """Draw the greatest true-positive rate against the false-positive rate, rounded up."""
     figure, axes = drawing.panel(4.4, 3.1)
-    rates = [(i / _CURVE) ** 2 for i in range(1, _CURVE)]  # dense at the left, where it is steep
+    # dense at the left, where it is steep
+    rates = [(i / _CURVE) ** 2 for i in range(1, _CURVE)]
     most = [min(1.0, gaussian.true_positive_rate(report.mu, rate)) for rate in rates]
     xs, ys = [0.0, *(100 * r for r in rates), 100.0], [0.0, *(100 * t for t in most), 100.0]
     # the rate rises, so the right end of each step bounds the whole of it
@@ -184,6 +185,7 @@ def assumptions_section(
     }
     blocks: list[Block] = []
     for layer, assumptions in by_layer.items():
+        # what is violated or not checked first: a reader may stop early
         ordered = sorted(assumptions, key=lambda a: list(BADGES).index(a.status))
         blocks.append(Badged(layer, tuple(map(badged, ordered))))
         blocks.append(Points(open_questions[layer]))

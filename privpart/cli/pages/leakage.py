@@ -190,4 +190,5 @@ def _glue(words: Sequence[str]) -> str:
 
 def _word(token: int, words: Sequence[str]) -> str:
     text = words[token] if 0 <= token < len(words) else f"#{token}"
+    # A blank would be invisible between the marks.
     return text if text.strip() else "\u2423"

@@ -242,7 +242,9 @@ def _svg(numbers: "count[int]", picture: Picture) -> Markup:
 def _template() -> Template:
     environment = Environment(
         loader=PackageLoader("privpart.cli", "pages"),
+        # Names and errors come from files that a stranger may have written.
         autoescape=True,
+        # A name that the template misspells raises, and is not shown as nothing.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

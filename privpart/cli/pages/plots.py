@@ -154,6 +154,7 @@ def front_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
                 fontsize=7,
                 color=drawing.INK,
             )
+    # Independent noise keeps no state vector, and 0 has no place on a log axis.
     axes.set_xscale("symlog", linthresh=1)
     axes.set_xticks([0, *drawing.round_ticks(1, max(2, widest))])
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")

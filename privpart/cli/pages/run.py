@@ -53,6 +53,7 @@ _PLACE = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\",;]+/)+([^\s/:'\",;]*)")
 
 def run_page(result: RunReport) -> Page:
     """Return the page of a run whose ledger could be read."""
+    # A folder that fails a check proves nothing, whatever its plan would give.
     broken = bool(result.wrong) or result.guarantee.status == "does-not-hold"
     status = "does-not-hold" if broken else result.guarantee.status
     tone, verdict = _VERDICTS[status]
@@ -102,6 +103,7 @@ def without_places(text: str, *folders: Path) -> str:
     """
     # Pages and entries leave the machine; names of folders are often names of people.
     for folder in (*folders, Path.home()):
+        # Without "." and "/": every dot or slash of the text would be replaced.
         for place in {str(folder), str(folder.resolve())} - {".", "/"}:
             text = text.replace(f"{place}/", "").replace(place, folder.resolve().name or "folder")
     return _PLACE.sub(r"\1", text)
