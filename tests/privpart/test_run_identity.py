@@ -144,8 +144,11 @@ def test_a_round_that_could_not_be_saved_is_cut_off_before_its_state_is_replaced
         monkeypatch.setattr(os, "fsync", refuses)
         with pytest.raises(StorageError, match="the run stands after 2 rounds"):
             run.commit(committed, counts)
-        assert ledger_grew()
+        assert not ledger_grew()
         monkeypatch.setattr(os, "fsync", sync)
+        # As if the disk had refused to cut it off, too.
+        with (folder / LEDGER).open("ab") as file:
+            file.write(b"a line that was never flushed\n")
         run.commit(committed, counts)
 
     monkeypatch.setattr(folder_module, "write_state", watched)
