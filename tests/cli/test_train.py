@@ -1,6 +1,7 @@
 """``privpart train`` and ``privpart report``, as a person calls them."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -66,14 +67,15 @@ def test_a_whole_run_with_its_report(privpart, plan, tmp_path):
 
 def test_a_run_whose_training_diverges_stops_and_says_so(privpart, plan, tmp_path):
     """It went on to its end and spent its budget, on noise alone."""
-    text = PLAN.replace("learning_rate = 0.1", "learning_rate = 3e38\nepochs = 9")
+    text = PLAN.replace("learning_rate = 0.1", "learning_rate = 3e38\nepochs = 30")
     plan.write_text(text.replace('["dense2.*"]', '["*"]'))
     out = tmp_path / "run"
     for rounds in (1, 2):
         again = ["--resume"] if rounds == 2 else ["--plan", str(plan)]
         told = privpart("train", *again, "--out", str(out))
         assert (told.returncode, told.stdout) == (70, "")
-        assert f"round {rounds - 1}: 4 of the 4 updates were not finite" in told.stderr
+        # The noise is secret, so a client may stay finite where training begins from it.
+        assert re.search(rf"round {rounds - 1}: [34] of the 4 updates were not finite", told.stderr)
         found = json.loads(privpart("report", str(out), "--format", "json").stdout)
         assert (found["rounds"], found["complete"], found["deviations"]) == (rounds, False, [])
 
