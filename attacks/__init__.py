@@ -7,14 +7,7 @@ only where the attack is known to work: read the verdict, not the decibels.
 from attacks.defences import DefencePoint, defences
 from attacks.explain import explain
 from attacks.image_audit import ImageAudit, leakage, suite
-from attacks.load import (
-    change_of_weights,
-    for_model,
-    from_array_record,
-    from_pfl,
-    gradients_of,
-    read_update,
-)
+from attacks.load import change_of_weights, for_model, read_update
 from attacks.lower_bounds.bounds import (
     Bound,
     clopper_pearson,
@@ -79,9 +72,6 @@ __all__ = [
     "estimate",
     "explain",
     "for_model",
-    "from_array_record",
-    "from_pfl",
-    "gradients_of",
     "guesses",
     "infer_labels",
     "invert_dense",

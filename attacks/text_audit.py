@@ -4,7 +4,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 
 from accounting.checks import ConfigError
 from attacks.audit import Attack, Audit
-from attacks.explain import Explanation
 from attacks.report import Guess, TextReport, TextRow, TextTrial
 from attacks.text.bag import bag_of_tokens, predicted_tokens
 from attacks.text.observation import (
@@ -224,23 +223,6 @@ class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
             labels_right=self.labels_right(best) if read else None,
             doubtful=any(not trial.matched for trial in read),
         )
-
-    @cached_property
-    def explanation(self) -> Explanation:
-        """Of the view, adversary and batch that the true sentences explain least."""
-        explanation = super().explanation
-        drops = [
-            name
-            for name, module in self.model.named_modules()
-            if isinstance(module, nn.modules.dropout._DropoutNd) and module.p
-        ]
-        if explanation.explained or not drops:
-            return explanation
-        dropout = (
-            f"dropout ({drops[0]}): a client in training mode drops units at random, and no "
-            "sentence explains that; send an update made in eval mode"
-        )
-        return replace(explanation, causes=(*explanation.causes, dropout))
 
     @cached_property
     def _truth(self) -> tuple[tuple[int, ...], ...]:

@@ -22,8 +22,9 @@ from torch.autograd import grad
 from torch.nn.functional import cross_entropy
 
 from attacks import Observation, cosine_tv, observe
-from attacks.networks import relu_resnet8, smooth_lenet
+from attacks.networks import drawn, smooth_lenet
 from attacks.reconstruction.reconstruct import matching_loss
+from privpart.models import resnet8
 
 TURNS, TURN = 9, 0.6  # seconds
 Iterations = Callable[[int], Any]
@@ -141,11 +142,12 @@ def main() -> None:
     given = frame.options(__doc__, "attacks.json", quick={"turns": 1}, turns=TURNS)
     torch.set_num_threads(1)
     result = frame.Result(given.result, "numpy", "scipy", "torch")
-    lenet, resnet = (partial(smooth_lenet, size=28), partial(relu_resnet8, width=16))
+    lenet = partial(smooth_lenet, size=28)
+    resnet = partial(drawn, partial(resnet8, classes=100, width=16, norm="batch"))
     cases = {"LeNet, 28x28": jobs(lambda: lenet(generator()), (1, 1, 28, 28), (4, 16, 32))}
     if not given.quick:
-        resnet8 = jobs(lambda: resnet(generator()), (1, 3, 32, 32), (4,))
-        cases["ResNet-8 of width 16, 32x32"] = resnet8
+        of_resnet = jobs(lambda: resnet(generator()), (1, 3, 32, 32), (4,))
+        cases["ResNet-8 of width 16, 32x32"] = of_resnet
     times = {case: measured(rows, given.turns) for case, rows in cases.items()}
     for case, rows in times.items():
         for name, row in ratios(rows).items():

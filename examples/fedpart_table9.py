@@ -11,6 +11,7 @@ Run: python examples/fedpart_table9.py
 """
 
 import sys
+from functools import partial
 from pathlib import Path
 from statistics import mean
 
@@ -20,8 +21,9 @@ from torch import Tensor
 from torch.nn.functional import avg_pool2d, cross_entropy, one_hot, softmax
 
 from attacks import leakage, observe, suite
-from attacks.networks import RESNET8_GROUPS, relu_resnet8
+from attacks.networks import drawn
 from privpart.cli.pages.plots import draw_reconstructions
+from privpart.models import MODELS, resnet8
 
 PUBLISHED = {"full": (17.07, 25.57), "#1": (12.53, 15.02), "#10": (13.84, 16.88)}
 SIDE = 32
@@ -49,7 +51,9 @@ def main() -> None:
     images, labels = crops(), torch.arange(len(crops())) % 100
     audited = [9, 11, 13, 24] if long else [9]
     rest = [i for i in range(len(images)) if i not in audited]
-    model = relu_resnet8(torch.Generator().manual_seed(0), width=64 if long else 8).eval()
+    build = partial(resnet8, classes=100, width=64 if long else 8, norm="batch")
+    model = drawn(build, torch.Generator().manual_seed(0)).eval()
+    first, *_, last = MODELS["resnet8"].groups
     x, y = images[audited], labels[audited]
 
     true, soft = (observe(model, x[:1], y[:1], loss=f).update for f in (cross_entropy, softened))
@@ -64,7 +68,7 @@ def main() -> None:
     )
     report = leakage(
         *(model, x, y),
-        views={"full": ["*"], "#1": RESNET8_GROUPS["#1"], "#10": RESNET8_GROUPS["#10"]},
+        views={"full": ["*"], "#1": first, "#10": last},
         attacks=suite(restarts=1, newton_steps=0, tv=1e-2, **budget),
         dataset_mean=images[rest].mean(0),
         decoys=(images[rest], labels[rest]),
@@ -82,9 +86,8 @@ def main() -> None:
         )
         for layer, error in row.feature_error.items():
             print(f"         the input of {layer} is found exactly (relative error {error:.0e})")
-    print(
-        f"\nWorst round of FedPart's schedule: {report.schedule.worst}, {report.schedule.verdict}"
-    )
+    worst = report.worst_round
+    print(f"\nWorst round of FedPart's schedule: {worst.view}, {worst.verdict}")
     print("Rank 1: the update tells which of the candidates it came from, whatever the PSNR.")
     if long:
         draw_reconstructions([report], Path("fedpart_table9.png"))

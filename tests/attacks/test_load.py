@@ -1,4 +1,4 @@
-"""Updates from files, Opacus and Flower: by name, and never cut to fit."""
+"""Updates from files: by name, and never cut to fit."""
 
 import io
 import sys
@@ -18,9 +18,6 @@ from attacks import (
     change_of_weights,
     dlg,
     for_model,
-    from_array_record,
-    from_pfl,
-    gradients_of,
     observe,
     psnr,
     read_update,
@@ -42,7 +39,6 @@ def test_a_file_of_an_opacus_model_is_attacked(lenet, digits, tmp_path):
     save_file({n: p.grad for n, p in wrapped.named_parameters()}, tmp_path / "u.safetensors")
     update = read_update(tmp_path / "u.safetensors")
     assert set(update) == set(double_state(lenet))
-    assert set(gradients_of(wrapped)) == set(update)
     wrapped.remove_hooks()
     found = dlg(lenet, observed(lenet, update, y), restarts=1, newton_steps=0)
     assert float(psnr(found.x, x)) > 30  # float32
@@ -56,11 +52,9 @@ def test_a_file_is_read_in_one_order(lenet, tmp_path):
         assert names == sorted(lenet.state_dict())
 
 
-def test_what_is_no_update(lenet, tmp_path):
+def test_what_is_no_update(tmp_path):
     with pytest.raises(ConfigError, match="cannot be read"):
         read_update(tmp_path / "none.safetensors")
-    with pytest.raises(ConfigError, match="backward"):
-        gradients_of(lenet)
 
 
 def test_npz_with_names_and_without(lenet, digits, tmp_path):
@@ -132,53 +126,6 @@ def test_a_model_that_returns_an_object_with_logits(lenet, digits):
     assert torch.equal(found.labels, y)
 
 
-def in_protocol_buffers(number, content):
-    """Return one field of variable length, as Flower 1.42 writes it."""
-    size, length = len(content), b""
-    while size >= 0x80:
-        length += bytes([size & 0x7F | 0x80])
-        size >>= 7
-    return bytes([number << 3 | 2]) + length + bytes([size]) + content
-
-
-def array_record(arrays):
-    items = b""
-    for name, array in arrays.items():
-        data = io.BytesIO()
-        np.save(data, array)
-        parts = [(1, str(array.dtype).encode()), (2, bytes(array.shape)), (3, b"numpy.ndarray")]
-        value = b"".join(in_protocol_buffers(*part) for part in [*parts, (4, data.getvalue())])
-        item = in_protocol_buffers(1, name.encode()) + in_protocol_buffers(2, value)
-        items += in_protocol_buffers(1, item)
-    return items
-
-
-class FlowerArray:
-    def __init__(self, array):
-        self.array = array
-
-    def numpy(self):
-        return self.array
-
-
-def test_an_array_record_of_flower(lenet, tmp_path):
-    state = {name: value.numpy() for name, value in lenet.state_dict().items()}
-    record = array_record(state)
-    metrics = in_protocol_buffers(1, in_protocol_buffers(1, b"loss") + in_protocol_buffers(3, b""))
-    inner = in_protocol_buffers(1, b"arrays") + in_protocol_buffers(2, record)
-    for content in (record, metrics + in_protocol_buffers(1, inner)):
-        (tmp_path / "u.pb").write_bytes(content)
-        found = read_update(tmp_path / "u.pb")
-        assert list(found) == sorted(state)
-        assert all(np.array_equal(found[name].numpy(), state[name]) for name in state)
-    found = from_array_record({name: FlowerArray(value) for name, value in state.items()})
-    assert list(found) == sorted(state)
-    bare = {str(i): FlowerArray(value) for i, value in enumerate(state.values())}
-    assert list(for_model(lenet, from_array_record(bare))) == list(state)
-    (tmp_path / "u.pb").write_bytes(array_record({str(i): v for i, v in enumerate(state.values())}))
-    assert list(for_model(lenet, read_update(tmp_path / "u.pb"))) == list(state)
-
-
 def npz(*arrays, **options):
     file = io.BytesIO()
     np.savez_compressed(file, *arrays, **options)
@@ -199,14 +146,6 @@ def huge():
     return zipped(header.getvalue())
 
 
-def deep(content):
-    for _ in range(3000):
-        parts = in_protocol_buffers(1, b"a") + in_protocol_buffers(2, content)
-        content = in_protocol_buffers(1, parts)
-    return content
-
-
-RECORD = array_record({"a": np.zeros(3)})
 HOSTILE = {
     "u.npz": {
         "cut": npz(np.zeros(3))[:-30],
@@ -215,16 +154,6 @@ HOSTILE = {
         "two names": zipped(b"").replace(b"a.npy", b"b.npy"),
         "huge": huge(),
         "empty": b"",
-    },
-    "u.pb": {
-        "cut": RECORD[:-3],
-        "pickle": RECORD.replace(b"\x93NUMPY", b"\x80\x04pick"),
-        "text": array_record({"a": np.array(["text"])}),
-        "stype": RECORD.replace(b"numpy.ndarray", b"other.ndarray"),
-        "empty": b"",
-        "junk": b"\x0f" * 100,
-        "long": b"\xff" * 100,
-        "deep": deep(RECORD),
     },
     "bad": {"pickle": b"\x80\x04pickle"},
 }
@@ -235,17 +164,6 @@ HOSTILE = {
 )
 def test_a_file_that_is_damaged_or_hostile_is_refused(name, kind, tmp_path):
     (tmp_path / name).write_bytes(HOSTILE[name][kind])
-    said = {"u.npz": "npz", "u.pb": None, "bad": r"not a valid \.safetensors file"}[name]
+    said = {"u.npz": "npz", "bad": r"not a valid \.safetensors file"}[name]
     with pytest.raises(ConfigError, match=said):
         read_update(tmp_path / name)
-
-
-def test_the_statistics_of_pfl_are_a_change_times_a_weight():
-    class Statistics(dict):
-        weight = 4.0
-
-    found = from_pfl(Statistics({"_module.a": np.full(2, 8.0, np.float32)}))
-    assert found["a"].tolist() == [2.0, 2.0]
-    Statistics.weight = 0.0
-    with pytest.raises(ConfigError, match="weight"):
-        from_pfl(Statistics(a=np.ones(1)))

@@ -97,15 +97,12 @@ def test_labels_that_the_model_does_not_have_are_refused(mlp, digits):
         leakage(mlp, digits[0][:1], torch.tensor([10]), views=FULL)
 
 
-def test_another_mode_and_another_label_are_named(digits):
+def test_another_mode_is_named(digits):
     x, y = digits[0][:4], digits[1][:4]
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 10))
     update = observe(model.eval(), x, y).update
     report = audited(model.train(), x, y, update)
     assert "in eval mode" in report.explanation.causes[0]
-    update = observe(model.eval(), x[:1], y[:1]).update
-    report = audited(model, x[:1], y[:1] + 1, update)
-    assert report.explanation.causes == (f"labels: {int(y[0])} explains it, not {int(y[0]) + 1}",)
 
 
 def test_a_forward_pass_that_is_random_is_void(digits):

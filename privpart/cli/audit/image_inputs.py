@@ -1,6 +1,7 @@
 """Image inputs: a network and labelled images, built in or from a file."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,15 @@ from attacks.update import ready
 from privpart.cli.audit.inputs import given_update, load_weights, own_model, shared_fields, wanted
 from privpart.cli.audit.options import AnyOptions, LeakageOptions
 from privpart.data.tasks import digits, fashion_mnist
+from privpart.models import resnet8
 
 _NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
     "lenet": networks.smooth_lenet,
     "relu-lenet": networks.relu_lenet,
     "mlp": networks.smooth_mlp,
-    "resnet8": networks.relu_resnet8,
 }
 # The networks here have a logit for each.
 _MOST_LABELS = 100_000
-
-
 _DECOYS = 50
 """Public images among which the truth is ranked."""
 _BUDGETS: Mapping[str, Any] = {
@@ -106,9 +105,10 @@ def _model(name: str, x: Tensor, classes: int, seed: int) -> nn.Module:
     channels, size = x.shape[1], x.shape[-1]
     generator = torch.Generator().manual_seed(seed)
     if name == "resnet8":
-        return networks.relu_resnet8(generator, channels=channels, classes=classes)
+        build = partial(resnet8, classes=classes, channels=channels, norm="batch")
+        return networks.drawn(build, generator)
     if name not in _NETWORKS:
-        return own_model(name, _NETWORKS)
+        return own_model(name, [*_NETWORKS, "resnet8"])
     if x.shape[-2] != size:
         raise ConfigError(f"model={name!r}: needs square images; they are {tuple(x.shape[1:])}.")
     return _NETWORKS[name](generator, channels=channels, size=size, classes=classes)

@@ -108,7 +108,7 @@ class AuditOptions:
     batch: Annotated[int, typer.Option(help="Images or sentences per update.")] = 1
     weights: Annotated[
         Path | None,
-        typer.Option(help="The weights: .safetensors, .npz or .pb; by default untrained."),
+        typer.Option(help="The weights: .safetensors or .npz; by default untrained."),
     ] = None
     hide_labels: Annotated[
         bool, typer.Option("--hide-labels", help="Infer the labels.", rich_help_panel=_ATTACK)
@@ -222,8 +222,8 @@ class LeakageOptions(AuditOptions):
     gradient: Annotated[
         Path | None,
         typer.Option(
-            help="An update of your own, of the first --batch images: .safetensors, .npz, .pb "
-            "(Flower's ArrayRecord), or a folder of peft."
+            help="An update of your own, of the first --batch images: .safetensors, .npz, or a "
+            "folder of peft."
         ),
     ] = None
     schedule: Annotated[
