@@ -8,6 +8,7 @@ import typer
 
 from accounting import ConfigError
 from accounting.guarantee import Method
+from privpart.cli.idle import OF_A_PLAN
 
 
 class MethodName(StrEnum):
@@ -44,7 +45,7 @@ class ReportFormat(StrEnum):
 _ROUNDS = typer.Option(help="Training rounds, each of which releases a model.")
 _DELTA = typer.Option(help="Delta of the guarantee, strictly between 0 and 1.")
 Rounds = Annotated[int, _ROUNDS]
-RoundsUnlessPlanned = Annotated[int | None, _ROUNDS]
+RoundsUnlessPlanned = Annotated[int | None, _ROUNDS, OF_A_PLAN]
 Delta = Annotated[float, _DELTA]
 DeltaUnlessPlanned = Annotated[float | None, _DELTA]
 Population = Annotated[

@@ -5,7 +5,7 @@ import io
 import json
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import fill
 from typing import Any
 
@@ -22,6 +22,22 @@ _MOST_SHOWN = 6
 """Numbers of a sequence that the text form of a report lists."""
 
 
+def print_result(
+    form: Format,
+    document: Mapping[str, Any],
+    rows: Sequence[dict[str, Any]],
+    print_text: Callable[[], None],
+) -> None:
+    """Print a result as JSON, its rows as CSV, or by a function, as text."""
+    if form is Format.JSON:
+        # JSON has no NaN: strict readers would refuse the whole document
+        typer.echo(json.dumps(document, indent=2, allow_nan=False))
+    elif form is Format.CSV:
+        typer.echo(as_csv(rows) if rows else "", nl=False)
+    else:
+        print_text()
+
+
 def print_report(
     report: PrivacyReport, form: Format, *, beside: Sequence[tuple[str, str]] = ()
 ) -> None:
@@ -32,13 +48,9 @@ def print_report(
         form: text, JSON or CSV.
         beside: extra lines (name, value) of the text form, below the sensitivity.
     """
-    if form is Format.JSON:
-        # JSON has no NaN: strict readers would refuse the whole report
-        typer.echo(json.dumps(report.to_dict(), indent=2, allow_nan=False))
-    elif form is Format.CSV:
-        typer.echo(as_csv([report_row(report)]), nl=False)
-    else:
-        typer.echo(_as_text(report, beside))
+    print_result(
+        form, report.to_dict(), [report_row(report)], lambda: typer.echo(_as_text(report, beside))
+    )
     for warning in report.warnings:
         typer.echo(f"privpart: warning: {warning}", err=True)
 

@@ -195,46 +195,6 @@ def test_a_page_into_nowhere_is_one_sentence(privpart, tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("solve", "field"),
-    [
-        ("rounds", "rounds"),
-        ("max-participations", "max_participations"),
-        ("min-separation", "min_separation"),
-    ],
-)
-def test_calibrate_for_something_else_spends_the_budget_and_no_more(privpart, solve, field):
-    run = ["--noise-multiplier", "40", "--target-epsilon", "1.5", "--delta", "1e-6",
-           "--rounds", "512"]  # fmt: skip
-    limits = {"max-participations": "5", "min-separation": "50"}
-    for name in limits.keys() - {solve}:
-        run += [f"--{name}", limits[name]]
-    done = privpart("calibrate", "--solve", solve, *run, "--format", "json")
-    report = json.loads(done.stdout)
-    assert report["epsilon"] <= 1.5
-    assert report[field] >= 1
-
-
-@pytest.mark.parametrize(
-    ("options", "fault"),
-    [
-        (["--solve", "rounds"], "needs to know the noise"),
-        (
-            ["--solve", "min-separation", "--noise-multiplier", "9"],
-            "--solve min-separation: is between two rounds of one client",
-        ),
-        (
-            ["--solve", "rounds", "--noise-multiplier", "9", "--mechanism", "blt"],
-            "fitted to its participation",
-        ),
-    ],
-)
-def test_calibrate_refuses_what_makes_no_sense(privpart, options, fault):
-    done = privpart("calibrate", "--target-epsilon", "2", *RUN, *options)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert fault in done.stderr
-
-
 @pytest.mark.parametrize("command", ["epsilon", "calibrate", "mechanisms"])
 def test_one_participation_is_never_assumed_in_silence(privpart, command):
     run = ["--rounds", "64", "--delta", "1e-6"]

@@ -133,7 +133,7 @@ APART = "b-min-sep:expected_batch=100"
         ("poisson:expected_batch=x", [*OF_1000, *ALONE], "expected_batch=x: must be a number"),
         ("balls-in-bins:bins=8,draw_seed=0", ALONE, "nothing is drawn; add draws"),
         ("balls-in-bins:bins=8,draws=10000,draw_seed=x", ALONE, "draw_seed=x: must be a whole"),
-        ("balls-in-bins:bins=8", [*ALONE, "--log", "log.csv"], "log.csv"),
+        ("balls-in-bins:bins=8", [*ALONE, "--log", "log.csv"], "leave out --log"),
         ("balls-in-bins", ALONE, "bins: is missing"),
         ("balls-in-bins:bins=1", ALONE, "bins=1: must be at least 2"),
         ("shuffled", [], "must be one of poisson, balls-in-bins, b-min-sep"),

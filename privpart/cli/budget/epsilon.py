@@ -5,19 +5,21 @@ from typing import Annotated
 
 import typer
 
-from accounting import ConfigError, PrivacyReport, checks
+from accounting import ConfigError, Participation, PrivacyReport, checks
+from accounting.mechanisms import MechanismChoice
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.budget.options import (
     FixedOrderOption,
-    Limits,
     MaxParticipations,
     MechanismOption,
     MinSeparation,
     SamplingOption,
-    refuse_beside,
+    typed_choice,
+    typed_participation,
 )
-from privpart.cli.budget.promise import Histories, Promise, Typed, histories_of
+from privpart.cli.budget.promise import Histories, Promise, SampledRun, built, histories_of
+from privpart.cli.idle import OF_A_PLAN, beside
 from privpart.cli.options import Format, ReportFormat
 from privpart.cli.output import print_report
 
@@ -33,6 +35,7 @@ def epsilon(
         typer.Option(
             help="Noise standard deviation per coordinate / clip norm, on the scale of the sum."
         ),
+        OF_A_PLAN,
     ] = None,
     delta: options.DeltaUnlessPlanned = None,
     plan: Annotated[
@@ -50,6 +53,7 @@ def epsilon(
             help="Who took part when: a run folder, or a CSV file with the columns client and "
             "round. Its cost is shown beside what was promised; without a promise, alone."
         ),
+        beside("sampling", "decides who takes part, which is secret"),
     ] = None,
     method: options.MethodOption = None,
     population: options.Population = None,
@@ -66,30 +70,40 @@ def epsilon(
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
     histories = None if log is None else histories_of(log)
     population = _counted(population, histories)
-    typed = Typed(
-        rounds=rounds,
-        noise_multiplier=noise_multiplier,
-        delta=delta,
-        mechanism=mechanism,
-        limits=Limits(max_participations, min_separation, fixed_order),
-        sampling=sampling,
-        population=population,
-        method=method,
-    )
     if plan is not None:
-        typed.refuse_beside_plan()
         promise = Promise.planned(plan, delta, population, allow_large=allow_large_delta)
+        if promise.sampled is not None and (log, method) != (None, None):
+            raise ConfigError(
+                f"plan={plan}: samples who takes part, which is secret and has an accountant of "
+                "its own; leave out --method and --log."
+            )
+    elif rounds is None or noise_multiplier is None or delta is None:
+        raise ConfigError(
+            "--rounds, --noise-multiplier and --delta are needed; or --plan FILE, which has them."
+        )
     else:
-        if limit is not None and not (typed.limits.stated or sampling or histories):
+        checks.accept_delta(delta, population, allow_large=allow_large_delta)
+        choice, stated = typed_choice(mechanism, rounds), max_participations is not None
+        if limit is not None and not (stated or sampling or histories):
             raise ConfigError(
                 f"max_epsilon={limit:g}: a gate needs --max-participations, the most rounds of one "
                 "client; 1 would be assumed, which nothing enforces."
             )
-        promise = typed.promise(histories, allow_large=allow_large_delta)
-    if promise.sampled is not None:
-        refuse_beside("sampling: who takes part is secret, and decided by it", log=log)
-        if plan is not None:
-            refuse_beside("--plan: its sampling has an accountant of its own", method=method)
+        if sampling is not None:
+            run = SampledRun.typed(sampling, choice, rounds, population, method)
+            promise = run.promise(noise_multiplier, delta)
+        else:
+            # no promise: the log alone
+            if histories is not None and not stated:
+                participation, stated = _logged(choice, rounds, histories), True
+            else:
+                participation = typed_participation(
+                    rounds, max_participations, min_separation, fixed_order=fixed_order
+                )
+            encoder = built(choice, participation)
+            promise = Promise(
+                choice, encoder, participation, noise_multiplier, delta, stated, population
+            )
     # The page comes first: a gate must not leave them unwritten.
     report = promise.report(method, histories=histories)
     _write_page(promise, report, html, limit)
@@ -107,6 +121,17 @@ def _counted(population: int | None, histories: Histories | None) -> int | None:
     if population is not None and population < len(histories):
         raise ConfigError(f"population={population}: the log has {len(histories)} clients.")
     return population or len(histories)
+
+
+def _logged(choice: MechanismChoice, rounds: int, histories: Histories) -> Participation:
+    # An encoder that is fitted to the log costs less than the one that ran.
+    if choice.fitted:
+        raise ConfigError(
+            f"mechanism={choice}: is fitted to a promise, and fitted to a log it is not the one "
+            "that ran. Say what was promised (--max-participations, --min-separation), or pass the "
+            "mechanism that ran (file:PATH)."
+        )
+    return Participation.from_log(rounds, histories)
 
 
 def _write_page(

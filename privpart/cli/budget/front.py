@@ -4,7 +4,6 @@ Every mechanism is known by the state vectors that its noise keeps and by the er
 sums. The front is the mechanisms that no other beats with as little memory.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -33,16 +32,15 @@ from privpart.cli import options
 from privpart.cli.budget.options import (
     TYPED_MECHANISM,
     FixedOrderOption,
-    Limits,
     MaxParticipations,
     MinSeparation,
     accept_planned_delta,
-    refuse_beside,
     typed_choice,
+    typed_participation,
 )
-from privpart.cli.budget.progress import shown_fits
+from privpart.cli.budget.promise import shown_fits
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv, print_table
+from privpart.cli.output import print_result, print_table
 
 if TYPE_CHECKING:
     from privpart.training.plan_file import PlanFile
@@ -91,11 +89,8 @@ def mechanisms(
     cached, so that the second call is quick.
     Example: privpart mechanisms --rounds 1600 --delta 1e-6 --max-participations 1
     """
-    limits = Limits(max_participations, min_separation, fixed_order)
     planned, population = None, None
     if plan is not None:
-        refuse_beside("--plan: already contains these values", rounds=rounds)
-        limits.refuse_beside("--plan: already contains these values")
         planned = _read(plan)
         participation = planned.participation()
         population = accept_planned_delta(planned, delta, None, allow_large=False)
@@ -104,7 +99,9 @@ def mechanisms(
         raise ConfigError("--rounds and --delta are needed; or --plan FILE, which has them.")
     else:
         checks.accept_delta(delta)
-        participation = limits.of(rounds)
+        participation = typed_participation(
+            rounds, max_participations, min_separation, fixed_order=fixed_order
+        )
     names = [name for name in mechanism or () if name != _DENSE]
     chosen = [typed_choice(text, participation.rounds) for text in names]
     optimal = _DENSE in (mechanism or ())
@@ -124,7 +121,7 @@ def mechanisms(
         ]
     )
     title = _title(participation, target_epsilon, delta)
-    warnings = _warnings(stated=plan is not None or limits.stated)
+    warnings = [] if plan is not None or max_participations is not None else [_ASSUMED]
     if large := checks.delta_warning(delta, population):
         warnings.append(large)
     if html is not None:
@@ -132,10 +129,20 @@ def mechanisms(
         from privpart.cli.pages.plots import front_figure
 
         front_page(rows, title, front_figure(rows, title=title), warnings).write(html)
-    if form is Format.TABLE:
-        _print_rows(rows, title)
-    else:
-        _print_data(form, rows, participation, delta, warnings)
+    document = {
+        "schema": "privpart/mechanisms/1",
+        "rounds": participation.rounds,
+        "max_participations": participation.max_participations,
+        "min_separation": participation.min_separation,
+        "fixed_order": participation.fixed_order,
+        "delta": delta,
+        "unit": "client",
+        "adjacency": "zero-out",
+        "warnings": warnings,
+        "rows": rows,
+    }
+    flat = [{k: v for k, v in row.items() if k != _LISTED} for row in rows]
+    print_result(form, document, flat, lambda: _print_rows(rows, title))
     for warning in warnings:
         typer.echo(f"privpart: warning: {warning}", err=True)
 
@@ -157,13 +164,10 @@ Offer = tuple[str, Callable[[], Mechanism]]
 _LISTED = "mechanism_parameters"
 
 
-def _warnings(*, stated: bool) -> list[str]:
-    if stated:
-        return []
-    return [
-        "max_participations was not given, so this is for a client that takes part in one round, "
-        "which nothing here enforces. More participations change the table."
-    ]
+_ASSUMED = (
+    "max_participations was not given, so this is for a client that takes part in one round, "
+    "which nothing here enforces. More participations change the table."
+)
 
 
 def _read(path: Path) -> "PlanFile":
@@ -307,32 +311,6 @@ def _title(participation: Participation, target_epsilon: float, delta: float) ->
         f"{participation.rounds} rounds, a client in at most {k}{apart}; epsilon "
         f"{target_epsilon:g} at delta {up(delta, 6)}, zero-out adjacency"
     )
-
-
-def _print_data(
-    form: Format,
-    rows: Sequence[dict[str, Any]],
-    participation: Participation,
-    delta: float,
-    warnings: list[str],
-) -> None:
-    if form is Format.CSV:
-        listed = [{k: v for k, v in row.items() if k != _LISTED} for row in rows]
-        typer.echo(as_csv(listed), nl=False)
-        return
-    document = {
-        "schema": "privpart/mechanisms/1",
-        "rounds": participation.rounds,
-        "max_participations": participation.max_participations,
-        "min_separation": participation.min_separation,
-        "fixed_order": participation.fixed_order,
-        "delta": delta,
-        "unit": "client",
-        "adjacency": "zero-out",
-        "warnings": warnings,
-        "rows": rows,
-    }
-    typer.echo(json.dumps(document, indent=2, allow_nan=False))
 
 
 def _print_rows(rows: Sequence[dict[str, Any]], title: str) -> None:

@@ -1,12 +1,12 @@
 """Options of the budget commands: the mechanism, the sampler, and how often a client takes part."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from accounting import ConfigError, FixedOrder, Participation, checks
 from accounting.mechanisms.by_name import MechanismChoice, options_by_name
+from privpart.cli.idle import OF_A_PLAN, beside
 
 if TYPE_CHECKING:  # imported where used: it needs torch
     from privpart.training.plan_file import PlanFile
@@ -25,12 +25,15 @@ TYPED_MECHANISM = (
 """How a mechanism is typed, for help."""
 DEFAULT_MECHANISM = "tree"
 
+_LIMITS = (OF_A_PLAN, beside("sampling", "decides who takes part, and how often"))
+
 MechanismOption = Annotated[
     str | None,
     typer.Option(
         "--mechanism",
         help=f"What correlates the noise over the rounds, by default a tree, {TYPED_MECHANISM}",
     ),
+    OF_A_PLAN,
 ]
 SamplingOption = Annotated[
     str | None,
@@ -44,6 +47,7 @@ SamplingOption = Annotated[
         "b-min-sep always does; the probability of error is part of delta. 'draw_seed=N' repeats a "
         "printed figure; the probability of error holds for a fresh seed, the default, alone.",
     ),
+    OF_A_PLAN,
 ]
 MaxParticipations = Annotated[
     int | None,
@@ -51,6 +55,7 @@ MaxParticipations = Annotated[
         help="Most rounds in which one client takes part. Without it, 1, and a warning: nothing "
         "here enforces it."
     ),
+    _LIMITS,
 ]
 MinSeparation = Annotated[
     int | None,
@@ -58,6 +63,7 @@ MinSeparation = Annotated[
         help="Least distance |i - j| between two of a client's rounds; 1, the default, allows "
         "consecutive ones."
     ),
+    _LIMITS,
 ]
 FixedOrderOption = Annotated[
     bool,
@@ -66,65 +72,32 @@ FixedOrderOption = Annotated[
         help="Every pass takes --min-separation rounds, in one public order: a client's rounds "
         "are multiples of that apart.",
     ),
+    _LIMITS,
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How often a client takes part, as typed; None where nothing was typed."""
+def typed_participation(
+    rounds: int, max_participations: int | None, min_separation: int | None, *, fixed_order: bool
+) -> Participation:
+    """Return the participation that was typed; one round of each client if nothing was.
 
-    max_participations: int | None = None
-    min_separation: int | None = None
-    fixed_order: bool = False
-
-    @property
-    def stated(self) -> bool:
-        """Whether somebody said how often a client takes part."""
-        return self.max_participations is not None
-
-    def of(self, rounds: int) -> Participation:
-        """Return the participation; one round of each client if nothing was typed.
-
-        Raises:
-            ConfigError: a separation of nothing, or limits that do not fit.
-        """
-        k, b = self.max_participations, self.min_separation
-        if b is not None and (k is None or k == 1) and not self.fixed_order:
-            raise ConfigError(
-                f"min_separation={b}: is between two rounds of one client; say "
-                "--max-participations of 2 or more, or leave it out."
-            )
-        if not self.fixed_order:
-            return Participation(rounds, 1 if k is None else k, 1 if b is None else b)
+    Raises:
+        ConfigError: a separation of nothing, or limits that do not fit.
+    """
+    k, b = max_participations, min_separation
+    if fixed_order:
         if k is None or b is None:
             raise ConfigError(
                 "fixed_order=True: needs the number of passes, --max-participations, and the "
                 "rounds of a pass, --min-separation."
             )
         return FixedOrder(rounds, k, b)
-
-    def refuse_beside(self, owner: str) -> None:
-        """Raise ``ConfigError`` if any limit was typed; see ``refuse_beside``."""
-        refuse_beside(
-            owner,
-            max_participations=self.max_participations,
-            min_separation=self.min_separation,
-            fixed_order=self.fixed_order,
+    if b is not None and k in (None, 1):
+        raise ConfigError(
+            f"min_separation={b}: is between two rounds of one client; say "
+            "--max-participations of 2 or more, or leave it out."
         )
-
-
-def refuse_beside(owner: str, **typed: object) -> None:
-    """Raise ``ConfigError`` if one of these options was typed, whatever its value.
-
-    Args:
-        owner: what leaves them without effect, as the beginning of a sentence.
-        typed: options that are None or False unless somebody typed them.
-    """
-    # identity, because a typed 0 equals False
-    idle = [name for name, value in typed.items() if value is not None and value is not False]
-    if idle:
-        flags = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
-        raise ConfigError(f"{owner}; leave out {flags}.")
+    return Participation(rounds, 1 if k is None else k, 1 if b is None else b)
 
 
 def typed_choice(mechanism: str | None, rounds: int) -> MechanismChoice:

@@ -7,10 +7,15 @@ with no more bands than rounds between two of one member, by Monte Carlo only.
 """
 
 import json
-from collections.abc import Mapping
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import typer
 
 from accounting import (
     ConfigError,
@@ -20,7 +25,6 @@ from accounting import (
     PoissonSampling,
     PrivacyReport,
     Realised,
-    checks,
     participation_of,
     sampled_guarantee,
 )
@@ -28,13 +32,7 @@ from accounting.calibrate import estimated_noise, least_sampled_noise
 from accounting.cohorts import Sampled, Sampling, SamplingChoice, sampled_claim, sampled_passes
 from accounting.mechanisms import MechanismChoice
 from accounting.realised import read_log
-from privpart.cli.budget.options import (
-    Limits,
-    accept_planned_delta,
-    refuse_beside,
-    typed_choice,
-)
-from privpart.cli.budget.progress import shown_fits
+from privpart.cli.budget.options import accept_planned_delta
 from privpart.cli.options import MethodName, method_of
 
 if TYPE_CHECKING:
@@ -42,6 +40,8 @@ if TYPE_CHECKING:
 
 Histories = Mapping[str, list[int]]
 """Each client's rounds, by a log."""
+_PATIENCE = 2.0
+"""Seconds between two lines about a fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +84,7 @@ class Promise:
         )
 
     def report(
-        self,
-        method: MethodName | None = None,
-        *,
-        histories: Histories | None = None,
+        self, method: MethodName | None = None, *, histories: Histories | None = None
     ) -> PrivacyReport:
         """Return the report, with the cost by a log if there is one."""
         plain = "exact" if self.sampled is not None else method_of(method)
@@ -114,75 +111,6 @@ class Promise:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Typed:
-    """A run as typed; None where nothing was, since what was typed is never ignored."""
-
-    rounds: int | None
-    noise_multiplier: float | None
-    delta: float | None
-    mechanism: str | None
-    limits: Limits
-    sampling: str | None
-    population: int | None
-    method: MethodName | None
-
-    def refuse_beside_plan(self) -> None:
-        """Raise ``ConfigError`` if anything was typed that a plan file has."""
-        owner = "--plan: already contains these values"
-        refuse_beside(
-            owner,
-            rounds=self.rounds,
-            noise_multiplier=self.noise_multiplier,
-            mechanism=self.mechanism,
-            sampling=self.sampling,
-        )
-        self.limits.refuse_beside(owner)
-
-    def sampled(self, sampling: str, choice: MechanismChoice, rounds: int) -> "SampledRun":
-        """Return the run that ``--sampling`` describes; fit the mechanism if it asks for it."""
-        self.limits.refuse_beside("--sampling: decides who takes part, and how often")
-        sampler, draw_seed = SamplingChoice.parse(sampling)
-        method = self.method
-        mechanism = built(choice, sampled_passes(rounds, sampler.bins))
-        drawn = sampler.sampler(mechanism, self.population)
-        of_poisson = isinstance(drawn, PoissonSampling)
-        if method is not None and not (of_poisson and method in (MethodName.PLD, MethodName.RDP)):
-            raise ConfigError(
-                f"method={method}: Poisson sampling has 'pld' (default) and 'rdp', every other "
-                "sampler one accountant; leave it out."
-            )
-        estimate, by_rdp = sampler.estimate(draw_seed), method is MethodName.RDP
-        return SampledRun(choice, mechanism, drawn, estimate, "rdp" if by_rdp else "pld", draw_seed)
-
-    def promise(self, histories: Histories | None, *, allow_large: bool) -> Promise:
-        """Return the promise; without limits, that of the log if there is one."""
-        n, z, delta = self.rounds, self.noise_multiplier, self.delta
-        if n is None or z is None or delta is None:
-            raise ConfigError(
-                "--rounds, --noise-multiplier and --delta are needed; or --plan FILE, which has "
-                "them."
-            )
-        checks.accept_delta(delta, self.population, allow_large=allow_large)
-        choice = typed_choice(self.mechanism, n)
-        if self.sampling is not None:
-            run = self.sampled(self.sampling, choice, n)
-            return run.promise(z, delta, run.guarantee(z), self.population)
-        participation, stated = self.limits.of(n), self.limits.stated
-        # no promise: the log alone
-        if histories is not None and not stated:
-            # An encoder that is fitted to the log costs less than the one that ran.
-            if choice.fitted:
-                raise ConfigError(
-                    f"mechanism={choice}: is fitted to a promise, and fitted to a log it is not "
-                    "the one that ran. Say what was promised (--max-participations, "
-                    "--min-separation), or pass the mechanism that ran (file:PATH)."
-                )
-            participation, stated = Participation.from_log(n, histories), True
-        mechanism = built(choice, participation)
-        return Promise(choice, mechanism, participation, z, delta, stated, self.population)
-
-
 @dataclass(frozen=True, slots=True)
 class SampledRun:
     """A mechanism, a sampler and what it needs besides; the noise is still open."""
@@ -190,22 +118,47 @@ class SampledRun:
     choice: MechanismChoice
     mechanism: Mechanism
     sampling: Sampling
+    population: int | None
     estimate: Estimate | None
     method: "SampledMethod"
     draw_seed: int | None
 
-    def guarantee(self, noise_multiplier: float) -> Sampled:
-        """Return the guarantee by the one accountant that covers sampler and mechanism."""
-        return sampled_guarantee(
+    @classmethod
+    def typed(
+        cls,
+        sampling: str,
+        choice: MechanismChoice,
+        rounds: int,
+        population: int | None,
+        method: MethodName | None,
+    ) -> "SampledRun":
+        """Return the run that ``--sampling`` describes; fit the mechanism if it asks for it."""
+        sampler, draw_seed = SamplingChoice.parse(sampling)
+        mechanism = built(choice, sampled_passes(rounds, sampler.bins))
+        drawn = sampler.sampler(mechanism, population)
+        of_poisson = isinstance(drawn, PoissonSampling)
+        if method is not None and not (of_poisson and method in (MethodName.PLD, MethodName.RDP)):
+            raise ConfigError(
+                f"method={method}: Poisson sampling has 'pld' (default) and 'rdp', every other "
+                "sampler one accountant; leave it out."
+            )
+        by: SampledMethod = "rdp" if method is MethodName.RDP else "pld"
+        estimate = sampler.estimate(draw_seed)
+        return cls(choice, mechanism, drawn, population, estimate, by, draw_seed)
+
+    def promise(self, noise_multiplier: float, delta: float) -> Promise:
+        """Return the promise with so much noise, by the one accountant that covers it."""
+        run = sampled_guarantee(
             self.mechanism,
             self.sampling,
             noise_multiplier=noise_multiplier,
             estimate=self.estimate,
             method=self.method,
         )
+        return self._promise(noise_multiplier, delta, run)
 
-    def calibrated(self, target_epsilon: float, delta: float) -> tuple[float, Sampled]:
-        """Return the least noise found that meets the target, and its guarantee."""
+    def calibrated(self, target_epsilon: float, delta: float) -> Promise:
+        """Return the promise with the least noise that meets the target."""
         if self.draw_seed is not None:
             raise ConfigError(
                 f"draw_seed={self.draw_seed}: noise is chosen by draws of its own; leave it out."
@@ -215,15 +168,14 @@ class SampledRun:
         if self.estimate is not None and not isinstance(sampling, PoissonSampling):
             # The guarantee that met the target, not another one: each would be a second answer.
             run = estimated_noise(mechanism, sampling, **target, draws=self.estimate.draws)
-            return run.noise_multiplier, run
+            return self._promise(run.noise_multiplier, delta, run)
         z = least_sampled_noise(mechanism, sampling, **target, method=self.method)
-        return z, self.guarantee(z)
+        return self.promise(z, delta)
 
-    def promise(self, z: float, delta: float, run: Sampled, population: int | None) -> Promise:
-        """Return the promise of this run with so much noise."""
+    def _promise(self, z: float, delta: float, run: Sampled) -> Promise:
         limits = participation_of(self.sampling, self.mechanism.rounds)
         return Promise(
-            self.choice, self.mechanism, limits, z, delta, population=population, sampled=run
+            self.choice, self.mechanism, limits, z, delta, population=self.population, sampled=run
         )
 
 
@@ -252,3 +204,30 @@ def histories_of(log: Path) -> dict[str, list[int]]:
     if not histories:
         raise ConfigError(f"log={log}: no client took part yet.")
     return histories
+
+
+class _Lines(logging.Handler):
+    """Print at most one record every ``_PATIENCE`` seconds, and none of a fit that is shorter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = time.monotonic()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if time.monotonic() - self._last > _PATIENCE:
+            self._last = time.monotonic()
+            typer.echo(f"privpart: {record.getMessage()}", err=True)
+
+
+@contextmanager
+def shown_fits() -> Iterator[None]:
+    """Show on standard error what the fits inside reach, every two seconds."""
+    log, lines = logging.getLogger("accounting.fit"), _Lines()
+    level = log.level
+    log.addHandler(lines)
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(lines)
+        log.setLevel(level)
