@@ -66,8 +66,7 @@ def main(arguments=None):
     model, optimizer, loader = engine.make_private(
         module=model,
         optimizer=optimizer,
-        dataset=reviews("reviews.csv"),
-        batch_size=32,
+        data_loader=DataLoader(reviews("reviews.csv"), batch_size=32),
         epochs=3,
         max_grad_norm=1.0,
         target_epsilon=8.0,

@@ -91,19 +91,12 @@ def private(
 ) -> tuple[Any, Any, Any]:
     """Return module, optimizer and loader of an arm; ``trained`` is module and optimizer."""
     common = {"epochs": EPOCHS, "max_grad_norm": CLIP, "target_epsilon": epsilon, **trained}
+    loader = DataLoader(Numbers(size), batch_size=BATCH, collate_fn=collate)
+    common |= {"data_loader": loader}
     if arm == ARMS[0]:
-        loader = DataLoader(Numbers(size), batch_size=BATCH, collate_fn=collate)
-        engine = PrivacyEngine()
-        return engine.make_private_with_epsilon(data_loader=loader, target_delta=DELTA, **common)
-    return FTRLEngine().make_private(
-        dataset=Numbers(size),
-        batch_size=BATCH,
-        delta=DELTA,
-        mechanism=mechanism(arm),
-        order_seed=seed,
-        collate_fn=collate,
-        **common,
-    )
+        return PrivacyEngine().make_private_with_epsilon(target_delta=DELTA, **common)
+    options = {"delta": DELTA, "mechanism": mechanism(arm), "order_seed": seed}
+    return FTRLEngine().make_private(**options, **common)
 
 
 def steps(made: tuple[Any, Any, Any], epochs: int) -> Iterator[None]:
@@ -240,13 +233,12 @@ def _step_seconds(arm: str, data: TensorDataset) -> float:
     module = cnn(0)
     sgd = torch.optim.SGD(module.parameters(), lr=0.1)
     common = {"module": module, "optimizer": sgd, "max_grad_norm": CLIP, "noise_multiplier": 2.0}
+    common["data_loader"] = DataLoader(data, batch_size=256)
     if arm == "Opacus DP-SGD":
-        loader = DataLoader(data, batch_size=256)
-        made = PrivacyEngine().make_private(data_loader=loader, poisson_sampling=False, **common)
+        made = PrivacyEngine().make_private(poisson_sampling=False, **common)
     else:
         named = mechanism(arm) if arm != "BandMF" else "toeplitz"
-        about = {"dataset": data, "batch_size": 256, "epochs": 3}
-        made = FTRLEngine().make_private(mechanism=named, **about, **common)
+        made = FTRLEngine().make_private(mechanism=named, epochs=3, **common)
     return _after_the_first(steps(made, 1))
 
 

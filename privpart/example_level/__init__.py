@@ -1,5 +1,5 @@
 """Example-level DP-FTRL for an ordinary PyTorch loop, on Opacus's per-example gradients."""
 
-from privpart.example_level.engine import Comparison, FTRLEngine
+from privpart.example_level.engine import FTRLEngine
 
-__all__ = ["Comparison", "FTRLEngine"]
+__all__ = ["FTRLEngine"]

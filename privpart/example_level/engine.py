@@ -13,39 +13,22 @@ that was dealt must become one step, in order. Whatever departs from that is ref
 import hashlib
 import json
 import sys
-from collections.abc import Iterator, Sequence, Sized
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from opacus.layers.dp_rnn import DPRNNBase
 from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-from accounting import (
-    Independent,
-    Mechanism,
-    Participation,
-    PoissonSampling,
-    PrivacyReport,
-    calibrate,
-    checks,
-    guarantee,
-    sampled_guarantee,
-)
+from accounting import Mechanism, Participation, PrivacyReport, calibrate, checks
 from accounting.checks import ConfigError
 from accounting.mechanisms import MechanismChoice
-from accounting.report import up
-from privpart.example_level.gradients import (
-    GhostCriterion,
-    GhostModule,
-    GhostOptimizer,
-    HooksModule,
-)
-from privpart.example_level.loader import FixedPasses, Loader
+from privpart.example_level.gradients import WatchedModule
+from privpart.example_level.loader import FixedPasses, Loader, Rows
 from privpart.example_level.optimizer import (
     MAX_CLIP_NORM,
     MIN_CLIP_NORM,
@@ -62,8 +45,6 @@ from privpart.noise.stream import noise_and_grid
 from privpart.plan import PrivacyPlan
 from privpart.run.folder import RunFolder, create_run, holds_a_run
 
-GradSampleMode = Literal["hooks", "ghost"]
-
 
 class FTRLEngine:
     """Makes an ordinary PyTorch loop private by DP-FTRL, as Opacus does by DP-SGD.
@@ -75,10 +56,10 @@ class FTRLEngine:
     >>> import torch
     >>> from torch import nn
     >>> net, data = nn.Linear(4, 2), torch.utils.data.TensorDataset(torch.ones(64, 4))
-    >>> engine = FTRLEngine()
+    >>> engine, loader = FTRLEngine(), torch.utils.data.DataLoader(data, batch_size=16)
     >>> module, optimizer, loader = engine.make_private(
-    ...     module=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), dataset=data,
-    ...     batch_size=16, epochs=2, max_grad_norm=1.0, target_epsilon=4.0, delta=1e-5)
+    ...     module=net, optimizer=torch.optim.SGD(net.parameters(), lr=0.1), data_loader=loader,
+    ...     epochs=2, max_grad_norm=1.0, target_epsilon=4.0, delta=1e-5)
     >>> round(engine.epsilon(1e-5), 2)
     4.0
     """
@@ -95,18 +76,14 @@ class FTRLEngine:
         *,
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
+        data_loader: DataLoader[Any],
         epochs: int,
         max_grad_norm: float,
-        data_loader: DataLoader[Any] | None = None,
-        dataset: Dataset[Any] | None = None,
-        batch_size: int | None = None,
         noise_multiplier: float | None = None,
         target_epsilon: float | None = None,
         delta: float | None = None,
         allow_large_delta: bool = False,
         mechanism: str | MechanismChoice | Mechanism = "blt",
-        grad_sample_mode: GradSampleMode = "hooks",
-        criterion: nn.Module | None = None,
         loss_reduction: Literal["mean", "sum"] = "mean",
         batch_first: bool = True,
         order_seed: int = 0,
@@ -115,22 +92,16 @@ class FTRLEngine:
         population: str | None = None,
         scheduler: LRScheduler | None = None,
         scheduler_every: Literal["step", "epoch"] = "step",
-        **loader: Any,  # noqa: ANN401  DataLoader's own
-    ) -> Any:  # noqa: ANN401  three things, or four with a criterion
+    ) -> tuple[WatchedModule, FTRLOptimizer, Loader]:
         """Return module, optimizer and loader for the user's loop; epsilon is known from here on.
-
-        With ``grad_sample_mode="ghost"`` also the criterion, which clips when its loss is
-        differentiated; it takes the place of the one that was passed.
 
         Args:
             module: any network that Opacus takes; parameters with ``requires_grad`` train.
             optimizer: any ``torch.optim`` optimiser of exactly these parameters.
+            data_loader: of a map-style data set, whose length is public. It must neither shuffle
+                nor drop examples. Its batch size is the public divisor of the sum.
             epochs: passes over the examples, >= 1.
             max_grad_norm: clip norm of one example's gradient, 1e-6 to 1e6.
-            data_loader: gives data set, batch size and its other options; it must not shuffle. Or
-                pass the next two.
-            dataset: map-style; its length is public.
-            batch_size: examples per step, >= 1, and the public divisor of the sum.
             noise_multiplier: standard deviation of one i.i.d. coordinate that enters the mechanism
                 / clip norm, > 0; or pass ``target_epsilon``.
             target_epsilon: least noise for this epsilon at ``delta``.
@@ -138,10 +109,7 @@ class FTRLEngine:
             allow_large_delta: accepts a delta of 1 / number of examples or more, here and later;
                 reports say that it is too large.
             mechanism: name, choice with options, or a mechanism for as many rounds as steps.
-            grad_sample_mode: "hooks" keeps each example's gradient; "ghost" only their norms, in
-                less memory and a second backward pass.
-            criterion: loss module, for "ghost" only.
-            loss_reduction: of the loss, "mean" or "sum" over the batch.
+            loss_reduction: of the loss, over the batch.
             batch_first: whether the first dimension of the layers' inputs is the example, not the
                 second.
             order_seed: public seed of the order of the examples, >= 0.
@@ -153,7 +121,6 @@ class FTRLEngine:
             scheduler: of the optimizer's learning rates; ``optimizer.step()`` steps it, not the
                 loop.
             scheduler_every: when: after each "step", or after the last step of each "epoch".
-            loader: further options of ``DataLoader``, such as ``collate_fn`` or ``num_workers``.
 
         Raises:
             ConfigError: a value out of range, or a module or optimizer that cannot be private.
@@ -162,69 +129,63 @@ class FTRLEngine:
             raise ConfigError("make_private was called before: its noise is for one run only.")
         if out is None and (resume or population is not None):
             raise ConfigError("resume, population: are about a run in a folder; pass out.")
-        if (grad_sample_mode == "ghost") != (criterion is not None):
-            raise ConfigError("criterion: needed for grad_sample_mode='ghost', and only for it.")
-        checks.choice("grad_sample_mode", grad_sample_mode, get_args(GradSampleMode))
         checks.choice("loss_reduction", loss_reduction, ("mean", "sum"))
         _refuse_scheduler(scheduler, scheduler_every)
-        dataset, size, loader = _data(data_loader, dataset, batch_size, loader)
-        # the order is public and fixed before anything is drawn
-        passes = FixedPasses(_length(dataset, loader), size, epochs, order_seed)
+        size = _batch_size(data_loader)
+        # The order is public and fixed before anything is drawn.
+        passes = FixedPasses(len(data_loader.dataset), size, epochs, order_seed)  # type: ignore[arg-type]
         if not MIN_CLIP_NORM <= checks.positive("max_grad_norm", max_grad_norm) <= MAX_CLIP_NORM:
             raise ConfigError(
                 f"max_grad_norm={max_grad_norm:g}: must be {MIN_CLIP_NORM:g} to "
                 f"{MAX_CLIP_NORM:g}. Scale the loss."
             )
         examples, self._allows_large = len(passes.order), allow_large_delta
-        _accept_delta(delta, examples, allow_large_delta)
+        if delta is not None and (
+            warning := checks.accept_delta(
+                delta, examples, allow_large=allow_large_delta, unit="example"
+            )
+        ):
+            sys.stderr.write(f"privpart: warning: {warning}\n")
         chosen = _mechanism(mechanism, passes.participation)
         z = _noise(chosen, passes.participation, noise_multiplier, target_epsilon, delta)
         trained = _trained(module, optimizer)
         dim = sum(p.numel() for p in trained)
-        # before a folder exists and is charged
+        # Before a folder exists and is charged.
         refuse_noise(z, dim)
-        about = examples, order_seed, grad_sample_mode, loss_reduction
         plan = PrivacyPlan(
             mechanism=chosen,
             participation=passes.participation,
             clip_norm=float(max_grad_norm),
             noise_multiplier=z,
             report_goal=size,
-            context=_context(module, trained, *about),
+            context=_context(module, trained, examples, order_seed, "hooks", loss_reduction),
         )
         facts: dict[str, Any] = {
             "delta": delta,
             "unit": "example",
-            "mode": grad_sample_mode,
             "compares_rows": True,
             "parameters": _layout(module, trained),
             "population_size": examples,
         }
         if population is not None:
             facts["population_name"] = f"{population} (examples)"
-        # a generator of its own: a loader draws from torch's as often as it is begun
-        loader = {"generator": torch.Generator().manual_seed(0)} | loader
-        dealt = Loader(dataset, batch_sampler=passes, **loader)
+        dealt = Loader(data_loader.dataset, batch_sampler=passes, **_options(data_loader))
         steps = Scheduler(scheduler, 1 if scheduler_every == "step" else passes.batches)
-        wrapped = _wrapped(module, plan, grad_sample_mode, loss_reduction, batch_first)
+        wrapped = _wrapped(
+            module, passes.rows, loss_reduction=loss_reduction, batch_first=batch_first
+        )
         try:
-            clips = None if criterion is None else GhostCriterion(wrapped, trained, criterion)
             source = self._source(plan, out, facts, resume=resume)
             noise, grid = noise_and_grid(plan, dim, z, source, 0)
-            wrapped.watch(passes.rows)
-            kind = FTRLOptimizer
-            if isinstance(wrapped, GhostModule):
-                kind, wrapped.max_grad_norm = GhostOptimizer, grid.sum_clip_norm(plan.clip_norm)
-            private = kind(optimizer, wrapped, passes, noise, grid, plan, loss_reduction)
+            private = FTRLOptimizer(optimizer, wrapped, passes, noise, grid, plan, loss_reduction)
             private.begin(self._folder, StepState(plan, source, private, steps), steps)
         except BaseException:
-            # hooks must not stay on the user's module
+            # Hooks must not stay on the user's module.
             wrapped.cleanup()
             self.close()
             raise
-        result = wrapped, private, dealt
         self._plan, self._passes = plan, passes
-        return result if clips is None else (*result, clips)
+        return wrapped, private, dealt
 
     def make_private_with_epsilon(
         self,
@@ -293,22 +254,6 @@ class FTRLEngine:
             population=examples,
         )
 
-    def privacy_statement(self, delta: float) -> str:
-        """Return the report at ``delta`` in (0, 1) in plain English, with every condition."""
-        return self.report(delta).statement()
-
-    def comparison(self, delta: float) -> "Comparison":
-        """Return what DP-SGD costs at ``delta`` in (0, 1), with the same noise, batch and steps."""
-        plan, passes = self._of_run()
-        z, order = plan.noise_multiplier, passes.participation
-        sampling = PoissonSampling(min(plan.report_goal, len(passes.order)), len(passes.order))
-        fresh = Independent(order.rounds)
-        amplified = sampled_guarantee(fresh, sampling, noise_multiplier=z)
-        alone = guarantee(fresh, order, noise_multiplier=z)
-        return Comparison(
-            delta, z, self.epsilon(delta), amplified.epsilon(delta), alone.epsilon(delta)
-        )
-
     def close(self) -> None:
         """Release the run folder for other processes; a run that is not complete can be resumed."""
         if self._folder is not None:
@@ -318,37 +263,6 @@ class FTRLEngine:
         if self._plan is None or self._passes is None:
             raise ConfigError("call make_private first: it fixes what the guarantee is for.")
         return self._plan, self._passes
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """Epsilon of a run, and of DP-SGD with the same noise multiplier, batch and number of steps.
-
-    Equal noise multipliers are not equal accuracy: DP-SGD's noise is independent in each step,
-    while correlated noise cancels over the steps.
-
-    Attributes:
-        delta: of all three.
-        noise_multiplier: of all three.
-        epsilon: of the run, under zero-out adjacency.
-        poisson: of DP-SGD if each step sampled each example on its own, in secret, under
-            add-or-remove adjacency.
-        fixed_passes: of DP-SGD in the run's own passes, where nothing amplifies.
-    """
-
-    delta: float
-    noise_multiplier: float
-    epsilon: float
-    poisson: float
-    fixed_passes: float
-
-    def __str__(self) -> str:
-        """Return three lines."""
-        return (
-            f"epsilon {up(self.epsilon)} at delta {self.delta:g}: this run\n"
-            f"epsilon {up(self.poisson)}: DP-SGD with this noise and hidden Poisson samples\n"
-            f"epsilon {up(self.fixed_passes)}: DP-SGD with this noise, in passes as here"
-        )
 
 
 def _refuse_scheduler(scheduler: LRScheduler | None, scheduler_every: str) -> None:
@@ -362,17 +276,8 @@ def _refuse_scheduler(scheduler: LRScheduler | None, scheduler_every: str) -> No
         )
 
 
-def _accept_delta(delta: float | None, examples: int, allow_large: bool) -> None:
-    if delta is None:
-        return
-    warning = checks.accept_delta(delta, examples, allow_large=allow_large, unit="example")
-    if warning:
-        sys.stderr.write(f"privpart: warning: {warning}\n")
-
-
 _OF_LOADER = (
     "collate_fn",
-    "generator",
     "multiprocessing_context",
     "num_workers",
     "persistent_workers",
@@ -383,54 +288,37 @@ _OF_LOADER = (
 )
 
 
-def _data(
-    given: DataLoader[Any] | None,
-    dataset: Dataset[Any] | None,
-    batch_size: int | None,
-    options: dict[str, Any],
-) -> tuple[Dataset[Any], int, dict[str, Any]]:
-    """Return data set, batch size and the loader's other options, from either way to say them."""
-    if given is None:
-        if dataset is None or batch_size is None:
-            raise ConfigError("pass data_loader, or dataset and batch_size.")
-        return dataset, batch_size, options
-    if dataset is not None or batch_size is not None or options:
-        typed = ", ".join(["dataset, batch_size", *options])
-        raise ConfigError(f"{typed}: the data_loader has these already; leave them out.")
-    if isinstance(given.dataset, IterableDataset):
+def _batch_size(loader: DataLoader[Any]) -> int:
+    """Return the loader's batch size; refuse a loader that has an order of its own."""
+    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
         raise ConfigError(
             "data_loader: its data set has no length or numbers; use a map-style one."
         )
-    if given.batch_size is None or not isinstance(given.sampler, SequentialSampler):
+    if loader.batch_size is None or not isinstance(loader.sampler, SequentialSampler):
         raise ConfigError(
             "data_loader: shuffles, or has a sampler of its own. The passes have one fixed order, "
             "which order_seed shuffles once: make it with batch_size alone."
         )
-    if given.drop_last:
-        raise ConfigError("data_loader: drop_last=True leaves examples out; make it without.")
-    values = {name: getattr(given, name) for name in _OF_LOADER}
-    options = {name: value for name, value in values.items() if value is not None}
-    return given.dataset, given.batch_size, options
+    if loader.drop_last or not getattr(loader, "in_order", True):
+        raise ConfigError(
+            "data_loader: leaves examples out, or hands batches over in any order; make it without "
+            "drop_last and in_order."
+        )
+    return loader.batch_size
 
 
-def _length(dataset: Dataset[Any], loader: dict[str, Any]) -> int:
-    if not isinstance(dataset, Sized):
-        raise ConfigError("dataset: has no length; passes of a fixed order need one.")
-    of_order = {"batch_sampler", "drop_last", "in_order", "sampler", "shuffle"}
-    if taken := sorted(loader.keys() & of_order):
-        raise ConfigError(f"{', '.join(taken)}: the order of the examples is fixed; leave out.")
-    return len(dataset)
+def _options(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return what a loader does besides choosing the examples of a batch."""
+    values = {name: getattr(loader, name) for name in _OF_LOADER}
+    # A generator of its own: a loader draws from torch's as often as it is begun.
+    values["generator"] = loader.generator or torch.Generator().manual_seed(0)
+    return {name: value for name, value in values.items() if value is not None}
 
 
-def _wrapped(
-    module: nn.Module, plan: PrivacyPlan, mode: str, loss_reduction: str, batch_first: bool
-) -> Any:  # noqa: ANN401  Opacus is untyped
+def _wrapped(module: nn.Module, rows: Rows, **options: Any) -> WatchedModule:  # noqa: ANN401
     """Return the module with Opacus's hooks; refuse one that has them, or that Opacus refuses."""
-    options: dict[str, Any] = {"loss_reduction": loss_reduction, "batch_first": batch_first}
     try:
-        if mode == "ghost":
-            return GhostModule(module, clip_norm=plan.clip_norm, **options)
-        return HooksModule(module, **options)
+        return WatchedModule(module, rows, **options)
     except (NotImplementedError, ValueError) as error:
         why = " ".join(str(error).split())[:300]
         raise ConfigError(

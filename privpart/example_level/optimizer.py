@@ -20,17 +20,14 @@ from privpart.server import RoundCounts
 
 
 class Scheduler:
-    """A learning-rate scheduler that the optimizer steps, so that its state is kept with the run.
-
-    Stepped by the loop it would be one step behind in a run that was killed after a commit.
-    """
+    """A learning-rate scheduler that the optimizer steps, so that it is kept with each commit."""
 
     def __init__(self, scheduler: LRScheduler | None, interval: int) -> None:
         self._scheduler = scheduler
         self._interval = interval
 
     def step(self, done: int) -> None:
-        """Step it where it is due after ``done`` steps; refuse one that the loop stepped too."""
+        """Step it if it is due after ``done`` steps; refuse one that the loop stepped too."""
         if self._scheduler is None:
             return
         if self._scheduler.last_epoch != (done - 1) // self._interval:
@@ -87,7 +84,8 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._grid = grid
         self._promised = self._settings
         self.trained = list(self.params)
-        dim = sum(p.numel() for p in self.trained)
+        self._sizes = [p.numel() for p in self.trained]
+        dim = sum(self._sizes)
         self._total = torch.zeros(dim, dtype=torch.float64)
         self._drawn = torch.empty(dim, dtype=noise.dtype)
         self._halted = ""
@@ -217,14 +215,12 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
 
     def _refuse_not_finite(self) -> None:
         done = self.passes.done
-        count, examples = self._not_finite, len(self.passes.batch(done))
-        self._not_finite = 0
-        if 2 * count > examples:
+        count, self._not_finite = self._not_finite, 0
+        if 2 * count > (examples := len(self.passes.batch(done))):
             raise ConfigError(
                 f"step {done}: the gradients of {count} of {examples} examples are not finite, or "
-                f"longer than {_LONGEST:g}, and would count as zeros: the step would spend its "
-                "part of epsilon on noise alone. Nothing of it was released. Look for NaN in the "
-                "data, lower the learning rate, and begin another run."
+                f"longer than {_LONGEST:g}, and would count as zeros. Nothing of it was released. "
+                "Look for NaN in the data, lower the learning rate, and begin another run."
             )
 
     def _refuse_changes(self) -> None:
@@ -248,7 +244,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         """Check that nothing but this optimizer changed what leaves with the model."""
         for released, p in zip(self._released, self.trained, strict=True):
             if not same_bits(released, p):
-                self._refuse_changed(next(n for n, q in _named(self._module) if q is p))
+                self._refuse_changed(self._name(p))
         fixed = dict(fixed_tensors(self._module, self.trained))
         for name in sorted(fixed.keys() | self._fixed.keys()):
             before, current = self._fixed.get(name), fixed.get(name)
@@ -273,24 +269,22 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             raise ConfigError(GRAD_SAMPLE)
         taken: dict[nn.Parameter, list[Tensor]] = cast("Any", self._module).samples
         samples = [_per_example(p, taken.get(p, [])) for p in self.trained]
-        counts = {len(sample) for sample in samples if sample is not None}
-        if len(counts) != 1:
+        counts = sorted({len(sample) for sample in samples if sample is not None})
+        if not counts:
+            raise ConfigError(_NO_GRADIENT)
+        examples, *others = counts
+        if others:
             raise ConfigError(
-                f"backward(): some parameters have per-example gradients of {min(counts)} "
-                f"examples, others of {max(counts)}. Every parameter that trains must be used once "
-                "for each example."
-                if counts
-                else _NO_GRADIENT
+                f"backward(): some parameters have per-example gradients of {examples} examples, "
+                f"others of {others[-1]}. Every parameter that trains must be used once for each "
+                "example."
             )
-        examples = counts.pop()
         self._refuse_other_gradients(samples, taken, first=not self._checked)
         self._checked = True
         factors = self._factors(samples)
-        start = 0
-        for p, sample in zip(self.trained, samples, strict=True):
+        for part, sample in zip(torch.split(self._total, self._sizes), samples, strict=True):
             if sample is not None:
-                self._total[start : start + p.numel()] += weighted_sum(sample, factors).cpu()
-            start += p.numel()
+                part.add_(weighted_sum(sample, factors).cpu())
         taken.clear()
         return examples
 
@@ -303,11 +297,9 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
     ) -> None:
         """Check in the first step of a process that its examples are all of the gradient."""
         for p, sample in zip(self.trained, samples, strict=True):
-            if sample is None:
-                if first or (p.grad is not None and bool(p.grad.any())):
-                    raise ConfigError(_NO_GRADIENT)
-                continue
-            if not first or p.grad is None or not len(sample):
+            if sample is None and (first or (p.grad is not None and bool(p.grad.any()))):
+                raise ConfigError(_NO_GRADIENT)
+            if sample is None or not first or p.grad is None or not len(sample):
                 continue
             gradient = p.grad.to_dense() if p.grad.is_sparse else p.grad
             mean = torch.zeros_like(sample[0])
@@ -316,13 +308,15 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             longest = torch.linalg.vector_norm(sample, dim=1).max()
             # wide enough for another order of summation, too narrow for a second use of a weight
             if bool((gradient.reshape(-1) - mean).norm() > 1e-2 * longest + 1e-6):
-                name = next(n for n, q in _named(self._module) if q is p)
                 raise ConfigError(
-                    f"{name}: its gradient is not the mean of its per-example gradients. It was "
-                    "used outside its layer, in a penalty for instance; or its gradient was "
-                    "changed before the step, by clip_grad_norm_ or a GradScaler for instance; or "
-                    "its per-example gradients are wrong (see privpart audit gradients)."
+                    f"{self._name(p)}: its gradient is not the mean of its per-example gradients. "
+                    "It was used outside its layer, in a penalty for instance; or changed before "
+                    "the step, by clip_grad_norm_ or a GradScaler for instance; or its per-example "
+                    "gradients are wrong (see privpart audit gradients)."
                 )
+
+    def _name(self, parameter: nn.Parameter) -> str:
+        return next(name for name, p in _named(self._module) if p is parameter)
 
     def _factors(self, samples: list[Tensor | None]) -> Tensor:
         """Return by how much each example's gradient is multiplied, shape (B,).
@@ -351,11 +345,8 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         if self.loss_reduction == "mean":
             scale /= cast("int", self.expected_batch_size)
         flat = self._total.add_(noise).mul_(scale).float()
-        start = 0
-        for p in self.trained:
-            part = flat[start : start + p.numel()].view_as(p)
-            p.grad = part.to(device=p.device, dtype=p.dtype)
-            start += p.numel()
+        for p, part in zip(self.trained, torch.split(flat, self._sizes), strict=True):
+            p.grad = part.view_as(p).to(device=p.device, dtype=p.dtype)
         self._total.zero_()
 
 

@@ -97,11 +97,10 @@ class StepState:
         if (state := unread.pop("noise", None)) is not None:
             noise["state"] = state
         self._optimizer.noise.load_state_dict(noise)
-        start = 0
+        parts = torch.split(parameters, [p.numel() for p in self._optimizer.trained])
         with torch.no_grad():
-            for p in self._optimizer.trained:
-                p.copy_(parameters[start : start + p.numel()].view_as(p))
-                start += p.numel()
+            for p, part in zip(self._optimizer.trained, parts, strict=True):
+                p.copy_(part.view_as(p))
         original = self._optimizer.original_optimizer
         restored: dict[str, Any] = original.state_dict()
         # optimizers of torch have no state before their first step

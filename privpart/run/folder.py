@@ -80,7 +80,6 @@ _WORDS = (
     "fork_of",
     "identity",
     "inherited",
-    "mode",
     "owners",
     "passed",
     "plan_file",

@@ -471,24 +471,14 @@ def _participation(rows: Sequence[Row], facts: Mapping[str, Any]) -> _Words:
 
 
 def _of_examples(evidence: Evidence) -> dict[str, _Words]:
-    """Map assumptions to what the optimizer of a loop on examples enforced.
-
-    Ghost clipping sums in float32, inside backward passes, gradients that nobody clips again.
-    """
-    words: dict[str, _Words] = {
+    """Map assumptions to what the optimizer of a loop on examples enforced."""
+    return {
         "participation": _rows_compared(
             f"ledger of {len(evidence.rows)} steps in one chain, by number of the example; the "
             "loader dealt passes of one order",
             evidence.facts,
         ),
         "divisor": ("enforced", "the optimizer divides by the plan's report_goal, the batch size"),
-    }
-    if evidence.facts.get("mode") != "hooks":
-        why = "ghost clipping: the factors come from Opacus's norms, and the sum from a backward "
-        return words | dict.fromkeys(
-            ("clipping", "floating-point"), ("asserted", f"{why}pass in floating point")
-        )
-    return words | {
         "clipping": ("enforced", "the optimizer clips the gradient of every example by its norm"),
         "floating-point": (
             "enforced",

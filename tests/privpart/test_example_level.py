@@ -14,10 +14,10 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from typer.testing import CliRunner
 
-from accounting import BinaryTree, ConfigError, Grouped, Independent, Participation, guarantee
+from accounting import BinaryTree, ConfigError, Grouped, Participation, guarantee
 from privpart import SeededSource
 from privpart.cli.main import app
 from privpart.example_level import FTRLEngine
@@ -31,7 +31,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
 EXAMPLES, BATCH, EPOCHS, CLIP = 11, 4, 3, 0.5
 STEPS = 3 * EPOCHS
-GHOST = {"grad_sample_mode": "ghost", "criterion": nn.CrossEntropyLoss()}
 
 
 def data(scale=1.0):
@@ -48,15 +47,16 @@ def net():
     return module
 
 
-def private(module=None, dataset=None, *, seed=7, optimizer=None, **options):
+def private(module=None, dataset=None, *, seed=7, optimizer=None, loader=None, **options):
+    """Return engine, module, optimizer and loader; ``loader`` has options of the user's loader."""
     module = net() if module is None else module
     trained = [p for p in module.parameters() if p.requires_grad]
     optimizer = optimizer or torch.optim.SGD(trained, lr=1.0)
-    chosen = {"max_grad_norm": CLIP, "noise_multiplier": 1.0, "epochs": EPOCHS, "batch_size": BATCH}
+    chosen = {"max_grad_norm": CLIP, "noise_multiplier": 1.0, "epochs": EPOCHS}
+    dealt = {"dataset": dataset or data(), "batch_size": BATCH} | (loader or {})
+    chosen["data_loader"] = DataLoader(**dealt)
     engine = FTRLEngine(seed=seed)
-    made = engine.make_private(
-        module=module, optimizer=optimizer, dataset=dataset or data(), **chosen | options
-    )
+    made = engine.make_private(module=module, optimizer=optimizer, **chosen | options)
     return engine, *made
 
 
@@ -141,41 +141,6 @@ def test_gradients_accumulate_over_the_parts_of_a_batch():
     assert torch.allclose(released(module), expected[-1], atol=1e-5)
 
 
-def test_ghost_clipping_gives_the_same_steps():
-    expected = train(*private()[1:])
-    _, module, optimizer, loader, criterion = private(**GHOST)
-    seen = []
-    for _ in range(EPOCHS):
-        for x, y in loader:
-            optimizer.zero_grad()
-            criterion(module(x), y).backward()
-            optimizer.step()
-            seen.append(released(module))
-    assert torch.allclose(torch.stack(seen), expected, atol=1e-3)
-    _, module, optimizer, loader, criterion = private(**GHOST)
-    x, y = next(iter(loader))
-    criterion(module(x), y).backward()
-    nn.functional.cross_entropy(module(x), y).backward()
-    with pytest.raises(ConfigError, match="clips nothing"):
-        optimizer.step()
-
-
-def test_a_ghost_loss_can_only_be_differentiated_once():
-    _, module, optimizer, loader, criterion = private(**GHOST)
-    x, y = next(iter(loader))
-    loss = criterion(module(x), y)
-    with torch.no_grad():
-        assert torch.allclose(loss.detach(), nn.functional.cross_entropy(module(x), y))
-    with pytest.raises(TypeError):
-        loss + sum(p.square().sum() for p in module.parameters())  # nothing would clip it
-    loss.backward()
-    with pytest.raises(ConfigError, match="was called before in this step"):
-        criterion(module(x), y).backward()
-    optimizer.step()
-    with pytest.raises(ConfigError, match="needs reduction='mean'"):
-        private(grad_sample_mode="ghost", criterion=nn.CrossEntropyLoss(reduction="sum"))
-
-
 class Outside(nn.Module):
     """A network that uses a weight outside its layer, where no hook sees it."""
 
@@ -188,20 +153,14 @@ class Outside(nn.Module):
 
 
 def test_a_weight_that_is_used_outside_its_layer_is_refused():
-    _, module, optimizer, loader = private(Outside())
-    with pytest.raises(ConfigError, match="used outside its layer"):
-        step(module, optimizer, next(iter(loader)))
-    _, module, optimizer, loader, criterion = private(Outside(), **GHOST)
-    x, y = next(iter(loader))
-    with pytest.raises(ConfigError, match="used outside its layer, or examples are mixed"):
-        criterion(module(x), y).backward()
-    own = net()
-    _, module, optimizer, loader, criterion = private(own, **GHOST)
-    x, y = next(iter(loader))
-    criterion(module(x), y).backward()
-    nn.functional.linear(x, own[0].weight).sum().backward()
-    with pytest.raises(ConfigError, match="clips nothing"):
-        optimizer.step()
+    """In the network, or in a penalty."""
+    for own, weight in ((Outside(), 0), (net(), 1)):
+        _, module, optimizer, loader = private(own)
+        x, y = next(iter(loader))
+        penalty = sum(p.square().sum() for p in module.parameters())
+        (nn.functional.cross_entropy(module(x), y) + weight * penalty).backward()
+        with pytest.raises(ConfigError, match="used outside its layer"):
+            optimizer.step()
 
 
 @pytest.mark.slow
@@ -213,15 +172,6 @@ def test_the_module_may_be_compiled_afterwards():
     for batch in loader:
         step(compiled, optimizer, batch)
     assert torch.allclose(released(module), expected[-1], atol=1e-5)
-
-
-def test_a_penalty_on_the_weights_is_not_dropped_in_silence():
-    _, module, optimizer, loader = private()
-    x, y = next(iter(loader))
-    loss = nn.functional.cross_entropy(module(x), y)
-    (loss + sum(p.square().sum() for p in module.parameters())).backward()
-    with pytest.raises(ConfigError, match="used outside its layer"):
-        optimizer.step()
 
 
 def test_frozen_parameters_cost_nothing_and_stay():
@@ -317,9 +267,9 @@ def test_a_batch_that_was_not_trained_on_comes_again():
 
 def test_worker_processes_read_ahead():
     expected = train(*private()[1:])
-    made = private(num_workers=1, persistent_workers=True)[1:]
+    made = private(loader={"num_workers": 1, "persistent_workers": True})[1:]
     assert torch.equal(train(*made), expected)
-    _, module, optimizer, loader = private(num_workers=1)
+    _, module, optimizer, loader = private(loader={"num_workers": 1})
     small = BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=optimizer)
     with small as parts, pytest.raises(ConfigError, match="needs a loader with num_workers=0"):
         train(module, optimizer, parts)
@@ -447,11 +397,6 @@ def test_a_hook_on_a_parameter_changes_no_sum(kind):
     getattr(optimizer.trained[0], kind)(add)
     found.append(train(module, optimizer, loader, EPOCHS - 1))
     assert torch.equal(torch.cat(found), expected)
-    _, module, optimizer, loader, criterion = private(**GHOST)
-    getattr(optimizer.trained[0], kind)(add)
-    x, y = next(iter(loader))
-    with pytest.raises(ConfigError, match="a parameter has a hook"):
-        criterion(module(x), y).backward()
 
 
 def test_running_statistics_do_not_leave_with_the_model():
@@ -561,27 +506,31 @@ def test_layers_of_every_kind_and_one_that_a_batch_does_not_use():
     assert made[2].passes.done == 6
 
 
-def test_a_loader_says_what_it_deals_and_may_not_shuffle():
-    def made(**options):
-        module, engine = net(), FTRLEngine(seed=7)
-        sgd = torch.optim.SGD(module.parameters(), lr=1.0)
-        chosen = {"module": module, "optimizer": sgd, "epochs": EPOCHS, "max_grad_norm": CLIP}
-        private = engine.make_private_with_epsilon
-        return engine, *private(target_epsilon=8.0, target_delta=1e-5, **chosen, **options)
-
-    engine, *rest = made(data_loader=DataLoader(data(), batch_size=BATCH))
-    assert torch.equal(train(*rest), train(*made(dataset=data(), batch_size=BATCH)[1:]))
-    assert engine.get_epsilon(1e-5) == engine.epsilon(1e-5) == pytest.approx(8.0, abs=1e-3)
-    for wrong, said in (
-        (DataLoader(data(), batch_size=BATCH, shuffle=True), "data_loader: shuffles"),
-        (DataLoader(data(), batch_size=BATCH, drop_last=True), "leaves examples out"),
+def test_the_loader_may_not_choose_an_order_and_opacus_names_are_taken():
+    for wrong, words in (
+        ({"shuffle": True}, "data_loader: shuffles"),
+        ({"drop_last": True}, "leaves examples out"),
+        ({"in_order": False, "num_workers": 2}, "in any order"),
+        ({"dataset": Numbers()}, "has no length"),
     ):
-        with pytest.raises(ConfigError, match=said):
-            made(data_loader=wrong)
-    with pytest.raises(ConfigError, match="has these already"):
-        made(data_loader=DataLoader(data(), batch_size=BATCH), batch_size=BATCH)
-    with pytest.raises(ConfigError, match="pass data_loader, or dataset and batch_size"):
-        made()
+        with pytest.raises(ConfigError, match=words):
+            private(loader=wrong)
+    module, engine = net(), FTRLEngine(seed=7)
+    engine.make_private_with_epsilon(
+        module=module,
+        optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+        data_loader=DataLoader(data(), batch_size=BATCH),
+        epochs=EPOCHS,
+        max_grad_norm=CLIP,
+        target_epsilon=8.0,
+        target_delta=1e-5,
+    )
+    assert engine.get_epsilon(1e-5) == engine.epsilon(1e-5) == pytest.approx(8.0, abs=1e-3)
+
+
+class Numbers(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
 
 
 def test_other_number_types_and_compiled_modules_are_refused():
@@ -592,22 +541,14 @@ def test_other_number_types_and_compiled_modules_are_refused():
     module = net()
     with pytest.raises(ConfigError, match="LBFGS"):
         private(module, optimizer=torch.optim.LBFGS(module.parameters()))
-    engine, wrapped, optimizer, _ = private(module)
+    engine, wrapped, optimizer, loader = private(module)
     with pytest.raises(ConfigError, match="was called before"):
         engine.make_private(
-            module=module,
-            optimizer=optimizer,
-            dataset=data(),
-            batch_size=1,
-            epochs=1,
-            max_grad_norm=1.0,
-            noise_multiplier=1.0,
+            module=module, optimizer=optimizer, data_loader=loader, epochs=1, max_grad_norm=1.0
         )
     for again in (module, wrapped):
         with pytest.raises(ConfigError, match="Opacus does not take it"):
             private(again)
-    with pytest.raises(ConfigError, match="shuffle: the order of the examples is fixed"):
-        private(shuffle=True)
 
 
 def test_autocast_computes_in_less_and_clips_in_float32():
@@ -626,7 +567,6 @@ def test_what_is_refused_leaves_the_module_and_no_run_behind(tmp_path):
     module = net()
     for wrong in (
         {"noise_multiplier": 1e9},
-        {"num_workers": -1},
         {"delta": 2.0, "target_epsilon": 1.0, "noise_multiplier": None},
     ):
         with pytest.raises((ConfigError, ValueError)):
@@ -655,7 +595,7 @@ def test_what_cannot_be_private_is_refused_before_anything_is_drawn():
     module = net()
     with pytest.raises(ConfigError, match=r"lacks 2.weight, 2.bias"):
         private(module, optimizer=torch.optim.SGD(module[0].parameters(), lr=1.0))
-    for wrong in ({"batch_size": 0}, {"epochs": 0}, {"max_grad_norm": np.nan}):
+    for wrong in ({"epochs": 0}, {"max_grad_norm": np.nan}):
         with pytest.raises(ConfigError):
             private(**wrong)
     with pytest.raises(ConfigError, match="either noise_multiplier or target_epsilon"):
@@ -755,29 +695,9 @@ def test_the_report_of_a_run_is_the_engines(tmp_path):
     assert open_ones == {"choices", "gradients", "loop", "data"}
     said = found.guarantee.statement()
     assert not re.search(r"server|client|cohort", said)
-    shown = made[1].privacy_statement(1e-5)
+    shown = made[1].report(1e-5).statement()
     assert "one example's gradients and with zeros" in shown
     assert "trains sees every example" in shown
-
-
-def test_the_report_of_ghost_clipping_says_what_floating_point_adds(tmp_path):
-    module = net()
-    made = private(
-        module,
-        seed=None,
-        out=tmp_path / "run",
-        delta=1e-5,
-        epochs=1,
-        **GHOST,
-    )
-    x, y = next(iter(made[3]))
-    made[4](made[1](x), y).backward()
-    made[2].step()
-    made[0].close()
-    found = run_report(tmp_path / "run")
-    open_ones = {a.code for a in found.guarantee.assumptions if a.status == "asserted"}
-    assert open_ones == {"choices", "gradients", "loop", "data", "clipping", "floating-point"}
-    assert not found.deviations
 
 
 def test_the_commands_about_runs_take_one_on_examples(tmp_path):
@@ -1056,10 +976,10 @@ def as_objects(rows):
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"collate_fn": as_dictionary}, None),
-        ({"num_workers": 1}, None),
+        ({"loader": {"collate_fn": as_dictionary}}, None),
+        ({"loader": {"num_workers": 1}}, None),
         ({"module": Elsewhere()}, None),
-        ({"collate_fn": as_objects}, "nothing that could be compared"),
+        ({"loader": {"collate_fn": as_objects}}, "nothing that could be compared"),
         (
             {"dataset": TensorDataset(torch.ones(EXAMPLES, 5), data().tensors[1])},
             "the rows of the batch apart",
@@ -1073,16 +993,8 @@ def test_what_can_be_compared_depends_on_what_is_dealt(options, why, tmp_path):
     assert (why or "") in found.evidence
 
 
-def test_rows_are_compared_under_ghost_clipping_and_not_in_parts_of_a_batch(tmp_path):
+def test_rows_are_not_compared_in_parts_of_a_batch(tmp_path):
     options = {"seed": None, "delta": 1e-5, "epochs": 1}
-    for name, twice in (("verified", False), ("asserted", True)):
-        out = tmp_path / name
-        _, module, optimizer, loader, criterion = private(out=out, **options, **GHOST)
-        for x, y in loader:
-            half = [i // 2 for i in range(len(x))] if twice else range(len(x))
-            criterion(module(x[half]), y[half]).backward()
-            optimizer.step()
-        assert participation(out).status == name
     _, module, optimizer, loader = private(out=tmp_path / "parts", **options)
     small = BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=optimizer)
     with small as parts:
@@ -1123,17 +1035,6 @@ def test_a_step_that_was_not_compared_stays_so_and_so_does_a_run_of_before(tmp_p
     assert next(a for a in words if a.code == "participation").status == "asserted"
 
 
-def test_a_comparison_with_dp_sgd():
-    engine = private(dataset=data())[0]
-    found = engine.comparison(1e-5)
-    order = Participation(STEPS, EPOCHS, 3)
-    alone = guarantee(Independent(STEPS), order, noise_multiplier=1.0)
-    assert found.epsilon == engine.epsilon(1e-5)
-    assert found.fixed_passes == alone.epsilon(1e-5)
-    assert found.poisson < found.fixed_passes < found.epsilon
-    assert "DP-SGD with this noise and hidden Poisson samples" in str(found)
-
-
 def test_delta_is_judged_against_the_number_of_examples(tmp_path, capsys):
     private(delta=0.09 / EXAMPLES)
     assert not capsys.readouterr().err
@@ -1145,10 +1046,10 @@ def test_delta_is_judged_against_the_number_of_examples(tmp_path, capsys):
     with pytest.raises(ConfigError, match="leave it out"):
         private(delta=1e-5, allow_large_delta=True)
     engine = private()[0]
-    for method in (engine.epsilon, engine.get_epsilon, engine.report, engine.comparison):
+    for method in (engine.epsilon, engine.get_epsilon, engine.report):
         with pytest.raises(ConfigError, match="allow_large_delta"):
             method(0.5)
-    assert "below 0.1 / 11" in engine.privacy_statement(0.5 / EXAMPLES)
+    assert "below 0.1 / 11" in engine.report(0.5 / EXAMPLES).statement()
     engine, module, optimizer, loader = private(
         delta=0.5, allow_large_delta=True, seed=None, out=tmp_path / "run"
     )
@@ -1205,11 +1106,9 @@ def test_nothing_rewrites_what_leaves_with_the_model(rewrite, names):
         step(module, optimizer, next(batches))
 
 
-@pytest.mark.parametrize("mode", ["hooks", "ghost"])
-def test_a_backward_pass_in_evaluation_mode_takes_no_earlier_batch(mode):
+def test_a_backward_pass_in_evaluation_mode_takes_no_earlier_batch():
     """Opacus would multiply its gradients with the inputs of the last pass in training mode."""
-    _, module, optimizer, loader, *own = private(**(GHOST if mode == "ghost" else {}))
-    loss = own[0] if own else nn.functional.cross_entropy
+    _, module, optimizer, loader = private()
     batches = iter(loader)
     x, y = next(batches)
     loss(module(x), y).backward()
@@ -1223,35 +1122,10 @@ def test_a_backward_pass_in_evaluation_mode_takes_no_earlier_batch(mode):
         optimizer.step()
 
 
-class Drops(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.extra, self.used = nn.Linear(5, 3), nn.Linear(3, 3), True
-
-    def forward(self, x):
-        x = self.first(x)
-        return self.extra(x) if self.used else x
-
-
-def test_ghost_clipping_takes_no_norm_of_an_earlier_batch():
-    own = Drops()
-    _, module, optimizer, loader, criterion = private(own, **GHOST)
-    batches = iter(loader)
-    x, y = next(batches)
-    criterion(module(x), y).backward()
-    optimizer.step()
-    own.used = False
-    x, y = next(batches)
-    with pytest.raises(ConfigError, match="was not used once"):
-        criterion(module(x), y).backward()
-    with pytest.raises(ConfigError, match="clips nothing"):
-        optimizer.step()
-
-
 def test_a_factor_below_float32s_normal_numbers_is_not_used():
     """Of few bits, it would leave a gradient of 2.9e38 1.6 % too long."""
     _, module, optimizer, loader = private(
-        nn.Linear(1, 1), TensorDataset(torch.zeros(1, 1)), max_grad_norm=1e-5, batch_size=1
+        nn.Linear(1, 1), TensorDataset(torch.zeros(1, 1)), max_grad_norm=1e-5
     )
     (module(next(iter(loader))[0]) * 2.9e38).sum().backward()
     samples = [module.samples[p][0].reshape(1, -1) for p in optimizer.trained]
@@ -1259,10 +1133,6 @@ def test_a_factor_below_float32s_normal_numbers_is_not_used():
     assert all(float((s * factors).norm()) <= 1e-5 for s in samples)
 
 
-def test_the_batches_keep_their_order_and_the_optimizer_is_not_copied():
-    with pytest.raises(ConfigError, match="in_order: the order of the examples is fixed"):
-        private(num_workers=2, in_order=False)
-    made = private()[1:]
+def test_the_optimizer_is_not_copied():
     with pytest.raises(TypeError, match="never copied"):
-        copy.deepcopy(made[1])
-    assert len(train(*made)) == STEPS
+        copy.deepcopy(private()[2])
