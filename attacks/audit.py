@@ -5,7 +5,9 @@ no attack beside every score. A score certifies nothing: it is a lower bound on 
 be turned into an epsilon. An update that the true examples do not explain is not attacked.
 """
 
+import itertools
 import math
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,9 +23,9 @@ from accounting import Independent, Participation, checks, guarantee
 from accounting.checks import ConfigError
 from attacks.explain import Explanation, explain
 from attacks.observation import Observation, check_entries, noise_std_of, residual_of, select
-from attacks.report import UNION, Adversary, Report, ResultT, TrialT, most_severe
+from attacks.report import UNION, Adversary, Report, ResultT, RowT, TrialT, most_severe
 from attacks.rounding import first_least
-from attacks.update import LocalSteps, Loss, as_double, double_state, norm, ready
+from attacks.update import LocalSteps, Loss, double_state, norm, ready
 
 SeenT = TypeVar("SeenT", bound=Observation)
 Attack = Callable[[nn.Module, SeenT, int], ResultT | None]  # model, what was seen, seed
@@ -47,7 +49,7 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         attacks: tried in this order until one recovers the batch; None is the whole suite. Each
             maps (model, observation, seed) to a result, or to None where it does not apply.
         batch: examples per update; must divide their number.
-        loss: see ``Observation``.
+        loss: see ``Observation``; None takes cross-entropy.
         update: a given update of all the examples as one batch; None computes it. If the examples
             do not explain it, nothing is attacked: the report is void and says what is likely
             wrong. ``clip`` and ``noise_multiplier`` state what was done to it.
@@ -70,8 +72,6 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
             contradict each other.
     """
 
-    kind: ClassVar[str]
-
     model: nn.Module
     x: Tensor
     y: Tensor | None = None
@@ -88,12 +88,13 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
     schedule: Sequence[str] = ()
     reveal_labels: bool = True
     seed: int = 0
-    done: MutableMapping[str, dict[str, ResultT]] | None = None
+    done: MutableMapping[str, dict[str, ResultT]] = field(default_factory=dict)
     progress: Callable[[str], None] | None = None
     _tried: dict[str, list[list[TrialT]]] = field(init=False, default_factory=dict)
 
     # What images and sentences differ in.
 
+    kind: ClassVar[str]
     suite: ClassVar[Callable[[], Mapping[str, Attack[Any, Any]]]]
 
     @property
@@ -106,27 +107,27 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         """The model as the client runs it."""
         return self.model
 
+    @abstractmethod
     def computed(self, number: int, options: dict[str, Any]) -> SeenT:
         """Return what the client sends of batch ``number``, with these options of ``observe``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def given(self, update: Mapping[str, Tensor], fields: dict[str, Any]) -> SeenT:
         """Return the observation of a given update; ``fields`` are those of any observation."""
-        raise NotImplementedError
 
+    @abstractmethod
     def scored(
         self, view: str, attack: str, result: ResultT, number: int, match: dict[str, Any]
     ) -> list[TrialT]:
         """Return a trial per example of the batch; ``match`` has its truth_match and untried."""
-        raise NotImplementedError
 
+    @abstractmethod
     def nothing(self, number: int) -> ResultT:
         """Return what stands for the result where nothing was attacked."""
-        raise NotImplementedError
 
+    @abstractmethod
     def report(self) -> Report[Any]:
         """Run every attack on every view of every batch, for one adversary after the other."""
-        raise NotImplementedError
 
     # The options.
 
@@ -136,33 +137,23 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         checks.count("seed", self.seed, minimum=0, maximum=checks.MOST_SEED - len(self.x))
         checks.probability("delta", self.delta)
         noise_std_of(self.clip, self.noise_multiplier)
-        for adversary in self.adversaries or ():
-            checks.choice("adversaries", adversary, ["server", "recipient"])
-        if self.update is not None:
-            self._refuse_given(self.update)
         if not self.views:
             raise ConfigError("views={}: name at least one, such as {'full': ['*']}.")
         if len(self.x) % batch:
             raise ConfigError(
                 f"batch={batch}: must divide the number of {self.kind}, {len(self.x)}."
             )
+        if self.update is not None:
+            if not self.update:
+                raise ConfigError("update: is empty; pass at least one tensor, by its name.")
+            if batch != len(self.x):
+                raise ConfigError(
+                    f"update: a given update is of one batch; set batch to the number of "
+                    f"{self.kind}, {len(self.x)}."
+                )
+            parameters = dict(self.model.named_parameters(remove_duplicate=False))  # tied ones too
+            check_entries("update", self.update, parameters | dict(self.model.named_buffers()))
         _ = self.names  # refuses a pattern that matches nothing
-
-    def _refuse_given(self, update: Mapping[str, Tensor]) -> None:
-        if not update:
-            raise ConfigError("update: is empty; pass at least one tensor, by its name.")
-        if self.batch != len(self.x):
-            raise ConfigError(
-                f"update: a given update is of one batch; set batch to the number of {self.kind}, "
-                f"{len(self.x)}."
-            )
-        parameters = dict(self.model.named_parameters(remove_duplicate=False))  # tied ones twice
-        check_entries("update", update, parameters | dict(self.model.named_buffers()))
-        if self.noise_multiplier and "server" in self.everyone:
-            raise ConfigError(
-                "adversaries: a given update already contains its noise, so that only the "
-                "recipient can be audited; leave out the server."
-            )
 
     def refuse_labels(self, logits: Tensor, labels: Tensor) -> None:
         """Raise a ConfigError for labels that the logits (..., K) do not have."""
@@ -201,6 +192,7 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
             return self.adversaries
         if not self.noise_multiplier:
             return ("server",)
+        # a given update already contains its noise
         return ("server", "recipient") if self.update is None else ("recipient",)
 
     @property
@@ -221,10 +213,6 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
     def _attacks(self) -> Mapping[str, Attack[SeenT, ResultT]]:
         return type(self).suite() if self.attacks is None else self.attacks
 
-    @cached_property
-    def _done(self) -> MutableMapping[str, dict[str, ResultT]]:
-        return {} if self.done is None else self.done  # an empty store is false, and still a store
-
     # What is seen, and whether the examples explain it.
 
     def observe(self, view: str, adversary: Adversary, number: int) -> SeenT:
@@ -233,9 +221,15 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         options: dict[str, Any] = {"loss": self.client_loss, "local": self.local, "clip": self.clip}
         if self.update is not None:
             std = noise_std_of(self.clip, self.noise_multiplier)
-            fields = {**options, "state": double_state(self.model), "noise_std": std}
-            observed = self.given(self.update, fields)
-            return observed.restrict(select(list(observed.update), patterns))
+            names = [name for name, _ in self.model.named_parameters() if name in self.update]
+            options |= {
+                "update": {name: self.update[name] for name in names},
+                "state": double_state(self.model),
+                "shape": tuple(self.x.shape),
+                "labels": self.y if self.reveal_labels else None,
+                "noise_std": std,
+            }
+            return self.given(self.update, options).restrict(select(names, patterns))
         options |= {"visible": patterns, "reveal_labels": self.reveal_labels}
         if adversary == "recipient":
             options["noise_multiplier"] = self.noise_multiplier
@@ -255,35 +249,28 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
 
     # The attacks.
 
-    def rows(self, row: Callable[[dict[str, Any], list[SeenT]], Any]) -> tuple[Any, ...]:
+    def rows(self, row: Callable[[dict[str, Any], list[SeenT]], RowT]) -> tuple[RowT, ...]:
         """Return a row per adversary and view, made by ``row`` of its fields and observations."""
-        return tuple(
-            row(*self._row(view, adversary))
-            for adversary in self.everyone
-            for view in self.every_view
-        )
-
-    def _row(self, view: str, adversary: Adversary) -> tuple[dict[str, Any], list[SeenT]]:
-        """Return the fields that any row has, and what was seen of each batch."""
-        observed = [self.observe(view, adversary, number) for number in self.batches]
-        trials = [
-            of_example
-            for number in self.batches
-            for of_example in self._with_parts(view, adversary, number, observed[number])
-        ]
         sizes = {name: value.numel() for name, value in self.model.named_parameters()}
-        visible = sum(sizes[name] for name in self.names[view])
-        return {
-            "view": view,
-            "patterns": tuple(self.every_view[view]),
-            "visible": visible,
-            "share": visible / sum(sizes.values()),
-            "adversary": adversary,
-            "update_norm": median(norm(item.update) for item in observed),
-            "best": tuple(max(of_example, key=lambda trial: trial.rank) for of_example in trials),
-            "verdict": most_severe(trial for of_example in trials for trial in of_example),
-            "alone": tuple(tuple(t for t in of_example if t.view == view) for of_example in trials),
-        }, observed
+        rows = []
+        for adversary, view in itertools.product(self.everyone, self.every_view):
+            observed = [self.observe(view, adversary, number) for number in self.batches]
+            visible = sum(sizes[name] for name in self.names[view])
+            fields = {
+                "view": view,
+                "patterns": tuple(self.every_view[view]),
+                "visible": visible,
+                "share": visible / sum(sizes.values()),
+                "trials": tuple(
+                    tuple(of_example)
+                    for number in self.batches
+                    for of_example in self._with_parts(view, adversary, number, observed[number])
+                ),
+                "adversary": adversary,
+                "update_norm": median(norm(item.update) for item in observed),
+            }
+            rows.append(row(fields, observed))
+        return tuple(rows)
 
     def _with_parts(
         self, view: str, adversary: Adversary, number: int, observed: SeenT
@@ -330,22 +317,21 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
                 trials = [[*a, b] for a, b in zip(trials, scored, strict=True)]
                 if all(most_severe(of_example) == "recovered" for of_example in trials):
                     break
-        self._tried[key] = trials if trials[0] else self.unread(view, number, match)
-        return self._tried[key]
-
-    def unread(self, view: str, number: int, match: dict[str, Any]) -> list[list[TrialT]]:
-        """Return the trials of a view that no attack applies to."""
-        return [[t] for t in self.scored(view, NO_ATTACK, self.nothing(number), number, match)]
+        if not trials[0]:  # no attack applies
+            stand_in = self.nothing(number)
+            trials = [[t] for t in self.scored(view, NO_ATTACK, stand_in, number, match)]
+        self._tried[key] = trials
+        return trials
 
     def _result(self, key: str, name: str, observed: SeenT, number: int) -> ResultT | None:
-        before = self._done.get(key, {})
+        before = self.done.get(key, {})
         if name in before:
             return before[name]
         if self.progress is not None:
             self.progress(f"{key}: {name}")
         result = self._attacks[name](self.model, observed, self.seed + number)
         if result is not None:
-            self._done[key] = {**before, name: result}
+            self.done[key] = {**before, name: result}
         return result
 
     # The report.
@@ -372,18 +358,11 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         return {
             "seed": self.seed,
             "threat": self._threat() | threat | {"attacks": list(self._attacks)},
-            "losses": tuple(self._loss_of(number) for number in self.batches),
             "bound": bound,
             "delta": self.delta,
             "schedule": tuple(self.schedule),
             "explanation": self.explanation,
         }
-
-    def _loss_of(self, number: int) -> float:
-        x, y = self.client(number)
-        net = ready(self.net, self.net.training).double()
-        with torch.no_grad():
-            return float(self.client_loss(net(as_double(x)), y))
 
     def _threat(self) -> dict[str, Any]:
         """Return what the attacker knows and what was done to the update, as JSON types."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -148,25 +148,14 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
 
     def given(self, update: Mapping[str, Tensor], fields: dict[str, Any]) -> Observation:
         """Return the observation of a given update."""
-        buffers = dict(self.model.named_buffers())
-        return Observation(
-            update={name: value for name, value in update.items() if name not in buffers},
-            shape=tuple(self.x.shape),
-            labels=self.y if self.reveal_labels else None,
-            training=self.model.training,
-            buffers=buffers_after(self.model, update, changes=self.local is not None),
-            **fields,
-        )
+        buffers = buffers_after(self.model, update, changes=self.local is not None)
+        return Observation(**fields, training=self.model.training, buffers=buffers)
 
     def nothing(self, number: int) -> Reconstruction:
         """Return grey images."""
         x, y = self.client(number)
         grey = torch.full_like(x, 0.5, dtype=torch.float64)
         return Reconstruction(grey, y, math.inf, "not run", 0, 0.0, ())
-
-    def unread(self, view: str, number: int, match: dict[str, Any]) -> list[list[ImageTrial]]:
-        """Raise a ConfigError: with its search the suite applies to every view."""
-        raise ConfigError(f"attacks: none of {', '.join(self._attacks)} applies to {view!r}.")
 
     def scored(
         self,
@@ -199,9 +188,7 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
         )
 
     def _image_row(self, fields: dict[str, Any], observed: list[Observation]) -> LeakageRow:
-        chosen = tuple(
-            min(trials, key=lambda trial: trial.result.match) for trials in fields["alone"]
-        )
+        row = LeakageRow(**fields)
         sent = [
             n for n in self.batches if norm(observed[n].update) > 0 and self.explanation.explained
         ]
@@ -212,13 +199,11 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
             for seen, n in zip(observed, self.batches, strict=True):
                 x, y = self.client(n)
                 ranks.append(reid_rank(self.model, seen, x, decoys, torch.cat([y, labels])))
-        return LeakageRow(
-            **fields,
-            unknowns=self.batch * self.x[0].numel(),
-            own=chosen,
+        return replace(
+            row,
             ranks=tuple(ranks),
             feature_error={k: max(error.get(k, 0.0) for error in errors) for k in errors[0]},
-            labels_right=self.labels_right(chosen),
+            labels_right=self.labels_right(row.own),
             labels_doubtful=any(self._labels_doubtful(observed[n]) for n in sent),
         )
 

@@ -1,7 +1,7 @@
 """Leakage reports on images and text: verdicts per view and adversary, beside baselines.
 
 Nothing here certifies privacy: a score is a lower bound on what leaks, and the accountant's bound
-is printed beside it, never derived from it.
+is printed beside it, never derived from it. docs/audits.md says what each verdict means.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 from torch import Tensor, stack
 
 from accounting import Guarantee
-from attacks.explain import EXPLAINED, Explanation
+from attacks.explain import Explanation
 from attacks.metrics import wilson
 from attacks.reconstruction.reconstruct import Reconstruction
 from attacks.text.read import ReadText
@@ -95,16 +95,7 @@ class ImageTrial(Trial[Reconstruction]):
 
     @property
     def verdict(self) -> Verdict:
-        """What may be concluded.
-
-        "recovered": at least 30 dB, and at least 3 dB above the baseline. "partial": at least 3 dB
-        above the baseline. "no gain": the update is matched by the same picture, 30 dB or more, but
-        an image that needs no attack is as close. "ambiguous": another image matches the update, to
-        1e-6 or as well as the truth matches it through the noise. What was seen does not determine
-        the image, or only barely; a prior might, so the image is not protected. "attack failed":
-        the update is not matched; nothing follows about privacy. "nothing sent": the update is
-        zero. "void": the true images do not explain the update, so no score means anything.
-        """
+        """What may be concluded; an image that is no gain may still be the picture itself."""
         if self.untried is not None:
             return self.untried
         if self.gain >= GAIN_DB:
@@ -132,13 +123,7 @@ def least_gain(guess: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Best scores of one sentence, and of its batch, without any update.
-
-    Args:
-        f1: token F1 of the sentence.
-        rouge: ROUGE-L of the sentence.
-        bag: F1 of the distinct tokens of the batch.
-    """
+    """Best token F1 and ROUGE-L of a sentence, and F1 of its batch's tokens, without any update."""
 
     f1: float
     rouge: float
@@ -161,13 +146,7 @@ class TextTrial(Trial[ReadText]):
 
     @property
     def verdict(self) -> Verdict:
-        """What may be concluded.
-
-        "recovered": ROUGE-L is at least 0.9, and says more than the best guess (``least_gain``).
-        "partial": ROUGE-L, token F1 or the F1 of the batch's distinct tokens says more than the
-        best guess. "no gain": the sentence itself came back, but a guess is as close. "ambiguous":
-        another text matches the update. "attack failed": the update is not matched.
-        """
+        """What may be concluded; each of three scores may say more than its guess."""
         if self.untried is not None:
             return self.untried
         complete = self.score.rouge >= RECOVERED_ROUGE
@@ -203,13 +182,8 @@ class ViewRow(Generic[TrialT]):
         patterns: patterns of the parameter names that it shows.
         visible: number of parameters that it shows.
         share: ``visible`` as a share of the model's parameters.
-        best: per example, the best trial over all attacks on this view and on the audited views
-            inside it. Whoever sees more may discard the rest, so a view never scores below a part
-            of it. The best is chosen afterwards, by the truth: the row bounds the attacks that were
-            tried, each of which chose without the truth.
-        verdict: the most severe one over all examples, attacks and views inside this one.
-        alone: per example, every trial on this view itself: matching alone may leave an image
-            ambiguous that a prior then recovers.
+        trials: per example, every trial on this view and on the audited views inside it. Whoever
+            sees more may discard the rest, so a view never scores below a part of it.
         adversary: "server" sees one client's update after its clip and before any noise;
             "recipient" sees the noised sum and knows every other client's update.
         update_norm: median L2 norm of the visible update.
@@ -221,9 +195,7 @@ class ViewRow(Generic[TrialT]):
     patterns: tuple[str, ...]
     visible: int
     share: float
-    best: tuple[TrialT, ...]
-    verdict: Verdict
-    alone: tuple[tuple[TrialT, ...], ...] = ()
+    trials: tuple[tuple[TrialT, ...], ...]
     adversary: Adversary = "server"
     update_norm: float = 0.0
     labels_right: float | None = None
@@ -237,9 +209,23 @@ class ViewRow(Generic[TrialT]):
         raise NotImplementedError
 
     @property
-    def recovered(self) -> int:
-        """Number of examples that were recovered."""
-        return sum(trial.verdict == "recovered" for trial in self.best)
+    def best(self) -> tuple[TrialT, ...]:
+        """The best trial of each example.
+
+        It is chosen afterwards, by the truth: the row bounds the attacks that were tried, each of
+        which chose without the truth.
+        """
+        return tuple(max(trials, key=lambda trial: trial.rank) for trials in self.trials)
+
+    @property
+    def alone(self) -> tuple[tuple[TrialT, ...], ...]:
+        """The trials of each example on this view itself."""
+        return tuple(tuple(t for t in trials if t.view == self.view) for trials in self.trials)
+
+    @property
+    def verdict(self) -> Verdict:
+        """The most severe one over all examples, attacks and views inside this one."""
+        return most_severe(trial for trials in self.trials for trial in trials)
 
     @property
     def attacked(self) -> list[TrialT]:
@@ -261,6 +247,9 @@ class ViewRow(Generic[TrialT]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON types; only ``seconds`` differs between two equal runs."""
+        best = self.best
+        recovered = sum(trial.verdict == "recovered" for trial in best)
+        results = {id(t.result): t.result for trials in self.alone for t in trials}.values()
         return {
             "view": self.view,
             "adversary": self.adversary,
@@ -268,15 +257,17 @@ class ViewRow(Generic[TrialT]):
             "visible": self.visible,
             "share": self.share,
             "update_norm": self.update_norm,
-            "attack": " + ".join(sorted({trial.attack for trial in self.best})),
+            "attack": " + ".join(sorted({trial.attack for trial in best})),
             **self.scores(self.attacked),
-            "found_in": [trial.view for trial in self.best],
+            "found_in": [trial.view for trial in best],
             "verdict": self.verdict,
-            "verdicts": _counts(self.best),
+            "verdicts": _counts(best),
             "by_attack": {name: self._summary(trials) for name, trials in self.by_attack.items()},
-            "recovered": self.recovered,
-            "recovered_rate_95": list(wilson(self.recovered, len(self.best))),
+            "recovered": recovered,
+            "recovered_rate_95": list(wilson(recovered, len(best))),
             "labels_right": self.labels_right,
+            "truth_match_max": _finite(max(trial.truth_match for trial in best)),
+            "seconds": sum(result.seconds for result in results),
         }
 
     def _summary(self, trials: Sequence[TrialT]) -> dict[str, Any]:
@@ -295,9 +286,6 @@ class LeakageRow(ViewRow[ImageTrial]):
     """One view of an update of images, and one adversary; see also ``ViewRow``.
 
     Args:
-        unknowns: pixels of one batch.
-        own: per image, the trial with the least residual on this view alone, which is the one that
-            an attacker would choose; the inferred labels are its.
         ranks: per image, the rank of the truth among decoys; () without decoys.
         feature_error: per visible dense layer, the greatest relative error of its input as computed
             from the update; for batches of one.
@@ -307,11 +295,14 @@ class LeakageRow(ViewRow[ImageTrial]):
     examples = "images"
     worst = "psnr_max"
 
-    unknowns: int
-    own: tuple[ImageTrial, ...]
     ranks: tuple[int, ...] = ()
     feature_error: Mapping[str, float] = field(default_factory=dict)
     labels_doubtful: bool = False
+
+    @property
+    def own(self) -> tuple[ImageTrial, ...]:
+        """Per image, the trial of least residual on this view: the one an attacker would choose."""
+        return tuple(min(trials, key=lambda trial: trial.result.match) for trials in self.alone)
 
     @property
     def psnr(self) -> tuple[float, ...]:
@@ -331,25 +322,19 @@ class LeakageRow(ViewRow[ImageTrial]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON types; only ``seconds`` differs between two equal runs."""
-        results = [trial.result for trial in self.own]
-        distinct = list({id(result): result for result in results}.values())
+        best, own, attacked = self.best, self.own, self.attacked
         return {
             **ViewRow.to_dict(self),
-            "unknowns": self.unknowns,
-            "psnr": [None if trial.untried else trial.psnr for trial in self.best],
-            "psnr_alone": [None if trial.untried else trial.psnr for trial in self.own],
-            "ssim_median": _of(median, [trial.ssim for trial in self.attacked]),
-            "baseline_median": median(trial.baseline for trial in self.best),
-            "gain_median": _of(median, [trial.gain for trial in self.attacked]),
-            "match_median": _finite(median(result.match for result in results)),
-            "match_max": _finite(max(result.match for result in results)),
-            "truth_match_max": _finite(max(trial.truth_match for trial in self.own)),
-            "status": [result.status for result in results],
+            "psnr": [None if trial.untried else trial.psnr for trial in best],
+            "psnr_alone": [None if trial.untried else trial.psnr for trial in own],
+            "ssim_median": _of(median, [trial.ssim for trial in attacked]),
+            "baseline_median": median(trial.baseline for trial in best),
+            "gain_median": _of(median, [trial.gain for trial in attacked]),
+            "match_median": _finite(median(trial.result.match for trial in own)),
+            "status": [trial.result.status for trial in own],
             "reid_rank": list(self.ranks),
             "feature_error": dict(self.feature_error),
             "labels_doubtful": self.labels_doubtful,
-            "evaluations": sum(result.evaluations for result in distinct),
-            "seconds": sum(result.seconds for result in distinct),
         }
 
 
@@ -358,7 +343,6 @@ class TextRow(ViewRow[TextTrial]):
     """One view of an update of sentences, and one adversary; see also ``ViewRow``.
 
     Args:
-        tokens: of one batch.
         lengths_right: share of the sentences whose length was inferred right; None where no
             sentence is padded, or none was read.
         doubtful: whether the text that was read does not explain the update, so that its lengths
@@ -368,7 +352,6 @@ class TextRow(ViewRow[TextTrial]):
     examples = "sentences"
     worst = "exact"
 
-    tokens: int
     lengths_right: float | None = None
     doubtful: bool = False
 
@@ -392,16 +375,13 @@ class TextRow(ViewRow[TextTrial]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON types; only ``seconds`` differs between two equal runs."""
-        results = {id(t.result): t.result for trials in self.alone for t in trials}.values()
+        best = self.best
         return {
             **ViewRow.to_dict(self),
-            "tokens": self.tokens,
-            "match_median": _finite(median(trial.result.match for trial in self.best)),
-            "truth_match_max": _finite(max(trial.truth_match for trial in self.best)),
-            "sentences": [list(trial.score.found) for trial in self.best],
+            "match_median": _finite(median(trial.result.match for trial in best)),
+            "sentences": [list(trial.score.found) for trial in best],
             "lengths_right": self.lengths_right,
             "doubtful": self.doubtful,
-            "seconds": sum(result.seconds for result in results),
         }
 
 
@@ -417,7 +397,6 @@ class Report(Generic[RowT]):
         truth: the true examples: images (N, C, H, W), or sentences without padding.
         seed: of the starting points and of the noise.
         threat: what the attacker knows and what was done to the update, as JSON types.
-        losses: the client's loss on each batch; near 0 the gradient is tiny.
         bound: the accountant's guarantee of the noised release, or None without noise.
         delta: at which its epsilon is printed.
         schedule: the view that each round of a training sends.
@@ -427,23 +406,21 @@ class Report(Generic[RowT]):
     """
 
     schema: ClassVar[str]
-    thresholds: ClassVar[Mapping[str, float]]
 
     rows: tuple[RowT, ...]
     truth: Tensor | tuple[tuple[int, ...], ...]
     seed: int
-    threat: Mapping[str, Any] = field(default_factory=dict)
-    losses: tuple[float, ...] = ()
-    bound: Guarantee | None = None
-    delta: float = 1e-5
-    schedule: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-    explanation: Explanation | None = None
+    threat: Mapping[str, Any]
+    bound: Guarantee | None
+    delta: float
+    schedule: tuple[str, ...]
+    missing: tuple[str, ...]
+    explanation: Explanation
 
     @property
     def void(self) -> bool:
         """Whether the true examples do not explain the update."""
-        return self.explanation is not None and not self.explanation.explained
+        return not self.explanation.explained
 
     @property
     def verdict(self) -> Verdict:
@@ -468,38 +445,30 @@ class Report(Generic[RowT]):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types."""
-        worst = self.worst_round
+        worst, bound = self.worst_round, self.bound
         schedule = worst and {
             "rounds": dict(Counter(self.schedule)),
-            "total_rounds": len(self.schedule),
             "worst_view": worst.view,
             "adversary": worst.adversary,
             "verdict": worst.verdict,
             **worst.worst_score,
+        }
+        accountant = bound and {
+            "covers": "one noised release, one client's update zeroed out",
+            "mu": bound.mu,
+            "epsilon": bound.epsilon(self.delta),
+            "delta": self.delta,
         }
         return {
             "schema": self.schema,
             "verdict": self.verdict,
             "seed": self.seed,
             "threat": dict(self.threat),
-            "losses": list(self.losses),
-            "void": self.explanation.to_dict() if self.explanation and self.void else None,
-            "accountant": self._accountant(),
-            "thresholds": dict(self.thresholds),
+            "void": self.explanation.to_dict() if self.void else None,
+            "accountant": accountant,
             "missing_baselines": list(self.missing),
             "rows": [row.to_dict() for row in self.rows],
             "schedule": schedule,
-        }
-
-    def _accountant(self) -> dict[str, Any] | None:
-        if self.bound is None:
-            return None
-        return {
-            "covers": "one noised release, one client's update zeroed out",
-            "mu": self.bound.mu,
-            "epsilon": self.bound.epsilon(self.delta),
-            "delta": self.delta,
-            "relation": "independent of the scores: neither is computed from the other",
         }
 
 
@@ -515,18 +484,12 @@ class LeakageReport(Report[LeakageRow]):
     """
 
     schema: ClassVar[str] = "privpart/leakage/3"
-    thresholds: ClassVar[Mapping[str, float]] = {
-        "recovered_db": RECOVERED_DB,
-        "gain_db": GAIN_DB,
-        "matched": MATCHED,
-        "explained": EXPLAINED,
-    }
 
     truth: Tensor
     baselines: Mapping[str, tuple[float, ...]]
-    baseline_images: Mapping[str, Tensor] = field(default_factory=dict)
-    decoys: int = 0
-    oracles: tuple[str, ...] = ()
+    baseline_images: Mapping[str, Tensor]
+    decoys: int
+    oracles: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types."""
@@ -555,16 +518,10 @@ class TextReport(Report[TextRow]):
     """
 
     schema: ClassVar[str] = "privpart/text-leakage/1"
-    thresholds: ClassVar[Mapping[str, float]] = {
-        "recovered_rouge": RECOVERED_ROUGE,
-        "gain": GAIN,
-        "matched": MATCHED,
-        "explained": EXPLAINED,
-    }
 
     truth: tuple[tuple[int, ...], ...]
     guesses: Mapping[str, tuple[TextScore, ...]]
-    public: int = 0
+    public: int
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types."""

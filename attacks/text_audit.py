@@ -4,7 +4,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -101,23 +101,22 @@ class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
         self.refuse()
         if not all(self._truth):
             raise ConfigError("tokens: a row is padding alone; leave it out.")
-        self._refuse_lengths()
         with torch.no_grad():
             logits = self.net(self.x[:1])
         count = vocabulary(self.model)
-        self._refuse_logits(tuple(logits.shape), count)
+        self._refuse_shapes(tuple(logits.shape))
         if self.y is not None:
             self.refuse_labels(logits, self.y)
         if any(not 0 <= token < count for sentence in self.public for token in sentence):
             raise ConfigError(f"public: has ids that are not 0 to {count - 1}, the model's.")
 
-    def _refuse_lengths(self) -> None:
-        """Raise a ConfigError for a batch of too many tokens, or of none that is predicted."""
+    def _refuse_shapes(self, logits: tuple[int, ...]) -> None:
+        """Raise a ConfigError for batches too long or too short, and logits of another task."""
         size = self.batch * self.x.shape[1]
         if size > MOST_TOKENS:
             raise ConfigError(
-                f"tokens: {size} in one update; must be at most {MOST_TOKENS}, far more than the "
-                "spans of a layer can tell apart. Cut the sentences, or choose a smaller batch."
+                f"tokens: {size} in one update; must be at most {MOST_TOKENS}. Cut the sentences, "
+                "or choose a smaller batch."
             )
         longest = [max(map(len, self._truth[self.rows_of(number)])) for number in self.batches]
         if isinstance(self.client_loss, NextToken) and min(longest) < 2:
@@ -125,22 +124,11 @@ class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
                 "tokens: all sentences of a batch have one token, after which nothing is "
                 "predicted; pass sentences of two or more."
             )
-
-    def _refuse_logits(self, shape: tuple[int, ...], words: int) -> None:
-        """Raise a ConfigError for a classifier without labels, or labels without a classifier."""
-        loss = self.client_loss
-        if self.y is not None and loss is cross_entropy and len(shape) != 2:
+        of_tokens = logits[:-1] == (1, self.x.shape[1]) and logits[-1] >= vocabulary(self.model)
+        if self.loss is None and not (len(logits) == 2 if self.y is not None else of_tokens):
             raise ConfigError(
-                f"labels: the model gives logits {shape} for one sentence, one per token; leave "
-                "the labels out, or pass a model that gives (1, K)."
-            )
-        places = self.x.shape[1]
-        predicts = shape[:2] == (1, places) and len(shape) == 3 and shape[-1] >= words
-        if isinstance(loss, NextToken) and not predicts:
-            raise ConfigError(
-                f"labels are missing: the model gives logits {shape} for one sentence of {places} "
-                f"tokens, and one that predicts its tokens gives (1, {places}, K), K at least "
-                f"{words}. Pass the labels of a classifier."
+                f"labels: the model gives logits {logits} for one sentence; must be (1, K) with "
+                "labels, and without labels one for each token and id of the embedding."
             )
 
     @property
@@ -159,17 +147,9 @@ class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
         labels = None if self.y is None else self.y[rows]
         return observe_text(self.model, self.x[rows], labels, pad=self.pad, **options)
 
-    def given(self, update: Mapping[str, Tensor], fields: dict[str, Any]) -> TextObservation:
+    def given(self, _: Mapping[str, Tensor], fields: dict[str, Any]) -> TextObservation:
         """Return the observation of a given update."""
-        names = [name for name, _ in self.model.named_parameters() if name in update]
-        return TextObservation(
-            update={name: update[name] for name in names},
-            shape=tuple(self.x.shape),
-            labels=self.y if self.reveal_labels else None,
-            pad=self.pad,
-            language=self.y is None,
-            **fields,
-        )
+        return TextObservation(**fields, pad=self.pad, language=self.y is None)
 
     def nothing(self, number: int) -> ReadText:
         """Return no sentence."""
@@ -211,16 +191,17 @@ class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
         )
 
     def _text_row(self, fields: dict[str, Any], _: list[TextObservation]) -> TextRow:
-        best: Sequence[TextTrial] = fields["best"]
-        read = [trial for trial in best if trial.result.sentences]
+        row = TextRow(**fields)
+        best = row.best
+        if not (read := [trial for trial in best if trial.result.sentences]):
+            return row
         lengths = [
             len(trial.score.found) == len(t) for trial, t in zip(best, self._truth, strict=True)
         ]
-        return TextRow(
-            **fields,
-            tokens=self.batch * self.x.shape[1],
-            lengths_right=sum(lengths) / len(best) if read and self.pad is not None else None,
-            labels_right=self.labels_right(best) if read else None,
+        return replace(
+            row,
+            lengths_right=None if self.pad is None else sum(lengths) / len(best),
+            labels_right=self.labels_right(best),
             doubtful=any(not trial.matched for trial in read),
         )
 

@@ -262,9 +262,11 @@ def test_tokens_are_put_into_the_sentences_that_had_them(classifier):
 
 def test_labels_and_logits_must_fit(gpt2, bert):
     one = torch.tensor([0])
-    with pytest.raises(ConfigError, match=r"logits .* one per token; leave the labels out"):
+    with pytest.raises(
+        ConfigError, match=r"logits \(1, 16, 1000\) .* must be \(1, K\) with labels"
+    ):
         text_leakage(gpt2, TOKENS[:1], one, views={"all": ["*"]})
-    with pytest.raises(ConfigError, match="labels are missing: the model gives logits"):
+    with pytest.raises(ConfigError, match=r"logits \(1, 2\) .* without labels one for each token"):
         text_leakage(bert, TOKENS[:1], views={"all": ["*"]})
 
 

@@ -224,8 +224,6 @@ def _closing(report: AnyReport, meanings: Mapping[str, str]) -> list[str]:
 
 
 def _void(report: AnyReport, examples: str) -> str:
-    if report.explanation is None:
-        return "the audit is void."
     return (
         f"the audit is void: the given {examples} do not explain the update (residual "
         f"{report.explanation.residual:.2g}). Likely wrong: {'; '.join(report.explanation.causes)}."
@@ -289,10 +287,7 @@ def _of_images(report: LeakageReport) -> Summary:
 
 def _baselines(report: LeakageReport) -> Table:
     fair = [name for name in report.baselines if name not in report.oracles]
-    loss = median(report.losses)
-    title = (
-        f"No attack: PSNR in dB over {len(report.truth)} images, on which the loss is {loss:.3g}"
-    )
+    title = f"No attack: PSNR in dB over {len(report.truth)} images"
     scores = [report.baselines[name] for name in (*fair, *report.oracles)]
     rows = [
         [name, *(f"{of(score):.1f}" for score in scores)]
@@ -419,8 +414,8 @@ def _text_notes(report: TextReport) -> list[str]:
     sentences = f"sentence(s) of up to {threat['longest']} tokens"
     notes = [
         f"{_threat(report, sentences)}{lengths}. "
-        f"Loss {median(report.losses):.3g}. 'Tokens of batch' is the F1 of the batch's distinct "
-        f"tokens in any order. Guesses are made of {report.public} public sentences."
+        "'Tokens of batch' is the F1 of the batch's distinct tokens in any order. Guesses are made "
+        f"of {report.public} public sentences."
     ]
     worst = report.worst_round
     if worst is not None:
