@@ -32,7 +32,7 @@ def users(share: float) -> dict[str, Any]:
     population = Users(x, y, iid_users(len(x), users=count, data_seed=0))
     dealt, grown = time.process_time() - began, frame.resident() - before
     began = time.process_time()
-    cohorts = cohorts_in_turn(ids=population.ids, size=size, rounds=100, data_seed=0)
+    cohorts = cohorts_in_turn(population.ids, size=size, rounds=100, data_seed=0)
     drawn = time.process_time() - began
     looked_up = frame.seconds(lambda: [population.indices[client] for client in cohorts[0]])
     return {
@@ -80,7 +80,7 @@ def trained(network: nn.Module, population: Users, size: int, rounds: int) -> di
         report_goal=size,
     )
     server = Server(plan, model.flat.clone(), source=SecretSource())
-    cohorts = cohorts_in_turn(ids=population.ids, size=size, rounds=rounds, data_seed=0)
+    cohorts = cohorts_in_turn(population.ids, size=size, rounds=rounds, data_seed=0)
     seconds, memory = [time.process_time()], []
 
     def note(_: object) -> None:

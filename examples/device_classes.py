@@ -206,7 +206,7 @@ def main() -> None:
     records = fit(
         server,
         DeviceClasses(whole, engines, class_of),
-        cohorts_once_each(users=USERS, rounds=ROUNDS, data_seed=0),
+        cohorts_once_each(range(USERS), rounds=ROUNDS, data_seed=0),
         evaluate=accuracy,
         evaluate_every=12,
     )

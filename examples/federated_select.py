@@ -94,7 +94,7 @@ def accuracy(name: str, seed: int):
 def train(name: str, m: int, shared: bool, seed: int, rounds: int) -> float:
     """Return the test accuracy of the whole model after all rounds, without noise."""
     torch.set_num_threads(1)
-    cohorts = cohorts_in_turn(users=USERS, size=20, rounds=rounds, data_seed=seed)
+    cohorts = cohorts_in_turn(range(USERS), size=20, rounds=rounds, data_seed=seed)
     plan = PrivacyPlan(
         mechanism=Independent(rounds),
         participation=Participation(rounds, rounds),
@@ -121,7 +121,7 @@ def private_run(rounds: int) -> None:
     optimizer = ServerOptimizer(learning_rate=0.5, momentum=0.9)
     server = Server(plan, start, source=SecretSource(), optimizer=optimizer)
     clients = engine("cnn", PRIVATE_FILTERS, shared=False, seed=0, delivery=private, users=users)
-    cohorts = cohorts_once_each(users=users, rounds=rounds, data_seed=0)
+    cohorts = cohorts_once_each(range(users), rounds=rounds, data_seed=0)
     record = fit(server, clients, cohorts, evaluate=evaluate)[-1]
     ledger, asked = clients.ledger, sum(map(len, cohorts))
     down, up = (sum(b.values()) / asked for b in (ledger.bytes_down, ledger.bytes_up))

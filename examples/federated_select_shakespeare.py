@@ -146,7 +146,7 @@ def fit_and_score(engine, start, evaluate, users, rounds, seed, optimizer) -> fl
     )
     server = Server(plan, start, source=SeededSource(seed), optimizer=optimizer)
     size = min(COHORT, len(users))
-    cohorts = cohorts_in_turn(users=len(users), size=size, rounds=rounds, data_seed=seed)
+    cohorts = cohorts_in_turn(range(len(users)), size=size, rounds=rounds, data_seed=seed)
     return fit(server, engine, cohorts, evaluate=evaluate)[-1].metric
 
 

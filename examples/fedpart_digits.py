@@ -136,7 +136,7 @@ def train(case: Case, seed: int, weights: int | None = None) -> tuple[torch.nn.M
     server = Server(plan, model.flat, source=SeededSource(seed), optimizer=optimizer)
     carrier = Padded(engine, case.rounds) if case.streams == "one tree" else engine
     fit(server, carrier, cohorts_in_turn(
-        users=case.users, size=case.per_round, rounds=count, data_seed=seed
+        range(case.users), size=case.per_round, rounds=count, data_seed=seed
     ))  # fmt: skip
     model.load(server.parameters)
     return model.module, accuracy_on(model.module, task.test_x, task.test_y)

@@ -67,7 +67,7 @@ def train(task: Task, part: str, seed: int, options: argparse.Namespace) -> floa
 
     optimizer = ServerOptimizer(momentum=MOMENTUM)
     server = Server(plan, model.flat, source=SeededSource(seed), optimizer=optimizer)
-    cohorts = cohorts_once_each(users=users, rounds=rounds, data_seed=seed)
+    cohorts = cohorts_once_each(range(users), rounds=rounds, data_seed=seed)
     return fit(server, engine, cohorts, evaluate=accuracy)[-1].metric
 
 

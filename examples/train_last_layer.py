@@ -69,7 +69,7 @@ def main() -> None:
     fit(
         server,
         engine,
-        cohorts_once_each(users=USERS, rounds=ROUNDS, data_seed=0),
+        cohorts_once_each(range(USERS), rounds=ROUNDS, data_seed=0),
         evaluate=accuracy,
         evaluate_every=24,
         callbacks=[show],

@@ -33,7 +33,6 @@ _EXTRAS = {
     "transformers": "huggingface",
     "peft": "huggingface",
     "datasets": "huggingface",
-    "h5py": "tff",
     "tensorboard": "tensorboard",
 }
 _TIMED = 8

@@ -1,11 +1,10 @@
 """Data: simulated clients and their examples, adapters for other people's data, built-in tasks."""
 
-from privpart.data.arrays import from_npz, from_tensors
+from privpart.data.arrays import from_tensors
 from privpart.data.clients import Clients, IndexedClients, check_clients
 from privpart.data.datasets import from_dataset
 from privpart.data.folders import from_folders
 from privpart.data.frames import from_frame
-from privpart.data.hdf5 import federated_hdf5
 from privpart.data.index import Index
 from privpart.data.partition import (
     cohorts_in_turn,
@@ -25,11 +24,9 @@ __all__ = [
     "cohorts_in_turn",
     "cohorts_once_each",
     "dirichlet_users",
-    "federated_hdf5",
     "from_dataset",
     "from_folders",
     "from_frame",
-    "from_npz",
     "from_tensors",
     "iid_users",
     "pathological_users",

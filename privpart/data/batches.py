@@ -49,16 +49,11 @@ def map_leaves(function: Callable[[Any, str], Any], nest: Any, name: str = "exam
     return function(nest, name)
 
 
-def leaves_of(nest: Any, name: str = "examples") -> Iterator[tuple[str, Any]]:  # noqa: ANN401
-    """Yield the name and the value of each leaf, whatever it is."""
-    if isinstance(nest, Mapping):
-        for key, value in nest.items():
-            yield from leaves_of(value, f"{name}[{key!r}]")
-    elif isinstance(nest, tuple | list):
-        for place, value in enumerate(nest):
-            yield from leaves_of(value, f"{name}[{place}]")
-    else:
-        yield name, nest
+def leaves_of(nest: Any, name: str = "examples") -> list[tuple[str, Any]]:  # noqa: ANN401
+    """Return the name and the value of each leaf, whatever it is."""
+    leaves: list[tuple[str, Any]] = []
+    map_leaves(lambda leaf, leaf_name: leaves.append((leaf_name, leaf)), nest, name)
+    return leaves
 
 
 def count_rows(batch: Batch) -> int:
@@ -118,25 +113,30 @@ def stack(items: Sequence[Any], name: str = "examples") -> Batch:
     Raises:
         ConfigError: items differ in structure, shape or type, or a leaf is not a number.
     """
+    structures = {_structure(item) for item in items}
+    if structures == {None}:
+        arrays = [
+            i if isinstance(i, Tensor) else torch.from_numpy(_numbers(i, name)) for i in items
+        ]
+        structures = {f"{array.dtype} {tuple(array.shape)}" for array in arrays}
+        if len(structures) == 1:
+            return _converted(torch.stack(arrays), name)
+    if len(structures) > 1:
+        raise ConfigError(
+            f"{name}: examples of one client are {' and '.join(sorted(map(str, structures))[:2])}; "
+            "all must have one structure, type and shape: crop, resize or pad them."
+        )
     first = items[0]
     if isinstance(first, Mapping):
-        if any(not isinstance(i, Mapping) or i.keys() != first.keys() for i in items):
-            raise ConfigError(f"{name}: examples have different keys; all must have the same.")
         return {key: stack([i[key] for i in items], f"{name}[{key!r}]") for key in first}
-    if isinstance(first, tuple | list):
-        if any(type(item) is not type(first) or len(item) != len(first) for item in items):
-            raise ConfigError(f"{name}: examples are tuples or lists of different lengths.")
-        columns = [[item[key] for item in items] for key in range(len(first))]
-        return _like(first, [stack(col, f"{name}[{key}]") for key, col in enumerate(columns)])
-    tensors = [i if isinstance(i, Tensor) else torch.from_numpy(_numbers(i, name)) for i in items]
-    kinds = {(tensor.dtype, tensor.shape) for tensor in tensors}
-    if len(kinds) > 1:
-        differing = " and ".join(sorted(f"{kind} {tuple(shape)}" for kind, shape in kinds)[:2])
-        raise ConfigError(
-            f"{name}: examples of one client are {differing}; all must have one type and shape: "
-            "crop, resize or pad them."
-        )
-    return _converted(torch.stack(tensors), name)
+    columns = [[item[key] for item in items] for key in range(len(first))]
+    return _like(first, [stack(col, f"{name}[{key}]") for key, col in enumerate(columns)])
+
+
+def _structure(item: Any) -> str | None:  # noqa: ANN401
+    if isinstance(item, Mapping):
+        return f"dict of {', '.join(sorted(map(str, item)))}"
+    return f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else None
 
 
 def not_finite(tensor: Tensor) -> Tensor | None:
@@ -160,18 +160,9 @@ def _tensor(leaf: object, name: str) -> Tensor:
 
 
 def _not_a_tensor(leaf: object, name: str) -> ConfigError:
-    kind = type(leaf).__name__
-    hint = ""
-    if kind in ("DataFrame", "Series"):
-        hint = " .to_numpy() converts it."
-    elif kind == "ndarray":
-        hint = " torch.from_numpy converts it."
-    elif kind == "str":
-        hint = " A tokenizer converts text."
-    elif kind in ("int", "float"):
-        hint = " torch.tensor converts lists; a tokenizer does with return_tensors='pt'."
     return ConfigError(
-        f"{name}: is a {kind}; must be a tensor, or a tuple, list or dict of tensors.{hint}"
+        f"{name}: is a {type(leaf).__name__}; must be a tensor, or a tuple, list or dict of "
+        "tensors. torch.tensor converts lists, .to_numpy() tables, a tokenizer text."
     )
 
 
@@ -181,10 +172,10 @@ def _numbers(leaf: object, name: str) -> np.ndarray[Any, Any]:
         raise _not_a_tensor(leaf, name)
     array = np.asarray(leaf)
     if array.dtype.kind not in "fiub":
-        advice = "Pad lists to one length; a tokenizer converts text."
-        if array.dtype.kind not in "OUST":
-            advice = "Convert it to float32, or to int64 for labels and token ids."
-        raise ConfigError(f"{name}: has type {array.dtype}; must be numbers. {advice}")
+        raise ConfigError(
+            f"{name}: has type {array.dtype}; must be numbers, float32, or int64 for labels and "
+            "token ids. Pad lists to one length; a tokenizer converts text."
+        )
     if array.dtype.itemsize > np.dtype(np.float64).itemsize:
         array = array.astype(np.float64)  # long double
     # torch takes neither foreign byte order nor negative strides, and warns of read-only memory

@@ -4,9 +4,9 @@
 them; ``check_clients`` asks all clients of a population for their examples.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Protocol
 
 import torch
@@ -95,8 +95,7 @@ class IndexedClients:
         self.index = index
         self.fetch = fetch
         refuse_empty(index)
-        first = index.ids[0]
-        self._kinds = kinds_of(first, self._fetched(first), index[first])
+        _, self._kinds = self._read(index.ids[0])
 
     def __len__(self) -> int:
         return len(self.index)
@@ -108,30 +107,24 @@ class IndexedClients:
 
     def examples(self, client: ClientId) -> Batch:
         """Return one client's examples, checked."""
-        batch, rows = self._fetched(client), self.index[client]
-        refuse_other_kinds(client, kinds_of(client, batch, rows), self.ids[0], self._kinds)
+        batch, kinds = self._read(client)
+        _refuse_other_kinds(client, kinds, self.ids[0], self._kinds)
         return batch
 
-    def _fetched(self, client: ClientId) -> Batch:
+    def _read(self, client: ClientId) -> tuple[Batch, Kinds]:
         rows = self.index[client]
         try:
             batch = self.fetch(rows)
-            count = count_rows(batch)
         except ConfigError as error:
             raise ConfigError(f"client {client!r}: {error}") from error.__cause__
         except Exception as error:
             # code of the user's, or of a library that reads files
             why = " ".join(str(error).split())
             raise ConfigError(
-                f"client {client!r}: its examples ({shown_rows(rows)}) could not be made: "
+                f"client {client!r}: its examples (rows {rows[:5].tolist()}) could not be made: "
                 f"{type(error).__name__}: {why[:500]}"
             ) from error
-        if count != len(rows):
-            raise ConfigError(
-                f"client {client!r}: {count} examples were made of its {len(rows)} rows; must be "
-                "one per row."
-            )
-        return batch
+        return batch, _kinds_of(client, batch, rows)
 
 
 def check_clients(clients: Clients, *, limit: int | None = None) -> int:
@@ -146,44 +139,33 @@ def check_clients(clients: Clients, *, limit: int | None = None) -> int:
             without examples, values that are not finite, or examples unlike the first client's.
     """
     maximum = None if limit is None else checks.count("limit", limit)
-    kinds: Kinds = {}
-    distinct: set[ClientId] = set()
     # ids of all clients, also beyond the limit: reading them asks nobody
-    for listed in clients.ids:
-        client = client_id(listed)
-        if client in distinct:
-            raise ConfigError(f"client {client!r}: two clients have this id.")
-        distinct.add(client)
-    if not distinct:
+    ids = [client_id(client) for client in clients.ids]
+    if twice := [client for client, count in Counter(ids).items() if count > 1]:
+        raise ConfigError(f"client {twice[0]!r}: two clients have this id.")
+    if not ids:
         raise ConfigError("clients: there is no client.")
-    first = client_id(clients.ids[0])
-    asked = 0
-    for asked, listed in enumerate(islice(clients.ids, maximum), 1):  # noqa: B007  counted
-        client = client_id(listed)
-        batch = clients.examples(client)
-        batch_kinds = kinds_of(client, batch, None)
-        kinds = kinds or batch_kinds
-        refuse_other_kinds(client, batch_kinds, first, kinds)
-    return asked
+    kinds: Kinds = {}
+    for client in ids[:maximum]:
+        client_kinds = _kinds_of(client, clients.examples(client), None)
+        kinds = kinds or client_kinds
+        _refuse_other_kinds(client, client_kinds, ids[0], kinds)
+    return len(ids[:maximum])
 
 
-def kinds_of(client: ClientId, batch: Batch, rows: Tensor | None) -> Kinds:
-    """Return types and shapes of a client's examples.
-
-    Args:
-        client: the client, for messages.
-        batch: its examples.
-        rows: the numbers of its rows, for messages; None counts them from 0.
+def _kinds_of(client: ClientId, batch: Batch, rows: Tensor | None) -> Kinds:
+    """Return types and shapes of a client's examples, of these rows; None counts them from 0.
 
     Raises:
-        ConfigError: no example, no tensor, tensors of different lengths, or values not finite.
+        ConfigError: no example, no tensor, other lengths, or values that are not finite.
     """
     try:
-        rows_of_batch = count_rows(batch)
+        count = count_rows(batch)
     except ConfigError as error:
         raise ConfigError(f"client {client!r}: {error}") from None
-    if not rows_of_batch:
-        raise ConfigError(f"client {client!r}: has no example; leave it out.")
+    if not count or (rows is not None and count != len(rows)):
+        expected = "at least one" if rows is None else f"one for each of its {len(rows)} rows"
+        raise ConfigError(f"client {client!r}: {count} examples were made; must be {expected}.")
     kinds: Kinds = {}
     for name, tensor in tensors_of(batch):
         if (bad := not_finite(tensor)) is not None:
@@ -196,32 +178,24 @@ def kinds_of(client: ClientId, batch: Batch, rows: Tensor | None) -> Kinds:
     return kinds
 
 
-def refuse_other_kinds(client: ClientId, actual: Kinds, first: ClientId, expected: Kinds) -> None:
-    """Check that a client's examples are like those of the first client.
-
-    Raises:
-        ConfigError: other tensors, another type, another shape.
-    """
-    if actual == expected:
-        return
-    if actual.keys() != expected.keys():
-        raise ConfigError(
-            f"client {client!r}: its examples are {', '.join(actual)}; those of client {first!r} "
-            f"are {', '.join(expected)}."
+def _refuse_other_kinds(client: ClientId, actual: Kinds, first: ClientId, expected: Kinds) -> None:
+    """Check that a client's examples are like those of the first client."""
+    if _form(actual) != _form(expected):
+        shown, wanted = (
+            ", ".join(f"{name} {kind} {shape}" for name, (kind, shape) in kinds.items())
+            for kinds in (actual, expected)
         )
-    for name, (kind, shape) in actual.items():
-        wanted, like = expected[name]
-        if kind is not wanted:
-            raise ConfigError(
-                f"client {client!r}: {name} has type {kind}; that of client {first!r} has {wanted}."
-            )
-        # token ids are padded to the longest text of a client, images are not
-        free = not kind.is_floating_point and len(shape) == len(like)
-        if shape != like and not free:
-            raise ConfigError(
-                f"client {client!r}: an example of {name} has shape {shape}; that of client "
-                f"{first!r} has {like}."
-            )
+        raise ConfigError(
+            f"client {client!r}: its examples are {shown}; those of client {first!r} are {wanted}."
+        )
+
+
+def _form(kinds: Kinds) -> dict[str, object]:
+    # token ids are padded to the longest text of a client, images are not
+    return {
+        name: (kind, shape if kind.is_floating_point else len(shape))
+        for name, (kind, shape) in kinds.items()
+    }
 
 
 def refuse_empty(index: Index) -> None:
@@ -233,9 +207,3 @@ def refuse_empty(index: Index) -> None:
     if empty := index.empty():
         more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
         raise ConfigError(f"client {empty[0]!r}{more}: has no example; leave it out.")
-
-
-def shown_rows(rows: Tensor) -> str:
-    """Return the numbers of rows for a message, at most five of them."""
-    shown = ", ".join(str(row) for row in rows[:5].tolist())
-    return f"row{'s' * (len(rows) > 1)} {shown}{', ...' * (len(rows) > 5)}"

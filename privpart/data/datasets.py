@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -39,12 +40,19 @@ def from_dataset(
         ConfigError: a dataset without length or index, another number of ids than of items, a
             column that is not there, or as for ``IndexedClients``.
     """
-    _refuse_others(dataset)
-    hugging_face = _is_hugging_face(dataset)
-    if isinstance(user, str):
-        index = _index_of_column(dataset, user, hugging_face=hugging_face)
-    else:
-        index = Index.of_owners(user)
+    if (
+        isinstance(dataset, dict)
+        or not hasattr(dataset, "__getitem__")
+        or not hasattr(dataset, "__len__")
+    ):
+        raise ConfigError(
+            f"dataset: is a {type(dataset).__name__}; must have a length and items by number: one "
+            "split, such as dataset['train'], and not streamed."
+        )
+    # whoever has such a dataset has imported it
+    kind = getattr(sys.modules.get("datasets"), "Dataset", ())
+    hugging_face = isinstance(dataset, kind)
+    index = _index_of_column(dataset, user) if isinstance(user, str) else Index.of_owners(user)
     if index.rows != len(dataset):
         raise ConfigError(
             f"user: has {index.rows} ids, the dataset has {len(dataset)} items; each item needs "
@@ -57,27 +65,11 @@ def from_dataset(
             "examples: is for Hugging Face datasets; put the conversion into the dataset's "
             "__getitem__."
         )
-    return IndexedClients(index, _ItemRows(dataset))
+    return IndexedClients(index, partial(_items, dataset))
 
 
-class _ItemRows:
-    """Reads items one by one."""
-
-    def __init__(self, dataset: Items) -> None:
-        self.dataset = dataset
-
-    def __call__(self, rows: Tensor) -> Batch:
-        return stack([self._item(row) for row in rows.tolist()])
-
-    def _item(self, row: int) -> Any:  # noqa: ANN401
-        try:
-            return self.dataset[row]
-        except ConfigError:
-            raise
-        except Exception as error:
-            # the user's code
-            why = " ".join(str(error).split())[:500]
-            raise ConfigError(f"dataset[{row}] raised {type(error).__name__}: {why}") from error
+def _items(dataset: Items, rows: Tensor) -> Batch:
+    return stack([dataset[row] for row in rows.tolist()])
 
 
 class _HuggingFaceRows:
@@ -105,39 +97,13 @@ class _HuggingFaceRows:
         }
 
 
-def _is_hugging_face(dataset: object) -> bool:
-    # whoever has such a dataset has imported it
-    library = sys.modules.get("datasets")
-    kind = getattr(library, "Dataset", None)
-    return isinstance(kind, type) and isinstance(dataset, kind)
-
-
-def _refuse_others(dataset: object) -> None:
-    if isinstance(dataset, dict):
-        splits = ", ".join(map(str, list(dataset)[:5]))
-        raise ConfigError(
-            f"dataset: is a {type(dataset).__name__} with {splits}: pass one of them, such as "
-            f"dataset[{next(iter(dataset), 'train')!r}]."
-        )
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise ConfigError(
-            f"dataset: is a {type(dataset).__name__}; must have a length and items by number. A "
-            "streamed dataset must be stored first."
-        )
-
-
-def _index_of_column(dataset: Any, user: str, *, hugging_face: bool) -> Index:  # noqa: ANN401
+def _index_of_column(dataset: Any, user: str) -> Index:  # noqa: ANN401
     """Read the column of ids and no other one."""
-    if not hugging_face:
+    columns = getattr(dataset, "column_names", [])
+    if user not in columns:
         raise ConfigError(
-            f"user={user!r}: only a Hugging Face dataset has columns; must be a list with the id "
-            "of each item's client."
+            f"user={user!r}: must be a column of a Hugging Face dataset, of which this has "
+            f"{', '.join(columns) or 'none'}; or a list with the id of each item's client."
         )
-    if user not in dataset.column_names:
-        raise ConfigError(
-            f"user={user!r}: the dataset has no such column, but {', '.join(dataset.column_names)}."
-        )
-    # Arrow reads whole numbers without Python objects, but makes floats of a column with gaps
     column = dataset.select_columns([user]).with_format("arrow")[:].column(user)
-    values = column.to_pylist() if column.null_count else column.to_numpy()
-    return Index.of_owners(values, f"column {user!r}")
+    return Index.of_owners(column.to_pylist(), f"column {user!r}")

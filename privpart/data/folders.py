@@ -27,29 +27,27 @@ def from_folders(
         ConfigError: no such folder, a client without a file, or as for ``IndexedClients``.
     """
     root = Path(path)
-    if not root.is_dir():
-        raise ConfigError(f"{root}: is not a folder; must be a folder with one folder per client.")
-    folders = [p for p in root.iterdir() if p.is_dir() and not p.name.startswith(".")]
+    folders = [p for p in root.glob("*") if p.is_dir() and not p.name.startswith(".")]
     if not folders:
-        raise ConfigError(f"{root}: has no folder; must have one per client.")
-    files: list[str] = []
+        raise ConfigError(f"{root}: is not a folder with one folder per client.")
+    files: list[Path] = []
     owners: list[str] = []
     for folder in sorted(folders):
-        names = _files(folder, pattern)
-        if not names:
+        matching = sorted(p for p in folder.glob(pattern) if p.is_file() and p.name[0] != ".")
+        if not matching:
             raise ConfigError(
                 f"client {folder.name!r}: no file in {folder} fits {pattern!r}; each client must "
                 "have one."
             )
-        files += names
-        owners += [folder.name] * len(names)
+        files += matching
+        owners += [folder.name] * len(matching)
     return from_dataset(_Files(files, load), user=owners)
 
 
 class _Files:
     """A dataset of files."""
 
-    def __init__(self, files: list[str], load: Callable[[Path], Any]) -> None:
+    def __init__(self, files: list[Path], load: Callable[[Path], Any]) -> None:
         self.files = files
         self.load = load
 
@@ -58,17 +56,7 @@ class _Files:
 
     def __getitem__(self, row: int) -> Any:  # noqa: ANN401
         try:
-            return self.load(Path(self.files[row]))
+            return self.load(self.files[row])
         except Exception as error:  # the user's code, or a damaged file
             why = " ".join(str(error).split())[:500]
-            kind = type(error).__name__
-            raise ConfigError(f"load({self.files[row]!r}) raised {kind}: {why}") from error
-
-
-def _files(folder: Path, pattern: str) -> list[str]:
-    try:
-        return sorted(
-            str(file) for file in folder.glob(pattern) if file.is_file() and file.name[0] != "."
-        )
-    except (OSError, ValueError, NotImplementedError) as error:
-        raise ConfigError(f"{folder}, pattern={pattern!r}: {error}.") from None
+            raise ConfigError(f"{self.files[row]}: {type(error).__name__}: {why}") from error

@@ -31,74 +31,46 @@ def iid_users(examples: int, *, users: int, data_seed: int) -> Index:
 
 
 def cohorts_once_each(
-    *,
-    users: int | None = None,
-    ids: Sequence[ClientId] | None = None,
-    rounds: int,
-    data_seed: int,
-) -> Sequence[Sequence[ClientId]]:
+    ids: Sequence[ClientId], *, rounds: int, data_seed: int
+) -> list[list[ClientId]]:
     """Split the users at random into one cohort per round; each takes part at most once.
 
     Cohorts have equal size; a remainder of users takes no part.
 
     Args:
-        users: number of users, whose ids are 0, 1, 2, ...
-        ids: instead of ``users``, their ids, such as ``clients.ids``.
+        ids: the users' ids, such as ``clients.ids`` or ``range(100)``.
         rounds: number of cohorts.
         data_seed: seed of the draw.
     """
-    population = _population(users, ids)
-    size = len(population) // checks.count("rounds", rounds)
+    size = len(ids) // checks.count("rounds", rounds)
     if size == 0:
-        raise ConfigError(f"rounds={rounds}: must be at most users={len(population)}.")
-    order = _shuffled(population, data_seed)
+        raise ConfigError(f"rounds={rounds}: must be at most the number of users, {len(ids)}.")
+    generator = torch.Generator().manual_seed(data_seed)
+    order = [ids[place] for place in torch.randperm(len(ids), generator=generator).tolist()]
     return [order[r * size : (r + 1) * size] for r in range(rounds)]
 
 
 def cohorts_in_turn(
-    *,
-    users: int | None = None,
-    ids: Sequence[ClientId] | None = None,
-    size: int,
-    rounds: int,
-    data_seed: int,
-) -> Sequence[Sequence[ClientId]]:
+    ids: Sequence[ClientId], *, size: int, rounds: int, data_seed: int
+) -> list[list[ClientId]]:
     """Split the users at random into cohorts of ``size`` and cycle through the cohorts.
 
-    A user takes part again after all other cohorts, exactly ``users // size`` rounds later: the
+    A user takes part again after all other cohorts, exactly ``len(ids) // size`` rounds later: the
     largest separation that all users can have. A remainder of users takes no part.
 
     Args:
-        users: number of users, whose ids are 0, 1, 2, ...
-        ids: instead of ``users``, their ids, such as ``clients.ids``.
+        ids: the users' ids, such as ``clients.ids`` or ``range(100)``.
         size: users of a cohort.
         rounds: number of cohorts.
         data_seed: seed of the draw.
     """
-    population = _population(users, ids)
-    turns = len(population) // checks.count("size", size)
+    turns = len(ids) // checks.count("size", size)
     if turns == 0:
-        raise ConfigError(f"size={size}: must be at most users={len(population)}.")
-    once = cohorts_once_each(ids=population, rounds=turns, data_seed=data_seed)
+        raise ConfigError(f"size={size}: must be at most the number of users, {len(ids)}.")
+    once = cohorts_once_each(ids, rounds=turns, data_seed=data_seed)
     # cycles share these lists
     cohorts = [cohort[:size] for cohort in once]
     return [cohorts[r % turns] for r in range(checks.rounds(rounds))]
-
-
-def _population(users: int | None, ids: Sequence[ClientId] | None) -> Sequence[ClientId]:
-    if (users is None) == (ids is None):
-        raise ConfigError("users, ids: pass one of them: the number of users, or their ids.")
-    if ids is None:
-        return range(checks.count("users", users or 0))
-    if isinstance(ids, str) or not len(ids):
-        raise ConfigError("ids: must be a list of at least one client's id.")
-    return ids
-
-
-def _shuffled(population: Sequence[ClientId], data_seed: int) -> list[ClientId]:
-    generator = torch.Generator().manual_seed(data_seed)
-    order = torch.randperm(len(population), generator=generator).tolist()
-    return order if isinstance(population, range) else [population[place] for place in order]
 
 
 def dirichlet_users(y: Tensor, *, users: int, alpha: float, data_seed: int) -> list[Tensor]:

@@ -101,18 +101,11 @@ class Users:
 def _refuse_types(x: Tensor, y: Tensor) -> None:
     """Raise unless two tensors are examples and labels."""
     for name, tensor, kinds in (("x", x, _X), ("y", y, _Y)):
-        if not isinstance(tensor, Tensor):
+        if not isinstance(tensor, Tensor) or tensor.dtype not in kinds or not tensor.dim():
+            kind = f"{type(tensor).__name__} of type {getattr(tensor, 'dtype', 'none')}"
             raise ConfigError(
-                f"{name}: is a {type(tensor).__name__}; must be a tensor. "
-                "privpart.data.from_tensors converts arrays."
-            )
-        if not tensor.dim():
-            raise ConfigError(f"{name}: is a single number; must have one row per example.")
-        if tensor.dtype not in kinds:
-            raise ConfigError(
-                f"{name}: has type {tensor.dtype}; must be {' or '.join(map(str, kinds))}. "
-                f"{name}.float() converts values, {name}.long() converts "
-                f"{'token ids' if name == 'x' else 'labels'}."
+                f"{name}: is a {kind}; must be a tensor of {' or '.join(map(str, kinds))} with a "
+                "row per example. privpart.data.from_tensors converts arrays."
             )
     if len(x) != len(y):
         raise ConfigError(f"x has {len(x)} rows, y has {len(y)}: each example needs one label.")

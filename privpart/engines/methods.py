@@ -464,7 +464,7 @@ class LocalComputation:
 
     def _rows(self, clients: Sequence[ClientId]) -> list[Tensor]:
         """Return each client's rows of ``x``, and compute the features that are missing there."""
-        rows = self.users.indices.of_each(clients)
+        rows = [self.users.indices[client] for client in clients]
         if self.ends_only:
             size = self.local.batch_size
             rows = [

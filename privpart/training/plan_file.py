@@ -54,7 +54,7 @@ from privpart.select.layout import Layout
 from privpart.start_values import seed_bytes
 from privpart.training import own_code
 
-_WITH_USERS = ("fed-emnist", "shakespeare")
+_WITH_USERS = ("shakespeare",)
 """Tasks whose examples already belong to users."""
 _MOST_PARAMETERS = 2**31
 """8 GB, of which a server holds several copies: parameters, sum and noise."""
@@ -62,9 +62,7 @@ _MOST_USERS = 10**8
 _Users = Annotated[int, Field(ge=1, le=_MOST_USERS)]
 _Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 """Of a torch generator."""
-TaskName = Literal[
-    "digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "fed-emnist", "shakespeare"
-]
+TaskName = Literal["digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "shakespeare"]
 
 _UNSET_IS_ABSENT = {
     "privacy": ("sampling", "allow_large_delta"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.data import federated_hdf5, partition, tasks
+from privpart.data import partition, tasks
 from privpart.data.clients import Clients, SomeClients
 from privpart.data.index import Index
 from privpart.data.tasks.shakespeare import BEGIN, WHEEL
@@ -142,8 +142,6 @@ def read_task(task: str, directory: Path | None, words: int) -> tasks.Task | Pla
     if task == "shakespeare":
         plays = tasks.next_word(tasks.speaking_roles(directory / WHEEL), vocabulary=words)
         return PlanData(plays.users, plays.test_x, plays.test_y, ("?", "<begin>", *plays.words))
-    if task == "fed-emnist":
-        return _fed_emnist(directory)
     readers = {"emnist": tasks.emnist, "cifar10": tasks.cifar10, "cifar100": tasks.cifar100}
     return readers[task](directory)
 
@@ -160,18 +158,6 @@ def _words(data: Data, network: nn.Module) -> int:
             "are not words."
         )
     return words
-
-
-def _fed_emnist(folder: Path) -> PlanData:
-    """Return the users of TensorFlow Federated's split and the test examples of all of them."""
-    # The split is TensorFlow Federated's, so that accuracies can be compared with papers.
-    users, _ = federated_hdf5(folder / "fed_emnist_train.h5")
-    test, _ = federated_hdf5(folder / "fed_emnist_test.h5")
-    if users.x.shape[1:] != test.x.shape[1:]:
-        raise ConfigError(
-            f"{folder}: the files for training and test have images of different shapes."
-        )
-    return PlanData(users, test.x, test.y)
 
 
 def _dealt(y: Tensor, data: Data, users: int) -> Index | list[Tensor]:

@@ -580,7 +580,7 @@ def _cohorts(plan: PlanFile, clients: Clients) -> Sequence[Sequence[ClientId]]:
         )
     refuse_short_cohorts(plan.privacy, size, len(ids))
     return partition.cohorts_in_turn(
-        ids=ids, size=size, rounds=plan.privacy.rounds, data_seed=plan.data.seed
+        ids, size=size, rounds=plan.privacy.rounds, data_seed=plan.data.seed
     )
 
 

@@ -1,6 +1,5 @@
 import ast
 import pickle
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,15 +14,11 @@ from privpart.data import (
     IndexedClients,
     Users,
     check_clients,
-    cohorts_in_turn,
-    cohorts_once_each,
     from_dataset,
     from_folders,
     from_frame,
-    from_npz,
     from_tensors,
 )
-from privpart.data.index import Index
 
 OWNERS = np.array(["b", "a", "b", "c"])
 X = np.arange(8, dtype=np.float64).reshape(4, 2)
@@ -55,12 +50,11 @@ def refused(sentence):
 @pytest.mark.parametrize(
     ("x", "y", "rows", "sentence"),
     [
-        (torch.rand(4).double(), torch.arange(4), [[0]], r"x: has type torch.float64.*x\.float"),
-        (torch.zeros(4, dtype=torch.uint8), torch.arange(4), [[0]], "x: has type torch.uint8"),
-        (torch.rand(4), torch.arange(4).int(), [[0]], r"y: has type torch.int32.*y\.long"),
+        (torch.rand(4).double(), torch.arange(4), [[0]], "x: is a Tensor of type torch.float64"),
+        (torch.rand(4), torch.arange(4).int(), [[0]], "y: is a Tensor of type torch.int32"),
         (X, torch.arange(4), [[0]], "x: is a ndarray.*from_tensors converts"),
         (torch.rand(4), torch.arange(3), [[0]], "x has 4 rows, y has 3"),
-        (torch.rand(4), torch.tensor(1), [[0]], "y: is a single number"),
+        (torch.rand(4), torch.tensor(1), [[0]], "y: .*with a row per example"),
         (torch.rand(4), torch.arange(4), {"a": [0], "z": [9]}, "row 9 of 4, which client 'z'"),
         (torch.rand(4), torch.arange(4), {"a": [0], "z": [-1]}, "row -1 of 4, which client 'z'"),
         (torch.rand(4), torch.arange(4), {"a": [0], "z": []}, "client 'z': has no example"),
@@ -90,24 +84,6 @@ def test_users_without_examples_must_be_asked_for():
         Users(x, y, [[0], [], []])
 
 
-# cohorts
-
-
-def test_cohorts_of_ids_are_those_of_numbers():
-    ids = Index.of_owners([f"client {n}" for n in range(10)]).ids
-    for call in (
-        lambda **who: cohorts_once_each(**who, rounds=3, data_seed=1),
-        lambda **who: cohorts_in_turn(**who, size=4, rounds=5, data_seed=1),
-    ):
-        assert call(ids=ids) == [[ids[n] for n in cohort] for cohort in call(users=10)]
-        with refused("users, ids: pass one of them"):
-            call(users=10, ids=ids)
-        with refused("users, ids: pass one of them"):
-            call()
-        with refused("ids: must be a list"):
-            call(ids="abc")
-
-
 # arrays
 
 
@@ -135,74 +111,20 @@ def test_other_nests_are_general_clients():
         ((X * 1e300, Y), OWNERS, r"x, row 0 \(client 'b'\): holds NaN, infinity or a number too"),
         ((np.where(X == 3, np.nan, X), Y), OWNERS, r"x, row 1 \(client 'a'\)"),
         ((X, np.array([0, 1, None, 1], object)), OWNERS, r"y, row 2 \(client 'b'\): is 'None'"),
-        ((X, OWNERS), OWNERS, "y: has type <U1"),
+        ((X, OWNERS), OWNERS, "y: has type <U1.*tokenizer"),
         ((X + 1j, Y), OWNERS, "x: has type complex128"),
         ((X, Y.astype("datetime64[s]")), OWNERS, "y: has type datetime64"),
         ((np.zeros((4, 8, 8), np.uint8), Y), OWNERS, "x: has type uint8.*float32'\\) / 255"),
         ((X, np.full(4, 2**63, np.uint64)), OWNERS, "y: has whole numbers of 2\\^63"),
         ((X.tolist(), Y), OWNERS, r"x\[0\]\[0\]: is a float; must be a tensor"),
         ({"a": X, "b": Y[:3]}, OWNERS, r"examples\['b'\] has 3 rows"),
-        ((FRAME, Y), OWNERS, r"x: is a DataFrame.*to_numpy"),
+        ((FRAME, Y), OWNERS, r"x: is a DataFrame.*to_numpy\("),
         ((torch.tensor(1.0), Y), OWNERS, "x has no rows"),
     ],
 )
 def test_arrays_that_are_not_examples_are_refused(examples, user, sentence):
     with refused(sentence):
         from_tensors(examples, user=user)
-
-
-def test_arrays_on_disk_stay_there(tmp_path):
-    file = tmp_path / "x"
-    disk = np.memmap(file, np.float64, "w+", shape=(1000, 64))
-    disk[:] = np.arange(1000)[:, None]
-    disk.flush()
-    own = np.memmap(file, np.float64, "r", shape=(1000, 64))
-    clients = from_tensors((own, np.zeros(1000, np.int64)), user=np.arange(1000) // 10)
-    sent = pickle.dumps(clients)
-    assert len(sent) < 30_000 < own.nbytes
-    copy = pickle.loads(sent)
-    for some in (clients, copy):
-        x, y = some.examples(7)
-        assert x.dtype is torch.float32
-        assert x[:, 0].tolist() == list(range(70, 80))
-        assert y.tolist() == [0] * 10
-    disk[75, 3] = np.nan
-    disk.flush()
-    with refused(r"client 7, row 75: examples\[0\] holds NaN"):
-        copy.examples(7)
-    slice_ = from_tensors((own[10:], np.zeros(990, np.int64)), user=np.arange(10, 1000) // 10)
-    assert pickle.loads(pickle.dumps(slice_)).examples(3)[0][:, 0].tolist() == list(range(30, 40))
-
-
-def test_npz(tmp_path):
-    file = tmp_path / "data.npz"
-    np.savez(file, images=X, y=Y, user=OWNERS, objects=np.array(["a", 1, 2, 3], object))
-    users = from_npz(file, x="images")
-    assert isinstance(users, Users)
-    assert equal(users.examples("b"), from_tensors((X, Y), user=OWNERS).examples("b"))
-    with refused("has no array 'x'; it has: images, y, user"):
-        from_npz(file)
-    with refused("'objects' holds Python objects, which are not read"):
-        from_npz(file, x="images", user="objects")
-    np.savez(file, x=np.where(X == 3, np.inf, X), y=Y, user=OWNERS)
-    with refused(r"x, row 1 \(client 'a'\)"):
-        from_npz(file)
-
-
-def test_damaged_npz_files(tmp_path):
-    file, whole, array = (tmp_path / name for name in ("data.npz", "whole.npz", "array.npy"))
-    np.savez(whole, x=X, y=Y, user=OWNERS)
-    np.save(array, X)
-    raw = whole.read_bytes()
-    place = raw.index(X.tobytes()[-8:])
-    flipped = raw[:place] + bytes([raw[place] ^ 1]) + raw[place + 1 :]
-    for damaged in (None, raw[:-40], b"", array.read_bytes(), b"junk", flipped):
-        if damaged is not None:
-            file.write_bytes(damaged)
-        with refused(r"data\.npz: (there is no|is not an|cannot be read)"):
-            from_npz(file)
-    with refused("is not an|cannot be read"):
-        from_npz(tmp_path)
 
 
 # frames
@@ -223,47 +145,17 @@ def test_columns_of_users_of_any_type(column, ids):
     assert list(from_frame(frame, user="who", x=["age"], y="label").ids) == ids
 
 
-@pytest.mark.parametrize(
-    ("written", "ids"),
-    [
-        ("7,8,7", [7, 8]),
-        ("007,7,8", ["007", "7", "8"]),
-        ("NA,null,b", ["NA", "b", "null"]),
-        ("1.5,2,3", ["1.5", "2", "3"]),
-        ("-1,18446744073709551616,0", [-1, 0, 2**64]),
-    ],
-)
-def test_users_of_a_csv_file_are_what_is_written(tmp_path, written, ids):
-    file = tmp_path / "data.csv"
-    file.write_text("who,x,y\n" + "".join(f"{own},1.5,0\n" for own in written.split(",")))
-    assert list(from_frame(file, user="who", x=["x"], y="y").ids) == ids
-
-
-def test_frames_in_files(tmp_path):
-    FRAME.to_csv(tmp_path / "data.csv.gz")
-    FRAME.to_parquet(tmp_path / "data.parquet")
-    expected = from_frame(FRAME, user="who", x=["age"], y="label")
-    for name in ("data.csv.gz", "data.parquet"):
-        found = from_frame(str(tmp_path / name), user="who", x=["age"], y="label")
-        assert equal(found.examples("b"), expected.examples("b"))
-    for name, text in (("no.csv", None), ("x.csv", ""), ("x.parquet", "junk"), ("x.txt", "a")):
-        if text is not None:
-            (tmp_path / name).write_text(text)
-        with refused(rf"{name}: (there is no|cannot be read|must end in)"):
-            from_frame(tmp_path / name, user="who", x=["age"], y="label")
-
-
 GAP = pd.Series([1.0, np.nan, 2.0, 3.0])
 
 
 @pytest.mark.parametrize(
     ("options", "columns", "sentence"),
     [
-        ({"user": "whom"}, {}, "user='whom': the table has no such column.*did you mean 'who'"),
-        ({"x": ["weight"]}, {}, "x='weight': the table has no such column"),
+        ({"user": "whom"}, {}, "user='whom': must be one column of who, .*did you mean 'who'"),
+        ({"x": ["weight"]}, {}, "x='weight': must be one column"),
         ({"y": "labels"}, {}, "y='labels': .*did you mean 'label'"),
-        ({"x": "age"}, {}, r"x='age': must be a list of columns"),
-        ({"x": None}, {}, "x, y: name the columns"),
+        ({"x": "age"}, {}, "x='age', y='label': name the columns of the inputs, a list"),
+        ({"x": None}, {}, "x=None, y='label': name the columns"),
         ({"x": ["age", "text"]}, {}, r"column 'text', row 0 \(client 'b'\): is 'w', of type str"),
         ({}, {"age": GAP}, r"column 'age', row 1 \(client 'a'\): holds NaN"),
         ({}, {"age": GAP.fillna(np.inf)}, r"column 'age', row 1 \(client 'a'\): holds"),
@@ -272,9 +164,9 @@ GAP = pd.Series([1.0, np.nan, 2.0, 3.0])
         ({}, {"label": pd.to_datetime(["2020"] * 4)}, "column 'label', row 0 .*of type Timestamp"),
         ({}, {"label": [1j] * 4}, "column 'label', row 0 .*of type complex"),
         ({}, {"label": np.full(4, 2**63, np.uint64)}, r"column 'label': .*2\^63"),
-        ({}, {"who": [None, "a", "b", "c"]}, "column 'who', row 0: has no user"),
-        ({}, {"who": GAP}, "column 'who', row 1: has no user"),
-        ({}, {"who": GAP.fillna(0)}, "column 'who': has type float64"),
+        ({}, {"who": [None, "a", "b", "c"]}, r"column 'who'\[0\]: client id"),
+        ({}, {"who": pd.array([1, None, 2, 2], "Int64")}, "column 'who': .* no gap"),
+        ({}, {"who": GAP}, "column 'who': has type float64.* no gap. Fill gaps, then"),
         ({}, {"who": [True] * 4}, "column 'who': has type bool"),
         ({}, {"who": [("a",)] * 4}, r"column 'who'\[0\]: client id"),
         ({"examples": len}, {}, "examples: cannot be combined"),
@@ -286,6 +178,12 @@ def test_frames_that_are_not_examples_are_refused(options, columns, sentence):
         from_frame(frame, **{"user": "who", "x": ["age"], "y": "label", **options})
 
 
+@pytest.mark.parametrize("table", ["data.csv", X, FRAME[:0]])
+def test_what_is_no_table(table):
+    with refused("must be a pandas DataFrame with a row per example"):
+        from_frame(table, user="who", x=["age"], y="label")
+
+
 def test_functions_that_make_examples():
     def lengths(rows: pd.DataFrame) -> dict[str, object]:
         return {"length": torch.tensor([len(t) for t in rows["text"]]), "y": rows["label"].values}
@@ -294,8 +192,11 @@ def test_functions_that_make_examples():
     assert clients.examples("b")["y"].tolist() == [0, 1]
     assert check_clients(clients) == 3
     for wrong, sentence in (
-        (lambda rows: rows["nope"], r"client 'a': its examples \(row 1\).*KeyError: 'nope'"),
-        (lambda rows: torch.zeros(3), "client 'a': 3 examples were made of its 1 rows"),
+        (lambda rows: rows["nope"], r"client 'a': its examples \(rows \[1\]\).*KeyError: 'nope'"),
+        (
+            lambda rows: torch.zeros(3),
+            "client 'a': 3 examples were made; must be one for each of its 1 rows",
+        ),
         (lambda rows: torch.full((len(rows),), torch.nan), "'a', row 1: examples holds NaN"),
     ):
         with refused(sentence):
@@ -342,7 +243,7 @@ def test_items_are_read_when_they_are_needed():
     data.rows.clear()
     assert clients.examples(3)[1].tolist() == [0, 4]
     assert data.rows == [0, 4]
-    with refused(r"client 2: dataset\[5\] raised OSError: the disk is gone"):
+    with refused(r"client 2: .*rows \[3, 5\]\).* OSError: the disk is gone"):
         clients.examples(2)
 
 
@@ -350,15 +251,27 @@ def test_items_are_read_when_they_are_needed():
     ("data", "user", "sentence"),
     [
         ([1.0, 2.0], [1], "user: has 1 ids, the dataset has 2 items"),
-        ([1.0, 2.0], "who", "user='who': only a Hugging Face dataset has columns"),
+        ([1.0, 2.0], "who", "user='who': must be a column of a Hugging Face dataset"),
         (iter([1.0]), [1], "dataset: is a list_iterator; must have a length"),
-        ({"train": [1.0]}, [1], r"dataset: is a dict with train: pass one.*dataset\['train'\]"),
-        ([torch.zeros(2), torch.zeros(3)], [1, 1], "client 1: .*all must have one type and shape"),
-        ([(1.0,), (1.0, 2)], [1, 1], "client 1: .*tuples or lists of different lengths"),
-        ([{"a": 1.0}, {"b": 1.0}], [1, 1], "client 1: .*different keys"),
+        (
+            {"train": [1.0]},
+            [1],
+            r"dataset: is a dict; must .*one split, such as dataset\['train'\]",
+        ),
+        (
+            [torch.zeros(2), torch.zeros(3)],
+            [1, 1],
+            r"client 1: .*torch.float32 \(2,\) and .*one structure, type and shape",
+        ),
+        ([(1.0,), (1.0, 2)], [1, 1], "client 1: .*tuple of 1 and tuple of 2; all must"),
+        ([{"a": 1.0}, {"b": 1.0}], [1, 1], "client 1: .*dict of a and dict of b; all must"),
         ([1.0, "x"], [1, 1], "client 1: examples: is a str; .*tokenizer"),
-        ([torch.zeros(2), torch.zeros(3)], [1, 2], r"client 2: an example of examples has shape"),
-        ([1.0, 1], [1, 2], "client 2: examples has type torch.int64"),
+        (
+            [torch.zeros(2), torch.zeros(3)],
+            [1, 2],
+            r"client 2: .* \(3,\); those of client 1 are .*\(2,\)",
+        ),
+        ([1.0, 1], [1, 2], "client 2: its examples are examples torch.int64"),
         ([1.0, (1.0,)], [1, 2], r"client 2: its examples are examples\[0\]"),
         ([1.0, float("inf")], [1, 2], "client 2, row 1: examples holds NaN or infinity"),
     ],
@@ -393,11 +306,11 @@ def test_a_hugging_face_dataset():
     gaps = datasets.Dataset.from_dict({"who": ["a", None], "x": [1.0, 2.0]})
     for wrong, user, sentence in (
         (data, "who", "client 'a': column 'text': has type <U1.*tokenizer"),
-        (data, "whom", "user='whom': the dataset has no such column, but who, x, label, text"),
-        (datasets.DatasetDict(train=data), "who", "dataset: is a DatasetDict with train"),
+        (data, "whom", "user='whom': must be a column .* who, x, label, text"),
+        (datasets.DatasetDict(train=data), "who", "dataset: is a DatasetDict; must have a length"),
         (data.to_iterable_dataset(), "who", "dataset: is a IterableDataset; must have a length"),
         (data, ["a"], "user: has 1 ids, the dataset has 4 items"),
-        (gaps, "who", r"column 'who'\[1\]: is missing"),
+        (gaps, "who", r"column 'who'\[1\]: client id None of type NoneType"),
     ):
         with refused(sentence):
             from_dataset(wrong, user=user)
@@ -426,7 +339,7 @@ def test_folders(tmp_path):
 
 
 def test_folders_that_hold_no_clients(tmp_path):
-    with refused("has no folder; must have one per client"):
+    with refused("is not a folder with one folder per client"):
         from_folders(tmp_path, load=np.load)
     with refused("none: is not a folder"):
         from_folders(tmp_path / "none", load=np.load)
@@ -438,7 +351,7 @@ def test_folders_that_hold_no_clients(tmp_path):
     clients = from_folders(root, load=np.load)
     (root / "b" / "2.npy").write_text("junk")
     assert len(clients.examples("b")) == 2  # files that came later are left out
-    with refused(r"client 'b': load\('.*2\.npy'\) raised ValueError"):
+    with refused(r"client 'b': .*2\.npy: ValueError"):
         check_clients(from_folders(root, load=np.load))
 
 
@@ -469,7 +382,7 @@ def test_anybodys_population_is_checked():
         ([("a", pair), (1.5, pair)], "client id 1.5 of type float"),
         ([("a", pair), ("b", None)], "client 'b': examples: is a NoneType"),
         ([("a", pair), ("b", torch.rand(2))], "client 'b': its examples are examples"),
-        ([("a", torch.rand(0, 3))], "client 'a': has no example"),
+        ([("a", torch.rand(0, 3))], "client 'a': 0 examples"),
         ([("a", torch.tensor([0.0, torch.nan]))], "client 'a', row 1: examples holds NaN"),
     ]:
         with refused(sentence):
@@ -480,10 +393,4 @@ def test_importing_the_adapters_imports_no_library_of_tables():
     for path in (Path(data.__file__).parent).rglob("*.py"):
         at_once = [n for n in ast.parse(path.read_text()).body if isinstance(n, ast.Import)]
         names = {alias.name for node in at_once for alias in node.names}
-        assert not names & {"pandas", "pyarrow", "datasets", "h5py"}, path
-
-
-def test_without_pandas_a_sentence_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with refused(r"pip install 'privpart\[frames\]'"):
-        from_frame("data.csv", user="who", x=["x"], y="y")
+        assert not names & {"pandas", "pyarrow", "datasets"}, path

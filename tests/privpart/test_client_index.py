@@ -26,8 +26,7 @@ def test_ids_are_found_and_come_in_order(ids, other):
     found, places = ClientIds.of(ids)
     assert list(found) == sorted(ids, key=id_order)
     assert [type(one) for one in found] == [type(one) for one in sorted(ids, key=id_order)]
-    assert [ids[place] for place in places] == list(found)
-    assert [found[place] for place in range(len(found))] == found[:] == list(found)
+    assert [ids[place] for place in places] == found[:] == list(found)
     assert [found.find(one) for one in found] == list(range(len(ids)))
     assert (other in found) == (other in ids)
     assert list(pickle.loads(pickle.dumps(found))) == list(found)
@@ -46,8 +45,6 @@ def test_owners_hold_their_rows(owners, kind):
         assert index[client].tolist() == held[type(client), client]
         assert index[client].dtype is torch.int64
     assert [rows.tolist() for rows in index] == [index[c].tolist() for c in index.ids]
-    for asked in ([*index.ids], [*index.ids][::-2], []):
-        assert [r.tolist() for r in index.of_each(asked)] == [index[c].tolist() for c in asked]
     assert [index.owner(row) for row in range(len(owners))] == owners
     assert index.owner(len(owners)) is None
     assert index.owner(-1) is None
@@ -92,7 +89,7 @@ def test_rows_per_client_by_list_dict_and_ids():
         ([[0], [1]], ["a"], "1 ids for 2 clients"),
         ({"a": [0]}, ["a"], "ids: indices is a dict"),
         ([[0.5]], None, r"indices\[0\]: has type torch.float32"),
-        ([[0], [True, False]], None, r"indices\[1\]: holds truth values"),
+        ([[0], [True, False]], None, r"indices\[1\]: has type torch.bool"),
         ([0, 1], None, r"indices\[0\]: has type torch.int64 and shape \(\)"),
         ([["a"]], None, r"indices\[0\]: must be a list of rows"),
     ],
@@ -105,8 +102,8 @@ def test_rows_that_are_none(rows, ids, sentence):
 @pytest.mark.parametrize(
     ("owners", "sentence"),
     [
-        ([1, None], r"user\[1\]: is missing \(None\)"),
-        (["a", float("nan")], r"user\[1\]: is missing \(nan\)"),
+        ([1, None], r"user\[1\]: client id None of type NoneType"),
+        (["a", float("nan")], r"user\[1\]: client id nan of type float"),
         ([1, 2.0], r"user\[1\]: client id 2.0 of type float"),
         ([True], r"user\[0\]: client id True of type bool"),
         (["a", ""], r"user\[1\]: client id '' of type str"),
@@ -114,11 +111,10 @@ def test_rows_that_are_none(rows, ids, sentence):
         (["a", "\ud800"], r"user\[1\]: client id"),
         ([0, 2**256], r"user\[1\]: client id"),
         ([], "user: is empty"),
-        (np.array([1.0, np.nan]), "user, row 1: is nan"),
-        (np.array([1.0, 2.0]), r"user: has type float64.*astype\(int\)"),
+        (np.array([1.0, np.nan]), r"user: has type float64.*no gap.*astype\(int\)"),
         (np.array([True]), "user: has type bool"),
         (np.array([b"a"]), r"user: has type \|S1.*astype\(str\)"),
-        (np.zeros((2, 2), int), r"user: has shape \(2, 2\)"),
+        (np.zeros((2, 2), int), r"user: has type int64 and shape \(2, 2\)"),
         ("abc", "user: is a str"),
         (7, "user: is a int"),
     ],
@@ -128,14 +124,13 @@ def test_a_column_of_users_that_names_none(owners, sentence):
         Index.of_owners(owners)
 
 
-def test_an_unknown_client_is_named_and_so_is_its_namesake():
+def test_an_unknown_client_is_named():
     index = Index.of_owners(["1", 2, "x"])
-    with pytest.raises(ConfigError, match=r"client 1: .* there is a client '1', which is another"):
-        index[1]
-    with pytest.raises(ConfigError, match=r"client '2': .* there is a client 2, which is another"):
-        index["2"]
-    with pytest.raises(ConfigError, match=r"client 'y': .* first of which is 2\."):
-        index["y"]
+    for client in (1, "2", "y"):
+        with pytest.raises(
+            ConfigError, match=rf"client {client!r}: .* first of which is 2\. A num"
+        ):
+            index[client]
     with pytest.raises(ConfigError, match="of type float"):
         index[2.0]
     for wrong in (-1, 3, "0"):
@@ -143,14 +138,9 @@ def test_an_unknown_client_is_named_and_so_is_its_namesake():
             Index.of_rows([[0], [1], [2]])[wrong]
 
 
-@pytest.mark.parametrize(("kind", "most"), [("numbers", 16.5), ("strings", 48.5)])
-def test_memory_of_a_million_clients(kind, most):
+def test_memory_of_a_million_clients():
     """Measured on 50 000, in bytes per client: a pickle holds all that an index refers to."""
     n, rng = 50_000, np.random.default_rng(0)
-    owners = rng.integers(2**64, size=n, dtype=np.uint64)
-    if kind == "strings":
-        text = rng.bytes(18 * n).hex()
-        owners = [text[start : start + 36] for start in range(0, len(text), 36)]
-    index = Index.of_owners(owners)
+    index = Index.of_owners(rng.integers(2**63, size=n))
     assert len(index) == n
-    assert len(pickle.dumps(index)) - 2000 <= most * n
+    assert len(pickle.dumps(index)) - 2000 <= 16.5 * n

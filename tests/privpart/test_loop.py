@@ -299,7 +299,7 @@ def digits_accuracy(train: list[str], z: float, rounds: int = 72) -> float:
     server = a_server(model.dim, rounds=72, z=z)
     server.parameters.copy_(model.flat)
     engine = EmbeddedEngine(model, users, local=LocalTraining(0.1, epochs=2), data_seed=0)
-    cohorts = cohorts_once_each(users=1437, rounds=72, data_seed=0)
+    cohorts = cohorts_once_each(range(1437), rounds=72, data_seed=0)
 
     def accuracy(parameters):
         model.load(parameters)

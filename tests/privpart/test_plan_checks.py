@@ -63,7 +63,10 @@ REFUSED = [
     ([("model", 'name = "resnet8"\nsizes = { norm = "batch" }')], "is a BatchNorm2d"),
     ([("data", 'task = "emnist"')], "data.directory: is missing; emnist .iid. needs it. Its files"),
     ([("data", 'directory = "here"')], "data.directory: is not for digits .iid.; leave"),
-    ([("data", 'task = "fed-emnist"\ndirectory = "here"')], "data.users: is not for fed-emnist;"),
+    (
+        [("model", 'name = "word_lm"'), ("data", 'task = "shakespeare"\ndirectory = "h"')],
+        "data.users: is not for shakespeare;",
+    ),
     ([("data", "alpha = 1.0")], "data.alpha: is not for digits .iid"),
     ([("data", 'partition = "dirichlet"\nalpha = 0.0')], "data.alpha=0.0: must be above 0"),
     ([("data", 'partition = "pathological"\nclasses_each = 0')], "data.classes_each=0: must be"),
@@ -154,7 +157,7 @@ def test_short_cohorts_are_those_of_the_cohorts_themselves(seed):
     tables = changed("privacy", f"rounds={rounds}\nmax_participations={k}\nmin_separation={b}")
     tables["privacy"]["minimum_cohort"] = least
     tables["data"] |= {"users": users, "clients_per_round": size}
-    cohorts = cohorts_in_turn(users=users, size=size, rounds=rounds, data_seed=0)
+    cohorts = cohorts_in_turn(range(users), size=size, rounds=rounds, data_seed=0)
     limits, past = Participation(rounds, k, b), {client: [] for client in range(users)}
     for round_, cohort in enumerate(cohorts):
         able = [client for client in cohort if limit_reached(limits, past[client], round_) is None]

@@ -11,7 +11,7 @@ from privpart.training.training import refuse_other_shapes, training
 
 SHAPES = {
     "digits": (1, 8, 8), "fashion-mnist": (1, 28, 28), "emnist": (1, 28, 28),
-    "cifar10": (3, 32, 32), "cifar100": (3, 32, 32), "fed-emnist": (1, 28, 28),
+    "cifar10": (3, 32, 32), "cifar100": (3, 32, 32),
 }  # fmt: skip
 CLASSES = {"digits": 10, "cifar10": 10, "cifar100": 100, "emnist": 47}
 SMALL = {
@@ -20,10 +20,10 @@ SMALL = {
     "resnet18": {"width": 8},
 }
 TRAINS = {
-    "small_cnn": ["fashion-mnist", "fed-emnist"],
-    "emnist_cnn": ["fashion-mnist", "emnist", "fed-emnist"],
-    "mcmahan_cnn": ["fashion-mnist", "emnist", "fed-emnist"],
-    "mcmahan_2nn": ["fashion-mnist", "emnist", "fed-emnist"],
+    "small_cnn": ["fashion-mnist"],
+    "emnist_cnn": ["fashion-mnist", "emnist"],
+    "mcmahan_cnn": ["fashion-mnist", "emnist"],
+    "mcmahan_2nn": ["fashion-mnist", "emnist"],
     "resnet18_gn": ["cifar10", "cifar100"],
     "resnet8": ["cifar10"],
     "resnet18": ["cifar10"],

@@ -15,7 +15,7 @@ from accounting import ConfigError
 from privpart.data.tasks import digits
 from privpart.data.users import Users
 from privpart.engines.options import EngineOptions
-from privpart.models import small_cnn
+from privpart.models import small_cnn, word_lm
 from privpart.study import runner as runner_module
 from privpart.study.frontier import Interval, Reached, rows_of
 from privpart.study.runner import Runner
@@ -188,10 +188,10 @@ def test_a_task_with_users_of_its_own_holds_some_out(monkeypatch):
     users = Users(torch.arange(6.0), torch.arange(6), {f"r{i}": [i] for i in range(6)})
     whole = PlanData(users, Trap(), Trap(), ("a",))
     values = json.loads(json.dumps(PLAN))
-    values["data"] |= {"task": "fed-emnist", "directory": "."}
-    values["model"] = {"name": "emnist_cnn", "seed": 0}
+    values["data"] |= {"task": "shakespeare", "directory": "."}
+    values["model"] = {"name": "word_lm", "seed": 0}
     data = validated(values).data
-    found = task_data.plan_data(data, torch.nn.Linear(1, 1), lambda *_: whole)
+    found = task_data.plan_data(data, word_lm(width=8), lambda *_: whole)
     assert len(found.users.ids) == len(found.test_x) == 3
     assert found.words == ("a",)
     kept = {float(users.x[found.users.indices[i]]) for i in found.users.ids}

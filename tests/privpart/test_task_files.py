@@ -77,12 +77,12 @@ def test_the_real_files():
 
 
 def test_each_user_takes_part_at_most_once():
-    cohorts = cohorts_once_each(users=20, rounds=6, data_seed=1)
+    cohorts = cohorts_once_each(range(20), rounds=6, data_seed=1)
     everyone = [client for cohort in cohorts for client in cohort]
     assert [len(cohort) for cohort in cohorts] == [3] * 6
     assert len(set(everyone)) == 18
-    with pytest.raises(ConfigError, match="at most users=3"):
-        cohorts_once_each(users=3, rounds=4, data_seed=0)
+    with pytest.raises(ConfigError, match="at most the number of users, 3"):
+        cohorts_once_each(range(3), rounds=4, data_seed=0)
 
 
 def test_emnist_is_upright(tmp_path):

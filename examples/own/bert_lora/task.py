@@ -53,7 +53,7 @@ def tokens(rows):
 
 def clients():
     """Return the users of reviews.csv, whose texts are tokenized when they take part."""
-    return from_frame(HERE / "reviews.csv", user="user", examples=tokens)
+    return from_frame(pd.read_csv(HERE / "reviews.csv"), user="user", examples=tokens)
 
 
 clients.words = TOKENIZER.convert_ids_to_tokens(range(60))  # shown by privpart audit leakage

@@ -16,7 +16,7 @@ INPUTS = ["kilometres", "stops", "rain", "weekend"]
 
 def clients():
     """Return the drivers."""
-    return from_frame(HERE / "deliveries.csv", user="driver", x=INPUTS, y="minutes")
+    return from_frame(pd.read_csv(HERE / "deliveries.csv"), user="driver", x=INPUTS, y="minutes")
 
 
 def pinball(module, batch, quantile=0.5):
