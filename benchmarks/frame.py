@@ -300,6 +300,10 @@ def apart(function: Callable[..., Any], *arguments: Any, **environment: str) -> 
     return json.loads(done.stdout.splitlines()[-1])
 
 
+RETURN_FREED_BLOCKS = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""Environment in which malloc returns large blocks at once; freed ones would count as resident."""
+
+
 def resident(name: str = "VmRSS") -> int:
     """Return the resident bytes of this process now, or at most (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()

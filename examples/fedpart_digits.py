@@ -153,7 +153,7 @@ def costs(case: Case) -> tuple[float, float]:
         local=case.local(),
         examples=len(task.train_y) // case.users,
     )
-    return found.bytes_up / 1e6, found.flops / 1e9
+    return found["bytes_up"] / 1e6, found["flops"] / 1e9
 
 
 def against_full(**who) -> dict[str, Case]:

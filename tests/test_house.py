@@ -153,7 +153,6 @@ WROTE_IT = {
     "privpart/study/store.py",
     "privpart/training/train.py",  # ids, of which no reader takes an object
     "privpart/flower/agreement.py",
-    "privpart/training/measured_step.py",
     "privpart/noise/stream.py",
     "privpart/run/folder.py",
 }

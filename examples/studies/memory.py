@@ -22,7 +22,6 @@ from privpart.client import client_update
 from privpart.model import PartialModel
 from privpart.study.client_side import client_side
 from privpart.study.study_file import Study, read_study
-from privpart.training.measured_step import _RESET_PEAK, _RETURN_FREED_BLOCKS
 from privpart.training.plan_file import PlanFile
 from privpart.training.training import training
 
@@ -54,7 +53,7 @@ def measured(path: str, arm: str) -> int:
     model = plan.model.partial()
     start = model.flat.clone()
     step(model, start)
-    _RESET_PEAK.write_text("5")
+    Path("/proc/self/clear_refs").write_text("5")
     for _ in range(STEPS):
         step(model, start)
     found = frame.resident("VmHWM") - before - start.nbytes
@@ -74,7 +73,7 @@ def main() -> None:
     study, rows = read_study(given.study), []
     for arm in list(study.arms)[: 1 if given.quick else None]:
         peaks = [
-            frame.apart(measured, given.study, arm, **_RETURN_FREED_BLOCKS)
+            frame.apart(measured, given.study, arm, **frame.RETURN_FREED_BLOCKS)
             for _ in range(given.processes)
         ]
         rows.append(

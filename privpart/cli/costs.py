@@ -3,9 +3,8 @@
 Of one round, or with --schedule of all rounds of a plan.
 """
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -13,9 +12,9 @@ import typer
 
 from accounting import ConfigError
 from privpart.cli import options
-from privpart.cli.idle import OF_A_PLAN, beside, without
+from privpart.cli.idle import beside, without
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv, print_table
+from privpart.cli.output import print_result, print_table
 
 if TYPE_CHECKING:  # imported where used: other commands must start without torch
     from privpart.client import LocalTraining
@@ -24,12 +23,10 @@ if TYPE_CHECKING:  # imported where used: other commands must start without torc
     from privpart.model import PartialModel
     from privpart.plan import Rounds
     from privpart.training.plan_file import PlanFile
-    from privpart.training.training import Training
 
 _MEGA = 1e6
 _GIGA = 1e9
 _EXAMPLES = 100
-_ONE_ROUND = beside("schedule", "is over all rounds of the plan, beside full training")
 
 
 def costs(
@@ -58,15 +55,8 @@ def costs(
             help="Pattern of trainable parameters; may be repeated. Without it, a network by name "
             "shows all steps of its freeze ladder."
         ),
-        _ONE_ROUND,
+        beside("schedule", "is over all rounds of the plan, beside full training"),
     ] = None,
-    measure: Annotated[
-        bool,
-        typer.Option(
-            "--measure", help="Also measure time and memory of a local step on this machine."
-        ),
-        OF_A_PLAN,
-    ] = False,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Report bytes, seconds, FLOPs and memory of one client in one round.
@@ -81,37 +71,37 @@ def costs(
 
     Example: privpart costs --plan examples/fedpart_digits.toml --schedule
     """
-    from privpart.training.costs import DOWN, UP
-
-    if plan is not None and schedule and model is None:
+    if (model is None) == (plan is None):
+        fault = "is missing" if model is None else "--plan names a network as well"
+        raise ConfigError(f"model: {fault}; name a network, or pass --plan FILE for your own.")
+    if plan is None:
+        subject = _of_model(str(model).replace("-", "_"), train)
+    elif schedule:
         _print_schedule(plan, form)
         return
-    if plan is not None and model is not None:
-        raise ConfigError(f"model={model}: --plan names a network as well; give one of them.")
-    subject = _of_model(model, train) if plan is None else _of_plan(plan, train)
-    local = subject.local
-    rows = _rows(subject, measure=measure)
-    if form is Format.JSON:
-        document = {
-            "schema": "privpart/costs/1",
-            "model": subject.name,
-            "examples": subject.examples,
-            "epochs": local.epochs,
-            "batch_size": local.batch_size,
-            "optimizer": local.optimizer,
-            "momentum": local.momentum,
-            "bytes_per_second_down": DOWN,
-            "bytes_per_second_up": UP,
-            "rows": rows,
-        }
-        typer.echo(json.dumps(document, indent=2, allow_nan=False))
-    elif form is Format.CSV:
-        typer.echo(as_csv(rows), nl=False)
     else:
-        passes = f"x {local.epochs}" if local.steps is None else f"in {local.steps} steps"
-        batches = f"batches of {local.batch_size}, {local.optimizer}"
-        one = f"one client in one round; {subject.examples} examples {passes}, {batches}"
-        _print_tables(rows, f"{subject.name}: {one}")
+        subject = _of_plan(plan, train)
+    from privpart.training.costs import DOWN, UP
+
+    local, rows = subject.local, _rows(subject)
+    document = {
+        "schema": "privpart/costs/1",
+        "model": subject.name,
+        "examples": subject.examples,
+        "epochs": local.epochs,
+        "batch_size": local.batch_size,
+        "optimizer": local.optimizer,
+        "momentum": local.momentum,
+        "bytes_per_second_down": DOWN,
+        "bytes_per_second_up": UP,
+        "rows": rows,
+    }
+    passes = f"x {local.epochs}" if local.steps is None else f"in {local.steps} steps"
+    title = (
+        f"{subject.name}: one client in one round; {subject.examples} examples {passes}, batches "
+        f"of {local.batch_size}, {local.optimizer}"
+    )
+    print_result(form, document, rows, lambda: _print_tables(rows, title))
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,29 +119,29 @@ class _Subject:
     examples: int
 
 
-def _of_model(model: str | None, train: Sequence[str] | None) -> _Subject:
+def _of_model(name: str, train: Sequence[str] | None) -> _Subject:
     from privpart.client import LocalTraining
     from privpart.model import PartialModel
     from privpart.models import MODELS, example_batch, example_network
 
-    if model is None:
-        raise ConfigError("model: is missing; name a network, or pass --plan FILE for your own.")
-    name = model.replace("-", "_")
     if name not in MODELS:
         raise ConfigError(
-            f"model {model!r} is unknown: must be one of {', '.join(MODELS)}. For your own pass "
+            f"model {name!r} is unknown: must be one of {', '.join(MODELS)}. For your own pass "
             "--plan FILE."
         )
+    network = MODELS[name]
     parts: dict[str, Sequence[str]] = {"full": ("*",)}
-    parts |= {" ".join(train): train} if train else MODELS[name].ladder
+    parts |= {" ".join(train): train} if train else network.ladder
 
     def built(part: str) -> PartialModel:
-        start_values = MODELS[name].initializers
         return PartialModel(
-            lambda: example_network(name), train=parts[part], seed=0, initializers=start_values
+            lambda: example_network(name),
+            train=parts[part],
+            seed=0,
+            initializers=network.initializers,
         )
 
-    local = LocalTraining(0.1, loss=MODELS[name].loss)
+    local = LocalTraining(0.1, loss=network.loss)
     return _Subject(name, parts, built, example_batch(name, local.batch_size), local, _EXAMPLES)
 
 
@@ -187,28 +177,19 @@ def _of_plan(path: Path, train: Sequence[str] | None) -> _Subject:
     return _Subject(str(path), parts, built, batch, local, examples)
 
 
-def _rows(subject: _Subject, *, measure: bool) -> list[dict[str, Any]]:
+def _rows(subject: _Subject) -> list[dict[str, Any]]:
     """Return one row per trained part; the first is full training."""
-    from privpart.data.batches import count_rows
     from privpart.training.costs import client_costs
-    from privpart.training.measured_step import measured_step
 
-    local, rows = subject.local, list[dict[str, Any]]()
-    one_batch = count_rows(subject.batch)
+    rows: list[dict[str, Any]] = []
     for part, train in subject.parts.items():
-        typer.echo(f"measuring {part} ...", err=True)
-        found = client_costs(
-            subject.model(part), subject.batch, local=local, examples=subject.examples
+        costs = client_costs(
+            subject.model(part), subject.batch, local=subject.local, examples=subject.examples
         )
-        row = {"part": part, "train": " ".join(train)} | found.to_dict()
-        sent = row["bytes_down"] + row["bytes_up"]
+        row = {"part": part, "train": " ".join(train)} | costs.to_dict()
         full = rows[0] if rows else row
-        row["reduction"] = (full["bytes_down"] + full["bytes_up"]) / sent
-        if measure:
-            step = measured_step(subject.name, train, local=replace(local, batch_size=one_batch))
-            row["measured_step_seconds"] = step.median_seconds
-            row["measured_peak_bytes"] = step.peak_bytes
-        rows.append(row)
+        sent, sent_full = (values["bytes_down"] + values["bytes_up"] for values in (row, full))
+        rows.append(row | {"reduction": sent_full / sent})
     return rows
 
 
@@ -250,20 +231,9 @@ def _print_tables(rows: Sequence[dict[str, Any]], title: str) -> None:
         [row["part"], *(f"{row[name] / _MEGA:.2f}" for name in _MEMORY.values())] for row in rows
     ]
     print_table("Memory of one local step, MB", ["part", *_MEMORY], cells)
-    if "measured_peak_bytes" in rows[0]:
-        cells = [
-            [
-                row["part"],
-                f"{row['measured_peak_bytes'] / _MEGA:.1f}",
-                f"{row['measured_step_seconds']:.3f}",
-            ]
-            for row in rows
-        ]
-        title = "One local step on this machine, one processor"
-        print_table(title, ["part", "resident MB", "processor s"], cells)
 
 
-def _print_schedule(plan: Path, form: Format) -> None:
+def _print_schedule(path: Path, form: Format) -> None:
     """Print a plan's schedule, and a client's bytes and FLOPs compared with full training.
 
     Code that the plan names is not imported; bytes and FLOPs are then left out.
@@ -271,41 +241,36 @@ def _print_schedule(plan: Path, form: Format) -> None:
     from privpart.plan import active_rounds
     from privpart.training.plan_file import read
 
-    chosen = read(plan)
-    if chosen.schedule is None:
-        raise ConfigError(f"plan={plan}: has no table [schedule]; every round trains everything.")
-    patterns, found = chosen.model.grouped()
-    builtin = chosen.model.builtin is not None
-    sizes: list[int | None] = list(found) if builtin else [None] * len(found)
-    rounds = chosen.schedule.rounds(len(sizes))
-    names = [", ".join(_layers(own) if builtin else own) for own in patterns]
+    plan = read(path)
+    if plan.schedule is None:
+        raise ConfigError(f"plan={path}: has no table [schedule]; every round trains everything.")
+    patterns, counted = plan.model.grouped()
+    builtin = plan.model.builtin is not None
+    sizes: list[int | None] = list(counted) if builtin else [None] * len(counted)
+    rounds = plan.schedule.rounds(len(sizes))
+    names = [", ".join(_layers(group) if builtin else group) for group in patterns]
     groups = [
-        {"group": g + 1, "layers": name, "numbers": size, "active_rounds": len(own)}
-        for g, (name, size, own) in enumerate(zip(names, sizes, active_rounds(rounds), strict=True))
+        {"group": g + 1, "layers": name, "numbers": size, "active_rounds": len(active)}
+        for g, (name, size, active) in enumerate(
+            zip(names, sizes, active_rounds(rounds), strict=True)
+        )
     ]
     costs: list[dict[str, Any]] = []
-    if chosen.references():
+    if plan.references():
         typer.echo(
             "privpart: this command does not import the plan's own code, so a client's bytes and "
             "FLOPs are left out.",
             err=True,
         )
     else:
-        from privpart.training.training import training
-
-        costs = _schedule_costs(chosen, training(chosen), rounds)
-    if form is Format.JSON:
-        document = {
-            "schema": "privpart/schedule/1",
-            "rounds": [list(active) for active in rounds],
-            "groups": groups,
-            "costs": costs,
-        }
-        typer.echo(json.dumps(document, indent=2, allow_nan=False))
-    elif form is Format.CSV:
-        typer.echo(as_csv(groups), nl=False)
-    else:
-        _print_schedule_tables(rounds, groups, costs)
+        costs = _schedule_costs(plan, rounds)
+    document = {
+        "schema": "privpart/schedule/1",
+        "rounds": [list(active) for active in rounds],
+        "groups": groups,
+        "costs": costs,
+    }
+    print_result(form, document, groups, lambda: _print_schedule_tables(rounds, groups, costs))
 
 
 def _layers(names: tuple[str, ...]) -> list[str]:
@@ -313,35 +278,32 @@ def _layers(names: tuple[str, ...]) -> list[str]:
     return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
 
 
-def _schedule_costs(plan: "PlanFile", setup: "Training", rounds: "Rounds") -> list[dict[str, Any]]:
-    from privpart.training.costs import computation_share, run_costs
+def _schedule_costs(plan: "PlanFile", rounds: "Rounds") -> list[dict[str, Any]]:
+    from privpart.training.costs import run_costs
+    from privpart.training.training import training
 
+    setup = training(plan)
     users = cast("Users", setup.clients)  # of a built-in task
-    groups = len(setup.model.group_sizes)
-    held = max(1, min(map(len, users.indices)))
-    batch = slice(0, min(plan.client.batch_size, held))
-    everything = tuple(range(groups))
-    rows = []
-    for name, own in (("as scheduled", rounds), ("all rounds full", (everything,) * len(rounds))):
-        found = run_costs(
-            setup.model,
-            own,
-            (users.x[batch], users.y[batch]),
-            local=plan.client,
-            examples=held,
+    examples = max(1, min(map(len, users.indices)))
+    batch = slice(0, min(plan.client.batch_size, examples))
+    everything = tuple(range(len(setup.model.group_sizes)))
+    return [
+        {
+            "training": name,
+            "rounds": len(rounds),
+            **run_costs(
+                setup.model,
+                active,
+                (users.x[batch], users.y[batch]),
+                local=plan.client,
+                examples=examples,
+            ),
+        }
+        for name, active in (
+            ("as scheduled", rounds),
+            ("all rounds full", (everything,) * len(rounds)),
         )
-        rows.append(
-            {
-                "training": name,
-                "rounds": found.rounds,
-                "bytes_up": found.bytes_up,
-                "bytes_down_whole": found.bytes_down_whole,
-                "bytes_down_changed": found.bytes_down_changed,
-                "flops": found.flops,
-                "equation_6": sum(computation_share(active, groups) for active in own) / len(own),
-            }
-        )
-    return rows
+    ]
 
 
 def _print_schedule_tables(
@@ -360,11 +322,9 @@ def _print_schedule_tables(
     ]
     print_table("Groups", ["layers", "parameters", "active rounds"], cells)
     if costs:
-        columns = {"bytes_up": _MEGA, "bytes_down_whole": _MEGA, "bytes_down_changed": _MEGA}
-        columns |= {"flops": _GIGA, "equation_6": 1}
+        columns = {"bytes_up": _MEGA, "bytes_down": _MEGA, "flops": _GIGA}
         cells = [
             [row["training"], *(f"{row[name] / unit:.3f}" for name, unit in columns.items())]
             for row in costs
         ]
-        header = ["", "MB up", "MB down, whole", "MB down, changed", "GFLOP", "Eq. 6"]
-        print_table("A client in every round", header, cells)
+        print_table("A client in every round", ["", "MB up", "MB down", "GFLOP"], cells)

@@ -3,13 +3,8 @@
 Bytes are those of encoded messages; FLOPs and memory those of a local step that is run. FLOPs are
 those of convolutions and matrix products, two per multiply-add. The backward pass is counted as it
 runs, so a frozen layer above a trained one costs its input gradient only.
-
-FedPart's formula for partial rounds, ``computation_share`` (Wang et al. 2024, Eq. 6), lets every
-layer from the output down to the trained one compute both gradients. Frozen layers need no weight
-gradient, so a real client computes less: see ``run_costs``.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -129,7 +124,8 @@ def client_costs(
             trainable part in either case.
     """
     model.train_only(active)
-    passed = _examples_seen(local, checks.count("examples", examples))
+    # the order of the examples changes nothing, so any generator will do
+    passed = sum(map(len, local.batches(checks.count("examples", examples), torch.Generator())))
     rows = min(examples, count_rows(batch))
     batch = take(batch, torch.arange(rows))
     forward, backward = _flops(model, batch, local)
@@ -144,15 +140,6 @@ def client_costs(
     )
     model.train_only()
     return costs
-
-
-def _examples_seen(local: LocalTraining, examples: int) -> int:
-    """Return the examples that pass through the model in one round, with repetitions."""
-    if local.steps is None:
-        return local.epochs * examples
-    per_pass = math.ceil(examples / local.batch_size)
-    passes, steps_left = divmod(local.steps, per_pass)
-    return passes * examples + steps_left * min(local.batch_size, examples)
 
 
 def _flops(model: PartialModel, batch: Batch, local: LocalTraining) -> tuple[int, int]:
@@ -200,26 +187,6 @@ def _memory(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class RunCosts:
-    """Costs of all rounds of a run in which one client takes part.
-
-    Attributes:
-        rounds: number of the client's rounds.
-        bytes_up: bytes of the client's messages.
-        bytes_down_whole: bytes of the server's messages if each holds all trainable parameters.
-        bytes_down_changed: bytes of the server's messages if each holds only the groups that
-            changed since the client's last round; the first holds all.
-        flops: forward and backward FLOPs of the local steps, as measured.
-    """
-
-    rounds: int
-    bytes_up: int
-    bytes_down_whole: int
-    bytes_down_changed: int
-    flops: int
-
-
 def parameters_sent(rounds: Rounds, sizes: Sequence[int]) -> int:
     """Return how many parameters a client sends if it takes part in every round.
 
@@ -229,40 +196,13 @@ def parameters_sent(rounds: Rounds, sizes: Sequence[int]) -> int:
     return sum(sizes[group] for active in rounds for group in active)
 
 
-def computation_share(active: Sequence[int], groups: int) -> float:
-    """Return a round's share of a full round's computation in FedPart's model.
-
-    The model assumes that all layers cost the same, that backward costs twice as much as forward,
-    and that the backward pass runs from the output, the last group, down to the lowest active
-    group. The mean over all M groups is Eq. 6: (2 M + 1) / (3 M), about 2/3.
-
-    >>> sum(computation_share([g], 10) for g in range(10)) / 10
-    0.7
-    """
-    reached = checks.count("groups", groups) - min(active)
-    return (1 + 2 * reached / groups) / 3
-
-
-def changed_groups(rounds: Rounds, since: int | None, now: int) -> tuple[int, ...]:
-    """Return the groups that changed before round ``now`` for a client whose last was ``since``.
-
-    The client holds the model as sent in ``since``, so groups that trained in ``since`` or later
-    have changed. ``since`` is None in the client's first round, which needs all groups.
-    """
-    past = rounds if since is None else rounds[since:now]
-    return tuple(sorted({group for active in past for group in active}))
-
-
 def run_costs(
-    model: PartialModel,
-    rounds: Rounds,
-    batch: Batch,
-    *,
-    local: LocalTraining,
-    examples: int,
-    every: int = 1,
-) -> RunCosts:
-    """Return the costs of a run: encode its messages and run one local step per kind of round.
+    model: PartialModel, rounds: Rounds, batch: Batch, *, local: LocalTraining, examples: int
+) -> dict[str, int]:
+    """Return ``bytes_up``, ``bytes_down`` and ``flops`` of a client that joins every round.
+
+    Frozen layers need no weight gradient, so a client computes less in a partial round than by
+    FedPart's formula, which counts both gradients from the output down (Wang et al. 2024, Eq. 6).
 
     Args:
         model: model with the groups of the schedule; it is left unchanged.
@@ -270,21 +210,14 @@ def run_costs(
         batch: one batch of examples, see ``client_costs``.
         local: local training of the client.
         examples: number of examples that the client holds, >= 1.
-        every: distance between the client's rounds, >= 1; the first is round 0.
     """
-    numbers = range(0, len(rounds), checks.count("every", every))
     kinds = {
         active: client_costs(model, batch, local=local, examples=examples, active=active)
-        for active in dict.fromkeys(rounds[t] for t in numbers)
+        for active in dict.fromkeys(rounds)
     }
-    # what a client lacks depends on its last round
-    missing = [changed_groups(rounds, t - every if t else None, t) for t in numbers]
-    sizes = {groups: message_bytes(model, groups) for groups in dict.fromkeys(missing)}
-    costs = [kinds[rounds[t]] for t in numbers]
-    return RunCosts(
-        rounds=len(numbers),
-        bytes_up=sum(c.bytes_up for c in costs),
-        bytes_down_whole=sum(c.bytes_down for c in costs),
-        bytes_down_changed=sum(sizes[groups] for groups in missing),
-        flops=sum(c.forward_flops + c.backward_flops for c in costs),
-    )
+    costs = [kinds[active] for active in rounds]
+    return {
+        "bytes_up": sum(cost.bytes_up for cost in costs),
+        "bytes_down": sum(cost.bytes_down for cost in costs),
+        "flops": sum(cost.forward_flops + cost.backward_flops for cost in costs),
+    }

@@ -270,8 +270,7 @@ def test_costs_measures_the_plans_network_and_client(trained, privpart):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("small_cnn", "--plan", "PLAN"), ("small_cnn", "give one")),
-        (("--plan", "PLAN", "--measure"), ("--measure",)),
+        (("small_cnn", "--plan", "PLAN"), ("names a network as well",)),
         ((), ("model: is missing", "--plan FILE")),
         (("./task.py:network",), ("unknown", "--plan FILE")),
         (("--plan", "PLAN", "--train", "9.*"), ("train", r"9\.\*", "Near it")),

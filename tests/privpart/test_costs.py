@@ -9,7 +9,6 @@ from privpart.models import MODELS, build_network
 from privpart.patterns import trained_groups
 from privpart.plan import Schedule
 from privpart.training.costs import (
-    changed_groups,
     client_costs,
     parameters_sent,
     run_costs,
@@ -158,7 +157,7 @@ def test_a_real_client_of_resnet8_does_half_not_two_thirds_in_a_partial_round():
     x, y = torch.rand(1, 3, 32, 32), torch.zeros(1, dtype=torch.long)
     flops = [
         run_costs(one, ((g,),) if g is not None else (tuple(range(10)),), (x, y),
-                 local=LocalTraining(0.1), examples=1).flops
+                 local=LocalTraining(0.1), examples=1)["flops"]
         for g in (None, *range(10))
     ]  # fmt: skip
     assert sum(flops[1:]) / 10 / flops[0] == pytest.approx(0.498, abs=0.002)
@@ -172,26 +171,8 @@ def test_bytes_are_those_of_the_messages():
     before = one.flat.clone()
     found = run_costs(one, rounds, (x, y), local=LocalTraining(0.1, batch_size=2), examples=2)
     numbers = parameters_sent(rounds, one.group_sizes)
-    header = found.bytes_up - 4 * numbers
+    header = found["bytes_up"] - 4 * numbers
     assert 64 * len(rounds) < header < 170 * len(rounds)
-    assert 4 * one.dim * len(rounds) < found.bytes_down_whole < (4 * one.dim + 170) * len(rounds)
-    # in every round: what was trained in the round before, and all of it at first
-    down = one.dim + parameters_sent(rounds[:-1], one.group_sizes)
-    assert 0 < found.bytes_down_changed - 4 * down < 170 * len(rounds)
+    assert 4 * one.dim * len(rounds) < found["bytes_down"] < (4 * one.dim + 170) * len(rounds)
     assert torch.equal(one.flat, before)
     assert all(p.requires_grad for p in one.module.parameters())
-
-
-def test_a_client_that_was_away_lacks_more():
-    rounds = ((0, 1, 2), (0,), (1,), (2,), (0,))
-    assert changed_groups(rounds, None, 0) == (0, 1, 2)
-    assert changed_groups(rounds, 1, 2) == (0,)
-    assert changed_groups(rounds, 1, 4) == (0, 1, 2)
-    assert changed_groups(rounds, 2, 4) == (1, 2)
-    one = partial_model(width=4)
-    x, y = torch.rand(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
-    local = LocalTraining(0.1, batch_size=2)
-    run = Schedule(cycles=1, warm_up=0, rounds_per_group=1).rounds(10)
-    every, seldom = (run_costs(one, run, (x, y), local=local, examples=2, every=k) for k in (1, 5))
-    assert (every.rounds, seldom.rounds) == (10, 2)
-    assert every.bytes_down_changed / 10 < seldom.bytes_down_changed / 2
