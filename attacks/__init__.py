@@ -11,11 +11,9 @@ from attacks.load import change_of_weights, for_model, read_update
 from attacks.lower_bounds.bounds import (
     Bound,
     clopper_pearson,
-    estimate,
     guesses,
     one_run,
     one_run_gdp,
-    pool,
     pooled_t,
 )
 from attacks.lower_bounds.canaries import (
@@ -69,7 +67,6 @@ __all__ = [
     "dense_then_invert",
     "dlg",
     "drifting_view",
-    "estimate",
     "explain",
     "for_model",
     "guesses",
@@ -81,7 +78,6 @@ __all__ = [
     "one_run",
     "one_run_gdp",
     "paired",
-    "pool",
     "pooled_t",
     "psnr",
     "read_update",

@@ -56,7 +56,7 @@ def measured(server: Callable[..., Server], seed: int, dim: int) -> dict[str, An
     """Audit a server in every way."""
     replica = Replica(PLAN, dim, ServerOptimizer(learning_rate=0.3, momentum=0.9), server)
     began = time.process_time()
-    replays = paired_replay(replica, seed=seed, delta=DELTA, confidence=0.95)
+    replays = paired_replay(replica, seed=seed)
     rows = {"replay": row(began, replays=replays)}
     began = time.process_time()
     scored = canary_scores(replica, count=COUNT, runs=RUNS, seed=seed)

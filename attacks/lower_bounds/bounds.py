@@ -1,8 +1,7 @@
 """Bounds: what scores of canaries prove about epsilon, from below.
 
 A bound is wrong with probability at most 1 - confidence, if its assumption holds; each carries its
-assumption. It is rounded down, and is 0 where nothing is proved. A ``PointEstimate`` proves nothing
-and is a type of its own.
+assumption. It is rounded down, and is 0 where nothing is proved.
 
 All take the scores of m canaries, finite and of shape (m,), and ``present``, the coins that decided
 who took part, (m,) truth values. Scores are larger for those who did. ``delta`` and ``confidence``
@@ -37,7 +36,7 @@ total above 1 refutes mu. Guesses may depend on each other in any way.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import ROUND_FLOOR, Decimal
 from statistics import NormalDist
@@ -112,21 +111,6 @@ def percent(confidence: float) -> str:
     return f"{down.normalize():f} %"
 
 
-@dataclass(frozen=True, slots=True)
-class PointEstimate:
-    """A guess at what a run costs: as often too high as too low. Not a bound.
-
-    Attributes:
-        mu: difference of the mean scores over their standard deviation, or 0.
-        epsilon: of a mu-GDP run, at ``delta``.
-        delta: at which epsilon is stated.
-    """
-
-    mu: float
-    epsilon: float
-    delta: float
-
-
 def epsilon_below(mu: float, delta: float) -> float:
     """Return the epsilon of a mu-GDP run at ``delta``, rounded down.
 
@@ -156,20 +140,6 @@ def from_mu(
     low = max(0.0, mu * (1 - 1e-9))
     low = low if low >= _LEAST_MU else 0.0
     return Bound(method, assumption, low, epsilon_below(low, delta), delta, confidence)
-
-
-def pool(
-    runs: Sequence[tuple[ArrayLike, ArrayLike]],
-) -> tuple[Array, NDArray[np.bool_]]:
-    """Return the scores and coins of several runs as one set.
-
-    The runs must have noise and coins of their own. All are then one release, of which each
-    canary's coin touches one run, so every bound holds for it as for one run.
-    """
-    checked = [_scored(scores, present) for scores, present in runs]
-    if not checked:
-        raise ConfigError("runs: is empty; must have at least one.")
-    return np.concatenate([s for s, _ in checked]), np.concatenate([p for _, p in checked])
 
 
 def one_run(
@@ -308,31 +278,19 @@ def pooled_t(
     two canaries are on either side.
     """
     alpha = error_of(confidence)
-    difference, deviation, n1, n0 = _difference(scores, present)
-    nu = n1 + n0 - 2
-    highest = deviation * math.sqrt(nu / float(stats.chi2.ppf(alpha / 2, nu)))
-    wide = float(stats.t.isf(alpha / 2, nu)) * deviation * math.sqrt(1 / n1 + 1 / n0)
-    mu = (difference - wide) / highest
-    return from_mu("pooled t", GAUSSIAN, mu, delta=delta, confidence=confidence)
-
-
-def estimate(scores: ArrayLike, present: ArrayLike, *, delta: float) -> PointEstimate:
-    """Return the plain estimate of mu (as Andrew et al. 2023 do): no confidence, no bound."""
-    difference, deviation, _, _ = _difference(scores, present)
-    mu = max(0.0, difference / deviation)
-    return PointEstimate(mu, epsilon_below(mu, delta), delta)
-
-
-def _difference(scores: ArrayLike, present: ArrayLike) -> tuple[float, float, int, int]:
     x, y = _sides(scores, present)
     if min(len(x), len(y)) < 2:
         raise ConfigError("present: at least two canaries must be present, and two absent.")
+    nu = len(x) + len(y) - 2
     with np.errstate(over="ignore", invalid="ignore"):  # refused below
         squares = float(((x - x.mean()) ** 2).sum() + ((y - y.mean()) ** 2).sum())
-    deviation = math.sqrt(squares / (len(x) + len(y) - 2))
+    deviation = math.sqrt(squares / nu)
     if not 0 < deviation < math.inf:
         raise ConfigError("scores: vary too little or too much for floating point.")
-    return float(x.mean() - y.mean()), deviation, len(x), len(y)
+    highest = deviation * math.sqrt(nu / float(stats.chi2.ppf(alpha / 2, nu)))
+    wide = float(stats.t.isf(alpha / 2, nu)) * deviation * math.sqrt(1 / len(x) + 1 / len(y))
+    mu = (float(x.mean() - y.mean()) - wide) / highest
+    return from_mu("pooled t", GAUSSIAN, mu, delta=delta, confidence=confidence)
 
 
 def _rate_at_most(errors: NDArray[np.int64], trials: int, alpha: float) -> Array:

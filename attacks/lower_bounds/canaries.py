@@ -12,8 +12,7 @@ projects them on the direction u of a canary with pattern p and weights the roun
 That is the most powerful statistic (Neyman and Pearson): N(0, 1) without the canary, N(mu, 1) with
 it, where mu = sqrt(p^T K^-1 p) / z is what this observer sees of the accountant's mu. With
 K = D S D^T, where S = B B^T is the covariance of the prefix sums and D takes differences, it is
-the statistic a^T S^-1 (R u) of all prefix sums R, a = A p. Who sees the last model only has one
-sum h . Y, and mu = |h . p| / (z sqrt(h^T K h)).
+the statistic a^T S^-1 (R u) of all prefix sums R, a = A p.
 
 The directions have disjoint supports, so they are orthonormal and all of them are projected by
 reading a vector once. They come from the raw output of PCG64, which NumPy never changes.
@@ -65,9 +64,9 @@ class Canaries:
     within: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "seed", checks.count("seed", self.seed, minimum=0))
-        object.__setattr__(self, "count", checks.count("count", self.count))
-        object.__setattr__(self, "dim", checks.count("dim", self.dim))
+        checks.count("seed", self.seed, minimum=0)
+        checks.count("count", self.count)
+        checks.count("dim", self.dim)
         start, end = self._part()
         if not 0 <= start < end <= self.dim:
             raise ConfigError(
@@ -178,35 +177,26 @@ def view(
     covariance: Array,
     pattern: Sequence[int] | NDArray[np.int64],
     noise_multiplier: float,
-    *,
-    response: Sequence[float] | Array | None = None,
 ) -> View:
-    """Return what an observer sees of a canary with this pattern.
+    """Return what an observer of all released models sees of a canary with this pattern.
 
     Args:
         covariance: K, see ``round_covariance``.
         pattern: per round -1, 0 or 1; not all zero.
         noise_multiplier: as everywhere, > 0.
-        response: how much of each round's noised sum is in the last model, shape (n,), where the
-            observer sees no other; ones for plain averaging. None: it sees every released model.
 
     Raises:
         ConfigError: a value is out of range.
     """
-    covariance, response = _checked(covariance, response)
+    covariance = _checked(covariance)
     z = checks.positive("noise_multiplier", noise_multiplier)
     sent = np.asarray(pattern, dtype=np.int64)
     if sent.shape != (len(covariance),) or not np.isin(sent, (-1, 0, 1)).all() or not sent.any():
         raise ConfigError(
             f"pattern: must have -1, 0 or 1 for each of {len(covariance)} rounds, and not only 0."
         )
-    if response is None:
-        best = np.linalg.solve(covariance, sent.astype(np.float64))
-        deviation = np.sqrt(sent @ best)
-    else:
-        best = response if response @ sent >= 0 else -response
-        deviation = np.sqrt(best @ covariance @ best)
-    weights = best / (z * deviation)
+    best = np.linalg.solve(covariance, sent.astype(np.float64))
+    weights = best / (z * np.sqrt(sent @ best))
     return View(sent, float(weights @ sent), weights)
 
 
@@ -214,28 +204,22 @@ def worst_view(
     covariance: Array,
     participation: Participation,
     noise_multiplier: float,
-    *,
-    response: Sequence[float] | Array | None = None,
 ) -> View:
     """Return the view of the most visible canary that the plan admits.
 
     A search: ``|L^-1 p|^2`` is convex in p, so that replacing p by the admissible pattern that
     agrees best with the slope at p never lowers it; begun at single rounds. It is certain for one
-    participation and for the last model alone; elsewhere it might stop short of the maximum, though
-    it never did where all patterns could be tried. Any admissible pattern gives sound bounds; a
-    better one gives higher ones.
+    participation; elsewhere it might stop short of the maximum, though it never did where all
+    patterns could be tried. Any admissible pattern gives sound bounds; a better one higher ones.
 
     The rounds of ``participation`` are those of ``covariance``; for the others see ``view``.
     """
-    covariance, response = _checked(covariance, response)
+    covariance = _checked(covariance)
     n = len(covariance)
     if participation.rounds != n:
         raise ConfigError(
             f"participation has rounds={participation.rounds}: must be those of the noise, {n}."
         )
-    if response is not None:
-        pattern = _agreeing(response, np.abs(response), participation)
-        return view(covariance, pattern, noise_multiplier, response=response)
     gram: Array = np.asarray(np.linalg.inv(covariance), dtype=np.float64)
     starts = np.argsort(-np.diag(gram), kind="stable")[:_MOST_STARTS]
     patterns = [_climb(gram, int(start), participation) for start in starts]
@@ -254,7 +238,7 @@ def drifting_view(
     They push the model the same way in many rounds, and the best weights against noise alone add
     that up. Directions that nobody sends show it: the principal components of their whitened
     projections that noise does not explain (above Marchenko and Pastur's edge) count less. The
-    weights depend on no canary and no coin. Only for who sees all models.
+    weights depend on no canary and no coin.
 
     ``unsent`` are projections of the rounds' noised sums, in units of the clip norm, on directions
     that no client sends: shape (n, r), r >= 2 n to tell drift from noise. Take them from the same
@@ -340,16 +324,8 @@ def _heaviest_rounds(weights: Array, participation: Participation) -> Sequence[i
     return rounds[::-1]
 
 
-def _checked(
-    covariance: Array, response: Sequence[float] | Array | None
-) -> tuple[Array, Array | None]:
+def _checked(covariance: Array) -> Array:
     matrix = np.asarray(covariance, dtype=np.float64)
-    n = len(matrix)
-    if matrix.shape != (n, n) or not np.isfinite(matrix).all():
+    if matrix.shape != (len(matrix), len(matrix)) or not np.isfinite(matrix).all():
         raise ConfigError(f"covariance: shape {matrix.shape}; must be square and finite.")
-    if response is None:
-        return matrix, None
-    last = np.asarray(response, dtype=np.float64)
-    if last.shape != (n,) or not np.isfinite(last).all() or not last.any():
-        raise ConfigError(f"response: must have {n} finite entries, one per round, not only 0.")
-    return matrix, last
+    return matrix

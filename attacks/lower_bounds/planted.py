@@ -22,7 +22,6 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -40,8 +39,6 @@ from attacks.lower_bounds.canaries import (
 )
 
 Array = NDArray[np.float64]
-Observer = Literal["all", "last"]
-"""Who looks: at every released model, or at the last one only."""
 _LENGTH = 4.0
 """Length of an update before the server clips it, in clip norms."""
 _MOST_ROUNDS = 4096
@@ -63,19 +60,6 @@ class _Part:
     view: View  # at noise multiplier 1
 
 
-@dataclass(frozen=True)
-class SeenCanaries:
-    """What the released models say about the canaries.
-
-    Attributes:
-        scores: N(0, 1) for who was absent, N(mu, 1) for who took part, (count,).
-        mu: what the observer sees of the accountant's mu, per canary, (count,).
-    """
-
-    scores: Array
-    mu: Array
-
-
 class PlantedCanaries:
     """Canaries in a run, as ``privpart.engines.canaries`` expects its clients.
 
@@ -85,12 +69,11 @@ class PlantedCanaries:
         dim: number of parameters that the server trains, d.
         count: number of directions, >= 2.
         seed: of the directions, which need not be secret.
-        observer: "all" sees every released model, "last" the last one only.
         momentum: of the server's SGD, in [0, 1).
         key: 32 bytes, secret until the end, from which the coins come.
         present: which canaries take part, in place of coins; for paired replay.
         spare: whether to add directions that nobody sends; for runs whose other clients are
-            unknown, and for who sees all models.
+            unknown.
 
     Attributes:
         present: which canaries take part, (count,).
@@ -109,7 +92,6 @@ class PlantedCanaries:
         dim: int,
         count: int,
         seed: int,
-        observer: Observer = "all",
         momentum: float = 0.0,
         key: bytes = b"",
         present: NDArray[np.bool_] | None = None,
@@ -118,7 +100,6 @@ class PlantedCanaries:
         self.count = checks.count("count", count)
         self.dim = checks.count("dim", dim)
         self.momentum = momentum
-        checks.choice("observer", observer, get_args(Observer))
         if mechanism.rounds > _MOST_ROUNDS:
             raise ConfigError(
                 f"rounds={mechanism.rounds}: canaries work on n x n matrices, up to {_MOST_ROUNDS} "
@@ -126,7 +107,7 @@ class PlantedCanaries:
             )
         self._schedule = None if mechanism.groups is None else mechanism.groups.schedule
         self._sizes = (dim,) if mechanism.groups is None else tuple(mechanism.groups.sizes)
-        self._parts = self._place(mechanism, participation, seed, observer, spare)
+        self._parts = self._place(mechanism, participation, seed, spare)
         self.width = self._parts[-1].columns.stop
         self.present = _coins(self.count, key) if present is None else present
         self.ids: Sequence[str] = [f"canary-{j}" for j in range(self.count)]
@@ -177,8 +158,10 @@ class PlantedCanaries:
         report_goal: int,
         learning_rate: float,
         known: Array | None = None,
-    ) -> SeenCanaries:
-        """Return what the released models say about the canaries.
+    ) -> tuple[Array, Array]:
+        """Return the scores (count,) of the canaries, and what is visible of mu, per canary.
+
+        A score is N(0, 1) for who was absent, N(mu, 1) for who took part.
 
         Args:
             releases: products of the start and of every released model, shape (n + 1, width).
@@ -207,15 +190,10 @@ class PlantedCanaries:
                 mu, weights = drifting.mu, drifting.weights
             scores.append((weights[:, None] * sums[:, : part.count]).sum(0))
             visible.append(np.full(part.count, mu))
-        return SeenCanaries(np.concatenate(scores), np.concatenate(visible))
+        return np.concatenate(scores), np.concatenate(visible)
 
     def _place(
-        self,
-        mechanism: Mechanism,
-        participation: Participation,
-        seed: int,
-        observer: Observer,
-        spare: bool,
+        self, mechanism: Mechanism, participation: Participation, seed: int, spare: bool
     ) -> list[_Part]:
         """Return the canaries of each group, which begin where those of the group before end."""
         groups = mechanism.groups
@@ -234,10 +212,9 @@ class PlantedCanaries:
                 covariance,
                 participation if groups is None else _of_group(participation, n),
                 1.0,
-                response=response_of_last(n, self.momentum) if observer == "last" else None,
             )
             room = min(_SPARE * n, self._sizes[g] - count)
-            unsent = room if spare and observer == "all" and room >= _LEAST_SPARE * n else 0
+            unsent = room if spare and room >= _LEAST_SPARE * n else 0
             columns = slice(column, column + count + unsent)
             canaries = Canaries(seed, count + unsent, self.dim, within)
             rounds = tuple(active[g])
@@ -283,11 +260,6 @@ def sums_of_releases(
     return np.asarray(means)
 
 
-def response_of_last(rounds: int, momentum: float) -> Array:
-    """Return how much of each round's noised mean is in the last model, up to a factor, (n,)."""
-    return np.cumsum(momentum ** np.arange(rounds, dtype=np.float64))[::-1].copy()
-
-
 def _of_group(participation: Participation, rounds: int) -> Participation:
     """Return limits on a group's own rounds: so far apart, they are in the run as well."""
     b = participation.min_separation
@@ -302,14 +274,9 @@ def _shares(count: int, sizes: Sequence[int]) -> list[int]:
             "fewer canaries."
         )
     shares = [0] * len(sizes)
-    remaining = count
-    while remaining:
-        room = [g for g, size in enumerate(sizes) if shares[g] < size]
-        even = max(1, remaining // len(room))
-        for g in room:
-            more = min(even, sizes[g] - shares[g], remaining)
-            shares[g] += more
-            remaining -= more
+    groups = sorted(range(len(sizes)), key=sizes.__getitem__)  # small ones leave some to large ones
+    for number, g in enumerate(groups):
+        shares[g] = min(sizes[g], (count - sum(shares)) // (len(groups) - number))
     return shares
 
 

@@ -45,6 +45,7 @@ from accounting.checks import ConfigError
 from attacks.lower_bounds.bounds import Bound, error_of, from_mu
 
 Array = NDArray[np.float64]
+METHOD = "paired replay"
 ASSUMPTION = "Gaussian noise; tested: the mechanism's correlations"
 _PART = 1 << 22
 """Values that are whitened at a time."""
@@ -62,26 +63,26 @@ class Replay:
         signal: mu times sigma of this client, exact but for rounding, which does not add to it.
         sigma: root mean square of the whitened noise: an estimate of the noise multiplier.
         planned: the plan's noise multiplier.
-        sigma_high: the deviation is below this, with the bound's confidence.
         draws: number of whitened noise values, rounds times parameters.
-        lag: distance in rounds at which whitened noise is most correlated; 0 with one round.
-        correlation: the correlation at that distance.
         faults: how the noise differs from the mechanism's, whatever its deviation; a sentence each.
-        off_plan: how its deviation differs from the plan's, a sentence; empty if it does not. The
+        off_plan: how its deviation differs from the plan's, a sentence; empty if it does not. A
             bound holds nevertheless: it is of the measured deviation.
-        bound: on mu and epsilon.
     """
 
     signal: float
     sigma: float
     planned: float
-    sigma_high: float
     draws: int
-    lag: int
-    correlation: float
     faults: tuple[str, ...]
     off_plan: str
-    bound: Bound
+
+    def bound(self, delta: float, confidence: float = 0.95) -> Bound:
+        """Return the bound on mu and epsilon; it assumes the mechanism's correlations."""
+        quantile = float(stats.chi2.ppf(error_of(confidence), self.draws))
+        # The noise is at most this, so the signal shows at least so much.
+        high = self.sigma * math.sqrt(self.draws / quantile) * (1 + 1e-9)
+        mu = self.signal / high
+        return from_mu(METHOD, ASSUMPTION, mu, delta=delta, confidence=confidence)
 
 
 def paired(
@@ -90,8 +91,6 @@ def paired(
     covariance: Array,
     *,
     noise_multiplier: float,
-    delta: float,
-    confidence: float = 0.95,
     along: Array | None = None,
     rounding: float | Array = 0.0,
     tensors: Mapping[str, int] | None = None,
@@ -106,8 +105,6 @@ def paired(
         residual: (T, d): a run's noised sums minus the sums of its updates, in the same units.
         covariance: K, shape (T, T): covariance of the noise of the rounds' sums at unit draws.
         noise_multiplier: the plan's.
-        delta: in (0, 1).
-        confidence: in (0, 1).
         along: (T,): products of the difference with the client's direction, of length 1; None if
             the difference is exact.
         rounding: norm, at most, of what rounding adds to a parameter's whitened differences, for
@@ -120,7 +117,6 @@ def paired(
         ConfigError: shapes that do not fit, values that are not finite, a covariance that is not
             positive definite, or a client that changes nothing.
     """
-    alpha = error_of(confidence)
     planned = checks.positive("noise_multiplier", noise_multiplier)
     root = _root(covariance)
     noise = _squares(root, residual, tensors)
@@ -144,11 +140,6 @@ def paired(
         raise ConfigError(
             "residual: is zero: the server added no noise, and there is no finite mu to bound."
         )
-    sigma_high = math.sqrt(squares / float(stats.chi2.ppf(alpha, draws))) * (1 + 1e-9)
-    lag, correlation = _most_correlated(noise.gram)
-    bound = from_mu(
-        "paired replay", ASSUMPTION, signal / sigma_high, delta=delta, confidence=confidence
-    )
     error = error + planned * _STEP * math.sqrt(count / np.linalg.eigvalsh(covariance)[0])
     pairs = count * (count - 1) // 2
     # Half is for the plan's deviation; T - 1 lags, a parameter and repetitions count like pairs.
@@ -159,17 +150,13 @@ def paired(
         signal=signal,
         sigma=math.sqrt(squares / draws),
         planned=planned,
-        sigma_high=sigma_high,
         draws=draws,
-        lag=lag,
-        correlation=correlation,
         faults=(
             *_correlated(noise.gram, dim, error_of_one),
             *_uneven(noise, error, range(count) if rounds is None else rounds, error_of_one),
             *_repeated(root, residual, squares, error_of_one),
         ),
         off_plan=_off_plan(squares, draws, planned, float(np.linalg.norm(error)), false_alarm / 4),
-        bound=bound,
     )
 
 
@@ -250,19 +237,6 @@ def _squares(root: Array, residual: Tensor | Array, tensors: Mapping[str, int] |
     return _Squares(gram, cells, columns, sizes)
 
 
-def _most_correlated(gram: Array) -> tuple[int, float]:
-    """Return the lag at which whitened noise is most correlated, for its size, and how much."""
-    rounds = len(gram)
-    scale = np.sqrt(np.maximum(np.diag(gram), 1e-300))
-    correlations = gram / np.outer(scale, scale)
-    means = [float(np.diagonal(correlations, -lag).mean()) for lag in range(1, rounds)]
-    if not means:
-        return 0, 0.0
-    deviations = np.abs(means) * np.sqrt(rounds - np.arange(1, rounds))
-    worst = int(deviations.argmax())
-    return worst + 1, means[worst]
-
-
 def _correlated(gram: Array, dim: int, alpha: float) -> list[str]:
     """Name two rounds, and a distance of rounds, whose noise is correlated after whitening."""
     rounds = len(gram)
@@ -280,7 +254,10 @@ def _correlated(gram: Array, dim: int, alpha: float) -> list[str]:
             f"The noise of rounds {s} and {t} has a correlation of {correlations[t, s]:.3g} "
             f"after whitening; sound noise stays below {limit:.2g}."
         )
-    lag, mean = _most_correlated(gram)
+    lags = np.arange(1, rounds)
+    means = np.array([np.diagonal(correlations, -lag).mean() for lag in lags])
+    worst = int((np.abs(means) * np.sqrt(rounds - lags)).argmax())
+    lag, mean = int(lags[worst]), float(means[worst])
     # The mean of k independent correlations, each of variance 1/d and bounded by 1.
     limit = float(stats.norm.isf(alpha / 2)) / math.sqrt((rounds - lag) * dim) * 1.1
     if dim >= 100 and abs(mean) > limit:

@@ -251,9 +251,6 @@ class CanaryTable(_Table):
 
     count: int = Field(ge=20, le=10**5, description="directions; about half of them take part")
     seed: _Seed = Field(0, description="of the directions, which are public")
-    observer: Literal["all", "last"] = Field(
-        "all", description="sees the model of every round, or the last one only"
-    )
 
 
 class PlanFile(_Table):

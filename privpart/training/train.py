@@ -62,7 +62,7 @@ from privpart.training.training import (
 
 PLAN = "plan.toml"
 CanaryMaker = Callable[..., CanaryClients]
-"""From mechanism, participation, dim, count, seed, observer and key to an auditor's clients."""
+"""From mechanism, participation, dim, count, seed and key to an auditor's clients."""
 
 
 @dataclass(frozen=True, slots=True)

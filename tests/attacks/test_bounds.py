@@ -11,17 +11,13 @@ from scipy.optimize import linprog
 
 from accounting import ConfigError, Guarantee, gaussian
 from attacks import (
-    Bound,
     clopper_pearson,
-    estimate,
     guesses,
     one_run,
     one_run_gdp,
-    pool,
     pooled_t,
 )
 from attacks.lower_bounds.bounds import (
-    PointEstimate,
     _gdp_refuted,
     epsilon_below,
     from_mu,
@@ -72,11 +68,10 @@ def test_guesses_are_above_the_truth_with_at_most_5_percent_exactly(mu):
 
 
 def test_coverage_is_not_95_percent_by_accident():
-    """A plain estimate is above the truth half of the time, and confidence 50 % fails."""
+    """At a confidence of 50 % a bound is above the truth half of the time."""
     rng = np.random.default_rng(12)
     samples = [scored(0.925, 300, rng) for _ in range(SEEDS)]
     truth = epsilon_below(0.925, DELTA)
-    assert sum(estimate(*s, delta=DELTA).epsilon > truth for s in samples) > 0.4 * SEEDS
     weak = partial(guesses, claimed_mu=0.925, confidence=0.5)
     assert sum(weak(*s, delta=DELTA).epsilon > truth for s in samples) > 0.4 * SEEDS
 
@@ -202,17 +197,6 @@ def test_obvious_canaries_give_finite_bounds_that_grow_with_their_number(bound):
     assert 0 < few.epsilon < many.epsilon < math.inf
 
 
-def test_several_runs_are_pooled():
-    rng = np.random.default_rng(18)
-    runs = [scored(0.925, 200, rng) for _ in range(10)]
-    scores, present = pool(runs)
-    assert scores.shape == present.shape == (2000,)
-    one = guesses(*runs[0], delta=DELTA, claimed_mu=0.925)
-    assert one.epsilon < guesses(scores, present, delta=DELTA, claimed_mu=0.925).epsilon < 4.0
-    with pytest.raises(ConfigError, match="at least one"):
-        pool([])
-
-
 def test_epsilon_of_a_bound_is_rounded_down_and_close():
     for mu in (0.002, 0.01, 0.3, 1.0, 4.0, 30.0):
         for delta in (1e-12, 1e-5, 0.4):
@@ -227,18 +211,7 @@ def test_epsilon_of_a_bound_is_rounded_down_and_close():
         from_mu("m", "a", math.nan, delta=DELTA)
 
 
-def test_an_estimate_is_not_a_bound():
-    found = estimate(*scored(1.0, 100, np.random.default_rng(19)), delta=DELTA)
-    assert isinstance(found, PointEstimate)
-    assert not isinstance(found, Bound)
-    assert not hasattr(found, "confidence")
-    assert str(pooled_t(*scored(0.0, 50, np.random.default_rng(1)), delta=DELTA)) == (
-        "epsilon at least 0.000 at delta 1e-05 "
-        "(pooled t, 95 %; assumes independent Gaussian scores)"
-    )
-
-
-@pytest.mark.parametrize("bound", [one_run, *GDP, estimate], ids=["one_run", *NAMES, "estimate"])
+@pytest.mark.parametrize("bound", [one_run, *GDP], ids=["one_run", *NAMES])
 def test_scores_that_cannot_be_used_are_refused(bound):
     present = np.array([True, False] * 5)
     good = np.arange(10.0)
@@ -259,6 +232,9 @@ def test_any_confidence_gives_a_finite_bound(bound, confidence):
 
 
 def test_a_confidence_is_printed_rounded_down():
+    assert str(from_mu("x", "y", 0.0, delta=DELTA)) == (
+        "epsilon at least 0.000 at delta 1e-05 (x, 95 %; assumes y)"
+    )
     said = str(from_mu("x", "y", 1.0, delta=DELTA, confidence=1 - 1e-12))
     assert "99.999999 %" in said
     assert "(x, 95 %;" in str(from_mu("x", "y", 1.0, delta=DELTA))
@@ -278,7 +254,6 @@ def test_scores_and_options_out_of_range_are_refused():
     scores, present = scored(1.0, 50, np.random.default_rng(0))
     for bound, sent, coins, options, said in (
         (pooled_t, 1e200 * scores, present, {}, "too much"),
-        (estimate, 1e200 * scores, present, {}, "too much"),
         (pooled_t, scores, present, {"confidence": 1.0}, "confidence"),
         (pooled_t, scores, np.ones(50, dtype=bool), {}, "coins fell alike"),
         (pooled_t, scores, np.arange(50) < 1, {}, "at least two"),

@@ -92,7 +92,7 @@ def of_run(folder: Path, confidence: float) -> EpsilonAudit:
             )
     releases = read_releases(folder, planted.width, rounds)
     _refuse_other_releases(folder, releases[-1], planted)
-    canaries = planted.seen(
+    scores, visible = planted.seen(
         releases,
         noise_multiplier=promised.update_noise_multiplier,
         clip_norm=promised.clip_norm,
@@ -109,7 +109,6 @@ def of_run(folder: Path, confidence: float) -> EpsilonAudit:
     about = {
         "run_id": facts["run_id"],
         "plan": promised.hash,
-        "observer": table.observer,
         "other_clients": "unknown to the auditor: what they add widens the scores",
         "clipping": clipping,
         "noise": "secret" if facts["seed"] is None else "seeded: a simulation",
@@ -119,7 +118,7 @@ def of_run(folder: Path, confidence: float) -> EpsilonAudit:
         _unsampled(promised),
         delta=facts["delta"],
         confidence=confidence,
-        scored=Scored(canaries.scores, planted.present, float(canaries.mu.mean())),
+        scored=Scored(scores, planted.present, float(visible.mean())),
     )
 
 
@@ -161,7 +160,7 @@ def of_plan(
     """Audit a replica of a plan's server.
 
     Args:
-        path: the plan. Of its table [canaries] the replica takes the observer.
+        path: the plan.
         confidence: of each bound, in (0, 1).
         seed: of noise and coins.
         canaries: number per run, and of runs; None simulates none.
@@ -173,7 +172,6 @@ def of_plan(
     table = read(path)
     replica, dim = _replica(table, path, replay)
     count, runs = canaries or (0, 0)
-    observer = "all" if table.canaries is None else table.canaries.observer
     groups = replica.plan.mechanism.groups
     # One run without the client, and one with it per group.
     replayed = (1 + (1 if groups is None else len(groups.sizes))) * replay
@@ -181,20 +179,15 @@ def of_plan(
     scored, replays = None, []
     with _progress(replica.plan.rounds * (runs + replayed)) as step:
         if runs:
-            scored = canary_scores(
-                replica, count=count, runs=runs, seed=seed, observer=observer, step=step
-            )
+            scored = canary_scores(replica, count=count, runs=runs, seed=seed, step=step)
         if replay:
-            replays = paired_replay(
-                replica, seed=seed, delta=delta, confidence=confidence, step=step
-            )
+            replays = paired_replay(replica, seed=seed, step=step)
     about = {
         "replica": True,
         "plan": table.hash,
         "parameters": dim,
         "parameters_of_replica": replica.dim,
         "runs": runs,
-        "observer": observer,
         "other_clients": "simulated: known to the auditor and subtracted",
         "clipping": "by the server; what an engine that hands over sums clips is not tested",
         "seed": seed,
@@ -284,9 +277,8 @@ def _text(audit: EpsilonAudit) -> Iterator[tuple[str, str]]:
     if "noise" in about:
         yield "noise", about["noise"]
     if (scored := audit.scored) is not None:
-        looks = "all released models" if about["observer"] == "all" else "the last model only"
         present = int(scored.present.sum())
-        yield "canaries", f"{len(scored.scores)}, {present} took part; seen are {looks}"
+        yield "canaries", f"{len(scored.scores)}, {present} took part; seen are all released models"
         yield "visible", f"mu {up(scored.mu, 5)}, {audit.visible:.0%} of the accountant's"
         yield "others", about["other_clients"]
     if "clipping" in about:

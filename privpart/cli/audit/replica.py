@@ -19,7 +19,7 @@ from torch import Tensor
 
 from accounting.checks import ConfigError
 from attacks.lower_bounds.canaries import round_covariance
-from attacks.lower_bounds.planted import Observer, PlantedCanaries, sums_of_releases
+from attacks.lower_bounds.planted import PlantedCanaries, sums_of_releases
 from attacks.lower_bounds.replay import FALSE_ALARM, Replay, paired
 from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_canaries
 from privpart.loop import fit
@@ -111,7 +111,6 @@ class Replica:
     def planted(
         self,
         count: int,
-        observer: Observer = "all",
         *,
         key: bytes = b"",
         present: NDArray[np.bool_] | None = None,
@@ -122,7 +121,6 @@ class Replica:
             dim=self.dim,
             count=count,
             seed=0,
-            observer=observer,
             momentum=self.optimizer.momentum,
             key=key,
             present=present,
@@ -177,7 +175,6 @@ def canary_scores(
     count: int,
     runs: int,
     seed: int,
-    observer: Observer = "all",
     step: Step = lambda: None,
 ) -> Scored:
     """Run a replica several times with canaries, each with noise and coins of its own.
@@ -187,7 +184,6 @@ def canary_scores(
         count: canaries per run.
         runs: number of runs.
         seed: of noise and coins.
-        observer: see ``PlantedCanaries``.
         step: called after each round.
     """
     scores, present, mus = [], [], []
@@ -196,13 +192,13 @@ def canary_scores(
         run_seed = _seed(seed, f"run {number}")
         # Coins must not depend on the noise: a key of their own.
         key = hashlib.sha256(b"coins|%d" % run_seed).digest()
-        planted = replica.planted(count, observer, key=key)
+        planted = replica.planted(count, key=key)
         expected = np.broadcast_to(planted.project(sums).numpy(), (replica.plan.rounds, count))
 
         def read(model: Tensor, planted: PlantedCanaries = planted) -> Array:
             return np.asarray(planted.project(model).numpy())
 
-        scored = planted.seen(
+        scored, visible = planted.seen(
             replica.run(planted, run_seed, read, step),
             noise_multiplier=replica.plan.update_noise_multiplier,
             clip_norm=replica.plan.clip_norm,
@@ -210,26 +206,19 @@ def canary_scores(
             learning_rate=replica.optimizer.learning_rate,
             known=expected,
         )
-        scores.append(scored.scores)
+        scores.append(scored)
         present.append(planted.present)
-        mus.append(scored.mu)
+        mus.append(visible)
     return Scored(
         np.concatenate(scores), np.concatenate(present), float(np.mean(mus)), others_known=True
     )
 
 
-def paired_replay(
-    replica: Replica,
-    *,
-    seed: int,
-    delta: float,
-    confidence: float,
-    step: Step = lambda: None,
-) -> list[Replay]:
+def paired_replay(replica: Replica, *, seed: int, step: Step = lambda: None) -> list[Replay]:
     """Run a replica without and with one client, under the same noise; one ``Replay`` per group.
 
-    Without groups there is one. Each group's client has its direction inside the group, and the
-    error and false alarms are shared among the groups.
+    Without groups there is one. Each group's client has its direction inside the group, and false
+    alarms are shared among the groups.
 
     Raises:
         ConfigError: more rounds times parameters than are kept.
@@ -268,8 +257,6 @@ def paired_replay(
                 noised - others[g].numpy(),
                 covariance,
                 noise_multiplier=plan.update_noise_multiplier,
-                delta=delta,
-                confidence=1 - (1 - confidence) / len(sizes),
                 along=difference @ sent,
                 rounding=np.sum(rounding, axis=0),
                 tensors=replica.tensors_in(part, f"group {g}" if groups else "all parameters"),

@@ -16,7 +16,7 @@ from accounting import Guarantee
 from accounting.report import down, up
 from attacks.lower_bounds import bounds
 from attacks.lower_bounds.bounds import Bound, percent
-from attacks.lower_bounds.replay import ASSUMPTION, FALSE_ALARM, Replay
+from attacks.lower_bounds.replay import FALSE_ALARM, METHOD, Replay
 from privpart.cli.audit.replica import Scored
 from privpart.run.canaries import AUDIT_SCHEMA
 
@@ -27,8 +27,6 @@ _HEADLINE = "guesses"
 
 Its error is exact, and it does not need the scores to be Gaussian, which a faulty server's may not
 be."""
-
-_REPLAY = "paired replay"
 
 Verdict = Literal["consistent", "VIOLATION"]
 
@@ -96,7 +94,7 @@ class EpsilonAudit:
     def measured(self) -> str:
         """Return the sentence for a run's report."""
         by_method = {bound.method: bound for bound in self.bounds}
-        chosen = by_method.get(_REPLAY, by_method.get(_HEADLINE))
+        chosen = by_method.get(METHOD, by_method.get(_HEADLINE))
         note = "; VIOLATION" * bool(self.reasons)
         if chosen is None:
             return f"nothing: the noise is not the mechanism's{note}"
@@ -125,17 +123,13 @@ class EpsilonAudit:
         }
         if self.scored is None:
             return values
-        scores, present = self.scored.scores, self.scored.present
-        plain = bounds.estimate(scores, present, delta=self.delta)
-        return values | {
-            "canaries": {
-                "count": len(scores),
-                "present": int(present.sum()),
-                "visible_mu": self.scored.mu,
-                "visible_share": self.visible,
-            },
-            "estimate_not_a_bound": asdict(plain),
+        canaries = {
+            "count": len(self.scored.scores),
+            "present": int(self.scored.present.sum()),
+            "visible_mu": self.scored.mu,
+            "visible_share": self.visible,
         }
+        return values | {"canaries": canaries}
 
 
 def judged(
@@ -207,15 +201,6 @@ def _bounds(
         )
     # Each replay is wrong less often, so that the best of them is as often as was asked for.
     shared = 1 - (1 - confidence) / max(1, len(replays))
-    replayed = [_of_replay(replay, delta, shared) for replay in replays if not replay.faults]
+    replayed = [replay.bound(delta, shared) for replay in replays if not replay.faults]
     highest = sorted(replayed, key=lambda bound: -bound.epsilon)[:1]
     return (*of_scores, *(replace(bound, confidence=confidence) for bound in highest))
-
-
-def _of_replay(replay: Replay, delta: float, confidence: float) -> Bound:
-    """Return a replay's bound at another confidence."""
-    quantile = float(stats.chi2.ppf(bounds.error_of(confidence), replay.draws))
-    # The noise is at most this, so the signal shows at least so much.
-    sigma = replay.sigma * math.sqrt(replay.draws / quantile) * (1 + 1e-9)
-    mu = replay.signal / sigma
-    return bounds.from_mu(_REPLAY, ASSUMPTION, mu, delta=delta, confidence=confidence)
