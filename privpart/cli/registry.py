@@ -1,13 +1,12 @@
 """Registry: a run's report as an entry of OpenDP's registry of deployments.
 
 What a report can know comes from the report; what only people know comes from their file, and is
-asked for by name. Nothing is made up, so an entry without that file cannot be written. The schema
-is the registry's own, and is passed in: it changes there.
+asked for by name. Nothing is made up, so an entry without that file cannot be written.
 """
 
 import json
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -80,7 +79,6 @@ _FIELDS = (
     _Field("administrative", "sources", None, "papers, posts, the model itself"),
     _Field("administrative", "notes", None, "anything else"),
 )  # fmt: skip
-_TIERS = (1, 2, 3)
 
 
 def template() -> str:
@@ -109,18 +107,19 @@ def read_about(path: Path) -> dict[str, Any]:
     """Return the tables of a filled-in file; texts that were left empty are left out.
 
     Raises:
-        ConfigError: it cannot be read, has unknown keys or values of another kind, or lacks what
-            its tier needs.
+        ConfigError: it does not exist, and is then written to be filled in; it cannot be read, has
+            unknown keys or values of another kind, or lacks what its tier needs.
     """
     tables = _tables(path)
-    tier = tables.get("entry", {}).pop("tier", None)
+    entry = tables.get("entry")
+    tier = entry.pop("tier", None) if isinstance(entry, dict) else None
     # True equals 1 in Python, and is no tier.
-    if tier not in _TIERS or isinstance(tier, bool):
+    if tier not in (1, 2, 3) or isinstance(tier, bool):
         raise ConfigError(f"about={path}: [entry] tier={tier!r}: must be 1, 2 or 3.")
     fields = {(field.table, field.name): field for field in _FIELDS}
     answers: dict[str, Any] = {"entry": {"tier": tier}}
     for table, values in tables.items():
-        for name, value in values.items():
+        for name, value in values.items() if isinstance(values, dict) else [("", values)]:
             field = fields.get((table, name))
             if field is None:
                 allowed = ", ".join(f.name for f in _FIELDS if f.table == table) or "none"
@@ -139,41 +138,39 @@ def read_about(path: Path) -> dict[str, Any]:
     return answers
 
 
-def _tables(path: Path) -> dict[str, dict[str, Any]]:
+def _tables(path: Path) -> dict[str, Any]:
     try:
+        if not path.exists():
+            path.write_text(template() + "\n", encoding="utf-8")
+            raise ConfigError(f"about={path}: is new; fill it in, and run the same command again.")
         # No more than an entry can need: a file without end would fill the memory.
         with path.open("rb") as file:
-            tables = tomllib.loads(file.read(_LARGEST).decode())
+            return tomllib.loads(file.read(_LARGEST).decode())
     except OSError as error:
-        raise ConfigError(f"about={path}: cannot be read: {error.strerror}.") from None
+        raise ConfigError(f"about={path}: cannot be read or written: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"about={path}: is not TOML: {error}.") from None
-    names = list(dict.fromkeys(field.table for field in _FIELDS))
-    for name, values in tables.items():
-        if name not in names or not isinstance(values, dict):
-            raise ConfigError(
-                f"about={path}: {name}: is not a known table; they are {', '.join(names)}."
-            )
-    return tables
 
 
 def _value(field: _Field, value: object, path: Path) -> str | list[str]:
     """Return the value of a key, checked."""
-    place = f"about={path}: [{field.table}] {field.name}"
-    if field.name == "publication_date":
+    fault = ""
+    if field.several:
+        if isinstance(value, list) and all(isinstance(text, str) for text in value):
+            return [text.strip() for text in value if text.strip()]
+        fault = "must be a list of texts"
+    elif field.name == "publication_date":
         try:
             return date.fromisoformat(str(value)).isoformat() if value else ""
         except ValueError:
-            raise ConfigError(f"{place}={value!r}: must be a day, YYYY-MM-DD.") from None
-    if field.several:
-        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-            raise ConfigError(f"{place}={value!r}: must be a list of texts.")
-        return [text.strip() for text in value if text.strip()]
-    if not isinstance(value, str):
-        raise ConfigError(f"{place}={value!r}: must be a text.")
-    if value and field.choices and value not in field.choices:
-        raise ConfigError(f"{place}={value!r}: must be one of {', '.join(field.choices)}.")
-    return value.strip()
+            fault = "must be a day, YYYY-MM-DD"
+    elif not isinstance(value, str):
+        fault = "must be a text"
+    elif not value or not field.choices or value in field.choices:
+        return value.strip()
+    else:
+        fault = f"must be one of {', '.join(field.choices)}"
+    raise ConfigError(f"about={path}: [{field.table}] {field.name}={value!r}: {fault}.")
 
 
 def entry_of(result: RunReport, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -198,7 +195,11 @@ def entry_of(result: RunReport, about: Mapping[str, Any]) -> dict[str, Any]:
     tuning, security = implementation.pop("tuning", None), implementation.pop("security", None)
     deployment = {
         "basic": tables["basic"] | {"data_product_type": "Machine learning model"},
-        "dp_variant": tables.get("dp_variant", {}) | _variant(report),
+        "dp_variant": tables.get("dp_variant", {})
+        | {
+            "variant_name": "Approximate DP",
+            "unprotected_quantities": _points(f"{text}." for text in report.not_covered),
+        },
         "privacy_loss": _privacy_loss(result, unit_is),
         "deployment_model": tables.get("deployment_model", {})
         | {"model_name": "Central", "model_name_details": _plain(report.trust_model)},
@@ -211,19 +212,8 @@ def entry_of(result: RunReport, about: Mapping[str, Any]) -> dict[str, Any]:
         "administrative": tables["administrative"],
     }
     entry = tables["entry"]
-    return {
-        "url_slug": entry["url_slug"],
-        "status": "Draft",
-        "tier": entry["tier"],
-        "deployment": deployment,
-    }
-
-
-def _variant(report: PrivacyReport) -> dict[str, str]:
-    return {
-        "variant_name": "Approximate DP",
-        "unprotected_quantities": _points(f"{text}." for text in report.not_covered),
-    }
+    slug, tier = entry["url_slug"], entry["tier"]
+    return {"url_slug": slug, "status": "Draft", "tier": tier, "deployment": deployment}
 
 
 def _privacy_loss(result: RunReport, unit_is: str | None) -> dict[str, Any]:
@@ -274,7 +264,7 @@ def _mechanisms(result: RunReport, security: str | None) -> str:
     return text if security is None else f"{text}\n\n{security}"
 
 
-def _points(lines: Iterator[str] | list[str]) -> str:
+def _points(lines: Iterable[str]) -> str:
     return "\n".join(f"- {_plain(line)}" for line in lines)
 
 
@@ -283,66 +273,14 @@ def _plain(text: str) -> str:
     return "".join(f"\\{c}" if c in _SPECIAL else c for c in printable(text))
 
 
-def write_entry(result: RunReport, path: Path, about: Path, schema: Path | None) -> None:
-    """Write the entry of a run, after the schema has accepted it, if one is given.
+def write_entry(result: RunReport, path: Path, about: Path) -> None:
+    """Write the entry of a run, as JSON, which is YAML too.
 
     Raises:
-        ConfigError: see ``read_about``, ``entry_of`` and ``refuse_invalid``; or the file cannot be
-            written, or ends in neither .yaml, .yml nor .json.
+        ConfigError: see ``read_about`` and ``entry_of``; or the file cannot be written.
     """
     entry = entry_of(result, read_about(about))
-    # Before the file: a refused entry leaves none that could be sent in by mistake.
-    if schema is not None:
-        refuse_invalid(entry, schema)
-    if path.suffix == ".json":
-        text = json.dumps(entry, indent=2, allow_nan=False) + "\n"
-    elif path.suffix in (".yaml", ".yml"):
-        import yaml
-
-        text = yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=96)
-    else:
-        raise ConfigError(f"registry={path}: must end in .yaml, .yml or .json.")
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(json.dumps(entry, indent=2, allow_nan=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"registry={path}: cannot be written: {error.strerror}.") from None
-
-
-def refuse_invalid(entry: Mapping[str, Any], schema: Path) -> None:
-    """Check an entry against the registry's JSON schema, which may be written in YAML.
-
-    Raises:
-        ConfigError: the schema cannot be read, or does not accept the entry.
-    """
-    import yaml
-    from jsonschema import FormatChecker, SchemaError
-    from jsonschema.validators import validator_for
-    from referencing import Registry
-    from referencing.exceptions import Unresolvable
-
-    try:
-        with schema.open("rb") as file:
-            rules = yaml.safe_load(file.read(_LARGEST))
-        kind = validator_for(rules)
-        kind.check_schema(rules)
-        # an empty registry: a reference to an address is refused, never fetched
-        checked = kind(rules, registry=Registry(), format_checker=FormatChecker())
-        errors = sorted(checked.iter_errors(entry), key=lambda error: list(map(str, error.path)))
-    except OSError as error:
-        raise ConfigError(f"schema={schema}: cannot be read: {error.strerror}.") from None
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"schema={schema}: is not a JSON schema: {_line(error)}.") from None
-    except (SchemaError, Unresolvable) as error:
-        raise ConfigError(f"schema={schema}: is not a JSON schema: {_line(error)}.") from None
-    if errors:
-        faults = "; ".join(
-            f"{'.'.join(map(str, error.path)) or 'entry'}: {_line(error.message)}"
-            for error in errors[:5]
-        )
-        raise ConfigError(
-            f"registry: the schema {schema.name} does not accept the entry: {faults}."
-        )
-
-
-def _line(text: object) -> str:
-    return " ".join(str(text).split())[:200]

@@ -1,6 +1,5 @@
 """``privpart report``: the guarantee of a run, derived again from its ledger."""
 
-import json
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
@@ -8,12 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from accounting import ConfigError, PrivacyReport, checks
-from accounting.checks import MissingExtraError
 from accounting.report import printable, up
 from privpart.cli import options
-from privpart.cli.idle import beside, without
+from privpart.cli.idle import without
 from privpart.cli.options import Format, ReportFormat
-from privpart.cli.output import as_csv, report_row
+from privpart.cli.output import print_result, report_row
 
 if TYPE_CHECKING:
     from privpart.run.evidence import Check
@@ -23,19 +21,16 @@ _EXCEEDED = 3
 _UNSOUND = 5
 _LEFT_ITS_PLAN = 6
 _WIDTH = 96
-_NO_REPORT = beside("about_template", "prints a file to be filled in, and no report")
 _REGISTRY = "An entry of OpenDP's registry of deployments"
 
 
 def report(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     delta: Annotated[
-        float | None,
-        typer.Option(help="Delta; default: the plan's.", show_default=False),
-        _NO_REPORT,
+        float | None, typer.Option(help="Delta; default: the plan's.", show_default=False)
     ] = None,
     allow_large_delta: Annotated[
-        options.AllowLargeDelta, (_NO_REPORT, without("delta", "the run has its own delta"))
+        options.AllowLargeDelta, without("delta", "the run has its own delta")
     ] = False,
     vouch: Annotated[
         list[str] | None,
@@ -43,45 +38,27 @@ def report(
             help="Code of an assumption that you vouch for, such as 'choices'; may be repeated. "
             "The report says so."
         ),
-        _NO_REPORT,
     ] = None,
-    public_key: Annotated[options.PublicKey, _NO_REPORT] = None,
-    max_epsilon: Annotated[options.MaxEpsilon, _NO_REPORT] = None,
-    html: Annotated[options.HtmlOption, _NO_REPORT] = None,
+    public_key: options.PublicKey = None,
+    max_epsilon: options.MaxEpsilon = None,
+    html: options.HtmlOption = None,
     registry: Annotated[
         Path | None,
         typer.Option(
-            help="Also write an entry of OpenDP's registry of deployments into this file (.yaml "
-            "or .json).",
+            help="Also write an entry of OpenDP's registry of deployments into this file.",
             rich_help_panel=_REGISTRY,
         ),
-        _NO_REPORT,
     ] = None,
     about: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file with what only you know: who publishes what, why and for whom.",
+            help="TOML file with what only you know: who publishes what, why and for whom. One "
+            "that does not exist is written, to be filled in.",
             rich_help_panel=_REGISTRY,
         ),
         without("registry", "no entry is written"),
     ] = None,
-    schema: Annotated[
-        Path | None,
-        typer.Option(
-            help="The registry's JSON schema (.yaml or .json), which the entry must satisfy.",
-            rich_help_panel=_REGISTRY,
-        ),
-        without("registry", "no entry is written"),
-    ] = None,
-    about_template: Annotated[
-        bool,
-        typer.Option(
-            "--about-template",
-            help="Print the file for --about, to be filled in, in place of the report.",
-            rich_help_panel=_REGISTRY,
-        ),
-    ] = False,
-    form: Annotated[options.ReportFormatOption, _NO_REPORT] = ReportFormat.TABLE,
+    form: options.ReportFormatOption = ReportFormat.TABLE,
 ) -> None:
     """Report the guarantee of a run and whether it holds, from the run's ledger.
 
@@ -91,11 +68,6 @@ def report(
     """
     from privpart.run.report import vouched
 
-    if about_template:
-        from privpart.cli.registry import template
-
-        typer.echo(template())
-        return
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
     result = _derived(run, delta, options.public_key_of_file(public_key), html)
     if delta is not None:
@@ -103,8 +75,7 @@ def report(
         checks.accept_delta(delta, g.population, allow_large=allow_large_delta, unit=g.unit)
     for code in vouch or ():
         result = vouched(result, code)
-    _write_page(result, html)
-    _register(result, registry, about, schema)
+    _write(result, html, registry, about)
     if form is ReportFormat.STATEMENT:
         typer.echo(printable(result.statement()))
     else:
@@ -146,38 +117,19 @@ def _derived(
         raise
 
 
-def _write_page(result: "RunReport", path: Path | None) -> None:
-    if path is None:
-        return
-    from privpart.cli.pages.run import run_page
-
-    run_page(result).write(path)
-
-
-def _register(
-    result: "RunReport", path: Path | None, about: Path | None, schema: Path | None
+def _write(
+    result: "RunReport", html: Path | None, registry: Path | None, about: Path | None
 ) -> None:
-    if path is None:
-        return
-    if about is None:
-        raise ConfigError(
-            "registry: --about FILE is needed, with what only you know; --about-template prints "
-            "such a file to be filled in."
-        )
-    try:
+    if html is not None:
+        from privpart.cli.pages.run import run_page
+
+        run_page(result).write(html)
+    if registry is not None:
         from privpart.cli.registry import write_entry
 
-        write_entry(result, path, about, schema)
-    except ModuleNotFoundError as error:
-        raise MissingExtraError(
-            f"--registry needs {error.name}: pip install 'privpart[registry]'."
-        ) from None
-    if schema is None:
-        typer.echo(
-            "privpart: warning: the entry was not checked: pass the registry's JSON schema "
-            "(--schema).",
-            err=True,
-        )
+        if about is None:
+            raise ConfigError("registry: --about FILE is needed, with what only you know.")
+        write_entry(result, registry, about)
 
 
 def _within(guarantee: PrivacyReport, limit: float) -> None:
@@ -193,15 +145,10 @@ def _within(guarantee: PrivacyReport, limit: float) -> None:
 
 def print_run(result: "RunReport", form: Format) -> None:
     """Print the report of a run, and its warnings on standard error."""
-    if form is Format.JSON:
-        typer.echo(json.dumps(result.to_dict(), indent=2, allow_nan=False))
-    elif form is Format.CSV:
-        flat = {k: v for k, v in result.to_dict().items() if not isinstance(v, list | dict)}
-        typer.echo(
-            as_csv([flat | report_row(result.guarantee) | {"schema": flat["schema"]}]), nl=False
-        )
-    else:
-        typer.echo(printable(_as_text(result)))
+    document = result.to_dict()
+    flat = {k: v for k, v in document.items() if not isinstance(v, list | dict)}
+    row = flat | report_row(result.guarantee) | {"schema": flat["schema"]}
+    print_result(form, document, [row], lambda: typer.echo(printable(_as_text(result))))
     for warning in result.guarantee.warnings:
         typer.echo(printable(f"privpart: warning: {warning}"), err=True)
 

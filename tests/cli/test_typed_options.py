@@ -29,7 +29,6 @@ SAMPLES = {
     "fail_on": "partial", "fork_of": "old", "seed": "1", "worker_timeout": "60",
     "cell_timeout": "60", "limit_epsilon": "4",
     "public_key": "0" * 64, "html": "x.html", "registry": "x.yaml", "about": "about.toml",
-    "schema": "schema.yaml",
 }  # fmt: skip
 """Values of options that have no default, or a list."""
 OWN_SAMPLES = {("audit epsilon", "fail_on"): "violation"}
@@ -81,7 +80,7 @@ SITUATIONS = {
     "doctor": [[]],
     "train": [[*PLANNED, "--out", "run", "--fork-of", "old"]],
     "export": [["run", "--out", "m.safetensors", "--part", "trained"]],
-    "report": [["run"], ["run", "--about-template"]],
+    "report": [["run"]],
     "budget": [["mine", "--remove-limit"]],
     "costs": [PLANNED, [*PLANNED, "--schedule"]],
     "sweep run": [["sweep.toml", "--out", "out", "--jobs", "1"]],
