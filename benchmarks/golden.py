@@ -152,8 +152,10 @@ def _commands() -> dict[str, object]:
             values[f"model {path.name}"] = _model_hash(path)
         for name in _PLANS:
             with contextlib.suppress(OSError):
-                metrics = (Path(folder) / name / "metrics.csv").read_text()
-                values[f"metrics {name}"] = metrics.splitlines()
+                lines = (Path(folder) / name / "metrics.jsonl").read_text().splitlines()
+                rows = [json.loads(line).values() for line in lines]
+                cells = [["" if value is None else str(value) for value in row] for row in rows]
+                values[f"metrics {name}"] = ["round,metric", *map(",".join, cells)]
     return values
 
 

@@ -33,7 +33,6 @@ _EXTRAS = {
     "transformers": "huggingface",
     "peft": "huggingface",
     "datasets": "huggingface",
-    "tensorboard": "tensorboard",
 }
 _TIMED = 8
 """Most clients of a round that are timed."""

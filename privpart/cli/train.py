@@ -1,7 +1,7 @@
 """``privpart train``: run a plan in a folder, from the start or from where it stopped."""
 
 import sys
-from contextlib import ExitStack, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from typing import Any
 
     from attacks.lower_bounds.planted import PlantedCanaries
-    from privpart.loop import Callback
     from privpart.run.folder import RunFolder
     from privpart.training.plan_file import PlanFile
     from privpart.training.training import Training
@@ -106,9 +105,6 @@ def train(
         ),
         where("workers", 1, "one process has no workers"),
     ] = _DEFAULTS.worker_timeout,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="Also write evaluations for TensorBoard.")
-    ] = False,
     health: Annotated[
         bool,
         typer.Option(
@@ -123,16 +119,11 @@ def train(
     """Train under a plan; every round is committed to the folder before its model is released.
 
     After Ctrl-C, a crash or a full disk, --resume continues the run. Evaluations are in
-    metrics.jsonl and metrics.csv of the folder.
+    metrics.jsonl of the folder.
 
     Example: privpart train --plan examples/digits.toml --out run
     """
     checks.count("evaluate_every", evaluate_every)
-    if tensorboard:
-        from privpart.training.callbacks import TensorBoard
-
-        # Now: a missing extra must not be found after the run folder was created.
-        TensorBoard.refuse_missing()
     engine = EngineOptions(
         workers=workers,
         batching=batching,
@@ -164,7 +155,7 @@ def train(
                 chosen, out, fork_of=fork_of, seed=seed, canaries=_canaries, options=engine
             )
         with run:
-            _train(run, setup, evaluate_every, tensorboard=tensorboard)
+            _train(run, setup, evaluate_every)
     _tell(run, form)
 
 
@@ -176,11 +167,11 @@ def tell_of_code(plan: "PlanFile") -> None:
 
 def _refuse_evaluation(context: typer.Context, plan: "PlanFile") -> None:
     """Refuse options about evaluations that a plan without a metric does not make."""
-    if plan.data.task is None and plan.data.metric is None:
-        idle = sorted(typed(context) & {"evaluate_every", "tensorboard"})
-        if idle:
-            listed = ", ".join(f"--{name.replace('_', '-')}" for name in idle)
-            raise ConfigError(f"data.metric: the plan has none to evaluate by; leave out {listed}.")
+    measured = plan.data.task is not None or plan.data.metric is not None
+    if not measured and "evaluate_every" in typed(context):
+        raise ConfigError(
+            "data.metric: the plan has none to evaluate by; leave out --evaluate-every."
+        )
 
 
 def _tell(run: "RunFolder", form: Format) -> None:
@@ -202,29 +193,17 @@ def _canaries(*arguments: "Any", **options: "Any") -> "PlantedCanaries":  # noqa
     return canary_clients(*arguments, **options)
 
 
-def _train(run: "RunFolder", setup: "Training", evaluate_every: int, *, tensorboard: bool) -> None:
-    from privpart.training.callbacks import TensorBoard
-    from privpart.training.metric import at_chance
+def _train(run: "RunFolder", setup: "Training", evaluate_every: int) -> None:
     from privpart.training.train import finish
 
-    callbacks: list[Callback] = []
-    with ExitStack() as open_:
-        if tensorboard:
-            callbacks.append(open_.enter_context(TensorBoard(run.path / "tensorboard")))
-        try:
-            records = finish(run, setup, evaluate_every, callbacks=callbacks)
-        except KeyboardInterrupt:
-            typer.echo(
-                f"privpart: interrupted; {run.rounds} of {run.plan.rounds} rounds are committed. "
-                f"Resume with: privpart train --resume --out {run.path}",
-                err=True,
-            )
-            raise typer.Exit(_INTERRUPTED) from None
-    if not records:
-        return
-    last = records[-1]
-    warning = at_chance(setup.metric, last.metric)
-    if warning:
-        typer.echo(f"privpart: {warning}.", err=True)
-    if last.health is not None:
-        typer.echo(f"privpart: health of the last round, not for release: {last.health}", err=True)
+    try:
+        records = finish(run, setup, evaluate_every)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"privpart: interrupted; {run.rounds} of {run.plan.rounds} rounds are committed. "
+            f"Resume with: privpart train --resume --out {run.path}",
+            err=True,
+        )
+        raise typer.Exit(_INTERRUPTED) from None
+    if records and (health := records[-1].health) is not None:
+        typer.echo(f"privpart: health of the last round, not for release: {health}", err=True)

@@ -1,18 +1,16 @@
 """Callbacks: what is shown and written of each committed round.
 
-``MetricsFiles`` writes the metrics of an evaluation on public data, and nothing about which or how
-many clients took part or how long they trained, which no guarantee covers. Its files may be
-published; the run's ledger may not, nor may ``HealthFile``'s file, TensorBoard's, which hold the
-time of each evaluation, and the lines on standard error that say why a cohort came out smaller than
-it should.
+``MetricsFile`` writes the metrics of an evaluation on public data, and nothing about which or how
+many clients took part or how long they trained, which no guarantee covers. Its file may be
+published; the run's ledger may not, nor may ``HealthFile``'s file, and the lines on standard error
+that say why a cohort came out smaller than it should.
 """
 
-import csv
-import io
 import json
 import math
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -25,64 +23,48 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from accounting.checks import MissingExtraError
 from privpart.loop import RoundRecord
 
-FIELDS = ("round", "metric")
-JSON_LINES, CSV = "metrics.jsonl", "metrics.csv"
+METRICS, HEALTH = "metrics.jsonl", "health.jsonl"
+_PRIVATE = 0o600
 
 
 class MetricsError(RuntimeError):
     """What is shown of a round could not be written. The round itself is committed."""
 
 
-class MetricsFiles:
-    """Callback that appends a line per round to ``metrics.jsonl`` and ``metrics.csv`` of a folder.
+class MetricsFile:
+    """Callback that appends a line per round to ``metrics.jsonl`` of a folder.
 
-    Each line has the round (from 0) and the metric (null in JSON and empty in CSV if nothing was
-    evaluated, or if it is not finite). It has no time: how long a round took tells how much data
-    its clients hold. A resumed run appends to the same files. A crash between a round's commit and
-    its line leaves the line out.
-
-    Args:
-        folder: must exist.
+    Each line has the round (from 0) and the metric (null if nothing was evaluated, or if it is not
+    finite). It has no time: how long a round took tells how much data its clients hold. A resumed
+    run appends to the same file. A crash between a round's commit and its line leaves the line out.
 
     Raises:
-        MetricsError: here and at each round: a file cannot be written.
+        MetricsError: at each round: the file cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        if not (folder / CSV).exists():
-            _append(folder / CSV, ",".join(FIELDS) + "\n")
+        self._path = folder / METRICS
 
     def __call__(self, record: RoundRecord) -> None:
-        """Append one round's line to both files."""
+        """Append one round's line."""
         metric = record.metric
-        row = {
-            "round": record.round,
-            "metric": metric if metric is not None and math.isfinite(metric) else None,
-        }
-        _append(self._folder / JSON_LINES, json.dumps(row, allow_nan=False) + "\n")
-        line = io.StringIO()
-        csv.DictWriter(line, FIELDS, lineterminator="\n").writerow(row)
-        _append(self._folder / CSV, line.getvalue())
+        finite = metric is not None and math.isfinite(metric)
+        _append(self._path, {"round": record.round, "metric": metric if finite else None})
 
 
-def _append(path: Path, text: str, mode: int = 0o666) -> None:
+def _append(path: Path, row: Mapping[str, object], mode: int = 0o666) -> None:
     """Append to a file, which is neither a link nor a pipe; create it with ``mode``, less umask."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(path, flags, mode), "a", encoding="utf-8", newline="") as file:
-            file.write(text)
+            file.write(json.dumps(row, allow_nan=False) + "\n")
     except OSError as error:
         raise MetricsError(
             f"{path} cannot be written: {error}. Rounds that were released are committed: mend "
             "this, for instance by freeing some space, and resume."
         ) from None
-
-
-HEALTH_LINES = "health.jsonl"
 
 
 class HealthFile:
@@ -92,18 +74,15 @@ class HealthFile:
     and the seconds since the previous line, evaluation included. Rounds that were not measured have
     no line. The first line says that no guarantee covers the file. A resumed run appends to it.
 
-    Args:
-        folder: must exist.
-
     Raises:
         MetricsError: here and at each round: the file cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / HEALTH_LINES
+        self._path = folder / HEALTH
         self._last = time.monotonic()
         if not self._path.exists():
-            self._append({"note": "not for release: not covered by the guarantee"})
+            _append(self._path, {"note": "not for release: not covered by the guarantee"}, _PRIVATE)
 
     def __call__(self, record: RoundRecord) -> None:
         """Append one round's line."""
@@ -113,36 +92,26 @@ class HealthFile:
         if health is None:
             return
         low, middle, high = health.norms or (None, None, None)
-        self._append(
-            {
-                "round": record.round,
-                "loss": health.loss,
-                "norm_10": low,
-                "norm_50": middle,
-                "norm_90": high,
-                "clipped": health.clipped,
-                "not_finite": health.not_finite,
-                "signal": health.signal,
-                "noise": health.noise,
-                "signal_to_noise": health.signal / health.noise if health.noise else None,
-                "seconds": seconds,
-            }
-        )
-
-    def _append(self, row: dict[str, object]) -> None:
-        _append(self._path, json.dumps(row, allow_nan=False) + "\n", 0o600)
+        row = {
+            "round": record.round,
+            "loss": health.loss,
+            "norm_10": low,
+            "norm_50": middle,
+            "norm_90": high,
+            "clipped": health.clipped,
+            "not_finite": health.not_finite,
+            "signal": health.signal,
+            "noise": health.noise,
+            "signal_to_noise": health.signal / health.noise if health.noise else None,
+            "seconds": seconds,
+        }
+        _append(self._path, row, _PRIVATE)
 
 
 def display_of_rounds(
     word: str, *, transient: bool = False, speed_estimate_period: float = 30.0
 ) -> Progress:
-    """Return a display on standard error: rounds, time elapsed and left, and what is done.
-
-    Args:
-        word: what stands first.
-        transient: whether it vanishes at the end.
-        speed_estimate_period: seconds whose rounds tell the time that is left.
-    """
+    """Return a display on standard error: ``word``, rounds, time elapsed and left."""
     return Progress(
         TextColumn(word),
         BarColumn(),
@@ -165,8 +134,7 @@ class ProgressBar:
     for the same reasons is not listed again.
 
     Args:
-        rounds: number of rounds of the run, >= 1.
-        done: rounds that were committed before the run was resumed.
+        rounds: of the run, ``done`` of which were committed before it was resumed.
         accuracy: whether the metric is a share of right answers, which is shown in percent.
     """
 
@@ -203,57 +171,9 @@ class ProgressBar:
             markup=False,
         )
 
-    def close(self) -> None:
-        """Stop drawing and restore the terminal."""
-        self._progress.stop()
-
     def __enter__(self) -> "ProgressBar":
         self._progress.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class TensorBoard:
-    """Callback that writes the metric as a TensorBoard scalar; leaving its context closes the file.
-
-    Not for release: the file has the time of each evaluation, and so of the rounds before it.
-
-    Args:
-        folder: where the event file is written.
-
-    Raises:
-        MissingExtraError: TensorBoard is not installed.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.refuse_missing()
-        from torch.utils.tensorboard import SummaryWriter
-
-        self._writer = SummaryWriter(str(folder))
-
-    @staticmethod
-    def refuse_missing() -> None:
-        """Check that TensorBoard is installed, before a run begins.
-
-        Raises:
-            ConfigError: it is not.
-        """
-        try:
-            import torch.utils.tensorboard  # noqa: F401
-        except ImportError:
-            raise MissingExtraError(
-                "TensorBoard is not installed: pip install tensorboard, or train without it."
-            ) from None
-
-    def __call__(self, record: RoundRecord) -> None:
-        """Write the round's metric if the round was evaluated."""
-        if record.metric is not None:
-            self._writer.add_scalar("metric", record.metric, record.round + 1)
-
-    def __enter__(self) -> "TensorBoard":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._writer.close()
+        self._progress.stop()

@@ -3,7 +3,6 @@
 The guarantee does not cover a metric of private data: it would be a release of its own.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,10 +14,7 @@ from accounting.checks import ConfigError
 from privpart.training.own_code import described
 
 Metric = Callable[[nn.Module], float]
-"""Maps a module, in evaluation mode and without gradients, to a number.
-
-An attribute ``chance`` may give the value that guessing reaches; larger must then be better.
-"""
+"""Maps a module, in evaluation mode and without gradients, to a number."""
 
 _BATCH = 500
 
@@ -29,27 +25,17 @@ class Accuracy:
     Args:
         x: examples that no client holds, shape (n, ...).
         y: their labels, shape (n,), or (n, length) for a language model; -100 does not count.
-
-    Attributes:
-        chance: share of the most frequent label: what always giving the same answer reaches.
     """
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x = x
         self.y = y
-        labels = y[y >= 0]
-        if not len(labels):
+        if not bool((y >= 0).any()):
             raise ConfigError("metric: there is no test example with a label; must be at least 1.")
-        self.chance = float(torch.bincount(labels).max() / len(labels))
-        self._spread = math.sqrt(self.chance * (1 - self.chance) / len(labels))
 
     def __call__(self, module: nn.Module) -> float:
         """Return the share of correct labels."""
         return accuracy(module, self.x, self.y)
-
-    def at_chance(self, value: float) -> bool:
-        """Whether guessing reaches this accuracy in at least one of twenty data sets."""
-        return value <= self.chance + 1.645 * self._spread
 
 
 @torch.no_grad()
@@ -104,16 +90,3 @@ def measured(metric: Metric, module: nn.Module, name: str = "metric") -> float:
         of_shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
         raise ConfigError(f"{name}: returned {described(value)}{of_shape}; must be one number.")
     return float(value)
-
-
-def at_chance(metric: Metric | None, value: float | None) -> str:
-    """Return a sentence if guessing reaches this value as well, else "", also without a value."""
-    if metric is None or value is None:
-        return ""
-    chance = getattr(metric, "chance", None)
-    if not isinstance(chance, float):
-        return ""
-    guessed = metric.at_chance(value) if isinstance(metric, Accuracy) else value <= chance
-    if not guessed:
-        return ""
-    return f"the model is at chance level: {value:.1%}, where guessing reaches {chance:.1%}"

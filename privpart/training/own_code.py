@@ -48,17 +48,18 @@ _MOST_BYTES = 2**28
 _LONGEST = 300
 """Characters of other people's text in a sentence."""
 _FORMS = '"./file.py:function" or "package.module:function"'
-_OUR_FOLDERS = tuple(
-    f"{Path(__file__).resolve().parents[2]}/{package}/"
-    for package in ("accounting", "attacks", "privpart")
-)
 _SITES = {"site-packages", "dist-packages"}
-_STANDARD = sysconfig.get_path("stdlib")
-_FOREIGN = ("<", *_OUR_FOLDERS, f"{_STANDARD}/", f"{os.path.realpath(_STANDARD)}/")
+_ROOT = Path(__file__).resolve().parents[2]
+_FOREIGN = (
+    "<",
+    *(f"{_ROOT / package}/" for package in ("accounting", "attacks", "privpart")),
+    f"{os.path.realpath(sysconfig.get_path('stdlib'))}/",
+)
 """Where the paths of files begin that are not the author's."""
 _SUFFIXES = (*SOURCE_SUFFIXES, *EXTENSION_SUFFIXES, *BYTECODE_SUFFIXES)
-_IN_FILE = re.compile(r"(?P<path>.*\.py):(?P<name>[^\W\d]\w*)")
-_IN_MODULE = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*)")
+_REFERENCE = re.compile(
+    r"(?:(?P<path>.*)\.py|(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*)):(?P<name>[^\W\d]\w*)"
+)
 _IMPORT = re.compile(
     rb"(?:^|[;:])[ \t]*(?:from[ \t]+([\w.]+)[ \t]+import|import[ \t]+([^#;\n]+))", re.MULTILINE
 )
@@ -69,21 +70,8 @@ _imported: dict[Path, str] = {}
 
 
 def is_reference(text: str) -> bool:
-    """Whether a value of a plan names code, rather than something that privpart has.
-
-    >>> is_reference("./task.py:network"), is_reference("cross_entropy")
-    (True, False)
-    """
+    """Whether a value of a plan names code, rather than something that privpart has."""
     return ":" in text
-
-
-def refuse_malformed(text: str) -> None:
-    """Check the form of a reference; look at no file.
-
-    Raises:
-        ConfigError: not a valid reference, or one to Python's own library.
-    """
-    _Reference.of(text)
 
 
 class _Reference(NamedTuple):
@@ -94,37 +82,42 @@ class _Reference(NamedTuple):
     module: str
     name: str
 
-    @classmethod
-    def of(cls, text: str) -> "_Reference":
-        if len(text) > 1_000 or not text.isprintable():
-            raise ConfigError(f"{_line(text)!r}: does not name code; must be {_FORMS}.")
-        if match := _IN_FILE.fullmatch(text):
-            stem = Path(match["path"]).stem
-            if not stem.isidentifier() or iskeyword(stem):
-                raise ConfigError(
-                    f"{text}: Python cannot import a file of this name; rename it, with letters, "
-                    "digits and _ only."
-                )
-            return cls(text, match["path"], stem, match["name"])
-        match = _IN_MODULE.fullmatch(text)
-        if match is None:
-            raise ConfigError(f"{text!r}: does not name code; must be {_FORMS}.")
-        if match["module"].partition(".")[0] in sys.stdlib_module_names:
-            raise ConfigError(f"{text}: {match['module']} is part of Python; name your own code.")
-        return cls(text, None, match["module"], match["name"])
+    @property
+    def top(self) -> str:
+        return self.module.partition(".")[0]
 
     def file(self, folder: Path) -> Path:
         """Absolute path; links are kept, because Python imports beside the link."""
         return _absolute(folder / (self.path or ""))
 
 
-class _Project(NamedTuple):
-    """The files that a reference may use, and where their labels in a record begin.
+def parsed(text: str) -> _Reference:
+    """Take a reference apart; look at no file.
 
-    Attributes:
-        root: folder from which Python imports them.
-        folder: of the files; ``root``, or a package in it.
-        prefix: of their labels, in place of ``root``.
+    Raises:
+        ConfigError: not a valid reference, or one to Python's own library.
+    """
+    match = _REFERENCE.fullmatch(text) if len(text) <= 1_000 and text.isprintable() else None
+    if match is None:
+        raise ConfigError(f"{_line(text)!r}: does not name code; must be {_FORMS}.")
+    if match["path"] is not None:
+        stem = Path(match["path"]).name
+        if not stem.isidentifier() or iskeyword(stem):
+            raise ConfigError(
+                f"{text}: Python cannot import a file of this name; rename it, with letters, "
+                "digits and _ only."
+            )
+        return _Reference(text, f"{match['path']}.py", stem, match["name"])
+    reference = _Reference(text, None, match["module"], match["name"])
+    if reference.top in sys.stdlib_module_names:
+        raise ConfigError(f"{text}: {match['module']} is part of Python; name your own code.")
+    return reference
+
+
+class _Project(NamedTuple):
+    """The files below ``folder``, which Python imports from ``root``.
+
+    In a record, ``prefix`` stands in place of ``root``.
     """
 
     root: Path
@@ -172,22 +165,18 @@ def record(references: Mapping[str, str], folder: Path) -> dict[str, Any]:
 
     Args:
         references: by key of the plan, such as "model.factory".
-        folder: of the plan; the record is the same wherever the project lies.
+        folder: of the plan; the record is the same wherever the project lies. Its files are named
+            relative to ``folder`` or, in packages, to where Python finds them.
 
     Raises:
         ConfigError: a file or a package is missing, or a project is too large.
-
-    Returns:
-        "references"; "files", each with its SHA-256, as paths relative to ``folder`` or, in
-        packages, to where Python finds them; "distributions", each with its version; and "python",
-        its version.
     """
     files: dict[str, str] = {}
     imported: set[str] = set()
     projects: set[_Project] = set()
     for key, text in sorted(references.items()):
-        reference = _Reference.of(text)
-        imported.add(reference.module.partition(".")[0])
+        reference = parsed(text)
+        imported.add(reference.top)
         if (project := _project(reference, folder, f"{key}: {text}")) is not None:
             projects.add(project)
     for project in projects:
@@ -214,9 +203,8 @@ def _project(reference: _Reference, folder: Path, where: str) -> _Project | None
             raise ConfigError(f"{where}: there is no file {file}.")
         above = Path(os.path.normpath(reference.path)).parent.as_posix()
         return _Project(file.parent, file.parent, "" if above == "." else f"{above}/")
-    top = reference.module.partition(".")[0]
     importlib.invalidate_caches()
-    spec = _find(top)
+    spec = _find(reference.top)
     places = list(spec.submodule_search_locations or ()) if spec else []
     origin = spec.origin if spec and spec.has_location else None
     if not places and origin is None:
@@ -262,17 +250,18 @@ def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each difference of two records, without a full stop."""
     sentences = []
     for table in ("python", "references", "files", "distributions"):
-        tables = (record.get(table, {}) for record in (before, now))
-        old, new = ({"Python": one} if isinstance(one, str) else one for one in tables)
-        for name in sorted(old.keys() | new.keys()):
-            if name not in new:
-                sentences.append(f"{name} is gone")
-            elif name not in old:
-                sentences.append(f"{name} is new")
-            elif old[name] != new[name]:
-                # Hashes say nothing to people; versions and references do.
-                what = "has changed" if table == "files" else f"was {old[name]} and is {new[name]}"
-                sentences.append(f"{name} {what}")
+        old, new = (
+            {"Python": values} if isinstance(values, str) else values
+            for values in (record.get(table, {}) for record in (before, now))
+        )
+        for name in sorted(name for name in {*old, *new} if old.get(name) != new.get(name)):
+            # Hashes say nothing to people; versions and references do.
+            what = "has changed"
+            if name not in new or name not in old:
+                what = "is gone" if name in old else "is new"
+            elif table != "files":
+                what = f"was {old[name]} and is {new[name]}"
+            sentences.append(f"{name} {what}")
     return sentences
 
 
@@ -282,33 +271,29 @@ def load(reference: str, folder: Path) -> Callable[..., Any]:
     A file is imported under its own name with its folder on ``sys.path``, so that it may import
     files beside it and that worker processes find its classes.
 
-    Args:
-        reference: see the module.
-        folder: of the plan.
-
     Raises:
         ConfigError: there is no such module or name; it cannot be called; its import fails; another
             module has its name, or that of an own module that the project imports; or one of them
             has changed, or may have, since this process imported it.
     """
-    parsed = _Reference.of(reference)
-    project = _project(parsed, folder, reference)
+    named = parsed(reference)
+    project = _project(named, folder, reference)
     modules = {} if project is None else project.modules()
     digests = {path: _read(path)[0] for path in modules.values()}
     earlier = set(sys.modules)
-    module = _import(parsed, folder)
+    module = _import(named, folder)
     # What changes from here on differs from these digests, which were taken before the import.
     fresh = [name for name in modules if name in sys.modules and name not in earlier]
     _imported.update({modules[name]: digests[modules[name]] for name in fresh})
-    _refuse_others(modules, parsed)
+    _refuse_others(modules, named)
     try:
-        value = getattr(module, parsed.name)
+        value = getattr(module, named.name)
     except AttributeError:
         names = [name for name in vars(module) if name[:1] != "_"]
-        near = ", ".join(difflib.get_close_matches(parsed.name, names, n=3))
+        near = ", ".join(difflib.get_close_matches(named.name, names, n=3))
         hint = f"; near it: {near}" if near else ""
         raise ConfigError(
-            f"{reference}: {module.__name__} does not define {parsed.name}{hint}."
+            f"{reference}: {module.__name__} does not define {named.name}{hint}."
         ) from None
     if not callable(value):
         raise ConfigError(
@@ -318,24 +303,15 @@ def load(reference: str, folder: Path) -> Callable[..., Any]:
 
 
 def _import(reference: _Reference, folder: Path) -> ModuleType:
-    added = file = None
-    if reference.path is not None:
-        file = reference.file(folder)
-        # Its folder comes first on the path, where it would hide a module of this name.
-        _refuse_namesake(reference, file, _origin(reference.module) or str(file))
-        if str(file.parent) not in sys.path:
-            added = str(file.parent)
-            sys.path.insert(0, added)
+    before = list(sys.path)
     importlib.invalidate_caches()
+    if reference.path is not None:
+        _add_to_path(reference, reference.file(folder))
     try:
-        # A package of this name beside the file would be imported in its place.
-        if file is not None:
-            _refuse_namesake(reference, file, _origin(reference.module))
         return importlib.import_module(reference.module)
     except (Exception, SystemExit) as error:
-        if added:
-            sys.path.remove(added)
-        if isinstance(error, MemoryError | _NamesakeError):
+        sys.path[:] = before
+        if isinstance(error, MemoryError):
             raise
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{reference.module}.".startswith(f"{missing}."):
@@ -343,22 +319,27 @@ def _import(reference: _Reference, folder: Path) -> ModuleType:
         raise ConfigError(f"{reference.text}: its import failed: {_told(error)}") from error
 
 
-class _NamesakeError(ConfigError):
-    """Another module has the name of a file."""
-
-
-def _refuse_namesake(reference: _Reference, file: Path, other: str | None) -> None:
-    if not _same(other, file):
-        raise _NamesakeError(
-            f"{reference.text}: another module has its name, {other or 'built into Python'}; "
-            "rename the file."
-        )
+def _add_to_path(reference: _Reference, file: Path) -> None:
+    """Let Python find a file by its name; refuse a file whose name another module has."""
+    place = str(file.parent)
+    # Its folder comes first, where it would hide a module of this name; and a package of this name
+    # beside the file would be imported in its place.
+    other, added = _origin(reference.module) or str(file), place not in sys.path
+    if added:
+        sys.path.insert(0, place)
+    for found in (other, _origin(reference.module)):
+        if not _same(found, file):
+            if added:
+                sys.path.remove(place)
+            raise ConfigError(
+                f"{reference.text}: another module has its name, {found or 'built into Python'}; "
+                "rename the file."
+            )
 
 
 def _refuse_others(modules: Mapping[str, Path], reference: _Reference) -> None:
     """Check that modules of the project's names, in memory or imported later, are its files."""
-    imported = {reference.module.partition(".")[0]}
-    imported = imported.union(*(_read(path)[1] for path in modules.values()))
+    imported = {reference.top}.union(*(_read(path)[1] for path in modules.values()))
     for name, path in modules.items():
         needed = name.partition(".")[0] in imported
         if name not in sys.modules and ("." in name or not needed):
@@ -398,7 +379,7 @@ def _process_start() -> int:
     """Return the time (ns) at which this process began; 0, before all files, if none tells it."""
     try:
         ticks = int(Path("/proc/self/stat").read_text("ascii").rpartition(")")[2].split()[19])
-        # one tick later, since Python needs longer to begin than the time is rounded by
+        # One tick later, since Python needs longer to begin than the time is rounded by.
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - (ticks + 1) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):
         return 0
@@ -437,13 +418,6 @@ def call(
 ) -> Any:  # noqa: ANN401
     """Return what a function of the plan returns; turn what it raises into one sentence.
 
-    Args:
-        function: what ``load`` returned.
-        reference: its name in the plan.
-        key: of the plan, such as "model.factory".
-        arguments: for ``function``.
-        options: for ``function``, by name.
-
     Raises:
         ConfigError: it does not take these arguments, or it raises.
         MissingExtraError: it needs a package that is not installed, and an adapter said so.
@@ -472,34 +446,26 @@ def call(
 def _told(error: BaseException) -> str:
     """Return where in own code an error was raised, its type and its message."""
     if isinstance(error, SyntaxError) and error.filename:
-        place, text = f"{_shown(error.filename)}:{error.lineno}", error.msg
-    else:
-        frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
-        theirs = [
-            (file, line)
-            for file, line in frames
-            if not (file.startswith(_FOREIGN) or _is_in_site(file))
-        ]
-        file, line = (theirs or frames)[-1]
-        place = f"{_shown(file)}:{line}"
-        try:
-            text = _line(str(error)).rstrip(".")
-        # People's own errors may fail to print.
-        except Exception:
-            text = ""
-    if isinstance(error, ConfigError) and text:
-        # Ours is a sentence already.
-        return f"{place}: {text}."
-    kind = type(error).__name__
-    return f"{place}: {kind}: {text}." if text else f"{place}: {kind}."
+        return f"{_shown(error.filename)}:{error.lineno}: {type(error).__name__}: {error.msg}."
+    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
+    theirs = [
+        (file, line)
+        for file, line in frames
+        if not (os.path.realpath(file).startswith(_FOREIGN) or file[0] == "<" or _is_in_site(file))
+    ]
+    file, line = (theirs or frames)[-1]
+    try:
+        text = _line(str(error)).rstrip(".")
+    # People's own errors may fail to print.
+    except Exception:
+        text = ""
+    # Ours is a sentence already.
+    kind = [] if isinstance(error, ConfigError) and text else [type(error).__name__]
+    return ": ".join([f"{_shown(file)}:{line}", *kind, *([text] if text else [])]) + "."
 
 
 def described(value: object) -> str:
-    """Return what a value is, for a message.
-
-    >>> described(None), described((1, 2)), described(dict)
-    ('None', 'a tuple', 'the class dict itself')
-    """
+    """Return what a value is, for a message, such as "a tuple" or "the class dict itself"."""
     if value is None:
         return "None"
     if isinstance(value, type):

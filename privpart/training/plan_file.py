@@ -807,7 +807,7 @@ def _refuse_other_text(plan: "PlanFile") -> None:
     for key, reference in plan.named().items():
         if reference is not None and reference not in get_args(LossName):
             try:
-                own_code.refuse_malformed(str(reference))
+                own_code.parsed(str(reference))
             except ConfigError as error:
                 raise ConfigError(f"{key}: {error}") from None
     if plan.data.population is not None:

@@ -45,7 +45,7 @@ from privpart.run.report import RunReport, run_report
 from privpart.run.store import tensor_hash, write_durably
 from privpart.server import RoundCounts, Server
 from privpart.training import own_code
-from privpart.training.callbacks import HealthFile, MetricsFiles, ProgressBar
+from privpart.training.callbacks import HealthFile, MetricsFile, ProgressBar
 from privpart.training.export import export, released_module
 from privpart.training.metric import Accuracy, Metric
 from privpart.training.own_code import described
@@ -528,7 +528,7 @@ def finish(
     accuracy = isinstance(setup.metric, Accuracy)
     bar = ProgressBar(run.plan.rounds, done=run.rounds, accuracy=accuracy)
     watchers: list[Callback] = [bar] if progress else []
-    watchers.append(MetricsFiles(run.path))
+    watchers.append(MetricsFile(run.path))
     if isinstance(setup.trainer, EmbeddedEngine) and setup.trainer.options.health:
         watchers.append(HealthFile(run.path))
     planted = setup.canaries

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import shutil
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -610,17 +609,6 @@ def begun_from_python(tmp_path: Path, clients=People, **options):
 def test_what_can_be_refused_is_refused_before_a_run_exists(tmp_path, clients, options, said):
     with pytest.raises(ConfigError, match=said):
         begun_from_python(tmp_path, clients, **options)
-    assert not (tmp_path / "run").exists()
-    assert book.accounts() == []
-
-
-def test_tensorboard_is_missed_before_a_run_exists(tmp_path, privpart, monkeypatch):
-    (tmp_path / "plan.toml").write_text(DIGITS)
-    command = ["train", "--plan", str(tmp_path / "plan.toml"), "--out", str(tmp_path / "run")]
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    told = privpart(*command, "--tensorboard")
-    assert (told.returncode, told.stdout) == (7, "")
-    assert "pip install tensorboard" in told.stderr
     assert not (tmp_path / "run").exists()
     assert book.accounts() == []
 

@@ -1,34 +1,20 @@
-import csv
 import json
-import sys
-import types
 
-import pytest
-
-from accounting import ConfigError
 from privpart.loop import RoundRecord
 from privpart.server import RoundCounts
-from privpart.training.callbacks import MetricsFiles, ProgressBar, TensorBoard
+from privpart.training.callbacks import MetricsFile, ProgressBar
 
 COUNTS = RoundCounts(2, 2, 0, asked=2)
 
 
 def test_metrics_go_on_in_the_same_files_and_tell_nothing_of_who_came(tmp_path):
-    first = MetricsFiles(tmp_path)
+    first = MetricsFile(tmp_path)
     first(RoundRecord(0, COUNTS, None))
     first(RoundRecord(1, COUNTS, 0.25))
-    MetricsFiles(tmp_path)(RoundRecord(2, COUNTS, 0.5))  # as after a resume
+    MetricsFile(tmp_path)(RoundRecord(2, COUNTS, 0.5))  # as after a resume
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [(row["round"], row["metric"]) for row in lines] == [(0, None), (1, 0.25), (2, 0.5)]
     assert all(set(row) == {"round", "metric"} for row in lines)
-    with (tmp_path / "metrics.csv").open() as table:
-        rows = list(csv.DictReader(table))
-    assert all(set(row) == {"round", "metric"} for row in rows)
-    assert [(row["round"], row["metric"]) for row in rows] == [
-        ("0", ""),
-        ("1", "0.25"),
-        ("2", "0.5"),
-    ]
 
 
 def test_progress_is_on_standard_error(capsys):
@@ -56,27 +42,3 @@ def test_a_cohort_that_fell_short_says_why_once_per_set_of_reasons(capsys):
         "round 4: 2 of the 4 clients of the cohort counted: 1 not asked (1 separation); "
         "1 refused (1 malformed). Not for release; later rounds like it are not listed.",
     ]
-
-
-def test_tensorboard_is_an_option(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match="pip install tensorboard"):
-        TensorBoard(tmp_path)
-    written = []
-
-    class SummaryWriter:
-        def __init__(self, folder):
-            written.append(folder)
-
-        def add_scalar(self, *scalar):
-            written.append(scalar)
-
-        def close(self):
-            written.append("closed")
-
-    module = types.SimpleNamespace(SummaryWriter=SummaryWriter)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
-    with TensorBoard(tmp_path) as board:
-        board(RoundRecord(0, COUNTS, None))
-        board(RoundRecord(1, COUNTS, 0.5))
-    assert written == [str(tmp_path), ("metric", 0.5, 2), "closed"]

@@ -15,18 +15,18 @@ from runs import PLAN
 
 from accounting import ConfigError
 from privpart import RunFolder
-from privpart.loop import RoundRecord
+from privpart.loop import RoundHealth, RoundRecord
 from privpart.run import store, witness
 from privpart.run.folder import StorageError
 from privpart.run.report import run_report
 from privpart.run.store import erase_durably, read_state, write_durably
 from privpart.server import RoundCounts
 from privpart.training.callbacks import (
-    HEALTH_LINES,
-    JSON_LINES,
+    HEALTH,
+    METRICS,
     HealthFile,
     MetricsError,
-    MetricsFiles,
+    MetricsFile,
 )
 
 START = torch.zeros(3)
@@ -90,7 +90,7 @@ def test_what_is_planted_at_a_name_of_ours_is_refused_by_name(prepared, tmp_path
     assert (tmp_path / "elsewhere").read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["ledger.log", "ledger.log-journal", "key", "metrics.csv"])
+@pytest.mark.parametrize("name", ["ledger.log", "ledger.log-journal", "key", "metrics.jsonl"])
 def test_a_run_with_links_or_pipes_is_not_resumed(folder, tmp_path, name):
     path, aside = folder / name, tmp_path / "aside"
     if path.exists():
@@ -277,23 +277,24 @@ def test_a_rollback_guard_that_others_can_change_is_refused(folder, monkeypatch,
 
 def test_metrics_are_appended_to_files_only(tmp_path):
     (tmp_path / "mine").write_text("mine")
-    record = RoundRecord(0, RoundCounts(1, 1, 0), 0.5)
+    health = RoundHealth(None, None, None, None, 1.0, 1.0)
+    record = RoundRecord(0, RoundCounts(1, 1, 0), 0.5, health=health)
     for plant, says in [
         (lambda path: path.symlink_to(tmp_path / "mine"), "symbolic links"),
         (Path.mkdir, "directory"),
         (os.mkfifo, "No such device"),
     ]:
-        for name in (JSON_LINES, HEALTH_LINES):
+        for name in (METRICS, HEALTH):
             plant(tmp_path / name)
-        with pytest.raises(MetricsError, match=rf"{JSON_LINES} cannot be written: .*{says}"):
-            MetricsFiles(tmp_path)(record)
-        with pytest.raises(MetricsError, match=rf"{HEALTH_LINES} cannot be written: .*{says}"):
-            HealthFile(tmp_path)._append({})
-        for name in (JSON_LINES, HEALTH_LINES):
+        with pytest.raises(MetricsError, match=rf"{METRICS} cannot be written: .*{says}"):
+            MetricsFile(tmp_path)(record)
+        with pytest.raises(MetricsError, match=rf"{HEALTH} cannot be written: .*{says}"):
+            HealthFile(tmp_path)(record)
+        for name in (METRICS, HEALTH):
             path = tmp_path / name
             path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
     assert (tmp_path / "mine").read_text() == "mine"
-    MetricsFiles(tmp_path)(record)
+    MetricsFile(tmp_path)(record)
     HealthFile(tmp_path)
-    assert mode(tmp_path / HEALTH_LINES) == 0o600
-    assert (tmp_path / JSON_LINES).read_text() == '{"round": 0, "metric": 0.5}\n'
+    assert mode(tmp_path / HEALTH) == 0o600
+    assert (tmp_path / METRICS).read_text() == '{"round": 0, "metric": 0.5}\n'

@@ -55,7 +55,7 @@ MARKS = 'with open({!r}, "a") as file: file.write(__name__ + " ")\n'
 )
 def test_what_a_reference_may_be(text):
     assert is_reference(text)
-    own_code.refuse_malformed(text)
+    own_code.parsed(text)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_what_a_reference_may_be(text):
     ],
 )
 def test_what_a_reference_may_not_be(text, words, tmp_path):
-    assert words in sentence(own_code.refuse_malformed, text)
+    assert words in sentence(own_code.parsed, text)
     assert words in sentence(record, {"model.factory": text}, tmp_path)
     assert words in sentence(load, text, tmp_path)
     assert not is_reference("cross_entropy")

@@ -41,7 +41,7 @@ def gradients(
     from privpart.example_level.gradient_check import verify_gradients
     from privpart.training import own_code
 
-    own_code.refuse_malformed(target)
+    own_code.parsed(target)
     typer.echo(f"privpart: imports {target}", err=True)
     # What the code prints is no part of the result.
     with redirect_stdout(sys.stderr):
