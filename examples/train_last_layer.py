@@ -37,7 +37,7 @@ def main() -> None:
         train=["conv*", "norm.*", "dense2.*"],
         seed=7,
     )
-    print(model.describe())
+    print(f"training {', '.join(model.trainable)}: {model.dim:,} of {model.parameter_count:,}")
     print(f"frozen part {model.fingerprint}, update {message_bytes(model):,} bytes\n")
 
     plan = PrivacyPlan(

@@ -30,14 +30,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from accounting.checks import ConfigError
-from privpart.patterns import (
-    Description,
-    ParameterRow,
-    ParameterState,
-    first_names,
-    matching_parameters,
-    trained_groups,
-)
+from privpart.patterns import first_names, matching_parameters, trained_groups
 from privpart.start_values import Initializer, built, has_statistics, set_start_values
 
 
@@ -276,24 +269,6 @@ class PartialModel:
         for name in self.local:
             parameters[name].requires_grad_(True)
 
-    def describe(self) -> Description:
-        """Return one row per named parameter; ``print`` shows a table with shares and totals."""
-        states: dict[str, ParameterState] = dict.fromkeys(self.trainable, "trained")
-        states |= dict.fromkeys(self.local, "local")
-        kept = set(self.kept)
-        count = self.parameter_count
-        return Description(
-            ParameterRow(
-                name,
-                tuple(p.shape),
-                p.numel(),
-                p.numel() / count,
-                states.get(name, "frozen"),
-                name in kept,
-            )
-            for name, p in self.module.named_parameters()
-        )
-
     def load(self, flat: Tensor) -> None:
         """Overwrite the trainable part with a vector of shape (d,), and reset everything else.
 
@@ -482,11 +457,6 @@ def _local_names(
     if not isinstance(local, str) and not local:
         return ()
     names = matching_parameters(module, local, "local")
-    if len(names) == len(dict(module.named_parameters())):
-        raise ConfigError(
-            f"local={list(local)}: matches every parameter, so clients would train nothing "
-            "together. Leave some for train."
-        )
     if both := [name for name in names if name in trainable]:
         raise ConfigError(
             f"parameter {both[0]!r} is in train and in local: what trains either leaves the client "
@@ -535,19 +505,14 @@ def refuse_batch_statistics(module: nn.Module) -> None:
     Layers in evaluation mode that use running statistics are accepted: those are constants.
     """
     for name, layer in module.named_modules():
-        if has_statistics(layer):
-            if not layer.training:
-                continue
-            advice = "put it into evaluation mode, by privpart.models.freeze_batch_norm(module), or"
-        elif isinstance(layer, _BatchNorm):
-            advice = "it has no running statistics that could be frozen:"
-        else:
-            continue
-        raise ConfigError(
-            f"layer {name!r} is a {type(layer).__name__}: its statistics mix the examples of a "
-            f"batch and would leave the client without noise; {advice} replace it by GroupNorm, "
-            "for instance with privpart.models.replace_batch_norm(module)."
-        )
+        frozen = has_statistics(layer) and not layer.training
+        if (has_statistics(layer) or isinstance(layer, _BatchNorm)) and not frozen:
+            raise ConfigError(
+                f"layer {name!r} is a {type(layer).__name__}: its statistics mix the examples of a "
+                "batch and would leave the client without noise. privpart.models has "
+                "replace_batch_norm(module), and freeze_batch_norm(module) for one that has "
+                "running statistics."
+            )
 
 
 def _statistics_changed(

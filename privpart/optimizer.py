@@ -6,7 +6,7 @@ takes every process of a training two seconds.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ _STATES: dict[Kind, tuple[str, ...]] = {
     "adam": ("step", "exp_avg", "exp_avg_sq"),
     "adagrad": ("step", "sum"),
 }
+_PLAIN: dict[str, Any] = {"weight_decay": 0.0, "maximize": False}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,65 +75,36 @@ class FlatOptimizer:
     def step(self, gradients: Mapping[int, Tensor]) -> None:
         """Move the parts that have a gradient, by number."""
         for number, gradient in gradients.items():
-            part, state = self._parts[number], self._states[number]
             if self._settings.kind == "sgd":
-                self._descend(part, gradient, state)
+                self._descend(self._parts[number], gradient, self._states[number])
             else:
-                self._adapt(part, gradient, state)
+                self._adapt(self._parts[number], gradient, self._states[number])
 
     def _descend(self, part: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
-        settings = self._settings
-        moving = [state.get("momentum_buffer") if settings.momentum else None]
-        sgd(
-            [part],
-            [gradient],
-            moving,
-            lr=settings.learning_rate,
-            momentum=settings.momentum,
-            weight_decay=0.0,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-        )
+        momentum = self._settings.momentum
+        moving = [state.get("momentum_buffer") if momentum else None]
+        plain: dict[str, Any] = {
+            "lr": self._settings.learning_rate,
+            "dampening": 0.0,
+            "nesterov": False,
+        }
+        sgd([part], [gradient], moving, momentum=momentum, **plain, **_PLAIN)
         # torch makes the buffer in the first step
         if moving[0] is not None:
             state["momentum_buffer"] = moving[0]
 
     def _adapt(self, part: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
-        settings = self._settings
+        settings, names = self._settings, _STATES[self._settings.kind]
         if not state:
             state["step"] = torch.zeros((), device=part.device)
-            state |= {name: torch.zeros_like(part) for name in _STATES[settings.kind][1:]}
-        step, first, *second = ([state[name]] for name in _STATES[settings.kind])
+            state |= {name: torch.zeros_like(part) for name in names[1:]}
+        step, first, *second = ([state[name]] for name in names)
+        plain = _PLAIN | {"lr": settings.learning_rate, "eps": settings.adaptivity}
         if settings.kind == "adagrad":
-            adagrad(
-                [part],
-                [gradient],
-                first,
-                step,
-                lr=settings.learning_rate,
-                eps=settings.adaptivity,
-                lr_decay=0.0,
-                weight_decay=0.0,
-                maximize=False,
-            )
-            return
-        adam(
-            [part],
-            [gradient],
-            first,
-            second[0],
-            [],
-            step,
-            fused=self._fused,
-            lr=settings.learning_rate,
-            eps=settings.adaptivity,
-            beta1=0.9,
-            beta2=0.999,
-            weight_decay=0.0,
-            amsgrad=False,
-            maximize=False,
-        )
+            adagrad([part], [gradient], first, step, lr_decay=0.0, **plain)
+        else:
+            plain |= {"beta1": 0.9, "beta2": 0.999, "amsgrad": False, "fused": self._fused}
+            adam([part], [gradient], first, second[0], [], step, **plain)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state by "part.name"; a part has none before its first step."""
@@ -149,25 +121,23 @@ class FlatOptimizer:
             ConfigError: it is not the state of such an optimiser of these vectors.
         """
         kind, names = self._settings.kind, _STATES[self._settings.kind]
-        states = [
-            {name: tensors[f"{number}.{name}"] for name in names if f"{number}.{name}" in tensors}
+        # a part has all of its state or, before its first step, none
+        started = {
+            number: part
+            for number, part in enumerate(self._parts)
+            if any(f"{number}.{name}" in tensors for name in names)
+        }
+        shapes = {
+            f"{number}.{name}": () if name == "step" else part.shape
+            for number, part in started.items()
+            for name in names
+        }
+        if shapes != {key: value.shape for key, value in tensors.items()}:
+            raise ConfigError(
+                f"the state of the server's optimiser is not that of {kind} on this model: it has "
+                f"{', '.join(f'{key} {tuple(value.shape)}' for key, value in tensors.items())}."
+            )
+        self._states = [
+            {name: tensors[f"{number}.{name}"] for name in names if number in started}
             for number in range(len(self._parts))
         ]
-        shapes = {
-            f"{number}.{name}": () if name == "step" else self._parts[number].shape
-            for number, state in enumerate(states)
-            for name in state
-        }
-        for key, value in tensors.items():
-            if shapes.get(key) != value.shape:
-                raise ConfigError(
-                    f"the state of the server's optimiser has {key!r} of shape "
-                    f"{tuple(value.shape)}: it is not that of {kind} on this model."
-                )
-        for number, state in enumerate(states):
-            if state and len(state) < len(names):
-                raise ConfigError(
-                    f"the state of the server's optimiser lacks a part of {', '.join(names)} for "
-                    f"group {number}."
-                )
-        self._states = states

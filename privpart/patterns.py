@@ -7,23 +7,18 @@
   pattern; a list of exclusions alone means all the other parameters.
 
 A group is a set of parameters that train in the same rounds; each parameter is in exactly one.
-FedPart groups every convolution or dense layer with the normalisation that follows it. What becomes
-of each parameter is a ``Description``.
+FedPart groups every convolution or dense layer with the normalisation that follows it.
 """
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from accounting import Mechanism
 from accounting.checks import ConfigError
-
-ParameterState = Literal["trained", "frozen", "local"]
 
 
 def matching_parameters(
@@ -188,61 +183,3 @@ def parts_of(mechanism: Mechanism, flat: Tensor) -> list[Tensor]:
             f"{sum(groups.sizes)}. Build the model with the groups of the plan."
         )
     return list(torch.split(flat, list(groups.sizes)))
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterRow:
-    """One named parameter of a model.
-
-    Attributes:
-        name: name in the module.
-        shape: shape of the tensor.
-        parameter_count: number of its entries.
-        share: ``parameter_count`` as a share of the whole model, in [0, 1].
-        state: "trained", "frozen", or "local" if it trains and never leaves a client.
-        kept: whether it keeps the module's own weights; otherwise it follows from the seed.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    parameter_count: int
-    share: float
-    state: ParameterState
-    kept: bool
-
-    @property
-    def trained(self) -> bool:
-        """Whether all clients train it together."""
-        return self.state == "trained"
-
-
-class Description(tuple[ParameterRow, ...]):
-    """Rows in the module's order; ``str`` returns them as a table with totals."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        lines = [("parameter", "shape", "count", "share", "")]
-        for row in self:
-            state = f"{row.state}, kept" if row.kept else row.state
-            lines.append(_line(row.name, [row], " x ".join(map(str, row.shape)), state))
-        states = [s for s in ("trained", "local", "frozen") if s != "local" or self._of(s)]
-        totals = [_line(state, self._of(state)) for state in states] + [_line("all", self)]
-        widths = [max(map(len, column)) for column in zip(*lines, *totals, strict=True)]
-        text = [
-            f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {count:>{widths[2]}}  "
-            f"{share:>{widths[3]}}  {state}".rstrip()
-            for name, shape, count, share, state in lines + totals
-        ]
-        rule = "-" * max(map(len, text))
-        return "\n".join([text[0], rule, *text[1 : len(lines)], rule, *text[len(lines) :]])
-
-    def _of(self, state: str) -> list[ParameterRow]:
-        return [row for row in self if row.state == state]
-
-
-def _line(
-    name: str, rows: Sequence[ParameterRow], shape: str = "", state: str = ""
-) -> tuple[str, str, str, str, str]:
-    count, share = sum(row.parameter_count for row in rows), sum(row.share for row in rows)
-    return name, shape, f"{count:,}", f"{100 * share:.2f} %", state

@@ -326,33 +326,6 @@ def active_rounds(rounds: Rounds) -> list[list[int]]:
     return [[t for t, active in enumerate(rounds) if group in active] for group in range(groups)]
 
 
-def strip_chart(rounds: Rounds, *, width: int = 100) -> str:
-    """Return a chart with a row per group, a column per round, and # where the group trains.
-
-    Args:
-        rounds: as ``Schedule.rounds`` returns them.
-        width: largest number of rounds in a line, >= 1; later rounds follow below.
-
-    >>> print(strip_chart(Schedule(cycles=1, warm_up=2, rounds_per_group=1).rounds(3)))
-           0
-    #1     ###..
-    #2     ##.#.
-    #3     ##..#
-    """
-    active = active_rounds(rounds)
-    labels = [f"#{g + 1}" for g in range(len(active))]  # as FedPart numbers them
-    margin = max(6, *map(len, labels))
-    lines: list[str] = []
-    for start in range(0, len(rounds), checks.count("width", width)):
-        columns = range(start, min(start + width, len(rounds)))
-        ruler = "".join(f"{t:<10}" for t in columns if t % 10 == 0 and t >= start)
-        lines.append(f"{'':<{margin}} {' ' * (-start % 10)}{ruler}".rstrip())
-        for label, trained in zip(labels, map(set, active), strict=True):
-            marks = "".join("#" if t in trained else "." for t in columns)
-            lines.append(f"{label:<{margin}} {marks}")
-    return "\n".join(lines)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdaptiveClipping:
     """The rule by which the clip norm follows the clients' updates.

@@ -27,7 +27,8 @@ import numpy as np
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
@@ -121,6 +122,16 @@ def _within_float32(name: str, value: float) -> None:
         )
 
 
+_ZERO, _ONE = Constant(0.0), Constant(1.0)
+# by kind of layer: of the weight, and of the bias
+_BY_LAYER: dict[tuple[type[nn.Module], ...], tuple[Initializer, Initializer | None]] = {
+    (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d): (He(), _ZERO),
+    (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _BatchNorm): (_ONE, _ZERO),
+    (nn.Embedding, nn.EmbeddingBag): (Normal(1.0), None),
+    (nn.PReLU,): (Constant(0.25), None),
+}
+
+
 def default_initializers(module: nn.Module) -> dict[str, Initializer]:
     """Return an initialiser for each parameter of the common layers, by parameter name.
 
@@ -132,47 +143,30 @@ def default_initializers(module: nn.Module) -> dict[str, Initializer]:
     LoRA adapters, by name: 0 for B, so that they leave a pretrained network as it is; A is as
     ``peft`` has it, uniform to 1/sqrt(fan_in), or Gaussian of scale 1 for embeddings.
     """
-    initializers: dict[str, Initializer] = {}
-    for prefix, layer in module.named_modules():
-        for name, parameter in layer.named_parameters(prefix, recurse=False):
-            initializer = _of_adapter(name, parameter.shape)
-            if initializer is None:
-                initializer = _of_layer(layer, name.rpartition(".")[2])
-            if initializer is not None:
-                initializers[name] = initializer
-    return initializers
+    initializers = {
+        name: _default(layer, name, parameter.shape)
+        for prefix, layer in module.named_modules()
+        for name, parameter in layer.named_parameters(prefix, recurse=False)
+    }
+    return {name: start for name, start in initializers.items() if start is not None}
 
 
-def _of_adapter(name: str, shape: torch.Size) -> Initializer | None:
+def _default(layer: nn.Module, name: str, shape: torch.Size) -> Initializer | None:
+    kind = name.rpartition(".")[2]
     if "lora_B" in name or "lora_embedding_B" in name:
-        return Constant(0.0)
+        return _ZERO
     if "lora_embedding_A" in name:
         return Normal(1.0)
     if "lora_A" in name and len(shape) > 1:
         return Uniform(1 / math.sqrt(max(1, math.prod(shape[1:]))))
-    return None
-
-
-_WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-_NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _BatchNorm)
-_WEIGHTS: dict[tuple[type[nn.Module], ...], Initializer] = {
-    _WEIGHTED: He(),
-    _NORMS: Constant(1.0),
-    (nn.Embedding, nn.EmbeddingBag): Normal(1.0),
-    (nn.PReLU,): Constant(0.25),
-}
-
-
-def _of_layer(layer: nn.Module, kind: str) -> Initializer | None:
     if isinstance(layer, nn.RNNBase | nn.RNNCellBase):
         return Uniform(1 / math.sqrt(layer.hidden_size))
     if isinstance(layer, nn.MultiheadAttention):
-        return Constant(0.0) if kind == "in_proj_bias" else Glorot(uniform=kind.endswith("weight"))
-    if isinstance(layer, (*_WEIGHTED, *_NORMS)) and kind == "bias":
-        return Constant(0.0)
-    if kind == "weight":
-        return next((start for kinds, start in _WEIGHTS.items() if isinstance(layer, kinds)), None)
-    return None
+        return _ZERO if kind == "in_proj_bias" else Glorot(uniform=kind.endswith("weight"))
+    weight, bias = next(
+        (starts for kinds, starts in _BY_LAYER.items() if isinstance(layer, kinds)), (None, None)
+    )
+    return {"weight": weight, "bias": bias}.get(kind)
 
 
 def built(
@@ -193,9 +187,10 @@ def built(
             f"keep={keep!r} with seed=None: no seed replaces any weight. Leave keep out."
         )
     if overwrite and (seed is None or keep or not holds_weights):
-        why = "seed=None keeps the weights" if seed is None else "the network is built here"
-        why = "keep names the weights that stay" if keep else why
-        raise ConfigError(f"overwrite=True: nothing is overwritten, since {why}. Leave it out.")
+        raise ConfigError(
+            "overwrite=True: nothing is overwritten; it is for a seed that replaces all weights of "
+            "a module that is passed, without keep. Leave it out."
+        )
     if holds_weights and seed is not None and not overwrite and not keep:
         raise ConfigError(
             f"seed={seed} would replace all weights of the module. Pass a function that builds "
@@ -231,46 +226,28 @@ def set_start_values(
             or one that is not finite in the end.
     """
     parameters = dict(module.named_parameters())
-    _refuse_other_types(parameters)
-    kept = _drawn(module, parameters, seed, keep, chosen)
-    _refuse_non_finite(module)
-    return kept
-
-
-def _drawn(
-    module: nn.Module,
-    parameters: Mapping[str, nn.Parameter],
-    seed: int | None,
-    keep: Sequence[str],
-    chosen: Mapping[str, Initializer],
-) -> tuple[str, ...]:
-    if seed is None:
-        if chosen:
-            raise ConfigError(
-                "initializers with seed=None: a pretrained model keeps its weights. Leave them out."
-            )
-        return tuple(parameters)
-    kept: tuple[str, ...] = ()
-    if isinstance(keep, str) or keep:
-        kept = matching_parameters(module, keep, "keep")
-    drawn = {name: p for name, p in parameters.items() if name not in set(kept)}
-    if not drawn:
-        raise ConfigError(
-            f"keep={list(keep)}: matches every parameter, so nothing follows from seed={seed}. "
-            "Leave keep out and pass seed=None."
-        )
-    _initialize(module, drawn, seed, chosen)
-    return kept
-
-
-def _refuse_other_types(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise ConfigError for parameters that are not float32 on the CPU."""
     for name, parameter in parameters.items():
         if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
             raise ConfigError(
                 f"parameter {name!r} is {parameter.dtype} on {parameter.device}: must be "
                 "torch.float32 on cpu. Use module.float().cpu()."
             )
+    kept = tuple(parameters)
+    if seed is None and chosen:
+        raise ConfigError(
+            "initializers with seed=None: a pretrained model keeps its weights. Leave them out."
+        )
+    if seed is not None:
+        kept = matching_parameters(module, keep, "keep") if isinstance(keep, str) or keep else ()
+        drawn = {name: p for name, p in parameters.items() if name not in set(kept)}
+        if not drawn:
+            raise ConfigError(
+                f"keep={list(keep)}: matches every parameter, so nothing follows from seed={seed}. "
+                "Leave keep out and pass seed=None."
+            )
+        _initialize(module, drawn, seed, chosen)
+    _refuse_non_finite(module)
+    return kept
 
 
 def _refuse_non_finite(module: nn.Module) -> None:
@@ -281,8 +258,9 @@ def _refuse_non_finite(module: nn.Module) -> None:
             tensors |= dict(layer.named_buffers(prefix, recurse=False))
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
-            kind = "parameter" if isinstance(tensor, nn.Parameter) else "buffer"
-            raise ConfigError(f"{kind} {name!r} holds NaN or infinity: must be finite.")
+            raise ConfigError(
+                f"parameter or buffer {name!r} holds NaN or infinity: must be finite."
+            )
 
 
 def has_statistics(layer: nn.Module) -> bool:
@@ -376,17 +354,8 @@ def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> N
             a value that is not finite in float32.
     """
     targets = _targets(module, tuple(names))
-    values: list[tuple[Tensor, Tensor]] = []
     try:
-        with safe_open(path, framework="pt") as file:
-            inside = set(file.keys())
-            if lost := [
-                aliases[0] for _, aliases, needed in targets if needed and not inside & {*aliases}
-            ]:
-                raise ConfigError(_not_inside(path, lost, inside))
-            for target, aliases, _ in targets:
-                if stored := {name: file.get_tensor(name) for name in aliases if name in inside}:
-                    values.append((target, _checked(path, stored, target)))
+        stored = load_file(path)
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file.") from None
     except (OSError, SafetensorError) as error:
@@ -395,6 +364,16 @@ def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> N
             f"{path}: cannot be read as a safetensors file ({reason}). Pickled weights, such as "
             ".bin and .pt, are not opened: save them by safetensors.torch.save_file."
         ) from None
+    values: list[tuple[Tensor, Tensor]] = []
+    for target, aliases, needed in targets:
+        if present := {name: stored[name] for name in aliases if name in stored}:
+            values.append((target, _checked(path, present, target)))
+        elif needed:
+            near = difflib.get_close_matches(aliases[0], sorted(stored), n=1, cutoff=0.0)
+            raise ConfigError(
+                f"{path}: lacks {aliases[0]!r}. Near it: {', '.join(near) or 'nothing'}. Names "
+                "must be those of the module, or keep fewer parameters."
+            )
     with torch.no_grad():
         for target, value in values:
             target.copy_(value)
@@ -419,29 +398,18 @@ def _targets(module: nn.Module, names: Sequence[str]) -> list[tuple[Tensor, list
     return targets
 
 
-def _not_inside(path: str | Path, lost: list[str], inside: set[str]) -> str:
-    near = difflib.get_close_matches(lost[0], sorted(inside), n=1, cutoff=0.0)
-    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-    return (
-        f"{path}: lacks {lost[0]!r}{more}. Near it: {', '.join(near) or 'nothing'}. Names must be "
-        "those of the module, or keep fewer parameters."
-    )
-
-
 def _checked(path: str | Path, stored: Mapping[str, Tensor], expected: Tensor) -> Tensor:
     """Return the value of one tensor, by whatever names the file has it."""
     floating = expected.is_floating_point()
-    accepted = _FLOATS if floating else (expected.dtype,)
     for name, value in stored.items():
-        if value.dtype not in accepted:
-            kind = "floating point" if floating else expected.dtype
-            raise ConfigError(f"{path}: {name!r} is {value.dtype}; must be {kind}.")
-        if value.shape != expected.shape:
+        kinds = _FLOATS if floating else (expected.dtype,)
+        if value.dtype not in kinds or value.shape != expected.shape:
             raise ConfigError(
-                f"{path}: {name!r} has shape {tuple(value.shape)}; the module needs "
+                f"{path}: {name!r} is {value.dtype} of shape {tuple(value.shape)}; must be "
+                f"{'floating point' if floating else expected.dtype} of shape "
                 f"{tuple(expected.shape)}."
             )
-        if floating and not value.to(expected.dtype).isfinite().all():
+        if not value.to(expected.dtype).isfinite().all():
             raise ConfigError(f"{path}: {name!r} holds NaN or infinity in float32: must be finite.")
     first, *duplicates = stored.values()
     if any(not torch.equal(first, other) for other in duplicates):

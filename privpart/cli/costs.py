@@ -309,9 +309,6 @@ def _schedule_costs(plan: "PlanFile", rounds: "Rounds") -> list[dict[str, Any]]:
 def _print_schedule_tables(
     rounds: "Rounds", groups: list[dict[str, Any]], costs: list[dict[str, Any]]
 ) -> None:
-    from privpart.plan import strip_chart
-
-    typer.echo(strip_chart(rounds, width=90) + "\n")
     cells = [
         [
             f"#{row['group']} {row['layers']}",

@@ -64,9 +64,9 @@ def small(tmp_path_factory) -> Path:
     return path
 
 
-def test_the_chart_and_the_costs(privpart):
+def test_the_groups_and_the_costs(privpart):
     done = privpart("costs", "--schedule", "--plan", EXAMPLE)
-    assert "#1     ###############.........#######" in done.stdout
+    assert "#1 conv1" in done.stdout
     document = json.loads(
         privpart("costs", "--schedule", "--plan", EXAMPLE, "--format", "json").stdout
     )

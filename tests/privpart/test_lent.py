@@ -105,7 +105,7 @@ def test_every_method_computes_frozen_batch_norm_as_the_loop_does(method, local)
 
 
 def test_batch_norm_in_training_mode_or_without_statistics_is_refused_with_advice():
-    with pytest.raises(ConfigError, match=r"'1' is a BatchNorm2d.*freeze_batch_norm.*GroupNorm"):
+    with pytest.raises(ConfigError, match=r"'1' is a BatchNorm2d.*replace_batch_norm.*freeze_batch_norm"):
         PartialModel(normalised(), seed=None)
     without = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False).eval())
     with pytest.raises(ConfigError, match=r"no running statistics.*replace_batch_norm"):

@@ -14,7 +14,7 @@ from accounting import ConfigError
 from privpart import PartialModel
 from privpart.models import MODELS, build_network, example_network
 from privpart.patterns import layer_groups, matching_parameters, trained_groups
-from privpart.plan import Schedule, active_rounds, strip_chart
+from privpart.plan import Schedule, active_rounds
 
 # First round of each stretch, from the pipeline of github.com/FLAIR-Community/Fling: (start, end,
 # what), where "all" is a full stretch and a number the groups of a cycle, two rounds each.
@@ -123,21 +123,6 @@ def test_what_is_no_schedule_says_why(change, message):
         Schedule(**{"cycles": 2} | change)
     with pytest.raises(ConfigError, match="groups"):
         Schedule(cycles=1).rounds(0)
-
-
-def test_strip_chart():
-    rounds = Schedule(cycles=1, warm_up=3, rounds_per_group=4).rounds(3)
-    chart = strip_chart(rounds, width=12)
-    assert chart.splitlines() == [
-        "       0         10",
-        "#1     #######.....",
-        "#2     ###....####.",
-        "#3     ###........#",
-        "",
-        "#1     ...",
-        "#2     ...",
-        "#3     ###",
-    ]
 
 
 SIZES = {
