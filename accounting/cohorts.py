@@ -179,11 +179,6 @@ def sampled_guarantee(
     Raises:
         ConfigError: a value out of range, or a mechanism that no known proof covers.
     """
-    if mechanism.prefix_only:
-        raise ConfigError(
-            f"{mechanism.name}: its sensitivity is for prefix sums only; sampling is accounted for "
-            "everything that it releases. Use release='nodes'."
-        )
     z = noise_multiplier
     if isinstance(sampling, PoissonSampling):
         if estimate is not None:

@@ -200,7 +200,7 @@ def bin_modes(mechanism: Mechanism, sampling: BallsInBins) -> Array:
     """Return |C| x_j for every bin j, shape (released values, bins): means of the mixture.
 
     Raises:
-        ConfigError: a mechanism of other rounds, of groups, too long, or for prefix sums only.
+        ConfigError: a mechanism of other rounds, of groups, or too long.
     """
     encoder = magnitudes(mechanism)
     if mechanism.rounds != sampling.rounds:
@@ -221,15 +221,10 @@ def magnitudes(mechanism: Mechanism) -> Array:
     """Return |C|, the encoder without signs, one column per round.
 
     Raises:
-        ConfigError: a mechanism of groups, too long, or for prefix sums only.
+        ConfigError: a mechanism of groups, or too long.
     """
     if mechanism.groups is not None:
         raise ConfigError("grouped: no amplification is known here for groups; use guarantee().")
-    if mechanism.prefix_only:
-        raise ConfigError(
-            f"{mechanism.name}: its sensitivity is for prefix sums only; sampling is accounted for "
-            "everything that it releases. Use release='nodes'."
-        )
     if mechanism.rounds > MOST_ENCODED:
         raise ConfigError(
             f"rounds={mechanism.rounds}: at most {MOST_ENCODED} with correlated noise and a "

@@ -484,8 +484,6 @@ def _assumptions(
 ) -> tuple[Assumption, ...]:
     """Return the assumptions of a run without amplification, all still unchecked."""
     conditions = _common_assumptions(participation, unit)
-    if mechanism.prefix_only:
-        conditions = (*conditions, _PREFIX_ONLY)
     if unit == "example":
         conditions = (*map(_of_examples, conditions), *_ASSUMPTIONS_OF_EXAMPLES)
     return tuple(Assumption(code, text, "asserted", then) for code, text, then in conditions)
@@ -517,12 +515,6 @@ def large_delta(delta: float, population: int | None, unit: str) -> tuple[Assump
     )
 
 
-_PREFIX_ONLY = (
-    "release",
-    "only the noised prefix sums leave the server, and what follows from them, such as the models: "
-    "no tree node, no virtual round, no state of the noise",
-    'the sensitivity is that of release="nodes"',
-)
 _EXAMPLE_WORDS: dict[str, Any] = {
     "trust_model": "central: whoever trains sees every example; others see the parameters after "
     "each step",
@@ -532,8 +524,6 @@ _TEXTS_OF_EXAMPLES = {
     "clipping": "each example's gradient is clipped to clip_norm over all trained parameters "
     "jointly",
     "divisor": "the noised sum is divided by a public constant, the batch size",
-    "release": "only the noised gradients are released, and what follows from them, such as the "
-    "parameters: no tree node, no state of the noise",
     "floating-point": "sums of gradients and noise are integers on a public grid, the noise is a "
     "Gaussian that was rounded exactly, and what floating point adds to a sum is taken from the "
     "clip norm",

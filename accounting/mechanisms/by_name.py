@@ -29,7 +29,7 @@ from accounting.mechanisms.independent import Independent
 from accounting.mechanisms.mechanism import SCHEMA, Mechanism
 from accounting.mechanisms.pruned_tree import PrunedTree
 from accounting.mechanisms.toeplitz import Objective, Toeplitz
-from accounting.mechanisms.tree import BinaryTree, Estimator, Release
+from accounting.mechanisms.tree import BinaryTree, Estimator
 from accounting.participation import Participation
 
 
@@ -118,8 +118,6 @@ class MechanismChoice:
         name: which mechanism.
         restart_every: for "tree", like estimator, completed and release; see ``BinaryTree``.
         estimator: "vanilla" or "online".
-        completed: whether each tree is completed before a restart.
-        release: "nodes" or "prefix".
         bands: for "toeplitz": bands of the square-root matrix or of the fit; None is all of them.
             For "banded-inverse": draws per round.
         coefficients: for "toeplitz" and "banded-inverse": used instead of the square root.
@@ -136,8 +134,6 @@ class MechanismChoice:
     name: MechanismName
     restart_every: int | None = None
     estimator: Estimator = "vanilla"
-    completed: bool = False
-    release: Release = "nodes"
     bands: int | None = None
     coefficients: tuple[float, ...] | None = None
     buffers: int | None = None

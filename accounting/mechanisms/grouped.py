@@ -98,11 +98,6 @@ class Grouped:
         return self
 
     @property
-    def prefix_only(self) -> bool:
-        """Whether any group's mechanism asks for it."""
-        return any(mechanism.prefix_only for mechanism in self.mechanisms)
-
-    @property
     def rounds(self) -> int:
         """Number of rounds n, of all groups together."""
         return len(self.schedule)

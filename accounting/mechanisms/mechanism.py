@@ -44,11 +44,6 @@ class Mechanism(Protocol):
         """Rounds after which the noise starts anew; None: it is correlated over all rounds."""
         ...
 
-    @property
-    def prefix_only(self) -> bool:
-        """Whether the sensitivity holds only if nothing but noised prefix sums is released."""
-        ...
-
     def encoder(self) -> Array:
         """C, shape (released values, n). Dense: for tests and small n."""
         ...
@@ -177,7 +172,6 @@ class OneStream:
 
     groups = None
     restart_every: int | None = None
-    prefix_only = False
     fitted = False
 
     def to_dict(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ updates, so they cost what it costs (``docs/noise.md`` has the argument):
                (nodes of a tree), or they are a filter f of the integers released so far, and the
                noise of round t is round(b z_t - f).
     "buffers"  The same filter, with state registers that hold real functions of those integers.
-    "output"   Registers hold real numbers, and only OUT is rounded.
+    "output"   The noise of a round is a sum of draws, without state, and only OUT is rounded.
 
 A filter that is computed in floating point misses f by an error that depends on what was released.
 ``filter_error`` bounds it, and the server shortens the clip norm by its effect.
@@ -59,20 +59,6 @@ class ListedOp(NamedTuple):
     target: int
     terms: list[tuple[int, float]]
     draws: Sequence[tuple[int, float]]
-
-
-class NoiseRow(NamedTuple):
-    """The noise of one round as a sum of draws.
-
-    Attributes:
-        draws: coefficients by (round, index) of the draw.
-        roundings: bound on the error of computing it in floating point, in multiples of 2^-53 times
-            the largest value of a register: one per product (two per draw) and one per sum, times
-            its effect on the noise.
-    """
-
-    draws: dict[tuple[int, int], Fraction]
-    roundings: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,29 +112,16 @@ class NoiseProgram:
         """Return the number of draws of all rounds."""
         return sum(len(op.draws) for t in range(self.rounds) for op in self.ops(t))
 
-    def row(self, t: int) -> "NoiseRow":
-        """Return how the noise of round t mixes the draws, by running the program backwards."""
-        reached = {OUT: Fraction(1)}
-        draws: dict[tuple[int, int], Fraction] = {}
-        roundings = 0.0
-        for s in range(t, -1, -1):
-            for target, terms, fresh in reversed(self.round(s)):
-                weight = reached.pop(target, Fraction(0))
-                if not weight:
-                    continue
-                products = sum(abs(c) != 1 for _, c in terms) + 2 * len(fresh)
-                sums = len(terms) + len(fresh) - 1
-                roundings += float(abs(weight)) * (products + sums)
-                for register, c in terms:
-                    reached[register] = reached.get(register, Fraction(0)) + weight * Fraction(c)
-                for index, c in fresh:
-                    made_in = index if self.draws_again else s
-                    before = draws.get((made_in, index), Fraction(0))
-                    draws[made_in, index] = before + weight * Fraction(c)
-            reached = {r: weight for r, weight in reached.items() if r >= 0 and weight}
-            if not reached:
-                break
-        return NoiseRow(draws, roundings)
+    def row(self, t: int) -> dict[int, Fraction]:
+        """Return the exact coefficient of each draw in the noise of a round without state."""
+        registers: dict[int, dict[int, Fraction]] = {}
+        for target, terms, draws in self.ops(t):
+            mixed = {index: Fraction(c) for index, c in draws}
+            for register, c in terms:
+                for index, weight in registers[register].items():
+                    mixed[index] = mixed.get(index, Fraction(0)) + weight * Fraction(c)
+            registers[target] = mixed
+        return registers[OUT]
 
     def matrix(self) -> NDArray[np.float64]:
         """Return N, shape (n, draws): row t is how the noise of round t mixes the draws."""

@@ -72,20 +72,19 @@ class PrunedTree(OneStream):
             raise ConfigError(f"step={step}: must be below {self.rounds}, the number of steps.")
         after = self.active[step + 1] if step + 1 < self.rounds else self.span
         ends = range(self.active[step] + 1, after + 1)
-        return min((self._nodes(forest(end, None, completed=False)) for end in ends), key=len)
+        return min((self._nodes(forest(end, None)) for end in ends), key=len)
 
     def _nodes(self, dyadic: Iterable[Block]) -> list[Node]:
         """Return the blocks in steps of the group, without those that hold no active round."""
-        edges = [(block.first, block.first + 2**block.height) for block in dyadic]
+        edges = [(block.first, block.first + block.rounds) for block in dyadic]
         steps = [tuple(bisect_left(self.active, edge) for edge in pair) for pair in edges]
         return [(first, end - first) for first, end in steps if end > first]
 
     def nodes(self) -> list[Node]:
         """Return every node that holds active rounds; nodes that hold the same ones are one."""
-        blocks = forest(self.span, None, completed=False)
         dyadic = (
-            Block(block.first + leaf, size, size.bit_length() - 1)
-            for block in blocks
+            Block(block.first + leaf, size.bit_length() - 1)
+            for block in forest(self.span, None)
             for leaf, size in block.nodes()
         )
         return list(dict.fromkeys(self._nodes(dyadic)))

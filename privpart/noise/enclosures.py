@@ -20,6 +20,7 @@ _TAIL = (
 )
 # Bits to which ``_TAIL`` is stated.
 _TAIL_BITS = 340
+_ZERO = Fraction(0)
 Enclosure = tuple[Fraction, Fraction]
 """Two numbers between which a real number lies."""
 
@@ -64,6 +65,27 @@ def enclosed(
         attempt += 1
         if layer:  # the tail keeps its word: it is tried again
             word, drawn = following, attempt
+
+
+def nearest_integer(
+    terms: Sequence[tuple[Callable[[int], Enclosure], Fraction]], offset: Fraction = _ZERO
+) -> int:
+    """Return round(offset + the sum of coefficient x draw); ends with probability 1.
+
+    Args:
+        terms: per draw, its enclosure to so many bits, and its coefficient.
+        offset: an exact number.
+    """
+    bits = 64
+    while True:
+        low = high = offset + Fraction(1, 2)
+        for enclosure, c in terms:
+            ends = [c * end for end in enclosure(bits)]
+            low, high = low + min(ends), high + max(ends)
+        if low.__floor__() == high.__floor__():
+            return low.__floor__()
+        # a sum of Gaussians is a half with probability 0, so some number of bits settles it
+        bits *= 2
 
 
 @lru_cache(maxsize=8)

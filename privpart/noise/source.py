@@ -15,7 +15,7 @@ import hashlib
 import os
 import resource
 import secrets
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -25,37 +25,44 @@ SALT_BYTES = 16
 _PR_SET_DUMPABLE = 4  # of prctl(2)
 
 
-class NoiseSource(Protocol):
-    """Standard normal draws by address."""
+class NoiseSource:
+    """Standard normal draws by address, from a key.
 
-    @property
-    def private(self) -> bool:
-        """Whether the draws are secret; if not, no guarantee may be claimed."""
-        ...
+    Attributes:
+        private: whether the draws are secret; if not, no guarantee may be claimed.
+        identity: equal for sources of the same draws; reveals nothing about secret ones.
+    """
 
-    @property
-    def identity(self) -> str:
-        """Equal for sources of the same draws; reveals nothing about secret ones."""
-        ...
+    private: bool
+    identity: str
+
+    def __init__(self, key: bytes) -> None:
+        self._key = key
 
     def claim(self, stream: int) -> None:
         """Take one stream of draws for one noise stream; a secret source refuses a second claim."""
-        ...
 
     def salt(self) -> bytes:
-        """Return the salt of a new attempt, 0 or 16 bytes."""
-        ...
+        """Return the salt of a new attempt: none, so a resumed simulation draws what it did."""
+        return b""
 
     def draws(self, stream: int, salt: bytes) -> Draws:
         """Return the draws of a stream, an id from 0 to 2^32 - 1, under a salt."""
-        ...
+        if type(stream) is not int or not 0 <= stream < 2**32:
+            raise ConfigError(f"stream={stream!r}: must be a whole number from 0 to 2^32 - 1.")
+        address = b"privpart draws|%d|" % stream + salt
+        return Draws(hashlib.sha256(self._key + address).digest())
 
     def cohort_key(self) -> bytes:
-        """Return 32 bytes that the cohorts of a sampled run are drawn from."""
-        ...
+        """Return the 32 bytes that the cohorts of a sampled run are drawn from.
+
+        A hash of the noise key, so a run that is resumed draws the same cohorts, and whoever erases
+        the noise key erases it, too. It is as secret as the noise.
+        """
+        return hashlib.sha256(b"privpart cohort key|" + self._key).digest()
 
 
-class SecretSource:
+class SecretSource(NoiseSource):
     """Draws under a secret key; for every run whose result is released.
 
     Args:
@@ -77,14 +84,10 @@ class SecretSource:
             raise ConfigError("key: must be 32 bytes; leave it out to draw them from the system.")
         _forbid_core_dumps()
         # never shown, compared or copied: whoever has it can remove the noise
-        self._key = key
+        super().__init__(key)
+        self.identity = f"secret:{hashlib.sha256(b'privpart source identity|' + key).hexdigest()}"
         self._process = os.getpid()
         self._claimed: set[int] = set()
-
-    @property
-    def identity(self) -> str:
-        """A hash of the key, which does not reveal it."""
-        return f"secret:{hashlib.sha256(b'privpart source identity|' + self._key).hexdigest()}"
 
     def claim(self, stream: int) -> None:
         """Take ``stream`` for one run.
@@ -118,15 +121,7 @@ class SecretSource:
                 "this process was forked from the one that holds the noise key, and would repeat "
                 "its noise. Draw in the process that made the SecretSource."
             )
-        return _draws(self._key, stream, salt)
-
-    def cohort_key(self) -> bytes:
-        """Return the secret key of the run's cohorts; it is as secret as the noise.
-
-        It is a hash of the noise key under a label of its own, so a run that is resumed draws the
-        same cohorts, and whoever erases the noise key erases it, too.
-        """
-        return _cohort_key(self._key)
+        return super().draws(stream, salt)
 
     def __repr__(self) -> str:
         return "SecretSource(<key>)"
@@ -135,7 +130,7 @@ class SecretSource:
         raise TypeError("SecretSource: is never copied or pickled; a copy would repeat its noise.")
 
 
-class SeededSource:
+class SeededSource(NoiseSource):
     """Draws from a public seed, for simulations: anyone who knows the seed can remove the noise.
 
     Args:
@@ -146,27 +141,8 @@ class SeededSource:
 
     def __init__(self, seed: int) -> None:
         self.seed = checks.count("seed", seed, minimum=0)
-        self._key = hashlib.sha256(f"privpart seeded source|{self.seed}".encode()).digest()
-
-    @property
-    def identity(self) -> str:
-        """The seed."""
-        return f"seeded:{self.seed}"
-
-    def claim(self, stream: int) -> None:
-        """Nothing to protect: simulations repeat themselves."""
-
-    def salt(self) -> bytes:
-        """Return no bytes: a simulation that is resumed draws what it would have drawn."""
-        return b""
-
-    def draws(self, stream: int, salt: bytes) -> Draws:
-        """Return the draws of a stream."""
-        return _draws(self._key, stream, salt)
-
-    def cohort_key(self) -> bytes:
-        """Return the key of the run's cohorts, which anyone who knows the seed can compute."""
-        return _cohort_key(self._key)
+        self.identity = f"seeded:{self.seed}"
+        super().__init__(hashlib.sha256(f"privpart seeded source|{self.seed}".encode()).digest())
 
     def __repr__(self) -> str:
         return f"SeededSource({self.seed})"
@@ -181,14 +157,3 @@ def _forbid_core_dumps() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     except (AttributeError, OSError):
         return  # no Linux
-
-
-def _draws(key: bytes, stream: int, salt: bytes) -> Draws:
-    if type(stream) is not int or not 0 <= stream < 2**32:
-        raise ConfigError(f"stream={stream!r}: must be a whole number from 0 to 2^32 - 1.")
-    address = b"privpart draws|%d|" % stream + salt
-    return Draws(hashlib.sha256(key + address).digest())
-
-
-def _cohort_key(key: bytes) -> bytes:
-    return hashlib.sha256(b"privpart cohort key|" + bytes(key)).digest()

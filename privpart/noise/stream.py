@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cache
+from functools import cache, partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,9 +31,9 @@ from torch import Tensor
 
 from accounting import Mechanism, checks, fingerprint
 from accounting.checks import ConfigError
-from accounting.mechanisms.program import OUT, ListedOp, NoiseProgram, NoiseRow
+from accounting.mechanisms.program import OUT, ListedOp, NoiseProgram
 from privpart.grid import Grid, noise_bits
-from privpart.noise.enclosures import Enclosure
+from privpart.noise.enclosures import nearest_integer
 from privpart.noise.source import SALT_BYTES, NoiseSource
 from privpart.noise.ziggurat import REAL_ERROR, Draws, are_allowed
 from privpart.plan import PrivacyPlan
@@ -50,8 +50,8 @@ _BLOCK = 2**14
 _UNIT_ROUNDOFF = 2.0**-53
 # Whole numbers up to here are float64.
 _EXACT = 2.0**53
-# Bits to which a doubtful draw is computed at first.
-_BITS = 64
+# Bound on the size of every draw.
+_LARGEST_DRAW = 16
 # Terms of a run up to which all rounds are listed when it begins: some 20 MB.
 _MOST_LISTED = 2**17
 
@@ -98,7 +98,7 @@ class Executor:
             self._listed = [program.round(t) for t in range(program.rounds)]
         self._round_number = 0
         self._ops: list[ListedOp] = []
-        self._row: NoiseRow | None = None
+        self._row: dict[int, Fraction] | None = None
 
     def _refuse_weights(self) -> None:
         """Check the operations of all rounds: a later round could not be mended.
@@ -151,7 +151,7 @@ class Executor:
         if self._row is None:
             self._run_rounding(draws_of(self._round_number), start, state, out)
         else:
-            self._run_real(self._row, draws_of, start, state, out)
+            self._run_real(self._row, draws_of, start, out)
         self._check_range(out)
 
     def recall(self, indices: Sequence[int], draws_of: DrawsOf, start: int, state: Vector) -> None:
@@ -183,62 +183,33 @@ class Executor:
                     self._check_range(to)
 
     def _run_real(
-        self, row: NoiseRow, draws_of: DrawsOf, start: int, state: Vector, out: Vector
+        self, row: dict[int, Fraction], draws_of: DrawsOf, start: int, out: Vector
     ) -> None:
-        registers: dict[int, Vector] = {}
-        fresh_draw = np.empty(len(out))
-
-        def register(r: int) -> Vector:
-            if r not in registers:
-                registers[r] = state[r] if r >= 0 else np.empty(len(out))
-            return registers[r]
-
-        for target, terms, fresh in self._ops:
-            to = register(target)
-            _linear([(register(r), c) for r, c in terms], to)
-            for index, c in fresh:
-                made_in = index if self.program.draws_again else self._round_number
-                draws_of(made_in).real(index, start, fresh_draw)
-                np.multiply(fresh_draw, c * self.stddev, out=fresh_draw)
-                np.add(to, fresh_draw, out=to)
-        self._round(row, draws_of, start, registers[OUT], out)
-
-    def _round(
-        self, row: NoiseRow, draws_of: DrawsOf, start: int, real: Vector, out: Vector
-    ) -> None:
-        """Round to the nearest integers; where floats do not settle it, from enclosures."""
-        error = self._real_error(row)
-        doubtful = np.zeros(len(out), np.bool_)
-        scratch = np.empty(min(_BLOCK, len(out)))
-        for first in range(0, len(out), _BLOCK):
-            block = slice(first, first + _BLOCK)
-            nearest = np.rint(real[block], out=scratch[: len(out) - first])
-            np.copyto(out[block], nearest, casting="unsafe")
-            np.subtract(real[block], nearest, out=nearest)
-            np.greater(np.abs(nearest, out=nearest), 0.5 - error, out=doubtful[block])
+        """Round a sum of draws; where floats do not settle it, from enclosures."""
+        real = self._sum_of_draws(row, draws_of, start, np.zeros(len(out)))
+        nearest = np.rint(real)
+        np.copyto(out, nearest, casting="unsafe")
+        doubtful = np.abs(real - nearest) > 0.5 - self._real_error(row)
         for i in np.flatnonzero(doubtful).tolist():
-            out[i] = self._exactly(row.draws, draws_of, start + i)
+            terms = [
+                (partial(draws_of(index).enclosure, index, start + i), c * Fraction(self.stddev))
+                for index, c in row.items()
+            ]
+            out[i] = nearest_integer(terms)
 
-    def _real_error(self, row: NoiseRow) -> float:
-        """Bound on the error of OUT before it is rounded, in steps."""
-        mixed = self.stddev * float(sum(map(abs, row.draws.values())))
-        return 1.01 * (mixed * REAL_ERROR + row.roundings * _UNIT_ROUNDOFF * self.limit)
+    def _sum_of_draws(
+        self, row: dict[int, Fraction], draws_of: DrawsOf, start: int, to: Vector
+    ) -> Vector:
+        fresh = np.empty(len(to))
+        for index, c in row.items():
+            draws_of(index).real(index, start, fresh)
+            to += np.multiply(fresh, float(c) * self.stddev, out=fresh)
+        return to
 
-    def _exactly(
-        self, draws: dict[tuple[int, int], Fraction], draws_of: DrawsOf, coordinate: int
-    ) -> int:
-        stddev = Fraction(self.stddev)
-        # a sum of Gaussians is a half with probability 0, so some number of bits settles it
-        bits = _BITS
-        while True:
-            low = high = Fraction(1, 2)
-            for (made_in, index), c in draws.items():
-                z = draws_of(made_in).enclosure(index, coordinate, bits)
-                a, b = _scaled(z, c * stddev)
-                low, high = low + a, high + b
-            if low.__floor__() == high.__floor__():
-                return low.__floor__()
-            bits *= 2
+    def _real_error(self, row: dict[int, Fraction]) -> float:
+        """Bound on the error of a sum of draws: three roundings of each term, one of each sum."""
+        mixed = self.stddev * float(sum(map(abs, row.values())))
+        return 1.01 * mixed * (REAL_ERROR + (len(row) + 3) * _LARGEST_DRAW * _UNIT_ROUNDOFF)
 
     def _check_range(self, values: Vector) -> None:
         if not (-self.limit < values.min() and values.max() < self.limit):
@@ -246,10 +217,6 @@ class Executor:
                 "the noise left its range, which Gaussian draws never do: the state or the key of "
                 "this run is damaged. Nothing was released."
             )
-
-
-def _scaled(z: Enclosure, c: Fraction) -> Enclosure:
-    return (c * z[0], c * z[1]) if c >= 0 else (c * z[1], c * z[0])
 
 
 def _linear(sources: Sequence[tuple[Vector, float]], to: Vector) -> Vector:

@@ -43,7 +43,7 @@ take longer, and which ones depends on the noise.
 import hashlib
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -52,7 +52,14 @@ from numpy.typing import NDArray
 
 from accounting.checks import ConfigError
 from accounting.sensitivity import Array
-from privpart.noise.enclosures import LAYERS, DoubtError, Enclosure, edges, enclosed
+from privpart.noise.enclosures import (
+    LAYERS,
+    DoubtError,
+    Enclosure,
+    edges,
+    enclosed,
+    nearest_integer,
+)
 
 BLOCK = 2**15
 """Coordinates that are computed together, in buffers that stay in the processor's cache."""
@@ -136,7 +143,8 @@ class Draws:
         out[where] = nearest = np.rint(z)
         doubt |= ~(np.abs(z - nearest) <= 0.5 - (bound * weight + error))
         for i, own_offset in zip(where[doubt].tolist(), offsets[doubt].tolist(), strict=True):
-            out[i] = self._exactly(index, start + i, weight, own_offset)
+            draw = partial(self.enclosure, index, start + i)
+            out[i] = nearest_integer([(draw, Fraction(weight))], Fraction(own_offset))
 
     def real(self, index: int, start: int, out: Array) -> None:
         """Write z, each within ``REAL_ERROR``, for coordinates ``start`` to ``start + len(out)``.
@@ -170,17 +178,6 @@ class Draws:
             except DoubtError:
                 pass
             more *= 2
-
-    def _exactly(self, index: int, coordinate: int, weight: float, offset: float) -> int:
-        """Return round(weight z + offset); ends with probability 1, as z has a density."""
-        shift = Fraction(offset) + Fraction(1, 2)
-        bits = 64
-        while True:
-            low, high = self.enclosure(index, coordinate, bits)
-            floor = (low * Fraction(weight) + shift).__floor__()
-            if floor == (high * Fraction(weight) + shift).__floor__():
-                return floor
-            bits *= 2
 
     def _words(self, index: int, start: int, count: int) -> Words:
         """Return words ``start`` to ``start + count`` of a draw, in a buffer."""

@@ -21,14 +21,12 @@ SINGLE = [
     (Independent(1600), 40.0, 28.29),
     (BinaryTree(1600), 10.488, 7.535),
     (BinaryTree(1600, estimator="online"), 7.990, 5.728),
-    (BinaryTree(1600, estimator="online", release="prefix"), 7.412, 5.313),
     (Toeplitz.square_root(1600), 3.415, 3.252),
     (BufferedToeplitz(1600, *BLT_2), 3.573, 3.239),
     (BufferedToeplitz(1600, *BLT_3), 3.503, 3.202),
     (Independent(2048), 45.25, 32.01),
     (BinaryTree(2048), 11.489, 8.124),
     (BinaryTree(2048, estimator="online"), 8.697, 6.150),
-    (BinaryTree(2048, estimator="online", release="prefix"), 8.036, 5.682),
     (Toeplitz.square_root(2048), 3.493, 3.331),
 ]
 # the same section: k = 5, b = 320; squared sensitivity, max error, rmse

@@ -22,7 +22,6 @@ from accounting import (
         (BinaryTree(8), 3, 1),
         (BinaryTree(8, estimator="online"), 3, 15 / 8),
         (BinaryTree(12, restart_every=3), 2, 1),
-        (BinaryTree(6, restart_every=3, completed=True), 2, 7 / 6),
         (Toeplitz(8, (1.0, 0.5, 0.25)), 2, 1),
         (BufferedToeplitz(8, (0.9, 0.5), (0.1, 0.2)), 2, 1),
         (BandedInverse(8, (1.0, -0.5)), 0, 15 / 8),

@@ -17,7 +17,6 @@ from accounting import (
     Grouped,
     Independent,
     Participation,
-    PrivacyReport,
     PrunedTree,
     Toeplitz,
     error,
@@ -117,8 +116,7 @@ def runs(draw, most=7):
     schedule = [tuple(used.index(g) for g in groups) for groups in schedule]
     builds = [
         trees,
-        lambda own: BinaryTree(len(own), 2, estimator="online", completed=True),
-        lambda own: BinaryTree(len(own), estimator="online", release="prefix"),
+        lambda own: BinaryTree(len(own), 2, estimator="online"),
         lambda own: PrunedTree(n, own),
         lambda own: Independent(len(own)),
         lambda own: Toeplitz.square_root(len(own)),
@@ -402,13 +400,3 @@ def test_a_tree_that_is_always_active_is_the_whole_tree():
 def test_active_rounds_are_rounds_of_the_run(active):
     with pytest.raises(ConfigError, match="active"):
         PrunedTree(8, active)
-
-
-def test_a_group_that_is_accounted_by_its_prefix_sums_says_so_in_the_report():
-    """Its sensitivity is smaller than that of its nodes, so the report must name the condition."""
-    once = Participation(2)
-    for release in ("nodes", "prefix"):
-        tree = BinaryTree(2, estimator="online", release=release)
-        both = Grouped([(0, 1), (0, 1)], [tree, Independent(2)], [1, 1])
-        assumed = PrivacyReport.of(both, once, noise_multiplier=4.0, delta=1e-6).assumptions
-        assert ("release" in {a.code for a in assumed}) == (release == "prefix")

@@ -28,8 +28,6 @@ def trees(n):
         st.just(n),
         st.none() | st.integers(1, n + 1),
         estimator=st.sampled_from(["vanilla", "online"]),
-        completed=st.booleans(),
-        release=st.sampled_from(["nodes", "prefix"]),
     )
 
 
@@ -139,14 +137,10 @@ def test_exact_sensitivity_is_attained_by_some_signs(run):
         assert claimed.squared == pytest.approx(attained, rel=1e-10)
 
 
-@pytest.mark.parametrize("release", ["nodes", "prefix"])
-@pytest.mark.parametrize("completed", [False, True])
 @pytest.mark.parametrize("estimator", ["vanilla", "online"])
-def test_every_small_tree(estimator, completed, release):
+def test_every_small_tree(estimator):
     for n, every in itertools.product(range(1, 13), (None, 1, 2, 3, 5, 6, 7)):
-        tree = BinaryTree(
-            n, every, estimator=estimator, completed=completed, release=release
-        )  # fmt: skip
+        tree = BinaryTree(n, every, estimator=estimator)
         for k, b in ((1, 1), (2, 1), (2, 3), (3, 2), (n, 1)):
             if k <= -(-n // b):
                 for kind in (Participation, FixedOrder):
@@ -171,7 +165,6 @@ def test_a_client_in_every_round_of_a_long_run_is_exact_at_once():
 SIXES = [
     Independent(6),
     BinaryTree(6),
-    BinaryTree(6, release="prefix"),
     Toeplitz(6, (1.0, 0.5)),
     BufferedToeplitz(6, (0.5,), (0.2,)),
     BandedInverse(6, (1.0, -0.5)),

@@ -364,8 +364,6 @@ def test_what_no_proof_covers_is_refused():
         run_of(BMinSep(1, 8, 3), Toeplitz.square_root(8, 4))
     with pytest.raises(ConfigError, match="tree: b-min-sep needs a square lower-triangular"):
         run_of(BMinSep(1, 8, 8), BinaryTree(8))
-    with pytest.raises(ConfigError, match="prefix sums only"):
-        run_of(BallsInBins(2, 8), BinaryTree(8, estimator="online", release="prefix"))
     grouped = Grouped(((0,), (1,)) * 2, (Independent(2), Independent(2)), (1, 1))
     with pytest.raises(ConfigError, match="no amplification is known here for groups"):
         AllocatedGuarantee(4.0, BallsInBins(2, 4), grouped)

@@ -28,7 +28,7 @@ HISTORIES = st.dictionaries(
 MECHANISMS = [
     Independent(12),
     BinaryTree(12),
-    BinaryTree(12, estimator="online", release="prefix"),
+    BinaryTree(12, estimator="online"),
     Toeplitz(12, (1.0, 0.5, 0.25)),
     Toeplitz(12, (1.0, -0.5, 0.25)),
     BufferedToeplitz(12, (0.9, 0.5), (0.2, 0.3)),

@@ -15,7 +15,6 @@ from accounting import (
     Participation,
     PrivacyReport,
     checks,
-    fingerprint,
 )
 from accounting.report import up
 
@@ -267,18 +266,6 @@ def test_shown_figures_round_up(value, text):
 def test_every_report_has_a_second_accountant():
     assert make().cross_check.method == "quadrature"
     assert make().cross_check.agree_to < 1e-7
-
-
-def test_a_prefix_release_states_its_condition_and_the_fingerprint_its_parameters():
-    run = Participation(64)
-    plain = BinaryTree(64, estimator="online")
-    thrifty = BinaryTree(64, estimator="online", release="prefix")
-    reports = [PrivacyReport.of(m, run, noise_multiplier=4.0, delta=1e-6) for m in (plain, thrifty)]
-    codes = [{a.code for a in report.assumptions} for report in reports]
-    assert codes[1] - codes[0] == {"release"}
-    assert reports[1].epsilon < reports[0].epsilon
-    assert reports[0].mechanism_fingerprint != reports[1].mechanism_fingerprint
-    assert reports[0].mechanism_fingerprint == fingerprint(plain)
 
 
 def test_an_earlier_run_is_included():

@@ -19,14 +19,11 @@ from accounting import (
 
 ONCE, TWICE, APART = Participation(6), Participation(6, 2, 1), Participation(6, 2, 3)
 FALLING, RISING, NEGATIVE = (1.0, 0.5, 0.25), (1.0, 0.25, 0.5), (1.0, 0.5, -0.25)
-ONLINE = {"estimator": "online", "release": "prefix"}
 
 CASES = [
     (Independent(6), TWICE, True, "one unit per participation"),
     (BinaryTree(6), ONCE, True, "binary tree: levels of the tree"),
     (BinaryTree(6), TWICE, True, "binary tree: exact recursion"),
-    (BinaryTree(6, release="prefix"), TWICE, True, "binary tree: exact recursion"),
-    (BinaryTree(6, **ONLINE), ONCE, True, "prefix sums of the tree: largest column norm"),
     (Toeplitz(6, RISING), ONCE, True, "largest column norm"),
     (Toeplitz(6, NEGATIVE), APART, True, "bands within separation"),
     (Toeplitz(6, FALLING), TWICE, True, "non-increasing Toeplitz"),

@@ -36,7 +36,6 @@ def mechanisms(n: int) -> list[Mechanism]:
         BinaryTree(n),
         BinaryTree(n, restart_every=3),
         BinaryTree(n, estimator="online"),
-        BinaryTree(n, release="prefix"),
         BufferedToeplitz(n, decay=(0.7, 0.97), scale=(0.3, 0.13)),
     ]
 

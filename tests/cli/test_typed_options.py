@@ -194,14 +194,14 @@ def test_a_budget_refuses_what_has_no_effect(privpart, line, typed, fault):
 @pytest.mark.parametrize(
     ("mechanism", "fault"),
     [
-        ("tree:bands=3", "tree: no option 'bands'; tree takes completed, estimator"),
+        ("tree:bands=3", "tree: no option 'bands'; tree takes estimator"),
         ("toeplitz:estimator=vanilla", "no option 'estimator'"),
         ("independent:fit", "independent has no options"),
         ("forest", "must be one of tree, independent"),
         ("file:none.json", "none.json: cannot be read"),
         ("file:", "cannot be read"),
-        ("tree:completed", "completed=True: is about restarts"),
-        ("tree:completed=1", "takes no value"),
+        ("tree:completed", "no option 'completed'"),
+        ("toeplitz:fit=1", "takes no value"),
         ("tree:restart_every", "restart_every=: must be a whole number"),
         ("tree:restart_every=64", "has no effect, as the run ends after 64 rounds"),
         ("tree:estimator=best", "must be one of vanilla, online"),

@@ -20,15 +20,11 @@ SQUARE = Dense(
 TREES = [
     *(BinaryTree(n) for n in (1, 2, 3, 8, 13, 16)),
     *(BinaryTree(n, estimator="online") for n in (1, 2, 7, 8, 13)),
-    *(BinaryTree(n, estimator="online", release="prefix") for n in (2, 8, 11)),
-    BinaryTree(11, release="prefix"),
     *(
-        BinaryTree(n, every, estimator=estimator, completed=completed)
+        BinaryTree(n, every, estimator=estimator)
         for n, every in ((13, 5), (12, 4), (11, 3), (5, 1), (6, 9), (13, 6))
         for estimator in ("vanilla", "online")
-        for completed in (False, True)
     ),
-    BinaryTree(12, 5, estimator="online", completed=True, release="prefix"),
     PrunedTree(1, (0,)),
     PrunedTree(16, (0, 1, 2, 3, 9, 12)),
     PrunedTree(100, (3, 4, 8, 31, 32, 64, 70, 99)),
@@ -50,7 +46,7 @@ FILTERS = [
 ]
 LAW = [
     BinaryTree(7),
-    BinaryTree(7, 3, estimator="online", completed=True),
+    BinaryTree(7, 3, estimator="online"),
     BufferedToeplitz(5, **BLT3),
     Toeplitz.square_root(6, bands=3, normalize_columns=True),
     Independent(3),
@@ -65,8 +61,7 @@ GROUPS_ACTIVE = [(0, 1, 2), (0, 1, 2), (0,), (0,), (1,), (1,), (2,), (0, 1, 2), 
 _BY_GROUP = [[t for t, groups in enumerate(GROUPS_ACTIVE) if g in groups] for g in range(3)]
 GROUPS = {
     "tree": [BinaryTree(len(rounds)) for rounds in _BY_GROUP],
-    "online": [BinaryTree(len(rounds), 4, estimator="online", completed=True)
-               for rounds in _BY_GROUP],
+    "online": [BinaryTree(len(rounds), 4, estimator="online") for rounds in _BY_GROUP],
     "pruned": [PrunedTree(len(GROUPS_ACTIVE), rounds) for rounds in _BY_GROUP],
     "blt": [BufferedToeplitz(len(rounds), (0.9, 0.4), (0.3, 0.2)) for rounds in _BY_GROUP],
     "mixed": [BinaryTree(6), BufferedToeplitz(6, (0.5,), (0.25,)), Independent(5)],

@@ -18,9 +18,9 @@ def nearest(number):
     return floor(number + Fraction(1, 2))
 
 
-def random_draw(*address, most=4, denominator=PRIME):
-    """A rational number between -most and most, by its address."""
-    digest = hashlib.sha256(repr(address).encode()).digest()
+def random_draw(*address, at=None, most=4, denominator=PRIME):
+    """A rational number between -most and most, by its address, whose last part is ``at``."""
+    digest = hashlib.sha256(repr(address if at is None else (*address, at)).encode()).digest()
     size = 2 * most * denominator
     return Fraction(int.from_bytes(digest) % size, denominator) - most
 

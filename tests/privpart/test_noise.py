@@ -58,9 +58,7 @@ def encoder_of_the_draws(mechanism) -> np.ndarray:
         return mechanism.encoder()[[mechanism.nodes().index(node) for node in drawn]]
     if not isinstance(mechanism, BinaryTree):
         return mechanism.encoder()
-    rows = BinaryTree(
-        mechanism.rounds, mechanism.restart_every, completed=mechanism.completed
-    ).encoder()
+    rows = BinaryTree(mechanism.rounds, mechanism.restart_every).encoder()
     if mechanism.estimator == "online":
         return rows
     ends = [
@@ -136,9 +134,7 @@ def test_the_state_is_what_the_footprint_claims(mechanism):
     ("mechanism", "size"),
     [
         (BinaryTree(7, 3), 4),
-        (BinaryTree(7, 3, completed=True), 8),
         (BinaryTree(7, estimator="online"), 4),
-        (BinaryTree(7, estimator="online", release="prefix"), 8),
         (Toeplitz.square_root(6, bands=3), 4),
         (BufferedToeplitz(5, **BLT3), 8),
         (Independent(3), 4),

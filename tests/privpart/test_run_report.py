@@ -355,11 +355,6 @@ def test_a_fork_repeats_what_nobody_checked_about_its_parent(folder, tmp_path, m
     noise = next(a for a in found.assumptions if a.code == "noise")
     assert noise.status == "asserted"
     assert "asserted of the run that this one was forked from" in noise.evidence
-    thrifty = plan(mechanism=BinaryTree(6, estimator="online", release="prefix"))
-    with RunFolder.create(tmp_path / "prefix", thrifty) as run:
-        train(run, 1)
-    fork(tmp_path / "prefix", tmp_path / "after", plan(), facts={"delta": 1e-6}).close()
-    assert "release" in statuses(run_report(tmp_path / "after").guarantee)
 
 
 def test_the_facts_of_a_fork_are_its_own(folder, tmp_path):

@@ -320,7 +320,6 @@ GROUPS = Grouped(((0,), (1,)) * 3, (Independent(3), Independent(3)), (2, 1))
         ({"participation": Participation(6)}, "participation: must be what the sampler"),
         ({"mechanism": GROUPS}, "grouped: no amplification"),
         ({"mechanism": BinaryTree(6)}, "only a square lower-triangular"),
-        ({"mechanism": BinaryTree(6, release="prefix")}, "prefix sums only"),
         ({"mechanism": Toeplitz.square_root(6, 2)}, "reaches further back"),
         ({"estimate": Estimate(10_000)}, "draws: Poisson sampling"),
     ],

@@ -6,6 +6,7 @@ import itertools
 import math
 import threading
 from fractions import Fraction
+from functools import partial
 
 import mpmath
 import numpy as np
@@ -59,7 +60,11 @@ def wrong(coordinates, whole, *, index=0, weight=K20, offset=None):
     return [
         i
         for i in np.unique(coordinates).tolist()
-        if whole[i] != draws._exactly(index, i, weight, 0.0 if offset is None else float(offset[i]))
+        if whole[i]
+        != enclosures.nearest_integer(
+            [(partial(draws.enclosure, index, i), Fraction(weight))],
+            Fraction(0 if offset is None else float(offset[i])),
+        )
     ]
 
 
@@ -93,9 +98,9 @@ def test_integers_of_the_tail_are_those_between_bounds():
 def test_numbers_in_doubt_are_settled_between_bounds(monkeypatch):
     """At 2^38 a bound of 2^-8 + 2^-10 leaves 0.98 % in doubt."""
     asked = []
-    exactly = Draws._exactly
+    enclosure = Draws.enclosure
     monkeypatch.setattr(
-        Draws, "_exactly", lambda self, *where: asked.append(where[1]) or exactly(self, *where)
+        Draws, "enclosure", lambda self, *where: asked.append(where[1]) or enclosure(self, *where)
     )
     count, weight = 2**15, 2.0**38
     whole = drawn(count, weight=weight)

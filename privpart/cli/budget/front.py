@@ -45,8 +45,6 @@ from privpart.cli.output import print_result, print_table
 if TYPE_CHECKING:
     from privpart.training.plan_file import PlanFile
 
-_PREFIX_ROUNDS = 2048
-"""The most rounds whose prefix release is accounted in about a second; the time is cubic."""
 _BANDED_ROUNDS = 8192
 """The most rounds for which many-banded filters are fitted here; the time is quadratic."""
 _DENSE: Final = "dense"
@@ -235,8 +233,6 @@ def _candidates(participation: Participation) -> Iterator[str]:
     for buffers in _BUFFERS:
         yield f"blt:buffers={buffers}"
     yield from ("tree", "tree:estimator=online")
-    if n <= _PREFIX_ROUNDS:
-        yield "tree:estimator=online,release=prefix"
     if small:
         for bands in _widths(participation):
             yield f"bandmf:bands={bands}"
@@ -244,7 +240,7 @@ def _candidates(participation: Participation) -> Iterator[str]:
     else:
         typer.echo(
             f"privpart: left out above {_BANDED_ROUNDS} rounds: banded inverses of more than two "
-            "bands, Toeplitz encoders, the prefix release of trees.",
+            "bands, and Toeplitz encoders.",
             err=True,
         )
 
