@@ -34,11 +34,12 @@ from privpart.models import mcmahan_2nn, small_cnn
 from privpart.select import (
     IndependentKeys,
     SelectEngine,
-    SelectReport,
     SharedKeys,
+    claims,
     on_demand,
     private,
 )
+from privpart.select.delivery import seen_in
 from privpart.select.key_spaces import cnn_filters, dense_neurons
 from privpart.training.metric import accuracy as accuracy_on
 
@@ -127,7 +128,7 @@ def private_run(rounds: int) -> None:
     down, up = (sum(b.values()) / asked for b in (ledger.bytes_down, ledger.bytes_up))
     print(f"\nprivate run, {PRIVATE_FILTERS} of 64 filters: test accuracy {record.metric:.1%}")
     print(f"per client {down:,.0f} bytes down, {up:,.0f} up; whole model {start.nbytes:,} each way")
-    for line in SelectReport.of(server.report(DELTA).guarantee, DELTA, ledger).lines():
+    for line in claims(server.report(DELTA).guarantee, DELTA, seen_in(ledger)):
         print(line)
 
 

@@ -61,7 +61,8 @@ def fork(
     if population is not None:
         about["population_name"] = population
     # What was seen of the old run's clients cannot be unseen.
-    disclosed = merge_seen(was.get("seen_in_clear"), given.get("seen_in_clear"))
+    sightings = [seen for facts in (was, given) if (seen := facts.get("seen_in_clear"))]
+    disclosed = merge_seen(*sightings) if sightings else None
     about = {**given, **about, "seen_in_clear": disclosed}
     return create_run(new, plan, facts=about, start=start)
 

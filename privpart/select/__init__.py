@@ -7,8 +7,8 @@ Communication- and Memory-Efficient Federated Learning".
 from privpart.select.delivery import (
     DeviceOnly,
     SelectLedger,
-    SelectReport,
     broadcast,
+    claims,
     on_demand,
     pregenerated,
     private,
@@ -22,7 +22,7 @@ from privpart.select.keys import (
     random_top,
     top,
 )
-from privpart.select.layout import KeySpace, Layout, Part, aggregate_mean, fed_select
+from privpart.select.layout import KeySpace, Layout, Part
 
 __all__ = [
     "DeviceOnly",
@@ -32,12 +32,10 @@ __all__ = [
     "Part",
     "SelectEngine",
     "SelectLedger",
-    "SelectReport",
     "SharedKeys",
     "StructuredKeys",
-    "aggregate_mean",
     "broadcast",
-    "fed_select",
+    "claims",
     "localize_tokens",
     "on_demand",
     "pregenerated",

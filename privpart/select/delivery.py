@@ -10,16 +10,16 @@ matrix x; key k selects row k. They differ in bytes and in who sees the keys:
                    sees keys unless they collude, but both see how many each client requests
 
 A value of a client is ``DeviceOnly``. It reaches a server or a store only through ``show``, which
-records that in the ledger. ``SelectReport`` keeps two claims apart. Differential privacy bounds
+records that in the ledger. ``claims`` keeps two claims apart. Differential privacy bounds
 what recipients of the model learn. It gives no protection against the parties that deliver slices
 and sum updates: they know everything that they see in the clear.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Generic, Literal, NoReturn, TypeVar, get_args
+from typing import Any, Generic, Literal, NoReturn, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -55,10 +55,6 @@ class SelectLedger:
     bytes_down: Counter[int] = field(default_factory=Counter)
     bytes_up: Counter[int] = field(default_factory=Counter)
     sightings: set[tuple[Party, str]] = field(default_factory=set)
-
-    def seen_by(self, party: Party) -> tuple[str, ...]:
-        """Return the kinds of data that ``party`` saw of any client, sorted."""
-        return tuple(sorted(what for observer, what in self.sightings if observer == party))
 
 
 class DeviceOnly(Generic[_T]):
@@ -156,53 +152,35 @@ SeenByParty = tuple[tuple[Party, tuple[str, ...]], ...]
 
 def seen_in(ledger: SelectLedger) -> SeenByParty:
     """Return the kinds of data that the ledger records, by party."""
-    return tuple((party, ledger.seen_by(party)) for party in get_args(Party))
+    return merge_seen([[seen, [what]] for seen, what in ledger.sightings])
 
 
-def merge_seen(*seen: SeenByParty | None) -> SeenByParty | None:
-    """Return the union over several runs of one model; None if no run selects."""
-    if not any(seen):
-        return None
-    kinds: dict[Party, set[str]] = {party: set() for party in get_args(Party)}
-    for parties in seen:
-        for party, what in parties or ():
-            kinds[party] |= set(what)
-    return tuple((party, tuple(sorted(what))) for party, what in kinds.items())
+def merge_seen(*seen: Iterable[Sequence[Any]]) -> SeenByParty:
+    """Return the union over several runs of one model."""
+    pairs = [(who, kinds) for parties in seen for who, kinds in parties]
+    return tuple(
+        (party, tuple(sorted({kind for who, kinds in pairs if who == party for kind in kinds})))
+        for party in get_args(Party)
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class SelectReport:
-    """Claims about a run with selection: the guarantee, and what each party saw without one.
+def claims(guarantee: Guarantee | None, delta: float, seen: SeenByParty) -> tuple[str, str]:
+    """Return one line on recipients of the model and one on the parties that run the rounds.
 
-    Attributes:
+    Args:
         guarantee: covers the released model. None if the run had no noise or seeded noise.
         delta: failure probability of the guarantee, in (0, 1).
-        seen: kinds of data that each party saw in the clear.
+        seen: kinds of data that each party saw in the clear, which no guarantee covers.
     """
-
-    guarantee: Guarantee | None
-    delta: float
-    seen: SeenByParty
-
-    def __post_init__(self) -> None:
-        checks.probability("delta", self.delta)
-
-    @classmethod
-    def of(cls, guarantee: Guarantee | None, delta: float, ledger: SelectLedger) -> "SelectReport":
-        """Build the report from a ledger. It holds kinds of data, no values: it may be printed."""
-        return cls(guarantee, delta, seen_in(ledger))
-
-    def lines(self) -> tuple[str, str]:
-        """Return one line on recipients of the model and one on the parties that run the rounds."""
-        if self.guarantee is None:
-            first = "against recipients of the model: no guarantee"
-        else:
-            epsilon = up(self.guarantee.epsilon(self.delta))
-            first = f"against recipients of the model: epsilon {epsilon} at delta {self.delta:g}"
-        parts = [f"{party}: {', '.join(what)}" for party, what in self.seen if what]
-        second = f"keys seen in the clear, without any epsilon: {'; '.join(parts) or 'none'}"
-        if any(party == "second store" and what for party, what in self.seen):
-            second += " (and the keys themselves, should the two stores collude)"
-        if any("random " in kind for _, what in self.seen for kind in what):
-            second += "; random keys carry no data"
-        return first, second
+    checks.probability("delta", delta)
+    first = "against recipients of the model: no guarantee"
+    if guarantee is not None:
+        epsilon = up(guarantee.epsilon(delta))
+        first = f"against recipients of the model: epsilon {epsilon} at delta {delta:g}"
+    parts = [f"{party}: {', '.join(what)}" for party, what in seen if what]
+    second = f"keys seen in the clear, without any epsilon: {'; '.join(parts) or 'none'}"
+    if any(party == "second store" and what for party, what in seen):
+        second += " (and the keys themselves, should the two stores collude)"
+    if any("random " in kind for _, what in seen for kind in what):
+        second += "; random keys carry no data"
+    return first, second

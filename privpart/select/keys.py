@@ -57,51 +57,45 @@ def random_top(counts: Counts, m: int, generator: np.random.Generator) -> Keys:
     return _sample(_by_frequency(counts)[: 2 * checks.count("m", m)], m, generator)
 
 
-def pad(keys: Keys, m: int, size: int, generator: np.random.Generator) -> Keys:
-    """Add random decoys up to m of the K = ``size`` keys, so that their number reveals nothing."""
-    if not len(keys) <= checks.count("m", m) <= size:
-        raise ConfigError(f"m={m}: must be at least the {len(keys)} keys and at most K={size}.")
-    unused = np.setdiff1d(np.arange(size), keys)
-    decoys = generator.choice(unused, m - len(keys), replace=False)
-    return tuple(sorted([*keys, *decoys.tolist()]))
-
-
 @dataclass(frozen=True, slots=True)
 class StructuredKeys:
     """Choose exactly m keys from a client's own data, with decoys if it has fewer than m.
 
     Args:
         counts: returns the counts of keys in a client's data, given the client.
-        m: number of keys, or a function of the client; public and independent of private data.
+        m: number of keys, public and independent of private data.
         strategy: ``top``, ``random`` or ``random_top``.
         data_seed: seed of the simulated devices' draws.
         always: keys that every client selects, for instance padding and out-of-vocabulary tokens.
     """
 
     counts: Callable[[int], Counts]
-    m: int | Callable[[int], int]
+    m: int
     strategy: Strategy
     data_seed: int
     always: Keys = ()
 
     def __call__(self, round_: int, client: int) -> DeviceOnly[Keys]:
         """Return the keys of ``client`` in a round."""
-        m = self.m if isinstance(self.m, int) else self.m(client)
         private = DeviceOnly(self.counts(client))
-        return private.on_device(lambda counts: self._choose(counts, m, round_, client))
+        return private.on_device(lambda counts: self._choose(counts, round_, client))
 
-    def _choose(self, counts: Counts, m: int, round_: int, client: int) -> Keys:
-        if not len(self.always) <= m <= len(counts):
-            raise ConfigError(f"m={m}: must be from {len(self.always)} to K={len(counts)}.")
+    def _choose(self, counts: Counts, round_: int, client: int) -> Keys:
+        if not len(self.always) <= checks.count("m", self.m) <= len(counts):
+            raise ConfigError(f"m={self.m}: must be from {len(self.always)} to K={len(counts)}.")
         remaining = counts.copy()
         # keys that everybody selects are not chosen again
         remaining[list(self.always)] = 0
-        room = m - len(self.always)
+        room = self.m - len(self.always)
         generator = np.random.default_rng((self.data_seed, client, round_))
         chosen = self.strategy(remaining, room, generator) if room else ()
+        keys = sorted((*self.always, *chosen))
+        # so that the number of keys reveals nothing
         # the decoys stay the same: an observer could tell changing ones from the client's own keys
-        decoys = np.random.default_rng((self.data_seed, client))
-        return pad(tuple(sorted((*self.always, *chosen))), m, len(counts), decoys)
+        coins = np.random.default_rng((self.data_seed, client))
+        unused = np.setdiff1d(np.arange(len(counts)), keys)
+        decoys = coins.choice(unused, self.m - len(keys), replace=False)
+        return tuple(sorted([*keys, *decoys.tolist()]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,21 +104,20 @@ class IndependentKeys:
 
     Args:
         size: number of keys that exist, K.
-        m: number of keys, or a function of the client; from 1 to K.
+        m: number of keys, from 1 to K.
         data_seed: seed of the simulated devices' draws.
     """
 
     size: int
-    m: int | Callable[[int], int]
+    m: int
     data_seed: int
 
     def __call__(self, round_: int, client: int) -> DeviceOnly[Keys]:
         """Return the keys of ``client`` in a round."""
-        m = self.m if isinstance(self.m, int) else self.m(client)
-        if not m <= self.size:
-            raise ConfigError(f"m={m}: must be at most K={self.size}.")
+        if not self.m <= self.size:
+            raise ConfigError(f"m={self.m}: must be at most K={self.size}.")
         generator = np.random.default_rng((self.data_seed, client, round_))
-        return DeviceOnly(_sample(np.arange(self.size), m, generator))
+        return DeviceOnly(_sample(np.arange(self.size), self.m, generator))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,14 @@
-"""Layout: FEDSELECT and its inverse, as the paper defines them and on flat vectors of a model.
+"""Layout: which parameters a slice of the model consists of, as positions in its flat vector.
 
-``fed_select`` and ``aggregate_mean`` are Charles et al. 2022, equations (4) and (5): the reference
-that the rest of the package must agree with. Devices, bytes and privacy play no part in them.
-
+Selecting and deselecting are FEDSELECT and its inverse (Charles et al. 2022, equations 4 and 5).
 A key space is a set of slices, for instance the filters of a convolution. A slice spans several
 parameters: filter k of conv2 comes with its bias, its channel of the normalisation, and the columns
 of the dense layer that read it. A client's smaller network has the same key spaces with fewer keys,
 so selecting is one gather between two flat vectors, and deselecting is one scatter.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -20,58 +17,8 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.model import PartialModel
 
-X = TypeVar("X")
-Y = TypeVar("Y")
-U = TypeVar("U")
-
 Keys = tuple[int, ...]
 """The keys that one client selects, each from 0 to K - 1."""
-
-
-def fed_select(x: X, keys: Sequence[Keys], select: Callable[[X, int], Y]) -> list[list[Y]]:
-    """Return, per client, select(x, k) for each of its keys in order: equation (4).
-
-    Args:
-        x: value at the server.
-        keys: keys of each client, in any number; a key may repeat.
-        select: select function psi; it may also transform the slice that it picks.
-
-    >>> fed_select("abc", [(2, 0), (1,)], lambda x, k: x[k])
-    [['c', 'a'], ['b']]
-    """
-    return [[select(x, key) for key in client_keys] for client_keys in keys]
-
-
-def aggregate_mean(
-    updates: Sequence[U],
-    keys: Sequence[Keys],
-    deselect: Callable[[U, Keys], Tensor],
-    *,
-    divisor: int,
-) -> Tensor:
-    """Return the sum of deselect(u, z) over all clients, divided by ``divisor``: equation (5).
-
-    Args:
-        updates: update of each client, at least one.
-        keys: keys of each client.
-        deselect: phi; maps an update to the server's shape, zero where nothing was selected.
-        divisor: public constant >= 1 for all coordinates, N in the paper. Dividing each row by the
-            number of clients that selected it would let a client that is alone on a row move the
-            mean by its whole update.
-
-    Returns:
-        Mean update in the server's shape, float64.
-
-    Raises:
-        ConfigError: there are no updates, or not one list of keys for each.
-    """
-    if not updates or len(updates) != len(keys):
-        raise ConfigError(
-            f"{len(updates)} updates and {len(keys)} lists of keys: must be equally many, >= 1."
-        )
-    divisor = checks.count("divisor", divisor)
-    parts = [deselect(u, z).double() for u, z in zip(updates, keys, strict=True)]
-    return torch.stack(parts).sum(dim=0) / divisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +26,7 @@ class Part:
     """The share of one parameter that belongs to a slice.
 
     Args:
-        parameter: name of the parameter. A name with ``{key}`` in it refers to a module list, of
-            which a slice takes one whole member, for instance ``experts.{key}.weight``.
+        parameter: name of the parameter.
         dim: dimension that the slices divide.
         block: consecutive indices of ``dim`` per key: a channel of 7 x 7 pixels is 49 columns of
             the dense layer that follows.
@@ -126,7 +72,7 @@ class Layout:
             ConfigError: a part is not trained or does not divide into slices, parts of one space
                 disagree on the number of keys, or two slices share a parameter.
         """
-        spans = _positions(model)
+        spans = model.views(torch.arange(model.dim))
         tables = []
         for space in spaces:
             columns = [_part(spans, part) for part in space.parts]
@@ -221,28 +167,8 @@ def distinct_keys(keys: Keys, size: int) -> Keys:
     return checked
 
 
-def _positions(model: PartialModel) -> dict[str, Tensor]:
-    """Return the positions of each trained parameter, in the parameter's shape."""
-    parameters = dict(model.module.named_parameters())
-    begin = 0
-    positions = {}
-    for name in model.trainable:
-        shape = parameters[name].shape
-        positions[name] = torch.arange(begin, begin + shape.numel()).view(shape)
-        begin += shape.numel()
-    return positions
-
-
 def _part(spans: dict[str, Tensor], part: Part) -> Tensor:
     """Return the positions of the slices of one part, shape (K, width)."""
-    if "{key}" in part.parameter:
-        members: list[Tensor] = []
-        # members of a module list are numbered without gaps
-        while (name := part.parameter.format(key=len(members))) in spans:
-            members.append(spans[name].flatten())
-        if not members:
-            raise ConfigError(f"part {part.parameter!r}: no such parameter is trained.")
-        return torch.stack(members)
     if part.parameter not in spans:
         raise ConfigError(f"part {part.parameter!r}: no such parameter is trained.")
     span = spans[part.parameter]

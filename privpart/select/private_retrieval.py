@@ -89,30 +89,6 @@ def decode(first: Bits, second: Bits) -> Bits:
     return first ^ second
 
 
-def query_bytes(size: int) -> int:
-    """Return the upload for one key, to both stores together, in bytes."""
-    return 2 * ((checks.count("size", size) + 7) // 8)
-
-
-def most_keys(size: int, record_bytes: int) -> int:
-    """Return the largest number of keys for which retrieval takes fewer bytes than a broadcast.
-
-    A key takes ``query_bytes`` of upload and two records of download; a broadcast takes K records
-    of download. The limit is about four keys per byte of a record if records are small, for any K,
-    and about K / 2 keys if they are large.
-
-    Args:
-        size: number of records, K.
-        record_bytes: size of one record.
-
-    >>> most_keys(10_000, 384), most_keys(64, 103_556)
-    (1175, 31)
-    """
-    # strictly fewer bytes, not as many: hence minus 1 below
-    broadcast_bytes = checks.count("size", size) * checks.count("record_bytes", record_bytes)
-    return (broadcast_bytes - 1) // (query_bytes(size) + 2 * record_bytes)
-
-
 def _as_words(records: Bits) -> NDArray[np.uint64]:
     """Return the bytes as 64-bit words, padded with zeros."""
     count, size = records.shape

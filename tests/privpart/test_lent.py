@@ -105,10 +105,10 @@ def test_every_method_computes_frozen_batch_norm_as_the_loop_does(method, local)
 
 
 def test_batch_norm_in_training_mode_or_without_statistics_is_refused_with_advice():
-    with pytest.raises(ConfigError, match=r"'1' is a BatchNorm2d.*replace_batch_norm.*freeze_batch_norm"):
+    with pytest.raises(ConfigError, match=r"'1' is a BatchNorm2d.*freeze_batch_norm"):
         PartialModel(normalised(), seed=None)
     without = nn.Sequential(nn.BatchNorm1d(3, track_running_stats=False).eval())
-    with pytest.raises(ConfigError, match=r"no running statistics.*replace_batch_norm"):
+    with pytest.raises(ConfigError, match=r"'0' is a BatchNorm1d.*replace_batch_norm"):
         PartialModel(without, seed=None)
     with pytest.raises(ConfigError, match="layer '0' is a BatchNorm1d without running statistics"):
         freeze_batch_norm(without)

@@ -69,13 +69,6 @@ def test_decoys_do_not_change_between_rounds():
     assert len(others) == 2  # one of the two absent keys is left out
 
 
-def test_the_number_of_keys_may_differ_between_clients():
-    chooser = structured(lambda client: 2 + client % 2)
-    assert [len(chooser(0, c).for_training()) for c in range(4)] == [2, 3, 2, 3]
-    independent = IndependentKeys(9, lambda client: 1 + client, data_seed=0)
-    assert [len(independent(0, c).for_training()) for c in range(4)] == [1, 2, 3, 4]
-
-
 def test_all_keys_are_the_whole_model_in_its_own_order():
     assert structured(8)(0, 0).for_training() == tuple(range(8))
     assert IndependentKeys(8, 8, data_seed=1)(0, 0).for_training() == tuple(range(8))

@@ -181,32 +181,6 @@ def test_normalised_filters_bring_their_channel_of_the_norm():
     assert layout.dim == without.dim == server.dim
 
 
-class Experts(nn.Module):
-    """A mixture: experts that a client may lack, and a part that all share (section 2.4)."""
-
-    def __init__(self, count):
-        super().__init__()
-        self.shared = nn.Linear(4, 3)
-        self.experts = nn.ModuleList(nn.Linear(3, 2) for _ in range(count))
-
-    def forward(self, x):
-        return sum(expert(self.shared(x).relu()) for expert in self.experts)
-
-
-def test_experts_are_selected_and_the_shared_part_is_broadcast():
-    space = KeySpace("experts", (Part("experts.{key}.weight"), Part("experts.{key}.bias")))
-    server, client = partial(Experts(5)), partial(Experts(2))
-    big, small = sub_model(server, [space], client, [(4, 1)])
-    assert (big.sizes, big.widths, len(big.shared)) == ((5,), (8,), 15)
-    assert torch.equal(client.module.experts[0].weight, server.module.experts[4].weight)
-    assert torch.equal(client.module.experts[1].bias, server.module.experts[1].bias)
-    assert torch.equal(client.module.shared.weight, server.module.shared.weight)
-    full = deselect(big, small, torch.ones(small.dim), [(4, 1)])
-    server.load(full)
-    assert server.module.experts[4].weight.sum() == 6
-    assert server.module.experts[0].weight.abs().sum() == 0
-
-
 BIG = Layout.of(partial(filters(8, image_size=4, kernel=1, hidden=3, classes=2)), [cnn_filters(4)])
 
 
@@ -235,7 +209,6 @@ def test_duplicate_and_impossible_keys_are_refused(keys):
     ("spaces", "message"),
     [
         ([KeySpace("a", (Part("dense9.weight"),))], "no such parameter"),
-        ([KeySpace("a", (Part("experts.{key}.weight"),))], "no such parameter"),
         ([KeySpace("a", (Part("dense1.weight", dim=2),))], "no dimension 2"),
         ([KeySpace("a", (Part("dense1.weight", block=7),))], "blocks of 7"),
         ([KeySpace("a", (Part("dense1.weight"), Part("dense3.bias")))], "slices"),
