@@ -147,11 +147,7 @@ class Model(_Table):
         return None if self.name is None else MODELS.get(self.name)
 
     def network(self) -> nn.Module:
-        """Return the network of ``privpart.models``, not yet initialised.
-
-        Raises:
-            ConfigError: the plan names no such network.
-        """
+        """Return the network of ``privpart.models``, not yet initialised."""
         if self.name is None:
             raise ConfigError("model.name: is missing; this needs a network of privpart.models.")
         return build_network(self.name, **self.sizes)
@@ -163,13 +159,7 @@ class Model(_Table):
         groups: tuple[tuple[str, ...], ...] | None = None,
         fingerprint: str | None = None,
     ) -> PartialModel:
-        """Return the model in its start state.
-
-        Args:
-            module: network to use in place of the table's own.
-            groups: see ``PartialModel``.
-            fingerprint: see ``PartialModel``.
-        """
+        """Return the model in its start state; ``module`` takes the place of the table's own."""
         # An object's weights are somebody's work: only keep = [] says that a seed replaces them.
         overwritten = isinstance(module, nn.Module) and self.seed is not None and not self.keep
         return PartialModel(
@@ -258,11 +248,6 @@ class PlanFile(_Table):
 
     Attributes:
         plan_schema: "schema" in the file; names the version of this format.
-        privacy: what is promised.
-        model: the network, and which part of it trains.
-        data: the task and its users.
-        client: how a client trains.
-        server: how the noised mean moves the model.
         schedule: which groups of the model train when; None trains all of them in every round.
         select: which slices of the model clients select; None sends the whole trained part.
         canaries: clients of an auditor, for ``privpart audit epsilon``.
@@ -340,19 +325,13 @@ class PlanFile(_Table):
 
     def references(self) -> dict[str, str]:
         """Return the code that the plan names, by key."""
-        return {
-            key: value
-            for key, value in self.named().items()
-            if isinstance(value, str) and own_code.is_reference(value)
-        }
+        values = self.named().items()
+        return {k: v for k, v in values if isinstance(v, str) and own_code.is_reference(v)}
 
     def code(self) -> dict[str, Any] | None:
         """Return hashes of the source and weights that the plan names, ready for JSON.
 
         None if it names nothing. The files are read; nothing in them is run.
-
-        Raises:
-            ConfigError: a file is missing or does not have what the plan names.
         """
         named = self.references()
         if not named and self.model.weights is None:
@@ -383,11 +362,7 @@ class PlanFile(_Table):
         return checks.accept_delta(p.delta, count, allow_large=allowed)
 
     def population(self) -> int:
-        """Return how many clients a plan that samples draws from.
-
-        Raises:
-            ConfigError: neither of its tables says.
-        """
+        """Return how many clients a plan that samples draws from."""
         stated = self.stated_population
         if stated is None:
             raise ConfigError(
@@ -425,11 +400,7 @@ class PlanFile(_Table):
         return choice.build_grouped(self.schedule.rounds(len(sizes)), sizes, self.participation())
 
     def turns(self, model: PartialModel) -> Turns | None:
-        """Return the groups of slices under shared keys, and when each trains, if there are any.
-
-        Raises:
-            ConfigError: a selection that the model does not have.
-        """
+        """Return the groups of slices under shared keys, and when each trains, if there are any."""
         if self.select is None:
             return None
         spaces = self.select.spaces(model.module)
@@ -465,29 +436,27 @@ class PlanFile(_Table):
             code: what ``code()`` returned, for a run; None leaves the named code out of the hash.
             sizes: numbers of parameters of the groups that take turns, where the plan's network is
                 not ``builtin``; the cost does not depend on them.
-
-        Raises:
-            ConfigError: values out of range, or not exactly one of noise and target.
         """
         p, sampling = self.privacy, self.privacy.sampling
         checks.probability("delta", p.delta)
-        # Every round of a sampled plan is released, also one in which nobody came.
         mechanism, sampler, estimate = self.mechanism(sizes), None, None
-        cohort: float = self.data.clients_per_round or 0
-        if sampling is None:
-            participation = self.participation()
-        else:
-            population = self.population()
-            cohort = max(1, round(sampling.expected(population)))
-            sampler, estimate = sampling.sampler(mechanism, population), sampling.estimate()
-            participation = participation_of(sampler, p.rounds)
+        cohort, least = self.data.clients_per_round or 0, p.minimum_cohort
+        if sampling is not None:
+            sampler = sampling.sampler(mechanism, self.population())
+            estimate = sampling.estimate()
+            # Every round of a sampled plan is released, also one in which nobody came.
+            cohort, least = max(1, round(sampling.expected(self.population()))), 0
+        # Not by ``self.participation``, which would fit the mechanism again.
+        participation = (
+            self.participation() if sampler is None else participation_of(sampler, p.rounds)
+        )
         return PrivacyPlan(
             mechanism=mechanism,
             participation=participation,
             clip_norm=p.clip_norm,
             noise_multiplier=self._noise_multiplier(mechanism, participation, sampler, estimate),
-            report_goal=int(cohort) if p.report_goal is None else p.report_goal,
-            minimum_cohort=p.minimum_cohort if sampling is None else 0,
+            report_goal=cohort if p.report_goal is None else p.report_goal,
+            minimum_cohort=least,
             adaptive_clipping=p.adaptive_clipping,
             sampling=sampler,
             estimate=estimate,
@@ -536,18 +505,13 @@ def read(path: str | Path, *, in_python: bool = False) -> PlanFile:
     return parse(text, name=str(path), folder=Path(path).parent, in_python=in_python)
 
 
-def parse(
-    text: str, *, name: str = "plan", folder: Path | None = None, in_python: bool = False
-) -> PlanFile:
-    """Return the plan in a TOML text; raises as ``read``.
-
-    ``folder`` is what paths to one's own code are relative to; None is the working folder.
-    """
+def parse(text: str, *, name: str = "plan", **options: Any) -> PlanFile:  # noqa: ANN401
+    """Return the plan in a TOML text; options and errors are those of ``validated``."""
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # as for integers of 5,000 digits
         raise ConfigError(f"{name} is no TOML: {error}.") from None
-    plan = validated(values, name=name, folder=folder, in_python=in_python)
+    plan = validated(values, name=name, **options)
     # The ledger keeps what a person wrote, comments included.
     plan._text = text
     return plan
@@ -562,8 +526,12 @@ def validated(
 ) -> PlanFile:
     """Return the plan with these tables; raises as ``read``.
 
-    With ``in_python`` the tables need not say which network and clients there are: they are passed
-    to ``privpart.train``.
+    Args:
+        values: the tables.
+        name: of the plan, for messages.
+        folder: what paths to one's own code are relative to; None is the working folder.
+        in_python: whether the network and the clients may be missing, because they are passed to
+            ``privpart.train``.
     """
     try:
         # Strict keeps ``true`` and ``"3"`` from passing as numbers. Strict JSON, unlike strict
@@ -579,6 +547,8 @@ def validated(
         faults = [_sentence(fault) for fault in error.errors()]
         listed = f" {faults[0]}" if len(faults) == 1 else "".join(f"\n  {one}" for one in faults)
         raise ConfigError(f"{name} is not a valid plan:{listed}") from None
+    if in_python:
+        return plan
     missing: Faults = {
         'model: needs name, of a network in privpart.models, or factory, such as "./task.py:'
         'network".': plan.model.name is None and plan.model.factory is None,
@@ -586,10 +556,7 @@ def validated(
             plan.data.task is None and plan.data.clients is None
         ),
     }
-    if not in_python:
-        refuse_first(
-            {f"{name} is not a valid plan: {text}": fault for text, fault in missing.items()}
-        )
+    refuse_first({f"{name} is not a valid plan: {text}": fault for text, fault in missing.items()})
     return plan
 
 
@@ -604,17 +571,12 @@ def _file_hash(path: Path) -> str:
 
 
 def refuse_short_cohorts(privacy: Privacy, size: int, users: int | None) -> None:
-    """Refuse plans whose cohorts run out of clients that may still take part.
+    """Refuse plans whose cohorts of ``size`` run out of clients that may still take part.
 
-    Cohorts take turns, so the limits let either all members of a cohort come again, or none.
-
-    Args:
-        privacy: the limits.
-        size: clients of a cohort.
-        users: how many clients there are; None if that is not known yet.
+    Cohorts take turns, so the limits let either all members of a cohort come again, or none. A
+    number of users that is not known yet is taken to be large enough; training asks again.
     """
     # All members of a cohort come again together, after every other cohort.
-    # Unknown populations are taken to be large enough; training knows them and asks again.
     turns = privacy.rounds if users is None else users // size
     repeats = privacy.max_participations if turns >= privacy.min_separation else 1
     first, remaining = (turns * repeats, 0) if size >= privacy.minimum_cohort else (0, size)
@@ -624,31 +586,6 @@ def refuse_short_cohorts(privacy: Privacy, size: int, users: int | None) -> None
             f"{remaining} clients, {privacy.minimum_cohort} are required. Plan fewer rounds, "
             "smaller cohorts, or more participations (which cost more)."
         )
-
-
-def _refuse_misfits(plan: "PlanFile") -> None:
-    """Check that the tables can be trained together.
-
-    Raises:
-        ConfigError: the first fault.
-    """
-    # In this order: a later fault may be the consequence of an earlier one.
-    for faults in (_of_sampling, _of_select, _of_task, _of_data, _of_start):
-        refuse_first(faults(plan))
-    _refuse_other_text(plan)
-    _refuse_keys(plan.data)
-    if plan.model.seed is not None:
-        seed_bytes(plan.model.seed)
-    if plan.model.name is not None:
-        _refuse_network(plan.model)
-    for faults in (_of_schedule, _of_canaries):
-        refuse_first(faults(plan))
-    size = plan.data.clients_per_round
-    if size is None:
-        plan.population()
-    else:
-        refuse_short_cohorts(plan.privacy, size, plan.data.users)
-    plan.accept_delta()
 
 
 Faults = Mapping[str, object]
@@ -662,93 +599,110 @@ def refuse_first(faults: Faults) -> None:
             raise ConfigError(sentence)
 
 
-def _of_sampling(plan: "PlanFile") -> Faults:
-    """Return what sampling decides, and what its proof does not cover (docs/sampling.md)."""
-    privacy, data, sampling = plan.privacy, plan.data, plan.privacy.sampling
-    if sampling is None:
-        return {"data.clients_per_round: is missing.": data.clients_per_round is None}
+_APART = (
+    ("model.name", "model.factory"),
+    ("data.task", "data.clients"),
+    ("data.measured_on", "data.metric"),
+    # Sampling draws the cohorts, and its proof covers nothing else (docs/sampling.md).
+    ("data.clients_per_round", "privacy.sampling"),
+    ("privacy.adaptive_clipping", "privacy.sampling"),
+    ("schedule", "privacy.sampling"),
+    ("select", "privacy.sampling"),
+    ("privacy.sampling.population", "data.users"),
+    # Clients that select train a smaller network from the seed.
+    ("schedule", "select"),
+    ("select", "model.keep"),
+    ("select", "model.local"),
+    ("select", "client.augment"),
+    # A canary's rounds are chosen, and its update has a fixed length and touches everything.
+    ("canaries", "select"),
+    ("canaries", "privacy.sampling"),
+    ("canaries", "privacy.adaptive_clipping"),
+)
+"""Keys of which a plan has one at most."""
+
+
+def _refuse_misfits(plan: "PlanFile") -> None:
+    """Check that the tables can be trained together; the first fault is an error."""
+
+    def has(key: str) -> bool:
+        value: Any = plan
+        for name in key.split("."):
+            value = getattr(value, name, None)
+        return bool(value)
+
+    for key, other in _APART:
+        if has(key) and has(other):
+            raise ConfigError(f"{key}: cannot be combined with {other}; leave one of them out.")
+    # In this order: a later fault may be the consequence of an earlier one.
+    refuse_first(_of_tables(plan))
+    refuse_first(_of_start(plan.model))
+    _refuse_other_text(plan)
+    _refuse_keys(plan.data)
+    if plan.model.seed is not None:
+        seed_bytes(plan.model.seed)
+    if plan.model.name is not None:
+        _refuse_network(plan.model)
+    _refuse_schedule(plan)
+    size = plan.data.clients_per_round
+    if size is None:
+        plan.population()
+    else:
+        refuse_short_cohorts(plan.privacy, size, plan.data.users)
+    plan.accept_delta()
+
+
+def _of_tables(plan: "PlanFile") -> Faults:
+    privacy, model, data, client = plan.privacy, plan.model, plan.data, plan.client
     decided = {"minimum_cohort", "max_participations", "min_separation"}
-    uncovered = {
-        "privacy.adaptive_clipping": privacy.adaptive_clipping,
-        "schedule": plan.schedule,
-        "select": plan.select,
-    }
+    decided = decided & privacy.model_fields_set if privacy.sampling else set()
+    size, users, kind = data.clients_per_round, data.users, plan.server.kind
+    plays, named_loss = data.task == "shakespeare", client.loss in get_args(LossName)
     return {
-        "data.clients_per_round: is drawn by [privacy.sampling]; leave it out.": (
-            data.clients_per_round
+        "data.clients_per_round: is missing.": size is None and privacy.sampling is None,
+        f"privacy.{min(decided, default='')}: follows from [privacy.sampling]; leave it out.": (
+            decided
         ),
-        **{
-            f"privacy.{key}: follows from [privacy.sampling], and every round is released, "
-            "whoever came; leave it out.": True
-            for key in sorted(decided & privacy.model_fields_set)
-        },
-        **{
-            f"{key}: cannot be combined with [privacy.sampling], whose proof excludes it.": table
-            for key, table in uncovered.items()
-        },
-        "privacy.sampling.population: is data.users of this plan; leave it out.": (
-            sampling.population is not None and data.users is not None
-        ),
-    }
-
-
-def _of_select(plan: "PlanFile") -> Faults:
-    if plan.select is None:
-        return {}
-    model, client = plan.model, plan.client
-    return {
-        "schedule: cannot be combined with [select]; leave one of them out.": plan.schedule,
         "client.objective: clients that select keep no model of their own, which moon needs; "
-        "use fedavg or fedprox.": client.objective == "moon",
+        "use fedavg or fedprox.": plan.select and client.objective == "moon",
         "select: needs a network of privpart.models and a built-in task. privpart.select does "
-        "the same for your own from Python.": model.name is None or plan.data.task is None,
-        "select: clients that select train a smaller network from the seed; leave keep, local "
-        "and augment out.": model.keep or model.local or client.augment,
-    }
-
-
-def _of_task(plan: "PlanFile") -> Faults:
-    model, data, loss = plan.model, plan.data, plan.client.loss
-    plays = data.task == "shakespeare"
-    return {
+        "the same for your own from Python.": (
+            plan.select and (model.name is None or data.task is None)
+        ),
         'model.name: shakespeare is next-word prediction; its model is "word_lm".': (
             plays and model.name in set(MODELS) - {"word_lm"}
         ),
         'data.task: word_lm predicts the next word; its task is "shakespeare".': (
             data.task and not plays and model.name == "word_lm"
         ),
-        f"client.loss={loss}: every built-in task has one label per example. Use cross_entropy, "
-        "or a function of your own.": (
-            data.task and loss in get_args(LossName) and loss != "cross_entropy"
+        f"client.loss={client.loss}: every built-in task has one label per example. Use "
+        "cross_entropy, or a function of your own.": (
+            data.task and named_loss and client.loss != "cross_entropy"
         ),
-        "model: has both name and factory; give one of them.": model.name and model.factory,
-        "data: has both task and clients; give one of them.": data.task and data.clients,
-    }
-
-
-def _of_data(plan: "PlanFile") -> Faults:
-    data = plan.data
-    size, users, name = data.clients_per_round, data.users, data.population
-    return {
         f"data.clients_per_round={size}: must be at most data.users={users}.": (
             size and users and size > users
         ),
         'data.measured_on="held-out": nobody is held out; set held_out.': (
             data.measured_on and not data.held_out
         ),
-        "data.measured_on: data.metric chooses what it measures on; leave one of them out.": (
-            data.measured_on and data.metric
+        f"data.population={data.population!r}: {PUBLIC_DATA!r} is for the public data of built-in "
+        "tasks, which have such a name without being given one; choose another.": (
+            data.population is not None and is_public(data.population)
         ),
-        f"data.population={name!r}: {PUBLIC_DATA!r} is for the public data of built-in tasks, "
-        "which have such a name without being given one; choose another.": (
-            name is not None and is_public(name)
+        "canaries: without noise there is no epsilon to audit; leave them out.": (
+            plan.canaries and privacy.noise_multiplier == 0
+        ),
+        f"canaries: the noised sums cannot be computed from models that {kind} made. Use kind = "
+        '"sgd" in [server], or audit a replica (privpart audit epsilon --plan FILE '
+        "--simulate).": plan.canaries and kind != "sgd",
+        "model.groups: need a table [schedule]; without it, all of them train in every round.": (
+            plan.schedule is None and model.groups is not None
         ),
     }
 
 
-def _of_start(plan: "PlanFile") -> Faults:
+def _of_start(model: "Model") -> Faults:
     """Return start values that are ambiguous: nothing may replace pretrained weights unasked."""
-    model = plan.model
     builtin, seeded = model.name is not None, model.seed is not None
     return {
         "model.seed: is missing; a network of privpart.models starts from it.": (
@@ -767,39 +721,16 @@ def _of_start(plan: "PlanFile") -> Faults:
     }
 
 
-def _of_schedule(plan: "PlanFile") -> Faults:
+def _refuse_schedule(plan: "PlanFile") -> None:
     rounds, schedule = plan.privacy.rounds, plan.schedule
     if schedule is None:
-        return {
-            "model.groups: need a table [schedule]; without it, all of them train in every "
-            "round.": plan.model.groups is not None
-        }
+        return
     groups = len(plan.model.grouped()[0])
-    length = schedule.length(groups)
-    return {
-        f"privacy.rounds={rounds}: the schedule has {length} rounds for {groups} groups; both "
-        "must be the same.": length != rounds
-    }
-
-
-def _of_canaries(plan: "PlanFile") -> Faults:
-    """Return why released models cannot be read for canaries."""
-    if plan.canaries is None:
-        return {}
-    privacy, kind = plan.privacy, plan.server.kind
-    return {
-        "canaries: cannot be combined with [select]; leave one of them out.": plan.select,
-        "canaries: cannot be combined with [privacy.sampling]: a canary's rounds are chosen, not "
-        "drawn. Leave one of them out.": privacy.sampling,
-        "canaries: cannot be combined with adaptive_clipping, under which a canary's update has "
-        "no fixed length; leave one of them out.": privacy.adaptive_clipping,
-        "canaries: without noise there is no epsilon to audit; leave them out.": (
-            privacy.noise_multiplier == 0
-        ),
-        f"canaries: the noised sums cannot be computed from models that {kind} made. Use kind = "
-        '"sgd" in [server], or audit a replica (privpart audit epsilon --plan FILE '
-        "--simulate).": kind != "sgd",
-    }
+    if (length := schedule.length(groups)) != rounds:
+        raise ConfigError(
+            f"privacy.rounds={rounds}: the schedule has {length} rounds for {groups} groups; both "
+            "must be the same."
+        )
 
 
 def _refuse_other_text(plan: "PlanFile") -> None:

@@ -123,7 +123,7 @@ def named(key: str, text: str) -> dict[str, str]:
 
 FACTORY, CLIENTS = "factory", "clients"
 PLANS = [
-    Mistake("name and factory", ("name and factory", "one of them"),
+    Mistake("name and factory", ("model.name: cannot be combined with model.factory",),
             {"[model]\n": '[model]\nname = "mlp"\n'}),
     Mistake("no function", ("model.factory", r"\./file\.py:function"),
             named(FACTORY, '"./NAME.py"')),
@@ -154,7 +154,7 @@ PLANS = [
             {"NAME": "random"}),
     Mistake("unknown key", ("data.metrics: no such key", "nearest is metric"),
             {"metric = ": "metrics = "}),
-    Mistake("task and clients", ("data: has both task and clients", "give one"),
+    Mistake("task and clients", ("data.task: cannot be combined with data.clients",),
             {"[data]\n": '[data]\ntask = "digits"\n'}),
     Mistake("options without clients", ("data.options", "leave it out"),
             named("clients", "") | {"[data]\n": '[data]\ntask = "digits"\nusers = 20\n'}

@@ -85,7 +85,7 @@ def test_a_target_is_met_in_closed_form_and_refused_for_an_estimate():
 
 
 REFUSED = [
-    ("[data]", "[data]\nclients_per_round = 3", "clients_per_round: is drawn by"),
+    ("[data]", "[data]\nclients_per_round = 3", "clients_per_round: cannot be combined"),
     ("rounds = 6", "rounds = 6\nminimum_cohort = 1", "minimum_cohort: follows from"),
     ("rounds = 6", "rounds = 6\nmax_participations = 6", "max_participations: follows from"),
     ("rounds = 6", "rounds = 6\nmin_separation = 1", "min_separation: follows from"),
