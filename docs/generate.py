@@ -298,7 +298,7 @@ WRITTEN_BY = {
     "schedule": "`privpart costs --schedule --format json`",
     "study": "study files, which people write",
     "sweep": "sweep files, which people write",
-    "sweep-table": "`privpart sweep show --format json`",
+    "sweep-table": "`privpart sweep --format json`",
     "text-defences": "`privpart audit defences` of text: defences.json, `--format json`",
     "text-leakage": "`privpart audit leakage` of text: report.json, `--format json`",
     "verify": "`privpart verify --format json`",

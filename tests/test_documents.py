@@ -138,8 +138,6 @@ def checked(parser: Any, words: list[str]) -> set[str]:
     while rest and rest[0] in getattr(command, "commands", {}):
         command = command.commands[rest.pop(0)]
     assert command is not parser or words[0] == "--version", words
-    if words[0] == "sweep" and hasattr(command, "commands"):
-        command = command.commands["run"]  # the default
     options = options_of(command)
     typed = [word.partition("=")[0] for word in rest if re.match(r"--?[a-z]", word)]
     assert not set(typed) - options.keys(), (words, sorted(set(typed) - options.keys()))

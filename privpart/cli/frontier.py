@@ -55,9 +55,6 @@ def frontier(
             "processes share."
         ),
     ] = "cpu",
-    tune_only: Annotated[
-        bool, typer.Option("--tune-only", help="Choose values, and test nothing.")
-    ] = False,
     audit: Annotated[
         bool,
         typer.Option(
@@ -85,28 +82,26 @@ def frontier(
     jobs, study = processes(jobs), read_study(file)
     runner = Runner(jobs, options=EngineOptions(device=device))
     with runner, Store(out, create=True) as store:
-        trainings = _train(study, runner, store, out, tune_only=tune_only)
+        trainings = _train(study, runner, store, out)
         layers = {}
         if study.file.freeze:
             plan = study.final_cells(study.groups[0], study.points[0])[0].plan
             layers = layers_of(training(plan, report=lambda _: None).model.module)
         while layers and (longer := next_arm(study, layers, store.results())):
             study = longer
-            trainings = _train(study, runner, store, out, tune_only=tune_only)
-        missing = _show(study, store, out, form, audit=audit, tune_only=tune_only)
+            trainings = _train(study, runner, store, out)
+        missing = _show(study, store, out, form, audit=audit)
     trainings.refuse_no_result(missing)
 
 
-def _train(
-    study: "Study", runner: "Runner", store: "Store", out: Path, *, tune_only: bool
-) -> Trainings:
+def _train(study: "Study", runner: "Runner", store: "Store", out: Path) -> Trainings:
     from privpart.study.stages import AXES, remaining, stages
 
     first = study.points[0]
     cells = [c for g in study.groups for c in study.tuning_cells(g, 0, first)]
     cells += [c for g in study.groups for c in study.final_cells(g, first)]
     name_code(cells)
-    rounds = remaining(study, store, tune_only=tune_only)
+    rounds = remaining(study, store)
     if rounds:
         runner.check(cells)
     typer.echo(
@@ -115,12 +110,10 @@ def _train(
         err=True,
     )
     store.describe(AXES)
-    return train_stages(stages(study, store, tune_only=tune_only), runner, store, out, rounds)
+    return train_stages(stages(study, store), runner, store, out, rounds)
 
 
-def _show(
-    study: "Study", store: "Store", out: Path, form: Format, *, audit: bool, tune_only: bool
-) -> str:
+def _show(study: "Study", store: "Store", out: Path, form: Format, *, audit: bool) -> str:
     """Print and write the tables; return what is missing, "" if nothing is."""
     from privpart.cli.pages.plots import draw_frontier
     from privpart.study.frontier import final_rows, reached_of, rows_of, tuning_rows
@@ -158,9 +151,7 @@ def _show(
     print_results(document, form, store, lambda: _print_tables(document))
     if study.file.freeze and "freeze" not in document:
         return "the search for what to freeze has ended early"
-    if chosen if tune_only else rows:
-        return ""
-    return "no arm has chosen values" if tune_only else "no arm has a result"
+    return "" if rows else "no arm has a result"
 
 
 def _by_arm(

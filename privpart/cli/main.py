@@ -31,7 +31,7 @@ from typer.core import TyperGroup
 
 from accounting import ConfigError
 from accounting.report import printable
-from privpart.cli import audit, sweep
+from privpart.cli import audit
 from privpart.cli.budget import calibrate, epsilon, mechanisms
 from privpart.cli.budget_book import budget
 from privpart.cli.close import close
@@ -43,6 +43,7 @@ from privpart.cli.frontier import frontier
 from privpart.cli.idle import Command
 from privpart.cli.init import init
 from privpart.cli.report import report
+from privpart.cli.sweep import sweep
 from privpart.cli.train import train
 from privpart.cli.verify import verify
 
@@ -79,13 +80,12 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     _BUDGET: (epsilon, calibrate, mechanisms, budget, costs),
     _TRAIN: (init, doctor, train, close),
     _REPORT: (report, verify, export),
-    _STUDY: (frontier, demo),
+    _STUDY: (sweep, frontier, demo),
 }
 for _panel in _BUDGET, _TRAIN, _REPORT, _STUDY:
     for _command in _PANELS[_panel]:
         app.command(cls=Command, rich_help_panel=_panel)(_command)
 app.add_typer(audit.app, name="audit", rich_help_panel=_AUDIT)
-app.add_typer(sweep.app, name="sweep", rich_help_panel=_STUDY)
 
 
 def _print_version(wanted: bool) -> None:

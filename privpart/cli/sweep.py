@@ -1,14 +1,13 @@
-"""``privpart sweep`` and ``privpart sweep show``: train a grid of plans, and show the results."""
+"""``privpart sweep``: train a grid of plans, and show the results."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from privpart.cli import options
-from privpart.cli.idle import Command, where
+from privpart.cli.idle import without
 from privpart.cli.options import Format
 from privpart.cli.output import as_csv, print_table
 from privpart.cli.trainings import (
@@ -23,51 +22,21 @@ from privpart.cli.trainings import (
 )
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from privpart.cli.trainings import Trainings
     from privpart.study.store import Store
 
 
-class _RunByDefault(TyperGroup):
-    """Runs ``run`` where the first argument is not the name of a command."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  click's, vendored
-        if args and args[0] not in (*self.commands, *ctx.help_option_names):
-            args = ["run", *args]
-        return super().parse_args(ctx, args)
-
-
-app = typer.Typer(
-    cls=_RunByDefault,
-    no_args_is_help=True,
-    subcommand_metavar="FILE --out DIR | show DIR",
-    help="""Train a grid of plans and seeds, or show its results.
-
-    privpart sweep FILE --out DIR runs the sweep in FILE; "run" may be left out.
-
-    privpart sweep show DIR prints the table of a sweep, finished or not.
-
-    Example: privpart sweep examples/fedpt_sweep.toml --out fedpt -j 2
-
-    Example: privpart sweep show fedpt --format csv
-
-    If a file has the name of a command, type its folder, too: privpart sweep ./show --out DIR.
-    """,
-)
-
-
-@app.command(cls=Command)
-def run(
-    file: Annotated[Path, typer.Argument(help="TOML file with a base plan, axes and seeds.")],
+def sweep(
     out: Annotated[Path, typer.Option(help="Folder of the sweep.")],
-    jobs: JobsOption = None,
-    cell_timeout: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds without a finished round after which a cell is taken to hang and fails; "
-            "by default 15 minutes until a cell is finished, then a minute, or 50 times the "
-            "longest time between two rounds so far. One process (-j 1) has none."
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            help="TOML file with a base plan, axes and seeds; without it, the sweep in --out is "
+            "shown, finished or not.",
+            show_default=False,
         ),
-        where("jobs", 1, "one process trains every cell itself"),
     ] = None,
+    jobs: Annotated[JobsOption, without("file", "nothing is trained")] = None,
     html: options.HtmlOption = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
@@ -75,44 +44,39 @@ def run(
 
     A cell is identified by the hash of its plan and seed: finished cells are never trained twice,
     and after a change of an axis only new cells are trained. Failed cells are recorded, and tried
-    again the next time. So are cells that hang (--cell-timeout), or whose process was killed.
+    again the next time. So are cells that hang, or whose process was killed. The table is also
+    written as CSV, with plots of accuracy against noise and epsilon.
 
     Example: privpart sweep examples/fedpt_sweep.toml --out fedpt -j 2
+
+    Example: privpart sweep --out fedpt --format csv
     """
+    from privpart.study.store import Store
+
+    if file is None:
+        with Store(out) as store:
+            _show(store, out, form, html)
+    else:
+        _train(file, out, processes(jobs), form, html).refuse_no_result()
+
+
+def _train(file: Path, out: Path, jobs: int, form: Format, html: Path | None) -> "Trainings":
     from privpart.study.runner import Runner
     from privpart.study.store import Store
     from privpart.study.sweep import read_sweep
 
-    jobs, sweep = processes(jobs), read_sweep(file)
-    with Runner(jobs, timeout=cell_timeout) as runner, Store(out, create=True) as store:
-        store.describe(sweep.axes, sweep.noise_axes)
+    swept = read_sweep(file)
+    with Runner(jobs) as runner, Store(out, create=True) as store:
+        store.describe(swept.axes, swept.noise_axes)
         done = store.results()
-        missing = [cell for cell in sweep.cells if cell.key not in done]
+        missing = [cell for cell in swept.cells if cell.key not in done]
         name_code(missing)
         runner.check(missing)
-        typer.echo(f"{len(sweep.cells)} cells, {len(missing)} to train. {NOT_PRIVATE}", err=True)
+        typer.echo(f"{len(swept.cells)} cells, {len(missing)} to train. {NOT_PRIVATE}", err=True)
         rounds = sum(cell.plan.privacy.rounds for cell in missing)
         trainings = train_stages([missing], runner, store, out, rounds)
         _show(store, out, form, html)
-    trainings.refuse_no_result()
-
-
-@app.command(cls=Command)
-def show(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the sweep.")],
-    html: options.HtmlOption = None,
-    form: options.FormatOption = Format.TABLE,
-) -> None:
-    """Print a sweep's table; write it as CSV, and plot accuracy against noise and epsilon.
-
-    Only finished cells are read, so a running sweep may be shown.
-
-    Example: privpart sweep show fedpt
-    """
-    from privpart.study.store import Store
-
-    with Store(folder) as store:
-        _show(store, folder, form, html)
+    return trainings
 
 
 def _show(store: "Store", out: Path, form: Format, html: Path | None) -> None:

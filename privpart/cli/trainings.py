@@ -3,7 +3,6 @@
 Progress goes to standard error: a bar on a terminal, a line for each training in a log.
 """
 
-import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ import typer
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv
+from privpart.cli.output import print_result
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from rich.progress import Progress, TaskID
@@ -133,12 +132,7 @@ def print_results(
     document: dict[str, Any], form: Format, store: "Store", print_table: Callable[[], None]
 ) -> None:
     """Print the rows of a document, and what failed."""
-    if form is Format.JSON:
-        typer.echo(json.dumps(document, indent=2, allow_nan=False))
-    elif form is Format.CSV:
-        typer.echo(as_csv(document["rows"]) if document["rows"] else "", nl=False)
-    else:
-        print_table()
+    print_result(form, document, document["rows"], print_table)
     for line in failures_of(store):
         typer.echo(f"privpart: {line}", err=True)
 

@@ -29,7 +29,7 @@ from privpart.training.training import Training, training, without_canaries
 
 _REPORT_INTERVAL = 0.2
 """Seconds between two messages about finished rounds."""
-_ADVICE = "with fewer jobs, or a higher --cell-timeout (timeout) if its rounds only take long"
+_ADVICE = "with -j 1 if its rounds only take long"
 
 Outcome = CellResult | str
 """What a cell gave, or its error."""
@@ -45,26 +45,12 @@ class Runner:
             that hangs; with more, a script must start its work under
             ``if __name__ == "__main__":``.
         options: how the engine computes clients; None takes the defaults.
-        timeout: seconds without a finished round after which a cell is taken to hang, > 0. It fails
-            then, and the others continue. None: see ``Pool``.
-
-    Raises:
-        ConfigError: a value that is not allowed, or a timeout for one process.
     """
 
-    def __init__(
-        self, jobs: int, *, options: EngineOptions | None = None, timeout: float | None = None
-    ) -> None:
+    def __init__(self, jobs: int, *, options: EngineOptions | None = None) -> None:
         checks.count("jobs", jobs)
-        if timeout is not None:
-            checks.positive("cell_timeout", timeout)
-            if jobs == 1:
-                raise ConfigError(
-                    f"cell_timeout={timeout:g}: one process trains every cell itself and nothing "
-                    "could end it; leave it out, or set jobs."
-                )
         self._options = options
-        self._pool = None if jobs == 1 else Pool(jobs, _trainer, options, timeout=timeout)
+        self._pool = None if jobs == 1 else Pool(jobs, _trainer, options)
         # cells next to each other mostly share a task; the data of several would fill the memory
         self._read = lru_cache(maxsize=1)(read_task)
 

@@ -79,7 +79,7 @@ def _best(study: Study, trials: Sequence[Trial], results: Results) -> ChosenPoin
     return max(finite, key=lambda choice: study.sign * choice.score, default=None)
 
 
-def remaining(study: Study, store: Store, *, tune_only: bool) -> int:
+def remaining(study: Study, store: Store) -> int:
     """Return the rounds that are still to be trained."""
     done = store.results()
     missing: list[Cell] = []
@@ -89,13 +89,12 @@ def remaining(study: Study, store: Store, *, tune_only: bool) -> int:
         # any trial stands for one that is not known yet, as all have as many rounds
         missing += [*trials[0][1]] * (study.trials - len(trials))
         best = chosen_point(study, group, done)
-        if not tune_only:
-            cells = study.final_cells(group, study.points[0] if best is None else best.point)
-            missing += [c for c in cells if best is None or c.key not in done]
+        cells = study.final_cells(group, study.points[0] if best is None else best.point)
+        missing += [c for c in cells if best is None or c.key not in done]
     return sum(cell.plan.privacy.rounds for cell in missing)
 
 
-def stages(study: Study, store: Store, *, tune_only: bool = False) -> Iterator[list[Cell]]:
+def stages(study: Study, store: Store) -> Iterator[list[Cell]]:
     """Yield the cells of each stage of a study, which depend on what the store has by then."""
     for _, part in groupby(study.groups, key=lambda group: group.mechanism):
         groups, tried = list(part), set[str]()
@@ -106,10 +105,9 @@ def stages(study: Study, store: Store, *, tune_only: bool = False) -> Iterator[l
             yield untried
             # those that failed would fail again
             tried |= {cell.key for cell in untried}
-        if not tune_only:
-            results = store.results()
-            choices = [(group, chosen_point(study, group, results)) for group in groups]
-            yield [c for g, best in choices if best for c in study.final_cells(g, best.point)]
+        results = store.results()
+        choices = [(group, chosen_point(study, group, results)) for group in groups]
+        yield [c for g, best in choices if best for c in study.final_cells(g, best.point)]
 
 
 def next_arm(

@@ -1,4 +1,4 @@
-"""``privpart sweep`` and ``privpart sweep show``, as a person calls them."""
+"""``privpart sweep``, as a person calls it."""
 
 import csv
 import json
@@ -118,7 +118,7 @@ def test_a_sweep_is_shown_resumed_by_content_and_marked_as_not_private(folder):
     told = sweep(folder)
     assert "12 cells, 4 to train" in told.stderr
     assert rows_of(folder / "out")[:8] == before
-    shown = call("sweep", "show", folder / "out", "--format", "csv")
+    shown = call("sweep", "--out", folder / "out", "--format", "csv")
     assert [row["seeds"] for row in csv.DictReader(shown.stdout.splitlines())] == ["3"] * 4
     for name in ("sweep.csv", "accuracy-noise.png", "accuracy-epsilon.png"):
         assert (folder / "out" / name).stat().st_size > 100
@@ -191,7 +191,7 @@ def test_a_cell_whose_process_fails_is_one_sentence_and_the_others_continue(fold
             pass
 
     monkeypatch.setattr(module, "Pool", OfThree)
-    with Runner(2, timeout=0.3) as runner:
+    with Runner(2) as runner:
         runner.train(
             cells,
             lambda cell, outcome: outcomes.setdefault(cell.seed, outcome),
@@ -199,11 +199,8 @@ def test_a_cell_whose_process_fails_is_one_sentence_and_the_others_continue(fold
         )
     assert outcomes[0] == "ends"
     assert outcomes[1].startswith("its process was ended by SIGKILL. Run the same command again")
-    assert "--cell-timeout" in outcomes[1]
+    assert "-j 1" in outcomes[1]
     assert rounds == {0: 2, 1: 2}
-    for jobs, nonsense in ((1, 5.0), (2, 0.0), (2, float("nan"))):
-        with pytest.raises(ConfigError, match="cell_timeout"):
-            Runner(jobs, timeout=nonsense)
 
 
 def test_failures_are_recorded_not_fatal_and_tried_again(folder, monkeypatch):
@@ -248,7 +245,7 @@ def test_a_cell_that_diverged_has_no_mean(folder, monkeypatch):
     )
     told = sweep(folder)
     assert (told.exit_code, told.stdout.count("not finite")) == (0, 4), told.exception
-    told = call("sweep", "show", folder / "out", "--format", "json")
+    told = call("sweep", "--out", folder / "out", "--format", "json")
     assert {row["mean_accuracy"] for row in json.loads(told.stdout)["rows"]} == {None}
 
 
@@ -313,7 +310,7 @@ def test_a_large_delta_is_refused_before_any_cell_and_repeated_in_the_table(fold
     assert not (folder / "out").exists()
     (folder / "plan.toml").write_text(PLAN.replace("= 1e-5", "= 0.02\nallow_large_delta = true"))
     assert "Warning: delta=0.02: is 1 / 1,437 or more" in sweep(folder).stdout
-    shown = json.loads(call("sweep", "show", folder / "out", "--format", "json").stdout)
+    shown = json.loads(call("sweep", "--out", folder / "out", "--format", "json").stdout)
     assert [note for note in shown["notes"] if "is 1 / 1,437 or more" in note]
 
 
@@ -337,28 +334,8 @@ def test_sweeps_that_say_what_is_wrong(folder, change, says):
         read_sweep(folder / "sweep.toml")
 
 
-def test_help_names_both_commands_with_examples():
-    for arguments in (("sweep", "--help"), ("sweep",)):
-        text = " ".join(call(*arguments).output.split())
-        assert "privpart sweep examples/fedpt_sweep.toml --out fedpt" in text
-        assert "privpart sweep show fedpt" in text
-    assert "--jobs" in call("sweep", "run", "--help").stdout
-    assert "--jobs" not in call("sweep", "show", "--help").stdout
-
-
-def test_whatever_is_no_command_is_the_file_of_a_run(tmp_path, monkeypatch):
-    assert "has no sweep" in str(call("sweep", "show", tmp_path).exception)
-    monkeypatch.chdir(tmp_path)
-    for arguments in (
-        ("none.toml", "--out", "x"),
-        ("--out", "x", "none.toml"),
-        ("./show", "--out", "x"),
-        ("run", "show", "--out", "x"),
-    ):
-        told = call("sweep", *arguments)
-        assert isinstance(told.exception, ConfigError)
-        assert "cannot be read" in str(told.exception)
-    assert "No such command" in call("sweep-show", "--out", "x").output
+def test_a_folder_without_a_sweep_is_not_shown(tmp_path):
+    assert "has no sweep" in str(call("sweep", "--out", tmp_path).exception)
 
 
 @pytest.mark.parametrize(
@@ -381,10 +358,12 @@ def test_a_metric_of_ones_own_is_not_shown_as_a_percentage(tmp_path, privpart, d
                 cpu_seconds=0.0,
             )
             store.add(str(seed), {"model.train": "all"}, seed, result)
-    told = privpart("sweep", "show", str(tmp_path))
+    told = privpart("sweep", "--out", str(tmp_path))
     assert column in told.stdout
     assert shown in told.stdout
-    row = json.loads(privpart("sweep", "show", str(tmp_path), "--format", "json").stdout)["rows"][0]
+    row = json.loads(privpart("sweep", "--out", str(tmp_path), "--format", "json").stdout)["rows"][
+        0
+    ]
     known, other = ("mean_metric", "mean_accuracy") if data else ("mean_accuracy", "mean_metric")
     assert row[known] == pytest.approx(37.83)
     assert row[other] is None

@@ -27,7 +27,7 @@ SAMPLES = {
     "gradient": "g.safetensors", "attack": "dlg", "schedule": "full:1", "clip": "1",
     "tokens": "t.safetensors", "settings": "s.toml",
     "fail_on": "partial", "fork_of": "old", "seed": "1", "worker_timeout": "60",
-    "cell_timeout": "60", "limit_epsilon": "4",
+    "limit_epsilon": "4",
     "public_key": "0" * 64, "html": "x.html", "registry": "x.yaml", "about": "about.toml",
 }  # fmt: skip
 """Values of options that have no default, or a list."""
@@ -61,11 +61,9 @@ CASES = {
     "verify": [["run", "m.safetensors"]],
     "audit gradients": [["./task.py:gradients"]],
     "costs": [["emnist_cnn"]],
-    "freeze-search": [[], FASHION],
     "frontier": [["study.toml", "--out", "out"]],
     "demo": [[], FASHION],
-    "sweep run": [["sweep.toml", "--out", "out"]],
-    "sweep show": [["out"]],
+    "sweep": [["sweep.toml", "--out", "out"]],
     "audit leakage": [
         LEAKING, [*LEAKING, "--clip", "1", "--noise-multiplier", "1"], OF_A_PLAN, OF_A_FILE,
     ],
@@ -83,7 +81,7 @@ SITUATIONS = {
     "report": [["run"]],
     "budget": [["mine", "--remove-limit"]],
     "costs": [PLANNED, [*PLANNED, "--schedule"]],
-    "sweep run": [["sweep.toml", "--out", "out", "--jobs", "1"]],
+    "sweep": [["--out", "out"]],
     "audit leakage": [
         [*OF_A_PLAN, "--tokens", "t.safetensors"],
         [*LEAKING, "--attack", "invert_dense"],

@@ -68,8 +68,9 @@ def trapped(*_):
 def trained(study, folder, *, tune_only=False):
     """Run a study in this process; return its results and the errors of its cells."""
     with Runner(1, options=LOOP) as runner, Store(folder, create=True) as store:
-        for cells in stages(study, store, tune_only=tune_only):
-            runner.train(cells, store=store)
+        for cells in stages(study, store):
+            trials = [cell for cell in cells if "trial" in cell.labels]
+            runner.train(trials if tune_only else cells, store=store)
         return store.results(), store.errors()
 
 

@@ -24,7 +24,7 @@ def sweep_page(
     """Return the page of a sweep.
 
     Args:
-        rows: of its table, as ``privpart sweep show --format json`` prints them.
+        rows: of its table, as ``privpart sweep --format json`` prints them.
         axes: names of its axes.
         figures: accuracy against "noise" and "epsilon".
         notes: what must be known to read the figures.
@@ -54,7 +54,7 @@ def sweep_page(
             ),
             Section("Cells that failed", (Points(tuple(failed)),) if failed else ()),
         ),
-        ("By the rules of privpart sweep show.",),
+        ("By the rules of privpart sweep.",),
     )
 
 
