@@ -178,7 +178,7 @@ def test_commands_in_help_exist_with_their_options(parser):
         for line in (at(parser, words).help or "").split("\n\n")
     ]
     found = commands_in(examples)
-    assert len(found) > 20
+    assert len(found) > 15
     for words in found:
         checked(parser, words)
 
