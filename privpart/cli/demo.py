@@ -6,14 +6,12 @@ tables, budget, accuracy and leakage, are each followed by what they mean.
 
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from enum import StrEnum
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, median, stdev
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -43,20 +41,15 @@ ENGINE = EngineOptions(batching="vmap")
 """Vectorized clients take less than half of the processor time of one client after another, on both
 networks. With "auto", the numbers would depend on how busy the machine is."""
 _PLANS = Path(__file__).parents[1] / "study" / "plans"
-
-
-class DataName(StrEnum):
-    """Data sets by the name that people type."""
-
-    DIGITS = "digits"
-    FASHION_MNIST = "fashion-mnist"
+DataName = Literal["digits", "fashion-mnist"]
+_WIDTH = 96
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for report.json and the pictures.")] = Path(
         "out"
     ),
-    data: Annotated[DataName, typer.Option(help="What to train on.")] = DataName.DIGITS,
+    data: Annotated[DataName, typer.Option(help="What to train on.")] = "digits",
     data_dir: Annotated[
         Path | None, typer.Option(help="Folder with Fashion-MNIST's four idx files."), OF_FOLDER
     ] = None,
@@ -85,28 +78,15 @@ def demo(
     cells = sweep_of(file, base).cells
     plan = cells[0].plan
     examples = plan_data(plan.data, plan.model.network())
-    results: dict[str, Outcome] = {}
     with (
         shown_trainings(sum(cell.plan.privacy.rounds for cell in cells)) as trainings,
-        ThreadPoolExecutor(1) as thread,
-        Runner(jobs, options=ENGINE) as runner,  # left first, so that Ctrl-C ends it
+        Runner(jobs, options=ENGINE) as runner,
     ):
-
-        def finish(cell: "Cell", outcome: "Outcome") -> None:
-            results[cell.key] = outcome
-            trainings.finished(cell, outcome)
-
-        train = partial(runner.train, cells, finish, trainings.advanced)
-        # other processes train while this one attacks
-        future = thread.submit(train) if jobs > 1 else None
-        if future is None:
-            train()
+        runner.train(cells, trainings.finished, trainings.advanced)
         audits = _audit(examples, trainings.progress)
-        if future is not None:
-            future.result()
     if trainings.failures:
         trainings.refuse_no_result("the demo is incomplete")
-    budgets, rows = _budgets(cells), _rows(cells, results)
+    budgets, rows = _budgets(cells), _rows(cells, trainings.outcomes)
     report = {
         "schema": "privpart/demo/1",
         "version": version("privpart"),
@@ -132,8 +112,7 @@ def sweep_file(
     from privpart.study.cell import BasePlan, read_file
     from privpart.study.sweep import SweepFile
 
-    path = _PLANS / f"{data.value.replace('-', '_')}.toml"
-    file, base = read_file(path, SweepFile, "sweep")
+    file, base = read_file(_PLANS / f"{data.replace('-', '_')}.toml", SweepFile, "sweep")
     tables = dict(base.tables)
     if data_dir is not None:
         tables["data"] = tables["data"] | {"directory": str(data_dir)}
@@ -236,12 +215,46 @@ def _print_tables(
     audits: "Mapping[str, LeakageReport]",
 ) -> None:
     budget_note, accuracy_note, leakage_note, limits = _notes(plan)
-    _print_budgets(plan, budgets)
-    typer.echo(fill(budget_note, 96) + "\n")
+    budgeted = [
+        (
+            f"{b.noise_multiplier:g}",
+            f"{b.sensitivity_squared:g}",
+            up(b.mu, 4),
+            up(b.epsilon, 4),
+            f"{b.delta:g}",
+            f"{b.unit}, {b.adjacency}",
+        )
+        for b in budgets
+    ]
+    print_table(
+        f"1. Budget: one tree over {plan.privacy.rounds} rounds, {plan.data.users} users taking "
+        f"part at most once, clip norm {plan.privacy.clip_norm:g}",
+        ("noise multiplier", "sensitivity^2", "mu", "epsilon", "delta", "unit, adjacency"),
+        [("0", "", "", "no guarantee", "", ""), *budgeted],
+    )
+    typer.echo(fill(budget_note, _WIDTH) + "\n")
     _print_accuracies(budgets, accuracies)
-    typer.echo(fill(_cost_note(accuracies) + " " + accuracy_note, 96) + "\n")
-    _print_leakage(audits)
-    typer.echo(fill(leakage_note, 96) + "\n\n" + fill(limits, 96))
+    typer.echo(fill(_cost_note(accuracies) + " " + accuracy_note, _WIDTH) + "\n")
+    leaked = [
+        (
+            name,
+            row.view,
+            f"{row.visible:,} ({row.share:.0%})",
+            f"{median(row.psnr):.1f}",
+            f"{max(row.psnr):.1f}",
+            f"{median(trial.baseline for trial in row.best):.1f}",
+            row.verdict,
+        )
+        for name, audit in audits.items()
+        for row in audit.rows
+    ]
+    images = len(next(iter(audits.values())).truth)
+    print_table(
+        f"3. Leakage by view: PSNR in dB over {images} images, against images that need no attack",
+        ("network", "view", "parameters seen", "median", "max", "best baseline", "verdict"),
+        leaked,
+    )
+    typer.echo(fill(leakage_note, _WIDTH) + "\n\n" + fill(limits, _WIDTH))
 
 
 def _notes(plan: "PlanFile") -> list[str]:
@@ -266,26 +279,6 @@ def _notes(plan: "PlanFile") -> list[str]:
         "norm were chosen by hand, for digits on these test images; no epsilon covers that. "
         "Decibels certify nothing, and are never converted into an epsilon.",
     ]
-
-
-def _print_budgets(plan: "PlanFile", budgets: "Sequence[PrivacyReport]") -> None:
-    rows = [
-        (
-            f"{b.noise_multiplier:g}",
-            f"{b.sensitivity_squared:g}",
-            up(b.mu, 4),
-            up(b.epsilon, 4),
-            f"{b.delta:g}",
-            f"{b.unit}, {b.adjacency}",
-        )
-        for b in budgets
-    ]
-    print_table(
-        f"1. Budget: one tree over {plan.privacy.rounds} rounds, {plan.data.users} users taking "
-        f"part at most once, clip norm {plan.privacy.clip_norm:g}",
-        ("noise multiplier", "sensitivity^2", "mu", "epsilon", "delta", "unit, adjacency"),
-        [("0", "", "", "no guarantee", "", ""), *rows],
-    )
 
 
 def _print_accuracies(
@@ -320,26 +313,4 @@ def _cost_note(accuracies: Sequence[Mapping[str, Any]]) -> str:
         f"What it means: partial training changes {trained:,} of {count:,} parameters "
         f"({trained / count:.1%}); the others are rebuilt from a seed. A client sends {partial:,} "
         f"bytes instead of {full:,}, {full / partial:.1f} times less."
-    )
-
-
-def _print_leakage(audits: "Mapping[str, LeakageReport]") -> None:
-    images = len(next(iter(audits.values())).truth)
-    rows = [
-        (
-            name,
-            row.view,
-            f"{row.visible:,} ({row.share:.0%})",
-            f"{median(row.psnr):.1f}",
-            f"{max(row.psnr):.1f}",
-            f"{median(trial.baseline for trial in row.best):.1f}",
-            row.verdict,
-        )
-        for name, audit in audits.items()
-        for row in audit.rows
-    ]
-    print_table(
-        f"3. Leakage by view: PSNR in dB over {images} images, against images that need no attack",
-        ("network", "view", "parameters seen", "median", "max", "best baseline", "verdict"),
-        rows,
     )

@@ -46,31 +46,32 @@ def processes(jobs: int | None) -> int:
 
 @dataclass(slots=True)
 class Trainings:
-    """Counts trainings that are finished or failed, and shows them with their rounds."""
+    """Collects trainings that are finished or failed, and shows them with their rounds."""
 
     progress: "Progress"
     bar: "TaskID"
-    count: int = 0
-    failures: list[str] = field(default_factory=list)
+    outcomes: "dict[str, Outcome]" = field(default_factory=dict)
+
+    @property
+    def failures(self) -> list[str]:
+        """The errors of those that failed."""
+        return [outcome for outcome in self.outcomes.values() if isinstance(outcome, str)]
 
     def advanced(self, _: "Cell", rounds: int) -> None:
         """Count more rounds of a training."""
         self.progress.update(self.bar, advance=rounds)
 
     def finished(self, cell: "Cell", outcome: "Outcome") -> None:
-        """Count a training that is finished or failed, and show it."""
-        self.count += 1
-        if isinstance(outcome, str):
-            self.failures.append(outcome)
-        self.progress.update(self.bar, description=f"{self.count} trained")
+        """Keep the outcome of a training, and show it."""
+        self.outcomes[cell.key] = outcome
+        trained = f"{len(self.outcomes)} trained"
+        self.progress.update(self.bar, description=trained)
         # a log has no bar that could be updated, so it gets a line per training
         if not self.progress.console.is_terminal:
             elapsed = timedelta(seconds=round(self.progress.tasks[self.bar].elapsed or 0))
             labels = ", ".join(f"{axis}={value}" for axis, value in cell.labels.items())
             result = "failed" if isinstance(outcome, str) else f"metric {outcome.accuracy:.4f}"
-            typer.echo(
-                f"{self.count} trained, {elapsed}: {labels}, seed {cell.seed}: {result}", err=True
-            )
+            typer.echo(f"{trained}, {elapsed}: {labels}, seed {cell.seed}: {result}", err=True)
 
     def refuse_no_result(self, missing: str = "") -> None:
         """Raise the error of a command whose every training failed, or that lacks its result.
@@ -80,13 +81,13 @@ class Trainings:
         """
         from privpart.pool import WorkerError
 
-        if self.failures and len(self.failures) == self.count:
-            missing = f"all {self.count} trainings failed, the first with"
-        elif missing and self.failures:
-            missing += f"; {len(self.failures)} trainings failed, the first with"
+        failures = self.failures
+        if failures and len(failures) == len(self.outcomes):
+            missing = f"all {len(failures)} trainings failed, the first with"
+        elif missing and failures:
+            missing += f"; {len(failures)} trainings failed, the first with"
         if missing:
-            diverged = f"{_REFUSED}no metric was finite. Lower the learning rates."
-            failures = self.failures or [diverged]
+            failures = failures or [f"{_REFUSED}no metric was finite. Lower the learning rates."]
             refused = all(failure.startswith(_REFUSED) for failure in failures)
             kind = ConfigError if refused else WorkerError
             raise kind(f"{missing}: {failures[0].removeprefix(_REFUSED)}")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from privpart.cli import demo
-from privpart.cli.demo import DataName, sweep_file
+from privpart.cli.demo import sweep_file
 from privpart.study.sweep import sweep_of
 
 
@@ -30,7 +30,7 @@ def report(finished):
 
 @pytest.mark.parametrize(
     ("data", "folder", "rate", "damping"),
-    [(DataName.DIGITS, None, 0.5, 0.3), (DataName.FASHION_MNIST, Path("images"), 1.0, 1.0)],
+    [("digits", None, 0.5, 0.3), ("fashion-mnist", Path("images"), 1.0, 1.0)],
 )
 def test_both_parts_train_at_each_noise_with_a_rate_that_falls(data, folder, rate, damping):
     cells = sweep_of(*sweep_file(data, folder, [5, 6])).cells
