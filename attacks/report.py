@@ -95,7 +95,7 @@ class ImageTrial(Trial[Reconstruction]):
 
     @property
     def verdict(self) -> Verdict:
-        """What may be concluded; an image that is no gain may still be the picture itself."""
+        """What may be concluded; an image that gains nothing may still be the picture itself."""
         if self.untried is not None:
             return self.untried
         if self.gain >= GAIN_DB:

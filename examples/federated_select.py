@@ -35,9 +35,9 @@ from privpart.select import (
     IndependentKeys,
     SelectEngine,
     SharedKeys,
-    claims,
     on_demand,
     private,
+    select_claims,
 )
 from privpart.select.delivery import seen_in
 from privpart.select.key_spaces import cnn_filters, dense_neurons
@@ -128,7 +128,7 @@ def private_run(rounds: int) -> None:
     down, up = (sum(b.values()) / asked for b in (ledger.bytes_down, ledger.bytes_up))
     print(f"\nprivate run, {PRIVATE_FILTERS} of 64 filters: test accuracy {record.metric:.1%}")
     print(f"per client {down:,.0f} bytes down, {up:,.0f} up; whole model {start.nbytes:,} each way")
-    for line in claims(server.report(DELTA).guarantee, DELTA, seen_in(ledger)):
+    for line in select_claims(server.report(DELTA).guarantee, DELTA, seen_in(ledger)):
         print(line)
 
 

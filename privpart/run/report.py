@@ -23,7 +23,7 @@ from privpart.run.evidence import Check, Evidence, gather
 from privpart.run.folder import CHECKED, ROWS, ROWS_DIFFER, SELF_CLIPPED
 from privpart.run.ledger import LEDGER, Row, parameter_sizes
 from privpart.run.store import damage_named, opened
-from privpart.select.delivery import SeenByParty, claims
+from privpart.select.delivery import SeenByParty, select_claims
 
 SCHEMA = "privpart/run/1"
 _METRICS = "metrics.jsonl"
@@ -316,7 +316,7 @@ def select_lines(
     if disclosed is None:
         return None
     holds = report is not None and report.status in ("holds", "conditional")
-    return claims(report.guarantee if report and holds else None, delta, disclosed)
+    return select_claims(report.guarantee if report and holds else None, delta, disclosed)
 
 
 def _deviations(

@@ -8,10 +8,10 @@ from privpart.select.delivery import (
     DeviceOnly,
     SelectLedger,
     broadcast,
-    claims,
     on_demand,
     pregenerated,
     private,
+    select_claims,
 )
 from privpart.select.engine import SelectEngine, localize_tokens
 from privpart.select.keys import (
@@ -35,12 +35,12 @@ __all__ = [
     "SharedKeys",
     "StructuredKeys",
     "broadcast",
-    "claims",
     "localize_tokens",
     "on_demand",
     "pregenerated",
     "private",
     "random",
     "random_top",
+    "select_claims",
     "top",
 ]

@@ -10,7 +10,7 @@ matrix x; key k selects row k. They differ in bytes and in who sees the keys:
                    sees keys unless they collude, but both see how many each client requests
 
 A value of a client is ``DeviceOnly``. It reaches a server or a store only through ``show``, which
-records that in the ledger. ``claims`` keeps two claims apart. Differential privacy bounds
+records that in the ledger. ``select_claims`` keeps two claims apart. Differential privacy bounds
 what recipients of the model learn. It gives no protection against the parties that deliver slices
 and sum updates: they know everything that they see in the clear.
 """
@@ -164,7 +164,7 @@ def merge_seen(*seen: Iterable[Sequence[Any]]) -> SeenByParty:
     )
 
 
-def claims(guarantee: Guarantee | None, delta: float, seen: SeenByParty) -> tuple[str, str]:
+def select_claims(guarantee: Guarantee | None, delta: float, seen: SeenByParty) -> tuple[str, str]:
     """Return one line on recipients of the model and one on the parties that run the rounds.
 
     Args:

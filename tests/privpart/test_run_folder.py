@@ -132,7 +132,6 @@ def test_facts_never_set_what_the_package_reads(tmp_path):
     callers = {"delta", "population", "population_name", "population_size", "parameters", "frozen"}
     assert {
         "unit",
-        "mode",
         "identity",
         "inherited",
         "earlier_mu",

@@ -14,7 +14,7 @@ import torch
 from accounting import ConfigError, Guarantee, Independent, Participation
 from privpart import NoiseStream, PrivacyPlan, SeededSource, Server
 from privpart.messages import RoundTask
-from privpart.select import claims
+from privpart.select import select_claims
 
 N, K, CLIP, Z = 8, 6, 0.5, 1.0
 RARE = 4
@@ -128,7 +128,7 @@ def test_sum_moves_by_at_most_clip_norm_whatever_a_client_selects(m):
 
 def test_the_report_keeps_recipients_and_operators_apart():
     seen = (("server", ("words keys, with the update",)), ("store", ("words keys",)))
-    recipients, operators = claims(Guarantee(0.5), 1e-5, seen)
+    recipients, operators = select_claims(Guarantee(0.5), 1e-5, seen)
     assert recipients == "against recipients of the model: epsilon 1.994 at delta 1e-05"
     assert operators == (
         "keys seen in the clear, without any epsilon: server: words keys, with the update; "
@@ -138,13 +138,13 @@ def test_the_report_keeps_recipients_and_operators_apart():
 
 def test_the_report_names_the_assumption_of_private_retrieval():
     asked = ("number of words keys",)
-    _, operators = claims(Guarantee(0.5), 1e-5, (("store", asked), ("second store", asked)))
+    _, operators = select_claims(Guarantee(0.5), 1e-5, (("store", asked), ("second store", asked)))
     assert operators.endswith("(and the keys themselves, should the two stores collude)")
 
 
 def test_the_report_claims_nothing_without_noise():
-    recipients, operators = claims(None, 1e-5, ())
+    recipients, operators = select_claims(None, 1e-5, ())
     assert recipients.endswith("no guarantee")
     assert operators.endswith("none")
     with pytest.raises(ConfigError, match="delta"):
-        claims(None, 0.0, ())
+        select_claims(None, 0.0, ())
