@@ -5,13 +5,7 @@ and divisor stay). ``noise_multiplier`` is the standard deviation of one i.i.d. 
 that enters the mechanism, divided by the clip norm, on the scale of the sum.
 """
 
-from accounting.calibrate import (
-    Budget,
-    calibrate,
-    least_separation,
-    most_participations,
-    most_rounds,
-)
+from accounting.calibrate import calibrate
 from accounting.checks import ConfigError
 from accounting.cohorts import Estimate, cohorts, participation_of, sampled_guarantee
 from accounting.cross_check import CrossCheck
@@ -48,7 +42,6 @@ __all__ = [
     "BallsInBins",
     "BandedInverse",
     "BinaryTree",
-    "Budget",
     "BufferedToeplitz",
     "ConfigError",
     "CrossCheck",
@@ -77,10 +70,7 @@ __all__ = [
     "fingerprint",
     "footprint",
     "guarantee",
-    "least_separation",
     "mechanism_from_dict",
-    "most_participations",
-    "most_rounds",
     "optimize",
     "participation_of",
     "sampled_guarantee",

@@ -1,19 +1,12 @@
-"""Calibration: the least noise, or the most rounds, that meet a target without exceeding it.
-
-Whole numbers are found by bisection between one that meets the target and one that does not. Only
-a number that was tried is returned, so the answer is safe for every mechanism. It is also the
-greatest (or least) such number where the sensitivity is monotone. Every exact sensitivity grows
-with ``max_participations`` and shrinks with ``min_separation``: the admissible patterns are nested.
-"""
+"""Calibration: the least noise that meets a target without exceeding it."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from accounting import checks, gaussian
 from accounting.checks import ConfigError
 from accounting.cohorts import Estimate, Sampling, participation_of, sampled_guarantee
-from accounting.guarantee import METHODS, Guarantee, Method, guarantee, mu_upper
+from accounting.guarantee import METHODS, Guarantee, Method, mu_upper
 from accounting.mechanisms import Mechanism
 from accounting.monte_carlo import BMinSep, EstimatedGuarantee
 from accounting.participation import Participation
@@ -207,134 +200,11 @@ def _descend(
     return best
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Noise and a target that a run must meet: what the searches for the most training share.
-
-    Args:
-        noise_multiplier: as in ``guarantee``, > 0.
-        target_epsilon: the budget, > 0.
-        delta: in (0, 1).
-        method: how epsilon is computed, see ``Guarantee``.
-    """
-
-    noise_multiplier: float
-    target_epsilon: float
-    delta: float
-    method: Method = "exact"
-
-    def __post_init__(self) -> None:
-        checks.positive("noise_multiplier", self.noise_multiplier)
-        _target(self.target_epsilon, self.delta, self.method)
-
-    def allows(self, mechanism: Mechanism, participation: Participation) -> bool:
-        """Whether the run meets the target."""
-        z = self.noise_multiplier
-        run = guarantee(mechanism, participation, noise_multiplier=z, method=self.method)
-        return run.epsilon(self.delta) <= self.target_epsilon
-
-
-def most_rounds(
-    mechanism: Callable[[int], Mechanism],
-    budget: Budget,
-    *,
-    max_participations: int | None = None,
-    min_separation: int = 1,
-    at_most: int = 100_000,
-) -> int:
-    """Return the most rounds, up to ``at_most``, that the budget allows.
-
-    Args:
-        mechanism: makes the mechanism of n rounds, such as ``BinaryTree``.
-        budget: noise and target.
-        max_participations: most rounds of one client, where that many fit; None for all that fit.
-        min_separation: rounds from one participation to the next, >= 1.
-        at_most: where to stop the search, 1 to a million: with one participation the cost of some
-            mechanisms does not depend on the rounds.
-
-    Guarantees:
-        The result meets the target, and one round more does not (or is beyond ``at_most``). It is
-        the greatest such number where more rounds never cost less. That holds for a mechanism whose
-        encoder of n rounds is the corner of its encoder of n + 1 rounds, but not for one that is
-        fitted again for each n.
-
-    Raises:
-        ConfigError: a value is out of range, or even one round exceeds the target.
-
-    >>> from accounting import BinaryTree
-    >>> most_rounds(BinaryTree, Budget(noise_multiplier=7.0, target_epsilon=2.0, delta=1e-6))
-    3
-    """
-    k, b = max_participations, checks.count("min_separation", min_separation)
-    if k is not None:
-        checks.count("max_participations", k)
-
-    def fits(rounds: int) -> bool:
-        possible = -(-rounds // b)
-        run = Participation(rounds, possible if k is None else min(k, possible), b)
-        return budget.allows(mechanism(rounds), run)
-
-    return _greatest(fits, checks.count("at_most", at_most, maximum=checks.MOST_ROUNDS), "rounds")
-
-
-def most_participations(mechanism: Mechanism, budget: Budget, *, min_separation: int = 1) -> int:
-    """Return the greatest max_participations that the budget allows; see ``most_rounds``.
-
-    >>> from accounting import BinaryTree
-    >>> budget = Budget(noise_multiplier=40.0, target_epsilon=2.0, delta=1e-6)
-    >>> most_participations(BinaryTree(2048), budget, min_separation=100)
-    9
-    """
-    n, b = mechanism.rounds, checks.count("min_separation", min_separation)
-    return _greatest(
-        lambda k: budget.allows(mechanism, Participation(n, k, b)), -(-n // b), "max_participations"
-    )
-
-
-def least_separation(mechanism: Mechanism, budget: Budget, *, max_participations: int) -> int:
-    """Return the least min_separation that the budget allows; see ``most_rounds``.
-
-    >>> from accounting import BinaryTree
-    >>> budget = Budget(noise_multiplier=40.0, target_epsilon=1.3, delta=1e-6)
-    >>> least_separation(BinaryTree(2048), budget, max_participations=5)
-    64
-    """
-    n = mechanism.rounds
-    k = Participation(n, max_participations).max_participations
-    widest = (n - 1) // (k - 1) if k > 1 else 1
-    # The greatest slack widest - b, counted from 1.
-    slack = _greatest(
-        lambda slack: budget.allows(mechanism, Participation(n, k, widest + 1 - slack)),
-        widest,
-        "min_separation",
-    )
-    return widest + 1 - slack
-
-
 def _target(epsilon: float, delta: float, method: Method) -> tuple[float, float]:
     checks.choice("method", method, METHODS)
     if not 1e-50 <= checks.positive("target_epsilon", epsilon) <= 1e50:
         raise ConfigError(f"target_epsilon={epsilon:g}: must lie between 1e-50 and 1e50.")
     return float(epsilon), checks.probability("delta", delta)
-
-
-def _greatest(meets: Callable[[int], bool], limit: int, name: str) -> int:
-    """Return a number that meets the target and whose successor does not, or ``limit``."""
-    if not meets(1):
-        raise ConfigError(
-            f"target_epsilon: no {name} meets it with this noise. Use more noise (see calibrate)."
-        )
-    good, bad = 1, 2
-    while bad <= limit and meets(bad):
-        good, bad = bad, 2 * bad
-    bad = min(bad, limit + 1)
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        if meets(middle):
-            good = middle
-        else:
-            bad = middle
-    return good
 
 
 def _search(epsilon: Callable[[float], float], target: float, *, start: float) -> float:

@@ -7,7 +7,7 @@ methods other than ``"exact"`` reproduce papers and serve as cross-checks; they 
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from accounting import accountants, checks, gaussian, quadrature
@@ -24,9 +24,6 @@ FORMULAS: dict[Method, str] = {
     "rdp": "Renyi DP of dp-accounting (Canonne, Kamath and Steinke 2020, Proposition 12)",
     "zcdp": "zCDP through dp-accounting (Canonne, Kamath and Steinke 2020, Proposition 12)",
 }
-Second = Literal["quadrature", "dp-accounting"]
-Adjacency = Literal["zero-out", "replace-one"]
-ADJACENCIES: tuple[str, ...] = get_args(Adjacency)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +36,9 @@ class Guarantee:
             dp-accounting and never below exact: "pld" (privacy loss distribution on a grid), "rdp"
             (Renyi DP at dp-accounting's orders, with its improved conversion) or "zcdp" (rho with
             the same conversion; equal to "rdp" for a Gaussian).
-        adjacency: "zero-out" (a client's updates are replaced by zero; cohort, schedule and
-            divisor stay), which is what mechanisms give, or "replace-one" (they are replaced by
-            another client's), see ``replace_one``. Add-or-remove is not claimed.
+
+    Adjacency is zero-out: a client's updates are replaced by zero; cohort, schedule and divisor
+    stay. Replacing them by another client's doubles mu. Add-or-remove is not claimed.
 
     >>> Guarantee(mu=1.0).epsilon(delta=1e-5)  # doctest: +ELLIPSIS
     4.37717...
@@ -49,13 +46,11 @@ class Guarantee:
 
     mu: float
     method: Method = "exact"
-    adjacency: Adjacency = "zero-out"
 
     def __post_init__(self) -> None:
         if not 1e-100 <= checks.positive("mu", self.mu) <= 1e100:
             raise ConfigError(f"mu={self.mu:g}: must lie between 1e-100 and 1e100.")
         checks.choice("method", self.method, METHODS)
-        checks.choice("adjacency", self.adjacency, ADJACENCIES)
 
     @property
     def rho(self) -> float:
@@ -103,49 +98,17 @@ class Guarantee:
     def compose(self, other: "Guarantee") -> "Guarantee":
         """Return the guarantee of both releases together: mu^2 adds.
 
-        Raises:
-            ConfigError: the adjacencies differ, so neither bounds the other.
-
         >>> Guarantee(mu=3.0).compose(Guarantee(mu=4.0)).mu
         5.000000000000001
         """
-        if self.adjacency != other.adjacency:
-            raise ConfigError(
-                f"{self.adjacency} and {other.adjacency} do not compose. Use replace_one() to make "
-                "both the same."
-            )
         total = math.nextafter(math.hypot(self.mu, other.mu), math.inf)
         loosest = max(self.method, other.method, key=METHODS.index)
-        return replace(self, mu=total, method=loosest)
+        return Guarantee(total, loosest)
 
-    def replace_one(self) -> "Guarantee":
-        """Return the guarantee under replace-one adjacency: mu doubles.
-
-        Replacing an update by another is removing one and adding one: twice the sensitivity.
-        """
-        if self.adjacency != "zero-out":
-            raise ConfigError("adjacency is already replace-one.")
-        return replace(self, mu=_up(self.mu * 2), adjacency="replace-one")
-
-    def cross_check(self, delta: float, second: Second = "quadrature") -> CrossCheck:
-        """Compare ``epsilon(delta)`` with an accountant that shares no code with this one.
-
-        Args:
-            delta: in (0, 1).
-            second: "quadrature" integrates the definition of delta, in a millisecond;
-                "dp-accounting" uses its PLD, or its RDP if delta is too small for the PLD's grid.
-        """
-        epsilon = self.epsilon(delta)
-        if checks.choice("second", second, get_args(Second)) == "quadrature":
-            other = quadrature.epsilon(self.mu, delta)
-            return compare(self.method, epsilon, second, other, slack=self.mu)
-        method: accountants.Accountant = "pld"
-        try:
-            other = accountants.epsilon(accountants.one_gaussian(method, self.mu), delta)
-        except ConfigError:
-            method = "rdp"
-            other = accountants.epsilon(accountants.one_gaussian(method, self.mu), delta)
-        return compare(self.method, epsilon, method, other, slack=self.mu)
+    def cross_check(self, delta: float) -> CrossCheck:
+        """Compare ``epsilon(delta)`` with an accountant that shares no code with this one."""
+        first, second = self.epsilon(delta), quadrature.epsilon(self.mu, delta)
+        return compare(self.method, first, "quadrature", second, slack=self.mu)
 
 
 def guarantee(

@@ -56,13 +56,6 @@ class Realised:
     epsilon: float
     deviations: tuple[str, ...]
 
-    def __post_init__(self) -> None:
-        for name in ("clients", "max_participations", "min_separation"):
-            checks.count(name, getattr(self, name))
-        for name in ("sensitivity_squared", "mu"):
-            checks.positive(name, getattr(self, name))
-        checks.nonnegative("epsilon", self.epsilon)
-
     @classmethod
     def of(
         cls,

@@ -5,7 +5,6 @@ Epsilon is never stated without delta, unit, adjacency and the assumptions under
 and never set by hand.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
@@ -15,7 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.cross_check import CrossCheck
-from accounting.guarantee import FORMULAS, METHODS, Adjacency, Guarantee, Method, Second, mu_upper
+from accounting.guarantee import FORMULAS, Guarantee, Method, mu_upper
 from accounting.mechanisms import Mechanism, fingerprint
 from accounting.participation import Participation
 from accounting.realised import Realised
@@ -23,8 +22,8 @@ from accounting.realised import Realised
 _SCHEMA = "privpart/epsilon/1"
 
 Unit = Literal["client", "example"]
-ReportAdjacency = Literal["zero-out", "replace-one", "add-or-remove"]
-"""The last is that of sampled runs, in the sense of zero-out: the member's place stays empty."""
+Adjacency = Literal["zero-out", "add-or-remove"]
+"""The second is that of sampled runs, in the sense of zero-out: the member's place stays empty."""
 NoiseOrigin = Literal["unstated", "os", "seeded"]
 ReportStatus = Literal["holds", "conditional", "does-not-hold", "not-private"]
 
@@ -49,16 +48,8 @@ _NOT_COVERED_OF_EXAMPLES = (
     "side channels, such as time, memory and traffic",
 )
 
-_REQUIRED_ASSUMPTIONS = {
-    "participation",
-    "clipping",
-    "divisor",
-    "noise",
-    "choices",
-    "floating-point",
-}
 AssumptionStatus = Literal["enforced", "verified", "vouched", "asserted", "violated"]
-Severity = Literal["critical", "theoretical", "negligible"]
+Severity = Literal["critical", "theoretical"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +61,6 @@ class PrivacyReport:
         tpr_at_fpr: pairs (false-positive rate, upper bound on the true-positive rate).
         version: installed version of this package.
         population: number of units that delta is judged against, if that number is public.
-        tuning_runs: number of runs on the same data, this one included, if known.
         noise_source: "os" (the operating system's random bits), "seeded" (repeatable, so not
             private), or "unstated".
         earlier_mu: mu of an earlier run on the same data, 0 without one. ``mu`` includes it: mu^2
@@ -84,9 +74,6 @@ class PrivacyReport:
         sampling: how the members of each round were drawn, if epsilon is amplified by that: its
             "name", parameters and "method". ``epsilon`` alone is amplified; ``mu`` and all that
             follows from it hold whoever learns who was sampled, so runs compose by them.
-
-    Raises:
-        ConfigError: a figure is out of range, or below the value that the other figures imply.
     """
 
     mechanism: str
@@ -109,14 +96,13 @@ class PrivacyReport:
     tpr_at_fpr: tuple[tuple[float, float], ...]
     cross_check: CrossCheck
     unit: Unit = "client"
-    adjacency: ReportAdjacency = "zero-out"
+    adjacency: Adjacency = "zero-out"
     trust_model: str = "central: the server sees every update; others see what it releases"
     covered: tuple[str, ...] = _COVERED
     not_covered: tuple[str, ...] = _NOT_COVERED
     formula: str = FORMULAS["exact"]
     version: str = "unknown"
     population: int | None = None
-    tuning_runs: int | None = None
     noise_source: NoiseOrigin = "unstated"
     earlier_mu: float = 0.0
     mechanism_parameters: Mapping[str, Any] | None = None
@@ -124,61 +110,6 @@ class PrivacyReport:
     fixed_order: bool = False
     realised: Realised | None = None
     sampling: Mapping[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        Participation(self.rounds, self.max_participations, self.min_separation)
-        for name in ("noise_multiplier", "sensitivity_squared", "effective_noise_multiplier"):
-            checks.positive(name, getattr(self, name))
-        for name in ("population", "tuning_runs"):
-            if getattr(self, name) is not None:
-                checks.count(name, getattr(self, name))
-        checks.choice("method", self.method, METHODS)
-        checks.choice("unit", self.unit, get_args(Unit))
-        checks.choice("noise_source", self.noise_source, get_args(NoiseOrigin))
-        checks.probability("delta", self.delta)
-        checks.choice("adjacency", self.adjacency, get_args(ReportAdjacency))
-        if (self.sampling is None) == (self.adjacency == "add-or-remove"):
-            raise ConfigError(
-                f"adjacency={self.adjacency!r}: add-or-remove is for reports with sampling, and no "
-                "others."
-            )
-        if self.sampling is not None and self.earlier_mu:
-            raise ConfigError("earlier_mu: an amplified epsilon does not compose with other runs.")
-        for fpr, _ in self.tpr_at_fpr:
-            checks.probability("false-positive rate", fpr)
-        self._claims_no_more_than_mu_allows()
-
-    def _claims_no_more_than_mu_allows(self) -> None:
-        # Figures that were rounded once more on their way are not a contradiction.
-        slack = 1 - 1e-9
-        run = Guarantee(self.mu, "exact")
-        alone = mu_upper(self.sensitivity_squared, self.noise_multiplier)
-        amplified = self.sampling is not None
-        claims = [
-            ("epsilon", self.epsilon, 0.0 if amplified else run.epsilon(self.delta)),
-            ("rho", self.rho, run.rho),
-            ("mu", self.mu, math.hypot(alone, checks.nonnegative("earlier_mu", self.earlier_mu))),
-            ("advantage", self.advantage, run.advantage()),
-        ]
-        claims += [
-            (f"tpr_at_fpr {fpr:g}", tpr, run.tpr_at_fpr(fpr)) for fpr, tpr in self.tpr_at_fpr
-        ]
-        if (log := self.realised) is not None:
-            least_mu = mu_upper(log.sensitivity_squared, self.noise_multiplier)
-            cost = Guarantee(log.mu).epsilon(self.delta)
-            claims += [("realised mu", log.mu, least_mu), ("realised epsilon", log.epsilon, cost)]
-        for name, claimed, bound in claims:
-            if not checks.nonnegative(name, claimed) >= bound * slack:
-                raise ConfigError(
-                    f"{name}={claimed:g}: the other figures imply at least {bound:g}."
-                )
-        required = _REQUIRED_ASSUMPTIONS | ({"hidden-sample"} if amplified else set())
-        if checks.is_large_delta(self.delta, self.population):
-            required.add("delta")
-        if missing := required - {a.code for a in self.assumptions}:
-            raise ConfigError(f"assumptions lack {', '.join(sorted(missing))}.")
-        if not self.not_covered:
-            raise ConfigError("not_covered is empty: no guarantee covers everything.")
 
     @classmethod
     def of(
@@ -191,9 +122,7 @@ class PrivacyReport:
         method: Method = "exact",
         unit: Unit = "client",
         population: int | None = None,
-        tuning_runs: int | None = None,
         noise_source: NoiseOrigin = "unstated",
-        cross_check: Second = "quadrature",
         earlier: Guarantee | None = None,
         participation_stated: bool = True,
         realised: Realised | None = None,
@@ -209,14 +138,16 @@ class PrivacyReport:
             method: how epsilon is computed, see ``Guarantee``.
             unit: what one participation belongs to, "client" or "example".
             population: see the attributes.
-            tuning_runs: see the attributes.
             noise_source: see the attributes.
-            cross_check: the second accountant, see ``Guarantee.cross_check``.
             earlier: guarantee of an earlier run on the same data, to compose with this one.
             participation_stated: see the attributes.
             realised: see the attributes.
             sampled: what amplifies epsilon.
         """
+        checks.choice("unit", unit, get_args(Unit))
+        checks.choice("noise_source", noise_source, get_args(NoiseOrigin))
+        if sampled is not None and earlier is not None:
+            raise ConfigError("earlier: an amplified epsilon does not compose with other runs.")
         sensitivity = mechanism.sensitivity(participation)
         run = Guarantee(mu_upper(sensitivity.squared, noise_multiplier), method)
         run = run if earlier is None else run.compose(earlier)
@@ -243,14 +174,13 @@ class PrivacyReport:
                 *large_delta(delta, population, unit),
             ),
             tpr_at_fpr=tuple((fpr, run.tpr_at_fpr(fpr)) for fpr in _FALSE_POSITIVE_RATES),
-            cross_check=run.cross_check(delta, cross_check),
+            cross_check=run.cross_check(delta),
             unit=unit,
             adjacency="zero-out" if sampled is None else "add-or-remove",
             **(_EXAMPLE_WORDS if unit == "example" else {}),
             formula=FORMULAS[method] if sampled is None else _amplified_by(sampled),
             version=_version(),
             population=population,
-            tuning_runs=tuning_runs,
             noise_source=noise_source,
             earlier_mu=0.0 if earlier is None else earlier.mu,
             mechanism_parameters=shown_parameters(mechanism),
@@ -263,10 +193,7 @@ class PrivacyReport:
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee, for other deltas, groups or compositions; without any amplification."""
-        adjacency: Adjacency = "zero-out"
-        if self.adjacency == "replace-one":
-            adjacency = "replace-one"
-        return Guarantee(self.mu, self.method, adjacency)
+        return Guarantee(self.mu, self.method)
 
     @property
     def a_unit(self) -> str:
@@ -281,21 +208,11 @@ class PrivacyReport:
         worst = {a.status for a in self.assumptions if a.severity == "critical"}
         if "violated" in worst or not self.cross_check.consistent:
             return "does-not-hold"
-        # A negligible assumption decides nothing, whatever its status.
-        relevant = (a for a in self.assumptions if a.severity != "negligible")
-        if any(a.status in ("asserted", "violated") for a in relevant):
+        if any(a.status in ("asserted", "violated") for a in self.assumptions):
             return "conditional"
         if checks.is_large_delta(self.delta, self.population):
             return "conditional"  # whatever was vouched for
         return "holds"
-
-    @property
-    def tuning_epsilon(self) -> float | None:
-        """Epsilon of ``tuning_runs`` runs of this budget, composed: mu sqrt(runs)."""
-        if self.tuning_runs is None:
-            return None
-        composed = math.nextafter(self.mu * math.sqrt(self.tuning_runs), math.inf)
-        return Guarantee(composed, self.method).epsilon(self.delta)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -342,13 +259,12 @@ class PrivacyReport:
             parts.append("\n".join((f"{title}:", *lines)))
         parts.append("\n".join(("Covered:", *(f"- {text}." for text in self.covered))))
         parts.append("\n".join(("Not covered:", *(f"- {text}." for text in self.not_covered))))
-        parts.append(_tuning(self))
         return "\n\n".join([*parts, *(f"Warning: {text}" for text in self.warnings)])
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values with the schema's name, ready for JSON."""
         values: dict[str, Any] = {"schema": _SCHEMA, "status": self.status, **asdict(self)}
-        values |= {"warnings": self.warnings, "tuning_epsilon": self.tuning_epsilon}
+        values["warnings"] = self.warnings
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
     @property
@@ -423,8 +339,8 @@ class Assumption:
             example against a ledger), "vouched" (the person who asked for the report answers for
             it), "asserted" (nobody checked it) or "violated".
         consequence: what happens to the guarantee if the condition is false.
-        severity: how serious that is: "critical" (the guarantee is lost), "theoretical" (no attack
-            is known) or "negligible".
+        severity: how serious that is: "critical" (the guarantee is lost) or "theoretical" (no
+            attack is known).
         evidence: what the status rests on; empty if "asserted".
     """
 
@@ -602,11 +518,6 @@ _TITLES: dict[AssumptionStatus, str] = {
     "verified": "Verified afterwards",
     "vouched": "Vouched for by the user of this report",
 }
-_NEIGHBOURS = {
-    "zero-out": "with one {unit}'s updates and with zeros in their place",
-    "replace-one": "with one {unit}'s updates and with another's in their place",
-    "add-or-remove": "with one {unit}'s updates and with zeros in their place",
-}
 
 
 def claims(report: PrivacyReport) -> tuple[str, str, str]:
@@ -615,7 +526,7 @@ def claims(report: PrivacyReport) -> tuple[str, str, str]:
 
 
 def _claim(report: PrivacyReport) -> str:
-    neighbours = _NEIGHBOURS[report.adjacency].format(unit=report.unit)
+    neighbours = f"with one {report.unit}'s updates and with zeros in their place"
     stays = "cohort, schedule and divisor stay"
     if report.unit == "example":
         neighbours = neighbours.replace("updates", "gradients")
@@ -675,18 +586,6 @@ def _accounting(report: PrivacyReport) -> str:
     return (
         f"{text} A second accountant{of} ({second.method}) says {up(second.epsilon)} at the same "
         f"delta; it {agrees} a relative {up(second.agree_to, 2)}."
-    )
-
-
-def _tuning(report: PrivacyReport) -> str:
-    if report.tuning_runs is None or report.tuning_epsilon is None:
-        return "Tuning: how many runs on the same data came before was not stated."
-    if report.tuning_runs == 1:
-        return "Tuning: this is stated to be the only run on this data."
-    return (
-        f"Tuning: one of {report.tuning_runs} runs on the same data. Had each had this budget, all "
-        f"of them together would cost epsilon = {up(report.tuning_epsilon)} at the same delta, "
-        f"unit and adjacency."
     )
 
 
