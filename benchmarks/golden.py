@@ -64,7 +64,7 @@ export @/fedpart --out @/fedpart.safetensors
 export @/select --out @/select.safetensors
 budget --format json
 audit leakage {_AUDIT} --view full --view conv1.* --view dense2.* --out @/audit --format json
-audit defences {_AUDIT} --view conv2.* --clip 1 --out @/defences --format json
+audit leakage {_AUDIT} --view conv2.* --clip 1 --noise-multiplier 0,1 --out @/levels --format json
 ! audit epsilon --plan digits.toml --replay --out @/replay
 train --plan digits.toml --seed 1
 nonsense

@@ -279,7 +279,7 @@ WRITTEN_BY = {
     "audit-epsilon": "`privpart audit epsilon`: report.json, `--format json`",
     "budget": "`privpart budget --format json`",
     "costs": "`privpart costs --format json`",
-    "defences": "`privpart audit defences`: defences.json, `--format json`",
+    "defences": "`privpart audit leakage` of images, at levels: defences.json",
     "demo": "`privpart demo`: report.json",
     "doctor": "`privpart doctor --format json`",
     "epsilon": "`privpart epsilon`, `calibrate`, `--format json`; `PrivacyReport.to_dict`",
@@ -299,7 +299,7 @@ WRITTEN_BY = {
     "study": "study files, which people write",
     "sweep": "sweep files, which people write",
     "sweep-table": "`privpart sweep --format json`",
-    "text-defences": "`privpart audit defences` of text: defences.json, `--format json`",
+    "text-defences": "`privpart audit leakage` of text, at levels: defences.json",
     "text-leakage": "`privpart audit leakage` of text: report.json, `--format json`",
     "verify": "`privpart verify --format json`",
 }

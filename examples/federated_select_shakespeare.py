@@ -282,7 +282,7 @@ def plot(curves, measured, file: Path) -> None:
                 drawing.band(axis, size, level, band, styles.of(name))
         drawing.log_axis(axis.xaxis, "client model / whole model")
         axis.set_ylabel(f"{measured[kind]}, %")
-        styles.legend(axis)
+        drawing.legend(axis)
     drawing.save(figure, file)
 
 

@@ -309,7 +309,7 @@ def draw_steps(steps: Steps, path: Path) -> None:
     axes.set_xticks(starts[:-1], [f"round {r}" for r in range(len(starts) - 1)], fontsize=7)
     axes.set_xlabel("local steps of one client")
     axes.set_ylabel("length of the step")
-    styles.legend(axes)
+    drawing.legend(axes)
     drawing.save(figure, path)
 
 

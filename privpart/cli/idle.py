@@ -70,6 +70,7 @@ OF_A_PLAN = beside("plan", "already contains these values")
 OF_FOLDER = Idle(
     "data", lambda values: values["data"] != "fashion-mnist", "is not read from a folder"
 )
+OF_IMAGES = (beside("plan", "is of text"), beside("tokens", "is of text"))
 OF_SGD = where("optimizer", "adam", "has a momentum of its own")
 
 

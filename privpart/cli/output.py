@@ -58,7 +58,7 @@ def print_report(
 def print_table(
     title: str,
     header: Sequence[str],
-    rows: Sequence[Sequence[str]],
+    rows: Sequence[Sequence[object]],
     *,
     spare: Sequence[str] = (),
 ) -> None:
@@ -73,10 +73,11 @@ def print_table(
         spare: columns to leave out, the first ones first, on a terminal that is too narrow.
     """
     width = terminal_width(_TABLE_WIDTH)
+    body = [[str(cell) for cell in row] for row in rows]
     left_out = 0
     while True:
         shown = [i for i, name in enumerate(header) if name not in spare[:left_out]]
-        widths = [max(len(line[i]) for line in (header, *rows)) for i in shown]
+        widths = [max(len(line[i]) for line in (header, *body)) for i in shown]
         across = sum(widths) + 3 * len(widths) - 1
         if across + 2 <= width or left_out == len(spare):
             break
@@ -87,7 +88,7 @@ def print_table(
         right = (cell.rjust(size) for cell, size in zip(others, widths[1:], strict=True))
         return "   ".join(["  " + name.ljust(widths[0]), *right])
 
-    lines = [laid_out(header), " " + "─" * across, *map(laid_out, rows)]
+    lines = [laid_out(header), " " + "─" * across, *map(laid_out, body)]
     typer.echo("\n".join([fill(title, width), "", *lines, ""]))
 
 

@@ -80,18 +80,19 @@ def _train(file: Path, out: Path, jobs: int, form: Format, html: Path | None) ->
 
 
 def _show(store: "Store", out: Path, form: Format, html: Path | None) -> None:
-    from privpart.cli.pages import plots
+    from privpart.cli.pages import drawing, plots
     from privpart.study.sweep import sweep_rows
 
-    rows, axes, noise_axes = sweep_rows(store), store.axes, store.noise_axes
+    rows, axes = sweep_rows(store), store.axes
+    figures = plots.sweep_figures(rows, axes, store.noise_axes) if rows else {}
     if rows:
         (out / "sweep.csv").write_text(as_csv(rows), encoding="utf-8")
-        plots.draw_sweep(rows, axes, noise_axes, out)
+    for name, figure in figures.items():
+        drawing.save(figure, out / f"accuracy-{name}.png")
     notes = [NOT_PRIVATE, *delta_warnings(store)]
     if html is not None:
         from privpart.cli.pages.sweep import sweep_page
 
-        figures = plots.sweep_figures(rows, axes, noise_axes) if rows else {}
         sweep_page(rows, axes, figures, notes, failures_of(store)).write(html)
     document = {"schema": "privpart/sweep-table/1", "rows": rows, "notes": notes}
     print_results(document, form, store, lambda: _print_table(rows, axes, notes))
@@ -102,8 +103,8 @@ def _print_table(
 ) -> None:
     from privpart.cli.pages.sweep import table_of_sweep
 
-    title, header, cells, deltas = table_of_sweep(rows, axes)
-    print_table(title, header, cells)
+    table, deltas = table_of_sweep(rows, axes)
+    print_table(table.title, table.header, table.rows)
     if deltas:
         typer.echo(deltas)
     typer.echo(f"z is the noise multiplier. {notes[0]}")

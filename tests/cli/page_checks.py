@@ -3,7 +3,7 @@
 import re
 from html.parser import HTMLParser
 
-VOID = {"meta", "img", "br", "path", "use", "rect"}
+VOID = {"meta", "img", "br", "source"}
 
 
 class WellFormed(HTMLParser):
@@ -16,7 +16,7 @@ class WellFormed(HTMLParser):
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
         self.ids += [value for name, value in attrs if name == "id"]
-        self.loads += [value for name, value in attrs if name in ("src", "href")]
+        self.loads += [value for name, value in attrs if name in ("src", "href", "srcset")]
         if tag not in VOID:
             self.open.append(tag)
 
@@ -41,7 +41,10 @@ def page_text(html: str) -> str:
     assert not found.open
     assert len(found.ids) == len(set(found.ids))
     assert not {"script", "iframe", "link", "object"} & set(found.tags)
-    assert all(value.startswith(("#", "data:image/png;base64,")) for value in found.loads)
+    assert all(
+        value.startswith(("#", "data:image/png;base64,", "data:image/svg+xml;base64,"))
+        for value in found.loads
+    )
     assert all(value[1:] in found.ids for value in found.loads if value.startswith("#"))
     assert not re.search(r"url\((?!#)", html)
     assert "@import" not in html

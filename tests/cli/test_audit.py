@@ -1,4 +1,4 @@
-"""``privpart audit leakage``: verdicts, exit codes, resuming, updates of one's own."""
+"""``privpart audit leakage``: verdicts, exit codes, levels, resuming, updates of one's own."""
 
 import csv
 import json
@@ -8,9 +8,10 @@ import sys
 import numpy as np
 import pytest
 import torch
+from page_checks import page_text
 from safetensors.torch import save_file
 
-from accounting import ConfigError
+from accounting import ConfigError, Independent, Participation, guarantee
 from attacks import LocalSteps, observe
 from attacks.networks import smooth_lenet
 from privpart.cli.audit.image_inputs import image_audit
@@ -47,8 +48,9 @@ def without_times(path):
 def finished(privpart, tmp_path_factory):
     out = tmp_path_factory.mktemp("audit") / "new"
     views = ["--view", "full", "--view", "conv2.*", "--view", "head=dense2.*"]
-    command = ["audit", "leakage", *QUICK, *views, "--trials", "2", "--out", str(out)]
-    return out, command, privpart(*command, "--fail-on", "recovered", "--schedule", "full:1,head:4")
+    command = ["audit", "leakage", *QUICK, *views, "--trials", "2", "--schedule", "full:1,head:4"]
+    command += ["--out", str(out)]
+    return out, command, privpart(*command, "--fail-on", "recovered")
 
 
 def test_a_recovered_image_fails_the_job(finished):
@@ -78,7 +80,7 @@ def test_the_report_tells_each_attack_and_calls_nothing_safe(privpart, finished)
     assert set(report["baselines"]) == {"grey", "noise", "dataset mean", "class mean"}
     assert set(report["oracles"]) == {"own mean"}
     assert report["schedule"]["worst_view"] == "full"
-    done = privpart(*command, "--schedule", "full:1,head:4", "--format", "csv")
+    done = privpart(*command, "--format", "csv")
     assert done.returncode == 0, done.stderr
     lines = list(csv.DictReader(done.stdout.splitlines()))
     assert {line["view"]: line["verdict"] for line in lines} == verdicts
@@ -103,9 +105,10 @@ def test_a_mistyped_option_does_not_occupy_the_folder(tmp_path):
     assert TrialFolder(tmp_path, {"view": ["dense1.*"]}, "0")["key"] == {}
 
 
-def test_interrupted_and_resumed_is_as_if_undisturbed(privpart, tmp_path, monkeypatch):
-    out, straight = tmp_path / "cut", tmp_path / "straight"
-    command = ["audit", "leakage", *QUICK, "--view", "dense2.*", "--trials", "3", "--out"]
+def test_interrupted_and_resumed_is_as_if_undisturbed(privpart, finished, tmp_path, monkeypatch):
+    out = tmp_path / "cut"
+    straight, command, _ = finished
+    command = [*command[:-1], str(out)]
     keep = TrialFolder.__setitem__
 
     def keep_two(folder, key, results):
@@ -115,17 +118,56 @@ def test_interrupted_and_resumed_is_as_if_undisturbed(privpart, tmp_path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(TrialFolder, "__setitem__", keep_two)
-        cut = privpart(*command, str(out))
+        cut = privpart(*command)
     assert (cut.returncode, cut.stdout) == (130, "")
     assert "resumes from there" in cut.stderr
     kept = {path: path.stat().st_mtime_ns for path in out.glob("trials/*.safetensors")}
     assert len(kept) == 2
     torn = next(iter(kept))
     torn.write_bytes(b"torn")  # counts as not there
-    assert privpart(*command, str(out), "--fail-on", "recovered").returncode == 0  # is ambiguous
+    assert privpart(*command, "--fail-on", "ambiguous").returncode == 4
     assert all(path.stat().st_mtime_ns == at for path, at in kept.items() if path != torn)
-    assert privpart(*command, str(straight), "--fail-on", "ambiguous").returncode == 4
-    assert without_times(out / "report.json") == without_times(straight / "report.json")
+    ours, theirs = (without_times(folder / "report.json") for folder in (out, straight))
+    assert ours["rows"] == theirs["rows"]
+
+
+def test_noise_hides_and_epsilon_is_the_accountants(privpart, tmp_path):
+    command = [
+        "audit",
+        "leakage",
+        *QUICK,
+        "--view",
+        "conv2.*",
+        "--trials",
+        "1",
+        "--clip",
+        "0.1,0.1",
+    ]
+    command += ["--out", str(tmp_path), "--noise-multiplier"]
+    done = privpart(*command, "0,1e-3,1", "--html", str(tmp_path / "page.html"))
+    assert done.returncode == 0, done.stderr
+    points = json.loads((tmp_path / "defences.json").read_text())["points"]
+    assert [point["noise_multiplier"] for point in points] == [0, 1e-3, 1]
+    scores = [point["psnr_median"] for point in points]
+    assert scores[0] > 60 > scores[1] > 30 > 15 > scores[2]
+    assert [point["verdict"] for point in points] == ["recovered", "recovered", "ambiguous"]
+    bound = guarantee(Independent(1), Participation(1), noise_multiplier=1.0)
+    assert [point["epsilon"] for point in points][::2] == [None, bound.epsilon(1e-5)]
+    assert (tmp_path / "defences.png").read_bytes().startswith(b"\x89PNG")
+    assert "What the update gives away" in page_text((tmp_path / "page.html").read_text())
+    text = " ".join(done.stdout.split())
+    assert "4.378 " in text  # rounded up
+    assert "infinite" in text
+    assert text.count("safe") == text.count("is not 'safe'") == 1
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*.safetensors")}
+    assert len(before) == 3
+    again = privpart(*command, "0,1e-3,1", "--format", "csv", "--fail-on", "partial")
+    assert again.returncode == 4
+    lines = again.stdout.splitlines()
+    assert lines[0].startswith("clip,noise_multiplier,epsilon,delta,verdict,psnr_median")
+    assert len(lines) == 1 + 3
+    assert all(path.stat().st_mtime_ns == at for path, at in before.items())
+    assert "holds another audit" in privpart(*command, "0,1").stderr
 
 
 def test_an_update_of_ones_own(privpart, tmp_path):
@@ -205,6 +247,11 @@ def test_weights_before_and_after(privpart, tmp_path):
         (["--schedule", "full"], "must be VIEW:ROUNDS"),
         (["--noise-multiplier", "1"], "without --clip: noise has no scale; add --clip"),
         (["--clip", "1", "--noise-multiplier", "nan"], "--noise-multiplier nan"),
+        (["--clip", "1", "--noise-multiplier", "0,-1"], "--noise-multiplier -1"),
+        (["--clip", "1,0"], "--clip 0: must be positive"),
+        (["--clip", "1;2"], "--clip '1;2': must be a number, or several as 0.1,1"),
+        (["--clip", "1,2", "--schedule", "full:1"], "leave out --gradient and --schedule"),
+        (["--clip", "1,2", "--view", "head=dense2.*"], "a sweep is of one view, not of 2"),
         (["--model", "attacks.networks:smooth_lenet"], "must build a model without arguments"),
         (["--model", "torch.nn:Identity"], "gives (2, 1, 8, 8) for 2 images of 10 classes"),
         (["--model", "models_of_others:lenet28"], "does not take images of shape (1, 8, 8)"),
@@ -251,18 +298,18 @@ def test_bad_input_is_one_sentence(privpart, monkeypatch, tmp_path, changed, fau
 @pytest.mark.parametrize(
     ("lines", "fault"),
     [
-        (["local_steps = -1"], "local_steps=-1"),
+        (["local_steps = -1"], "local_steps: Input should be greater than or equal to 0"),
         (["local_steps = 100000000"], "local_steps=100000000: must be at most 1000"),
         (["local_steps = 3", "learning_rate = 1e300"], "check the learning rate"),
         (["local_steps = 2", "momentum = 1"], "and below 1"),
         (["momentum = 0.9"], "local_steps = 0: sends a gradient; leave out momentum"),
         (['local_steps = 2\noptimizer = "adam"\nmomentum = 0.0'], "leave out momentum"),
-        (["delta = 2"], "--delta 2"),
-        (["delta = 1e-5"], "noise_multiplier = 0.0: has no epsilon; leave out delta"),
+        (["delta = 2"], "delta: Input should be less than 1"),
+        (["delta = 1e-5"], "noise_multiplier = 0: has no epsilon; leave out delta"),
         ([f"seed = {2**63 - 1}"], "must be at most 92233720368547757"),
         (['mode = "eval"', "send_buffers = true"], "mode = eval: statistics are not those of"),
         (["send_buffers = true"], "has no buffers; leave out send_buffers"),
-        (['before = "w.npz"', "local_steps = 1"], "before: name the weights after the round"),
+        (['before = "w.npz"', "local_steps = 1"], "the weights after the round are missing"),
         (['data_dir = "x"'], "is not read from a folder; leave out data_dir"),
         (["pad = 0"], "tokens = None: a plan has its own; leave out pad"),
         (['words = "vocab.txt"'], "leave out words"),

@@ -27,6 +27,7 @@ from attacks.lower_bounds.bounds import Bound
 from attacks.networks import smooth_lenet
 from privpart.cli.audit.replica import Scored
 from privpart.cli.audit.verdict import EpsilonAudit
+from privpart.cli.pages import drawing
 from privpart.cli.pages.budget import budget_page, front_page
 from privpart.cli.pages.lower_bounds import lower_bounds_page
 from privpart.cli.pages.plots import budget_figure, front_figure, sweep_figures
@@ -250,14 +251,14 @@ def file(request, privpart, tmp_path_factory):
 
 
 WIDER = """[...document.querySelectorAll('body *')].filter(e => !e.closest('.scroll') &&
-    !e.closest('svg') && !e.matches('.skip') && e.getBoundingClientRect().right > innerWidth + 1)
+    !e.matches('.skip') && e.getBoundingClientRect().right > innerWidth + 1)
     .map(e => e.tagName + ': ' + e.textContent.slice(0, 60))"""
 TEXTS = """[...document.querySelectorAll(`h1, h2, h3, p, dd, dt, li, td, th, a, .badge, figcaption,
-    strong, footer div, svg text`)].filter(e => e.textContent.trim()).map(e => {
+    strong, footer`)].filter(e => e.textContent.trim()).map(e => {
     let ground = e, own = getComputedStyle(e);
     while (ground && getComputedStyle(ground).backgroundColor === 'rgba(0, 0, 0, 0)')
         ground = ground.parentElement;
-    return [e.textContent.trim().slice(0, 40), e.closest('svg') ? own.fill : own.color,
+    return [e.textContent.trim().slice(0, 40), own.color,
         getComputedStyle(ground || document.documentElement).backgroundColor] })"""
 
 
@@ -286,6 +287,14 @@ def test_a_page_fits_is_readable_and_makes_no_complaint(browser, file, width, sc
     faint = [(text, round(contrast(ink, ground), 2)) for text, ink, ground in texts
              if contrast(ink, ground) < 4.5]  # fmt: skip
     assert faint == []
+    shown = browser.ask("[...document.images].map(e => [e.naturalWidth, e.alt, e.currentSrc])")
+    assert all(width > 0 and alt for width, alt, _ in shown)
+    for _, _, address in shown:
+        picture = base64.b64decode(address.partition(",")[2])
+        if address.startswith("data:image/svg"):
+            assert (
+                drawing.DARK[drawing.INK] if scheme == "dark" else drawing.INK
+            ).encode() in picture
     assert browser.complaints() == []
 
 

@@ -40,9 +40,6 @@ ATTACKED = ["--model", "lenet", "--data", "digits", "--out", "out"]
 LEAKING = [*ATTACKED, "--view", "full"]
 OF_A_PLAN = [*PLANNED, "--out", "out"]
 OF_A_FILE = ["--model", "m:f", "--tokens", "t.safetensors", "--out", "out", "--view", "full"]
-DEFENDED = [*ATTACKED, "--clip", "1"]
-DEFENDED_PLAN = [*OF_A_PLAN, "--clip", "1"]
-DEFENDED_FILE = [*OF_A_FILE, "--clip", "1"]
 FASHION = ["--data", "fashion-mnist"]
 BINS = "balls-in-bins:bins=8"
 SIMULATED = [*PLANNED, "--simulate"]
@@ -67,7 +64,6 @@ CASES = {
     "audit leakage": [
         LEAKING, [*LEAKING, "--clip", "1", "--noise-multiplier", "1"], OF_A_PLAN, OF_A_FILE,
     ],
-    "audit defences": [DEFENDED, DEFENDED_PLAN, DEFENDED_FILE],
     "audit epsilon": [["run"], SIMULATED, [*PLANNED, "--replay"]],
 }  # fmt: skip
 """Complete command lines that nothing idle is in; every option matters in one of them."""
@@ -86,10 +82,6 @@ SITUATIONS = {
         [*OF_A_PLAN, "--tokens", "t.safetensors"],
         [*LEAKING, "--attack", "invert_dense"],
         [*LEAKING, "--gradient", "g.safetensors"],
-    ],
-    "audit defences": [
-        [*DEFENDED_PLAN, "--tokens", "t.safetensors"],
-        [*DEFENDED, "--attack", "invert_dense"],
     ],
 }
 """More complete lines of a command; each of its rules holds in one of all these."""

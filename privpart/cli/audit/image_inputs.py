@@ -12,7 +12,7 @@ from accounting.checks import ConfigError
 from attacks import ImageAudit, networks, read_update, suite
 from attacks.update import ready
 from privpart.cli.audit.inputs import given_update, load_weights, own_model, shared_fields, wanted
-from privpart.cli.audit.options import AnyOptions, LeakageOptions
+from privpart.cli.audit.options import LeakageOptions
 from privpart.data.tasks import digits, fashion_mnist
 from privpart.models import resnet8
 
@@ -32,7 +32,7 @@ _BUDGETS: Mapping[str, Any] = {
 }
 
 
-def image_audit(options: AnyOptions) -> ImageAudit:
+def image_audit(options: LeakageOptions) -> ImageAudit:
     """Return the audit of the first images of the data, ``--trials`` batches of them.
 
     Raises:
@@ -41,7 +41,7 @@ def image_audit(options: AnyOptions) -> ImageAudit:
     fields = shared_fields(options, suite(**_BUDGETS[options.effort]))
     assert options.model is not None  # noqa: S101  refused by the options
     assert options.data is not None  # noqa: S101
-    (x, y), (public, labels) = _images(options.data, options.data_dir)
+    (x, y), (public, labels) = _images(options.data, options.keys.data_dir)
     count = wanted(options)
     if count > len(x):
         raise ConfigError(f"trials={options.trials}: needs {count} images; there are {len(x)}.")
@@ -49,16 +49,16 @@ def image_audit(options: AnyOptions) -> ImageAudit:
     if public is x:
         public, labels = x[count:], y[count:]
     classes = int(torch.cat([y, labels]).max()) + 1
-    model = _model(options.model, x, max(classes, 10), options.seed)
+    model = _model(options.model, x, max(classes, 10), options.keys.seed)
     load_weights(model, options.weights)
     update = given_update(model, options)
     _check_fit(options.model, model, x[:2], classes)
-    if options.send_buffers and not any(True for _ in model.buffers()):
+    if options.keys.send_buffers and not any(True for _ in model.buffers()):
         raise ConfigError(f"model={options.model!r}: has no buffers; leave out send_buffers.")
-    # A batch is not ranked, and a sweep does not rank.
-    ranked = len(public) > 0 and options.batch == 1 and isinstance(options, LeakageOptions)
+    # A batch is not ranked, and several levels are not.
+    ranked = len(public) > 0 and options.batch == 1 and options.levels == 1
     return ImageAudit(
-        model=model.train(options.mode == "train"),
+        model=model.train(options.keys.mode == "train"),
         x=x[:count],
         y=y[:count],
         update=update,
@@ -66,7 +66,7 @@ def image_audit(options: AnyOptions) -> ImageAudit:
         dataset_mean=public.mean(0) if len(public) else None,
         class_means=_class_means(public, labels, y[:count]),
         decoys=(public[:_DECOYS], labels[:_DECOYS]) if ranked else None,
-        send_buffers=options.send_buffers,
+        send_buffers=options.keys.send_buffers,
         **fields,
     )
 

@@ -14,11 +14,11 @@ from accounting.checks import ConfigError
 from attacks import LocalSteps, change_of_weights, for_model, read_update
 from attacks.audit import Audit
 from attacks.update import MOST_STEPS, STEPS_COST
-from privpart.cli.audit.options import AnyOptions
+from privpart.cli.audit.options import LeakageOptions
 from privpart.training import own_code
 
 
-def shared_fields(options: AnyOptions, suite: Mapping[str, Any]) -> dict[str, Any]:
+def shared_fields(options: LeakageOptions, suite: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of an audit that do not depend on the model.
 
     Raises:
@@ -26,22 +26,22 @@ def shared_fields(options: AnyOptions, suite: Mapping[str, Any]) -> dict[str, An
     """
     for name in options.attack or ():
         checks.choice("attack", name, list(suite))
-    local = None
-    if options.local_steps:
-        checks.count("local_steps", options.local_steps, maximum=MOST_STEPS, hint=STEPS_COST)
+    local, keys = None, options.keys
+    if keys.local_steps:
+        checks.count("local_steps", keys.local_steps, maximum=MOST_STEPS, hint=STEPS_COST)
         local = LocalSteps(
-            learning_rate=options.learning_rate,
-            steps=options.local_steps,
-            momentum=options.momentum,
-            optimizer=options.optimizer,
+            learning_rate=keys.learning_rate,
+            steps=keys.local_steps,
+            momentum=keys.momentum,
+            optimizer=keys.optimizer,
         )
     return {
         "attacks": {name: suite[name] for name in suite if name in (options.attack or suite)},
         "batch": options.batch,
         "local": local,
-        "delta": options.delta,
+        "delta": keys.delta,
         "reveal_labels": not options.hide_labels,
-        "seed": options.seed,
+        "seed": keys.seed,
     }
 
 
@@ -58,7 +58,7 @@ def digest(audit: Audit[Any, Any, Any]) -> str:
     return state.hexdigest()
 
 
-def wanted(options: AnyOptions) -> int:
+def wanted(options: LeakageOptions) -> int:
     """Return the number of examples to attack."""
     return options.batch * (1 if options.gradient else options.trials)
 
@@ -88,16 +88,16 @@ def own_model(name: str, builtin: Collection[str] = ()) -> nn.Module:
     return network
 
 
-def given_update(model: nn.Module, options: AnyOptions) -> dict[str, Tensor] | None:
+def given_update(model: nn.Module, options: LeakageOptions) -> dict[str, Tensor] | None:
     """Return the given update, with the buffers that were sent; load the weights before, if any."""
     if options.gradient is None:
         return None
     update = for_model(model, read_update(options.gradient))
-    if options.before is None:
+    if options.keys.before is None:
         return update
-    start = for_model(model, read_update(options.before))
+    start = for_model(model, read_update(options.keys.before))
     # A file may hold the trained part alone: the rest stays as it is.
-    _load(model, options.before, model.state_dict() | start)
+    _load(model, options.keys.before, model.state_dict() | start)
     return change_of_weights(update, start)
 
 

@@ -6,50 +6,51 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from privpart.cli.audit.options import AnyOptions, LeakageOptions, takes
+from privpart.cli.audit.options import LeakageOptions, takes_options
 
 # Imported where used: the other commands must not pay for torch.
 if TYPE_CHECKING:
-    from attacks import LeakageReport, TextReport
+    from attacks import DefencePoint, LeakageReport, TextReport
     from attacks.audit import Audit
+    from privpart.cli.audit.tables import Summary
 
 THRESHOLD_PASSED = 4
 VOID = 5
 
 
-@takes(LeakageOptions)
+@takes_options
 def leakage(options: LeakageOptions) -> None:
     """Attack the update of each batch, per view, and say what may be concluded.
 
     Images by --model and --data; sentences by --plan, or by --model and --tokens. An update that
-    these do not explain is void: exit code 5. After Ctrl-C, the same command resumes.
+    these do not explain is void: exit code 5. Several clips or noise multipliers repeat the audit
+    at each, beside the accountant's epsilon. After Ctrl-C, the same command resumes.
     """
+    import attacks
     from attacks.report import VERDICTS
     from privpart.cli.audit.store import resumable
 
-    audit, words = audit_of(
-        options,
-        clip=options.clip,
-        noise_multiplier=options.noise_multiplier,
-        schedule=options.rounds,
-    )
-    total = len(audit.everyone) * len(audit.views) * len(audit.batches)
-    with resumable(options.out, total) as progress:
-        report: Any = replace(audit, progress=progress).report()
-    _write(report, options, words)
-    if report.void:
+    audit, words = _audit_of(options)
+    per_level = len(audit.everyone) * len(audit.views) * len(audit.batches)
+    with resumable(options.out, per_level * options.levels) as progress:
+        audit = replace(audit, progress=progress)
+        if options.levels > 1:
+            clips, noises = options.clips, options.noises
+            points = attacks.defences(audit, clips=clips, noise_multipliers=noises)
+            summary = _write_levels(points, options)
+        else:
+            report: Any = audit.report()
+            summary = _write(report, options, words)
+    if summary.verdict == "void":
         raise typer.Exit(VOID)
     limit = options.fail_on
-    if limit is not None and VERDICTS.index(report.verdict) <= VERDICTS.index(limit):
-        typer.echo(f"privpart: {report.verdict}: threshold {limit} passed.", err=True)
+    if limit is not None and VERDICTS.index(summary.verdict) <= VERDICTS.index(limit):
+        typer.echo(f"privpart: {summary.verdict}: threshold {limit} passed.", err=True)
         raise typer.Exit(THRESHOLD_PASSED)
 
 
-def audit_of(
-    options: AnyOptions,
-    **fields: Any,  # noqa: ANN401 - of Audit, which checks them
-) -> "tuple[Audit[Any, Any, Any], Sequence[str]]":
-    """Return the audit that the options name, with these fields, and the text of each token.
+def _audit_of(options: LeakageOptions) -> "tuple[Audit[Any, Any, Any], Sequence[str]]":
+    """Return the audit that the options name, and the text of each token.
 
     Its results so far are those in ``out``.
 
@@ -74,6 +75,9 @@ def audit_of(
         from privpart.cli.audit.image_inputs import image_audit
 
         audit = image_audit(options)
+    fields: dict[str, Any] = {"schedule": options.rounds}
+    if options.levels == 1:
+        (fields["clip"],), (fields["noise_multiplier"],) = options.clips, options.noises
     # Results belong to these tensors as well as to these options.
     fields["done"] = TrialFolder(options.out, options.identity(), digest(audit))
     return replace(audit, **fields), words
@@ -81,24 +85,48 @@ def audit_of(
 
 def _write(
     report: "LeakageReport | TextReport", options: LeakageOptions, words: Sequence[str]
-) -> None:
+) -> "Summary":
     from attacks import TextReport
-    from privpart.cli.audit import tables
     from privpart.cli.audit.store import writing
+    from privpart.cli.audit.tables import summary
     from privpart.cli.pages import plots
-    from privpart.cli.pages.leakage import leakage_page
+    from privpart.cli.pages.leakage import leakage_page, marked_sentences, photograph
 
-    summary = tables.summary(report)
-    report_file = options.out / tables.REPORT
-    shown = options.out / ("leakage.html" if options.of_text else "leakage.png")
-    pages = [*([shown] if options.of_text else []), *([options.html] if options.html else [])]
+    found, out = summary(report), options.out
+    shown = out / ("leakage.html" if options.of_text else "leakage.png")
     # Before the pages, so that a page that cannot be written loses no result.
-    with writing(options.out):
-        report_file.write_text(tables.as_json(report))
+    with writing(out):
+        (out / "report.json").write_text(found.as_json())
         if not isinstance(report, TextReport):
             plots.draw_reconstructions([report], shown)
-    if pages:
-        page = leakage_page(report, summary, picture=shown, words=words)
-        for path in pages:
-            page.write(path)
-    tables.publish(report, summary, options.form, [report_file, shown])
+    if isinstance(report, TextReport):
+        page = leakage_page(found, marked_sentences(report, words))
+        page.write(shown)
+    else:
+        caption = (
+            "Truth, guesses that need no attack, and the best reconstruction of each view. The "
+            "frame tells the verdict on that one picture; the table has the verdict on the view."
+        )
+        about = "True images beside the best reconstruction of each view."
+        page = leakage_page(found, photograph(shown, about, caption))
+    if options.html is not None:
+        page.write(options.html)
+    found.publish(options.form, [out / "report.json", shown])
+    return found
+
+
+def _write_levels(points: "Sequence[DefencePoint]", options: LeakageOptions) -> "Summary":
+    from privpart.cli.audit.store import writing
+    from privpart.cli.audit.tables import summary_of_levels
+    from privpart.cli.pages import plots
+    from privpart.cli.pages.leakage import leakage_page, photograph
+
+    found, out = summary_of_levels(points, options.identity()), options.out
+    with writing(out):
+        (out / "defences.json").write_text(found.as_json())
+        plots.draw_defences(points, out / "defences.png")
+    if options.html is not None:
+        about, caption = "Scores against the noise multiplier.", "Epsilon is the accountant's."
+        leakage_page(found, photograph(out / "defences.png", about, caption)).write(options.html)
+    found.publish(options.form, [out / "defences.json", out / "defences.png"])
+    return found

@@ -16,7 +16,7 @@ from attacks import TextAudit, read_update
 from attacks.text.observation import vocabulary
 from attacks.text_audit import text_suite
 from privpart.cli.audit.inputs import given_update, load_weights, own_model, shared_fields, wanted
-from privpart.cli.audit.options import AnyOptions
+from privpart.cli.audit.options import LeakageOptions
 from privpart.data.batches import Batch
 from privpart.training import own_code, plan_file
 from privpart.training.task_data import PlanData, read_task
@@ -27,7 +27,7 @@ _NOT_COUNTED = -100
 # Sentences of other clients that guesses are made of.
 _MOST_PUBLIC = 2000
 _WHOLE = (*(torch.int64, torch.int32, torch.int16, torch.int8), torch.uint8, torch.uint16)
-_NOT_IDS = ("attention_mask", "token_type_ids", "position_ids")
+_NOT_IDS = ("attention_mask", "token_type_ids")
 
 # A sentence, and the label of a classifier.
 Example = tuple[tuple[int, ...], int | None]
@@ -37,7 +37,7 @@ _EXCHANGES = {"quick": 0, "normal": 4000, "long": 40_000}
 """Updates that an attack may compute to put tokens into sentences."""
 
 
-def text_audit(options: AnyOptions) -> tuple[TextAudit, tuple[str, ...]]:
+def text_audit(options: LeakageOptions) -> tuple[TextAudit, tuple[str, ...]]:
     """Return the audit of ``--trials`` batches of sentences, of a plan or of a file, and the words.
 
     Without a view it is what a plan trains, or all parameters.
@@ -47,14 +47,16 @@ def text_audit(options: AnyOptions) -> tuple[TextAudit, tuple[str, ...]]:
             fit the model.
     """
     fields = shared_fields(options, text_suite(exchanges=_EXCHANGES[options.effort]))
+    views: Mapping[str, Sequence[str]] = {"full": ["*"]}
+    run = None
     # What own code prints is no part of the result.
     with redirect_stdout(sys.stderr):
-        run = None if options.plan is None else _Planned(options.plan)
-        if run is None:
+        if options.plan is not None:
+            run = _Planned(options.plan)
+            model, views = run.training.model.module, run.views()
+        else:
             assert options.model is not None  # noqa: S101  refused by the options
             model = own_model(options.model)
-        else:
-            model = run.training.model.module
         load_weights(model, options.weights)
         update = given_update(model, options)
         if run is None or options.tokens is not None:
@@ -66,7 +68,7 @@ def text_audit(options: AnyOptions) -> tuple[TextAudit, tuple[str, ...]]:
         x=sentences.tokens,
         y=sentences.labels,
         update=update,
-        views=options.views or ({"full": ["*"]} if run is None else run.views()),
+        views=options.views or views,
         pad=sentences.pad,
         public=sentences.public,
         **fields,
@@ -108,41 +110,39 @@ class _Planned:
             shown |= {f"group {i}": list(group) for i, group in enumerate(model.groups)}
         return shown
 
-    def sentences(self, options: AnyOptions) -> _Sentences:
-        """Return one batch of each of the first clients that have enough sentences."""
+    def sentences(self, options: LeakageOptions) -> _Sentences:
+        """Return one batch of each of the first clients that have enough sentences.
+
+        Sentences of the others are public.
+        """
         loss = self.plan.client.loss
         if loss not in ("cross_entropy", "model"):
             raise ConfigError(
                 f"client.loss={loss!r}: the audit of text knows cross_entropy and model. "
                 "From Python, pass the loss to attacks.text_leakage."
             )
-        attacked, public = self._chosen(options)
+        attacked: list[Example] = []
+        public: list[tuple[int, ...]] = []
+        count, length = wanted(options), options.keys.length
+        for client in self.training.clients.ids:
+            examples = list(_examples(self.training.clients.examples(client)))
+            if length is not None:
+                examples = [(ids[:length], y) for ids, y in examples if len(ids) >= length]
+            if len(attacked) < count and len(examples) >= options.batch:
+                attacked += examples[: options.batch]
+            else:
+                public += [sentence for sentence, _ in examples]
+            if len(attacked) == count and len(public) >= _MOST_PUBLIC:
+                break
+        if len(attacked) < count:
+            raise ConfigError(
+                f"batch={options.batch}, trials={count // options.batch}: "
+                f"{len(attacked) // options.batch} clients have so many sentences; choose fewer "
+                "trials, a smaller batch, or a smaller length."
+            )
         tokens, labels, pad = _together(attacked, vocabulary(self.training.model.module))
         words = self.tasks[0].words if self.tasks else self._words()
         return _Sentences(tokens, labels, pad, public, words)
-
-    def _chosen(self, options: AnyOptions) -> tuple[list[Example], list[tuple[int, ...]]]:
-        """Return the sentences to attack, and those of clients that are not attacked."""
-        attacked: list[Example] = []
-        public: list[tuple[int, ...]] = []
-        for client in self.training.clients.ids:
-            examples = list(_examples(self.training.clients.examples(client)))
-            if (length := options.length) is not None:
-                examples = [(ids[:length], y) for ids, y in examples if len(ids) >= length]
-            if len(attacked) < wanted(options) and len(examples) >= options.batch:
-                attacked += examples[: options.batch]
-                continue
-            public += [sentence for sentence, _ in examples]
-            if len(attacked) == wanted(options) and len(public) >= _MOST_PUBLIC:
-                break
-        if len(attacked) < wanted(options):
-            batches = wanted(options) // options.batch
-            raise ConfigError(
-                f"batch={options.batch}, trials={batches}: {len(attacked) // options.batch} "
-                "clients have so many sentences; choose fewer trials, a smaller batch, or a "
-                "smaller length."
-            )
-        return attacked, public
 
     def _words(self) -> tuple[str, ...]:
         """Return the attribute ``words`` of the function that makes the clients; () without one."""
@@ -174,8 +174,8 @@ def _examples(batch: Batch) -> Iterator[Example]:
                 yield (*row[:count], y[count - 1]), None
 
 
-def _parted(batch: Batch) -> tuple[Any, Tensor]:
-    """Return the inputs and the labels of examples."""
+def _parted(batch: Batch) -> tuple[Mapping[str, Any], Tensor]:
+    """Return the inputs of examples by name, and their labels."""
     inputs, labels = None, None
     if isinstance(batch, Mapping):
         named = [name for name in ("labels", "label") if name in batch]
@@ -183,7 +183,9 @@ def _parted(batch: Batch) -> tuple[Any, Tensor]:
         labels = batch[named[0]] if len(named) == 1 else None
     elif isinstance(batch, tuple | list) and len(batch) == 2:
         inputs, labels = batch
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim > 2:
+        inputs = inputs if isinstance(inputs, Mapping) else {"inputs": inputs}
+    whole = isinstance(labels, Tensor) and not labels.is_floating_point()
+    if inputs is None or not isinstance(labels, Tensor) or not whole or labels.ndim > 2:
         raise ConfigError(
             "data: the audit of text needs examples with labels: (inputs, labels) or a dict with "
             "labels, whole numbers of shape (n,) or (n, T)."
@@ -191,27 +193,22 @@ def _parted(batch: Batch) -> tuple[Any, Tensor]:
     return inputs, labels
 
 
-def _ids(inputs: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401  of a client's examples
+def _ids(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     """Return the token ids (n, T), and which of them the network attends to."""
-    named = inputs if isinstance(inputs, Mapping) else {"inputs": inputs}
-    ids = {
-        name: value
-        for name, value in named.items()
-        if name not in _NOT_IDS
-        and isinstance(value, Tensor)
-        and value.ndim == 2
-        and not value.is_floating_point()
-    }
-    tokens = next(iter(ids.values())) if len(ids) == 1 else ids.get("input_ids")
-    other = set(named) - set(ids) - {"attention_mask", "token_type_ids"}
-    types = named.get("token_type_ids")
+    ids = [value for name, value in inputs.items() if name not in _NOT_IDS]
+    (tokens,) = ids if len(ids) == 1 else (None,)
+    types, mask = inputs.get("token_type_ids"), inputs.get("attention_mask")
     # Ids of another meaning, or of two sentences in one, cannot be told from token ids alone.
-    if tokens is None or other or (isinstance(types, Tensor) and bool(types.any())):
+    if (
+        not isinstance(tokens, Tensor)
+        or tokens.ndim != 2
+        or tokens.is_floating_point()
+        or (isinstance(types, Tensor) and bool(types.any()))
+    ):
         raise ConfigError(
-            f"data: the inputs are {', '.join(map(str, named))}; the audit of text takes token ids "
-            "(n, T), and perhaps an attention_mask. For images, name --model and --data."
+            f"data: the inputs are {', '.join(map(str, inputs))}; the audit of text takes token "
+            "ids (n, T), and perhaps an attention_mask. For images, name --model and --data."
         )
-    mask = named.get("attention_mask")
     return tokens, mask.long() if isinstance(mask, Tensor) else torch.ones_like(tokens)
 
 
@@ -236,12 +233,11 @@ def _together(examples: Sequence[Example], words: int) -> tuple[Tensor, Tensor |
     return tokens, torch.tensor(labels) if labels else None, pad
 
 
-def _of_file(options: AnyOptions) -> _Sentences:
-    path = options.tokens
+def _of_file(options: LeakageOptions) -> _Sentences:
+    path, keys, count = options.tokens, options.keys, wanted(options)
     assert path is not None  # noqa: S101  refused by the options
     tensors = read_update(path)
-    tokens, labels, public = (tensors.get(name) for name in ("tokens", "labels", "public"))
-    if tokens is None or tensors.keys() - {"tokens", "labels", "public"}:
+    if "tokens" not in tensors or tensors.keys() - {"tokens", "labels", "public"}:
         raise ConfigError(
             f"tokens={path}: holds {', '.join(tensors)}; must hold tokens (N, T), and may hold "
             "labels (N,) and public (M, T)."
@@ -252,46 +248,29 @@ def _of_file(options: AnyOptions) -> _Sentences:
                 f"tokens={path}: {name} is {value.dtype} {tuple(value.shape)}; must be whole "
                 f"numbers {'(N,)' if name == 'labels' else '(N, T)'}."
             )
-    count = wanted(options)
+    tokens, labels = tensors["tokens"], tensors.get("labels")
     if len(tokens) < count or (labels is not None and len(labels) != len(tokens)):
         raise ConfigError(
             f"tokens={path}: {len(tokens)} sentences"
             f"{'' if labels is None else f' and {len(labels)} labels'}; --batch and --trials need "
             f"{count}."
         )
-    if options.pad is not None and not bool((tokens[:count, -1:] == options.pad).any()):
-        typer.echo(
-            f"privpart: pad={options.pad}: no attacked sentence ends with it; the attacker infers "
-            "lengths all the same.",
-            err=True,
-        )
-    words = () if options.words is None else _lines(options.words)
-    if options.words is not None and int(tokens[:count].max()) >= len(words):
-        typer.echo(
-            f"privpart: words={options.words}: has {len(words)} lines; tokens beyond are shown as "
-            "numbers.",
-            err=True,
-        )
+    try:
+        words = () if keys.words is None else keys.words.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"words={keys.words}: cannot be read: {error}.") from None
     # Without public sentences, those that are not attacked are public.
-    rows = (tokens[count:] if public is None else public).tolist()
+    public = tensors.get("public", tokens[count:])
     return _Sentences(
         tokens=tokens[:count].long(),
         labels=None if labels is None else labels[:count].long(),
-        pad=options.pad,
-        public=[_before(row, options.pad) for row in rows],
-        words=words,
+        pad=keys.pad,
+        public=[_before(row, keys.pad) for row in public.tolist()],
+        words=tuple(words),
     )
 
 
 def _before(row: Sequence[int], pad: int | None) -> tuple[int, ...]:
-    end = len(row)
-    while pad is not None and end and row[end - 1] == pad:
-        end -= 1
-    return tuple(row[:end])
-
-
-def _lines(path: Path) -> tuple[str, ...]:
-    try:
-        return tuple(path.read_text("utf-8").splitlines())
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"words={path}: cannot be read: {error}.") from None
+    """Return a sentence without the padding at its end."""
+    last = max((i for i, token in enumerate(row) if token != pad), default=-1)
+    return tuple(row[: last + 1])

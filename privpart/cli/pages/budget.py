@@ -14,7 +14,7 @@ from privpart.cli.pages.guarantee import (
     mechanism_facts,
     statement_of,
 )
-from privpart.cli.pages.page import Facts, Page, Picture, Points, Section, Tone, table_of
+from privpart.cli.pages.page import Badge, Block, Cell, Page, Picture, Section, Table
 
 
 def budget_page(report: PrivacyReport, figure: Figure | None, limit: float | None) -> Page:
@@ -26,30 +26,27 @@ def budget_page(report: PrivacyReport, figure: Figure | None, limit: float | Non
         limit: greatest epsilon that was asked for.
     """
     tone, verdict = _verdict(report, limit)
-    says = [f"For {report.rounds:,} rounds of {report.mechanism}; nothing has been trained yet."]
-    alternatives: tuple[Picture, ...] = ()
-    if figure is not None:
-        shows = f"Epsilon at delta {report.delta:g} around the planned run."
-        alternatives = (Picture(figure, shows, "What another choice would cost."),)
+    shows = f"Epsilon at delta {report.delta:g} around the planned run."
+    picture = [] if figure is None else [Picture(figure, shows, "What another choice would cost.")]
     return Page(
         "Privacy budget of a planned run",
         tone,
         verdict,
-        tuple(says),
-        (
-            Section("At a glance", (key_figures(report), *_by_the_log(report))),
-            Section("Statement", (statement_of(report),)),
+        [f"For {report.rounds:,} rounds of {report.mechanism}; nothing has been trained yet."],
+        [
+            Section("At a glance", [key_figures(report), *_by_the_log(report)]),
+            Section("Statement", [statement_of(report)]),
             guarantee_section(report),
-            Section("Other choices", alternatives),
+            Section("Other choices", [Block("pictures", picture)] if picture else []),
             assumptions_section(report),
             coverage_section(report),
-            Section("Mechanism and accounting", (mechanism_facts(report),)),
-        ),
-        (f"Written by privpart {report.version}, by the rules of privpart epsilon.",),
+            Section("Mechanism and accounting", [mechanism_facts(report)]),
+        ],
+        f"Written by privpart {report.version}, by the rules of privpart epsilon.",
     )
 
 
-def _verdict(report: PrivacyReport, limit: float | None) -> tuple[Tone, str]:
+def _verdict(report: PrivacyReport, limit: float | None) -> Badge:
     if report.realised is not None and report.realised.deviations:
         return "bad", "The log breaks the promise: no guarantee holds"
     if limit is not None and report.epsilon > limit:
@@ -58,18 +55,13 @@ def _verdict(report: PrivacyReport, limit: float | None) -> tuple[Tone, str]:
     return "plain", f"A plan: epsilon {up(report.epsilon)} at delta {report.delta:g}{within}"
 
 
-def _by_the_log(report: PrivacyReport) -> tuple[Facts, ...]:
+def _by_the_log(report: PrivacyReport) -> list[Block]:
     if (realised := report.realised) is None:
-        return ()
-    rows = [
-        (
-            "by the log",
-            f"{realised.clients:,} {report.unit}s, each in at most {realised.max_participations}",
-        ),
-        ("which cost", f"epsilon {up(realised.epsilon, 5)}, mu {up(realised.mu, 5)}"),
-        ("the promise", "; ".join(realised.deviations) or "was kept"),
-    ]
-    return (Facts(tuple(rows)),)
+        return []
+    often = f"{realised.clients:,} {report.unit}s, each in at most {realised.max_participations}"
+    cost = f"epsilon {up(realised.epsilon, 5)}, mu {up(realised.mu, 5)}"
+    kept = "; ".join(realised.deviations) or "was kept"
+    return [Block("facts", [("by the log", often), ("which cost", cost), ("the promise", kept)])]
 
 
 def front_page(
@@ -77,7 +69,7 @@ def front_page(
 ) -> Page:
     """Return the page of a comparison of mechanisms, whose rows are those of the table."""
     best = min(rows, key=lambda row: float(row["rmse"]))
-    cells = [
+    cells: list[tuple[Cell, ...]] = [
         (
             row["mechanism"],
             ("good", "front") if row["front"] else "",
@@ -94,30 +86,24 @@ def front_page(
     header = (
         "mechanism", "", "state", "draws", "rmse", "ratio", "max error", "sens²", "noise mult.",
     )  # fmt: skip
+    picture = Picture(
+        figure,
+        "Error of each mechanism against the state vectors that it keeps.",
+        "Filled: no other mechanism has less error with as few state vectors.",
+    )
+    notes = (
+        "Errors are per coordinate, in units of the clip norm.",
+        "State: vectors as long as the trained part that the server keeps.",
+        f"Ratio: to {best['mechanism']}, the least error shown.",
+    )
     return Page(
         "What memory buys: mechanisms at the same epsilon",
         "plain",
         f"Least error: {best['mechanism']}, rmse {up(best['rmse'])}",
-        (title + ".", *warnings),
-        (
-            Section(
-                "Memory against error",
-                (
-                    Picture(
-                        figure,
-                        "Error of each mechanism against the state vectors that it keeps.",
-                        "Filled: no other mechanism has less error with as few state vectors.",
-                    ),
-                    table_of(title, header, cells),
-                    Points(
-                        (
-                            "Errors are per coordinate, in units of the clip norm.",
-                            "State: vectors as long as the trained part that the server keeps.",
-                            f"Ratio: to {best['mechanism']}, the least error shown.",
-                        )
-                    ),
-                ),
-            ),
-        ),
-        ("By the rules of privpart mechanisms.",),
+        [f"{title}.", *warnings],
+        [
+            Section("Memory against error", [Block("pictures", [picture])]),
+            Section("All of them", [Table(title, header, cells), Block("points", notes)]),
+        ],
+        "By the rules of privpart mechanisms.",
     )

@@ -1,21 +1,17 @@
 """Drawing: the rules that every picture follows, with matplotlib and without torch.
 
 Colour says which part trains, dash says which mechanism correlates the noise, and a legend names
-only what is drawn. Axes of epsilon and of noise are logarithmic with ticks at 1, 2, 5 and 10. What
-has no order is drawn as points, never as a line. The colours follow Okabe and Ito, darkened until
-each has a contrast of at least 4.5 on white; on a page, each is replaced by its twin for the
-reader's colour scheme.
+only what is drawn. Axes of epsilon and of noise are logarithmic with ticks at 1, 2 and 5, times
+powers of ten. What has no order is drawn as points, never as a line. The colours follow Okabe and
+Ito, darkened until each has a contrast of at least 4.5 on white; each has a twin for dark paper.
 """
 
 import io
 import json
-import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +20,9 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.text import Annotation, Text
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.text import Text
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from numpy.typing import ArrayLike
 
 from accounting.checks import ConfigError
 from accounting.report import printable
@@ -62,10 +58,13 @@ _STYLE: Any = {
     "axes.titlesize": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
     "grid.color": RULE,
     "grid.linewidth": 0.6,
     "legend.frameon": False,
     "legend.fontsize": 8,
+    "legend.handlelength": 3,
     "lines.markersize": 4,
     # Ids are random without it, and equal pictures would be unequal files.
     "svg.hashsalt": "privpart",
@@ -74,9 +73,6 @@ _STYLE: Any = {
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
 }
-# Marks the names of levels among the texts of a picture, to move them apart later.
-_LEVEL = "level"
-_STEPS = (1, 2, 5)
 _MOST_TICKS = 13
 _LONGEST = 40
 """Characters of a name in a picture."""
@@ -88,57 +84,47 @@ _METADATA: Any = {
 """By format, metadata that leave out what differs between two equal pictures."""
 
 
-@dataclass(slots=True)
 class Styles:
     """Colours of parts and dashes of mechanisms; equal names look alike in every panel.
 
     Args:
         parts: names, in the order of the colours; others follow as they come.
         mechanisms: names, in the order of the dashes; others follow as they come.
-
-    Attributes:
-        drawn: pairs of part and mechanism that were asked for.
     """
 
-    parts: Sequence[str] = ()
-    mechanisms: Sequence[str] = ()
-    drawn: list[tuple[str, str]] = field(default_factory=list, init=False)
+    def __init__(self, parts: Sequence[str] = (), mechanisms: Sequence[str] = ()) -> None:
+        self._parts = list(parts)
+        self._mechanisms = list(mechanisms)
 
     def of(self, part: str = "", mechanism: str = "") -> dict[str, Any]:
-        """Return matplotlib's keywords of one line: colour, marker and dash."""
-        self.drawn.append((part, mechanism))
-        colour = self._all(0, part).index(part)
-        dash = self._all(1, mechanism).index(mechanism)
+        """Return matplotlib's keywords of one line: colour, marker, dash and name."""
         return {
-            "color": SERIES[colour % len(SERIES)],
-            "marker": MARKERS[colour % len(MARKERS)],
-            "linestyle": DASHES[dash % len(DASHES)],
+            "color": self.colour(part),
+            "marker": MARKERS[_number(part, self._parts) % len(MARKERS)],
+            "linestyle": DASHES[_number(mechanism, self._mechanisms) % len(DASHES)],
+            "label": ", ".join(_shortened(name) for name in (part, mechanism) if name),
         }
 
     def colour(self, part: str = "") -> str:
         """Return the colour of a part, for what stands beside its line."""
-        return SERIES[self._all(0, part).index(part) % len(SERIES)]
+        return SERIES[_number(part, self._parts) % len(SERIES)]
 
-    def _all(self, which: int, name: str) -> list[str]:
-        declared = (self.parts, self.mechanisms)[which]
-        return list(dict.fromkeys((*declared, *(pair[which] for pair in self.drawn), name)))
 
-    def legend(self, axes: Axes, **place: Any) -> None:  # noqa: ANN401  matplotlib's
-        """Name each colour and each dash that was drawn, if there is more than one of its kind."""
-        parts = list(dict.fromkeys(part for part, _ in self.drawn))
-        mechanisms = list(dict.fromkeys(mechanism for _, mechanism in self.drawn))
-        looks = []
-        if len(parts) > 1:
-            plain = {"linestyle": ""} if len(mechanisms) > 1 else {}
-            looks += [(part or "all", self.of(part, mechanisms[0]) | plain) for part in parts]
-        if len(mechanisms) > 1:
-            grey = {"marker": "", "color": SERIES[0] if len(parts) == 1 else FAINT}
-            looks += [(name or "none", self.of(parts[0], name) | grey) for name in mechanisms]
-        if looks:
-            handles = [Line2D([], [], label=_shortened(name), **look) for name, look in looks]
-            axes.legend(
-                handles=handles, handlelength=3, frameon=False, fontsize=8, labelcolor=INK, **place
-            )
+def _number(name: str, names: list[str]) -> int:
+    """Return the place of a name in a list, to which a new one is added."""
+    if name not in names:
+        names.append(name)
+    return names.index(name)
+
+
+def legend(axes: Axes, *, least: int = 2, **place: Any) -> None:  # noqa: ANN401  matplotlib's
+    """Name each line, level and target of a panel once, if there are at least so many."""
+    named: dict[str, Any] = {}
+    for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+        named.setdefault(label, handle)
+    if len(named) >= least:
+        with rc_context(_STYLE):
+            axes.legend(named.values(), named.keys(), **place)
 
 
 def panel(width: float = 6.4, height: float = 3.8) -> tuple[Figure, Axes]:
@@ -154,48 +140,34 @@ def panels(
     with rc_context(_STYLE):
         figure = Figure(figsize=(width * count, height * rows), layout="constrained")
         cells = figure.subplots(rows, count, sharex="col", sharey="row", squeeze=False)
-        for axes in cells.flat:
-            axes.grid(visible=True)
-            axes.set_axisbelow(True)
     return figure, list(cells.flat)
 
 
 def log_axis(axis: Axis, label: str) -> None:
     """Make an axis logarithmic, with plain numbers at 1, 2, 5 and 10, once its data are drawn."""
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})  # type: ignore[attr-defined]
-    low, high = axis.get_view_interval()
-    ticks = round_ticks(low, high)
-    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_major_locator(FixedLocator(round_ticks(*axis.get_view_interval())))
     axis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
     axis.set_minor_locator(NullLocator())
-    axis.set_minor_formatter(NullFormatter())
-    axis.set_label_text(label, color=INK)
+    axis.set_label_text(label)
 
 
 def round_ticks(low: float, high: float) -> list[float]:
     """Return the numbers 1, 2 and 5, times powers of ten, between two positive numbers.
 
-    Powers of ten alone where the others would be too many, and the two ends where none is between.
+    Powers of ten alone where the others would be too many.
 
     >>> round_ticks(0.7, 12)
     [1.0, 2.0, 5.0, 10.0]
-    >>> round_ticks(2.1, 4.9)
-    [2.1, 3.0, 4.0]
     """
-    powers = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-    inside = [(s, p) for p in powers for s in range(1, 10) if low <= float(f"{s}e{p}") <= high]
-    ticks = [float(f"{s}e{p}") for s, p in inside if s in _STEPS]
-    if len(ticks) > _MOST_TICKS:
-        tens = [float(f"1e{p}") for s, p in inside if s == 1]
-        return tens[:: -(-len(tens) // _MOST_TICKS)]
-    if len(ticks) >= 2:
-        return ticks
-    return [float(f"{low:.2g}"), *(float(f"{s}e{p}") for s, p in inside)]
+    steps = (1.0, 2.0, 5.0) if high < 1e4 * low else (1.0,)
+    ticks = LogLocator(subs=steps, numticks=_MOST_TICKS).tick_values(low, high)
+    return [float(f"{tick:.6g}") for tick in ticks if low <= tick <= high]
 
 
 def title(axes: Axes, text: str) -> None:
     """Write a title in the size of all pictures."""
-    axes.set_title(text, fontsize=9, color=INK)
+    axes.set_title(text, fontsize=9)
 
 
 def short(value: float) -> str:
@@ -208,10 +180,9 @@ def short(value: float) -> str:
 
 
 def target(axes: Axes, value: float, label: str, *, vertical: bool = False) -> None:
-    """Draw a line at the value that was asked for, with its name beside it."""
+    """Draw a line at the value that was asked for; the legend names it."""
     draw = axes.axvline if vertical else axes.axhline
-    draw(value, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=1.5)
-    _name_line(axes, value, label, INK, vertical=vertical)
+    draw(value, color=INK, linewidth=1, linestyle=(0, (4, 3)), zorder=1.5, label=label)
 
 
 def no_noise(
@@ -221,89 +192,36 @@ def no_noise(
     *,
     label: str = "no noise",
     color: str = FAINT,
-    linestyle: Any = "-",  # noqa: ANN401  matplotlib's
 ) -> None:
     """Draw what training without noise reaches, as a level with a band of one deviation."""
-    axes.axhline(mean, color=color, linewidth=1.2, alpha=0.75, linestyle=linestyle, zorder=1.4)
+    name = _shortened(label)
+    axes.axhline(mean, color=color, linewidth=1.2, alpha=0.75, zorder=1.4, label=name)
     if deviation:
         axes.axhspan(mean - deviation, mean + deviation, color=color, alpha=0.10, linewidth=0)
-    _name_line(axes, mean, label, color, vertical=False).set_gid(_LEVEL)
-    names = [t for t in axes.texts if isinstance(t, Annotation) and t.get_gid() == _LEVEL]
-    lowest = min(names, key=lambda name: name.xy[1])
-    # Two levels may be close: the lowest is named below its line.
-    for name in names:
-        below = len(names) > 1 and name is lowest
-        name.set_verticalalignment("top" if below else "bottom")
-        name.xyann = (-2, -3 if below else 3)
-
-
-def _name_line(axes: Axes, value: float, label: str, color: str, *, vertical: bool) -> Annotation:
-    place = (value, 1.0) if vertical else (1.0, value)
-    return axes.annotate(
-        _shortened(label),
-        place,
-        (3, -3) if vertical else (-2, 3),
-        xycoords=("data", "axes fraction") if vertical else ("axes fraction", "data"),
-        textcoords="offset points",
-        ha="left" if vertical else "right",
-        va="top" if vertical else "bottom",
-        fontsize=7.5,
-        color=color,
-    )
 
 
 def band(
-    axes: Axes,
-    xs: Sequence[float],
-    means: Sequence[float],
-    deviations: Sequence[float | None],
-    style: Mapping[str, Any],
+    axes: Axes, xs: ArrayLike, values: ArrayLike, errors: ArrayLike, style: Mapping[str, Any]
 ) -> None:
-    """Draw a line with a band of one deviation on either side; a lone point gets a bar."""
-    around = zip(xs, means, (deviation or 0.0 for deviation in deviations), strict=True)
-    interval_band(
-        axes, [(x, mean, mean - spread, mean + spread) for x, mean, spread in around], style
-    )
-
-
-def interval_band(
-    axes: Axes, points: Sequence[tuple[float, float, float, float]], style: Mapping[str, Any]
-) -> None:
-    """Draw points (x, value, low, high) as a line with a band; a lone point gets a bar."""
-    xs, values, lows, highs = zip(*sorted(points), strict=True)
-    axes.plot(xs, values, **style)
-    # A band would have no width.
-    if len(xs) == 1:
-        axes.vlines(xs, lows, highs, color=style["color"])
-    else:
-        axes.fill_between(xs, lows, highs, color=style["color"], alpha=0.15, linewidth=0)
-
-
-def categories(
-    axes: Axes,
-    names: Sequence[str],
-    groups: Mapping[str, Mapping[str, tuple[float, float]]],
-    styles: Styles,
-) -> None:
-    """Draw values of names that have no order: points with bars, each group beside the others.
+    """Draw a line with a band around it; a lone point gets a bar.
 
     Args:
         axes: the panel.
-        names: one per place on the axis.
-        groups: per part, a value and its deviation by name.
-        styles: colours of the groups.
+        xs: places, in any order.
+        values: one per place.
+        errors: the band's width on either side, (n,), or below and above, (2, n); None is none.
+        style: matplotlib's keywords of the line.
     """
-    for number, (part, values) in enumerate(groups.items()):
-        shift = 0.16 * (number - (len(groups) - 1) / 2)
-        style = styles.of(part) | {"linestyle": ""}
-        for place, name in enumerate(names):
-            if name in values:
-                band(axes, [place + shift], [values[name][0]], [values[name][1]], style)
-    axes.set_xticks(
-        range(len(names)), [printable(_shortened(name)) for name in names], parse_math=False
-    )
-    axes.set_xlim(-0.5, max(len(names), 1) - 0.5)
-    axes.grid(visible=False, axis="x")
+    order = np.argsort(xs)
+    width = np.nan_to_num(np.asarray(errors, dtype=float))
+    below, above = np.broadcast_to(width, (2, len(order)))[:, order]
+    x, y = np.asarray(xs)[order], np.asarray(values)[order]
+    axes.plot(x, y, **style)
+    # A band would have no width.
+    if len(x) == 1:
+        axes.vlines(x, y - below, y + above, color=style["color"])
+    else:
+        axes.fill_between(x, y - below, y + above, color=style["color"], alpha=0.15, linewidth=0)
 
 
 def _shortened(name: str) -> str:
@@ -324,7 +242,7 @@ def save(figure: Figure, path: Path) -> None:
     try:
         with _drawing(figure):
             if suffix == ".png":
-                about["Description"] = json.dumps(drawn(figure))
+                about["Description"] = json.dumps(_content(figure))
             figure.savefig(path, dpi=150, metadata=about)
     except (OSError, ValueError) as error:
         raise ConfigError(f"plot={path}: cannot be written: {error}") from None
@@ -345,11 +263,8 @@ def _drawing(figure: Figure, **style: str) -> Iterator[None]:
         yield
 
 
-def drawn(figure: Figure) -> dict[str, Any]:
-    """Return what a picture shows, by which two are compared: its words, and where its lines are.
-
-    A PNG has it in its metadata, as ``Description``.
-    """
+def _content(figure: Figure) -> dict[str, Any]:
+    """Return the words and lines of a picture, by which two PNG files are compared."""
     lines = [line.get_xydata() for axes in figure.axes for line in axes.lines]
     for axes in figure.axes:
         for collection in axes.collections:
@@ -363,45 +278,12 @@ def drawn(figure: Figure) -> dict[str, Any]:
     }
 
 
-def inline_svg(figure: Figure, name: str, title: str) -> str:
-    """Return a picture as an SVG element for a page, which sets the colours by its own scheme.
-
-    Args:
-        figure: the picture.
-        name: unlike that of any other picture on the page; its ids begin with it.
-        title: what the picture shows, for who cannot see it; escaped here.
-    """
+def in_two_schemes(figure: Figure) -> tuple[str, str]:
+    """Return a picture as SVG without a ground, for light and for dark paper."""
     text = io.StringIO()
     with _drawing(figure, **{"svg.fonttype": "none"}):
         figure.savefig(text, format="svg", metadata=_METADATA[".svg"], transparent=True)
-    svg = text.getvalue()
-    svg = svg[svg.index("<svg") :].strip()
-    # A style inside the picture would be the whole page's.
-    for element in ("metadata", "style"):
-        svg = re.sub(rf"<{element}\b.*?</{element}>", "", svg, flags=re.DOTALL)
-    # Ids of two pictures on one page must differ.
-    ids = {old: f"{name}-{i}" for i, old in enumerate(re.findall(r'\bid="([^"]*)"', svg))}
-    svg = re.sub(r'\bid="([^"]*)"', lambda match: f'id="{ids[match.group(1)]}"', svg)
-    svg = re.sub(
-        r'(xlink:href="#|url\(#)([^")]*)',
-        # Text may look like one.
-        lambda to: to.group(1) + ids.get(to.group(2), to.group(2)),
-        svg,
-    ).replace("xlink:href", "href")
-    # The page sets these colours by the reader's scheme.
-    for number, colour in enumerate(DARK):
-        svg = re.sub(colour, f"var(--c{number})", svg, flags=re.IGNORECASE)
-    size = re.search(r'viewBox="([^"]*)"', svg)
-    box = size.group(1) if size else ""
-    return (
-        f'<svg viewBox="{box}" role="img" aria-labelledby="{name}-title">'
-        f'<title id="{name}-title">{escape(title, quote=False)}</title>{svg[svg.index(">") + 1 :]}'
-    )
-
-
-def colour_variables(*, dark: bool) -> str:
-    """Return the colours of one scheme as CSS custom properties, as ``inline_svg`` names them."""
-    return "; ".join(
-        f"--c{number}: {twin if dark else colour}"
-        for number, (colour, twin) in enumerate(DARK.items())
-    )
+    light = dark = text.getvalue()
+    for colour, twin in DARK.items():
+        dark = re.sub(colour, twin, dark, flags=re.IGNORECASE)
+    return light, dark

@@ -8,26 +8,16 @@ whether the algorithm does what its proof says, at the bottom whom one trusts wi
 """
 
 import math
+from collections.abc import Iterable
 
 from matplotlib.figure import Figure
 
 from accounting import gaussian
 from accounting.report import Assumption, PrivacyReport, claims, up
 from privpart.cli.pages import drawing
-from privpart.cli.pages.page import (
-    Badged,
-    Block,
-    Facts,
-    Picture,
-    Pictures,
-    Points,
-    Prose,
-    Section,
-    Tone,
-    table_of,
-)
+from privpart.cli.pages.page import Badge, Block, Picture, Section, Table
 
-BADGES: dict[str, tuple[Tone, str]] = {
+BADGES: dict[str, Badge] = {
     "violated": ("bad", "violated"),
     "asserted": ("caution", "not checked"),
     "vouched": ("plain", "vouched for"),
@@ -35,71 +25,55 @@ BADGES: dict[str, tuple[Tone, str]] = {
     "verified": ("good", "verified"),
 }
 """Tone and words of the status of an assumption."""
-TOP, MIDDLE, BOTTOM = (
-    "Top: epsilon and the unit of privacy",
-    "Middle: the algorithm and its program",
-    "Bottom: trust, access and the data",
-)
 LAYERS = {
-    "delta": TOP,
-    "participation": TOP,
-    "data": TOP,
-    "poisson-sampling": TOP,
-    "balls-in-bins": TOP,
-    "sampling": TOP,
-    "hidden-sample": TOP,
-    "public-constants": TOP,
-    "clipping": MIDDLE,
-    "divisor": MIDDLE,
-    "noise": MIDDLE,
-    "release": MIDDLE,
-    "gradients": MIDDLE,
-    "choices": MIDDLE,
-    "floating-point": MIDDLE,
-    "draw-seed": MIDDLE,
-    "loop": BOTTOM,
+    "Top: epsilon and the unit of privacy": (
+        *("delta", "participation", "data", "poisson-sampling", "balls-in-bins", "sampling"),
+        *("hidden-sample", "public-constants"),
+    ),
+    "Middle: the algorithm and its program": (
+        *("clipping", "divisor", "noise", "release", "gradients", "choices", "floating-point"),
+        "draw-seed",
+    ),
+    "Bottom: trust, access and the data": ("loop",),
 }
-"""Layer of each assumption by its code; another code is of the middle."""
+"""Codes of the assumptions of each layer; another code is of the middle."""
 _FIRST = ("epsilon", "delta", "unit", "mechanism", "mu", "advantage")
 """Figures that a reader looks for first."""
 _CURVE = 240
-_CHANCE = "guessing"
 
 
-def key_figures(report: PrivacyReport) -> Facts:
+def key_figures(report: PrivacyReport) -> Block:
     """Return the figures that a reader looks for first."""
     figures = report.figures()
-    return Facts(tuple((name, figures[name].value) for name in _FIRST), large=True)
+    return Block("figures", [(name, figures[name].value) for name in _FIRST])
 
 
-def statement_of(report: PrivacyReport) -> Prose:
+def statement_of(report: PrivacyReport) -> Block:
     """Return the claim in plain English, as ``PrivacyReport.statement`` begins."""
-    return Prose((*claims(report), *(f"Warning: {text}" for text in report.warnings)))
+    return Block("prose", [*claims(report), *(f"Warning: {text}" for text in report.warnings)])
 
 
 def guarantee_section(report: PrivacyReport, *, lead: str = "") -> Section:
     """Return the two curves of a guarantee, and its points in numbers."""
-    rates = table_of(
+    rates = Table(
         "The most that any test of whether somebody took part can reach",
         ("false alarms", "detected, at most"),
         [(f"{100 * fpr:g} %", f"{up(100 * tpr)} %") for fpr, tpr in report.tpr_at_fpr],
     )
-    pictures = Pictures(
-        (
-            Picture(
-                epsilon_curve(report),
-                f"Epsilon against delta: {up(report.epsilon)} at {report.delta:g}.",
-                "Epsilon for every delta: a guarantee has many pairs, of which a report names one.",
-            ),
-            Picture(
-                attack_curve(report),
-                "The greatest true-positive rate against the false-positive rate.",
-                f"Whoever tests whether one {report.unit} took part, with all that was released "
-                "and any computing power, stays in the shaded area.",
-            ),
-        )
-    )
-    return Section("Guarantee", (pictures, rates), lead)
+    pictures = [
+        Picture(
+            epsilon_curve(report),
+            f"Epsilon against delta: {up(report.epsilon)} at {report.delta:g}.",
+            "The guarantee at every delta; the dot is the pair quoted above.",
+        ),
+        Picture(
+            attack_curve(report),
+            "The greatest true-positive rate against the false-positive rate.",
+            f"No test for the participation of one {report.unit} can be above this curve, whatever "
+            "its computing power.",
+        ),
+    ]
+    return Section("Guarantee", [Block("pictures", pictures), rates], lead)
 
 
 def epsilon_curve(report: PrivacyReport) -> Figure:
@@ -111,23 +85,20 @@ def epsilon_curve(report: PrivacyReport) -> Figure:
     curve = [report.guarantee.epsilon(delta) for delta in deltas]
     # epsilon falls with delta, so the left end of each step bounds the whole of it
     axes.plot(deltas, curve, color=drawing.SERIES[0], drawstyle="steps-post")
-    amplified = report.sampling is not None
-    label = f"ε = {up(report.epsilon)}"
-    if amplified:
-        axes.annotate(
-            "if it is known who takes part", (deltas[_CURVE // 3], curve[_CURVE // 3]), (6, 6),
-            textcoords="offset points", fontsize=7.5, color=drawing.SERIES[0],
-        )  # fmt: skip
-        label += ", who takes part is secret"
+    dot = f"ε = {up(report.epsilon)}"
+    if report.sampling is not None:
+        axes.lines[0].set_label("if it is known who takes part")
+        dot += ", who takes part is secret"
     axes.plot([report.delta], [report.epsilon], "o", color=drawing.SERIES[1], markersize=6)
     axes.annotate(
-        label, (report.delta, report.epsilon), (8, 6), textcoords="offset points",
+        dot, (report.delta, report.epsilon), (8, 6), textcoords="offset points",
         color=drawing.SERIES[1], weight="bold",
     )  # fmt: skip
     axes.set_ylim(0, 1.1 * max(*curve, report.epsilon))
     axes.set_xlim(deltas[0], deltas[-1])
     drawing.log_axis(axes.xaxis, "δ")
     axes.set_ylabel("ε, at most")
+    drawing.legend(axes, least=1)
     return figure
 
 
@@ -141,86 +112,80 @@ def attack_curve(report: PrivacyReport) -> Figure:
     # the rate rises, so the right end of each step bounds the whole of it
     axes.fill_between(xs, ys, color=drawing.SERIES[0], alpha=0.13, step="pre", linewidth=0)
     axes.plot(xs, ys, color=drawing.SERIES[0], drawstyle="steps-pre")
-    axes.plot([0, 100], [0, 100], color=drawing.FAINT, linestyle=drawing.DASHES[1], linewidth=1)
-    axes.annotate(
-        _CHANCE, (62, 62), (0, -11), textcoords="offset points", fontsize=8, color=drawing.FAINT
-    )
+    guessing = {"color": drawing.FAINT, "linestyle": drawing.DASHES[1], "linewidth": 1}
+    axes.plot([0, 100], [0, 100], label="guessing", **guessing)
     axes.set(xlim=(0, 100), ylim=(0, 100))
     axes.set_xlabel("false alarms (%)")
     axes.set_ylabel("detected, at most (%)")
+    drawing.legend(axes, least=1, loc="lower right")
     return figure
 
 
-def assumptions_section(
-    report: PrivacyReport,
-    *,
-    below: tuple[Block, ...] = (),
-    utility: str = "",
-) -> Section:
+def assumptions_section(report: PrivacyReport, utility: str = "not measured here.") -> Section:
     """Return the assumptions by layer and status, and what each layer asks that nothing here says.
 
     Args:
         report: whose assumptions.
-        below: blocks about who holds what, for the lowest layer.
-        utility: a sentence on what the noise costs; "" if nothing was measured.
+        utility: a sentence on what the noise costs.
     """
-    by_layer: dict[str, list[Assumption]] = {TOP: [], MIDDLE: [], BOTTOM: []}
-    for assumption in report.assumptions:
-        by_layer[LAYERS.get(assumption.code, MIDDLE)].append(assumption)
+    top, middle, bottom = LAYERS
     open_questions = {
-        TOP: (
+        top: (
             f"Unit: one {report.unit}. A person who is several {report.unit}s is covered as a "
             "group, at a higher epsilon.",
         ),
-        MIDDLE: (
-            f"Utility: {utility or 'not measured here.'}",
+        middle: (
+            f"Utility: {utility}",
             "Bias: not measured here. Noise and clipping can cost small groups more accuracy.",
             "Side channels, such as time, memory and traffic: not covered.",
         ),
-        BOTTOM: (
+        bottom: (
             f"Trust model: {report.trust_model}.",
             "Access to the raw data, and how they were collected: nothing here says. Ask the "
             "curator.",
         ),
     }
-    blocks: list[Block] = []
-    for layer, assumptions in by_layer.items():
-        # what is violated or not checked first: a reader may stop early
-        ordered = sorted(assumptions, key=lambda a: list(BADGES).index(a.status))
-        blocks.append(Badged(layer, tuple(map(badged, ordered))))
-        blocks.append(Points(open_questions[layer]))
+    elsewhere = {*LAYERS[top], *LAYERS[bottom]}
+    blocks = []
+    for layer, codes in LAYERS.items():
+        of_layer = [
+            assumption
+            for assumption in report.assumptions
+            if assumption.code in codes or (layer == middle and assumption.code not in elsewhere)
+        ]
+        blocks += [badged(of_layer, layer), Block("points", open_questions[layer])]
     return Section(
         "What it rests on",
-        (*blocks, *below),
+        blocks,
         "In the layers of NIST SP 800-226. 'Enforced' and 'verified' are said only of what was "
         "checked when this report was written.",
     )
 
 
-def badged(assumption: Assumption) -> tuple[Tone, str, str, str, tuple[str, ...]]:
-    """Return an assumption as an item of a list with badges."""
-    tone, word = BADGES[assumption.status]
-    below = [f"Evidence: {assumption.evidence}."] if assumption.evidence else []
-    false = "It is false" if assumption.status == "violated" else "If it is false"
-    below.append(f"{false}: {assumption.consequence}.")
-    return tone, word, assumption.code, f"{assumption.text}.", tuple(below)
+def badged(assumptions: Iterable[Assumption], heading: str = "") -> Block:
+    """Return assumptions as a list with badges, what is violated or not checked first."""
+    items = []
+    # a reader may stop early
+    for a in sorted(assumptions, key=lambda a: list(BADGES).index(a.status)):
+        evidence = [f"Evidence: {a.evidence}."] if a.evidence else []
+        false = "It is false" if a.status == "violated" else "If it is false"
+        below = [*evidence, f"{false}: {a.consequence}."]
+        items.append((*BADGES[a.status], a.code, f"{a.text}.", below))
+    return Block("badged", items, heading)
 
 
 def coverage_section(report: PrivacyReport) -> Section:
     """Return what the guarantee covers, and what it does not."""
+    covered, not_covered = report.covered, report.not_covered
     return Section(
         "What it covers",
-        (Points(report.covered, "Covered"), Points(report.not_covered, "Not covered")),
+        [Block("points", covered, "Covered"), Block("points", not_covered, "Not covered")],
     )
 
 
-def mechanism_facts(report: PrivacyReport) -> Facts:
+def mechanism_facts(report: PrivacyReport) -> Block:
     """Return the mechanism and how its cost was computed."""
-    rows = [(name, figure.text) for name, figure in report.figures().items()]
-    return Facts(
-        (
-            *((name, text) for name, text in rows if name not in _FIRST),
-            ("fingerprint", report.mechanism_fingerprint[:12]),
-            ("accounting", f"{report.formula}, privpart {report.version}"),
-        )
-    )
+    figures = [(name, f.text) for name, f in report.figures().items() if name not in _FIRST]
+    fingerprint = ("fingerprint", report.mechanism_fingerprint[:12])
+    accounting = ("accounting", f"{report.formula}, privpart {report.version}")
+    return Block("facts", [*figures, fingerprint, accounting])

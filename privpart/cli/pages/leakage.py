@@ -1,21 +1,13 @@
 """Pages of leakage audits: what an adversary recovered of images, and of sentences."""
 
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from attacks import TextReport
 from attacks.report import TextRow, TextTrial, Verdict
-from privpart.cli.audit.tables import AnyReport, Summary
-from privpart.cli.pages.page import (
-    Block,
-    Marked,
-    Page,
-    Photograph,
-    Points,
-    Prose,
-    Section,
-    Tone,
-)
+from privpart.cli.audit.tables import Summary
+from privpart.cli.pages.page import Block, Page, Picture, Section, Tone
 
 TONES: dict[Verdict, Tone] = {
     "recovered": "bad",
@@ -41,85 +33,64 @@ _LEAD = (
     "shows nothing."
 )
 _VOID = "Nothing was attacked, and nothing follows about privacy."
-
-_LEGEND = Marked(
-    "Marks",
-    (
-        (
-            "plain",
-            "key",
-            "",
-            (
-                ("right", "read, and in order"),
-                ("moved", "known to be in the batch, its place not known"),
-                ("", "not read"),
-                ("false", "read, but false"),
-            ),
-        ),
-    ),
-    " \u00b7 ",
+_MOST_SENTENCES = 24
+_KEY = (
+    ("right", "read, and in order"),
+    ("moved", "known to be in the batch, its place not known"),
+    ("", "not read"),
+    ("false", "read, but false"),
 )
-_Pieces = tuple[tuple[str, str], ...]
+_Pieces = list[tuple[str, str]]
 
 
-def leakage_page(
-    report: AnyReport, summary: Summary, *, picture: Path, words: Sequence[str] = ()
-) -> Page:
+def leakage_page(summary: Summary, blocks: Sequence[Block]) -> Page:
     """Return the page of an audit.
 
     Args:
-        report: of the audit.
         summary: what the terminal says of it.
-        picture: file of the reconstructions, as PNG; of images.
-        words: text of each token by id; other tokens are shown as numbers.
+        blocks: the data that came back, images or sentences.
     """
-    blocks: tuple[Block, ...]
-    if isinstance(report, TextReport):
-        kind, blocks = "text", marked_sentences(report, words=words)
-    else:
-        photograph = Photograph(
-            picture.read_bytes(),
-            "True images beside the best reconstruction of each view.",
-            "Truth, guesses that need no attack, and the best reconstruction of each view. The "
-            "frame tells the verdict on that one picture; the table has the verdict on the view.",
-        )
-        kind, blocks = "images", (photograph,)
+    lead = _VOID if summary.verdict == "void" else _LEAD
     return Page(
-        f"What the update gives away: {kind}",
-        TONES[report.verdict],
-        _SAYS[report.verdict],
-        (
-            _VOID if report.verdict == "void" else _LEAD,
-            *(f"Warning: {warning}" for warning in summary.warnings),
-        ),
-        (
+        f"What the update gives away: {summary.kind}",
+        TONES[summary.verdict],
+        _SAYS[summary.verdict],
+        [lead, *(f"Warning: {warning}" for warning in summary.warnings)],
+        [
             Section("What was found", blocks),
-            Section("Scores", tuple(summary.tables)),
-            Section("How to read them", (Points(tuple(summary.notes)),) if summary.notes else ()),
-        ),
-        ("By the rules of privpart audit leakage.",),
+            Section("Scores", summary.tables),
+            Section("How to read them", [Block("points", summary.notes)]),
+        ],
+        "By the rules of privpart audit leakage.",
     )
 
 
-def marked_sentences(
-    report: TextReport, *, words: Sequence[str] = (), sentences: int = 24
-) -> tuple[Block, ...]:
+def photograph(picture: Path, shows: str, caption: str) -> list[Block]:
+    """Return a picture in a file as the block of a page."""
+    return [Block("pictures", [Picture(picture.read_bytes(), shows, caption)])]
+
+
+def marked_sentences(report: TextReport, words: Sequence[str] = ()) -> list[Block]:
     """Return each true sentence with its tokens marked, and what was read, per view.
 
     Args:
         report: of the audit.
         words: text of each token by id; other tokens are shown as numbers.
-        sentences: greatest number of sentences.
     """
-    blocks: list[Block] = [_LEGEND]
-    for number, truth in enumerate(report.truth[:sentences]):
+    blocks = [Block("marked", [("plain", "key", "", _spaced(list(_KEY), " · "))], "Marks")]
+    glue = _glue(words)
+    for number, truth in enumerate(report.truth[:_MOST_SENTENCES]):
         lines = [line for row in report.rows for line in _lines(row, number, truth, words)]
-        sentence = _glue(words).join(_word(token, words) for token in truth)
-        heading = f"Sentence {number + 1}: {sentence}"
-        blocks.append(Marked(heading, tuple(lines), _glue(words)))
-    if (more := len(report.truth) - sentences) > 0:
-        blocks.append(Prose((f"{more} more sentences are in report.json.",)))
-    return tuple(blocks)
+        sentence = glue.join(_word(token, words) for token in truth)
+        blocks.append(Block("marked", lines, f"Sentence {number + 1}: {sentence}"))
+    if (more := len(report.truth) - _MOST_SENTENCES) > 0:
+        blocks.append(Block("prose", [f"{more} more sentences are in report.json."]))
+    return blocks
+
+
+def _spaced(pieces: _Pieces, glue: str) -> _Pieces:
+    """Return pieces with what stands between two of them."""
+    return [part for piece in pieces for part in (piece, ("", glue))][:-1]
 
 
 def _lines(
@@ -127,60 +98,36 @@ def _lines(
 ) -> list[tuple[Tone, str, str, _Pieces]]:
     trial = row.best[number]
     who = "" if row.adversary == "server" else f", {row.adversary}"
-    name = f"{row.view}, {row.share:.1%} sent{who}"
-    tone = TONES[trial.verdict]
+    tone, name = TONES[trial.verdict], f"{row.view}, {row.share:.1%} sent{who}"
     # Nothing was read, so there is nothing to mark.
     if trial.untried is not None:
-        return [(tone, trial.verdict, name, ())]
-    guess = [(tone, str(trial.verdict), name, _marked(truth, trial, words))]
-    if read := _read(truth, trial, words):
-        guess.append((tone, str(trial.verdict), f"{row.view}, read as", read))
-    return guess
+        return [(tone, trial.verdict, name, [])]
+    marked, read = _marked(truth, trial, words)
+    lines = [(tone, str(trial.verdict), name, _spaced(marked, _glue(words)))]
+    if read and not trial.score.exact:
+        shown = _spaced(read, _glue(words))
+        lines.append((tone, str(trial.verdict), f"{row.view}, read as", shown))
+    return lines
 
 
-def _marked(truth: Sequence[int], trial: TextTrial, words: Sequence[str]) -> _Pieces:
-    """Return the true sentence with the tokens marked that were read."""
-    bag = trial.result.bag.union(*trial.result.sentences)
-    right = {i for i, _ in aligned(truth, trial.score.found)}
-    return tuple(
-        ("right" if i in right else "moved" if token in bag else "", _word(token, words))
-        for i, token in enumerate(truth)
-    )
-
-
-def _read(truth: Sequence[int], trial: TextTrial, words: Sequence[str]) -> _Pieces:
-    """Return the sentence as it was read, unless it is the true one."""
+def _marked(
+    truth: Sequence[int], trial: TextTrial, words: Sequence[str]
+) -> tuple[_Pieces, _Pieces]:  # fmt: skip
+    """Return the true sentence with the tokens marked that were read, and the one that was read."""
     guess = trial.score.found
-    if trial.score.exact or not guess:
-        return ()
-    right = {j for _, j in aligned(truth, guess)}
-    return tuple(("" if j in right else "false", _word(t, words)) for j, t in enumerate(guess))
-
-
-def aligned(truth: Sequence[int], guess: Sequence[int]) -> list[tuple[int, int]]:
-    """Return positions (i, j) of a longest common subsequence.
-
-    >>> aligned([5, 6, 7], [6, 9, 7])
-    [(1, 0), (2, 2)]
-    """
-    longest = [[0] * (len(guess) + 1) for _ in range(len(truth) + 1)]
-    for i in reversed(range(len(truth))):
-        for j in reversed(range(len(guess))):
-            longest[i][j] = (
-                1 + longest[i + 1][j + 1]
-                if truth[i] == guess[j]
-                else max(longest[i + 1][j], longest[i][j + 1])
-            )
-    pairs, i, j = [], 0, 0
-    while i < len(truth) and j < len(guess):
-        if truth[i] == guess[j]:
-            pairs.append((i, j))
-            i, j = i + 1, j + 1
-        elif longest[i + 1][j] >= longest[i][j + 1]:
-            i += 1
-        else:
-            j += 1
-    return pairs
+    bag = trial.result.bag.union(*trial.result.sentences)
+    true, read = [], [("false", _word(token, words)) for token in guess]
+    aligned = {
+        block.a + i: block.b + i
+        for block in SequenceMatcher(a=truth, b=guess, autojunk=False).get_matching_blocks()
+        for i in range(block.size)
+    }
+    for i, token in enumerate(truth):
+        mark = "right" if i in aligned else "moved" if token in bag else ""
+        true.append((mark, _word(token, words)))
+        if i in aligned:
+            read[aligned[i]] = ("", _word(token, words))
+    return true, read
 
 
 def _glue(words: Sequence[str]) -> str:

@@ -1,10 +1,9 @@
 """Page: a report as one HTML file that loads nothing, in the reader's light or dark scheme.
 
-A page is a title, a verdict and sections; a section is a list of blocks, each a small frozen value.
-``page.html`` beside this file lays them out. Every text is escaped there, and characters that could
-hide or reorder what stands beside them are shown as escapes; a picture is the only markup that a
-page takes, and ``drawing.inline_svg`` makes it. The page has no script, and tells the browser to
-run and fetch none.
+A page is a title, a verdict and sections; a section is a list of blocks, and ``page.html`` beside
+this file lays out each kind of block. Every text is escaped there, and characters that could hide
+or reorder what stands beside them are shown as escapes; pictures are images inside the file. The
+page has no script, and tells the browser to run and fetch none.
 """
 
 import base64
@@ -12,8 +11,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from itertools import count
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,27 +33,35 @@ TONES: Mapping[Tone, tuple[str, str, str, str]] = {
 """Text and ground of a tone, on light and on dark paper."""
 ACCENT = ("#005a8f", "#7cc4f5")
 """Colour of links, on light and on dark paper."""
-
-
 _NUMBER = re.compile(r"[-+≤<>~ ]*[0-9]")
+Badge = tuple[Tone, str]
+Cell = str | int | Badge
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Names with their values.
+class Block:
+    """A list of items of one kind, under a heading if it has one.
 
-    Attributes:
-        rows: pairs.
-        large: whether the values are the figures that the page is about.
+    The items of each kind:
+
+    - facts: pairs of a name and a value; "figures" are large facts, which the page is about
+    - prose: paragraphs
+    - points: sentences of a list
+    - badged: statements such as assumptions: tone and text of the badge, name, sentence, and lines
+      in small print below it
+    - marked: lines of text in pieces: tone and text of the badge, name, and pairs of a mark
+      ("right", "moved", "false", "") and a text
+    - pictures: ``Picture``, side by side where the page is wide enough
     """
 
-    rows: tuple[tuple[str, str], ...]
-    large: bool = False
+    kind: Literal["facts", "figures", "prose", "points", "badged", "marked", "pictures"]
+    items: Sequence[Any]
+    heading: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a header; the first column is on the left, and so is every column of prose.
+    """Rows under a header; the first column is on the left, and so is every column of words.
 
     Attributes:
         title: what the table shows.
@@ -65,8 +71,8 @@ class Table:
     """
 
     title: str
-    header: tuple[str, ...]
-    rows: tuple[tuple[str | tuple[Tone, str], ...], ...]
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
     prose: tuple[int, ...] = ()
 
     @property
@@ -80,92 +86,29 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Prose:
-    """Paragraphs."""
-
-    paragraphs: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Points:
-    """A list of sentences, under a heading if it has one."""
-
-    items: tuple[str, ...]
-    heading: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Badged:
-    """Statements with a badge each, such as assumptions with their status.
-
-    Attributes:
-        heading: of the list; "" for none.
-        items: per statement, the tone and text of its badge, its name, what it says, and what
-            stands below it in small print.
-    """
-
-    heading: str
-    items: tuple[tuple[Tone, str, str, str, tuple[str, ...]], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure that was drawn by the rules of ``drawing``.
+    """A figure that was drawn by the rules of ``drawing``, or a photograph as PNG.
 
     Attributes:
-        figure: the picture.
+        content: the picture.
         shows: what it shows, for who cannot see it.
         caption: below it.
     """
 
-    figure: Figure
-    shows: str
-    caption: str
-
-
-@dataclass(frozen=True, slots=True)
-class Pictures:
-    """Pictures side by side, where the page is wide enough."""
-
-    items: tuple[Picture, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Photograph:
-    """An image in pixels.
-
-    Attributes:
-        png: its bytes.
-        shows: as for ``Picture``.
-        caption: below it.
-    """
-
-    png: bytes
+    content: Figure | bytes
     shows: str
     caption: str
 
     @property
-    def address(self) -> str:
-        """The bytes as an address that loads nothing."""
-        return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
-
-
-@dataclass(frozen=True, slots=True)
-class Marked:
-    """Text in pieces, each with a mark: "right", "moved", "false" or "" for none.
-
-    Attributes:
-        lines: per line, what stands before it, with a tone, and the pieces.
-        heading: above them.
-        glue: what stands between two pieces.
-    """
-
-    heading: str
-    lines: tuple[tuple[Tone, str, str, tuple[tuple[str, str], ...]], ...]
-    glue: str = " "
-
-
-Block = Facts | Table | Prose | Points | Badged | Picture | Pictures | Photograph | Marked
+    def addresses(self) -> list[Markup]:
+        """Addresses that load nothing, for light paper and, of a figure, for dark paper."""
+        if isinstance(self.content, bytes):
+            kind, images = "png", [self.content]
+        else:
+            kind, images = "svg+xml", [svg.encode() for svg in drawing.in_two_schemes(self.content)]
+        encoded = [base64.b64encode(image).decode() for image in images]
+        # Base64 has no character that is markup.
+        return [Markup(f"data:image/{kind};base64,{text}") for text in encoded]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +122,7 @@ class Section:
     """
 
     title: str
-    blocks: tuple[Block, ...]
+    blocks: Sequence[Block | Table]
     lead: str = ""
 
 
@@ -199,20 +142,15 @@ class Page:
     title: str
     tone: Tone
     verdict: str
-    says: tuple[str, ...]
-    sections: tuple[Section, ...]
-    foot: tuple[str, ...] = ()
+    says: Sequence[str]
+    sections: Sequence[Section]
+    foot: str = ""
 
     def html(self) -> str:
         """Return the page as HTML."""
         shown = [section for section in self.sections if section.blocks]
-        return _template().render(
-            page=self,
-            sections=shown,
-            svg=partial(_svg, count(1)),
-            light=Markup(_variables(dark=False)),
-            dark=Markup(_variables(dark=True)),
-        )
+        schemes = [Markup(_variables(dark=dark)) for dark in (False, True)]
+        return _template().render(page=self, sections=shown, schemes=schemes)
 
     def write(self, path: str | Path) -> None:
         """Write the page to a file, which is complete or not there.
@@ -230,12 +168,6 @@ class Page:
         except OSError as error:
             beside.unlink(missing_ok=True)
             raise ConfigError(f"html={target}: cannot be written: {error.strerror}.") from None
-
-
-def _svg(numbers: "count[int]", picture: Picture) -> Markup:
-    """Return a picture whose ids are its own on the page."""
-    name = f"p{next(numbers)}"
-    return Markup(drawing.inline_svg(picture.figure, name, printable(picture.shows)))
 
 
 @cache
@@ -261,6 +193,7 @@ def _shown(value: object) -> object:
 
 
 def _variables(*, dark: bool) -> str:
+    """Return the colours of one scheme as CSS custom properties."""
     variables = [f"--accent: {ACCENT[dark]}"]
     for tone, colours in TONES.items():
         text, ground = colours[2:] if dark else colours[:2]
@@ -268,13 +201,4 @@ def _variables(*, dark: bool) -> str:
     for name in ("INK", "FAINT", "RULE", "PAPER"):
         colour = getattr(drawing, name)
         variables.append(f"--{name.lower()}: {drawing.DARK[colour] if dark else colour}")
-    return f"{drawing.colour_variables(dark=dark)}; {'; '.join(variables)}"
-
-
-def table_of(
-    title: str, header: Sequence[str], rows: Sequence[Sequence[Any]], prose: Sequence[int] = ()
-) -> Table:
-    """Return a table from sequences; what is not text or a badge is written by ``str``."""
-    cells = tuple(tuple(c if isinstance(c, tuple) else str(c) for c in row) for row in rows)
-    # A pair is a badge; anything else is shown as text.
-    return Table(title, tuple(header), cells, tuple(prose))
+    return "; ".join(variables)

@@ -43,6 +43,8 @@ _AWAY = 2.6
 """Where results without noise stand beside a budget: at so many times the largest epsilon."""
 _APART = 0.02
 """Share of the axis by which each further arm is moved to the right."""
+_Interval = tuple[float, float, float, float]
+"""Place, value, and the ends of its interval."""
 
 
 def draw_accuracy(
@@ -50,37 +52,28 @@ def draw_accuracy(
 ) -> None:
     """Draw the demo's accuracies against noise, with a band of one standard deviation."""
     epsilon = {b.noise_multiplier: f"ε = {up(b.epsilon)}" for b in budgets}
-    levels = sorted({row["noise_multiplier"] for row in rows} - {0.0})
-    parts = list(dict.fromkeys(row["part"] for row in rows))
-    styles = drawing.Styles(parts)
+    styles = drawing.Styles()
     figure, axes = drawing.panel()
-    for part in parts:
+    for part in dict.fromkeys(row["part"] for row in rows):
         points = [row for row in rows if row["part"] == part]
-        noisy = [row for row in points if row["noise_multiplier"] > 0]
         name = f"{part}: {points[0]['trained'] / points[0]['numbers']:.0%} of the parameters train"
-        styles.parts = [name if other == part else other for other in styles.parts]
-        drawing.band(
-            axes,
-            [row["noise_multiplier"] for row in noisy],
-            [100 * row["mean"] for row in noisy],
-            [100 * (row["standard_deviation"] or 0.0) for row in noisy],
-            styles.of(name),
-        )
+        noisy = [row for row in points if row["noise_multiplier"] > 0]
+        noises = [row["noise_multiplier"] for row in noisy]
+        means = [100 * row["mean"] for row in noisy]
+        deviations = [100 * (row["standard_deviation"] or 0.0) for row in noisy]
+        drawing.band(axes, noises, means, deviations, styles.of(name))
         for free in (row for row in points if row["noise_multiplier"] == 0):
-            drawing.no_noise(
-                axes,
-                100 * free["mean"],
-                100 * (free["standard_deviation"] or 0.0),
-                label=f"{part}, no noise",
-                color=styles.colour(name),
-            )
+            label, color = f"{part}, no noise", styles.colour(name)
+            deviation = 100 * (free["standard_deviation"] or 0.0)
+            drawing.no_noise(axes, 100 * free["mean"], deviation, label=label, color=color)
+    levels = sorted({row["noise_multiplier"] for row in rows} - {0.0})
     axes.set_xscale("log")
     axes.set_xticks(levels, [f"{z:g}\n{epsilon.get(z, '')}" for z in levels], minor=False)
     axes.minorticks_off()
     axes.set_xlabel(f"noise multiplier, and its cost per user at δ = {budgets[0].delta:g}")
     axes.set_ylabel("test accuracy (%)")
     axes.set_ylim(0, 100)
-    styles.legend(axes, loc="lower left")
+    drawing.legend(axes, loc="lower left")
     drawing.save(figure, path)
 
 
@@ -92,22 +85,18 @@ def budget_figure(
     target: float | None = None,
 ) -> Figure:
     """Draw epsilon against noise around the run of ``report``, and the target if there is one."""
-    points = _curve(mechanism, run, report)
-    point = report.noise_multiplier, report.epsilon
+    noises = [report.noise_multiplier * 10 ** (i / 12 - 1) for i in range(_POINTS)]
+    spent = [guarantee_of(mechanism, run, noise_multiplier=z, method=report.method) for z in noises]
+    point, color = (report.noise_multiplier, report.epsilon), drawing.SERIES[1]
     figure, axes = drawing.panel()
-    xs, ys = zip(*points, strict=True)
-    axes.plot(xs, ys, color=drawing.SERIES[0], marker=".")
-    axes.plot(*point, "o", color=drawing.SERIES[1], markersize=6)
-    axes.annotate(
-        f"ε = {up(report.epsilon)}",
-        point,
-        (8, 8),
-        textcoords="offset points",
-        color=drawing.SERIES[1],
-        weight="bold",
-    )
+    epsilons = [guarantee.epsilon(report.delta) for guarantee in spent]
+    axes.plot(noises, epsilons, color=drawing.SERIES[0], marker=".")
+    axes.plot(*point, "o", color=color, markersize=6)
+    text = f"ε = {up(report.epsilon)}"
+    axes.annotate(text, point, (8, 8), textcoords="offset points", color=color, weight="bold")
     if target is not None:
         drawing.target(axes, target, f"target ε = {target:g}")
+    drawing.legend(axes, least=1)
     drawing.log_axis(axes.xaxis, "noise multiplier")
     drawing.log_axis(axes.yaxis, f"ε at δ = {drawing.short(report.delta)}")
     drawing.title(
@@ -116,14 +105,6 @@ def budget_figure(
         f"{report.max_participations}; {report.adjacency} adjacency",
     )
     return figure
-
-
-def _curve(
-    mechanism: Mechanism, run: Participation, report: PrivacyReport
-) -> list[tuple[float, float]]:
-    noises = [report.noise_multiplier * 10 ** (i / 12 - 1) for i in range(_POINTS)]
-    spent = [guarantee_of(mechanism, run, noise_multiplier=z, method=report.method) for z in noises]
-    return [(z, bound.epsilon(report.delta)) for z, bound in zip(noises, spent, strict=True)]
 
 
 def front_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
@@ -140,38 +121,23 @@ def front_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
     )
     styles = drawing.Styles()
     for row in rows:
-        at = row["state_vectors"], row["rmse"]
-        look = styles.of(row["mechanism"].replace(":", ",").partition(",")[0]) | {"linestyle": ""}
-        if not row["front"]:
+        at, name = (row["state_vectors"], row["rmse"]), row["mechanism"]
+        look = styles.of(name.replace(":", ",").partition(",")[0]) | {"linestyle": ""}
+        if row["front"]:
+            axes.annotate(name, at, (4, 4), textcoords="offset points", fontsize=7)
+        else:
             look["markerfacecolor"] = "none"
         axes.plot(*at, **look)
-        if row["front"]:
-            axes.annotate(
-                row["mechanism"],
-                at,
-                (4, 4),
-                textcoords="offset points",
-                fontsize=7,
-                color=drawing.INK,
-            )
     # Independent noise keeps no state vector, and 0 has no place on a log axis.
     axes.set_xscale("symlog", linthresh=1)
-    axes.set_xticks([0, *drawing.round_ticks(1, max(2, widest))])
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ticks = [0.0, *drawing.round_ticks(1, max(2, widest))]
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_xlabel("state vectors, each as long as the trained part")
     drawing.log_axis(axes.yaxis, "rmse of the prefix sums / clip norm")
     drawing.title(axes, title)
-    styles.legend(axes, loc="upper right")
+    drawing.legend(axes, loc="upper right")
     return figure
-
-
-def draw_sweep(
-    rows: Sequence[Mapping[str, Any]], axes: Sequence[str], noise_axes: Sequence[str], out: Path
-) -> None:
-    """Write ``accuracy-noise.png`` and ``accuracy-epsilon.png``; bands show a deviation."""
-    for name, figure in sweep_figures(rows, axes, noise_axes).items():
-        drawing.save(figure, out / f"accuracy-{name}.png")
 
 
 def sweep_figures(
@@ -222,26 +188,23 @@ def _sweep_figure(
     levels = {x for line in lines.values() for x, _, _ in line}
     if len(levels) > 1:
         for names, line in lines.items():
-            xs, middle, spread = zip(*line, strict=True)
-            drawing.band(panel, xs, middle, spread, styles.of(*names))
+            noises, means, deviations = zip(*line, strict=True)
+            drawing.band(panel, noises, means, deviations, styles.of(*names))
         drawing.log_axis(panel.xaxis, label)
-        styles.legend(panel)
     elif levels:
         _sweep_points(panel, lines, styles)
         panel.set_xlabel(f"{label}: {up(levels.pop())} for all")
     else:
-        _sweep_points(panel, {(p, ""): [(0.0, *level)] for p, level in free.items()}, styles)
+        points = {(part, ""): [(0.0, *result)] for part, result in free.items()}
+        _sweep_points(panel, points, styles)
         panel.set_xlabel("without noise")
         free = {}
-    drawn = {part for part, _ in styles.drawn}
-    for part, (mean, deviation) in free.items():
-        drawing.no_noise(
-            panel,
-            mean,
-            deviation,
-            label=f"{part}, no noise" if part else "no noise",
-            color=styles.colour(part) if part in drawn else drawing.FAINT,
-        )
+    for part, level in free.items():
+        name = f"{part}, no noise" if part else "no noise"
+        # Beside one noise, parts are places and have no colour.
+        color = styles.colour(part) if panel.get_xscale() == "log" else drawing.FAINT
+        drawing.no_noise(panel, *level, label=name, color=color)
+    drawing.legend(panel)
     panel.set_ylabel("metric" if any_metric else "test accuracy (%)")
     drawing.title(panel, "simulation with seeded noise: not private")
     return figure
@@ -252,12 +215,16 @@ def _sweep_points(
     lines: Mapping[tuple[str, str], Sequence[tuple[float, float, float]]],
     styles: drawing.Styles,
 ) -> None:
-    """Draw results at one noise: a place per part, a colour per mechanism."""
-    groups: dict[str, dict[str, tuple[float, float]]] = {}
+    """Draw results at one noise: a place per part, a colour per mechanism, side by side."""
+    parts = list(dict.fromkeys(part for part, _ in lines))
+    mechanisms = list(dict.fromkeys(mechanism for _, mechanism in lines))
     for (part, mechanism), ((_, mean, spread), *_) in lines.items():
-        groups.setdefault(mechanism, {})[part] = mean, spread
-    drawing.categories(panel, list(dict.fromkeys(part for part, _ in lines)), groups, styles)
-    styles.legend(panel)
+        shift = 0.16 * (mechanisms.index(mechanism) - (len(mechanisms) - 1) / 2)
+        style = styles.of(mechanism) | {"linestyle": ""}
+        drawing.band(panel, [parts.index(part) + shift], [mean], [spread], style)
+    panel.set_xticks(range(len(parts)), parts)
+    panel.set_xlim(-0.5, max(len(parts), 1) - 0.5)
+    panel.grid(visible=False, axis="x")
 
 
 def scores_figure(scores: NDArray[np.float64], present: NDArray[np.bool_], mu: float) -> Figure:
@@ -285,7 +252,7 @@ def scores_figure(scores: NDArray[np.float64], present: NDArray[np.bool_], mu: f
     drawing.target(axes, mu, f"accountant: mu {up(mu)}", vertical=True)
     axes.set_xlabel("score of a canary, in standard deviations of the noise")
     axes.set_ylabel("density")
-    axes.legend(frameon=False, fontsize=8, labelcolor=drawing.INK)
+    drawing.legend(axes)
     return figure
 
 
@@ -303,9 +270,8 @@ def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> N
         figure, cells = drawing.panels(len(mechanisms), 5.6, 3.2, rows=2)
         for number, mechanism in enumerate(mechanisms):
             below = cells[number + len(mechanisms)]
-            styles = _draw_budgets(cells[number], below, rows, mechanism)
-            if number == 0:
-                styles.legend(cells[number])
+            _draw_budgets(cells[number], below, rows, mechanism)
+        drawing.legend(cells[0])
         cells[0].set_ylabel("metric on test examples")
         cells[len(mechanisms)].set_ylabel("difference to the first arm, by seed")
         figure.suptitle(title, fontsize=9)
@@ -316,17 +282,18 @@ def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> N
         group = [r for r in rows if (r["mechanism"], r["level"]) == (mechanism, level)]
         epsilon = group[0]["epsilon"]
         name = "no noise" if epsilon is None else f"{mechanism}, ε = {up(epsilon)}"
-        drawing.interval_band(axes, [_interval(r["bytes_up"], r) for r in group], styles.of(name))
+        points = [_interval(r["bytes_up"], r) for r in group]
+        drawing.band(axes, *_columns(points), styles.of(name))
     drawing.log_axis(axes.xaxis, "bytes that a client sends in a round")
     axes.set_ylabel("metric on test examples")
     drawing.title(axes, title)
-    styles.legend(axes)
+    drawing.legend(axes)
     drawing.save(figure, out / "accuracy-bytes.png")
 
 
 def _draw_budgets(
     above: Axes, below: Axes, rows: Sequence[Mapping[str, Any]], mechanism: str
-) -> drawing.Styles:
+) -> None:
     """Draw the arms of one mechanism against epsilon, and their paired differences to the first.
 
     Results without noise stand beside the largest epsilon.
@@ -345,13 +312,12 @@ def _draw_budgets(
         if noisy:
             shift = moved if len(noisy) == 1 else 1.0
             points = [_interval(shift * r["epsilon"], r) for r in noisy]
-            drawing.interval_band(above, points, style)
+            drawing.band(above, *_columns(points), style)
         for row in silent:
-            drawing.interval_band(above, [_interval(edge * moved, row)], alone)
+            drawing.band(above, *_columns([_interval(edge * moved, row)]), alone)
         for row in (r for r in (*noisy, *silent) if r["difference_low"] is not None):
-            x = moved * (row["epsilon"] or edge)
-            interval = row["difference"], row["difference_low"], row["difference_high"]
-            drawing.interval_band(below, [(x, *interval)], alone)
+            ends = row["difference"], row["difference_low"], row["difference_high"]
+            drawing.band(below, *_columns([(moved * (row["epsilon"] or edge), *ends)]), alone)
     below.axhline(0, color=drawing.FAINT, linewidth=0.8)
     ticks = {level: up(level) for level in levels}
     if any(r["epsilon"] is None for r in rows):
@@ -362,10 +328,15 @@ def _draw_budgets(
     below.minorticks_off()
     below.set_xlabel("epsilon, log scale")
     drawing.title(above, mechanism)
-    return styles
 
 
-def _interval(x: float, row: Mapping[str, Any]) -> tuple[float, float, float, float]:
+def _columns(points: Sequence[_Interval]) -> tuple[Any, Any, Any]:
+    """Return places, values and the two rows of errors of results with intervals."""
+    xs, values, lows, highs = np.array(points, dtype=float).T
+    return xs, values, (values - lows, highs - values)
+
+
+def _interval(x: float, row: Mapping[str, Any]) -> _Interval:
     """Return a result at ``x`` with its interval, which a single training does not have."""
     metric = row["metric"]
     low, high = (metric if row[end] is None else row[end] for end in ("low", "high"))
@@ -388,6 +359,7 @@ def draw_reconstructions(
     count = min(images, len(first.truth))
     guesses = [name for name in first.baseline_images if name not in _HIDDEN]
     rows = [row for report in reports for row in report.rows]
+    noisy = any(row.adversary == "recipient" for row in rows)
     # narrow columns part the truth, the guesses and the reconstructions
     widths = [1.0, 0.12, *[1.0] * len(guesses), 0.12, *[1.0] * len(rows)]
     height = 1.17 * count * _CELL + 1.1
@@ -395,31 +367,35 @@ def draw_reconstructions(
     margins = {"left": 0.01, "right": 0.99, "top": 1 - 0.66 / height, "bottom": 0.42 / height}
     grid = {"width_ratios": widths, "wspace": 0.08, "hspace": 0.17, **margins}
     cells = figure.subplots(count, len(widths), squeeze=False, gridspec_kw=grid)
+    for axes in cells[:, [1, 2 + len(guesses)]].flat:
+        axes.set_axis_off()
+    _heading(cells[0, 0], "truth", "", drawing.INK)
+    for column, name in enumerate(guesses, 2):
+        below = "oracle" if name in first.oracles else "no attack"
+        _heading(cells[0, column], name, below, drawing.FAINT)
+        for axes, image, score in zip(
+            cells[:, column], first.baseline_images[name], first.baselines[name], strict=False
+        ):
+            _captioned(axes, image, f"{score:.1f} dB", drawing.FAINT)
     shown = set()
-    for i, (truth, gap, *line) in enumerate(cells):
-        before, (second_gap, *after) = line[: len(guesses)], line[len(guesses) :]
-        gap.set_axis_off()
-        second_gap.set_axis_off()
-        _captioned(truth, first.truth[i], "", drawing.INK)
-        for axes, name in zip(before, guesses, strict=True):
-            score = f"{first.baselines[name][i]:.1f} dB"
-            _captioned(axes, first.baseline_images[name][i], score, drawing.FAINT)
-        for axes, row in zip(after, rows, strict=True):
-            trial = row.best[i]
+    for column, row in enumerate(rows, 3 + len(guesses)):
+        who = f"{row.adversary}, " if noisy else ""
+        _heading(cells[0, column], row.view, f"{who}{row.share:.1%} sent", drawing.INK)
+        for axes, trial in zip(cells[:, column], row.best, strict=False):
             caption = trial.untried or f"{trial.psnr:.1f} dB"
             _captioned(axes, trial.result.x[trial.index], caption, drawing.INK)
             axes.spines[:].set(visible=True, edgecolor=VERDICTS[trial.verdict], linewidth=2.2)
             shown.add(trial.verdict)
-        if i == 0:
-            _heading(truth, "truth", "", drawing.INK)
-            for axes, name in zip(before, guesses, strict=True):
-                below = "oracle" if name in first.oracles else "no attack"
-                _heading(axes, name, below, drawing.FAINT)
-            noisy = any(row.adversary == "recipient" for row in rows)
-            for axes, row in zip(after, rows, strict=True):
-                who = f"{row.adversary}, " if noisy else ""
-                _heading(axes, row.view, f"{who}{row.share:.1%} sent", drawing.INK)
-    _legend(figure, [verdict for verdict in VERDICTS if verdict in shown])
+    for axes, image in zip(cells[:, 0], first.truth, strict=False):
+        _captioned(axes, image, "", drawing.INK)
+    square: Any = {"marker": "s", "linestyle": "", "markersize": 7, "markerfacecolor": "none"}
+    handles = [
+        Line2D([], [], label=name, markeredgewidth=2, markeredgecolor=colour, **square)
+        for name, colour in VERDICTS.items()
+        if name in shown
+    ]
+    place: Any = {"loc": "lower center", "ncols": len(handles), "frameon": False}
+    figure.legend(handles=handles, fontsize=7.5, labelcolor=drawing.INK, **place)
     drawing.save(figure, path)
 
 
@@ -440,68 +416,41 @@ def _heading(axes: Axes, title: str, below: str, ink: str) -> None:
     axes.annotate(below, (0.5, 1), (0, 4.5), fontsize=6.5, color=drawing.FAINT, **place)
 
 
-def _legend(figure: Figure, verdicts: Sequence[str]) -> None:
-    square: Any = {"marker": "s", "linestyle": "", "markersize": 7, "markerfacecolor": "none"}
-    handles = [
-        Line2D(
-            [], [], label=verdict, markeredgewidth=2, markeredgecolor=VERDICTS[verdict], **square
-        )
-        for verdict in verdicts
-    ]
-    figure.legend(
-        handles=handles,
-        loc="lower center",
-        ncols=len(handles),
-        frameon=False,
-        fontsize=7.5,
-        labelcolor=drawing.INK,
-        handletextpad=0.3,
-        columnspacing=1.6,
-    )
-
-
 def draw_defences(points: Sequence["DefencePoint"], path: Path) -> None:
     """Draw the score against the noise multiplier, with the accountant's epsilon on a second axis.
 
     The two axes share the noise and nothing else: neither is computed from the other.
     """
     figure, axes = drawing.panel(6.6, 4.0)
-    levels = sorted({point.noise_multiplier for point in points} - {0.0})
-    clips = ["not clipped" if p.clip is None else f"clip {p.clip:g}" for p in points]
-    styles = drawing.Styles(list(dict.fromkeys(clips)))
-    for name in styles.parts:
-        line = [p for p, clip in zip(points, clips, strict=True) if clip == name]
-        ranges = [
+    styles = drawing.Styles()
+    for clip in dict.fromkeys(point.clip for point in points):
+        name = "not clipped" if clip is None else f"clip {clip:g}"
+        line = [point for point in points if point.clip == clip]
+        noisy = [
             (p.noise_multiplier, median(p.scores), min(p.scores), max(p.scores))
             for p in line
             if p.noise_multiplier > 0
         ]
-        if ranges:
-            drawing.interval_band(axes, ranges, styles.of(name))
-        for free in (p for p in line if p.noise_multiplier == 0):
-            drawing.no_noise(
-                axes, median(free.scores), label=f"{name}, no noise", color=styles.colour(name)
-            )
+        if noisy:
+            drawing.band(axes, *_columns(noisy), styles.of(name))
+        for free in (point for point in line if point.noise_multiplier == 0):
+            label, color = f"{name}, no noise", styles.colour(name)
+            drawing.no_noise(axes, median(free.scores), label=label, color=color)
     of_text = points[0].of_text
     floor = median(value for point in points for value in point.baselines)
-    drawing.target(
-        axes,
-        floor,
-        "best guess without the update" if of_text else "best image that needs no attack",
-    )
+    guess = "best guess without the update" if of_text else "best image that needs no attack"
+    drawing.target(axes, floor, guess)
     axes.set_ylabel("ROUGE-L of the best attack" if of_text else "PSNR of the best attack (dB)")
-    if levels:
+    epsilon = {p.noise_multiplier: p.epsilon for p in points if p.noise_multiplier > 0}
+    if epsilon:
         axes.set_xscale("log")
-        axes.set_xticks(levels, [drawing.short(level) for level in levels])
+        axes.set_xticks(list(epsilon), [drawing.short(level) for level in epsilon])
         axes.minorticks_off()
         axes.set_xlabel("noise multiplier (noise standard deviation / clip)")
-        epsilon = {p.noise_multiplier: p.epsilon for p in points}
         above = axes.secondary_xaxis("top")
-        above.set_xticks(
-            levels,
-            ["∞" if (value := epsilon[level]) is None else up(value) for level in levels],
-        )
+        shown = ["∞" if value is None else up(value) for value in epsilon.values()]
+        above.set_xticks(list(epsilon), shown)
         above.minorticks_off()
         above.set_xlabel(f"epsilon at δ = {points[0].delta:g}, by the accountant alone", fontsize=9)
-    styles.legend(axes)
+    drawing.legend(axes)
     drawing.save(figure, path)

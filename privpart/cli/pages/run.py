@@ -8,13 +8,10 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
-
 from accounting.checks import is_large_delta
-from accounting.report import STATUS_SENTENCES, Assumption, up
+from accounting.report import STATUS_SENTENCES, up
 from privpart.cli.pages import drawing
 from privpart.cli.pages.guarantee import (
-    BADGES,
     assumptions_section,
     badged,
     coverage_section,
@@ -23,27 +20,17 @@ from privpart.cli.pages.guarantee import (
     mechanism_facts,
     statement_of,
 )
-from privpart.cli.pages.page import (
-    Badged,
-    Block,
-    Facts,
-    Page,
-    Picture,
-    Points,
-    Prose,
-    Section,
-    Tone,
-)
+from privpart.cli.pages.page import Badge, Block, Page, Picture, Section
 from privpart.run.evidence import Check
 from privpart.run.report import RunReport, Simulated
 
-_VERDICTS: dict[str, tuple[Tone, str]] = {
+_VERDICTS: dict[str, Badge] = {
     "holds": ("good", "The guarantee holds"),
     "conditional": ("caution", "The guarantee is conditional"),
     "does-not-hold": ("bad", "No guarantee holds"),
     "not-private": ("caution", "A simulation: not private"),
 }
-_CHECKS: dict[str, tuple[Tone, str]] = {
+_CHECKS: dict[str, Badge] = {
     "wrong": ("bad", "wrong"),
     "asserted": ("caution", "not checked"),
     "verified": ("good", "verified"),
@@ -60,17 +47,19 @@ def run_page(result: RunReport) -> Page:
     says = [STATUS_SENTENCES[status], *_progress(result)]
     if is_large_delta(result.guarantee.delta, result.guarantee.population):
         says.append("Delta is too large for the number of units.")
-    sections = _broken(result) if broken else _sound(result)
     return Page(
         f"Privacy report of run {result.run_id[:12]}",
         tone,
         verdict,
-        tuple(says),
-        (*sections, _ledger(result), _checks(result.checks), _identity(result)),
-        (
-            f"Written by privpart {result.guarantee.version} from the run's ledger, by the rules "
-            "of privpart report. Whoever has the folder can check it: privpart verify FOLDER.",
-        ),
+        says,
+        [
+            *(_broken(result) if broken else _sound(result)),
+            _ledger(result),
+            _checks(result.checks),
+            _identity(result, broken),
+        ],
+        f"Written by privpart {result.guarantee.version} from the run's ledger, by the rules of "
+        "privpart report. Whoever has the folder can check it: privpart verify FOLDER.",
     )
 
 
@@ -82,16 +71,14 @@ def unreadable_page(error: str, checks: Sequence[Check], folder: Path) -> Page:
         checks: what was checked of the folder, if it could be read so far.
         folder: of the run; no part of its place is shown.
     """
-    wrong = tuple(check for check in checks if check.status == "wrong")
-    reasons = tuple(f"{check.what}: {check.says}." for check in wrong) or (error,)
-    shown = tuple(without_places(reason, folder) for reason in reasons)
-    sections = (Section("What is wrong", (Points(shown),)), _checks(checks, folder))
+    reasons = [f"{check.what}: {check.says}." for check in checks if check.status == "wrong"]
+    shown = [without_places(reason, folder) for reason in reasons or [error]]
     return Page(
         "Privacy report of a run",
         "bad",
         "No guarantee: the run's ledger was changed or is damaged",
-        ("Nothing that this folder says of itself can be relied on, so no figure is shown.",),
-        sections,
+        ["Nothing that this folder says of itself can be relied on, so no figure is shown."],
+        [Section("What is wrong", [Block("points", shown)]), _checks(checks, folder)],
     )
 
 
@@ -121,17 +108,33 @@ def _progress(result: RunReport) -> list[str]:
 
 
 def _sound(result: RunReport) -> list[Section]:
-    report = result.guarantee
-    sampled = ""
+    report, blocks = result.guarantee, [statement_of(result.guarantee)]
+    sampled, utility = "", "not measured here."
     if report.sampling is not None:
         sampled = "The curves hold even if it becomes known who takes part; the dot does not."
+    if result.simulated is not None and result.simulated.metric:
+        number, value = result.simulated.metric[-1]
+        utility = f"the last evaluation, after round {number + 1}, gave {value:.4g}."
+    if result.select is not None:
+        lines = [f"{line[0].upper()}{line[1:]}." for line in result.select]
+        blocks.append(Block("prose", lines))
+    all_runs, measured = [], []
+    if result.all_runs is not None:
+        says = without_places(result.all_runs.says)
+        all_runs = [Block("facts", [("all that this machine released about these people", says)])]
+    if result.measured is not None:
+        measured = [Block("prose", [f"An audit of this run found {result.measured}."])]
     return [
-        Section("At a glance", (key_figures(report), *_all_runs(result))),
-        Section("Statement", (statement_of(report), *_select(result))),
+        Section("At a glance", [key_figures(report), *all_runs]),
+        Section("Statement", blocks),
         guarantee_section(report, lead=sampled),
-        assumptions_section(report, utility=_utility(result)),
+        assumptions_section(report, utility),
         coverage_section(report),
-        _measured(result),
+        Section(
+            "Measured from below",
+            measured,
+            "A lower bound of one kind of attack; it does not show that the run is private.",
+        ),
     ]
 
 
@@ -143,128 +146,78 @@ def _broken(result: RunReport) -> list[Section]:
         reasons.append("Two accountants contradict each other.")
     violated = [a for a in result.guarantee.assumptions if a.status == "violated"]
     unbroken = [a for a in result.guarantee.assumptions if a.status != "violated"]
-    unbroken = sorted(unbroken, key=lambda a: list(BADGES).index(a.status))
+    wrong = Block("points", list(map(without_places, reasons)))
     return [
-        Section(
-            "What is wrong", (Points(tuple(map(without_places, reasons))), *_listed("", violated))
-        ),
-        Section("What else it would rest on", tuple(_listed("", unbroken))),
+        Section("What is wrong", [wrong, badged(violated)]),
+        Section("What else it would rest on", [badged(unbroken)]),
     ]
-
-
-def _listed(heading: str, assumptions: Sequence[Assumption]) -> list[Block]:
-    return [Badged(heading, tuple(map(badged, assumptions)))] if assumptions else []
-
-
-def _utility(result: RunReport) -> str:
-    if result.simulated is None or not result.simulated.metric:
-        return ""
-    number, value = result.simulated.metric[-1]
-    return f"the last evaluation, after round {number + 1}, gave {value:.4g}."
-
-
-def _all_runs(result: RunReport) -> list[Block]:
-    if result.all_runs is None:
-        return []
-    says = without_places(result.all_runs.says)
-    return [Facts((("all that this machine released about these people", says),))]
-
-
-def _select(result: RunReport) -> list[Block]:
-    if result.select is None:
-        return []
-    return [Prose(tuple(f"{line[0].upper()}{line[1:]}." for line in result.select))]
-
-
-def _measured(result: RunReport) -> Section:
-    if result.measured is None:
-        return Section("Measured from below", ())
-    return Section(
-        "Measured from below",
-        (Prose((f"An audit of this run found {result.measured}.",)),),
-        "A lower bound of one kind of attack; it does not show that the run is private.",
-    )
 
 
 def _ledger(result: RunReport) -> Section:
     """Return what the ledger shows of the rounds, and of those of a simulation more."""
-    rows = (
+    rows = [
         ("rounds committed", f"{result.rounds:,} of {result.planned_rounds:,}"),
         ("planned", result.guarantee.schedule),
         ("most that one took part", result.worst()),
-    )
-    pictures = []
+    ]
+    blocks = [Block("facts", rows)]
     # In a private run, how many came to a round and how good its model is are secrets.
-    if (simulated := result.simulated) is not None and simulated.counted:
-        pictures.append(
-            Picture(
-                _counts(simulated, result.planned_rounds),
-                "Number of updates in the sum of each round.",
-                "Updates in the sum of each round; dashed: the least that the plan allows. Shown "
-                "of simulations only: no epsilon covers the counts of a private run.",
-            )
+    if result.simulated is not None:
+        blocks.append(Block("pictures", _of_rounds(result.simulated)))
+    return Section("Participation and ledger", blocks)
+
+
+def _of_rounds(simulated: Simulated) -> list[Picture]:
+    """Draw the counts and the metric of a simulation against its rounds."""
+    pictures = []
+    if simulated.counted:
+        figure, axes = drawing.panel(4.6, 2.6)
+        axes.set(xlabel="round", ylabel="updates")
+        numbers = range(1, len(simulated.counted) + 1)
+        axes.bar(numbers, simulated.counted, 0.9, color=drawing.SERIES[0])
+        if simulated.minimum_cohort > 1:
+            drawing.target(axes, simulated.minimum_cohort, "")
+        shows = "Number of updates in the sum of each round."
+        caption = (
+            "Updates in the sum of each round; dashed: the least that the plan allows. Shown of "
+            "simulations only: no epsilon covers the counts of a private run."
         )
-    if simulated is not None and simulated.metric:
-        pictures.append(
-            Picture(
-                _accuracy(simulated, result.planned_rounds),
-                "Metric of the plan after the rounds that were evaluated.",
-                "The metric of the plan, on its evaluation data. Shown of simulations only.",
-            )
-        )
-    return Section("Participation and ledger", (Facts(rows), *pictures))
-
-
-def _counts(simulated: Simulated, planned: int) -> Figure:
-    figure, axes = drawing.panel(4.6, 2.6)
-    axes.bar(range(1, len(simulated.counted) + 1), simulated.counted, 0.9, color=drawing.SERIES[0])
-    if simulated.minimum_cohort > 1:
-        drawing.target(axes, simulated.minimum_cohort, "")
-    axes.set_xlim(0.4, max(planned, len(simulated.counted)) + 0.6)
-    axes.set_ylim(0, 1.15 * max(*simulated.counted, simulated.minimum_cohort, 1))
-    axes.set_xlabel("round")
-    axes.set_ylabel("updates")
-    return figure
-
-
-def _accuracy(simulated: Simulated, planned: int) -> Figure:
-    figure, axes = drawing.panel(4.6, 3.0)
-    xs = [number + 1 for number, _ in simulated.metric]
-    drawing.band(
-        axes, xs, [v for _, v in simulated.metric], [None] * len(xs), drawing.Styles().of()
-    )
-    axes.set_xlim(0, max(planned, xs[-1]) * 1.02)
-    axes.set_xlabel("round")
-    axes.set_ylabel("metric")
-    return figure
+        pictures.append(Picture(figure, shows, caption))
+    if simulated.metric:
+        figure, axes = drawing.panel(4.6, 2.6)
+        axes.set(xlabel="round", ylabel="metric")
+        rounds = [number + 1 for number, _ in simulated.metric]
+        axes.plot(rounds, [value for _, value in simulated.metric], color=drawing.SERIES[0])
+        shows = "Metric of the plan after the rounds that were evaluated."
+        caption = "The metric of the plan, on its evaluation data. Shown of simulations only."
+        pictures.append(Picture(figure, shows, caption))
+    return pictures
 
 
 def _checks(checks: Sequence[Check], *folders: Path) -> Section:
-    lines = tuple(
+    lines = [
         (*_CHECKS[check.status], check.what, f"{without_places(check.says, *folders)}.", ())
         for check in checks
-    )
+    ]
     return Section(
         "What was checked",
-        (Badged("", lines),) if lines else (),
+        [Block("badged", lines)] if lines else [],
         "Of the run's folder, on the machine that wrote this page, when it was written.",
     )
 
 
-def _identity(result: RunReport) -> Section:
+def _identity(result: RunReport, broken: bool) -> Section:
     rows = [
         ("run", result.run_id),
         ("plan", result.plan),
         ("signed by", result.public_key),
         ("head of the ledger", f"{result.head} after {result.rounds} rounds"),
     ]
-    blocks: list[Block] = [mechanism_facts(result.guarantee)]
-    if result.guarantee.status == "does-not-hold" or result.wrong:
-        blocks = []
     if (cost := result.cost) is not None:
         if cost.parameters is not None and cost.update_bytes is not None:
             rows.append(("parameters that train", f"{cost.parameters:,}"))
             rows.append(("one update", f"{cost.update_bytes:,} bytes, and headers"))
         rows.append(("state of the noise", f"{cost.state_vectors:,} vectors of that length"))
         rows.append(("Gaussian vectors drawn per round", up(cost.draws_per_round)))
-    return Section("Mechanism, cost and identity", (*blocks, Facts(tuple(rows))))
+    mechanism = [] if broken else [mechanism_facts(result.guarantee)]
+    return Section("Mechanism, cost and identity", [*mechanism, Block("facts", rows)])

@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from accounting.report import up
-from privpart.cli.pages.page import Page, Picture, Pictures, Points, Section, table_of
+from privpart.cli.pages.page import Block, Page, Picture, Section, Table
 
 _CAPTION = {
     "noise": "By noise. Bands and bars: one standard deviation over seeds.",
@@ -30,38 +30,29 @@ def sweep_page(
         notes: what must be known to read the figures.
         failed: a sentence per cell that failed.
     """
-    title, header, cells, deltas = table_of_sweep(rows, axes)
-    pictures = Pictures(
-        tuple(
-            Picture(figure, f"Result against {name}.", _CAPTION[name])
-            for name, figure in figures.items()
-        )
-    )
+    table, deltas = table_of_sweep(rows, axes)
+    pictures = [
+        Picture(figure, f"Result against {name}.", _CAPTION[name])
+        for name, figure in figures.items()
+    ]
+    below = Block("points", [*filter(None, [deltas]), "z is the noise multiplier."])
     return Page(
         "Sweep over plans and seeds",
         "caution",
         f"Simulations: {sum(row['seeds'] for row in rows)} cells of {len(rows)} points, none of "
         "them private",
-        tuple(notes),
-        (
-            Section("Results", (pictures,)),
-            Section(
-                "Table",
-                (
-                    table_of(title, header, cells),
-                    Points((*filter(None, [deltas]), "z is the noise multiplier.")),
-                ),
-            ),
-            Section("Cells that failed", (Points(tuple(failed)),) if failed else ()),
-        ),
-        ("By the rules of privpart sweep.",),
+        notes,
+        [
+            Section("Results", [Block("pictures", pictures)]),
+            Section("Table", [table, below]),
+            Section("Cells that failed", [Block("points", failed)] if failed else []),
+        ],
+        "By the rules of privpart sweep.",
     )
 
 
-def table_of_sweep(
-    rows: Sequence[Mapping[str, Any]], axes: Sequence[str]
-) -> tuple[str, tuple[str, ...], list[tuple[str, ...]], str]:
-    """Return title, header and cells of the table as people read it, and what delta is."""
+def table_of_sweep(rows: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> tuple[Table, str]:
+    """Return the table as people read it, and what delta is."""
     in_percent = not any(row["mean_metric"] is not None for row in rows)
     name, factor, form = ("accuracy", 100, ".2f") if in_percent else ("metric", 1, ".4g")
     header = (*axes, "z", "epsilon", "trained", name + " (%)" * in_percent, "seeds", "failed")
@@ -86,4 +77,5 @@ def table_of_sweep(
     values = sorted({row["delta"] for row in rows if row["epsilon"] and row["delta"]})
     deltas = ", ".join(f"{delta:g}" for delta in values)
     at = f"Epsilon at delta {deltas}; client, zero-out adjacency." if values else ""
-    return f"Mean and standard deviation of the {name} over seeds", header, cells, at
+    title = f"Mean and standard deviation of the {name} over seeds"
+    return Table(title, header, cells), at

@@ -1,0 +1,94 @@
+"""Settings: keys of the file that ``privpart audit leakage --settings`` names."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import to_json
+
+from accounting.checks import ConfigError
+from privpart.cli.idle import OF_FOLDER, OF_IMAGES, OF_SGD, Idle, beside, where, without
+
+_OF_TOKENS = without("tokens", "a plan has its own")
+_LOCAL = where("local_steps", 0, "sends a gradient")
+
+
+class Keys(BaseModel):
+    """What ``--settings`` may hold.
+
+    Attributes:
+        data_dir: folder with Fashion-MNIST's four idx files.
+        mode: of the model's layers while the client trains.
+        local_steps: of the client; 0 sends a gradient.
+        learning_rate: of the local steps.
+        optimizer: of the local steps.
+        momentum: of SGD, in [0, 1).
+        send_buffers: whether clients also send running statistics of batch normalisation.
+        delta: of the accountant's epsilon.
+        length: cut the sentences of a plan to this many tokens; shorter ones are left out.
+        pad: id of the padding in ``tokens``.
+        words: file with the text of each token of ``tokens``, one a line as in BERT's vocab.txt.
+        before: weights before the round; ``gradient`` then holds those after it. Same formats.
+        seed: of weights, starting points and noise.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    data_dir: Annotated[Path | None, *OF_IMAGES, OF_FOLDER] = None
+    mode: Annotated[Literal["train", "eval"], *OF_IMAGES] = "train"
+    local_steps: Annotated[int, Field(ge=0)] = 0
+    learning_rate: Annotated[float, _LOCAL] = 0.1
+    optimizer: Annotated[Literal["sgd", "adam"], _LOCAL] = "sgd"
+    momentum: Annotated[float, _LOCAL, OF_SGD] = 0.0
+    send_buffers: Annotated[
+        bool,
+        *OF_IMAGES,
+        where("mode", "eval", "statistics are not those of the batch"),
+        beside("gradient", "has its buffers, or has not"),
+    ] = False
+    delta: Annotated[
+        float,
+        Field(gt=0, lt=1),
+        Idle("noise_multiplier", lambda values: not any(values["noises"]), "has no epsilon"),
+    ] = 1e-5
+    length: Annotated[
+        int | None,
+        Field(ge=2),
+        without("plan", "sentences are as long as they are"),
+        beside("tokens", "are as long as they are"),
+    ] = None
+    pad: Annotated[int | None, Field(ge=0), _OF_TOKENS] = None
+    words: Annotated[Path | None, _OF_TOKENS] = None
+    before: Annotated[
+        Path | None,
+        without("gradient", "the weights after the round are missing"),
+        where("local_steps", 0, "sends no change of the weights; say how the client trained"),
+    ] = None
+    seed: Annotated[int, Field(ge=0)] = 0
+
+    @classmethod
+    def read(cls, path: Path) -> "Keys":
+        """Return the settings in a TOML file.
+
+        Raises:
+            ConfigError: it cannot be read, or has a key that is unknown or of another type.
+        """
+        try:
+            # Strict JSON, unlike strict Python values, takes a string for a path.
+            return cls.model_validate_json(to_json(tomllib.loads(path.read_text("utf-8"))))
+        except ValidationError as error:
+            faults = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors())
+            names = ", ".join(cls.model_fields)
+            raise ConfigError(f"settings={path}: {faults}. Keys are {names}.") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"settings={path}: cannot be read: {error}.") from None
+
+    def refuse_idle(self, options: dict[str, Any]) -> None:
+        """Raise a ConfigError for a key without effect; of typed options ``Command`` does."""
+        values = options | dict(self)
+        for name in self.model_fields_set:
+            for rule in type(self).model_fields[name].metadata:
+                if isinstance(rule, Idle) and rule.where(values):
+                    state = f"{rule.owner} = {values[rule.owner]}"
+                    raise ConfigError(f"settings: {state}: {rule.why}; leave out {name}.")
