@@ -11,8 +11,7 @@ A client borrows the model (``PartialModel.lent``). Whatever its data made of th
 two vectors (buffers, gradients, modes, states that layers keep) is put back when it returns it, or
 is an error: neither clip nor noise covers it, so neither the next client nor the model may see it.
 
-Networks that cannot be trained in part under differential privacy are refused, with the reason. It
-is one file because the vectors, and what must not outlive a client beside them, are one invariant.
+Networks that cannot be trained in part under differential privacy are refused, with the reason.
 """
 
 import hashlib
@@ -64,8 +63,6 @@ class PartialModel:
         fingerprint: fingerprint that the frozen part must have, for instance from a message.
 
     Attributes:
-        module: the module.
-        seed: the seed, as given.
         flat: the trainable parameters, shape (d,); writing to it changes the module.
         gradient: their gradients, shape (d,); ``backward`` adds to it.
         own: the local parameters, shape (l,), l >= 0; writing to it changes the module.
@@ -82,11 +79,7 @@ class PartialModel:
         trainable_hash: 20 hex digits of the names and shapes of the trainable part, in order.
 
     Raises:
-        ConfigError: a pattern that matches nothing; a parameter both trained and local; a seed for
-            a module that already exists, without ``keep`` or ``overwrite``; a parameter without
-            initialiser; batch statistics that are not frozen; an embedding that rescales itself;
-            weights that are lazy or not finite float32; another fingerprint; a module that another
-            ``PartialModel`` holds.
+        ConfigError: patterns, weights or layers that cannot train so, or another fingerprint.
 
     >>> model = PartialModel(lambda: nn.Linear(4, 2), train=["weight"], seed=7)
     >>> model.trainable, model.flat.shape
@@ -192,10 +185,7 @@ class PartialModel:
             )
 
     def frozen_checksum(self) -> int:
-        """Return a number that other bits in the frozen part, or another order of them, change.
-
-        It finds what ``verify`` finds, unless the bits were chosen, in a fraction of the time.
-        """
+        """Return a checksum of the frozen part: ``verify``, in a fraction of the time."""
         return checksum(self._frozen)
 
     def _fingerprint(self) -> str:
@@ -292,10 +282,8 @@ class PartialModel:
     def lent(self, start: Tensor) -> Iterator[None]:
         """Lend the model for training from ``start``, shape (d,), and reset it afterwards.
 
-        Outside this context nobody can see what one client's raw data made of the module: the
-        trainable and the local part, gradients, buffers, and the attributes of layers, such as a
-        state that a recurrent network keeps. Objects inside an attribute are not followed, except
-        those of lists, dicts and sets.
+        Outside this context nobody can see what one client's raw data made of the module. Objects
+        inside an attribute of a layer are not followed, except those of lists, dicts and sets.
 
         Raises:
             ConfigError: training wrote to a frozen parameter or to a tensor that a layer keeps as a
@@ -343,9 +331,8 @@ class PartialModel:
         for name, parameter, data, _ in self._places:
             if parameter.data_ptr() != data.data_ptr():
                 return (
-                    f"parameter {name!r} was moved, for instance by module.to(...) or by an "
-                    "assignment to its .data: the model no longer holds it. Write to it in place; "
-                    "and build the model again."
+                    f"parameter {name!r} was moved, for instance by module.to(...) or by writing "
+                    "to .data: the model no longer holds it. Write in place; and build it again."
                 )
         return None
 
@@ -563,7 +550,7 @@ def same_bits(first: Tensor, other: Tensor) -> bool:
 def checksum(tensors: Iterable[Tensor]) -> int:
     """Return a number that other bits, or the same bits in another order, change.
 
-    Unlike ``tensors_fingerprint`` it is fast, and no match for somebody who chooses the bits.
+    Unlike ``tensors_fingerprint`` it is fast, but weak against somebody who chooses the bits.
     """
     total, elsewhere = 0, []
     for tensor in tensors:

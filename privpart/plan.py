@@ -245,6 +245,9 @@ class PrivacyPlan:
             unit: what takes part, "client" or "example".
             population: how many there are, which delta is judged against; None if not known.
         """
+        sampled = None
+        if self.sampling is not None:
+            sampled = sampled_claim(self._sampled(self.sampling, self.noise_multiplier), delta)
         return PrivacyReport.of(
             self.mechanism,
             self.participation,
@@ -252,9 +255,7 @@ class PrivacyPlan:
             delta=delta,
             noise_source=noise_source,
             earlier=earlier,
-            sampled=None
-            if self.sampling is None
-            else sampled_claim(self._sampled(self.sampling, self.noise_multiplier), delta),
+            sampled=sampled,
             unit=unit,
             population=population,
         )

@@ -1,8 +1,7 @@
 """Index: which client holds which rows, in a few bytes per client.
 
-A million clients are three arrays (ids, ends, rows) instead of a million Python objects: 16 MB with
-ids of 64 bits and an example each; a further example takes 4 bytes, or none where each client's
-rows follow one another. The arrays are tensors, so worker processes can share them.
+A million clients are three arrays (ids, ends, rows) instead of a million Python objects: 24 MB with
+ids of 64 bits and an example each. The arrays are tensors, so worker processes can share them.
 """
 
 from bisect import bisect_left
@@ -100,10 +99,10 @@ class Index:
 
     __slots__ = ("_ends", "_rows", "ids")
 
-    def __init__(self, ids: Sequence[ClientId], ends: Tensor, rows: Tensor | None, /) -> None:
+    def __init__(self, ids: ClientIds, ends: Tensor, rows: Tensor) -> None:
         self.ids = ids
         self._ends = ends
-        self._rows = rows  # None: 0, 1, 2, ...
+        self._rows = rows
 
     @classmethod
     def of_rows(
@@ -129,7 +128,7 @@ class Index:
         parts = [_as_rows(rows, f"indices[{place}]") for place, rows in enumerate(indices)]
         if not parts:
             raise ConfigError("indices: is empty; must hold the rows of at least one client.")
-        client_ids: Sequence[ClientId] = range(len(parts))
+        client_ids = ClientIds(torch.arange(len(parts)))
         if ids is not None:
             client_ids, places = ClientIds.of(ids)
             if len(client_ids) != len(parts):
@@ -139,7 +138,7 @@ class Index:
                 )
             parts = [parts[place] for place in places]
         ends = torch.from_numpy(np.fromiter(map(len, parts), np.int64, len(parts)).cumsum())
-        return cls(client_ids, _narrow(ends), _narrow_rows(torch.cat(parts)))
+        return cls(client_ids, ends, torch.cat(parts))
 
     @classmethod
     def of_owners(cls, owners: object, name: str = "user") -> "Index":
@@ -166,7 +165,7 @@ class Index:
             raise ConfigError(f"{name}: is empty; must name the client of each example.")
         ends = torch.from_numpy(np.bincount(places, minlength=len(ids)).cumsum())
         rows = torch.from_numpy(places.argsort(kind="stable"))
-        return cls(ids, _narrow(ends), _narrow_rows(rows))
+        return cls(ids, ends, rows)
 
     @classmethod
     def of_equal_parts(cls, rows: Tensor, clients: int) -> "Index":
@@ -176,7 +175,7 @@ class Index:
         """
         size = len(rows) // clients
         ends = torch.arange(1, clients + 1) * size
-        return cls(range(clients), _narrow(ends), _narrow_rows(rows[: clients * size]))
+        return cls(ClientIds(torch.arange(clients)), ends, rows[: clients * size])
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -194,19 +193,14 @@ class Index:
 
     def owner(self, row: int) -> ClientId | None:
         """Return the first client that holds a row; None if nobody does."""
-        place = row
-        if self._rows is not None:
-            places = (self._rows == row).nonzero()
-            place = int(places[0]) if len(places) else self.rows
-        if not 0 <= place < self.rows:
+        places = (self._rows == row).nonzero()
+        if not len(places):
             return None
-        return self.ids[int(torch.searchsorted(self._ends, place, right=True))]
+        return self.ids[int(torch.searchsorted(self._ends, int(places[0]), right=True))]
 
     def held(self, rows: Tensor) -> Tensor:
         """Return those of some rows that a client holds."""
-        if self._rows is None:
-            return rows[rows < self.rows]
-        return rows[torch.isin(rows, self._rows.long())]
+        return rows[torch.isin(rows, self._rows)]
 
     def empty(self) -> list[ClientId]:
         """Return the clients without rows."""
@@ -218,30 +212,24 @@ class Index:
         """Return a row that is not from 0 to ``rows - 1``; None if all are."""
         if not self.rows:
             return None
-        if self._rows is None:
-            return self.rows - 1 if self.rows > rows else None
         # the extremes tell whether any row is out of range
         extremes = (int(self._rows.min()), int(self._rows.max()))
         return next((row for row in extremes if not 0 <= row < rows), None)
 
     def shared(self) -> "Index":
         """Return a copy in shared memory, which other processes see without copying."""
-        ids = self.ids.shared() if isinstance(self.ids, ClientIds) else self.ids
-        return Index(ids, _share(self._ends), None if self._rows is None else _share(self._rows))
+        return Index(self.ids.shared(), _share(self._ends), _share(self._rows))
 
     def _at(self, place: int) -> Tensor:
         # NumPy reads an element in a fifth of a tensor's time
         ends: Any = self._ends.numpy()
         start, end = int(ends[place - 1]) if place else 0, int(ends[place])
-        return torch.arange(start, end) if self._rows is None else self._rows[start:end].long()
+        # a copy: code of users may write to it
+        return self._rows[start:end].clone()
 
     def _place(self, client: ClientId) -> int:
         wanted = client_id(client)
-        if isinstance(self.ids, ClientIds):
-            place = self.ids.find(wanted)
-        else:
-            place = wanted if type(wanted) is int and 0 <= wanted < len(self.ids) else None
-        if place is not None:
+        if (place := self.ids.find(wanted)) is not None:
             return place
         raise ConfigError(
             f"client {wanted!r}: is not among the {len(self)} clients, the first of which is "
@@ -300,18 +288,6 @@ def _as_rows(rows: object, name: str) -> Tensor:
             "of shape (n,). torch.nonzero(mask).flatten() returns those of a mask."
         )
     return tensor.to(torch.int64)
-
-
-def _narrow(numbers: Tensor) -> Tensor:
-    """Return whole numbers as int32 where they fit."""
-    fits = not len(numbers) or (int(numbers.min()) >= -(2**31) and int(numbers.max()) < 2**31)
-    return numbers.to(torch.int32) if fits else numbers
-
-
-def _narrow_rows(rows: Tensor) -> Tensor | None:
-    """Return rows as int32 where they fit, or None if they are 0, 1, 2, ..."""
-    consecutive = bool(torch.equal(rows, torch.arange(len(rows))))
-    return None if consecutive else _narrow(rows)
 
 
 def _share(tensor: Tensor) -> Tensor:

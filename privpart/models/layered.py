@@ -9,10 +9,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 
 # FedPT, section 4.1: the dense layer after the convolutions holds 95 % of the parameters.
-CNN_LADDER: Mapping[str, tuple[str, ...]] = {
-    "full": ("*",),
-    "freeze-dense1": ("!dense1.*",),
-}
+CNN_LADDER: Mapping[str, tuple[str, ...]] = {"full": ("*",), "freeze-dense1": ("!dense1.*",)}
 MCMAHAN_2NN_LADDER: Mapping[str, tuple[str, ...]] = {
     "full": ("*",),
     "freeze-1": ("!dense1.*",),

@@ -28,29 +28,19 @@ CLASSIFIER_LADDER: Mapping[str, tuple[str, ...]] = {
     "freeze-embedding": ("!embedding.*",),
 }
 # FedPart's eight groups, from github.com/FLAIR-Community/Fling.
+_CLASSIFIER_PARTS = (("attention.*",), ("linear?.*", "norm?.*"))
 CLASSIFIER_GROUPS: tuple[tuple[str, ...], ...] = (
     ("embedding.*",),
-    *(
-        (f"layers.{i}.{part}",)
-        if part == "attention.*"
-        else (f"layers.{i}.{part}", f"layers.{i}.norm?.*")
-        for i in range(3)
-        for part in ("attention.*", "linear?.*")
-    ),
+    *(tuple(f"layers.{i}.{p}" for p in parts) for i in range(3) for parts in _CLASSIFIER_PARTS),
     ("head.*",),
 )
+_DENSE_START: Mapping[str, Initializer] = {
+    "type:Linear": Glorot(uniform=True),
+    "*.bias": Constant(0.0),
+}
 # Keras's defaults for Dense and Embedding, which the language model's original code uses.
-LANGUAGE_START: Mapping[str, Initializer] = {
-    "type:Linear": Glorot(uniform=True),
-    "*.bias": Constant(0.0),
-    "embedding.weight": Uniform(0.05),
-}
-CLASSIFIER_START: Mapping[str, Initializer] = {
-    "type:Linear": Glorot(uniform=True),
-    "*.bias": Constant(0.0),
-    "embedding.weight": Uniform(0.1),
-}
-_MAX_LAYERS = 1000
+LANGUAGE_START = {**_DENSE_START, "embedding.weight": Uniform(0.05)}
+CLASSIFIER_START = {**_DENSE_START, "embedding.weight": Uniform(0.1)}
 
 
 class EncoderLayer(nn.Module):
@@ -76,7 +66,6 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
-        _check_width(width, heads)
         self.heads = heads
         self.causal = causal
         self.query = nn.Linear(width, width)
@@ -104,62 +93,7 @@ class Attention(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Next-word prediction, token ids (B, T) -> logits (B, T, vocabulary); see ``word_lm``."""
-
-    def __init__(self, vocabulary: int, width: int, heads: int, hidden: int, layers: int) -> None:
-        super().__init__()
-        refuse_sizes(vocabulary=vocabulary, hidden=hidden)
-        checks.count("layers", layers, maximum=_MAX_LAYERS)
-        _check_width(width, heads)
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.project_in = nn.Linear(width, width)
-        self.layers = nn.ModuleList(
-            EncoderLayer(width, heads, hidden, causal=True, eps=1e-6) for _ in range(layers)
-        )
-        self.project_out = nn.Linear(width, width)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map token ids (B, T) to the logits of the next token, (B, T, vocabulary)."""
-        x = self.project_in(_embed(self.embedding, tokens))
-        for layer in self.layers:
-            x = layer(x)
-        return functional.linear(self.project_out(x), self.embedding.weight)
-
-
-class TextClassifier(nn.Module):
-    """Text classification, token ids (B, T) -> logits (B, classes); see ``text_transformer``."""
-
-    def __init__(
-        self, vocabulary: int, classes: int, width: int, heads: int, hidden: int, layers: int
-    ) -> None:
-        super().__init__()
-        refuse_sizes(vocabulary=vocabulary, classes=classes, hidden=hidden)
-        checks.count("layers", layers, maximum=_MAX_LAYERS)
-        _check_width(width, heads)
-        self.embedding = nn.Embedding(vocabulary, width)
-        self.layers = nn.ModuleList(
-            EncoderLayer(width, heads, hidden, causal=False, eps=1e-5) for _ in range(layers)
-        )
-        self.head = nn.Linear(width, classes)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Map token ids (B, T) to logits (B, classes), read at the last position."""
-        x = _embed(self.embedding, tokens)
-        for layer in self.layers:
-            x = layer(x)
-        out: Tensor = self.head(x[:, -1])
-        return out
-
-
-def word_lm(
-    *,
-    vocabulary: int = 10_004,
-    width: int = 96,
-    heads: int = 8,
-    hidden: int = 2048,
-    layers: int = 3,
-) -> nn.Module:
-    """Return FedPT's Stack Overflow network: 2,277,984 parameters.
+    """FedPT's Stack Overflow network: 2,277,984 parameters, next-word prediction.
 
     It follows fedopt_guide/stackoverflow_transformer of github.com/google-research/federated: the
     output is tied to the embedding, without bias, and a dense layer follows the embedding and
@@ -172,19 +106,34 @@ def word_lm(
         hidden: width of the feed-forward layers.
         layers: number of encoder layers, 1 to 1000.
     """
-    return LanguageModel(vocabulary, width, heads, hidden, layers)
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int = 10_004,
+        width: int = 96,
+        heads: int = 8,
+        hidden: int = 2048,
+        layers: int = 3,
+    ) -> None:
+        super().__init__()
+        refuse_sizes(vocabulary=vocabulary)
+        encoder = _encoder(width, heads, hidden, layers, causal=True, eps=1e-6)
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.project_in = nn.Linear(width, width)
+        self.layers = encoder
+        self.project_out = nn.Linear(width, width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map token ids (B, T) to the logits of the next token, (B, T, vocabulary)."""
+        x = self.project_in(_embed(self.embedding, tokens))
+        for layer in self.layers:
+            x = layer(x)
+        return functional.linear(self.project_out(x), self.embedding.weight)
 
 
-def text_transformer(
-    *,
-    vocabulary: int = 30_333,
-    classes: int = 5,
-    width: int = 200,
-    heads: int = 2,
-    hidden: int = 200,
-    layers: int = 3,
-) -> nn.Module:
-    """Return FedPart's text classifier: 6,793,605 parameters (AG News), 15,775,405 (Sogou).
+class TextClassifier(nn.Module):
+    """FedPart's text classifier: 6,793,605 parameters (AG News), 15,775,405 (Sogou).
 
     It follows github.com/FLAIR-Community/Fling, without dropout. ``CLASSIFIER_START`` has that
     code's embedding; dense layers start with Glorot values instead of torch's defaults.
@@ -192,17 +141,48 @@ def text_transformer(
     Args:
         vocabulary: 30,333 tokens for AG News, 75,242 for Sogou.
         classes: number of outputs; the paper's code uses 5 for both data sets.
-        width: width of embedding and encoder, even and a multiple of ``heads``.
-        heads: number of attention heads.
-        hidden: width of the feed-forward layers.
-        layers: number of encoder layers, 1 to 1000.
+        width: as for ``LanguageModel``, and so are the others.
     """
-    return TextClassifier(vocabulary, classes, width, heads, hidden, layers)
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int = 30_333,
+        classes: int = 5,
+        width: int = 200,
+        heads: int = 2,
+        hidden: int = 200,
+        layers: int = 3,
+    ) -> None:
+        super().__init__()
+        refuse_sizes(vocabulary=vocabulary, classes=classes)
+        encoder = _encoder(width, heads, hidden, layers, causal=False, eps=1e-5)
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.layers = encoder
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map token ids (B, T) to logits (B, classes), read at the last position."""
+        x = _embed(self.embedding, tokens)
+        for layer in self.layers:
+            x = layer(x)
+        out: Tensor = self.head(x[:, -1])
+        return out
 
 
-def _check_width(width: int, heads: int) -> None:
-    if checks.count("width", width) % checks.count("heads", heads) or width % 2:
+word_lm, text_transformer = LanguageModel, TextClassifier
+
+
+def _encoder(
+    width: int, heads: int, hidden: int, layers: int, *, causal: bool, eps: float
+) -> nn.ModuleList:
+    refuse_sizes(width=width, heads=heads, hidden=hidden)
+    count = checks.count("layers", layers, maximum=1000)
+    if width % heads or width % 2:
         raise ConfigError(f"width={width}: must be even and a multiple of heads={heads}.")
+    return nn.ModuleList(
+        EncoderLayer(width, heads, hidden, causal=causal, eps=eps) for _ in range(count)
+    )
 
 
 def _embed(embedding: nn.Embedding, tokens: Tensor) -> Tensor:

@@ -115,11 +115,7 @@ class SelectChoice:
         return _DELIVERIES[self.delivery]
 
     def spaces(self, network: nn.Module) -> list[KeySpace]:
-        """Return the chosen key spaces of ``network``, in the order of ``chosen``.
-
-        Raises:
-            ConfigError: the network does not have a chosen key space.
-        """
+        """Return the chosen key spaces of ``network``, in the order of ``chosen``."""
         spaces = key_spaces(network)
         for name in self.chosen:
             if name not in spaces:
@@ -137,16 +133,13 @@ class SelectChoice:
         always: Keys = (),
         data_seed: int = 0,
     ) -> list[KeyChooser]:
-        """Return one chooser of keys per key space.
+        """Return one chooser of keys per key space, of ``sizes`` keys each.
 
         Args:
             sizes: number of keys K of each space.
             counts: counts of words in a client's data; None if only public keys matter.
             always: words that every client selects.
             data_seed: seed of the devices' draws.
-
-        Raises:
-            ConfigError: m exceeds K, or is too small for the words of ``always``.
         """
         choosers: list[KeyChooser] = []
         for (name, choice), size in zip(self.chosen.items(), sizes, strict=True):

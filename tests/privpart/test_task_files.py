@@ -117,7 +117,7 @@ def test_cifar_is_the_binary_version(tmp_path):
     with pytest.raises(ConfigError, match="binary version"):
         cifar100(tmp_path)
     (tmp_path / "test_batch.bin").unlink()
-    with pytest.raises(ConfigError, match=r"no test_batch\.bin in .*cifar-10-binary"):
+    with pytest.raises(ConfigError, match=r"test_batch\.bin cannot be read: .*cifar-10-binary"):
         cifar10(tmp_path)
 
 

@@ -32,15 +32,7 @@ _CIFAR_PIXELS = 3 * 32 * 32
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Labelled images in [0, 1], split into training and test examples.
-
-    Attributes:
-        name: name on the command line.
-        train_x: shape (n, channels, size, size), float32.
-        train_y: labels, shape (n,), int64.
-        test_x: shape (m, channels, size, size), float32.
-        test_y: labels, shape (m,), int64.
-    """
+    """Labelled images in [0, 1], shape (n, channels, size, size), to train and to test on."""
 
     name: str
     train_x: Tensor
@@ -85,13 +77,8 @@ def fashion_mnist(folder: Path | None = None) -> Task:
         ConfigError: a file is missing or does not hold what its name says.
     """
     folder = DEBIAN_FOLDER if folder is None else folder
-    return Task(
-        "fashion-mnist",
-        _read_images(folder / "train-images-idx3-ubyte", _FASHION_HINT),
-        _read_labels(folder / "train-labels-idx1-ubyte", _FASHION_HINT),
-        _read_images(folder / "t10k-images-idx3-ubyte", _FASHION_HINT),
-        _read_labels(folder / "t10k-labels-idx1-ubyte", _FASHION_HINT),
-    )
+    train, test = (_read_pair(folder, stem, _FASHION_HINT) for stem in ("train", "t10k"))
+    return Task("fashion-mnist", *train, *test)
 
 
 def emnist(folder: Path) -> Task:
@@ -102,63 +89,32 @@ def emnist(folder: Path) -> Task:
 
     Returns:
         Images (n, 1, 28, 28), upright: the files hold them transposed.
-
-    Raises:
-        ConfigError: a file is missing (the message says where to put it) or does not hold what
-            its name says.
     """
     hint = "Fetch gzip.zip of NIST's EMNIST and unpack its emnist-byclass-* files into this folder"
-
-    def part(name: str) -> tuple[Tensor, Tensor]:
-        stem = f"emnist-byclass-{name}"
-        x = _read_images(folder / f"{stem}-images-idx3-ubyte", hint).transpose(2, 3).contiguous()
-        return x, _read_labels(folder / f"{stem}-labels-idx1-ubyte", hint)
-
-    return Task("emnist-byclass", *part("train"), *part("test"))
+    parts = (_read_pair(folder, f"emnist-byclass-{stem}", hint) for stem in ("train", "test"))
+    (train_x, train_y), (test_x, test_y) = parts
+    upright = (x.transpose(2, 3).contiguous() for x in (train_x, test_x))
+    return Task("emnist-byclass", next(upright), train_y, next(upright), test_y)
 
 
 def cifar10(folder: Path) -> Task:
-    """Read the binary version of CIFAR-10 (Krizhevsky 2009): images (n, 3, 32, 32) in [0, 1].
-
-    Args:
-        folder: holds ``data_batch_1.bin`` to ``data_batch_5.bin`` and ``test_batch.bin``.
-
-    Raises:
-        ConfigError: a file is missing (the message says where to put it) or does not hold what
-            its name says.
-    """
+    """Read the binary version of CIFAR-10 (Krizhevsky 2009), ``data_batch_1.bin`` and so on."""
     names = [f"data_batch_{number}.bin" for number in range(1, 6)]
-    train = [_cifar(folder / name, "cifar-10-binary.tar.gz", labels=1) for name in names]
-    test = _cifar(folder / "test_batch.bin", "cifar-10-binary.tar.gz", labels=1)
-    return Task(
-        "cifar10", torch.cat([x for x, _ in train]), torch.cat([y for _, y in train]), *test
-    )
+    return _cifar("cifar10", folder, [*names, "test_batch.bin"], "cifar-10-binary.tar.gz", labels=1)
 
 
 def cifar100(folder: Path) -> Task:
-    """Read the binary version of CIFAR-100 (Krizhevsky 2009), with its 100 fine classes.
-
-    Args:
-        folder: holds ``train.bin`` and ``test.bin``.
-
-    Raises:
-        ConfigError: see ``cifar10``.
-    """
-    both = (
-        _cifar(folder / name, "cifar-100-binary.tar.gz", labels=2)
-        for name in ("train.bin", "test.bin")
-    )
-    return Task("cifar100", *(tensor for part in both for tensor in part))
+    """Read the binary version of CIFAR-100 (Krizhevsky 2009), with its 100 fine classes."""
+    names = ["train.bin", "test.bin"]
+    return _cifar("cifar100", folder, names, "cifar-100-binary.tar.gz", labels=2)
 
 
-def _read_images(path: Path, hint: str) -> Tensor:
-    """Return images in [0, 1], shape (n, 1, height, width); ``hint`` ends the error's sentence."""
-    pixels = _read_idx(path, _IMAGES_MAGIC, hint)
-    return torch.from_numpy(pixels.astype(np.float32) / 255).unsqueeze(1)
-
-
-def _read_labels(path: Path, hint: str) -> Tensor:
-    return torch.from_numpy(_read_idx(path, _LABELS_MAGIC, hint).astype(np.int64))
+def _read_pair(folder: Path, stem: str, hint: str) -> tuple[Tensor, Tensor]:
+    """Return images in [0, 1] and labels; ``hint`` ends the error's sentence."""
+    pixels = _read_idx(folder / f"{stem}-images-idx3-ubyte", _IMAGES_MAGIC, hint)
+    labels = _read_idx(folder / f"{stem}-labels-idx1-ubyte", _LABELS_MAGIC, hint)
+    images = torch.from_numpy(pixels.astype(np.float32) / 255).unsqueeze(1)
+    return images, torch.from_numpy(labels.astype(np.int64))
 
 
 def _read_idx(path: Path, magic: int, hint: str) -> NDArray[np.uint8]:
@@ -187,17 +143,22 @@ def _content(path: Path, hint: str) -> bytes:
         raise ConfigError(f"{zipped} cannot be read: {error}. Fetch it again.") from None
 
 
-def _cifar(path: Path, archive: str, *, labels: int) -> tuple[Tensor, Tensor]:
+def _cifar(name: str, folder: Path, names: list[str], archive: str, *, labels: int) -> Task:
+    """Read images in [0, 1], shape (n, 3, 32, 32); the last file has the test examples."""
+    parts = [_read_cifar(folder / file, archive, labels) for file in names]
+    x, y = (torch.cat(tensors) for tensors in zip(*parts[:-1], strict=True))
+    return Task(name, x, y, *parts[-1])
+
+
+def _read_cifar(path: Path, archive: str, labels: int) -> tuple[Tensor, Tensor]:
     """Read records of ``labels`` bytes, the last of which is used, and 3,072 bytes of pixels."""
     try:
         content = np.fromfile(path, np.uint8)
-    except FileNotFoundError:
-        raise ConfigError(
-            f"no {path.name} in {path.parent}: unpack {archive} (the binary version, not the one "
-            "for Python) and name the folder with its .bin files."
-        ) from None
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from None
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}. Unpack {archive} (the binary version, not "
+            "the one for Python) and name the folder with its .bin files."
+        ) from None
     record = labels + _CIFAR_PIXELS
     if not content.size or content.size % record:
         raise ConfigError(

@@ -113,8 +113,7 @@ class TextTask:
         users: the users, see ``next_word``.
         names: names of the users, in order.
         words: vocabulary, by frequency.
-        test_x: held-out examples.
-        test_y: labels of the held-out examples; -100 is ignored.
+        test_x: held-out examples; label -100 is ignored.
     """
 
     users: Users
