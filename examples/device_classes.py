@@ -34,7 +34,7 @@ from privpart import (
 )
 from privpart.data import cohorts_once_each, iid_users
 from privpart.data.tasks import digits
-from privpart.messages import ClientHealth, ClientId, ClientUpdate, RoundTask
+from privpart.messages import ClientId, ClientUpdate, RoundTask
 from privpart.models import small_cnn
 from privpart.training.costs import message_bytes
 
@@ -74,7 +74,6 @@ class DeviceClasses:
             _refuse_another_model(server_model, engine.model, number)
         self.engines = engines
         self.class_of = class_of
-        self._health: list[ClientHealth] = []
         self._trained = [
             torch.cat([torch.arange(*spans[name]) for name in engine.model.trainable])
             for engine in engines
@@ -90,7 +89,6 @@ class DeviceClasses:
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield each client's clipped update, shape (d,), zero where its class does not train."""
-        self._health = []
         for client in task.clients:
             number = self._class(client)
             rows = self._trained[number]
@@ -101,26 +99,11 @@ class DeviceClasses:
                 filled = torch.zeros_like(start)
                 filled[rows] = update.update
                 yield replace(update, update=filled)
-            if (found := self.engines[number].health()) is not None:
-                self._health.append(found)
 
     @property
     def each_alone(self) -> bool:
         """Whether every bit of an update is a function of its client's own data."""
         return all(engine.each_alone for engine in self.engines)
-
-    def health(self) -> ClientHealth | None:
-        """Return how the clients of the last round trained; None if no engine measures it.
-
-        Not for release: no guarantee covers it.
-        """
-        if not any(engine.options.health for engine in self.engines):
-            return None
-        return ClientHealth(
-            tuple(loss for each in self._health for loss in each.losses),
-            tuple(norm for each in self._health for norm in each.norms),
-            sum(each.clipped for each in self._health),
-        )
 
     def _class(self, client: ClientId) -> int:
         number = checks.count("class_of", self.class_of(client), minimum=0)

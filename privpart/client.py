@@ -50,8 +50,6 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 """Returns the mean loss of a batch, of shape (), from the module and the batch."""
 Augment = Callable[[Batch], Batch]
 """Returns a changed batch, such as one of random crops; draws from torch's random numbers."""
-Watch = Callable[[float | None, float], None]
-"""Receives the loss of a client's first step, and the norm of its update before clipping."""
 _MOST_STEPS = 100_000
 """Vectorized clients list all batches of a round in memory before they train."""
 _LARGEST_BATCH = 2**31
@@ -246,7 +244,6 @@ def client_update(
     previous: Tensor | None = None,
     own: Tensor | None = None,
     after_step: Callable[[], None] | None = None,
-    watch: Watch | None = None,
 ) -> Tensor:
     """Train from ``start`` and return the clipped update of the active groups.
 
@@ -266,8 +263,6 @@ def client_update(
             ``model.own_start``. It is overwritten with the new one, which must not leave the
             device.
         after_step: called after every step, for example to read ``model.flat``.
-        watch: called once with the loss of the first step, None without a step, and the norm of
-            the update before clipping. No guarantee covers either.
 
     Returns:
         after - before of the c active parameters, group by group, jointly clipped (see ``clip``),
@@ -290,11 +285,9 @@ def client_update(
         own=own,
         after_step=after_step,
     )
-    with training as (update, first):
+    with training as update:
         sent = update.cpu()
-        clipped, norm = clip_and_measure(sent, clip_norm)
-        if watch is not None:
-            watch(None if first is None else float(first), norm)
+        clipped, _ = clip_and_measure(sent, clip_norm)
         return sent.clone() if clipped is sent else clipped
 
 
@@ -310,11 +303,10 @@ def unclipped_update(
     previous: Tensor | None = None,
     own: Tensor | None = None,
     after_step: Callable[[], None] | None = None,
-) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Train as ``client_update`` does; yield the update before clipping, and the first loss.
+) -> Iterator[Tensor]:
+    """Train as ``client_update`` does; yield the update before clipping.
 
-    Both are on the model's device. The update is memory of the model, which is reset at the end of
-    the context; the loss is None without a step.
+    It is memory of the model, on its device, which is reset at the end of the context.
     """
     # another seed than that of the order, so that dropout masks do not repeat its random numbers
     user_code = callable(local.loss) or local.augment is not None
@@ -324,10 +316,7 @@ def unclipped_update(
         if own is not None:
             model.own.copy_(own)
         received = start if previous is None else previous
-        first: Tensor | None = None
-        steps = _steps(model, examples, local, generator, active, start, received)
-        for total in steps:
-            first = total if first is None else first
+        for _ in _steps(model, examples, local, generator, active, start, received):
             if after_step is not None:
                 after_step()
         for memory, now in ((previous, model.flat), (own, model.own)):
@@ -337,7 +326,7 @@ def unclipped_update(
         update = torch.sub(model.flat, start, out=model.gradient)
         spans = model.spans(active)
         one = len(spans) == 1
-        yield update[spans[0]] if one else torch.cat([update[span] for span in spans]), first
+        yield update[spans[0]] if one else torch.cat([update[span] for span in spans])
 
 
 @contextmanager
@@ -376,8 +365,8 @@ def _steps(
     active: Sequence[int] | None,
     start: Tensor,
     previous: Tensor,
-) -> Iterator[Tensor]:
-    """Train, and yield the loss of every step after it."""
+) -> Iterator[None]:
+    """Train, and yield after every step."""
     optimizer = None if local.plain_sgd else local.fresh_optimizer(model, active)
     trained = [p for p in model.module.parameters() if p.requires_grad]
     gradients = [p.grad for p in trained]  # the model's own, which a loss may replace
@@ -394,7 +383,7 @@ def _steps(
         if optimizer is None:
             moving = local.moving(names, step)
             _descend(total, list(compress(trained, moving)), local.learning_rate)
-            yield total.detach()
+            yield
             continue
         _differentiate(total, trained, gradients)
         if local.objective == "fedprox":
@@ -402,7 +391,7 @@ def _steps(
             for span in model.spans(active):
                 model.gradient[span].add_(model.flat[span], alpha=mu).sub_(start[span], alpha=mu)
         optimizer.step()
-        yield total.detach()
+        yield
 
 
 def moved(rows: Iterable[Tensor], device: torch.device) -> Iterable[Tensor]:

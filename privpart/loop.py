@@ -3,13 +3,10 @@
 The loop does no accounting: the guarantee follows from the plan, and the server enforces the plan.
 """
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import fmean
 
-import numpy as np
 from torch import Tensor
 
 from accounting import checks
@@ -19,7 +16,7 @@ from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.protocol import Abilities, Engine
 from privpart.messages import ClientId, CohortSum, Reason, RoundTask
 from privpart.noise.cohorts import SampledCohorts, distinct_ids
-from privpart.server import RoundCounts, Server
+from privpart.server import RoundCounts, RoundHealth, Server
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +36,7 @@ class RoundRecord:
     counts: RoundCounts
     metric: float | None
     not_asked: Mapping[Reason, int] = field(default_factory=dict, hash=False)
-    health: "RoundHealth | None" = None
+    health: RoundHealth | None = None
 
     @property
     def asked(self) -> int:
@@ -49,45 +46,6 @@ class RoundRecord:
     def missing(self) -> str:
         """Return why fewer clients counted than the cohort has, or updates were refused; or ""."""
         return _missing(self.counts, self.not_asked)
-
-
-@dataclass(frozen=True, slots=True)
-class RoundHealth:
-    """How the clients of one round trained. Not for release: no guarantee covers it.
-
-    Of an engine that measures nothing, all but ``signal`` and ``noise`` are None.
-
-    Attributes:
-        loss: mean over clients of the mean loss of the first step; None if no way in which clients
-            were computed shows it.
-        norms: quantiles 10, 50 and 90 % of the norms of the updates before clipping; None without a
-            finite one.
-        clipped: share of the updates that were longer than the clip norm, or not finite; None
-            without an update.
-        not_finite: number of updates that were not finite, and counted as zeros.
-        signal: norm of the sum of the updates, in units of the model.
-        noise: norm of the noise that was added to it, in units of the model.
-    """
-
-    loss: float | None
-    norms: tuple[float, float, float] | None
-    clipped: float | None
-    not_finite: int | None
-    signal: float
-    noise: float
-
-    def __str__(self) -> str:
-        parts = [f"sum of updates {self.signal:.3g}, noise {self.noise:.3g}"]
-        if self.clipped is not None:
-            parts.insert(0, f"{self.clipped:.0%} of updates clipped")
-        if self.norms is not None:
-            low, middle, high = self.norms
-            parts.insert(
-                0, f"norms before clipping {low:.3g}, {middle:.3g}, {high:.3g} (10, 50, 90 %)"
-            )
-        if self.loss is not None:
-            parts.insert(0, f"loss {self.loss:.4g}")
-        return "; ".join(parts)
 
 
 Callback = Callable[[RoundRecord], None]
@@ -188,8 +146,7 @@ def fit(
             guarantee does not cover what it returns.
         evaluate_every: rounds between evaluations, >= 1; None evaluates after the last round only.
         callbacks: called after each committed round, in order.
-        health: whether to measure ``RoundRecord.health``; losses and norms need an engine that
-            does so too, such as ``EmbeddedEngine(health=True)``. Not for release.
+        health: whether to measure ``RoundRecord.health``. Not for release.
         stop_if_diverged: whether to end after a round in which most updates were not finite, so
             that no more privacy is spent on noise alone. Whoever sees that a run stopped learns
             something that no guarantee covers.
@@ -217,7 +174,7 @@ def fit(
         not_asked = server.ineligible(cohort)
         counts = _run_round(server, engine, cohort, not_asked, commit)
         # before anything else: the next task draws over this round's noise
-        measured = _health(server, engine) if health else None
+        measured = server.health() if health else None
         due = evaluate_every is not None and (number + 1) % evaluate_every == 0
         metric = None
         if evaluate is not None and (due or number + 1 == len(cohorts)):
@@ -255,25 +212,6 @@ def _refuse_cohorts(server: Server, engine: Engine, cohorts: Sequence[Sequence[C
             "engine: may vectorize over clients, and the rounding of one would tell who else was "
             "sampled. Make it with deterministic=True."
         )
-
-
-def _health(server: Server, engine: Engine) -> RoundHealth:
-    """Return how the round's clients trained, as far as the engine measures it."""
-    clients = Abilities.of(engine).health()
-    signal, noise = server.signal_and_noise()
-    if clients is None:
-        return RoundHealth(None, None, None, None, signal, noise)
-    losses = [loss for loss in clients.losses if loss is not None and math.isfinite(loss)]
-    norms = [norm for norm in clients.norms if math.isfinite(norm)]
-    low, middle, high = np.quantile(norms or [0], (0.1, 0.5, 0.9), method="inverted_cdf").tolist()
-    return RoundHealth(
-        loss=fmean(losses) if losses else None,
-        norms=(low, middle, high) if norms else None,
-        clipped=clients.clipped / len(clients.norms) if clients.norms else None,
-        not_finite=len(clients.norms) - len(norms),
-        signal=signal,
-        noise=noise,
-    )
 
 
 def _ids_of(round_: int, cohort: Sequence[object]) -> list[ClientId]:

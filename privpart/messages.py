@@ -208,22 +208,6 @@ class RefusedAnswer:
     clients: tuple[ClientId, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ClientHealth:
-    """How a round's simulated clients trained. Not for release: no guarantee covers it.
-
-    Attributes:
-        losses: mean loss of each client's first step; None if it took none, or if the way in which
-            it was computed does not show it.
-        norms: norm of each client's update before clipping; NaN or infinite if the update is.
-        clipped: number of clients whose update was longer than the clip norm, or not finite.
-    """
-
-    losses: tuple[float | None, ...]
-    norms: tuple[float, ...]
-    clipped: int
-
-
 def refusal(answer: object, kind: type[Any], task: RoundTask, shape: torch.Size) -> Reason | None:
     """Return why an answer to a task is refused; None if it counts. Raises nothing.
 

@@ -101,6 +101,25 @@ class RoundCounts:
         return 2 * self.refused_clients > self.asked
 
 
+@dataclass(frozen=True, slots=True)
+class RoundHealth:
+    """How the clients of a simulated round trained. Not for release: no guarantee covers it.
+
+    Attributes:
+        clipped: share of the round's updates that were clipped; None of a secure sum.
+        signal: norm of the sum of the updates, in units of the model.
+        noise: norm of the noise that was added to it, in units of the model.
+    """
+
+    clipped: float | None
+    signal: float
+    noise: float
+
+    def __str__(self) -> str:
+        clipped = "" if self.clipped is None else f"{self.clipped:.0%} of updates clipped; "
+        return f"{clipped}sum of updates {self.signal:.3g}, noise {self.noise:.3g}"
+
+
 class Server:
     """The trainable part of a model under DP-FTRL.
 
@@ -168,7 +187,8 @@ class Server:
         self._drawn: Tensor | None = None
         self._total = torch.empty(0, dtype=torch.float64)
         self._gradient = torch.empty(0)
-        self._last: tuple[Tensor, Tensor | None, float] | None = None  # sum, noise, their unit
+        # of the last round: sum, noise, their unit, and the share of updates that were clipped
+        self._last: tuple[Tensor, Tensor | None, float, float | None] | None = None
         self._bits = 0.0  # noised sum of centred bits since the last restart
         self._participations: dict[ClientId, list[int]] = {}
         self._halted = ""
@@ -307,7 +327,7 @@ class Server:
             self._participations.setdefault(client, []).append(self.round)
         noise = self._draw() if self._coming is None else self._coming.result()
         self._coming = None
-        self._step(round_sum.total, noise, round_sum.modulus_bits)
+        self._step(round_sum, noise)
         self.round += 1
         self._adapt(round_sum.bits)
         self._halted = ""
@@ -337,21 +357,17 @@ class Server:
                 "to; and no sampling and no adaptive clipping, which need each update."
             )
 
-    def signal_and_noise(self) -> tuple[float, float]:
-        """Return the norms of the last round's sum and of its noise, after the public division.
-
-        They are in units of the model, for the health of simulations. Not for release: the norm of
-        a sum without its noise is not covered by the guarantee.
+    def health(self) -> RoundHealth:
+        """Return how the last round's clients trained.
 
         Raises:
             ConfigError: no round was run since the last task, whose noise replaces the last one's.
         """
         if self._last is None:
-            raise ConfigError(
-                "signal_and_noise: call it after a released round and before the next task."
-            )
-        total, noise, unit = self._last
-        return l2_norm(total) * unit, 0.0 if noise is None else l2_norm(noise.double()) * unit
+            raise ConfigError("health: call it after a released round and before the next task.")
+        total, noise, unit, clipped = self._last
+        noise_norm = 0.0 if noise is None else l2_norm(noise.double()) * unit
+        return RoundHealth(clipped, l2_norm(total) * unit, noise_norm)
 
     def halt(self, reason: str) -> None:
         """Refuse all further rounds, since the last one's noise was drawn but not committed."""
@@ -373,16 +389,18 @@ class Server:
         rounds = self._participations.get(client, ())
         return limit_reached(self.plan.participation, rounds, self.round)
 
-    def _step(self, total: Tensor, noise: Tensor | None, modulus_bits: int | None) -> None:
+    def _step(self, round_sum: "RoundSum", noise: Tensor | None) -> None:
         """Release the noised sum: divide it by a public constant and take a step.
 
         The number of clients that came is private, and dividing by it would let one client weigh
         more than the accountant assumes.
         """
         step = 1.0 if self._grid is None else self._grid.step(self.clip_norm)
+        total = round_sum.total
         gradient = self._gradient[: len(total)]
-        self._last = (total, noise, step / self.plan.report_goal)
-        _quotient(total, noise, -self.plan.report_goal / step, gradient, modulus_bits)
+        self._last = (total, noise, step / self.plan.report_goal, round_sum.clipped)
+        divisor = -self.plan.report_goal / step
+        _quotient(total, noise, divisor, gradient, round_sum.modulus_bits)
         active = self._active() or (0,)
         sizes = [len(self._groups[group]) for group in active]
         # An inactive group has no gradient rather than a zero one, so that its momentum rests too.
@@ -559,6 +577,11 @@ class RoundSum:
         self.not_finite = 0
         self._task = task
         self._limit_reached = limit_reached
+
+    @property
+    def clipped(self) -> float | None:
+        """Share of the updates that were clipped; None of a secure sum, which shows none."""
+        return None if self.self_clipped or not self.came else 0.5 - self.bits / len(self.came)
 
     def add(self, answer: object, kind: type[Any] = ClientUpdate) -> None:
         """Add an answer of a kind, or refuse all of it.

@@ -109,8 +109,8 @@ def train(
         bool,
         typer.Option(
             "--health",
-            help="Also write health.jsonl: losses, update norms, the share clipped, signal and "
-            "noise of each round, to choose a clip norm by. Not for release: the guarantee does "
+            help="Also write health.jsonl: the share of updates clipped, signal and noise of "
+            "each round, to choose a clip norm by. Not for release: the guarantee does "
             "not cover it.",
         ),
     ] = False,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from accounting.checks import ConfigError
 from privpart.engines.protocol import Abilities, Engine
-from privpart.messages import ClientHealth, ClientId, ClientUpdate, CohortSum, RoundTask
+from privpart.messages import ClientId, ClientUpdate, CohortSum, RoundTask
 
 
 class CanaryClients(Protocol):
@@ -80,10 +80,6 @@ class CanaryEngine:
     def each_alone(self) -> bool:
         """Whether every bit of an update is a function of its client's own data."""
         return Abilities.of(self.engine).each_alone()
-
-    def health(self) -> ClientHealth | None:
-        """Return how the other clients of the last round trained; None if it is not measured."""
-        return Abilities.of(self.engine).health()
 
     def _others(self, task: RoundTask) -> RoundTask:
         canaries = set(self.canaries.clients(task.round))

@@ -5,12 +5,11 @@ clock, so that a training computes alike whatever else the machine does:
 
 ghost clipping      clients of one step, of a sequence of known layers, if sums are allowed
 vectorized          steps whose products with trained weights take less time than to call torch
-channels last       other networks with convolutions
 one after another   all others
 
 A GPU waits for Python rather than for products, so it repeats recorded steps, one client after
-another, of plain SGD; of all else it does the same but for the layout. The rule was measured on the
-cases of benchmarks/engine_cases.py, with cohorts of 3 to 50, and on a GPU by benchmarks/gpu_speed.
+another, of plain SGD; of all else it does the same. The rule was measured on the cases of
+benchmarks/engine_cases.py, with cohorts of 3 to 50, and on a GPU by benchmarks/gpu_speed.
 """
 
 from dataclasses import replace
@@ -20,13 +19,10 @@ from torch import Tensor, nn
 
 from privpart.clip import clip
 from privpart.engines.methods import LocalComputation, Method
-from privpart.engines.vectorized import single_step
 from privpart.messages import ClientId, RoundTask
 
 _SMALL_STEP = 2**23
 """Products of a client's step up to which a CPU vectorizes clients."""
-_FEW = 8
-"""Clients of a single step below which vectorizing costs more than it gains."""
 _CHECKED_STEPS = 2
 _NEVER_REACHED = 1e30
 """Clip norm of updates that are compared: clipping would hide that one is twice as long."""
@@ -53,12 +49,10 @@ def fastest(
         return Method(ghost_sum=True)
     if not bfloat16 and computation.device.type == "cuda" and computation.recordable(task):
         return Method(recorded=True)
-    few = single_step(computation.local) and len(task.clients) < _FEW
     small = _products_of_a_step(computation) <= _SMALL_STEP
-    if computation.vectorizable and small and not few and not bfloat16:
+    if computation.vectorizable and small and not bfloat16:
         return Method(vectorized=True)
-    convolves = any(isinstance(m, nn.Conv2d) for m in computation.model.module.modules())
-    return Method(channels_last=convolves and computation.device.type == "cpu", bfloat16=bfloat16)
+    return Method(bfloat16=bfloat16)
 
 
 def _products_of_a_step(computation: LocalComputation) -> int:
@@ -83,9 +77,8 @@ def agrees(computation: LocalComputation, task: RoundTask, start: Tensor, method
     """Return whether a method computes what one client after another does, up to rounding.
 
     It is compared on the clients of the round with the fewest and the most examples, by the steps
-    of a full batch and of their last one: torch.func does not support every network, padded batches
-    are another training for networks that look at the batch, and oneDNN is wrong about some
-    convolutions of one channel in channels-last layout (torch 2.13, kernel (2, 3), stride (1, 2)).
+    of a full batch and of their last one: torch.func does not support every network, and padded
+    batches are another training for networks that look at the batch.
 
     Args:
         computation: of the clients.
@@ -143,7 +136,8 @@ def _sum_agrees(
     # shorter than some update, so that the sum depends on norms, too
     clip_norm = longest / 2 if longest > _NOTHING * task.clip_norm else task.clip_norm
     total = torch.empty(reference.shape[1], dtype=torch.float64)
-    computation.sum(replace(task, clip_norm=clip_norm, sum_clip_norm=None), clients, start, total)
+    shorter = replace(task, clip_norm=clip_norm, sum_clip_norm=None)
+    computation.summed(shorter, clients, start, Method(ghost_sum=True), total)
     expected = sum(clip(update, clip_norm) for update in reference[: len(clients)])
     return _close(total.float().nan_to_num(), torch.as_tensor(expected), task)
 

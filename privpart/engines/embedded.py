@@ -1,6 +1,5 @@
 """Embedded engine: computes the clients of each round on this machine."""
 
-import math
 import sys
 import time
 from collections import deque
@@ -14,7 +13,6 @@ from torch import Tensor, nn
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.client import LocalTraining
-from privpart.clip import is_clipped
 from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.choice import agrees, fastest
@@ -32,7 +30,7 @@ from privpart.engines.methods import (
 )
 from privpart.engines.options import EngineOptions, changes_inputs
 from privpart.engines.workers import Workers, refuse_unsendable
-from privpart.messages import ClientHealth, ClientId, ClientUpdate, CohortSum, RoundTask
+from privpart.messages import ClientId, ClientUpdate, CohortSum, RoundTask
 from privpart.model import PartialModel
 
 _ALONE = 3.0
@@ -40,7 +38,7 @@ _ALONE = 3.0
 each takes about as long to import torch, so a shorter job is faster without them."""
 _LARGE = 2**22
 """Parameters of a network from which a round is expected to take so long before it is timed."""
-_TURNS = 2
+_TURNS = 4
 """Chunks per worker that a round is cut into, where one client follows another."""
 _ROWS = 2**10
 """Words of vectorized clients that are computed at once: more leave the processor's cache."""
@@ -117,8 +115,6 @@ class EmbeddedEngine:
         self._alone = 0.0  # processor seconds of clients in this process
         self._clients_alone = 0
         self._frozen_version = model.frozen_version
-        self._watched: list[tuple[float | None, float]] = []
-        self._watched_clip_norm: float | None = None
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield each client's clipped update, shape (d,), in the order of the task.
@@ -132,19 +128,17 @@ class EmbeddedEngine:
         local = self.local_of(task.round)
         if local is not self.local:  # unknown when the engine was made
             self._refuse(local)
-        self._forget_health(task)
         if self._needs_memory(local):
             if self._with_memory.empty and self.workers > 1:
                 self._report(
                     "engine: clients keep models or local parts, so one process computes them all"
                 )
             self.method = Method()
-            watch = self._watched.append if self.options.health else None
-            yield from self._with_memory.run(task, start, local, watch and (lambda *s: watch(s)))
+            yield from self._with_memory.run(task, start, local)
             return
         computation = self._computation_of(local)
         self.method = self._method_for(computation, task, start, sums=False)
-        work = Work(task, local, self.method, summed=False, watched=self.options.health)
+        work = Work(task, local, self.method, summed=False)
         chunks = self._chunks(computation, task.clients)
         for result in self._results(computation, work, start, chunks):
             for client, update in zip(result.clients, result.updates, strict=True):
@@ -164,14 +158,13 @@ class EmbeddedEngine:
         largest = computation.clients_per_ghost_sum(task) if method.ghost_sum else 0
         if not largest and not computation.sums_each(task, method):
             return None
-        self._forget_health(task)
         self.method = method
         chunks = (
             equal_chunks(task.clients, largest, self.workers)
             if largest
             else self._chunks(computation, task.clients)
         )
-        work = Work(task, local, method, summed=True, watched=self.options.health)
+        work = Work(task, local, method, summed=True)
         return self._sums(computation, work, start, chunks)
 
     def _sums(
@@ -203,18 +196,6 @@ class EmbeddedEngine:
                 "needs Users, which have them in memory."
             )
         return self.clients
-
-    def health(self) -> ClientHealth | None:
-        """Return how the clients of the last round trained; None without ``health=True``.
-
-        Not for release: no guarantee covers it.
-        """
-        if not self.options.health or self._watched_clip_norm is None:
-            return None
-        losses, norms = tuple(zip(*self._watched, strict=True)) or ((), ())
-        clip_norm = self._watched_clip_norm
-        clipped = sum(is_clipped(norm, clip_norm) or math.isnan(norm) for norm in norms)
-        return ClientHealth(losses, norms, clipped)
 
     def refuse_unsendable(self, local: LocalTraining) -> None:
         """Check that the processes of a training, if it has more than one, can be sent all of it.
@@ -282,10 +263,6 @@ class EmbeddedEngine:
     def _needs_memory(self, local: LocalTraining) -> bool:
         return local.objective == "moon" or self.model.own.numel() > 0
 
-    def _forget_health(self, task: RoundTask) -> None:
-        self._watched = []
-        self._watched_clip_norm = task.clip_norm
-
     def _results(
         self, computation: LocalComputation, work: Work, start: Tensor, chunks: Sequence[Chunk]
     ) -> Iterator[Result]:
@@ -300,28 +277,22 @@ class EmbeddedEngine:
             began = time.process_time()
             # workers have one thread each, and sums over more threads are rounded differently
             with one_thread(self.options.deterministic or self.workers > 1):
-                norms, watched = compute(
-                    computation, work, chunk, start, out[0] if work.summed else out
-                )
+                norms = compute(computation, work, chunk, start, out[0] if work.summed else out)
             self._alone += time.process_time() - began
             self._clients_alone += len(chunk)
-            return Result(chunk, out, norms, watched)
+            return Result(chunk, out, norms)
 
         if work.local is not self._sendable:
             self.refuse_unsendable(work.local)
             self._sendable = work.local
         remaining = deque(chunks)
         while remaining and not self._workers_are_ready(computation, sum(map(len, remaining))):
-            result = here(remaining.popleft())
-            self._watched += result.watched
-            yield result
+            yield here(remaining.popleft())
         if not remaining:
             return
         pool = self._start_pool(computation)
         try:
-            for result in pool.results(work, start, list(remaining), here):
-                self._watched += result.watched
-                yield result
+            yield from pool.results(work, start, list(remaining), here)
         except BaseException:
             # another round may have replaced the pool while this one was open
             if self._pool is pool:
@@ -413,9 +384,9 @@ class EmbeddedEngine:
     ) -> list[Sequence[ClientId]]:
         largest = self._chunk_size
         if self.method is None or not self.method.vectorized:
-            cut = equal_chunks if self.workers == 1 else decreasing_chunks
-            return cut(clients, largest, self.workers)
-        if self._device.type == "cpu" and computation.words > 1:
+            turns = _TURNS * self.workers if self.workers > 1 else 1
+            largest = min(largest, max(1, -(-len(clients) // turns)))
+        elif self._device.type == "cpu" and computation.words > 1:
             largest = min(largest, max(1, _ROWS // (computation.batch_rows * computation.words)))
         return equal_chunks(clients, largest, self.workers)
 
@@ -443,22 +414,3 @@ def equal_chunks(
     count = -(-count // workers) * workers
     ends = [len(clients) * k // count for k in range(count + 1)]
     return [clients[i:j] for i, j in pairwise(ends) if i < j]
-
-
-def decreasing_chunks(
-    clients: Sequence[ClientId], largest: int, workers: int
-) -> list[Sequence[ClientId]]:
-    """Return chunks of at most ``largest`` clients by factoring (Hummel, Schonberg and Flynn 1992).
-
-    Chunks get smaller, so that all workers finish at about the same time.
-    """
-    chunks = []
-    remaining = clients
-    while remaining:
-        size = min(largest, -(-len(remaining) // (_TURNS * workers)))
-        # One chunk of each size per worker. A worker with a smaller chunk would finish early and
-        # wait: results leave in order, and its slots are free only when they have left.
-        for _ in range(min(workers, -(-len(remaining) // size))):
-            chunks.append(remaining[:size])
-            remaining = remaining[size:]
-    return chunks

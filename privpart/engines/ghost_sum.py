@@ -13,7 +13,7 @@ or one client after another.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,14 +21,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.functional import group_norm, layer_norm
 from torch.nn.grad import conv2d_weight
+from torch.nn.utils.rnn import pad_sequence
 
+from privpart.client import LocalTraining
 from privpart.clip import factors
 from privpart.engines.frozen_prefix import functions_of_the_example
-from privpart.engines.vectorized import (
-    BatchedLayers,
-)
+from privpart.engines.vectorized import PADDING, BatchedLayers, losses_of
 from privpart.model import PartialModel
 
+LARGEST_PASS = 256
+"""Examples of all clients in one pass."""
 _SLACK = 2.0**-46
 """Added to a squared norm, per row and column, times the square of the sum of the rows' lengths.
 
@@ -145,9 +147,10 @@ class GhostSum:
         self,
         start: Tensor,
         x: Tensor,
-        loss: Callable[[Tensor], Tensor],
+        y: Tensor,
+        batches: Sequence[Sequence[Tensor]],
+        local: LocalTraining,
         *,
-        learning_rate: float,
         clip_norm: float,
         out: Tensor,
     ) -> Tensor:
@@ -155,9 +158,10 @@ class GhostSum:
 
         Args:
             start: the trained part that all clients start from, shape (d,).
-            x: n examples of each of V clients, shape (V, n, ...).
-            loss: maps the logits, shape (V n, ...), to the sum of the clients' losses.
-            learning_rate: of the step.
+            x: everyone's examples, shape (n, ...).
+            y: their labels, shape (n,) or (n, length).
+            batches: per client, the rows of the examples of its step, if it has any.
+            local: how each client trains; a ``single_step``.
             clip_norm: bound on the norm of each update.
             out: overwritten, shape (d,), float64.
 
@@ -169,8 +173,11 @@ class GhostSum:
             whose update is not finite counts as absent and leaves the others' unchanged.
         """
         updates: dict[str, Factored | Materialized] = {}
-        for layer, named, given, gradient in self._backpropagate(start, x, loss):
-            by_name = layer_updates(layer, list(named), given, gradient, learning_rate)
+        # ``batch_size`` rows for each client, whatever it holds: a product with another number of
+        # rows rounds differently, by which one client's data would reach the others' updates.
+        examples, labels = _padded(x, y, batches, local.batch_size)
+        for layer, named, given, gradient in self._backpropagate(start, examples, labels):
+            by_name = layer_updates(layer, list(named), given, gradient, local.learning_rate)
             updates |= {named[local_name]: update for local_name, update in by_name.items()}
         norms = (
             torch.stack([update.squared_norms() for update in updates.values()]).sum(dim=0).sqrt()
@@ -188,9 +195,7 @@ class GhostSum:
                 place.zero_()  # the network does not use it
         return norms
 
-    def _backpropagate(
-        self, start: Tensor, x: Tensor, loss: Callable[[Tensor], Tensor]
-    ) -> Iterator[_Backpropagated]:
+    def _backpropagate(self, start: Tensor, x: Tensor, y: Tensor) -> Iterator[_Backpropagated]:
         """Yield each trained layer, its parameters, its input and the gradient of its output."""
         shape = x.shape[:2]
         x = x.flatten(0, 1)
@@ -205,10 +210,38 @@ class GhostSum:
                 given, x = x, layer(x)
                 if named:
                     passed.append((layer, named, given.detach(), x))
-            gradients = torch.autograd.grad(loss(x), [output for *_, output in passed])
+            loss = losses_of(x.view(*shape, *x.shape[1:]), y).sum()
+            gradients = torch.autograd.grad(loss, [output for *_, output in passed])
             for (layer, named, given, _), gradient in zip(passed, gradients, strict=True):
                 rows = [part.view(*shape, *part.shape[1:]) for part in (given, gradient)]
                 yield layer, named, rows[0], rows[1]
+
+
+def single_step(local: LocalTraining) -> bool:
+    """Return whether every client takes one step of SGD on at most ``LARGEST_PASS`` examples.
+
+    The answer is public: it depends on the plan and not on what the clients hold.
+    """
+    return local.steps == 1 and local.optimizer == "sgd" and local.batch_size <= LARGEST_PASS
+
+
+def _padded(
+    x: Tensor, y: Tensor, batches: Sequence[Sequence[Tensor]], length: int
+) -> tuple[Tensor, Tensor]:
+    """Return the first batch of each of V clients, padded to ``length`` rows; none is zeros.
+
+    Labels are -100 where padded, which the mean loss ignores.
+    """
+    none = torch.empty(0, dtype=torch.int64)
+    room = torch.empty(length, dtype=torch.int64)  # makes pad_sequence pad to ``length``
+    first = [client_batches[0] if client_batches else none for client_batches in batches]
+    rows = pad_sequence([*first, room], batch_first=True, padding_value=-1)[:-1].to(x.device)
+    # Padding repeats an example of the same client: even 0 times another's infinity is NaN.
+    filled = torch.where(rows < 0, rows[:, :1], rows)
+    examples, labels = x[filled], y[filled]
+    examples[filled[:, 0] < 0] = 0
+    labels[rows < 0] = PADDING
+    return examples, labels
 
 
 def _layers(network: nn.Module) -> Iterator[nn.Module]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from privpart.client import LocalTraining, Watch, client_update
+from privpart.client import LocalTraining, client_update
 from privpart.data.batches import Batch
 from privpart.data.clients import Clients
 from privpart.data.users import Users
@@ -52,9 +52,7 @@ class ClientsWithMemory:
         """Return the local part that a client kept, shape (l,); None if it kept none."""
         return self._own.get(client)
 
-    def run(
-        self, task: RoundTask, start: Tensor, local: LocalTraining, watch: Watch | None = None
-    ) -> Iterator[ClientUpdate]:
+    def run(self, task: RoundTask, start: Tensor, local: LocalTraining) -> Iterator[ClientUpdate]:
         """Yield each client's clipped update, shape (c,), in the order of the task."""
         moon, keeps_part = local.objective == "moon", self._model.own.numel() > 0
         if task.round and not self._began:
@@ -87,7 +85,6 @@ class ClientsWithMemory:
                         active=task.active,
                         previous=now.get(client),
                         own=parts.get(client),
-                        watch=watch,
                     )
                 yield task.update(client, update)
         # Only after the last client, because a round that was interrupted may be run again. What

@@ -15,22 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.client import LocalTraining, Watch, error_in, moved, seeded, unclipped_update
+from privpart.client import LocalTraining, error_in, moved, seeded, unclipped_update
 from privpart.clip import add_in_place, clip_and_measure, clip_rows
 from privpart.data.batches import Batch, count_rows, map_tensors
 from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.device import float32_products, has_float64
 from privpart.engines.frozen_prefix import Features
-from privpart.engines.ghost_sum import GhostSum, to_channels_last
+from privpart.engines.ghost_sum import LARGEST_PASS, GhostSum, single_step
 from privpart.engines.recorded import RecordedTraining
-from privpart.engines.vectorized import (
-    LARGEST_PASS,
-    VectorizedTraining,
-    losses_of,
-    padded_batches,
-    single_step,
-)
+from privpart.engines.vectorized import VectorizedTraining
 from privpart.messages import ClientId, RoundTask
 from privpart.model import PartialModel
 
@@ -40,7 +34,6 @@ _SUMMED = 2**25
 """Numbers of updates that an accelerator widens to float64 at once, to add them up."""
 
 Chunk = Sequence[ClientId]
-_Losses = list[float | Tensor | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +43,6 @@ class Method:
     Attributes:
         vectorized: many clients as one batched computation; otherwise one client after another.
         recorded: steps as CUDA graphs, see ``RecordedTraining``; only one client after another.
-        channels_last: images whose channels are adjacent in memory, a layout that convolutions
-            keep, up to the first norm; only one client after another.
         bfloat16: matrix products and convolutions rounded to 8 bits (torch.autocast), with float32
             parameters. Never chosen automatically.
         ghost_sum: ghost clipping in one pass, which returns only the sum of the clipped updates;
@@ -60,16 +51,14 @@ class Method:
 
     vectorized: bool = False
     recorded: bool = False
-    channels_last: bool = False
     bfloat16: bool = False
     ghost_sum: bool = False
 
     def __str__(self) -> str:
         if self.ghost_sum:
             return "ghost clipping"
-        details = ", steps recorded" * self.recorded + ", channels last" * self.channels_last
         name = "vectorized (vmap)" if self.vectorized else "one client after another"
-        return name + details + ", bfloat16" * self.bfloat16
+        return name + ", steps recorded" * self.recorded + ", bfloat16" * self.bfloat16
 
 
 class LocalComputation:
@@ -160,20 +149,14 @@ class LocalComputation:
         plain = self.local.plain_sgd and not self.local.alternate
         return plain and self.vectorizable and task.active is None and not self.model.local
 
-    def any_examples(self, clients: Sequence[ClientId]) -> bool:
+    def any_examples(self, clients: Chunk) -> bool:
         """Return whether one of the clients has examples; those that are fetched count as some."""
         if not isinstance(self.clients, Users):
             return bool(clients)
         return any(len(self.clients.indices[client]) for client in clients)
 
     def updates(
-        self,
-        task: RoundTask,
-        clients: Sequence[ClientId],
-        start: Tensor,
-        method: Method,
-        out: Tensor,
-        watch: Watch | None = None,
+        self, task: RoundTask, clients: Chunk, start: Tensor, method: Method, out: Tensor
     ) -> None:
         """Write each client's clipped update into a row of ``out``, shape (clients, c).
 
@@ -186,7 +169,6 @@ class LocalComputation:
             start: the round's trained part, shape (d,), on the CPU.
             method: how to compute them; not ``ghost_sum``.
             out: overwritten, on the CPU; c is the number of active parameters.
-            watch: called once per client, in order.
 
         Raises:
             ConfigError: a client's examples cannot be trained on; the sentence names the client.
@@ -194,23 +176,15 @@ class LocalComputation:
         to, start = out[: len(clients)], start.to(self.device)
         with self._guarded(task, clients, start):
             if self.device.type == "cpu":
-                for _ in self._clipped(task, clients, start, method, task.clip_norm, to, watch):
+                for _ in self._clipped(task, clients, start, method, task.clip_norm, to):
                     pass
             else:
-                clipped, norms = self._on_device(
-                    task, clients, start, method, task.clip_norm, watch
-                )
+                clipped, norms = self._on_device(task, clients, start, method, task.clip_norm)
                 to.copy_(clipped)
                 to[[place for place, norm in enumerate(norms) if math.isnan(norm)]] = math.nan
 
     def summed(
-        self,
-        task: RoundTask,
-        clients: Sequence[ClientId],
-        start: Tensor,
-        method: Method,
-        out: Tensor,
-        watch: Watch | None = None,
+        self, task: RoundTask, clients: Chunk, start: Tensor, method: Method, out: Tensor
     ) -> Sequence[float]:
         """Write the sum of clients' clipped updates into ``out``, shape (c,), float64.
 
@@ -220,22 +194,20 @@ class LocalComputation:
             The norm of each client's update before clipping; NaN of one that is not finite, and
             counts as zeros.
         """
-        if method.ghost_sum:
-            return self.sum(task, clients, start, out, watch)
         longest = task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm
         start = start.to(self.device)
         with self._guarded(task, clients, start):
+            if method.ghost_sum:
+                return self._ghost_summed(task, clients, start, longest, out)
             if self.device.type == "cpu":
-                norms, updates_of_clients = [], torch.empty(len(clients), len(out))
+                norms, updates = [], torch.empty(len(clients), len(out))
                 out.zero_()
-                for place, norm in self._clipped(
-                    task, clients, start, method, longest, updates_of_clients, watch
-                ):
+                for place, norm in self._clipped(task, clients, start, method, longest, updates):
                     norms.append(norm)
                     if not math.isnan(norm):
-                        add_in_place(out, updates_of_clients[place])
+                        add_in_place(out, updates[place])
                 return norms
-            updates, norms = self._on_device(task, clients, start, method, longest, watch)
+            updates, norms = self._on_device(task, clients, start, method, longest)
             width = max(1, _SUMMED // len(clients))  # torch writes what it widens
             parts = torch.split(updates, width, 1)
             out.copy_(torch.cat([part.sum(0, dtype=torch.float64) for part in parts]))
@@ -249,9 +221,7 @@ class LocalComputation:
         return distinct and (on_cpu or self.device.type != "cpu")
 
     @contextmanager
-    def _guarded(
-        self, task: RoundTask, clients: Sequence[ClientId], start: Tensor
-    ) -> Iterator[None]:
+    def _guarded(self, task: RoundTask, clients: Chunk, start: Tensor) -> Iterator[None]:
         """Within this context, clients train: in the precision that was asked for."""
         on_cuda = self.device.type == "cuda"
         products = float32_products(tf32=self._tf32) if on_cuda else nullcontext()
@@ -265,58 +235,38 @@ class LocalComputation:
                         "range, and the device stopped. On the CPU a sentence names the client: "
                         "run this round with device='cpu'."
                     ) from error
-                if _out_of_range(error):
+                if isinstance(error, IndexError) or "out of bounds" in str(error):
                     # one client after another says whose word or label it is
                     out = torch.empty(len(clients), self.model.active_dim(task.active))
-                    for _ in self._trained(task, clients, start, Method(), out, []):
+                    for _ in self._trained(task, clients, start, Method(), out):
                         pass
                 raise
 
     def _trained(
-        self,
-        task: RoundTask,
-        clients: Sequence[ClientId],
-        start: Tensor,
-        method: Method,
-        out: Tensor,
-        losses: _Losses,
+        self, task: RoundTask, clients: Chunk, start: Tensor, method: Method, out: Tensor
     ) -> Iterator[int]:
         """Write updates that are not clipped; yield the place of each as soon as it is written."""
-        generators = [client_generator(self._data_seed, task.round, c) for c in clients]
         if method.vectorized and self.vectorizable:
+            batches = self._batches(task, clients)
             yield from self._vectorized.updates(
-                start,
-                self.x,
-                self.users.y,
-                self._rows(clients),
-                generators,
-                self.local,
-                out=out,
-                active=task.active,
-                losses=losses,
+                start, self.x, self.users.y, batches, self.local, out=out, active=task.active
             )
         elif method.recorded and self.recordable(task):
-            rows = self._rows(clients)
+            batches = self._batches(task, clients)
             self._recorded = self._recorded or RecordedTraining(self.model, self.x, self.users.y)
-            self._recorded.updates(start, rows, generators, self.local, out=out, losses=losses)
+            self._recorded.updates(start, batches, self.local, out=out)
             yield from range(len(clients))
         else:
-            yield from self._one_by_one(task, clients, start, generators, method, out, losses)
+            yield from self._one_by_one(task, clients, start, method, out)
 
     def _one_by_one(
-        self,
-        task: RoundTask,
-        clients: Sequence[ClientId],
-        start: Tensor,
-        generators: Sequence[torch.Generator],
-        method: Method,
-        out: Tensor,
-        losses: _Losses,
+        self, task: RoundTask, clients: Chunk, start: Tensor, method: Method, out: Tensor
     ) -> Iterator[int]:
         # autocast's cache would keep the weights of the first step for all later steps
         rounded = torch.autocast(
             self.device.type, torch.bfloat16, enabled=method.bfloat16, cache_enabled=False
         )
+        generators = [client_generator(self._data_seed, task.round, c) for c in clients]
         triples = zip(clients, self._examples(clients, generators), generators, strict=True)
         for place, (client, examples, generator) in enumerate(triples):
             training = unclipped_update(
@@ -327,16 +277,11 @@ class LocalComputation:
                 generator=generator,
                 active=task.active,
             )
-            layout = _channels_last(self.model.module) if method.channels_last else nullcontext()
-            with layout, rounded, naming(client), training as (update, first):
+            with rounded, naming(client), training as update:
                 out[place].copy_(update)
-            if losses:
-                losses[place] = first
             yield place
 
-    def _examples(
-        self, clients: Sequence[ClientId], generators: Sequence[torch.Generator]
-    ) -> Iterator[Batch]:
+    def _examples(self, clients: Chunk, generators: Sequence[torch.Generator]) -> Iterator[Batch]:
         """Yield each client's examples."""
         if isinstance(self.clients, Users):
             x, y = self.x, self.clients.y
@@ -350,107 +295,57 @@ class LocalComputation:
     def _clipped(
         self,
         task: RoundTask,
-        clients: Sequence[ClientId],
+        clients: Chunk,
         start: Tensor,
         method: Method,
         clip_norm: float,
         out: Tensor,
-        watch: Watch | None,
     ) -> Iterator[tuple[int, float]]:
         """Write clipped updates, on the CPU; yield the place and the norm of each before clipping.
 
         Each is clipped, and read by the caller, while it is in the cache.
         """
-        losses: _Losses = [] if watch is None else [None] * len(clients)
-        norms = [0.0] * len(clients)
-        for place in self._trained(task, clients, start, method, out, losses):
+        norms: dict[int, float] = {}
+        for place in self._trained(task, clients, start, method, out):
             update = out[place]
             clipped, norms[place] = clip_and_measure(update, clip_norm, out=update)
             if clipped is not update:
                 update.copy_(clipped)
             yield place, norms[place]
-        _tell(watch, losses, norms)
 
     def _on_device(
-        self,
-        task: RoundTask,
-        clients: Sequence[ClientId],
-        start: Tensor,
-        method: Method,
-        clip_norm: float,
-        watch: Watch | None,
+        self, task: RoundTask, clients: Chunk, start: Tensor, method: Method, clip_norm: float
     ) -> tuple[Tensor, list[float]]:
         """Return clients' clipped updates, shape (clients, c), and their norms before.
 
         Nothing between the first client and the last one waits for the device.
         """
         out = torch.empty(len(clients), self.model.active_dim(task.active), device=self.device)
-        losses: _Losses = [] if watch is None else [None] * len(clients)
-        for _ in self._trained(task, clients, start, method, out, losses):
+        for _ in self._trained(task, clients, start, method, out):
             pass
         if not has_float64(self.device):
             out = out.cpu()
-        norms = clip_rows(out, clip_norm)
-        _tell(watch, losses, norms)
-        return out, norms
+        return out, clip_rows(out, clip_norm)
 
-    def sum(
-        self,
-        task: RoundTask,
-        clients: Sequence[ClientId],
-        start: Tensor,
-        out: Tensor,
-        watch: Watch | None = None,
+    def _ghost_summed(
+        self, task: RoundTask, clients: Chunk, start: Tensor, clip_norm: float, out: Tensor
     ) -> Sequence[float]:
-        """Write the sum of clients' clipped updates into ``out``, shape (d,), float64.
-
-        At most ``clients_per_ghost_sum(task)`` clients, which must not be 0.
-
-        Returns:
-            As ``summed``.
-        """
         if self._ghost_sum is None:
             raise RuntimeError("ghost clipping does not support this network")
-        rows = zip(clients, self._rows(clients), strict=True)
-        batches = [self._first_batch(task, client, client_rows) for client, client_rows in rows]
-        # ``batch_size`` rows for each client, whatever it holds: a product with another number of
-        # rows rounds differently, by which one client's data would reach the others' updates.
-        x, y = padded_batches(self.x, self.users.y, batches, self.local.batch_size)
-        losses: list[float] = []
-
-        def total_loss(logits: Tensor) -> Tensor:
-            client_losses = losses_of(logits.view(*y.shape[:2], *logits.shape[1:]), y)
-            if watch is not None:
-                losses.extend(client_losses.cpu().tolist())
-            return client_losses.sum()
-
-        total, start = out.to(self.device), start.to(self.device)
-        with self._guarded(task, clients, start):
-            client_norms = self._ghost_sum.sum(
-                start,
-                x,
-                total_loss,
-                learning_rate=self.local.learning_rate,
-                clip_norm=task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm,
-                out=total,
-            )
+        batches = self._batches(task, clients)
+        total = out.to(self.device)
+        norms = self._ghost_sum.sum(
+            start, self.x, self.users.y, batches, self.local, clip_norm=clip_norm, out=total
+        )
         out.copy_(total)  # which does nothing on the CPU
-        norms: list[float] = client_norms.cpu().tolist()
-        taken = [loss if len(batch) else None for loss, batch in zip(losses, batches, strict=False)]
-        _tell(watch, taken, norms)
-        return norms
-
-    def _first_batch(self, task: RoundTask, client: ClientId, rows: Tensor) -> Tensor:
-        if len(rows) <= self.local.batch_size:
-            return rows  # all of them, so their order does not matter
-        generator = client_generator(self._data_seed, task.round, client)
-        return rows[next(self.local.batches(len(rows), generator))]
+        listed: list[float] = norms.cpu().tolist()
+        return listed
 
     def clients_per_ghost_sum(self, task: RoundTask) -> int:
-        """Return the largest number of clients for one call of ``sum``; 0 if it does not apply.
+        """Return the largest number of clients for one ghost sum; 0 if it does not apply.
 
-        It does not where ``sum`` would not be the clients' training. The number is public: it
-        depends neither on who is asked nor on what clients hold.
+        It does not where it would not be the clients' training. The number is public: it depends
+        neither on who is asked nor on what clients hold.
         """
         local = self.local
         if self._ghost_sum is None or not single_step(local) or not self.vectorizable:
@@ -462,7 +357,19 @@ class LocalComputation:
         materialized = _PASS_BYTES // (4 * max(1, self._ghost_sum.materialized))
         return min(examples // local.batch_size, max(1, materialized))
 
-    def _rows(self, clients: Sequence[ClientId]) -> list[Tensor]:
+    def _batches(self, task: RoundTask, clients: Chunk) -> list[list[Tensor]]:
+        """Return the rows of each client's batches."""
+        return [
+            [
+                rows[batch]
+                for batch in self.local.batches(
+                    len(rows), client_generator(self._data_seed, task.round, client)
+                )
+            ]
+            for client, rows in zip(clients, self._rows(clients), strict=True)
+        ]
+
+    def _rows(self, clients: Chunk) -> list[Tensor]:
         """Return each client's rows of ``x``, and compute the features that are missing there."""
         rows = [self.users.indices[client] for client in clients]
         if self.ends_only:
@@ -474,35 +381,6 @@ class LocalComputation:
         if self.features is not None and rows:
             self.features.compute(rows)
         return rows
-
-
-def _tell(watch: Watch | None, losses: Sequence[float | Tensor | None], norms: list[float]) -> None:
-    if watch is not None:
-        for loss, norm in zip(losses, norms, strict=True):
-            watch(None if loss is None else float(loss), norm)
-
-
-@contextmanager
-def _channels_last(module: nn.Module) -> Iterator[None]:
-    """Within this context, give ``module`` its images in channels-last layout, up to a norm."""
-    hooks = [
-        module.register_forward_pre_hook(
-            lambda _, inputs: (to_channels_last(inputs[0]), *inputs[1:])
-        )
-    ]
-    for norm in (layer for layer in module.modules() if isinstance(layer, nn.GroupNorm)):
-        # torch's norm is slow in that layout, and 2.13 ends the process in the backward pass of one
-        # that trains lowest; ``contiguous()`` would keep the strides of images of one pixel
-        hooks.append(
-            norm.register_forward_pre_hook(
-                lambda _, inputs: (inputs[0].clone(memory_format=torch.contiguous_format),)
-            )
-        )
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextmanager
@@ -520,11 +398,6 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _out_of_range(error: Exception) -> bool:
-    """Return whether torch, or vmap in its own words, says that a word or label is out of range."""
-    return isinstance(error, IndexError) or "out of bounds" in str(error)
-
-
 @dataclass(frozen=True, slots=True)
 class Work:
     """What is computed of a round's clients.
@@ -534,14 +407,12 @@ class Work:
         local: how clients train.
         method: how they are computed.
         summed: their sum, or each update.
-        watched: whether losses and norms are noted.
     """
 
     task: RoundTask
     local: LocalTraining
     method: Method
     summed: bool
-    watched: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -552,27 +423,21 @@ class Result:
         clients: the chunk.
         updates: clipped updates, each of shape (c,), to be read once; or one, their sum.
         norms: of a sum's updates before clipping.
-        watched: the loss and norm of each client, if they are noted.
     """
 
     clients: Chunk
     updates: Iterable[Tensor]
     norms: Sequence[float]
-    watched: Sequence[tuple[float | None, float]]
 
 
 def compute(
     computation: LocalComputation, work: Work, chunk: Chunk, start: Tensor, out: Tensor
-) -> tuple[Sequence[float], Sequence[tuple[float | None, float]]]:
-    """Write the updates of a chunk, or their sum, into ``out``; see ``Result`` for the rest."""
-    watched: list[tuple[float | None, float]] = []
-
-    def watch(loss: float | None, norm: float) -> None:
-        watched.append((loss, norm))
-
-    run = computation.summed if work.summed else computation.updates
-    norms = run(work.task, chunk, start, work.method, out, watch if work.watched else None)
-    return norms or (), watched
+) -> Sequence[float]:
+    """Write the updates of a chunk, or their sum, into ``out``; return the norms of a sum."""
+    if work.summed:
+        return computation.summed(work.task, chunk, start, work.method, out)
+    computation.updates(work.task, chunk, start, work.method, out)
+    return ()
 
 
 @contextmanager
@@ -624,12 +489,10 @@ def fetched(clients: Clients, client: ClientId, generator: torch.Generator) -> B
 
 def client_generator(data_seed: int, round_: int, client: ClientId) -> torch.Generator:
     """Return the generator of one client in one round; other clients have no influence on it."""
-    number = client if isinstance(client, int) and client >= 0 else _number_of(client)
+    if isinstance(client, int) and client >= 0:
+        number = client
+    else:
+        digest = hashlib.sha256(b"privpart/client id/" + json.dumps(client).encode())
+        number = int.from_bytes(digest.digest(), "big")
     address = np.random.SeedSequence((data_seed, round_, number)).generate_state(1)
     return torch.Generator().manual_seed(int(address[0]))
-
-
-def _number_of(client: ClientId) -> int:
-    """Return the hash of an id that is a string or a negative number, 256 bits."""
-    digest = hashlib.sha256(b"privpart/client id/" + json.dumps(client).encode())
-    return int.from_bytes(digest.digest(), "big")

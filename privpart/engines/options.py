@@ -54,8 +54,7 @@ class EngineOptions:
         device: "cpu" or an accelerator, such as "cuda:1", which one process drives. Updates are
             clipped there and copied back once per chunk of clients. The order of the examples is
             the same on every device; dropout masks differ.
-        health: measure each client's loss, and the norm of its update before clipping, see
-            ``ClientHealth``. Neither is for release.
+        health: whether a run measures ``RoundHealth``, which is not for release.
         worker_timeout: seconds after which a worker process that does not answer is taken to hang,
             which ends the round. It answers after each chunk of up to 128 clients. None allows 15
             minutes at first; then a minute, or 50 times as long per client as the slowest so far.

@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from privpart.engines.secure_sums import ModularSum
-from privpart.messages import ClientHealth, ClientUpdate, CohortSum, RoundTask
+from privpart.messages import ClientUpdate, CohortSum, RoundTask
 
 OWN_ENGINES = ("EmbeddedEngine",)
 """This package's engines that sum clients, as a ledger's rows name them."""
@@ -34,7 +34,6 @@ class Abilities:
             auditor's.
         secure_sums: of an engine over a protocol of secure aggregation, in place of ``run``:
             returns sums modulo 2^k of clients that clipped and rounded to the task's grid.
-        health: returns how the clients of the last round trained; None if it was not measured.
         each_alone: a property: whether every bit of an update is a function of its client's own
             data, which vectorized clients do not promise.
     """
@@ -42,7 +41,6 @@ class Abilities:
     sums: Callable[[RoundTask, Tensor], Iterator[CohortSum] | None]
     beside: Callable[[RoundTask], Iterable[ClientUpdate]]
     secure_sums: Callable[[RoundTask, Tensor], Iterator[ModularSum]] | None
-    health: Callable[[], ClientHealth | None]
     each_alone: Callable[[], bool]
 
     @classmethod
@@ -52,6 +50,5 @@ class Abilities:
             sums=getattr(engine, "sums", lambda *_: None),
             beside=getattr(engine, "beside", lambda _: ()),
             secure_sums=getattr(engine, "secure_sums", None),
-            health=getattr(engine, "health", lambda: None),
             each_alone=lambda: getattr(engine, "each_alone", True),
         )

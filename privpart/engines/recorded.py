@@ -8,7 +8,6 @@ the plain loop, one client after another.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,8 +34,8 @@ class Recorder:
         self._device = device
         self._memory: Any = None
 
-    def record(self, work: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Return a function that repeats ``work``, and its result, which each call writes.
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Return a function that repeats ``work``.
 
         Args:
             work: called a few times before the recording. What it reads and writes must stay where
@@ -52,17 +51,9 @@ class Recorder:
         self._memory = self._memory or cuda.graph_pool_handle()
         graph = cuda.CUDAGraph()
         with cuda.graph(graph, pool=self._memory):
-            result = work()
-        return graph.replay, result
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A recorded step, its input and its output."""
-
-    repeat: Callable[[], None]
-    rows: Tensor  # (n,), on the device
-    loss: Tensor  # ()
+            work()
+        replay: Callable[[], None] = graph.replay
+        return replay
 
 
 class RecordedTraining:
@@ -79,38 +70,31 @@ class RecordedTraining:
         self._x, self._y = x, y
         self._rate = torch.zeros((), device=x.device)
         self._recorder = Recorder(x.device)
-        self._steps: dict[int, _Step] = {}  # by the size of the batch
+        # by the size of the batch: what repeats a step, and the rows that it reads
+        self._steps: dict[int, tuple[Callable[[], None], Tensor]] = {}
         # those of the module are replaced for each client, and a recording holds addresses
         self._buffers = {name: b.clone() for name, b in model.module.named_buffers()}
 
     def updates(
         self,
         start: Tensor,
-        rows: Sequence[Tensor],
-        generators: Sequence[torch.Generator],
+        batches: Sequence[Sequence[Tensor]],
         local: LocalTraining,
         *,
         out: Tensor,
-        losses: list[float | Tensor | None],
     ) -> None:
         """Write each client's update, not clipped, into its row of ``out``, shape (V, d).
 
         Args:
             start: the round's trained part, shape (d,).
-            rows: per client, the rows of its examples, shape (its n,).
-            generators: per client, the order of its examples.
+            batches: per client, the rows of the examples of each step.
             local: plain SGD on the cross-entropy.
             out: overwritten; on the device.
-            losses: V times None; becomes the loss of each client's first step. Empty leaves it out.
 
         Raises:
             RuntimeError: the network keeps something in its layers or buffers, or does something
                 on the CPU that a recording cannot hold.
         """
-        batches = [
-            [client_rows[batch] for batch in local.batches(len(client_rows), generator)]
-            for client_rows, generator in zip(rows, generators, strict=True)
-        ]
         moved_batches = iter(
             moved([batch for client_rows in batches for batch in client_rows], start.device)
         )
@@ -122,23 +106,21 @@ class RecordedTraining:
                     self._steps[size] = self._recorded(size)
             for place, client_rows in enumerate(batches):
                 self._model.flat.copy_(start)
-                for number, batch in enumerate(client_rows):
-                    step = self._steps[len(batch)]
-                    step.rows.copy_(next(moved_batches))
-                    step.repeat()
-                    if losses and not number:
-                        losses[place] = step.loss.clone()
+                for batch in client_rows:
+                    repeat, rows = self._steps[len(batch)]
+                    rows.copy_(next(moved_batches))
+                    repeat()
                 torch.sub(self._model.flat, start, out=out[place])
 
-    def _recorded(self, size: int) -> _Step:
+    def _recorded(self, size: int) -> tuple[Callable[[], None], Tensor]:
         rows = torch.zeros(size, dtype=torch.int64, device=self._x.device)
         buffers = state_of(self._buffers.values())
-        repeat, loss = self._recorder.record(lambda: self._step(rows))
+        repeat = self._recorder.record(lambda: self._step(rows))
         if buffers != state_of(self._buffers.values()):
             raise RuntimeError("the network writes to its buffers; use batching='loop'")
-        return _Step(repeat, rows, loss)
+        return repeat, rows
 
-    def _step(self, rows: Tensor) -> Tensor:
+    def _step(self, rows: Tensor) -> None:
         module = self._model.module
         logits = logits_of(functional_call(module, self._buffers, (self._x[rows],)))
         total = cross_entropy(logits.flatten(0, -2), self._y[rows].flatten())
@@ -149,4 +131,3 @@ class RecordedTraining:
             # the rate is in the device's memory, because a schedule changes it
             moves = torch._foreach_mul([g for _, g in used], self._rate)
             torch._foreach_sub_([p for p, _ in used], moves)
-        return total.detach()

@@ -14,7 +14,6 @@ from copy import deepcopy
 from dataclasses import dataclass, replace
 from glob import escape
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +33,6 @@ busy server; and that the engine's own process may put aside, because a round's 
 in memory."""
 _QUEUED = 2
 """Chunks that a worker computes or has queued; the engine's own process takes of the others."""
-_ALIGNED = 16
 _ADVICE = (
     "Nothing of this round was released: run it again, or resume a run folder with --resume; with "
     "a higher --worker-timeout (worker_timeout) if its clients only take long."
@@ -76,7 +74,7 @@ class Workers:
         count: number of processes, beside the engine's own.
         model: the clients' model; its frozen part must not change from now on.
         clients: the clients' data. Of ``Users``, each process has the same memory; of any other
-            population that of its tensors.
+            population a copy.
         data_seed: see ``LocalComputation``.
         features: outputs of the frozen prefix, if the clients train only the layers behind it.
         largest: most clients in a chunk that is not summed.
@@ -105,7 +103,8 @@ class Workers:
         self._start = shared_memory(model.dim)
         self._results = shared_memory(self._slots, largest, model.dim)
         self._totals = shared_memory(self._slots * sums, model.dim, dtype=torch.float64)
-        population = clients.shared() if isinstance(clients, Users) else _Packed.of(clients)
+        # pickled once, and not by torch, which would open a file for each of its tensors
+        population = clients.shared() if isinstance(clients, Users) else pickle.dumps(clients)
         settings = data_seed, features, self._start, self._results, self._totals
         self._pool = Pool(
             count, _computing, module, model.groups, population, *settings, timeout=timeout
@@ -209,7 +208,7 @@ class Workers:
             rows = self._results[answer.slot, : len(chunk), :dim]
             # one at a time, because malloc reuses a freed block of that size
             updates = (row.clone() for row in rows)
-        return Result(chunk, updates, answer.norms, answer.watched)
+        return Result(chunk, updates, answer.norms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,13 +223,12 @@ class _Job:
 class _Answer:
     slot: int
     norms: Sequence[float]
-    watched: Sequence[tuple[float | None, float]]
 
 
 def _computing(
     module: nn.Module,
     groups: Sequence[Sequence[str]],
-    clients: "Users | _Packed",
+    clients: Users | bytes,
     data_seed: int,
     features: Features | None,
     start: Tensor,
@@ -245,7 +243,7 @@ def _computing(
     if features is not None:
         parts = split(model)
         model = parts[1] if parts is not None else model
-    population = clients if isinstance(clients, Users) else clients.unpacked()
+    population = clients if isinstance(clients, Users) else pickle.loads(clients)
     computation: LocalComputation | None = None
 
     def answer(job: _Job, _: Tell) -> object:
@@ -259,7 +257,7 @@ def _computing(
         dim = model.active_dim(work.task.active)
         out = totals[job.slot, :dim] if work.summed else results[job.slot, :, :dim]
         try:
-            return _Answer(job.slot, *compute(computation, work, job.chunk, start, out))
+            return _Answer(job.slot, compute(computation, work, job.chunk, start, out))
         except ConfigError as error:
             return ConfigError(str(error))
         except Exception as error:  # the engine must learn of it, whatever it is
@@ -268,50 +266,3 @@ def _computing(
             )
 
     return answer
-
-
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """A population pickled once for all processes, its tensors in shared memory.
-
-    Attributes:
-        memory: bytes of the pickle, and of each buffer that it refers to.
-        ends: where each of them begins and ends.
-    """
-
-    memory: Tensor
-    ends: Sequence[tuple[int, int]]
-
-    @classmethod
-    def of(cls, clients: Clients) -> "_Packed":
-        """Pickle a population."""
-        stream = io.BytesIO()
-        buffers: list[pickle.PickleBuffer] = []
-        _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(clients)
-        parts = [memoryview(stream.getbuffer()), *(buffer.raw() for buffer in buffers)]
-        ends, end = [], 0
-        for part in parts:
-            begin = -(-end // _ALIGNED) * _ALIGNED
-            end = begin + part.nbytes
-            ends.append((begin, end))
-        memory = shared_memory(end, dtype=torch.uint8)
-        for (begin, end), part in zip(ends, parts, strict=True):
-            memory.numpy()[begin:end] = part
-        return cls(memory, ends)
-
-    def unpacked(self) -> Clients:
-        """Return the population; its tensors are views of the shared memory."""
-        memory: Any = memoryview(self.memory.numpy())  # type: ignore[arg-type]
-        pickled, *buffers = (memory[begin:end] for begin, end in self.ends)
-        clients: Clients = pickle.loads(pickled, buffers=buffers)
-        return clients
-
-
-class _Pickler(pickle.Pickler):
-    def reducer_override(self, value: object) -> Any:  # noqa: ANN401
-        """Pickle a tensor as the array of its memory, which ``buffer_callback`` then gets."""
-        if type(value) is not Tensor or not value.is_cpu or value.layout is not torch.strided:
-            return NotImplemented
-        if value.requires_grad or value.dtype is torch.bfloat16:  # no array holds either
-            return NotImplemented
-        return torch.from_numpy, (value.numpy(),)

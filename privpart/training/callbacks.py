@@ -91,15 +91,10 @@ class HealthFile:
         health = record.health
         if health is None:
             return
-        low, middle, high = health.norms or (None, None, None)
         row = {
             "round": record.round,
-            "loss": health.loss,
-            "norm_10": low,
-            "norm_50": middle,
-            "norm_90": high,
             "clipped": health.clipped,
-            "not_finite": health.not_finite,
+            "not_finite": record.counts.not_finite,
             "signal": health.signal,
             "noise": health.noise,
             "signal_to_noise": health.signal / health.noise if health.noise else None,

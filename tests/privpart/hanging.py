@@ -39,7 +39,7 @@ def pool(count, **options):
 
 def one_round(workers, model, clients, here=None):
     task = RoundTask(0, tuple(clients), 0.2, "plan")
-    work = Work(task, LocalTraining(0.1), Method(), summed=False, watched=False)
+    work = Work(task, LocalTraining(0.1), Method(), summed=False)
     chunks = [[client] for client in clients]
     results = workers.results(work, model.flat.clone(), chunks, here)
     return [update for result in results for update in result.updates]

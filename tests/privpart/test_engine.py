@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_cohorts import computed, random_users
+from small_cohorts import random_users
 from torch import nn
 
 from accounting import BinaryTree, ConfigError, Participation
@@ -24,8 +24,8 @@ from privpart import (
     client_update,
     fit,
 )
-from privpart.engines.embedded import decreasing_chunks, equal_chunks
-from privpart.engines.methods import LocalComputation, Method, client_generator
+from privpart.engines.embedded import equal_chunks
+from privpart.engines.methods import LocalComputation, client_generator
 from privpart.models import MODELS, mcmahan_2nn, small_cnn, word_lm
 
 from .hanging import lives
@@ -175,25 +175,6 @@ def test_the_loop_is_client_update_bit_for_bit():
         model, start, (data.x[rows], data.y[rows]), local=local, clip_norm=0.2, generator=generator
     )
     assert torch.equal(found[4], one)
-
-
-@pytest.mark.parametrize(
-    ("train", "size"), [(["1.*", "4.*"], 4), (["1.weight"], 1), (["1.bias", "6.*"], 4)]
-)
-def test_norms_that_are_the_lowest_trained_layer_do_not_end_the_process(train, size):
-    """As torch's backward pass of a norm does, of images with the channels last."""
-    network = nn.Sequential(
-        nn.Conv2d(3, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.ReLU(),
-        nn.Conv2d(16, 16, 3, padding=1), nn.GroupNorm(4, 16), nn.Flatten(),
-        nn.Linear(16 * size * size, 10),
-    )  # fmt: skip
-    model = PartialModel(network, train=train, seed=1, overwrite=True)
-    data, local = users(shape=(3, size, size)), LOCALS["epochs"]
-    methods = (Method(), Method(channels_last=True))
-    found = [computed(model, data, method, local, TASK) for method in methods]
-    assert (found[0] - found[1]).norm(dim=1).max() < 1e-4 * TASK.clip_norm
-    assert found[0].norm() > 1e-3
-    assert not any(layer._forward_pre_hooks for layer in network.modules())
 
 
 def test_a_language_model_trains_together(device):
@@ -546,19 +527,10 @@ def _resident(pid):
 
 
 @pytest.mark.parametrize(("clients", "workers"), [(0, 2), (1, 2), (20, 2), (7, 3), (1000, 2)])
-def test_chunks_are_the_cohort_in_order_and_end_small(clients, workers):
+def test_chunks_are_the_cohort_in_order_and_of_one_size(clients, workers):
     cohort = range(clients)
-    equal, decreasing = (
-        [list(chunk) for chunk in cut(cohort, 128, workers)]
-        for cut in (equal_chunks, decreasing_chunks)
-    )
-    for chunks in (equal, decreasing):
-        assert [client for chunk in chunks for client in chunk] == list(cohort)
-        assert all(0 < len(chunk) <= 128 for chunk in chunks)
-    sizes = [len(chunk) for chunk in equal]
+    chunks = [list(chunk) for chunk in equal_chunks(cohort, 128, workers)]
+    assert [client for chunk in chunks for client in chunk] == list(cohort)
+    sizes = [len(chunk) for chunk in chunks]
+    assert all(0 < size <= 128 for size in sizes)
     assert max(sizes, default=0) - min(sizes, default=0) <= 1
-    sizes = [len(chunk) for chunk in decreasing]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sizes[-1:] in ([1], [])
-    turns = [sizes[k : k + workers] for k in range(0, len(sizes), workers)]
-    assert all(len(set(turn)) == 1 for turn in turns[:-1])  # nobody is done early and waits

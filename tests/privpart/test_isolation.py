@@ -21,7 +21,7 @@ from privpart.models import mcmahan_2nn
 CLIENTS = 8
 TASK = RoundTask(0, tuple(range(CLIENTS)), 0.2, "plan")
 LOCAL = LocalTraining(0.3, epochs=2, batch_size=3)
-LOOP, TOGETHER = Method(), Method(vectorized=True)
+LOOP, TOGETHER, GHOST = Method(), Method(vectorized=True), Method(ghost_sum=True)
 
 
 def users(shape=(64,), each=4, clients=CLIENTS):
@@ -89,13 +89,13 @@ def test_the_sum_of_one_step_trains_no_padding_either():
     model = PartialModel(reader, seed=1)
     work = LocalComputation(model, words(), local=LocalTraining(0.3), data_seed=5)
     total = torch.empty(model.dim, dtype=torch.float64)
-    work.sum(TASK, TASK.clients, model.flat.clone(), total)
+    work.summed(TASK, TASK.clients, model.flat.clone(), GHOST, total)
     each = updates(reader, words(), LOOP, LocalTraining(0.3))
     assert (total - each.double().sum(dim=0)).norm() < 1e-6
     assert not total[:72].view(12, 6)[3].any()
     work.users.x[4] = 12  # of client 1
     with pytest.raises(ConfigError, match=r"client 1: .*index out of range"):
-        work.sum(TASK, TASK.clients, model.flat.clone(), total)
+        work.summed(TASK, TASK.clients, model.flat.clone(), GHOST, total)
 
 
 def test_a_network_may_look_up_by_itself():
@@ -203,22 +203,6 @@ def test_a_layer_that_makes_one_row_of_the_batch_is_no_function_of_the_example()
     network = nn.Sequential(nn.Linear(4, 4), nn.Flatten(0), nn.Linear(8, 10))
     below, _ = split(PartialModel(network, train=["2.*"], seed=1, overwrite=True))
     assert len(below) == 1
-
-
-def test_channels_last_is_a_layout_for_as_long_as_it_is_asked_for():
-    layouts = set()
-
-    class Looking(nn.Module):
-        def forward(self, x):
-            layouts.add(x.is_contiguous(memory_format=torch.channels_last))
-            return x
-
-    network = nn.Sequential(Looking(), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
-    model = PartialModel(network, seed=1, overwrite=True)
-    for wanted in (False, True, False):
-        layouts.clear()
-        computed(model, users((3, 8, 8)), Method(channels_last=wanted), LOCAL, TASK)
-        assert layouts == {wanted}
 
 
 def test_one_step_of_adam_is_adams():

@@ -205,7 +205,7 @@ def test_methods_that_share_all_but_the_trained_part_refuse_local_parts():
     assert not GhostSum.supports(first)
     x, y = examples()
     training = VectorizedTraining(first)
-    given = x, y, [torch.arange(8)], [torch.Generator()], LocalTraining(0.5)
+    given = x, y, [[torch.arange(8)]], LocalTraining(0.5)
     with pytest.raises(RuntimeError, match="share all but the trained part"):
         list(training.updates(first.flat.clone(), *given, out=torch.empty(1, first.dim)))
 

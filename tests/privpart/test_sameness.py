@@ -32,7 +32,7 @@ CLIENTS = tuple(range(len(SIZES)))
 LOCAL = LocalTraining(0.3, batch_size=4, steps=1)
 TASK = RoundTask(0, CLIENTS, 0.2, "plan", sum_clip_norm=0.19)
 Z = 100.0
-EACH = [Method(), Method(channels_last=True), Method(vectorized=True)]
+EACH = [Method(), Method(vectorized=True)]
 SUMS = [Method(vectorized=True), Method(ghost_sum=True)]
 
 

@@ -20,32 +20,19 @@ LOCAL = LocalTraining(0.3, epochs=2, batch_size=2)
 
 
 class Attentive(nn.Module):
-    """torch's encoder layer, causal or with padding, and its attention with weights or without."""
+    """torch's encoder layer, with or without padding."""
 
     def __init__(self, kind):
         super().__init__()
         self.kind = kind
         self.words = nn.Embedding(WORDS, WIDTH)
         self.layer = nn.TransformerEncoderLayer(WIDTH, 2, 12, dropout=0.0, batch_first=True)
-        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=kind != "words first")
         self.head = nn.Linear(WIDTH, LABELS)
 
     def forward(self, words):
         x = self.words(words)
-        later = torch.ones(LENGTH, LENGTH, dtype=torch.bool).triu(1)
-        if self.kind == "causal":
-            x = self.layer(x, src_mask=later, is_causal=True)
-        elif self.kind == "padded":
-            x = self.layer(x, src_key_padding_mask=words == 0)
-        elif self.kind == "words first":
-            x = self.attention(x.mT.permute(2, 0, 1), *[x.transpose(0, 1)] * 2, need_weights=False)[
-                0
-            ]
-            x = x.transpose(0, 1)
-        elif self.kind == "weights":
-            x = self.attention(x, x, x, need_weights=True)[0]
-        else:
-            x = self.layer(x)
+        padding = words == 0 if self.kind == "padded" else None
+        x = self.layer(x, src_key_padding_mask=padding)
         return self.head(x.mean(dim=1))
 
 
@@ -95,14 +82,10 @@ def dense():
 VECTORIZED = Method(vectorized=True)
 WAYS = {
     "encoder layer": (lambda: Attentive("plain"), ["*"], VECTORIZED),
-    "causal encoder layer": (lambda: Attentive("causal"), ["*"], VECTORIZED),
     "padded encoder layer": (lambda: Attentive("padded"), ["*"], VECTORIZED),
-    "attention, words first": (lambda: Attentive("words first"), ["*"], VECTORIZED),
-    "attention with weights": (lambda: Attentive("weights"), ["*"], VECTORIZED),
     "scaled dot product": (Product, ["*"], VECTORIZED),
     "adapters": (adapted, ["*lora_*"], VECTORIZED),
     "small convolutions": (convolutional, ["*"], VECTORIZED),
-    "channels last": (convolutional, ["*"], Method(channels_last=True)),
     "dense": (dense, ["1.weight", "3.bias"], VECTORIZED),
 }
 

@@ -59,7 +59,7 @@ def test_few_updates_are_put_aside_while_a_worker_computes_the_one_before():
 
     def here(chunk):
         computed.append(chunk)
-        return Result(chunk, torch.zeros(len(chunk), model.dim), (), ())
+        return Result(chunk, torch.zeros(len(chunk), model.dim), ())
 
     with pytest.raises(WorkerError, match="sent nothing for 1 seconds"):
         one_round(workers, model, [0, HANGS, *[1] * 50], here)
