@@ -16,7 +16,7 @@ from attacks.observation import Observation, observe
 from attacks.reconstruction.analytic import invert_dense, invert_first_dense, visible_dense
 from attacks.reconstruction.april import april
 from attacks.reconstruction.batch_statistics import buffers_after, sent_statistics, with_buffers
-from attacks.reconstruction.cosine import MOST_GUESSES, cosine_tv
+from attacks.reconstruction.cosine import cosine_tv
 from attacks.reconstruction.features import dense_then_invert, layer_input
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.reconstruct import FALLING, Reconstruction, dlg, reid_rank
@@ -65,8 +65,8 @@ def suite(
         "dlg + statistics": _where(sent_statistics, _seeded(dlg, **sent)),
     }
     if steps:
-        cosine = _seeded(cosine_tv, restarts=2 * restarts, steps=steps, tv=(200 * tv, 2 * tv))
-        attacks["cosine_tv"] = _where(_labels_are_few, cosine)
+        options = {"restarts": 2 * restarts, "steps": steps, "tv": (200 * tv, 2 * tv)}
+        attacks["cosine_tv"] = _seeded(cosine_tv, **options)
     if tv:
         search["restarts"] = 1
         falling = tuple(10 * tv * weight / FALLING[0] for weight in FALLING)
@@ -83,10 +83,6 @@ def _where(applies: Callable[[nn.Module, Observation], object], attack: ImageAtt
     return lambda model, observed, seed: (
         attack(model, observed, seed) if applies(model, observed) else None
     )
-
-
-def _labels_are_few(model: nn.Module, observed: Observation) -> bool:
-    return len(label_candidates(model, observed)) <= MOST_GUESSES  # more would have to be guessed
 
 
 def leakage(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> LeakageReport:  # noqa: ANN401

@@ -98,10 +98,17 @@ def dlg(
     budget = checks.count("max_evaluations", max_evaluations)
     newton_steps = checks.count("newton_steps", newton_steps, minimum=0)
     weights = prior_weights(tv)
-    gap = _statistics_gap(model, observation, statistics)
+    gap = (
+        statistics_gap(model, observation) if checks.nonnegative("statistics", statistics) else None
+    )
+    if statistics and gap is None:
+        raise ConfigError(
+            f"statistics={statistics:g}: needs buffers that the client sent after one step in "
+            "training mode; leave it out."
+        )
     seed = checks.count("seed", seed, minimum=0)
     start = time.perf_counter()
-    labels, wasted = _labels(model, observation, budget, seed)
+    labels, wasted = chosen_labels(model, observation, budget, seed)
     residual = matching_residual(model, observation, labels)
     match = matching_loss(model, observation, labels)
     plain = weights == [0.0] and gap is None
@@ -156,10 +163,10 @@ def prior_weights(tv: float | Sequence[float]) -> list[float]:
     return weights
 
 
-def _labels(
+def chosen_labels(
     model: nn.Module, observation: Observation, budget: int, seed: int
 ) -> tuple[Tensor, int]:
-    """Return the labels that a short search matches best, and the evaluations spent on it."""
+    """Return the labels that short searches match best, and the evaluations spent on them."""
     candidates = label_candidates(model, observation)
     if len(candidates) == 1:
         return candidates[0], 0
@@ -269,21 +276,6 @@ def total_variation(x: Tensor) -> Tensor:
     rows = (x[..., 1:, :] - x[..., :-1, :]).abs().mean((-3, -2, -1))
     columns = (x[..., :, 1:] - x[..., :, :-1]).abs().mean((-3, -2, -1))
     return (rows + columns) / 2
-
-
-def _statistics_gap(
-    model: nn.Module, observation: Observation, weight: float
-) -> Callable[[Tensor], Tensor] | None:
-    """Return the gap in the batch statistics, None at weight 0; refuse it where none were sent."""
-    if checks.nonnegative("statistics", weight) == 0:
-        return None
-    gap = statistics_gap(model, observation)
-    if gap is None:
-        raise ConfigError(
-            f"statistics={weight:g}: needs buffers that the client sent after one step in training "
-            "mode; leave it out."
-        )
-    return gap
 
 
 def _with_prior(
