@@ -204,6 +204,39 @@ def recording(
             handle.remove()
 
 
+class _ReachedError(Exception):
+    """Leaves a forward pass, of which the later layers are not needed."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value = value
+
+
+def entering(
+    net: nn.Module, layer: str, state: State, *, leaving: bool = False
+) -> Callable[[Tensor], Tensor | None]:
+    """Return x -> what enters a layer at the weights ``state``; None where it is not called.
+
+    With ``leaving`` it is the first of what a recurrent layer returns: its states.
+    """
+
+    def stop(_module: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
+        raise _ReachedError(outputs[0] if leaving else inputs[0])
+
+    def reach(x: Tensor) -> Tensor | None:
+        hook = net.get_submodule(layer).register_forward_hook(stop)
+        try:
+            with sdpa_kernel(SDPBackend.MATH):  # the only attention with forward derivatives
+                functional_call(net, dict(state), (x,))
+        except _ReachedError as reached:
+            return reached.value
+        finally:
+            hook.remove()
+        return None  # something else uses its weight
+
+    return reach
+
+
 def double_state(model: nn.Module) -> dict[str, Tensor]:
     """Return a float64 copy of every parameter and buffer of ``model``, by name."""
     both = [*model.named_parameters(), *model.named_buffers()]

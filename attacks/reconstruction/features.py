@@ -5,8 +5,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accounting import checks
 from attacks.observation import Observation
@@ -20,7 +18,7 @@ from attacks.reconstruction.reconstruct import (
     starting_point,
 )
 from attacks.reconstruction.solvers import SOLVED, Search, gauss_newton, quasi_newton
-from attacks.update import ready
+from attacks.update import entering, ready
 
 _RANK = 1e-6  # singular values below this, relative to the largest, are rounding of float32
 
@@ -93,30 +91,13 @@ def layer_input(
     There is a row per image, or per token where the layer acts on each token; none where the
     model uses its weight without calling it.
     """
-    twin = ready(model, observation.training)
-
-    def stop(_module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        raise _ReachedError(inputs[0])
-
-    twin.get_submodule(layer).register_forward_pre_hook(stop)
+    reach = entering(ready(model, observation.training), layer, observation.state)
 
     def features(x: Tensor) -> Tensor:
-        try:
-            with sdpa_kernel(SDPBackend.MATH):  # the only attention with forward derivatives
-                functional_call(twin, dict(observation.state), (x,))
-        except _ReachedError as reached:
-            return reached.value.flatten(0, -2)
-        return x.new_empty(0, 0)  # something else uses its weight
+        inputs = reach(x)
+        return x.new_empty(0, 0) if inputs is None else inputs.flatten(0, -2)
 
     return features
-
-
-class _ReachedError(Exception):
-    """Leaves a forward pass at the layer of interest, with its input."""
-
-    def __init__(self, value: Tensor) -> None:
-        super().__init__()
-        self.value = value
 
 
 def _goal(weight: Tensor, bias: Tensor | None, rows: Tensor) -> tuple[Tensor, bool] | None:

@@ -6,8 +6,7 @@ that span, and whoever knows the weights tests every token of the vocabulary, or
 """
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 
 from attacks.rounding import HALF, differs, same
 from attacks.text.observation import TextObservation, text_model, vocabulary
-from attacks.update import recording
+from attacks.update import entering, recording
 
 Reach = Literal["token", "prefix", "sentence"]
 
@@ -31,10 +30,6 @@ _ROUNDING = 10.0  # how far above its rounding error a singular value must be
 _SAFE = 4.0  # how far above its rounding error a true input may be: in float64, 1.6 times was seen
 _ROWS = 2**14  # inputs computed at a time
 _PROBED = 64  # places at which a token is exchanged, to see which inputs depend on it
-
-
-class _EnoughError(Exception):
-    """Ends a forward pass whose later layers are not needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +77,11 @@ class Reader:
         return torch.cat([self._inputs(source, part) for part in parts])
 
     def _inputs(self, source: Source, tokens: Tensor) -> Tensor:
-        inputs: list[Tensor] = []
-        module = self.net.get_submodule(source.module)
-        listening = _listening(module, inputs, source.state)
-        with torch.no_grad(), listening, suppress(_EnoughError):
-            self.net(tokens)
-        return inputs[0] if inputs[0].ndim == 3 else inputs[0][:, None]
+        reach = entering(self.net, source.module, self.seen.state, leaving=source.state)
+        with torch.no_grad():
+            inputs = reach(tokens)
+        assert inputs is not None  # noqa: S101  a source is a layer that was called
+        return inputs if inputs.ndim == 3 else inputs[:, None]
 
     @cached_property
     def sources(self) -> tuple[Source, ...]:
@@ -140,25 +134,6 @@ def dense_weight(module: nn.Module) -> str:
         return "out"
     # of transformers, which is not imported for it
     return "in" if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else ""
-
-
-@contextmanager
-def _listening(module: nn.Module, inputs: list[Tensor], state: bool) -> Iterator[None]:
-    def before(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        inputs.append(args[0])
-        raise _EnoughError
-
-    def after(_module: nn.Module, _args: tuple[Tensor, ...], out: tuple[Tensor, ...]) -> None:
-        inputs.append(out[0])
-        raise _EnoughError
-
-    hook = (
-        module.register_forward_hook(after) if state else module.register_forward_pre_hook(before)
-    )
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def _reach(rows: Tensor, places: Tensor) -> Reach:
