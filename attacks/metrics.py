@@ -12,66 +12,47 @@ from accounting import checks
 from accounting.checks import ConfigError
 
 ORACLES = ("own mean",)  # baselines that know the truth: no attacker can hand them in
+_Z = 1.96  # 95 %
 FLOAT64_MSE = torch.finfo(torch.float64).eps ** 2
 
 
-def psnr(x: Tensor, reference: Tensor, data_range: float = 1.0) -> Tensor:
-    """Return the peak signal-to-noise ratio of each image, in dB: 10 log10(range^2 / MSE).
+def psnr(x: Tensor, reference: Tensor) -> Tensor:
+    """Return the peak signal-to-noise ratio of each image, (B,), in dB: -10 log10 MSE.
 
-    As in FedPart's Table 9 (its formula lacks the minus sign), with the data range stated.
-    The MSE is floored at float64's resolution, (2^-52 range)^2, so that equal images score
-    313.07 dB and no average over images is ever infinite.
-
-    Args:
-        x: (B, ...) in [0, data_range].
-        reference: the truth, of the same shape and range.
-        data_range: greatest pixel value, > 0.
-
-    Returns:
-        (B,) float64.
+    As in FedPart's Table 9 (its formula lacks the minus sign), of images (B, ...) in [0, 1]. The
+    MSE is floored at float64's resolution, 2^-104, so that equal images score 313.07 dB and no
+    average over images is ever infinite.
 
     Raises:
-        ConfigError: shapes that differ, NaN, or values outside [0, data_range].
+        ConfigError: shapes that differ, NaN, or values outside [0, 1].
 
     >>> psnr(torch.full((1, 1, 2, 2), 0.5), torch.full((1, 1, 2, 2), 0.6)).round(decimals=3)
     tensor([20.], dtype=torch.float64)
     """
-    top = checks.positive("data_range", data_range)
     if x.shape != reference.shape or x.ndim < 2:
         raise ConfigError(
             f"x: shape {tuple(x.shape)}; must be that of the reference, {tuple(reference.shape)}."
         )
-    a = _in_range("x", x, top) / top
-    b = _in_range("reference", reference, top) / top
-    mse = (a - b).square().flatten(1).mean(1)
+    gap = _in_range("x", x) - _in_range("reference", reference)
+    mse = gap.square().flatten(1).mean(1)
     return -10 * mse.clamp(min=FLOAT64_MSE).log10()
 
 
-def ssim(x: Tensor, reference: Tensor, data_range: float = 1.0) -> Tensor:
-    """Return the structural similarity of each image, in [-1, 1] (Wang et al. 2004).
+def ssim(x: Tensor, reference: Tensor) -> Tensor:
+    """Return the structural similarity of each image, (B,), in [-1, 1] (Wang et al. 2004).
 
-    As published: an 11x11 Gaussian window of standard deviation 1.5, only where it fits inside
-    the image, k1 = 0.01, k2 = 0.03, population moments, the mean over positions and channels.
-    Images under 11 pixels use the largest odd window that fits.
-
-    Args:
-        x: (B, C, H, W) in [0, data_range].
-        reference: the truth, of the same shape and range.
-        data_range: greatest pixel value, > 0.
-
-    Returns:
-        (B,) float64.
+    As published, of images (B, C, H, W) in [0, 1]: an 11x11 Gaussian window of standard deviation
+    1.5, only where it fits inside the image, k1 = 0.01, k2 = 0.03, population moments, the mean
+    over positions and channels. Images under 11 pixels use the largest odd window that fits.
 
     Raises:
         ConfigError: see ``psnr``.
     """
-    top = checks.positive("data_range", data_range)
     if x.shape != reference.shape or x.ndim != 4:
         raise ConfigError(
             f"x: shape {tuple(x.shape)}; must be (B, C, H, W), that of the reference."
         )
-    a = _in_range("x", x, top) / top
-    b = _in_range("reference", reference, top) / top
+    a, b = _in_range("x", x), _in_range("reference", reference)
     window = _gaussian_window(min(11, *((side - 1) // 2 * 2 + 1 for side in a.shape[-2:])))
 
     def blur(image: Tensor) -> Tensor:
@@ -111,15 +92,8 @@ def match_batch(images: Tensor, truth: Tensor) -> Tensor:
     The Hungarian method finds the best one-to-one pairing; ``found[order]`` pairs with ``truth``.
     Only scoring uses it, never an attack.
 
-    Args:
-        images: (B, ...).
-        truth: (B, ...).
-
-    Returns:
-        (B,) permutation.
-
     Raises:
-        ConfigError: shapes that differ, or values that are not finite.
+        ConfigError: shapes (B, ...) that differ, or values that are not finite.
 
     >>> match_batch(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.1], [0.8]]))
     tensor([1, 0])
@@ -135,20 +109,16 @@ def match_batch(images: Tensor, truth: Tensor) -> Tensor:
     return torch.from_numpy(np.asarray(order))
 
 
-def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Return Wilson's confidence interval of a success rate; ``z`` = 1.96 gives 95 %.
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Return Wilson's 95 % confidence interval of a success rate.
 
     >>> tuple(round(end, 3) for end in wilson(9, 10))
     (0.596, 0.982)
     """
     n = checks.count("trials", trials)
-    k = checks.count("successes", successes, minimum=0)
-    z = checks.positive("z", z)
-    if k > n:
-        raise ConfigError(f"successes={k}: must be at most trials={n}.")
-    spread = z * math.sqrt(k / n * (1 - k / n) / n + z * z / (4 * n * n))
-    middle = k / n + z * z / (2 * n)
-    width = 1 + z * z / n
+    k = checks.count("successes", successes, minimum=0, maximum=n)
+    spread = _Z * math.sqrt(k / n * (1 - k / n) / n + _Z**2 / (4 * n * n))
+    middle, width = k / n + _Z**2 / (2 * n), 1 + _Z**2 / n
     return max(0.0, (middle - spread) / width), min(1.0, (middle + spread) / width)
 
 
@@ -164,14 +134,9 @@ def baseline_images(
     "grey" is half the range, "own mean" the image's mean colour, "noise" uniform noise, "dataset
     mean" the mean image of public data, "class mean" that of its class. A score that does not
     exceed theirs is not a leak; except "own mean", an oracle: only whoever has the image knows it.
-
-    Args:
-        reference: (B, C, H, W) in [0, 1].
-        dataset_mean: (C, H, W), or None to leave this baseline out.
-        class_means: (B, C, H, W), the mean of each image's class, or None to leave it out.
-        seed: of the noise.
+    ``dataset_mean`` is (C, H, W), ``class_means`` are (B, C, H, W), that of each image's class.
     """
-    truth = _in_range("reference", reference, 1.0)
+    truth = _in_range("reference", reference)
     rng = np.random.default_rng([checks.count("seed", seed, minimum=0)])
     guesses = {
         "grey": torch.full_like(truth, 0.5),
@@ -193,10 +158,8 @@ def _gaussian_window(size: int, std: float = 1.5) -> Tensor:
     return (window / window.sum())[None, None]
 
 
-def _in_range(name: str, value: Tensor, top: float) -> Tensor:
+def _in_range(name: str, value: Tensor) -> Tensor:
     value = value.detach().double()
-    if not bool(((value >= 0) & (value <= top)).all()):
-        raise ConfigError(
-            f"{name}: has NaN or values outside [0, {top:g}]; clamp, or set data_range."
-        )
+    if not bool(((value >= 0) & (value <= 1)).all()):
+        raise ConfigError(f"{name}: has NaN or values outside [0, 1]; clamp or divide them.")
     return value

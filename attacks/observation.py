@@ -75,7 +75,7 @@ class Observation:
 
     def __post_init__(self) -> None:
         for name in ("update", "state", "buffers"):
-            wide = {k: _wide(value) for k, value in getattr(self, name).items()}
+            wide = {k: as_double(value) for k, value in getattr(self, name).items()}
             object.__setattr__(self, name, wide)
         if not self.update:
             raise ConfigError("update={}: is empty; pass at least one parameter to attack.")
@@ -133,8 +133,8 @@ def observe(
         x: (B, C, H, W) images.
         y: (B,) integer labels.
         visible: patterns of parameter names (``"dense1.*"``); None shows every parameter.
-        loss: see ``Observation``.
-        local: see ``Observation``.
+        loss: see ``Observation``, also for ``local``.
+        local: None for a gradient.
         clip: joint L2 bound over all visible parameters; None does not clip.
         noise_multiplier: noise standard deviation of one coordinate / clip, >= 0; needs ``clip``.
         generator: draws the noise; needed when there is noise.
@@ -187,7 +187,9 @@ def sent_fields(
     scale = clip_scale(update, clip)
     update = {name: value * scale for name, value in update.items()}
     if std > 0:
-        update = {name: value + std * _normal(value, generator) for name, value in update.items()}
+        for name, value in update.items():
+            drawn = torch.randn(value.shape, generator=generator, dtype=value.dtype)
+            update[name] = value + std * drawn
     options = {"clip": clip, "noise_std": std, "loss": loss, "local": local}
     return {"update": update, "state": state, **options}
 
@@ -197,12 +199,7 @@ def update_of(
 ) -> dict[str, Tensor]:
     """Return the update before the clip of the observed client, had it trained on (x, y).
 
-    Args:
-        net: made by ``ready``.
-        observed: tells the weights, what trains, the loss and the local steps.
-        x: examples, real ones in the precision of the state.
-        y: what the loss predicts.
-        functional: see ``simulated_update``.
+    ``net`` is made by ``ready``; real examples are in the precision of the state.
     """
     names = observed.sent or tuple(observed.update)
     options = (observed.loss, observed.local)
@@ -232,8 +229,7 @@ def select(names: Sequence[str], patterns: Sequence[str] | None) -> tuple[str, .
     >>> select(["conv1.weight", "dense1.weight", "dense1.bias"], ["dense1.*"])
     ('dense1.weight', 'dense1.bias')
     """
-    if patterns is None:
-        patterns = ["*"]
+    patterns = ["*"] if patterns is None else patterns
     if isinstance(patterns, str):
         raise ConfigError(f"visible={patterns!r}: must be a list of patterns, as [{patterns!r}].")
     if not patterns:
@@ -242,15 +238,6 @@ def select(names: Sequence[str], patterns: Sequence[str] | None) -> tuple[str, .
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(f"visible={pattern!r}: matches no parameter. {_near(pattern, names)}")
     return tuple(name for name in names if any(fnmatchcase(name, p) for p in patterns))
-
-
-def _wide(value: Tensor) -> Tensor:
-    dtype = torch.float64 if value.is_floating_point() else value.dtype
-    return value.detach().to("cpu", dtype)
-
-
-def _normal(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    return torch.randn(like.shape, generator=generator, dtype=like.dtype)
 
 
 def noise_std_of(clip: float | None, noise_multiplier: float) -> float:

@@ -89,8 +89,8 @@ def simulated_update(
         model: made by ``ready``.
         state: every parameter and buffer, by name.
         names: the parameters that train; the others stay as they are in ``state``.
-        x: (B, C, H, W).
-        y: (B,).
+        x: examples, (B, ...).
+        y: what the loss compares the model's output with.
         loss: (logits, labels) -> scalar.
         local: None for the gradient of the whole batch.
         differentiable: keep the graph, so that the result can be differentiated by ``x``.
