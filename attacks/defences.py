@@ -1,7 +1,7 @@
 """Defences: the same attack at every clip and noise multiplier of a sweep."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from accounting import checks
@@ -12,31 +12,17 @@ from attacks.report import Adversary, TextRow, Verdict
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DefencePoint:
-    """What the attacks found at one clip and noise multiplier.
-
-    Args:
-        clip: joint L2 bound, or None.
-        noise_multiplier: noise standard deviation / clip; 0 is the server's own view.
-        scores: best score of each example over the attacks: PSNR in dB of images, ROUGE-L of text.
-        baselines: best score of each example that needs no attack.
-        verdict: the most severe one over the examples.
-        epsilon: the accountant's epsilon of one release at ``delta``; None without noise.
-        delta: at which epsilon is computed.
-        missing: names of baselines that are missing, for want of data.
-        exact: number of sentences that were read token for token; None of images.
-        bag: of text, F1 of the distinct tokens of each sentence's batch.
-    """
+    """What the attacks found at one clip and noise multiplier; 0 is the server's own view."""
 
     clip: float | None
     noise_multiplier: float
-    scores: tuple[float, ...]
-    baselines: tuple[float, ...]
+    scores: tuple[float, ...]  # best of each example: PSNR in dB of images, ROUGE-L of text
+    baselines: tuple[float, ...]  # best of each example that needs no attack
     verdict: Verdict
-    epsilon: float | None
+    epsilon: float | None  # of one release, by the accountant; None without noise
     delta: float
-    missing: tuple[str, ...] = ()
-    exact: int | None = None
-    bag: tuple[float, ...] = field(default=())
+    missing: tuple[str, ...] = ()  # names of baselines, for want of data
+    exact: int | None = None  # number of sentences that were read token for token
 
     @property
     def of_text(self) -> bool:
@@ -45,21 +31,17 @@ class DefencePoint:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON types."""
-        shared = {
+        score, baseline = ("rouge", "guess_rouge") if self.of_text else ("psnr", "baselines")
+        return {
             "clip": self.clip,
             "noise_multiplier": self.noise_multiplier,
             "verdict": self.verdict,
             "epsilon": self.epsilon,
             "delta": self.delta,
             "missing_baselines": list(self.missing),
-        }
-        if not self.of_text:
-            return shared | {"psnr": list(self.scores), "baselines": list(self.baselines)}
-        return shared | {
-            "exact": self.exact,
-            "rouge": list(self.scores),
-            "bag_f1": list(self.bag),
-            "guess_rouge": list(self.baselines),
+            score: list(self.scores),
+            baseline: list(self.baselines),
+            **({"exact": self.exact} if self.of_text else {}),
         }
 
 
@@ -98,23 +80,15 @@ def defences(
 def _point(audit: Audit[Any, Any, Any]) -> DefencePoint:
     report = audit.report()
     (row,) = report.rows
-    scores: Mapping[str, Any]
-    if isinstance(row, TextRow):
-        scores = {
-            "scores": tuple(trial.score.rouge for trial in row.best),
-            "baselines": tuple(trial.guess.rouge for trial in row.best),
-            "bag": tuple(trial.bag for trial in row.best),
-            "exact": row.exact,
-        }
-    else:
-        baselines = tuple(trial.baseline for trial in row.best)
-        scores = {"scores": row.psnr, "baselines": baselines}
+    text = isinstance(row, TextRow)
     return DefencePoint(
         clip=audit.clip,
         noise_multiplier=audit.noise_multiplier,
+        scores=tuple(t.score.rouge for t in row.best) if text else row.psnr,
+        baselines=tuple(t.guess.rouge if text else t.baseline for t in row.best),
         verdict=report.verdict,
         epsilon=None if report.bound is None else report.bound.epsilon(audit.delta),
         delta=audit.delta,
         missing=report.missing,
-        **scores,
+        exact=row.exact if text else None,
     )

@@ -41,18 +41,15 @@ class Trial(Generic[ResultT]):
     """One example as one attack found it.
 
     Args:
-        view: the parameters that the attack used.
-        attack: name of the attack.
-        result: the whole batch, as found.
         truth_match: residual of the true batch; above 0 only because of noise and rounding, unless
             the update has another origin.
         untried: "nothing sent" or "void" where there was nothing to attack; the result is then a
             stand-in, and its score says nothing.
     """
 
-    view: str
+    view: str  # the parameters that the attack used
     attack: str
-    result: ResultT
+    result: ResultT  # the whole batch
     truth_match: float = field(default=0.0, kw_only=True)
     untried: Verdict | None = field(default=None, kw_only=True)
 
@@ -74,19 +71,12 @@ class Trial(Generic[ResultT]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageTrial(Trial[Reconstruction]):
-    """One image as one attack reconstructed it; see also ``Trial``.
-
-    Args:
-        psnr: score of this image, in dB.
-        baseline: best PSNR of an image that needs no attack and does not know the truth.
-        ssim: structural similarity of this image.
-        index: position of this image in the reconstructed batch, after pairing.
-    """
+    """One image as one attack reconstructed it."""
 
     psnr: float
-    baseline: float
+    baseline: float  # best PSNR of an image that needs no attack and does not know the truth
     ssim: float = 0.0
-    index: int = 0
+    index: int = 0  # of this image in the reconstructed batch, after pairing
 
     @property
     def gain(self) -> float:
@@ -132,17 +122,11 @@ class Guess:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextTrial(Trial[ReadText]):
-    """One sentence as one attack read it; see also ``Trial``.
-
-    Args:
-        score: of this sentence.
-        bag: F1 of the distinct tokens of the batch that the attack shows.
-        guess: best scores without the update.
-    """
+    """One sentence as one attack read it."""
 
     score: TextScore
-    bag: float
-    guess: Guess
+    bag: float  # F1 of the distinct tokens of the batch that the attack shows
+    guess: Guess  # best scores without the update
 
     @property
     def verdict(self) -> Verdict:
@@ -178,26 +162,21 @@ class ViewRow(Generic[TrialT]):
     """One view, and one adversary: what the rows of images and of sentences share.
 
     Args:
-        view: name of the view.
-        patterns: patterns of the parameter names that it shows.
-        visible: number of parameters that it shows.
-        share: ``visible`` as a share of the model's parameters.
         trials: per example, every trial on this view and on the audited views inside it. Whoever
             sees more may discard the rest, so a view never scores below a part of it.
         adversary: "server" sees one client's update after its clip and before any noise;
             "recipient" sees the noised sum and knows every other client's update.
-        update_norm: median L2 norm of the visible update.
         labels_right: share of the labels that were inferred right; None where they were revealed,
             are the tokens themselves, or nothing was attacked.
     """
 
     view: str
     patterns: tuple[str, ...]
-    visible: int
-    share: float
+    visible: int  # number of parameters that it shows
+    share: float  # of the model's parameters
     trials: tuple[tuple[TrialT, ...], ...]
-    adversary: Adversary = "server"
-    update_norm: float = 0.0
+    adversary: Adversary
+    update_norm: float  # median over the batches, of what is visible
     labels_right: float | None = None
 
     examples: ClassVar[str]  # what the trials are of
@@ -283,21 +262,14 @@ class ViewRow(Generic[TrialT]):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LeakageRow(ViewRow[ImageTrial]):
-    """One view of an update of images, and one adversary; see also ``ViewRow``.
-
-    Args:
-        ranks: per image, the rank of the truth among decoys; () without decoys.
-        feature_error: per visible dense layer, the greatest relative error of its input as computed
-            from the update; for batches of one.
-        labels_doubtful: whether some labels were guesses: an attack with wrong labels fails.
-    """
+    """One view of an update of images, and one adversary."""
 
     examples = "images"
     worst = "psnr_max"
 
-    ranks: tuple[int, ...] = ()
-    feature_error: Mapping[str, float] = field(default_factory=dict)
-    labels_doubtful: bool = False
+    ranks: tuple[int, ...] = ()  # of the true images among decoys
+    feature_error: Mapping[str, float] = field(default_factory=dict)  # of dense layers' inputs
+    labels_doubtful: bool = False  # an attack with wrong labels fails
 
     @property
     def own(self) -> tuple[ImageTrial, ...]:
@@ -340,20 +312,13 @@ class LeakageRow(ViewRow[ImageTrial]):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TextRow(ViewRow[TextTrial]):
-    """One view of an update of sentences, and one adversary; see also ``ViewRow``.
-
-    Args:
-        lengths_right: share of the sentences whose length was inferred right; None where no
-            sentence is padded, or none was read.
-        doubtful: whether the text that was read does not explain the update, so that its lengths
-            and labels are guesses.
-    """
+    """One view of an update of sentences, and one adversary."""
 
     examples = "sentences"
     worst = "exact"
 
-    lengths_right: float | None = None
-    doubtful: bool = False
+    lengths_right: float | None = None  # share; None where none is padded, or none was read
+    doubtful: bool = False  # whether what was read does not explain the update
 
     @property
     def exact(self) -> int:
@@ -390,32 +355,19 @@ RowT = TypeVar("RowT", bound=ViewRow[Any])
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class Report(Generic[RowT]):
-    """A row per adversary and view, on the same examples, weights and seeds.
-
-    Args:
-        rows: in the order of the views.
-        truth: the true examples: images (N, C, H, W), or sentences without padding.
-        seed: of the starting points and of the noise.
-        threat: what the attacker knows and what was done to the update, as JSON types.
-        bound: the accountant's guarantee of the noised release, or None without noise.
-        delta: at which its epsilon is printed.
-        schedule: the view that each round of a training sends.
-        missing: names of baselines that a verdict should be measured against, for want of data.
-        explanation: of the view that the true examples explain least. If they do not explain it,
-            the audit is void.
-    """
+    """A row per adversary and view, on the same examples, weights and seeds."""
 
     schema: ClassVar[str]
 
     rows: tuple[RowT, ...]
     truth: Tensor | tuple[tuple[int, ...], ...]
     seed: int
-    threat: Mapping[str, Any]
-    bound: Guarantee | None
+    threat: Mapping[str, Any]  # what the attacker knows, and what was done to the update
+    bound: Guarantee | None  # the accountant's, of the noised release
     delta: float
-    schedule: tuple[str, ...]
-    missing: tuple[str, ...]
-    explanation: Explanation
+    schedule: tuple[str, ...]  # the view that each round of a training sends
+    missing: tuple[str, ...]  # baselines that a verdict should be measured against, without data
+    explanation: Explanation  # of the view that the true examples explain least
 
     @property
     def void(self) -> bool:
@@ -474,22 +426,15 @@ class Report(Generic[RowT]):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class LeakageReport(Report[LeakageRow]):
-    """A report on images; see also ``Report``.
-
-    Args:
-        baselines: PSNR of each image in dB, by the name of the baseline.
-        baseline_images: (N, C, H, W), by the name of the baseline.
-        decoys: number of images among which the truth was ranked.
-        oracles: names of those baselines that know the truth. No verdict is measured against them.
-    """
+    """A report on images (N, C, H, W)."""
 
     schema: ClassVar[str] = "privpart/leakage/3"
 
     truth: Tensor
-    baselines: Mapping[str, tuple[float, ...]]
-    baseline_images: Mapping[str, Tensor]
-    decoys: int
-    oracles: tuple[str, ...]
+    baselines: Mapping[str, tuple[float, ...]]  # PSNR of each image in dB
+    baseline_images: Mapping[str, Tensor]  # (N, C, H, W)
+    decoys: int  # number of images among which the truth was ranked
+    oracles: tuple[str, ...]  # baselines that know the truth, which no verdict is measured against
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types."""
@@ -510,18 +455,13 @@ class LeakageReport(Report[LeakageRow]):
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class TextReport(Report[TextRow]):
-    """A report on sentences; see also ``Report``.
-
-    Args:
-        guesses: scores of each sentence without any update, by the name of the guess.
-        public: number of public sentences that the guesses are made of.
-    """
+    """A report on sentences, without padding."""
 
     schema: ClassVar[str] = "privpart/text-leakage/1"
 
     truth: tuple[tuple[int, ...], ...]
-    guesses: Mapping[str, tuple[TextScore, ...]]
-    public: int
+    guesses: Mapping[str, tuple[TextScore, ...]]  # scores of each sentence without any update
+    public: int  # number of sentences that the guesses are made of
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON types."""

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -29,15 +29,11 @@ _TINY = 1e-30  # far below Adam's epsilon squared; keeps the root differentiable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSteps:
-    """Local training, after which the client sends the change of its weights.
-
-    The rows of the batch are used in order, ``batch_size`` at a time, and again from the start when
-    they run out. The order of the images within the batch is arbitrary.
+    """Local training on the whole batch, after which the client sends the change of its weights.
 
     Args:
         learning_rate: > 0.
         steps: from 1 to 1000; each evaluation of an attack repeats them all.
-        batch_size: rows per step, >= 1; None uses all of them in every step.
         momentum: of SGD, in [0, 1), as in ``torch.optim.SGD``.
         optimizer: "sgd", or "adam" with the constants of ``torch.optim.Adam``. One step of Adam
             sends little more than the signs of a gradient, and solvers fail on it; after three
@@ -46,7 +42,6 @@ class LocalSteps:
 
     learning_rate: float
     steps: int = 1
-    batch_size: int | None = None
     momentum: float = 0.0
     optimizer: Literal["sgd", "adam"] = "sgd"
 
@@ -58,17 +53,6 @@ class LocalSteps:
             raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
         if self.momentum and self.optimizer == "adam":
             raise ConfigError(f"momentum={self.momentum}: is only for sgd; leave it out with adam.")
-        if self.batch_size is not None:
-            checks.count("batch_size", self.batch_size)
-
-    def rows(self, step: int, batch: int) -> Sequence[int]:
-        """Return the rows that step number ``step`` uses, of a batch of ``batch`` rows.
-
-        >>> LocalSteps(learning_rate=0.1, steps=3, batch_size=2).rows(2, 5)
-        [4, 0]
-        """
-        size = min(batch, self.batch_size or batch)
-        return [(step * size + i) % batch for i in range(size)]
 
 
 def simulated_update(
@@ -121,10 +105,7 @@ def simulated_update(
         return slope(before, x, y)
     weights, momenta = dict(before), dict[str, Momenta]()
     for step in range(local.steps):
-        rows = local.rows(step, len(x))
-        part = (x, y) if rows == list(range(len(x))) else (x[rows], y[rows])
-        slopes = slope(weights, *part)
-        for name, value in slopes.items():
+        for name, value in slope(weights, x, y).items():
             move, momenta[name] = _move(local, value, momenta.get(name), step + 1)
             weights[name] = weights[name] - local.learning_rate * move
     return {name: weights[name] - before[name] for name in before}

@@ -41,14 +41,9 @@ _MOST_STARTS = 256
 class Canaries:
     """Orthonormal directions of ``count`` canaries in a vector of ``dim`` parameters.
 
-    Every canary owns about dim / count coordinates, chosen at random, with random signs.
-
-    Args:
-        seed: of the directions, which need not be secret; the coins must be.
-        count: number of canaries, at least 1 and at most one per coordinate.
-        dim: length of the flat vector of trainable parameters.
-        within: first coordinate and end of the part that the directions lie in, such as a group
-            that trains in turns; None is the whole vector.
+    Every canary owns about dim / count coordinates, chosen at random, with random signs. The seed
+    need not be secret; the coins must be. ``within`` is the first coordinate and the end of the
+    part that the directions lie in, such as a group that trains in turns; None is the whole vector.
 
     Raises:
         ConfigError: a value is out of range, or there are more canaries than coordinates.
@@ -113,11 +108,7 @@ class Canaries:
         return sent
 
     def project(self, vector: Tensor) -> Tensor:
-        """Return the projections of a vector (dim,) on all directions: (count,), float64.
-
-        Raises:
-            ConfigError: another shape.
-        """
+        """Return the projections of a vector (dim,) on all directions: (count,), float64."""
         if vector.shape != (self.dim,):
             raise ConfigError(f"vector: shape {tuple(vector.shape)}; must be ({self.dim},).")
         owners, entries = self._in_place
@@ -137,10 +128,9 @@ def coins(count: int, rng: np.random.Generator) -> NDArray[np.bool_]:
 
 
 def round_covariance(decoder: Array) -> Array:
-    """Return K, shape (n, n): covariance of the noise of the rounds' sums at unit draws.
+    """Return K (n, n), the covariance of the noise of the rounds' sums at unit draws.
 
-    Args:
-        decoder: B, shape (n, draws), as ``Mechanism.decoder()``: noise of the prefix sums.
+    The decoder B (n, draws) is ``Mechanism.decoder()``: the noise of the prefix sums.
 
     >>> from accounting import BinaryTree
     >>> round_covariance(BinaryTree(2).decoder())
@@ -153,19 +143,11 @@ def round_covariance(decoder: Array) -> Array:
 
 @dataclass(frozen=True)
 class View:
-    """What an observer sees of one canary.
+    """What an observer sees of one canary."""
 
-    Attributes:
-        pattern: per round +1 or -1 where the canary takes part (it then sends plus or minus its
-            direction), 0 elsewhere.
-        mu: distance between the scores with and without it, in standard deviations.
-        weights: per round, of the projection of its noised sum in units of the clip norm; the
-            score is their sum.
-    """
-
-    pattern: NDArray[np.int64]
-    mu: float
-    weights: Array
+    pattern: NDArray[np.int64]  # per round: its direction is sent with this sign, or not at all (0)
+    mu: float  # distance between the scores with and without it, in standard deviations
+    weights: Array  # per round, of the projection of its noised sum in units of the clip norm
 
     @property
     def rounds(self) -> tuple[int, ...]:
@@ -180,13 +162,7 @@ def view(
 ) -> View:
     """Return what an observer of all released models sees of a canary with this pattern.
 
-    Args:
-        covariance: K, see ``round_covariance``.
-        pattern: per round -1, 0 or 1; not all zero.
-        noise_multiplier: as everywhere, > 0.
-
-    Raises:
-        ConfigError: a value is out of range.
+    ``covariance`` is K of ``round_covariance``; the pattern has -1, 0 or 1 per round, not all 0.
     """
     covariance = _checked(covariance)
     z = checks.positive("noise_multiplier", noise_multiplier)
@@ -242,10 +218,7 @@ def drifting_view(
 
     ``unsent`` are projections of the rounds' noised sums, in units of the clip norm, on directions
     that no client sends: shape (n, r), r >= 2 n to tell drift from noise. Take them from the same
-    ``Canaries``, which then have r more, without a coin. For the others see ``view``.
-
-    Raises:
-        ConfigError: a value out of range, or too few directions.
+    ``Canaries``, which then have r more, without a coin.
     """
     plain = view(covariance, pattern, noise_multiplier)
     projections = np.asarray(unsent, dtype=np.float64)

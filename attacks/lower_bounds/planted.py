@@ -67,18 +67,13 @@ class PlantedCanaries:
         mechanism: of the run; public.
         participation: how often one client may take part.
         dim: number of parameters that the server trains, d.
-        count: number of directions, >= 2.
+        count: number of directions, >= 2; ``width`` are those with spare ones.
         seed: of the directions, which need not be secret.
         momentum: of the server's SGD, in [0, 1).
         key: 32 bytes, secret until the end, from which the coins come.
-        present: which canaries take part, in place of coins; for paired replay.
+        present: which canaries take part, (count,), in place of coins; for paired replay.
         spare: whether to add directions that nobody sends; for runs whose other clients are
             unknown.
-
-    Attributes:
-        present: which canaries take part, (count,).
-        width: number of directions, spare ones included.
-        ids: of all canaries, absent ones included.
 
     Raises:
         ConfigError: a value out of range, or more canaries than parameters.
@@ -165,12 +160,12 @@ class PlantedCanaries:
 
         Args:
             releases: products of the start and of every released model, shape (n + 1, width).
-            noise_multiplier: that of the run's updates, > 0.
+            noise_multiplier: that of the run's updates, as the arguments that follow.
             clip_norm: bound on one client's update.
             report_goal: the public divisor.
             learning_rate: of the server's SGD.
             known: products of the sum of all other clients' updates of each round, in clip norms,
-                shape (n, width), if the auditor knows them; None if not.
+                shape (n, width), if the auditor knows them.
         """
         z = checks.positive("noise_multiplier", noise_multiplier)
         scores, visible = [], []
@@ -247,11 +242,8 @@ def sums_of_releases(
 ) -> Array:
     """Return the noised means that SGD with momentum stepped along, shape (len(rounds), ...).
 
-    Args:
-        releases: the start and every released model, or products of them, shape (n + 1, ...).
-        rounds: those in which these parameters trained, ascending; momentum rests in others.
-        learning_rate: > 0.
-        momentum: in [0, 1).
+    ``releases`` (n + 1, ...) are the start and every released model, or products of them; these
+    parameters trained in ``rounds``, and momentum rests in the others.
     """
     at = np.asarray(rounds)
     velocity = (releases[at + 1] - releases[at]) / checks.positive("learning_rate", learning_rate)

@@ -60,19 +60,15 @@ class Replay:
     """What a paired replay measured; norms and deviations are in units of the clip norm.
 
     Attributes:
-        signal: mu times sigma of this client, exact but for rounding, which does not add to it.
-        sigma: root mean square of the whitened noise: an estimate of the noise multiplier.
-        planned: the plan's noise multiplier.
-        draws: number of whitened noise values, rounds times parameters.
         faults: how the noise differs from the mechanism's, whatever its deviation; a sentence each.
         off_plan: how its deviation differs from the plan's, a sentence; empty if it does not. A
             bound holds nevertheless: it is of the measured deviation.
     """
 
-    signal: float
-    sigma: float
-    planned: float
-    draws: int
+    signal: float  # mu times sigma of this client; rounding does not add to it
+    sigma: float  # root mean square of the whitened noise
+    planned: float  # the plan's noise multiplier
+    draws: int  # number of whitened noise values, rounds times parameters
     faults: tuple[str, ...]
     off_plan: str
 
@@ -118,7 +114,12 @@ def paired(
             positive definite, or a client that changes nothing.
     """
     planned = checks.positive("noise_multiplier", noise_multiplier)
-    root = _root(covariance)
+    try:
+        root = np.asarray(cholesky(covariance, lower=True))
+    except (ValueError, np.linalg.LinAlgError):  # also of another shape, or not finite
+        raise ConfigError(
+            f"covariance: shape {covariance.shape}; must be square, finite and positive definite."
+        ) from None
     noise = _squares(root, residual, tensors)
     count, dim = residual.shape
     if tuple(difference.shape) != (count, dim):
@@ -160,16 +161,6 @@ def paired(
     )
 
 
-def _root(covariance: Array) -> Array:
-    matrix = np.asarray(covariance, dtype=np.float64)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not np.isfinite(matrix).all():
-        raise ConfigError(f"covariance: shape {matrix.shape}; must be square and finite.")
-    try:
-        return np.asarray(cholesky(matrix, lower=True))
-    except np.linalg.LinAlgError:
-        raise ConfigError("covariance: must be positive definite.") from None
-
-
 def _whitened(
     root: Array, vectors: Tensor | Array, name: str
 ) -> Iterator[tuple[slice, Array, Array]]:
@@ -196,19 +187,12 @@ def _whitened_norm(root: Array, vectors: Tensor | Array, name: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Squares:
-    """Sums of squares of a run's noise N, and of W = L^-1 N.
+    """Sums of squares of a run's noise N, and of W = L^-1 N."""
 
-    Attributes:
-        gram: W W^T.
-        cells: by round and tensor, of N over its expectation at unit draws, and of W: (2, T, K).
-        columns: of W by parameter, (d,).
-        tensors: sizes by name, in order.
-    """
-
-    gram: Array
-    cells: Array
-    columns: Array
-    tensors: Mapping[str, int]
+    gram: Array  # W W^T
+    cells: Array  # (2, T, K) by round and tensor: of N over its expectation at unit draws, and of W
+    columns: Array  # (d,) of W by parameter
+    tensors: Mapping[str, int]  # sizes by name, in order
 
     @property
     def tests(self) -> int:
@@ -272,13 +256,8 @@ def _uneven(noise: _Squares, error: Array, rounds: Sequence[int], alpha: float) 
     """Name the tensor and round, and the parameter, whose noise is least like that of the rest.
 
     Noise that is missing before whitening may have the right size after it, and the other way
-    round; over all rounds only whitened noise is independent.
-
-    Args:
-        noise: sums of squares.
-        error: norm, at most, of what rounding adds to a parameter's noise, (d,).
-        rounds: their numbers.
-        alpha: probability, at most, with which sound noise fails one test.
+    round; over all rounds only whitened noise is independent. ``error`` (d,) is the norm, at most,
+    of what rounding adds to a parameter's noise, ``alpha`` the level of one test.
     """
     names = [*noise.tensors, "all parameters"]
     sizes = np.array([*noise.tensors.values(), len(error)])
@@ -317,11 +296,8 @@ def _tails(
 ) -> tuple[Array, Array]:
     """Return the probabilities that sound noise has so little of all squares, and so much.
 
-    Args:
-        squares: sums of squares of coordinates of the noise in an orthonormal basis.
-        error: norm, at most, of what rounding adds to those coordinates.
-        draws: number of those coordinates.
-        of_all: the same three of all coordinates.
+    The squares are of ``draws`` coordinates of the noise in an orthonormal basis, to which rounding
+    adds a norm of at most ``error``; ``of_all`` are the same three of all coordinates.
     """
     total, total_error, count = of_all
     norm, other_norm = np.sqrt(squares), np.sqrt(np.maximum(total - squares, 0.0))

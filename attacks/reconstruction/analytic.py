@@ -30,12 +30,7 @@ def invert_dense(weight_grad: Tensor, bias_grad: Tensor | None = None) -> Tensor
     returned, scaled so that its entry of greatest magnitude is +1. For an image that is right if
     its brightest pixel is 1.
 
-    Args:
-        weight_grad: (O, I).
-        bias_grad: (O,), or None where the bias is not in view.
-
-    Returns:
-        (I,) float64.
+    The gradients are (O, I) and (O,); None where the bias is not in view.
 
     Raises:
         ConfigError: shapes that do not fit, values that are not finite, or a gradient of zero.
@@ -77,16 +72,7 @@ def invert_dense_rows(weight_grad: Tensor, bias_grad: Tensor, batch: int) -> Ten
     must be an input; these come first, the most frequent first. A vector that one neuron gives is
     returned only if it is nonnegative, as images and ReLU features are; it may be a mixture.
 
-    Args:
-        weight_grad: (O, I).
-        bias_grad: (O,).
-        batch: greatest number of inputs to return, >= 1.
-
-    Returns:
-        (n, I) float64, n <= batch; n may be 0.
-
-    Raises:
-        ConfigError: see ``invert_dense``.
+    The gradients are (O, I) and (O,), the inputs (n, I), n <= ``batch``; n may be 0.
 
     >>> x = torch.tensor([[0.0, 1.0], [0.5, 0.25]])
     >>> gb = torch.tensor([[1.0, 0.0, 2.0, 3.0], [0.0, -2.0, 1.0, 0.0]])  # image by neuron
@@ -119,19 +105,18 @@ def invert_first_dense(model: nn.Module, observation: Observation) -> Reconstruc
 
     A layer that does not act on the pixels themselves gives a poor match, so the order of the
     layers need not be known. Return None where no layer is that wide, or where the bias needed
-    for a batch is not in view. Pixels are in [0, 1]; an image that the gradient of a batch does
-    not give away is left grey.
+    for a batch is not in view. An image that the gradient of a batch does not give away is grey.
     """
     start = time.perf_counter()
-    pixels = math.prod(observation.shape[1:])
-    batch = observation.shape[0]
-    layers = visible_dense(model, observation)
-    inputs = [
-        rows
-        for _, gw, gb in layers
-        if gw.shape[1] == pixels
-        for rows in recovered_inputs(gw, gb, batch)
-    ]
+    pixels, batch = math.prod(observation.shape[1:]), observation.shape[0]
+    inputs = []
+    for _, gw, gb in visible_dense(model, observation):
+        if gw.shape[1] != pixels:
+            continue
+        if batch == 1:
+            inputs.append(invert_dense(gw, gb)[None])
+        elif gb is not None and len(rows := invert_dense_rows(gw, gb, batch)):
+            inputs.append(rows)
     return best_inputs(model, observation, inputs, start)
 
 
@@ -150,7 +135,7 @@ def best_inputs(
         loss = matching_loss(model, observation, labels)
         for rows in inputs:
             images = torch.full(observation.shape, 0.5, dtype=torch.float64)
-            images[: len(rows)] = rows.cpu().reshape(len(rows), *images.shape[1:]).clamp(0, 1)
+            images[: len(rows)] = rows.reshape(len(rows), *images.shape[1:]).clamp(0, 1)
             image, match = ordered(images, partial(_value, loss))
             tried.append((match, image, labels))
     match, image, labels = min(tried, key=lambda item: item[0])
@@ -183,16 +168,6 @@ def ordered(values: Tensor, residual: Callable[[Tensor], float]) -> tuple[Tensor
             if less(value := residual(swapped), least):
                 values, least, better = swapped, value, True
     return values, least
-
-
-def recovered_inputs(gw: Tensor, gb: Tensor | None, batch: int) -> list[Tensor]:
-    """Return candidates for the inputs of a dense layer, (n, I) with n <= batch."""
-    if batch == 1:
-        return [invert_dense(gw, gb)[None]]
-    if gb is None:
-        return []
-    rows = invert_dense_rows(gw, gb, batch)
-    return [rows] if len(rows) else []
 
 
 def visible_dense(

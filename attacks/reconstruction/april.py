@@ -33,40 +33,24 @@ _GREY = 0.5
 
 @dataclass(frozen=True, slots=True)
 class _Trace:
-    """What one forward and backward pass of a probe shows.
+    """What one forward and backward pass of a probe shows."""
 
-    Attributes:
-        patches: name of the convolution that embeds the patches.
-        tokens: (N, d) its output.
-        token_slopes: (N, d) gradient of the loss in it.
-        slopes: gradient of the loss by parameter.
-        inputs: (T, d) input of each dense layer or attention, by the name of its weight.
-        normed: (T, d) input and output of each layer normalisation, by its name.
-    """
-
-    patches: str
-    tokens: Tensor
-    token_slopes: Tensor
-    slopes: dict[str, Tensor]
-    inputs: dict[str, Tensor]
-    normed: dict[str, tuple[Tensor, Tensor]]
+    patches: str  # name of the convolution that embeds the patches
+    tokens: Tensor  # (N, d) its output
+    token_slopes: Tensor  # (N, d) gradient of the loss in it
+    slopes: dict[str, Tensor]  # gradient of the loss by parameter
+    inputs: dict[str, Tensor]  # (T, d) of each dense layer or attention, by the name of its weight
+    normed: dict[str, tuple[Tensor, Tensor]]  # (T, d) before and after each layer normalisation
 
 
 @dataclass(frozen=True, slots=True)
 class _Reached:
-    """Dense layers in view that all take the tokens E x_n + c_n, normalised or not.
+    """Dense layers in view that all take the tokens E x_n + c_n, normalised or not."""
 
-    Attributes:
-        weights: names of their weights, (O, d) each.
-        norm: name of the layer normalisation before them, "" for none.
-        constants: (N, d), c_n.
-        first: which of the rows is the first patch; before it is a class token, if any.
-    """
-
-    weights: tuple[str, ...]
-    norm: str
-    constants: Tensor
-    first: int
+    weights: tuple[str, ...]  # names, (O, d) each
+    norm: str  # name of the layer normalisation before them, "" for none
+    constants: Tensor  # (N, d), c_n
+    first: int  # which of the rows is the first patch; before it is a class token, if any
 
 
 def april(model: nn.Module, observation: Observation) -> Reconstruction | None:
@@ -75,12 +59,7 @@ def april(model: nn.Module, observation: Observation) -> Reconstruction | None:
     Layers are found by what they compute, not by their names: patches go through the convolution
     whose stride is its kernel, and what reaches an attention differs from its output by a constant.
 
-    Args:
-        model: the client's architecture.
-        observation: of a batch of one.
-
-    Returns:
-        The solution that matches best; None where no closed form applies.
+    Return the solution that matches best; None where no closed form applies.
     """
     start = time.perf_counter()
     if observation.shape[0] != 1:

@@ -40,17 +40,10 @@ def dense_then_invert(
     bias is not in view, the space that its inputs span is what is inverted. Of several visible
     layers, the result of the one with the best match is returned.
 
-    Args:
-        model: the client's architecture.
-        observation: of a batch of one.
-        restarts: starting points for each layer, >= 1.
-        max_evaluations: budget of each L-BFGS-B search.
-        newton_steps: budget of each Gauss-Newton search, >= 0, which continues one that stopped
-            short; a step costs as many evaluations as there are unknowns, see ``dlg``.
-        seed: of the starting points.
+    The budgets are those of ``dlg``, for each layer; Gauss-Newton continues a search that stopped
+    short.
 
-    Returns:
-        The reconstruction; None where no dense layer is in view or the batch has several images.
+    Return None where no dense layer is in view or the batch has several images.
     """
     restarts = checks.count("restarts", restarts)
     budget = checks.count("max_evaluations", max_evaluations)

@@ -36,11 +36,8 @@ def infer_labels(
     as exactly as the attacker knows the mean softmax. A label with a negative entry is certainly
     in the batch, unless there are more of these than images: noise or weight decay made some.
 
-    Args:
-        weight_grad: (K, I), used where the bias is not in view; then only for a batch of one.
-        bias_grad: (K,), or None.
-        batch: images in the batch, >= 1; the loss is their mean.
-        mean_prediction: (K,) the mean softmax that the attacker assumes; None assumes 1/K.
+    The weight's gradient (K, I) is used where the bias's (K,) is not in view, for a batch of one;
+    a ``mean_prediction`` of None is 1/K.
 
     Raises:
         ConfigError: neither gradient given, no bias for more than one image, or values that are
@@ -69,14 +66,7 @@ def likely_labels(
     The counts are as good as the mean softmax that is assumed. On untrained weights the guess is
     close, and the expected counts are whole; on trained ones it depends on the images. Where the
     expected counts are far from whole, or another label in place of one of these fits them almost
-    as well, the labels are doubtful, and more than one tensor is returned. Labels that are all
-    certain are not.
-
-    Args:
-        bias_grad: (K,), of the last dense layer.
-        batch: see ``infer_labels``.
-        mean_prediction: see ``infer_labels``.
-        at_most: greatest number of tensors.
+    as well, the labels are doubtful, and up to ``at_most`` tensors are returned.
 
     >>> g = torch.tensor([-0.25, -0.24, 0.24, 0.25])
     >>> likely_labels(g, batch=2)
@@ -158,12 +148,10 @@ def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]
 
 
 def _label_of_one(weight_grad: Tensor | None, batch: int) -> Tensor:
-    if weight_grad is None:
-        raise ConfigError("weight_grad=None: pass the gradient of the weight, the bias or both.")
-    if batch != 1:
+    if weight_grad is None or batch != 1:
         raise ConfigError(
-            f"batch={batch}: without the bias only the label of one image can be inferred; pass "
-            "bias_grad."
+            f"bias_grad=None: without it only the label of one image can be inferred, from the "
+            f"gradient of the weight; batch={batch}."
         )
     gw = weight_grad.detach().double()
     if gw.ndim != 2 or len(gw) < 3 or not bool(gw.isfinite().all()):

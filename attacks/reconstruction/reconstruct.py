@@ -152,11 +152,7 @@ def _in_turn(losses: Sequence[Objective], x0: Tensor, budget: int) -> Search:
 
 
 def prior_weights(tv: float | Sequence[float]) -> list[float]:
-    """Return the weights of the prior, checked.
-
-    Raises:
-        ConfigError: none, or one below 0.
-    """
+    """Return the weights of the prior, at least one, all >= 0."""
     weights = [checks.nonnegative("tv", w) for w in ([tv] if isinstance(tv, float | int) else tv)]
     if not weights:
         raise ConfigError("tv=(): is empty; pass a weight, or 0 for no prior.")
@@ -188,12 +184,8 @@ def reid_rank(
     label, every candidate is tried with it: otherwise the label alone would tell the truth from
     decoys of other classes, whatever the view says of the image.
 
-    Args:
-        model: the client's architecture.
-        observation: of a batch of one.
-        truth: (1, C, H, W), one of the candidates.
-        decoys: (N, C, H, W) other images.
-        labels: (1 + N,) of the truth and then of the decoys; used where the label is hidden.
+    The observation is of a batch of one; ``labels`` (1 + N,) are those of the truth and of the
+    decoys, used where the label is hidden.
 
     Raises:
         ConfigError: a batch of several images, or another number of labels.
@@ -235,10 +227,7 @@ def matching_loss(
 def differentiable_update(
     model: nn.Module, observation: Observation, labels: Tensor, state: State | None = None
 ) -> Callable[[Tensor], dict[str, Tensor]]:
-    """Return x -> the update before the clip, by name, in the precision of ``state``.
-
-    None is the observed state.
-    """
+    """Return x -> the update before the clip, by name; a ``state`` of None is the observed one."""
     names = observation.sent or tuple(observation.update)
     state = observation.state if state is None else state
     net = ready(model, observation.training)

@@ -42,37 +42,20 @@ def spear(
     Also inverted are two dense layers in a row without a bias between, the first as wide as the
     image: LoRA's A and B, once B is no longer zero. Their rank must be at least the batch.
 
-    Args:
-        model: the client's architecture.
-        observation: of a batch of two or more.
-        draws: greatest number of sets of neurons to try per layer, >= 1. A set of B - 1 neurons
-            says something if one image activates none of them: about B sets of 2^(B - 1).
-        seed: of these sets.
+    At most ``draws`` sets of neurons are tried per layer. A set of B - 1 neurons says something if
+    one image activates none of them: about B sets of 2^(B - 1).
 
-    Returns:
-        The reconstruction; None where no layer is that wide, or none lets the images out.
+    Return the reconstruction; None where no layer is that wide, or none lets the images out.
     """
-    draws = checks.count("draws", draws)
-    seed = checks.count("seed", seed, minimum=0)
+    options = {
+        "draws": checks.count("draws", draws),
+        "seed": checks.count("seed", seed, minimum=0),
+    }
     start = time.perf_counter()
-    if observation.shape[0] == 1:
-        return None
-    pixels = math.prod(observation.shape[1:])
-    inputs = [
-        rows
-        for rows in dense_inputs(model, observation, draws=draws, seed=seed).values()
-        if rows.shape[1] == pixels
-    ]
-    return best_inputs(model, observation, inputs, start)
-
-
-def dense_inputs(
-    model: nn.Module, observation: Observation, *, draws: int, seed: int
-) -> dict[str, Tensor]:
-    """Return the (n, I) inputs, n <= B, of each visible dense layer that lets them out."""
     batch = observation.shape[0]
+    if batch == 1:
+        return None
     layers = {name: (gw, gb) for name, gw, gb in visible_dense(model, observation)}
-    options = {"draws": draws, "seed": seed}
     inputs: dict[str, Tensor | None] = {}
     for name, (gw, gb) in layers.items():
         inputs[name] = unmix(gw, gb, batch, **options)
@@ -82,7 +65,9 @@ def dense_inputs(
             inputs[first] = unmix_low_rank(
                 layers[first][0], layers[second][0], weight, batch, **options
             )
-    return {name: rows for name, rows in inputs.items() if rows is not None}
+    pixels = math.prod(observation.shape[1:])
+    wide = [rows for rows in inputs.values() if rows is not None and rows.shape[1] == pixels]
+    return best_inputs(model, observation, wide, start)
 
 
 def unmix(

@@ -40,9 +40,8 @@ class _Pair:
 def attending(reader: Reader, tokens: FoundTokens) -> list[tuple[int, ...]]:
     """Return likely sentences: for each token of one position, those that attended to it.
 
-    Returns:
-        More sentences than the batch has where tokens are doubtful; [] where no query and key in
-        view read single tokens.
+    They are more than the batch has where tokens are doubtful, and none where no query and key in
+    view read single tokens.
     """
     nodes = [(t, p) for p, column in enumerate(tokens.by_position) for t, _ in column]
     if not nodes or len(nodes) > _MOST:

@@ -23,9 +23,8 @@ def bag_of_tokens(model: nn.Module, observed: TextObservation) -> Tensor | None:
     Where the output layer shares the embedding's weight, every row moves; see ``_tied``. A token
     that stands only last in its sentences is then predicted and not read, and is left out.
 
-    Returns:
-        None where the embedding is not in view, where noise covers its rows, and where the rows
-        tell too little.
+    Return None where the embedding is not in view, where noise covers its rows, and where the rows
+    tell too little.
     """
     name, _ = token_embedding(model)
     rows = observed.update.get(f"{name}.weight")
@@ -84,10 +83,9 @@ def predicted_tokens(model: nn.Module, observed: TextObservation) -> Tensor | No
     proportions. Tokens that are not in the batch have rows that point one way, that of all inputs,
     and the others point against it: likely tokens, not certain ones.
 
-    Returns:
-        None where the model does not predict its own tokens, where the layer is not in view, where
-        noise covers it, and where too much moved that is not surely a token: more entries than the
-        batch has tokens, or without a bias, Adam's steps or weight decay.
+    Return None where the model does not predict its own tokens, where the layer is not in view,
+    where noise covers it, and where too much moved that is not surely a token: more entries than
+    the batch has tokens, or without a bias, Adam's steps or weight decay.
     """
     if not isinstance(observed.loss, NextToken) or observed.noise_std > 0:
         return None

@@ -30,12 +30,10 @@ class ReadText:
     """What an attack read in an update.
 
     Args:
-        sentences: up to B sentences of token ids, without padding; possibly of one token each
-            where only the tokens are known.
+        sentences: up to B sentences of token ids, without padding.
         bag: ids that the update shows to be in the batch.
         match: relative residual of the update of these sentences, ||u(s) - u||^2 / ||u||^2;
             infinite where they are not a whole batch.
-        seconds: spent.
         by_position: for each position, the tokens that the span test accepted.
         labels: of a classifier, as matched; None for a language model.
     """
@@ -58,16 +56,12 @@ def span_test(
 ) -> ReadText | None:
     """Return what the spans of the visible dense gradients tell; see ``spans``.
 
-    Args:
-        model: the client's architecture.
-        observed: what the attacker has seen.
-        exchanges: updates that may be computed to put tokens of several sentences into the right
-            ones, where the spans do not tell. Not under noise, nor of a language model, whose last
-            tokens no span shows, so that other sentences may match better.
+    ``exchanges`` are updates that may be computed to put tokens of several sentences into the right
+    ones, where the spans do not tell. Not under noise, nor of a language model, whose last tokens
+    no span shows, so that other sentences may match better.
 
-    Returns:
-        None where no dense layer in view reads single tokens, or there are as many tokens as
-        directions.
+    Return None where no dense layer in view reads single tokens, or there are as many tokens as
+    directions.
     """
     started = time.perf_counter()
     if norm(observed.update) == 0:
@@ -185,16 +179,12 @@ def matched(reader: Reader, sentences: Sequence[Sentence]) -> tuple[Tensor | Non
 
 
 def _labelled(reader: Reader, tokens: Tensor) -> tuple[Tensor, float]:
+    """Return the labels that match best of all, or where these are many, of single changes."""
     if reader.seen.labels is not None:
         return ordered(
             reader.seen.labels, lambda y: residual_of(reader.net, reader.seen, tokens, y)
         )
-    return _guessed(reader, tokens, _classes(reader, tokens))
-
-
-def _guessed(reader: Reader, tokens: Tensor, count: int) -> tuple[Tensor, float]:
-    """Return the labels that match best of all, or where these are many, of single changes."""
-    batch = len(tokens)
+    batch, count = len(tokens), _classes(reader, tokens)
 
     def residual(y: Sequence[int]) -> float:
         return residual_of(reader.net, reader.seen, tokens, torch.tensor(y))

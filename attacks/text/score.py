@@ -40,19 +40,12 @@ def rouge_l(tokens: Ids, truth: Ids) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TextScore:
-    """How close a sentence is to the true one.
+    """How close a sentence is to the true one."""
 
-    Args:
-        found: the sentence that was read, () if none was left for this one.
-        exact: whether it is the true one, token for token.
-        f1: of the tokens, in any order.
-        rouge: ROUGE-L, of the tokens in order.
-    """
-
-    found: tuple[int, ...]
-    exact: bool
-    f1: float
-    rouge: float
+    found: tuple[int, ...]  # the sentence that was read, () if none was left for this one
+    exact: bool  # token for token
+    f1: float  # of the tokens, in any order
+    rouge: float  # ROUGE-L, of the tokens in order
 
 
 def text_scores(sentences: Sequence[Ids], truth: Sequence[Ids]) -> list[TextScore]:

@@ -123,8 +123,7 @@ def _additive(observed: TextObservation) -> bool:
         return False
     if observed.local is None:
         return True
-    complete = observed.local.rows(0, observed.shape[0]) == list(range(observed.shape[0]))
-    return complete and observed.local.steps == 1 and observed.local.optimizer == "sgd"
+    return observed.local.steps == 1 and observed.local.optimizer == "sgd"
 
 
 def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
@@ -133,8 +132,7 @@ def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
     The update of a classifier is the mean of those of its sentences. Of all labels of a known
     sentence, the right one leaves the gradients of fewest directions.
 
-    Returns:
-        None where the update is not such a mean, and where no label explains a sentence.
+    Return None where the update is not such a mean, and where no label explains a sentence.
     """
     observed = reader.seen
     if observed.language or not _additive(observed):

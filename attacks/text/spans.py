@@ -34,19 +34,12 @@ _PROBED = 64  # places at which a token is exchanged, to see which inputs depend
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Visible dense weights that multiply the same inputs, such as those of query, key and value.
+    """Visible dense weights that multiply the same inputs, as those of query, key and value."""
 
-    Args:
-        module: the first of the layers.
-        weights: visible weights, by name, and whether each is stored as (in, out).
-        reach: what an input depends on: its own token and position, the tokens up to it, or all.
-        state: whether the inputs are the states of a recurrent layer, after each token.
-    """
-
-    module: str
-    weights: Mapping[str, bool]
-    reach: Reach
-    state: bool = False
+    module: str  # the first of the layers
+    weights: Mapping[str, bool]  # by name, and whether each is stored as (in, out)
+    reach: Reach  # what an input depends on: its token and position, the tokens up to it, or all
+    state: bool = False  # whether the inputs are the states of a recurrent layer, after each token
 
 
 class Reader:
@@ -54,14 +47,8 @@ class Reader:
 
     def __init__(self, model: nn.Module, observed: TextObservation) -> None:
         self.net = text_model(model, observed.pad)
-        self.net.load_state_dict(
-            {
-                name: observed.state[name]
-                for name in self.net.state_dict()
-                if name in observed.state
-            },
-            strict=False,
-        )
+        state = {k: v for k, v in observed.state.items() if k in self.net.state_dict()}
+        self.net.load_state_dict(state, strict=False)
         self.vocabulary = vocabulary(model)
         self.seen = observed
 
@@ -225,28 +212,16 @@ def span(observed: TextObservation, source: Source) -> Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FoundTokens:
-    """Tokens that lie in the spans, for each position.
-
-    Args:
-        by_position: for each position, (id, distance), nearest first.
-        distances: (V, T), the greatest distance over the sources.
-        threshold: distance below which a token was accepted.
-    """
+    """Tokens that lie in the spans: for each position (id, distance), nearest first."""
 
     by_position: tuple[tuple[tuple[int, float], ...], ...]
-    distances: Tensor
-    threshold: float
 
 
 def tokens_in_span(reader: Reader, candidates: Tensor | None = None) -> FoundTokens | None:
     """Return the tokens whose inputs lie in the span of every layer that sees single tokens.
 
-    Args:
-        reader: of the model and the update.
-        candidates: ids to try; None tries the whole vocabulary but the padding.
-
-    Returns:
-        None where no layer in view reads single tokens, or its span is everything.
+    Without ``candidates`` the whole vocabulary but the padding is tried. None where no layer
+    in view reads single tokens, or its span is everything.
     """
     observed = reader.seen
     length = observed.shape[1]
@@ -276,7 +251,7 @@ def tokens_in_span(reader: Reader, candidates: Tensor | None = None) -> FoundTok
         # of (a, i), (b, i) and (b, j) in the batch, (a, j) is a combination: accept it as well
         inside = [(int(t), float(column[t])) for t in order[: observed.shape[0] * length]]
         by_position.append(tuple(pair for pair in inside if pair[1] <= threshold))
-    return FoundTokens(tuple(by_position), distances, threshold)
+    return FoundTokens(tuple(by_position))
 
 
 def _pursued(observed: Span, x: Tensor) -> Tensor:
