@@ -88,7 +88,7 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
     schedule: Sequence[str] = ()
     reveal_labels: bool = True
     seed: int = 0
-    done: MutableMapping[str, dict[str, ResultT]] = field(default_factory=dict)
+    done: MutableMapping[str, dict[str, ResultT]] | None = None
     progress: Callable[[str], None] | None = None
     _tried: dict[str, list[list[TrialT]]] = field(init=False, default_factory=dict)
 
@@ -210,6 +210,10 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         return self.x[rows].detach(), (self.x if self.y is None else self.y)[rows]
 
     @cached_property
+    def _done(self) -> MutableMapping[str, dict[str, ResultT]]:
+        return {} if self.done is None else self.done  # an empty store is false, and still a store
+
+    @cached_property
     def _attacks(self) -> Mapping[str, Attack[SeenT, ResultT]]:
         return type(self).suite() if self.attacks is None else self.attacks
 
@@ -324,14 +328,14 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         return trials
 
     def _result(self, key: str, name: str, observed: SeenT, number: int) -> ResultT | None:
-        before = self.done.get(key, {})
+        before = self._done.get(key, {})
         if name in before:
             return before[name]
         if self.progress is not None:
             self.progress(f"{key}: {name}")
         result = self._attacks[name](self.model, observed, self.seed + number)
         if result is not None:
-            self.done[key] = {**before, name: result}
+            self._done[key] = {**before, name: result}
         return result
 
     # The report.
