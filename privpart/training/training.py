@@ -104,11 +104,7 @@ class Training:
 
     @property
     def engine(self) -> EmbeddedEngine | SelectEngine:
-        """The engine that simulates the clients.
-
-        Raises:
-            ConfigError: they are elsewhere.
-        """
+        """The engine that simulates the clients."""
         if isinstance(self.trainer, EmbeddedEngine | SelectEngine):
             return self.trainer
         raise ConfigError("engine: the clients are elsewhere; this needs simulated ones.")
@@ -121,11 +117,7 @@ class Training:
 
     @property
     def test(self) -> tuple[Tensor, Tensor]:
-        """The examples and labels of a metric that is an accuracy.
-
-        Raises:
-            ConfigError: the metric is another one.
-        """
+        """The examples and labels of a metric that is an accuracy."""
         if not isinstance(self.metric, Accuracy):
             raise ConfigError(
                 "data: this needs test examples with labels, of a built-in task or an Accuracy; "
@@ -161,11 +153,7 @@ class Training:
         return parameters if self._turns is None else self._turns.whole(self.first, parameters)
 
     def evaluate(self, parameters: Tensor) -> float:
-        """Return the metric of the model with these parameters.
-
-        Raises:
-            ConfigError: the plan has no metric, or its own raised an error.
-        """
+        """Return the metric of the model with these parameters."""
         if self.metric is None:
             raise ConfigError("data.metric: is missing; there is nothing to evaluate by.")
         self.model.load(self.whole(parameters))
@@ -187,10 +175,9 @@ class Training:
         return self.plan.privacy_plan(code=code, sizes=sizes)
 
     def rehearse(self, promised: PrivacyPlan, fork_of: object = None) -> None:
-        """Check that the promise can be kept to the end, before anything exists.
+        """Try all that comes before a client trains in the first round, before anything exists.
 
-        It tries all that comes before a client trains in the first round, with noise that is not
-        kept.
+        The noise is not kept.
 
         Raises:
             ConfigError: epsilon cannot be computed, the server, noise or cohorts cannot be made,
@@ -220,11 +207,7 @@ class Training:
             self.evaluate(self.start)
 
     def server(self, promised: PrivacyPlan, source: NoiseSource) -> Server:
-        """Return the server of round 0.
-
-        Raises:
-            ConfigError: noise for which there is no grid, or that no stream can draw.
-        """
+        """Return the server of round 0."""
         return Server(promised, self.start, source=source, optimizer=self.plan.server)
 
     def run(
@@ -247,10 +230,6 @@ class Training:
             restore: puts the server into the state of a run that is resumed.
             evaluate_every: rounds between evaluations by the metric; None leaves them out.
             rounds: other arguments of ``fit``.
-
-        Raises:
-            ConfigError, CohortTooSmallError, DivergedError, WorkerError: see ``fit`` and the
-                engine; a plan with a table [canaries] has none to train with.
         """
         engine, cohorts = self._with_canaries()
         # Small models lose time to more threads.
@@ -366,11 +345,7 @@ def training(
 
 
 def _options(plan: PlanFile, local: LocalTraining, options: EngineOptions) -> EngineOptions:
-    """Complete options by what the plan allows.
-
-    Raises:
-        ConfigError: one that the clients of this plan would not follow.
-    """
+    """Complete options by what the plan allows; refuse those that its clients would not follow."""
     # The engine is trusted to sum, because it simulates every client; one step gains most by it.
     options = replace(options, sums=options.sums or local.steps == 1)
     one_pass = local.steps == 1 or (local.steps is None and local.epochs == 1)
@@ -396,11 +371,7 @@ Code = dict[str, Callable[..., Any]]
 
 
 def refuse_over_network(plan: PlanFile) -> None:
-    """Check that clients on nodes can train a plan.
-
-    Raises:
-        ConfigError: they cannot, and why.
-    """
+    """Check that clients on nodes can train a plan."""
     faults = {
         "privacy.sampling: its epsilon needs that nobody learns who was drawn, and nodes and the "
         "network see whom the server asks. Leave it out.": plan.privacy.sampling,
@@ -434,19 +405,13 @@ def _named_code(plan: PlanFile) -> Code:
 
 
 def _refuse_two(plan: PlanFile, objects: Own) -> None:
-    """Refuse what is both passed and named by the plan.
-
-    Raises:
-        ConfigError: by its name.
-    """
-    client, data, model = plan.client, plan.data, plan.model
-    names_loss = isinstance(client.loss, str) and own_code.is_reference(client.loss)
+    """Refuse what is both passed and named by the plan."""
     named = {
-        "module": model.name or model.factory,
-        "clients": data.task or data.clients,
-        "loss": names_loss,
-        "augment": client.augment,
-        "metric": data.metric,
+        "module": plan.model.name or plan.model.factory,
+        "clients": plan.data.task or plan.data.clients,
+        "loss": "client.loss" in plan.references(),
+        "augment": plan.client.augment,
+        "metric": plan.data.metric,
     }
     for name, value in named.items():
         if value and getattr(objects, name) is not None:
@@ -555,8 +520,8 @@ def _refuse_other_clients(clients: Clients) -> None:
         )
     if not isinstance(clients.ids, Sequence | np.ndarray) or isinstance(clients.ids, str):
         raise ConfigError(
-            f"clients: their ids are {own_code.described(clients.ids)}; must be a sequence, such "
-            "as a list. If ids is a function, make it a property."
+            f"clients: their ids are {own_code.described(clients.ids)}; must be a sequence or a "
+            "property that returns one."
         )
     if not len(clients.ids):
         raise ConfigError("clients: there are none; must be at least one.")
@@ -667,11 +632,7 @@ def refuse_misfit(
 
 
 def first_batch(clients: Clients, local: LocalTraining) -> tuple[Batch, int]:
-    """Return a batch of the first client, as it trains on it, and how many examples it holds.
-
-    Raises:
-        ConfigError: its examples cannot be fetched, or the augmentation fails.
-    """
+    """Return a batch of the first client, as it trains on it, and how many examples it holds."""
     first = client_id(clients.ids[0])
     examples = fetched(clients, first, torch.Generator().manual_seed(0))
     batch = take(examples, torch.arange(min(local.batch_size, count_rows(examples))))
@@ -682,11 +643,7 @@ def first_batch(clients: Clients, local: LocalTraining) -> tuple[Batch, int]:
 
 
 def refuse_other_shapes(network: nn.Module, users: Users, metric: Metric | None = None) -> None:
-    """Check that the network gives one number per class for an example.
-
-    Raises:
-        ConfigError: it does not take the example, or has too few outputs.
-    """
+    """Check that the network gives one number per class for an example."""
     x, y = (tensor[:1] for tensor in users.examples(users.ids[0]))
     shape = tuple(x.shape[1:])
     try:
@@ -724,9 +681,6 @@ def _refuse_carriers(model: PartialModel, clients: Clients, local: LocalTraining
     the module may keep more. So two clients train in turn, each twice, and the two updates of each
     must have the same bits. That finds what two steps show; it proves nothing about code that means
     to hide something.
-
-    Raises:
-        ConfigError: the updates differ, or the frozen part has changed.
     """
     holders = (
         client

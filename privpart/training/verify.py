@@ -6,8 +6,7 @@ exported from the run may be given, and the public key that the run is known by.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from itertools import product
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from accounting.checks import ConfigError, delta_warning, is_large_delta
 from accounting.report import up
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import all_runs, counted
-from privpart.run.evidence import Check, Evidence, Origin, gather, public_key_of
+from privpart.run.evidence import Check, Evidence, gather, public_key_of
 from privpart.run.folder import holds_a_run, versions
 from privpart.run.report import AUTHENTICATED, RunReport, report_of
 from privpart.run.store import file_hash, model_hash, one_line, read_small, tensor_hash
@@ -39,9 +38,6 @@ def check_run(
         folder: the run folder.
         model: a file that ``export`` wrote, "full" or "trained"; compared with the newest round.
         public_key: key that the run is known by, in hex, from anywhere but the folder.
-
-    Raises:
-        ConfigError: there is no ledger at all, or ``public_key`` is malformed.
     """
     path = Path(folder)
     if public_key is not None:
@@ -88,19 +84,14 @@ def _plan(path: Path, evidence: Evidence) -> Check:
     file = validated(tables, **options) if tables is not None else parse(str(text), **options)
     if file.context(facts.get("code")) != plan.context:
         return Check("plan", "wrong", "the plan file in the ledger is not that of its privacy plan")
-    if text is not None and (copy := path / "plan.toml").exists():
-        if not _holds(copy, text.encode()):
-            return Check("plan", "wrong", "plan.toml is not the text in the ledger, which counts")
-        return Check("plan", "verified", f"{plan.hash}; plan.toml is the text in the ledger")
-    return Check("plan", "verified", f"{plan.hash}; from the plan in the ledger")
-
-
-def _holds(file: Path, content: bytes) -> bool:
-    """Return whether a file has this content; no more of it is read than that."""
-    try:
-        return read_small(file, len(content)) == content
-    except OSError:
-        return False
+    if text is None or not (copy := path / "plan.toml").exists():
+        return Check("plan", "verified", f"{plan.hash}; from the plan in the ledger")
+    content = text.encode()
+    # No more of it is read than the ledger's text is long.
+    with suppress(OSError):
+        if read_small(copy, len(content)) == content:
+            return Check("plan", "verified", f"{plan.hash}; plan.toml is the text in the ledger")
+    return Check("plan", "wrong", "plan.toml is not the text in the ledger, which counts")
 
 
 def _code(evidence: Evidence) -> Check:
@@ -127,20 +118,18 @@ def _code(evidence: Evidence) -> Check:
 
 
 def _derived_again(path: Path, evidence: Evidence) -> Iterator[Check]:
-    participation, guarantee = "participation", "guarantee"
+    reason = "" if evidence.facts["plan"].get("noise_multiplier") else "the plan adds no noise"
     if any(evidence.status(what) == "wrong" for what in ("chain", "signature")):
-        for what in (participation, guarantee):
-            yield Check(what, "asserted", "not derived from a ledger that was changed")
-        return
-    if not evidence.facts["plan"].get("noise_multiplier"):
-        yield Check(participation, "asserted", "not derived: the plan adds no noise")
-        yield Check(guarantee, "asserted", "none: the plan adds no noise")
+        reason = "the ledger was changed"
+    if reason:
+        for what in ("participation", "guarantee"):
+            yield Check(what, "asserted", f"not derived: {reason}")
         return
     delta = evidence.facts.get("delta")
     try:
         report = report_of(evidence, path, delta=_ANY_DELTA if delta is None else delta)
     except ConfigError as error:
-        yield Check(guarantee, "wrong", str(error).rstrip("."))
+        yield Check("guarantee", "wrong", str(error).rstrip("."))
         return
     yield _participation(evidence, report)
     yield _guarantee(evidence, report, stated=delta is not None)
@@ -275,44 +264,24 @@ def _which_round(digest: str, evidence: Evidence) -> str:
     return "its trained tensors are not those of any round in the ledger"
 
 
-_WORDS = ("privpart.statement", "privpart.status")
-"""Fields of an export whose text depends on the machine that wrote it."""
-
-
 def _metadata(metadata: Mapping[str, str], path: Path, evidence: Evidence) -> Check:
-    what = "model metadata"
+    what, words = "model metadata", {"privpart.statement", "privpart.status"}
     part = metadata.get("privpart.part", "")
     derived = privacy_metadata(path, part, evidence=evidence)
-    if fault := _field_fault(metadata, derived):
-        return Check(what, "wrong", fault)
+    if unknown := sorted(metadata.keys() - derived.keys()):
+        return Check(what, "wrong", f"{unknown[0][:60]} is not a field of an export of this run")
+    differ = {name for name in metadata if metadata[name] != derived[name]}
+    for name in sorted(differ - words):
+        reason = f"{name} is {metadata[name][:80]!r}, the run's {derived[name]!r}"
+        return Check(what, "wrong", reason)
     if part not in ("full", "trained"):
         return Check(what, "wrong", f"privpart.part is {part[:20]!r}: must be full or trained")
     if missing := sorted(derived.keys() - metadata.keys()):
         return Check(what, "asserted", f"it does not name {', '.join(missing)}")
-    # An export speaks of where it was made, which need not be this machine.
-    stated = [metadata[name] for name in _WORDS]
-    if stated in ([other[name] for name in _WORDS] for other in _by_origin(path, part, evidence)):
-        reason = "its figures and statement are those derived from the ledger"
-        return Check(what, "verified", reason)
+    if not differ:
+        return Check(
+            what, "verified", "its figures and statement are those derived from the ledger"
+        )
     if versions()["privpart"] != evidence.facts.get("versions", {}).get("privpart"):
         return Check(what, "asserted", "its statement is in the words of another version")
     return Check(what, "wrong", "its statement is not one that follows from the ledger")
-
-
-def _field_fault(metadata: Mapping[str, str], derived: Mapping[str, str]) -> str | None:
-    """Return which field an export of this run does not have, or has with another value."""
-    if unknown := sorted(metadata.keys() - derived.keys()):
-        return f"{unknown[0][:60]} is not a field of an export of this run"
-    for name in sorted(metadata.keys() - set(_WORDS)):
-        if metadata[name] != derived[name]:
-            return f"{name} is {metadata[name][:80]!r}, the run's {derived[name]!r}"
-    return None
-
-
-def _by_origin(path: Path, part: str, evidence: Evidence) -> Iterator[Mapping[str, str]]:
-    """Yield the metadata with the words for each origin: an export speaks of where it was made."""
-    confirmed = tuple(replace(check, status="verified") for check in evidence.checks)
-    origins: tuple[Origin, ...] = ("here", "signed", "unknown")
-    for checks, origin in product((confirmed, evidence.checks), origins):
-        other = replace(evidence, origin=origin, checks=checks)
-        yield privacy_metadata(path, part, evidence=other)
