@@ -21,16 +21,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.functional import group_norm, layer_norm
 from torch.nn.grad import conv2d_weight
-from torch.nn.utils.rnn import pad_sequence
 
 from privpart.client import LocalTraining
 from privpart.clip import factors
 from privpart.engines.frozen_prefix import functions_of_the_example
-from privpart.engines.vectorized import PADDING, BatchedLayers, losses_of
+from privpart.engines.vectorized import BatchedLayers, losses_of, padded_batches
 from privpart.model import PartialModel
 
-LARGEST_PASS = 256
-"""Examples of all clients in one pass."""
 _SLACK = 2.0**-46
 """Added to a squared norm, per row and column, times the square of the sum of the rows' lengths.
 
@@ -175,7 +172,7 @@ class GhostSum:
         updates: dict[str, Factored | Materialized] = {}
         # ``batch_size`` rows for each client, whatever it holds: a product with another number of
         # rows rounds differently, by which one client's data would reach the others' updates.
-        examples, labels = _padded(x, y, batches, local.batch_size)
+        examples, labels = padded_batches(x, y, batches, local.batch_size)
         for layer, named, given, gradient in self._backpropagate(start, examples, labels):
             by_name = layer_updates(layer, list(named), given, gradient, local.learning_rate)
             updates |= {named[local_name]: update for local_name, update in by_name.items()}
@@ -215,33 +212,6 @@ class GhostSum:
             for (layer, named, given, _), gradient in zip(passed, gradients, strict=True):
                 rows = [part.view(*shape, *part.shape[1:]) for part in (given, gradient)]
                 yield layer, named, rows[0], rows[1]
-
-
-def single_step(local: LocalTraining) -> bool:
-    """Return whether every client takes one step of SGD on at most ``LARGEST_PASS`` examples.
-
-    The answer is public: it depends on the plan and not on what the clients hold.
-    """
-    return local.steps == 1 and local.optimizer == "sgd" and local.batch_size <= LARGEST_PASS
-
-
-def _padded(
-    x: Tensor, y: Tensor, batches: Sequence[Sequence[Tensor]], length: int
-) -> tuple[Tensor, Tensor]:
-    """Return the first batch of each of V clients, padded to ``length`` rows; none is zeros.
-
-    Labels are -100 where padded, which the mean loss ignores.
-    """
-    none = torch.empty(0, dtype=torch.int64)
-    room = torch.empty(length, dtype=torch.int64)  # makes pad_sequence pad to ``length``
-    first = [client_batches[0] if client_batches else none for client_batches in batches]
-    rows = pad_sequence([*first, room], batch_first=True, padding_value=-1)[:-1].to(x.device)
-    # Padding repeats an example of the same client: even 0 times another's infinity is NaN.
-    filled = torch.where(rows < 0, rows[:, :1], rows)
-    examples, labels = x[filled], y[filled]
-    examples[filled[:, 0] < 0] = 0
-    labels[rows < 0] = PADDING
-    return examples, labels
 
 
 def _layers(network: nn.Module) -> Iterator[nn.Module]:

@@ -22,9 +22,9 @@ from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.device import float32_products, has_float64
 from privpart.engines.frozen_prefix import Features
-from privpart.engines.ghost_sum import LARGEST_PASS, GhostSum, single_step
+from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.recorded import RecordedTraining
-from privpart.engines.vectorized import VectorizedTraining
+from privpart.engines.vectorized import LARGEST_PASS, VectorizedTraining, single_step
 from privpart.messages import ClientId, RoundTask
 from privpart.model import PartialModel
 

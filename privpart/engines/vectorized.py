@@ -1,14 +1,12 @@
 """Vectorized training: the local training of many clients as one batched computation.
 
 Every client of a chunk takes its k-th step at the same time, on its own copy of the trained part;
-clients without a k-th step are left out. This is the same training as ``client_update``, up to
-rounding.
+clients without a k-th step are left out. If the plan sets a single step of SGD (``single_step``),
+all clients hold the same parameters, so one batched pass gives every update: short batches are
+padded to a public length, and no bit of an update depends on what the other clients hold.
 
-There are two forward passes. torch.func.vmap follows most networks: ``BatchedLayers`` keeps it from
-mixing embedding tables.
-Sequences of dense layers have a shorter one, ``dense_logits``: vmap spends as long on bookkeeping
-as a small network spends on its products. Both are one file with the steps that they serve, because
-each layer's product is chosen for the layout that a step writes.
+This is the same training as ``client_update``, up to rounding. torch.func.vmap follows most
+networks; ``BatchedLayers`` keeps it from mixing embedding tables.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,21 +16,20 @@ from itertools import compress, groupby
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
-from privpart.client import ClientOptimizer, LocalTraining, logits_of
-from privpart.engines.frozen_prefix import functions_of_the_example, named_layers
+from privpart.client import ClientOptimizer, LocalTraining, logits_of, mean_loss
 from privpart.model import LayerStates, PartialModel, state_of
 
-PADDING = -100
-"""The label that ``mean_loss`` ignores."""
-_Logits = Callable[[Sequence[Tensor], Tensor], Tensor]
-"""Maps each client's parameters and examples to its logits, shape (V, n, ..., labels)."""
+LARGEST_PASS = 256
+"""Examples in one pass: of each client here, of all clients in ``ghost_sum``."""
+_PADDING = -100  # the label that ``mean_loss`` ignores
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,6 @@ class _Clients:
 
     flat: Tensor
     gradient: Tensor
-    logits: _Logits
     optimizer: ClientOptimizer | None
 
 
@@ -54,7 +50,6 @@ class VectorizedTraining:
 
     def __init__(self, model: PartialModel) -> None:
         self._model = model
-        self._is_dense: bool | None = None
         self._train(model.trainable)
         # Kept between chunks, by what trains: to clear fresh pages takes as long as to train a
         # small network.
@@ -105,9 +100,31 @@ class VectorizedTraining:
         self._train(tuple(name for group in groups for name in self._model.groups[group]))
         with self._model.lent(start), nothing_kept(self._model):
             start = torch.cat([start[span] for span in self._model.spans(active)])
-            yield from self._trained(start, x, y, _moved(batches, x.device), local, out)
+            if single_step(local):
+                self._single_step(start, x, y, batches, local, out)
+                yield from range(len(out))
+            else:
+                yield from self._many_steps(start, x, y, _moved(batches, x.device), local, out)
 
-    def _trained(
+    @torch.no_grad()  # torch.func's own gradients aside: parameters of idle groups ask for them
+    def _single_step(
+        self,
+        start: Tensor,
+        x: Tensor,
+        y: Tensor,
+        batches: Sequence[Sequence[Tensor]],
+        local: LocalTraining,
+        out: Tensor,
+    ) -> None:
+        """Write the updates of one step of SGD, whose momentum starts at zero."""
+        examples, labels = padded_batches(x, y, batches, local.batch_size)
+        gradients_at_start = vmap(grad(self._loss), in_dims=(None, 0, 0))
+        gradients = gradients_at_start(self._split(start), examples, labels)
+        for place, gradient in zip(self._split(out), gradients, strict=True):
+            torch.mul(gradient, -local.learning_rate, out=place)
+        out[[place for place, rows in enumerate(batches) if not rows]] = 0.0
+
+    def _many_steps(
         self,
         start: Tensor,
         x: Tensor,
@@ -121,7 +138,7 @@ class VectorizedTraining:
         sizes = [[len(batch) for batch in client_batches] for client_batches in batches]
         order = sorted(range(len(batches)), key=lambda place: (len(sizes[place]), sizes[place]))
         order.reverse()
-        clients = self._clients(start, len(batches), x, local)
+        clients = self._clients(start, len(batches), local)
         active = len(batches)
         for step in range(max(map(len, batches), default=0) + 1):
             remaining = sum(len(client_batches) > step for client_batches in batches)
@@ -153,7 +170,7 @@ class VectorizedTraining:
             span = slice(first, first + len(rows))
             first = span.stop
             parts = self._split(clients.flat[span])
-            gradients = _gradients(clients.logits, parts, moving, x[rows], y[rows])
+            gradients = self._gradients(parts, moving, x[rows], y[rows])
             if clients.optimizer is None:
                 for moved, gradient in zip(compress(parts, moving), gradients, strict=True):
                     moved.add_(gradient, alpha=-local.learning_rate)
@@ -164,18 +181,27 @@ class VectorizedTraining:
         if clients.optimizer is not None:
             clients.optimizer.step()
 
-    def _clients(self, start: Tensor, count: int, x: Tensor, local: LocalTraining) -> _Clients:
+    def _gradients(
+        self, parts: Sequence[Tensor], moving: Sequence[bool], x: Tensor, y: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Return each client's gradient at its own moving parameters."""
+        # No client's loss depends on another's parameters, so the gradient of the sum holds them
+        # all. Only the forward pass may use torch.func: its backward pass takes a small network
+        # twice as long as autograd's.
+        parts = [part.detach().requires_grad_(now) for part, now in zip(parts, moving, strict=True)]
+        losses = losses_of(vmap(self._forward)(parts, x), y)
+        leaves = list(compress(parts, moving))
+        return torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
+
+    def _clients(self, start: Tensor, count: int, local: LocalTraining) -> _Clients:
         buffer = self._buffers.get(self._names)
         if buffer is None or buffer.shape[1] < count:
             buffer = self._buffers[self._names] = start.new_empty(2, count, len(start))
         flat, gradient = buffer[:, :count]
         flat.copy_(start)
-        if self._is_dense is None:
-            self._is_dense = is_dense_network(self._model.module, x)
-        logits = self._dense if self._is_dense else vmap(self._forward)
         # one optimiser serves all clients, because SGD and Adam treat each coordinate separately
         optimizer = None if local.plain_sgd else ClientOptimizer(local, [flat], [gradient])
-        return _Clients(flat, gradient, logits, optimizer)
+        return _Clients(flat, gradient, optimizer)
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """Return one view per parameter of shape (..., *shape), for ``flat`` of shape (..., d)."""
@@ -185,15 +211,14 @@ class VectorizedTraining:
             for part, shape in zip(parts, self._shapes, strict=True)
         ]
 
-    def _dense(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
-        named = dict(zip(self._names, parts, strict=True))
-        return dense_logits(self._model.module, named, x)
-
     def _forward(self, parts: Sequence[Tensor], x: Tensor) -> Tensor:
         named = dict(zip(self._names, parts, strict=True))
         # torch's fused attention has no batched form: vmap would call it client by client
         with BatchedLayers(), sdpa_kernel(SDPBackend.MATH):
             return logits_of(functional_call(self._model.module, named, (x,)))
+
+    def _loss(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return mean_loss(self._forward(parts, x), y)
 
 
 @contextmanager
@@ -208,6 +233,33 @@ def nothing_kept(model: PartialModel) -> Iterator[None]:
         raise RuntimeError("the network sets attributes of its layers; use batching='loop'")
 
 
+def single_step(local: LocalTraining) -> bool:
+    """Return whether every client takes one step of SGD on at most ``LARGEST_PASS`` examples.
+
+    The answer is public: it depends on the plan and not on what the clients hold.
+    """
+    return local.steps == 1 and local.optimizer == "sgd" and local.batch_size <= LARGEST_PASS
+
+
+def padded_batches(
+    x: Tensor, y: Tensor, batches: Sequence[Sequence[Tensor]], length: int
+) -> tuple[Tensor, Tensor]:
+    """Return the first batch of each of V clients, padded to ``length`` rows; none is zeros.
+
+    Labels are -100 where padded, which the mean loss ignores.
+    """
+    none = torch.empty(0, dtype=torch.int64)
+    room = torch.empty(length, dtype=torch.int64)  # makes pad_sequence pad to ``length``
+    first = [client_batches[0] if client_batches else none for client_batches in batches]
+    rows = pad_sequence([*first, room], batch_first=True, padding_value=-1)[:-1].to(x.device)
+    # Padding repeats an example of the same client: even 0 times another's infinity is NaN.
+    filled = torch.where(rows < 0, rows[:, :1], rows)
+    examples, labels = x[filled], y[filled]
+    examples[filled[:, 0] < 0] = 0
+    labels[rows < 0] = _PADDING
+    return examples, labels
+
+
 def _moved(batches: Sequence[Sequence[Tensor]], device: torch.device) -> list[list[Tensor]]:
     """Return each client's batches on a device, in one copy, because each waits for the device."""
     flat_batches = [rows for client_batches in batches for rows in client_batches]
@@ -217,21 +269,6 @@ def _moved(batches: Sequence[Sequence[Tensor]], device: torch.device) -> list[li
         )
     remaining = iter(flat_batches)
     return [[next(remaining) for _ in client_batches] for client_batches in batches]
-
-
-def _gradients(
-    logits: _Logits, parts: Sequence[Tensor], moving: Sequence[bool], x: Tensor, y: Tensor
-) -> tuple[Tensor, ...]:
-    """Return each client's gradient at its own moving parameters."""
-    # No client's loss depends on another's parameters, so the gradient of the sum holds them all.
-    # Only the forward pass may use torch.func: its backward pass takes a small network twice as
-    # long as autograd's.
-    leaves_of_all = [
-        part.detach().requires_grad_(now) for part, now in zip(parts, moving, strict=True)
-    ]
-    losses = losses_of(logits(leaves_of_all, x), y)
-    leaves = list(compress(leaves_of_all, moving))
-    return torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
 
 
 def losses_of(logits: Tensor, y: Tensor) -> Tensor:
@@ -244,56 +281,7 @@ def losses_of(logits: Tensor, y: Tensor) -> Tensor:
     token_losses = cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none").view(
         len(y), -1
     )
-    return token_losses.sum(dim=1) / (y != PADDING).flatten(1).sum(dim=1)
-
-
-_LAYERS = (nn.Linear, nn.ReLU, nn.GELU, nn.Sigmoid, nn.Tanh, nn.Identity, nn.Flatten)
-
-
-def is_dense_network(network: nn.Module, x: Tensor) -> bool:
-    """Return whether ``dense_logits`` computes what the network does with x, shape (n, ...).
-
-    It does if the network is a plain sequence of dense layers and activations, without tied
-    parameters, and each example is flattened to one row before the first of them.
-    """
-    if type(network) is not nn.Sequential or not functions_of_the_example(network):
-        return False
-    parameters = list(network.named_parameters(remove_duplicate=False))
-    flattened = x.dim() == 2 or (len(network) > 0 and _flattens(network[0]))
-    return (
-        flattened
-        and all(type(layer) in _LAYERS for layer in network)
-        and all(_flattens(layer) for layer in network if type(layer) is nn.Flatten)
-        and len({id(parameter) for _, parameter in parameters}) == len(parameters)
-    )
-
-
-def _flattens(layer: nn.Module) -> bool:
-    return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
-
-
-def dense_logits(network: nn.Module, parameters: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    """Return V clients' logits, shape (V, n, labels), computed without torch.func.
-
-    Args:
-        network: accepted by ``is_dense_network``; clients share the others.
-        parameters: by name, each client's parameters, shapes (V, ...).
-        x: each client's examples, shape (V, n, ...).
-    """
-    # An example is a column here, so that a weight's gradient has the layout of the weight. vmap
-    # returns it transposed, and adding it to the weight then takes longer than the product did.
-    columns = x.flatten(2).mT
-    for name, layer in named_layers(network):
-        if type(layer) is not nn.Linear:
-            columns = columns if type(layer) is nn.Flatten else layer(columns)
-            continue
-        weight = parameters.get(f"{name}.weight", layer.weight).expand(len(x), -1, -1)
-        bias: Tensor | None = parameters.get(f"{name}.bias", layer.bias)
-        if bias is None:
-            columns = torch.bmm(weight, columns)
-        else:
-            columns = torch.baddbmm(bias.unsqueeze(-1), weight, columns)
-    return columns.mT
+    return token_losses.sum(dim=1) / (y != _PADDING).flatten(1).sum(dim=1)
 
 
 class BatchedLayers(TorchFunctionMode):

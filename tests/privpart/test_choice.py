@@ -13,6 +13,7 @@ from privpart.engines import choice, vectorized
 from privpart.engines.choice import fastest
 from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.methods import LocalComputation, Method
+from privpart.engines.vectorized import VectorizedTraining
 from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn
 
 LOOP, TOGETHER, GHOST = Method(), Method(vectorized=True), Method(ghost_sum=True)
@@ -131,17 +132,17 @@ class FirstStepOnly(ClientOptimizer):
 @pytest.mark.parametrize("fault", ["state", "last batch", "length", "a fiftieth"])
 def test_a_method_that_is_wrong_only_later_or_only_before_the_clip_is_dropped(fault, monkeypatch):
     local = LocalTraining(0.1, batch_size=6, momentum=0.9 if fault == "state" else 0.0)
-    real = vectorized._gradients
+    real = VectorizedTraining._gradients
 
-    def wrong(logits, parts, moving, x, y):
-        gradients = real(logits, parts, moving, x, y)
+    def wrong(self, parts, moving, x, y):
+        gradients = real(self, parts, moving, x, y)
         factor = {"length": 1.5, "a fiftieth": 1.03}.get(fault, 1.5 if x.shape[1] == 2 else 1.0)
         return tuple(factor * gradient for gradient in gradients)
 
     if fault == "state":
         monkeypatch.setattr(vectorized, "ClientOptimizer", FirstStepOnly)
     else:
-        monkeypatch.setattr(vectorized, "_gradients", wrong)
+        monkeypatch.setattr(VectorizedTraining, "_gradients", wrong)
     one = made(data=users(38), local=local)  # six full batches, and one of two
     list(one.run(replace(TASK, clip_norm=1e-3), one.model.flat.clone()))
     assert one.method == LOOP
@@ -179,6 +180,18 @@ class Branches(nn.Module):
         return 2 * out if out.sum() > 0 else out
 
 
+class Centred(nn.Module):
+    """It looks at the batch, which padding changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.dense(x - x.mean(dim=0))
+
+
 class Failing(nn.Module):
     def __init__(self):
         super().__init__()
@@ -190,12 +203,18 @@ class Failing(nn.Module):
         return self.dense(x.flatten(1))
 
 
-def test_what_vmap_cannot_follow_is_dropped():
-    data = users(3)
+@pytest.mark.parametrize(
+    ("network", "local"), [(Branches, STEPS), (Centred, LocalTraining(0.3, steps=1, batch_size=3))]
+)
+def test_what_is_another_training_for_some_clients_is_dropped(network, local):
+    """Padding is seen where examples are not taken one by one: only short batches tell."""
+    whole = users(3)
+    indices = [torch.arange(3 * k, 3 * k + 3) for k in range(11)] + [torch.arange(30, 32)]
+    data = Users(whole.x, whole.y, indices)
     for sums in (False, True):
-        one = made(Branches, data, sums=sums)
+        one = made(network, data, local, sums=sums)
         assert one.sums(TASK, one.model.flat.clone()) is None
-        chosen, loop = both(one, data, network=Branches)
+        chosen, loop = both(one, data, TASK, local, network)
         assert one.method == LOOP
         assert torch.equal(chosen, loop)
 

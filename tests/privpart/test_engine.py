@@ -454,6 +454,23 @@ def test_a_frozen_layer_that_works_in_place_leaves_the_examples_as_they_are():
     assert bool((x == -1).all())
 
 
+def one_activation():
+    again = nn.ReLU()
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 9), again, nn.Linear(9, 9), again, nn.Linear(9, 10)
+    )
+
+
+def test_a_layer_that_comes_twice_is_in_the_frozen_prefix_twice():
+    """``named_children`` names it once: behind such a prefix was another network."""
+    found = []
+    for options in ({"deterministic": True}, {"cache_prefix": True}):
+        model = PartialModel(one_activation, train=["5.*"], seed=1)
+        found.append(updates(model, users(), LOCALS["epochs"], **options))
+    assert (found[0] - found[1]).norm(dim=1).max() < 1e-6
+    assert found[0].norm() > 1e-3
+
+
 def test_a_layer_whose_turn_it_is_not_is_no_frozen_prefix():
     network = mcmahan_2nn(inputs=64, hidden=12, classes=10)
     groups = [["dense1.*"], ["dense2.*"], ["dense3.*"]]
