@@ -54,10 +54,7 @@ def clip(update: Tensor, clip_norm: float, *, out: Tensor | None = None) -> Tens
 def clip_and_measure(
     update: Tensor, clip_norm: float, *, out: Tensor | None = None
 ) -> tuple[Tensor, float]:
-    """Return what ``clip`` does, and the norm of ``update``: all NaN if an entry is not finite.
-
-    So whoever receives the update sees that it counts as zeros, which a client may also send.
-    """
+    """Return what ``clip`` does, and the norm of ``update``: all NaN if an entry is not finite."""
     clip_norm = at_least_tiny(clip_norm)
     if update.dtype is not torch.float64:
         update = update.float()
@@ -85,9 +82,6 @@ def clip_rows(updates: Tensor, clip_norm: float) -> list[float]:
     Returns:
         The norm of each row before clipping; NaN if an entry was not finite. Reading them is the
         only time that this waits for the device.
-
-    Guarantees:
-        Those of ``clip``, for each row; no row depends on another.
     """
     clip_norm = at_least_tiny(clip_norm)
     some = max(1, _WIDE // max(1, updates.shape[1]))
@@ -110,11 +104,9 @@ def factors(norms: Tensor, clip_norm: float) -> Tensor:
         norms: upper bounds on the vectors' norms, shape (k,), float64.
         clip_norm: as for ``clip``.
 
-    Returns:
-        Shape (k,), float64; zero where a norm is NaN or infinite.
-
     Guarantees:
-        ``factors(norms, c) * norms <= c``, with room for the rounding of float64 sums.
+        ``factors(norms, c) * norms <= c``, with room for the rounding of float64 sums; zero where a
+        norm is NaN or infinite.
     """
     clip_norm = at_least_tiny(clip_norm)
     shorter = torch.where(norms <= clip_norm, 1.0, clip_norm / norms * _MARGIN)
@@ -135,11 +127,7 @@ def is_clipped(norm: float, clip_norm: float) -> bool:
 
 
 def at_least_tiny(clip_norm: float) -> float:
-    """Return ``clip_norm`` if scaling to it keeps float32's relative precision.
-
-    Raises:
-        ConfigError: it is below 1e-30, or not finite.
-    """
+    """Return ``clip_norm``; refuse one to which float32 cannot scale at its relative precision."""
     if not _LEAST_CLIP_NORM <= clip_norm < math.inf:
         raise ConfigError(f"clip_norm={clip_norm:g}: must be finite, and at least 1e-30.")
     return float(clip_norm)

@@ -66,10 +66,6 @@ class Grid:
             noise_multiplier: > 0.
             dim: length d of an update.
             filter_charge: sqrt(d n) eta, in steps.
-
-        Raises:
-            ConfigError: so much noise on so many parameters that an update of the clip norm would
-                have fewer than 8 steps per square root of its length.
         """
         norm = (2.0**bits / noise_multiplier) * (1 - 2.0**-50) - filter_charge * (1 + 2.0**-50)
         if not norm >= _COARSE * math.sqrt(dim):
@@ -96,9 +92,6 @@ def noise_bits(noise_multiplier: float, dim: int) -> int:
 
     20; up to 24 if an update would otherwise have few steps per coordinate, and fewer if there is
     so little noise that an update would have more than 2^26 steps.
-
-    Raises:
-        ConfigError: there is so little noise that its standard deviation is below 2 steps.
     """
     bits = _BITS
     while bits < _MOST_BITS and 2.0**bits / noise_multiplier < _FINE * math.sqrt(dim):
@@ -114,11 +107,7 @@ def noise_bits(noise_multiplier: float, dim: int) -> int:
 
 
 def refuse_noise(noise_multiplier: float, dim: int) -> None:
-    """Refuse a noise multiplier for which there is no grid, before a run begins.
-
-    Raises:
-        ConfigError: so little or so much noise that no grid fits, see ``noise_bits`` and ``Grid``.
-    """
+    """Refuse a noise multiplier for which there is no grid, before a run begins."""
     if noise_multiplier:
         Grid.of(noise_bits(noise_multiplier, dim), noise_multiplier, dim, filter_charge=0.0)
 

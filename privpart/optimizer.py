@@ -115,11 +115,7 @@ class FlatOptimizer:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Restore the state that ``tensors`` returned.
-
-        Raises:
-            ConfigError: it is not the state of such an optimiser of these vectors.
-        """
+        """Restore the state that ``tensors`` returned; refuse another optimiser's or model's."""
         kind, names = self._settings.kind, _STATES[self._settings.kind]
         # a part has all of its state or, before its first step, none
         started = {

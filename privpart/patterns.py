@@ -142,13 +142,10 @@ def trained_groups(
 
     Args:
         module: any module.
-        groups: patterns of each group, as for ``PartialModel``.
+        groups: patterns of each group, as for ``PartialModel``; each parameter that trains must be
+            in exactly one.
         trainable: names of the parameters that train at all. A group without any of them is
             dropped, and later groups move up by one.
-
-    Raises:
-        ConfigError: a group is empty, a parameter is in two groups, or a trainable parameter is in
-            none.
     """
     home: dict[str, int] = {}
     for number, patterns in enumerate(groups):
@@ -169,11 +166,7 @@ def trained_groups(
 
 
 def parts_of(mechanism: Mechanism, flat: Tensor) -> list[Tensor]:
-    """Return a view of ``flat``, shape (d,), for each group that may take a step on its own.
-
-    Raises:
-        ConfigError: the mechanism's groups do not have d parameters in all.
-    """
+    """Return a view of ``flat``, shape (d,), for each group that may take a step on its own."""
     groups = mechanism.groups
     if groups is None:
         return [flat]

@@ -78,9 +78,8 @@ class PrivacyPlan:
         context: hash of everything else that was fixed beforehand (model, data, optimisers, seeds).
 
     Raises:
-        ConfigError: a value out of range, a mechanism and a participation of different numbers of
-            rounds, adaptive clipping that the mechanism or the noise does not allow, or sampling
-            beside what no proof covers.
+        ConfigError: a value out of range, parts that describe different runs, or sampling or
+            adaptive clipping beside what no proof covers.
     """
 
     mechanism: Mechanism
@@ -197,11 +196,7 @@ class PrivacyPlan:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "PrivacyPlan":
-        """Return the plan that ``to_dict`` wrote.
-
-        Raises:
-            ConfigError: missing or unknown fields, or values out of range.
-        """
+        """Return the plan that ``to_dict`` wrote."""
         try:
             fields = dict(values)
             fields["mechanism"] = mechanism_from_dict(fields["mechanism"])
@@ -217,11 +212,7 @@ class PrivacyPlan:
             raise ConfigError(f"not a valid privacy plan: {error}.") from None
 
     def guarantee(self) -> Guarantee | Sampled:
-        """Return the guarantee: exact, or amplified by the plan's sampling.
-
-        Raises:
-            ConfigError: the plan adds no noise.
-        """
+        """Return the guarantee: exact, or amplified by the plan's sampling."""
         if self.sampling is not None:
             return self._sampled(self.sampling, self.noise_multiplier)
         return guarantee(self.mechanism, self.participation, noise_multiplier=self.noise_multiplier)

@@ -90,9 +90,6 @@ Initializer = Normal | Uniform | Constant | He | Glorot
 def at_shape(initializer: Initializer, shape: torch.Size) -> Normal | Uniform | Constant:
     """Return the initialiser with He and Glorot resolved for shape (outputs, inputs, *kernel).
 
-    Raises:
-        ConfigError: the shape has no inputs and outputs, which He and Glorot need.
-
     >>> at_shape(He(), torch.Size([4, 2, 3, 3]))
     Normal(scale=0.3333333333333333)
     >>> at_shape(Glorot(uniform=True), torch.Size([3, 3]))
@@ -176,11 +173,7 @@ def built(
     *,
     overwrite: bool,
 ) -> nn.Module:
-    """Return a network, unless a seed would replace its weights without being told to.
-
-    Raises:
-        ConfigError: it would, an option has no effect, or a layer has no shape yet.
-    """
+    """Return a network, unless a seed would replace its weights without being told to."""
     holds_weights = isinstance(module, nn.Module)
     if keep and seed is None:
         raise ConfigError(
@@ -220,10 +213,6 @@ def set_start_values(
         seed: None keeps all parameters.
         keep: patterns of parameters that are kept.
         chosen: initialisers by pattern, besides the default ones.
-
-    Raises:
-        ConfigError: a pattern without effect, a parameter without initialiser or of another type,
-            or one that is not finite in the end.
     """
     parameters = dict(module.named_parameters())
     for name, parameter in parameters.items():
@@ -348,10 +337,6 @@ def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> N
         path: a safetensors file; floating point of 16 or 64 bits becomes float32.
         names: of the parameters, see ``privpart.patterns.matching_parameters``. A tied parameter
             may have any of its names in the file.
-
-    Raises:
-        ConfigError: the file cannot be read, lacks a name, or has another shape or type there, or
-            a value that is not finite in float32.
     """
     targets = _targets(module, tuple(names))
     try:

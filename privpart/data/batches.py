@@ -22,20 +22,12 @@ _IMAGE_DIMS = 3  # (n, height, width) and above
 
 
 def map_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
-    """Return the nest with ``function`` applied to each tensor.
-
-    Raises:
-        ConfigError: a leaf is not a tensor.
-    """
+    """Return the nest with ``function`` applied to each tensor; refuse other leaves."""
     return map_leaves(lambda leaf, name: function(_tensor(leaf, name)), batch)
 
 
 def tensors_of(batch: Batch, name: str = "examples") -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and the tensor of each leaf, such as ``("examples[0]", x)``.
-
-    Raises:
-        ConfigError: a leaf is not a tensor.
-    """
+    """Yield the name and the tensor of each leaf, such as ``("examples[0]", x)``."""
     for leaf_name, leaf in leaves_of(batch, name):
         yield leaf_name, _tensor(leaf, leaf_name)
 
@@ -57,11 +49,7 @@ def leaves_of(nest: Any, name: str = "examples") -> list[tuple[str, Any]]:  # no
 
 
 def count_rows(batch: Batch) -> int:
-    """Return the number of examples.
-
-    Raises:
-        ConfigError: there is no tensor, or tensors differ in their number of rows.
-    """
+    """Return the number of examples; refuse tensors that differ in it."""
     leaves = list(tensors_of(batch))
     if not leaves:
         raise ConfigError("examples: hold no tensor.")
@@ -109,9 +97,6 @@ def stack(items: Sequence[Any], name: str = "examples") -> Batch:
     """Return single examples, nests of one structure, as one nest with a row per example.
 
     A leaf may be a tensor, an array or a number; types become those of ``as_tensors``.
-
-    Raises:
-        ConfigError: items differ in structure, shape or type, or a leaf is not a number.
     """
     structures = {_structure(item) for item in items}
     if structures == {None}:

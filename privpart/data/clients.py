@@ -41,12 +41,7 @@ class Clients(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SomeClients:
-    """Some of a population's clients.
-
-    Attributes:
-        of: the population.
-        ids: of those that remain.
-    """
+    """Some of a population's clients, by their ids."""
 
     of: Clients
     ids: Sequence[ClientId]
@@ -58,20 +53,12 @@ class SomeClients:
 
 @dataclass(frozen=True, slots=True)
 class RemoteClients:
-    """Clients whose examples are on nodes of their own, and never here.
-
-    Attributes:
-        ids: ids of all clients.
-    """
+    """Clients whose examples are on nodes of their own, and never here."""
 
     ids: Sequence[ClientId]
 
     def examples(self, client: ClientId, /) -> Batch:
-        """Raise: nobody but a client's node has its examples.
-
-        Raises:
-            ConfigError: always.
-        """
+        """Raise ConfigError: nobody but a client's node has its examples."""
         raise ConfigError(f"client {client!r}: its examples are on its node, not here.")
 
 
@@ -154,11 +141,7 @@ def check_clients(clients: Clients, *, limit: int | None = None) -> int:
 
 
 def _kinds_of(client: ClientId, batch: Batch, rows: Tensor | None) -> Kinds:
-    """Return types and shapes of a client's examples, of these rows; None counts them from 0.
-
-    Raises:
-        ConfigError: no example, no tensor, other lengths, or values that are not finite.
-    """
+    """Check a client's examples, of these rows (None: 0, 1, ...), and return their kinds."""
     try:
         count = count_rows(batch)
     except ConfigError as error:
@@ -199,11 +182,7 @@ def _form(kinds: Kinds) -> dict[str, object]:
 
 
 def refuse_empty(index: Index) -> None:
-    """Check that each client holds a row.
-
-    Raises:
-        ConfigError: by the id of the first client that does not.
-    """
+    """Check that each client holds a row."""
     if empty := index.empty():
         more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
         raise ConfigError(f"client {empty[0]!r}{more}: has no example; leave it out.")

@@ -34,11 +34,7 @@ class ClientIds(Sequence[ClientId]):
 
     @classmethod
     def of(cls, ids: Iterable[object], name: str = "ids") -> tuple["ClientIds", list[int]]:
-        """Return the ids in order, and the place in ``ids`` that each one had.
-
-        Raises:
-            ConfigError: an id of another type, or one that is there twice.
-        """
+        """Return the ids in order, and the place in ``ids`` that each one had."""
         values = _valid(ids, name)
         places = sorted(range(len(values)), key=lambda place: id_order(values[place]))
         for before, after in pairwise(places):
@@ -116,10 +112,6 @@ class Index:
             indices: per client, a tensor, array or list of rows.
             ids: the clients' ids, in the order of ``indices``; by default 0, 1, 2, ... A dict
                 already contains them.
-
-        Raises:
-            ConfigError: ids and rows differ in number, two clients have one id, or what should be
-                rows is not a list of whole numbers.
         """
         if isinstance(indices, Mapping):
             if ids is not None:
@@ -147,9 +139,6 @@ class Index:
         Args:
             owners: per example, the id of its client: a list, an array, a tensor or a column.
             name: name of the column in messages.
-
-        Raises:
-            ConfigError: an entry that is not an id, such as NaN, or no entry at all.
         """
         values = _column(owners, name)
         if isinstance(values, np.ndarray):

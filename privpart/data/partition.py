@@ -17,11 +17,7 @@ from privpart.messages import ClientId
 
 
 def iid_users(examples: int, *, users: int, data_seed: int) -> Index:
-    """Assign ``examples`` at random, the same number to each user; a remainder stays unused.
-
-    Returns:
-        Per user, the rows of their examples, in a few bytes per user.
-    """
+    """Assign ``examples`` at random, the same number to each user; a remainder stays unused."""
     users = checks.count("users", users)
     size = examples // users
     if size == 0:
@@ -58,11 +54,7 @@ def cohorts_in_turn(
     A user takes part again after all other cohorts, exactly ``len(ids) // size`` rounds later: the
     largest separation that all users can have. A remainder of users takes no part.
 
-    Args:
-        ids: the users' ids, such as ``clients.ids`` or ``range(100)``.
-        size: users of a cohort.
-        rounds: number of cohorts.
-        data_seed: seed of the draw.
+    The arguments are those of ``cohorts_once_each``; ``size`` is the number of users of a cohort.
     """
     turns = len(ids) // checks.count("size", size)
     if turns == 0:
@@ -84,9 +76,6 @@ def dirichlet_users(y: Tensor, *, users: int, alpha: float, data_seed: int) -> l
         users: number of users, 1 to n; the remainder of n / users stays unused.
         alpha: concentration > 0; small values give users of one label, large values equal users.
         data_seed: seed of all draws.
-
-    Returns:
-        Per user, the rows of their examples.
     """
     users = checks.count("users", users)
     alpha = checks.positive("alpha", alpha)
@@ -117,9 +106,6 @@ def pathological_users(y: Tensor, *, users: int, classes_each: int, data_seed: i
 
     Follows McMahan et al. 2017. A shard seldom spans two labels, so a user holds about
     ``classes_each`` labels. The remainder of n / (users * classes_each) stays unused.
-
-    Returns:
-        Per user, the rows of their examples.
     """
     users = checks.count("users", users)
     classes_each = checks.count("classes_each", classes_each)

@@ -28,12 +28,6 @@ class Users:
         ids: the users' ids in the order of ``indices``; by default 0, 1, 2, ...
         allow_empty: accept users without examples; their update is zeros.
 
-    Attributes:
-        x: as passed.
-        y: as passed.
-        indices: ``indices[client]`` returns the rows of a client; iterating, those of each user in
-            the order of ``ids``.
-
     Raises:
         ConfigError: another type, x and y of different lengths, a row that is not there, values
             that are not finite, a user without examples, or two users with one id.
@@ -112,11 +106,7 @@ def _refuse_types(x: Tensor, y: Tensor) -> None:
 
 
 def refuse_not_finite(name: str, batch: Batch, index: Index) -> None:
-    """Check that rows that a client holds contain neither NaN nor infinity.
-
-    Raises:
-        ConfigError: by tensor, row and client.
-    """
+    """Check that rows that a client holds contain neither NaN nor infinity."""
     for leaf, tensor in tensors_of(batch, name):
         bad = not_finite(tensor)
         rows = [] if bad is None else index.held(bad.cpu())[:1].tolist()

@@ -101,9 +101,6 @@ MODELS: Mapping[str, Architecture] = {
 def build_network(name: str, **sizes: Any) -> nn.Module:  # noqa: ANN401  every network has its own
     """Return a new network by its name in ``MODELS``.
 
-    Raises:
-        ConfigError: ``name`` is unknown, or a size is not valid for that network.
-
     >>> sum(p.numel() for p in build_network("emnist_cnn").parameters())
     1690174
     """
@@ -120,11 +117,7 @@ def build_network(name: str, **sizes: Any) -> nn.Module:  # noqa: ANN401  every 
 
 
 def example_network(name: str) -> nn.Module:
-    """Return a network at its paper's sizes; ``small_cnn`` has the sizes of ``privpart demo``.
-
-    Raises:
-        ConfigError: ``name`` is not in ``MODELS``.
-    """
+    """Return a network at its paper's sizes; ``small_cnn`` has the sizes of ``privpart demo``."""
     sizes = {"channels": (16, 32), "hidden": 512, "image_size": 8} if name == "small_cnn" else {}
     return build_network(name, **sizes)
 

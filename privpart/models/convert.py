@@ -20,9 +20,6 @@ def freeze_batch_norm(module: nn.Module) -> int:
     BatchNorm is then a constant scale and shift of each channel, which mixes no examples. Its own
     weight and bias may train. ``module.train()`` would undo it; a ``PartialModel`` keeps it.
 
-    Raises:
-        ConfigError: a BatchNorm has no running statistics.
-
     >>> freeze_batch_norm(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)))
     1
     """
@@ -47,10 +44,6 @@ def replace_batch_norm(module: nn.Module) -> nn.Module:
     Opacus's ``ModuleValidator.fix`` replaces LSTM, GRU and MultiheadAttention by its own layers.
     All other layers keep their weights. ``PartialModel`` refuses layers that cannot be converted,
     for instance an InstanceNorm that tracks statistics.
-
-    Raises:
-        ConfigError: the channels of a BatchNorm are not known yet, or a BatchNorm1d has a single
-            feature, which would become constant.
 
     >>> replace_batch_norm(nn.Sequential(nn.Conv2d(3, 48, 3), nn.BatchNorm2d(48)))[1].num_groups
     16

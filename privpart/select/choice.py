@@ -74,8 +74,7 @@ class SelectChoice:
     """What clients select and how the slices reach them.
 
     Args:
-        delivery: "broadcast", "on-demand", "pre-generated" or "pir"; see
-            ``privpart.select.delivery``. Slices under shared keys are always broadcast.
+        delivery: see ``privpart.select.delivery``. Slices under shared keys are always broadcast.
         words: keys of the words of ``word_lm``.
         hidden: keys of the feed-forward neurons of ``word_lm``.
         filters: keys of the second convolution's filters in ``small_cnn`` and its variants.

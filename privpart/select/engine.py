@@ -54,13 +54,11 @@ class SelectEngine:
         data_seed: seed of the order of examples, used exactly as in ``EmbeddedEngine``.
         delivery: ``broadcast``, ``on_demand``, ``pregenerated`` or ``private``.
         localize: translates examples to the smaller network; None if inputs do not change.
-        ledger: receives the costs and disclosures of the delivery.
         turns: groups of slices under shared keys; the server's vector is then the model's at
             ``turns.order``. None if the server trains, and adds noise to, the model's whole vector.
 
-    Raises:
-        ConfigError: the spaces do not fit the model, the number of choosers is wrong, or clients
-            keep a model of their own (MOON).
+    Attributes:
+        ledger: costs and disclosures of the delivery.
     """
 
     method = "one client after another"
@@ -77,7 +75,6 @@ class SelectEngine:
         data_seed: int,
         delivery: Delivery = on_demand,
         localize: Localize | None = None,
-        ledger: SelectLedger | None = None,
         turns: Turns | None = None,
     ) -> None:
         if local.objective == "moon":
@@ -93,7 +90,7 @@ class SelectEngine:
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
         self.delivery = delivery
         self.localize = localize
-        self.ledger = SelectLedger() if ledger is None else ledger
+        self.ledger = SelectLedger()
         self.turns = turns
         self._first = server_model.flat.clone()
         # names in the ledger: random keys say nothing about anyone's data
@@ -164,10 +161,14 @@ class SelectEngine:
         fetches: Sequence[Fetch],
     ) -> Tensor:
         chosen = [choose(task.round, client) for choose in self.choosers]
-        slices = [
-            self._receive(client, name, keys, x, fetch)
-            for name, keys, x, fetch in zip(self._names, chosen, matrices, fetches, strict=True)
-        ]
+        slices = []
+        for name, keys, x, fetch in zip(self._names, chosen, matrices, fetches, strict=True):
+            if isinstance(keys, DeviceOnly):
+                slices.append(fetch(client, name, keys))
+            else:
+                # public keys: the slices arrive by broadcast
+                slices.append(x[list(keys)])
+                self.ledger.bytes_down[client] += slices[-1].nbytes
         shared = start[self.layout.shared]
         self.ledger.bytes_down[client] += shared.nbytes
         selected = [k.for_training() if isinstance(k, DeviceOnly) else k for k in chosen]
@@ -188,21 +189,6 @@ class SelectEngine:
         self._upload(client, update, chosen)
         return deselect(self.layout, layout, update, selected)
 
-    def _receive(
-        self,
-        client: int,
-        space: str,
-        keys: DeviceOnly[Keys] | Keys,
-        x: Tensor,
-        fetch: Fetch,
-    ) -> Tensor:
-        """Return the slices of one key space; under public keys they arrive by broadcast."""
-        if isinstance(keys, DeviceOnly):
-            return fetch(client, space, keys)
-        slices = x[list(keys)]
-        self.ledger.bytes_down[client] += slices.nbytes
-        return slices
-
     def _upload(
         self,
         client: int,
@@ -212,8 +198,7 @@ class SelectEngine:
         """Record the upload: the client's update, and the keys of the slices that it updates.
 
         The server sums updates one by one and sees which slices each of them fills, however well
-        the download hid the keys. Hiding them would take secure aggregation or an enclave, and
-        neither is implemented here.
+        the download hid the keys.
         """
         self.ledger.bytes_up[client] += update.nbytes
         for space, keys in zip(self._names, chosen, strict=True):

@@ -17,9 +17,8 @@ from privpart.select.layout import KeySpace, Part
 def cnn_filters(image_size: int = 28, *, norm: bool = False) -> KeySpace:
     """Return the filters of conv2 of ``small_cnn`` and its variants, with all that depends on them.
 
-    Args:
-        image_size: height and width of the input; conv2's output map has a quarter of each.
-        norm: whether a normalisation follows conv2.
+    conv2's output map has a quarter of the image's height and width. ``norm``: whether a
+    normalisation follows.
     """
     pixels = (checks.count("image_size", image_size, minimum=4) // 4) ** 2
     parts = [Part("conv2.weight"), Part("conv2.bias")]
@@ -40,13 +39,9 @@ def lm_words() -> KeySpace:
 
 
 def lm_hidden(*layers: int) -> KeySpace:
-    """Return the feed-forward neurons of ``word_lm``: key k selects neuron k of every layer.
-
-    Args:
-        layers: encoder layers, from 0; the first one if none is given.
-    """
+    """Return the feed-forward neurons of ``word_lm``: key k selects neuron k of each layer."""
     parts: list[Part] = []
-    for layer in layers or (0,):
+    for layer in layers:
         at = f"layers.{checks.count('layer', layer, minimum=0)}"
         parts += [Part(f"{at}.linear1.weight"), Part(f"{at}.linear1.bias")]
         parts += [Part(f"{at}.linear2.weight", dim=1)]

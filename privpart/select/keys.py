@@ -100,13 +100,7 @@ class StructuredKeys:
 
 @dataclass(frozen=True, slots=True)
 class IndependentKeys:
-    """Draw m random keys for each client in each round; they contain no client data.
-
-    Args:
-        size: number of keys that exist, K.
-        m: number of keys, from 1 to K.
-        data_seed: seed of the simulated devices' draws.
-    """
+    """Draw m of K = ``size`` keys for each client in each round; they contain no client data."""
 
     size: int
     m: int
@@ -122,13 +116,7 @@ class IndependentKeys:
 
 @dataclass(frozen=True, slots=True)
 class SharedKeys:
-    """Draw the same m random keys for all clients of a round, from public coins.
-
-    Args:
-        size: number of keys that exist, K.
-        m: number of keys, from 1 to K.
-        seed: public seed of the coins.
-    """
+    """Draw the same m of K = ``size`` keys for all clients of a round, from public coins."""
 
     size: int
     m: int
@@ -180,10 +168,7 @@ class Turns:
     def of(cls, layout: Layout, choosers: Sequence[KeyChooser], rounds: int) -> "Turns":
         """Draw the keys of all rounds and group the slices by them.
 
-        Args:
-            layout: layout of the server's model.
-            choosers: one per key space; slices of a space without shared keys train in every round.
-            rounds: number of rounds of the run.
+        Slices of a key space without shared keys train in every round.
         """
         always = [layout.shared]
         groups: list[Tensor] = []
@@ -209,7 +194,7 @@ class Turns:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Number of parameters of each group."""
-        return tuple(len(group) for group in self.groups)
+        return tuple(map(len, self.groups))
 
     @property
     def order(self) -> Tensor:
@@ -223,11 +208,7 @@ class Turns:
         return model
 
     def active_part(self, update: Tensor, round_: int, active: Sequence[int] | None) -> Tensor:
-        """Return the part of an update, shape (d,), that the server sums in a round.
-
-        Raises:
-            ConfigError: ``active`` differs from the groups that the public keys draw for the round.
-        """
+        """Return the part of an update, shape (d,), that the server sums in a round."""
         if active != self.schedule[round_]:
             raise ConfigError(
                 f"round {round_}: the plan trains other groups than the public keys draw. Take the "

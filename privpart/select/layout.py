@@ -39,12 +39,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class KeySpace:
-    """A set of slices that share one range of keys.
-
-    Args:
-        name: name used in messages, for instance "filters".
-        parts: parts that a slice consists of, in this order.
-    """
+    """A set of slices that share one range of keys, each made of these parts, in this order."""
 
     name: str
     parts: tuple[Part, ...]
@@ -66,12 +61,7 @@ class Layout:
 
     @classmethod
     def of(cls, model: PartialModel, spaces: Sequence[KeySpace]) -> "Layout":
-        """Find the positions of the slices of ``model``.
-
-        Raises:
-            ConfigError: a part is not trained or does not divide into slices, parts of one space
-                disagree on the number of keys, or two slices share a parameter.
-        """
+        """Find the positions of the slices of ``model``; refuse spaces that do not fit it."""
         spans = model.views(torch.arange(model.dim))
         tables = []
         for space in spaces:

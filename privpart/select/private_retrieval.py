@@ -28,17 +28,12 @@ _CACHE = 1 << 18
 def queries(keys: Sequence[int], size: int) -> tuple[Bits, Bits]:
     """Return the queries for the first and for the second store.
 
-    The random bits come from the operating system.
-
     Args:
         keys: wanted records, each from 0 to size - 1.
         size: number of records, K.
 
     Returns:
         Queries for each store, shape (len(keys), ceil(size / 8)).
-
-    Raises:
-        ConfigError: there are no keys, or one is out of range.
     """
     width = (checks.count("size", size) + 7) // 8
     wanted = np.array([checks.count("key", key, minimum=0) for key in keys], np.int64)
@@ -62,9 +57,6 @@ def products(records: Bits, asked: Bits) -> Bits:
 
     Returns:
         One XOR per query, shape (m, size).
-
-    Raises:
-        ConfigError: an argument has another shape or type.
     """
     count, size = _shape("records", records)
     if _shape("asked", asked)[1] != (count + 7) // 8:
