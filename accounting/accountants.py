@@ -1,12 +1,8 @@
-"""Accountants: PLD, RDP and zCDP by dp-accounting, guarded where it fails silently.
+"""Accountants: PLD and RDP by dp-accounting, guarded where it fails silently.
 
 They reproduce papers, cross-check the exact Gaussian trade-off, and account for Poisson sampling.
 dp-accounting clamps with ``max(0, x)``, which turns NaN into an epsilon of 0, and it reads a Renyi
 divergence that was rounded to 0 as perfect privacy. Both are errors here.
-
-``zcdp`` passes rho = mu^2 / 2 to dp-accounting, which converts (alpha, rho alpha)-RDP to epsilon
-with Proposition 12 of Canonne, Kamath and Steinke (2020). A Gaussian's Renyi divergence *is*
-rho alpha, so for it ``zcdp`` and ``rdp`` agree.
 """
 
 import math
@@ -18,7 +14,7 @@ from accounting.checks import ConfigError
 if TYPE_CHECKING:  # imported late: dp-accounting takes longer to load than everything else here
     from dp_accounting import DpEvent, PrivacyAccountant
 
-Accountant = Literal["pld", "rdp", "zcdp"]
+Accountant = Literal["pld", "rdp"]
 
 GRID = 1e-4
 """Losses are rounded up to multiples of this, in standard deviations of the whole loss."""
@@ -34,7 +30,6 @@ def gaussian_event(mu: float) -> "DpEvent":
 @lru_cache(maxsize=16)
 def one_gaussian(method: Accountant, mu: float) -> "PrivacyAccountant":
     """Return an accountant of one mu-GDP Gaussian under zero-out adjacency."""
-    from dp_accounting import ZCDpEvent
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
@@ -42,9 +37,6 @@ def one_gaussian(method: Accountant, mu: float) -> "PrivacyAccountant":
         raise ConfigError(
             f'mu={mu:g}: method="{method}" is reliable from 1e-5 to 1e4. Use method="exact".'
         )
-    if method == "zcdp":
-        rho = math.nextafter(mu * mu / 2, math.inf)
-        return _usable(RdpAccountant(neighboring_relation=_zero_out()).compose(ZCDpEvent(rho)))
     if method == "rdp":
         return _usable(RdpAccountant(neighboring_relation=_zero_out()).compose(gaussian_event(mu)))
     # The loss is N(mu^2/2, mu^2): the default grid, 1e-4 for every mu, is too coarse for a small

@@ -25,7 +25,7 @@ from accounting.checks import ConfigError
 from accounting.mechanisms import Mechanism
 from accounting.monte_carlo import BMinSep, EstimatedGuarantee, bands_of
 from accounting.participation import Participation
-from accounting.random_allocation import AllocatedGuarantee, BallsInBins
+from accounting.random_allocation import AllocatedGuarantee, BallsInBins, refuse_other_rounds
 from accounting.report import SampledClaim
 from accounting.subsampled import (
     PoissonSampling,
@@ -190,10 +190,7 @@ def sampled_guarantee(
         raise ConfigError("draws: b-min-sep has no closed form; it needs an estimate.")
     if not isinstance(sampling, BallsInBins):
         raise ConfigError(f"sampling={sampling!r}: must be a sampler of this package.")
-    if mechanism.rounds != sampling.rounds:
-        raise ConfigError(
-            f"rounds={sampling.rounds}: of the sampling; the mechanism has {mechanism.rounds}."
-        )
+    refuse_other_rounds(sampling, mechanism)
     return AllocatedGuarantee(z, sampling, None if mechanism.name == "independent" else mechanism)
 
 

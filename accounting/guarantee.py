@@ -16,13 +16,12 @@ from accounting.cross_check import CrossCheck, compare
 from accounting.mechanisms import Mechanism
 from accounting.participation import Participation
 
-Method = Literal["exact", "pld", "rdp", "zcdp"]
+Method = Literal["exact", "pld", "rdp"]
 METHODS: tuple[str, ...] = get_args(Method)
 FORMULAS: dict[Method, str] = {
     "exact": "Gaussian trade-off (Balle and Wang 2018, Theorem 8)",
     "pld": "privacy loss distribution of dp-accounting, pessimistic grid (Doroshenko et al. 2022)",
     "rdp": "Renyi DP of dp-accounting (Canonne, Kamath and Steinke 2020, Proposition 12)",
-    "zcdp": "zCDP through dp-accounting (Canonne, Kamath and Steinke 2020, Proposition 12)",
 }
 
 
@@ -33,9 +32,9 @@ class Guarantee:
     Args:
         mu: sensitivity / noise standard deviation, > 0; smaller is more private.
         method: how epsilon and delta are computed from mu: "exact" (the Gaussian trade-off), or by
-            dp-accounting and never below exact: "pld" (privacy loss distribution on a grid), "rdp"
-            (Renyi DP at dp-accounting's orders, with its improved conversion) or "zcdp" (rho with
-            the same conversion; equal to "rdp" for a Gaussian).
+            dp-accounting and never below exact: "pld" (privacy loss distribution on a grid) or
+            "rdp" (Renyi DP at dp-accounting's orders, with its improved conversion; that of zCDP
+            is the same for a Gaussian).
 
     Adjacency is zero-out: a client's updates are replaced by zero; cohort, schedule and divisor
     stay. Replacing them by another client's doubles mu. Add-or-remove is not claimed.
@@ -98,9 +97,14 @@ class Guarantee:
     def compose(self, other: "Guarantee") -> "Guarantee":
         """Return the guarantee of both releases together: mu^2 adds.
 
+        Raises:
+            ConfigError: the other one is amplified, and so under another adjacency.
+
         >>> Guarantee(mu=3.0).compose(Guarantee(mu=4.0)).mu
         5.000000000000001
         """
+        if not isinstance(other, Guarantee):
+            raise ConfigError(f"{type(other).__name__}: add-or-remove and zero-out do not compose.")
         total = math.nextafter(math.hypot(self.mu, other.mu), math.inf)
         loosest = max(self.method, other.method, key=METHODS.index)
         return Guarantee(total, loosest)

@@ -31,7 +31,7 @@ import math
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 
@@ -91,6 +91,15 @@ class BMinSep:
                 f"expected_batch={self.expected_batch:g}: at most population / min_separation, "
                 f"{self.population / self.min_separation:g}, can join a round."
             )
+
+    @property
+    def how(self) -> str:
+        """What the sampler must do, as a condition."""
+        return (
+            f"every member joins a round on its own with probability {self.probability:g}, unless "
+            f"it joined one of the {self.min_separation - 1} rounds before; the first rounds "
+            "continue a run that never was"
+        )
 
     @property
     def probability(self) -> float:
@@ -197,20 +206,8 @@ class EstimatedGuarantee:
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
         """The conditions of the amplification, besides clipping and secret noise."""
-        if isinstance(self.sampling, BallsInBins):
-            how = (
-                f"every member is put into one of {self.sampling.bins} bins on its own, uniformly, "
-                "once for all passes"
-            )
-        else:
-            how = (
-                "every member joins a round on its own with probability "
-                f"{self.sampling.probability:g}, unless it joined one of the "
-                f"{self.sampling.min_separation - 1} rounds before; the first rounds continue a "
-                "run that never was"
-            )
         return (
-            *sampling_assumptions("sampling", how, sees="who was sampled when"),
+            *sampling_assumptions("sampling", self.sampling.how, sees="who was sampled when"),
             Assumption(
                 "draw-seed",
                 f"{self.seed}, the seed of the draws, is random, and was drawn after noise, "
@@ -223,31 +220,11 @@ class EstimatedGuarantee:
         )
 
 
-class _Hypotheses(Protocol):
-    """A member's possible rounds x, their probabilities, and the means |C| x / z."""
-
-    width: int
-    """Numbers per draw."""
-
-    def most(self) -> float:
-        """Return the largest k_x."""
-        ...
-
-    def log_weight(self, factor: Array) -> Array:
-        """Return log E_x exp(factor k_x) for each factor."""
-        ...
-
-    def draw(self, rng: np.random.Generator, count: int, power: float) -> Array:
-        """Return terms of s_x at draws from R of w = power, shape (terms, count)."""
-        ...
-
-    def log_mean(self, terms: Array, power: float) -> Array:
-        """Return log E_x exp(power s_x) at each draw."""
-        ...
-
-
 class _Binned:
-    """Uniform on the columns of a matrix of means; the terms are s_x of each."""
+    """A member's possible rounds x, their probabilities, and the means |C| x / z: of bins.
+
+    Uniform on the columns of a matrix of means; the terms are s_x of each.
+    """
 
     def __init__(self, modes: Array) -> None:
         self._means = np.asarray(np.linalg.qr(modes)[1])  # a rotation changes no distance
@@ -255,12 +232,15 @@ class _Binned:
         self.width = sum(modes.shape[1:]) + len(self._means)
 
     def most(self) -> float:
+        """Return the largest k_x."""
         return float(self._squares.max())
 
     def log_weight(self, factor: Array) -> Array:
+        """Return log E_x exp(factor k_x) for each factor."""
         return _log_mean(np.multiply.outer(self._squares, factor))
 
     def draw(self, rng: np.random.Generator, count: int, power: float) -> Array:
+        """Return terms of s_x at draws from R of w = power, shape (terms, count)."""
         weight = np.exp(_tilt(power) * (self._squares - self._squares.max()))
         bins = rng.choice(len(weight), size=count, p=weight / weight.sum())
         draws = rng.standard_normal((len(self._means), count))
@@ -268,6 +248,7 @@ class _Binned:
         return np.asarray(self._means.T @ draws - self._squares[:, None] / 2)
 
     def log_mean(self, terms: Array, power: float) -> Array:
+        """Return log E_x exp(power s_x) at each draw."""
         return _log_mean(power * terms)
 
 
@@ -336,6 +317,9 @@ class _Separated:
         weights = np.full(self._b, self._p)
         weights[0] = 1.0
         return np.asarray(weights / weights.sum())
+
+
+_Hypotheses = _Binned | _Separated
 
 
 @dataclass(frozen=True, slots=True)

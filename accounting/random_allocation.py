@@ -82,6 +82,14 @@ class BallsInBins:
         checks.rounds(self.rounds)
 
     @property
+    def how(self) -> str:
+        """What the sampler must do, as a condition."""
+        return (
+            f"every member is put into one of {self.bins} bins on its own, uniformly, once for all "
+            "passes"
+        )
+
+    @property
     def passes(self) -> int:
         """Most rounds of one member."""
         return -(-self.rounds // self.bins)
@@ -162,11 +170,7 @@ class AllocatedGuarantee:
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
         """The conditions of the amplification, besides clipping and secret noise."""
-        how = (
-            f"every member is put into one of {self.sampling.bins} bins on its own, uniformly, "
-            "once for all passes"
-        )
-        return sampling_assumptions("balls-in-bins", how, sees="who is in which bin")
+        return sampling_assumptions("balls-in-bins", self.sampling.how, sees="who is in which bin")
 
     def delta(self, epsilon: float) -> float:
         """Return an upper bound on delta at ``epsilon`` >= 0."""
@@ -203,10 +207,7 @@ def bin_modes(mechanism: Mechanism, sampling: BallsInBins) -> Array:
         ConfigError: a mechanism of other rounds, of groups, or too long.
     """
     encoder = magnitudes(mechanism)
-    if mechanism.rounds != sampling.rounds:
-        raise ConfigError(
-            f"rounds={sampling.rounds}: of the sampling; the mechanism has {mechanism.rounds}."
-        )
+    refuse_other_rounds(sampling, mechanism)
     if sampling.bins > mechanism.rounds:
         raise ConfigError(
             f"bins={sampling.bins}: with correlated noise at most one per round, {sampling.rounds}."
@@ -215,6 +216,14 @@ def bin_modes(mechanism: Mechanism, sampling: BallsInBins) -> Array:
     for j in range(sampling.bins):
         modes[:, j] = encoder[:, j :: sampling.bins].sum(axis=1)
     return modes
+
+
+def refuse_other_rounds(sampling: BallsInBins, mechanism: Mechanism) -> None:
+    """Raise ``ConfigError`` if sampling and mechanism differ in their number of rounds."""
+    if mechanism.rounds != sampling.rounds:
+        raise ConfigError(
+            f"rounds={sampling.rounds}: of the sampling; the mechanism has {mechanism.rounds}."
+        )
 
 
 def magnitudes(mechanism: Mechanism) -> Array:

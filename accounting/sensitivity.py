@@ -107,7 +107,7 @@ def gram_sensitivity(gram: Array, participation: Participation) -> Sensitivity:
         worst = float(np.trace(gram) + magnitude.sum())
         return Sensitivity(rounded_up(worst, terms), exact=True, rule="every round")
     if attained and _pattern_count(participation) <= _MOST_PATTERNS:
-        worst, _ = _try_all(magnitude, np.diag(gram), participation)
+        worst = _try_all(magnitude, np.diag(gram), participation)
         return Sensitivity(rounded_up(worst, terms), exact=True, rule="all patterns tried")
     worst = row_bound(magnitude, np.diag(gram), participation)
     return Sensitivity(rounded_up(worst, terms), exact=False, rule="sum of row maxima")
@@ -134,16 +134,6 @@ def row_bound(magnitude: Array, diagonal: Array, participation: Participation) -
     k, b = participation.max_participations, participation.min_separation
     cross = _heaviest(magnitude, k - 1, b)
     return float(_heaviest(diagonal + cross, k, b))
-
-
-def worst_pattern(gram: Array, participation: Participation) -> tuple[int, ...]:
-    """Return the rounds of an admissible pattern u with the largest sum_{i,j in u} |X_ij|.
-
-    Tries all of them, so it is meant for Gram matrices whose ``gram_sensitivity`` is exact.
-    """
-    if _every_round_allowed(participation):
-        return tuple(range(participation.rounds))
-    return _try_all(np.abs(gram), np.diag(gram), participation)[1]
 
 
 def rounded_up(value: float, terms: int) -> float:
@@ -187,28 +177,20 @@ def _pattern_count(participation: Participation) -> int:
     return sum(comb(n - max(0, size - 1) * (b - 1), size) for size in sizes)
 
 
-def _try_all(
-    magnitude: Array, diagonal: Array, participation: Participation
-) -> tuple[float, tuple[int, ...]]:
-    """Return the greatest sum and its pattern, depth first; one argmax chooses the last round."""
+def _try_all(magnitude: Array, diagonal: Array, participation: Participation) -> float:
+    """Return the greatest sum, depth first; one max chooses the last round."""
     b = participation.min_separation
 
-    def best(
-        inside: float, cross: Array, first: int, remaining: int
-    ) -> tuple[float, tuple[int, ...]]:
+    def best(inside: float, cross: Array, first: int, remaining: int) -> float:
         if first >= len(diagonal):
-            return inside, ()
+            return inside
         values = inside + diagonal[first:] + 2 * cross[first:]
         if remaining == 1:
-            last = int(values.argmax())
-            return float(values[last]), (first + last,)
-        worst: tuple[float, tuple[int, ...]] = inside, ()
-        for i in range(first, len(diagonal)):
-            value, later = best(
-                float(values[i - first]), cross + magnitude[i], i + b, remaining - 1
-            )
-            if value > worst[0]:
-                worst = value, (i, *later)
-        return worst
+            return float(values.max())
+        later = (
+            best(float(value), cross + magnitude[i], i + b, remaining - 1)
+            for i, value in enumerate(values, start=first)
+        )
+        return max(inside, *later)
 
     return best(0.0, np.zeros(len(diagonal)), 0, participation.max_participations)

@@ -36,6 +36,7 @@ from accounting.mechanisms.toeplitz import (
     Objective,
     column_norms,
     convolve,
+    earliest_with_gradient,
     forward_substitution,
     lower_toeplitz,
     minimized,
@@ -280,15 +281,13 @@ def fit_banded_inverse(
     logs, _ = minimized(f"banded inverse, {bands}", from_logs, start, [(-25.0, 25.0)] * len(start))
     odds = np.exp(logs)
     fitted = BandedInverse(n, (1.0, *(-odds / (1 + odds.sum()))))
-    return min(fitted, root, key=lambda candidate: _true_loss(candidate, participation, objective))
 
+    def true_loss(candidate: BandedInverse) -> float:
+        variance = candidate.prefix_variance()
+        worst = variance.mean() if objective == "rmse" else variance.max()
+        return float(candidate.sensitivity(participation).squared * worst)
 
-def _true_loss(
-    mechanism: BandedInverse, participation: Participation, objective: Objective
-) -> float:
-    variance = mechanism.prefix_variance()
-    worst = variance.mean() if objective == "rmse" else variance.max()
-    return float(mechanism.sensitivity(participation).squared * worst)
+    return min(fitted, root, key=true_loss)
 
 
 def _inverse_loss(
@@ -299,18 +298,12 @@ def _inverse_loss(
     The sensitivity is that of the earliest pattern, S = sum v^2, and c = 1/r as power series, so
     dS/dr_j = - sum_i (dS/dc_i) (c c)_{i-j}. The prefix sums' variance is quadratic in r.
     """
-    n, b = participation.rounds, participation.min_separation
+    n = participation.rounds
     weights = (n - np.arange(n)) / n if objective == "rmse" else np.ones(n)
-    starts = range(0, participation.max_participations * b, b)
 
     def loss(column: Array) -> tuple[float, Array]:
         c = _encoder_column(column)
-        v, rise = np.zeros(n), np.zeros(n)
-        for start in starts:
-            v[start:] += c[: n - start]
-        for start in starts:
-            rise[: n - start] += 2 * v[start:]
-        squared = float(v @ v)
+        squared, rise = earliest_with_gradient(c, participation)
         fall = -convolve(rise[::-1], convolve(c, c))[::-1]
         sums = np.cumsum(column)
         variance = float(weights @ sums**2)

@@ -17,8 +17,6 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from accounting import checks, fit_cache, typed
 from accounting.checks import ConfigError, parsed_json
 from accounting.mechanisms.banded_inverse import BandedInverse
@@ -321,8 +319,6 @@ _hash = fingerprint  # which an option of ``FromFile`` has the name of
 
 
 _MOST_BYTES = 256_000_000
-_MOST_ENCODER_ROUNDS = 4096
-"""Of an encoder in an array: its Gram matrix takes 128 MB."""
 _REPORT_KEY = "mechanism_parameters"
 
 
@@ -332,8 +328,7 @@ def read_mechanism(path: Path) -> Mechanism:
     A file can be changed after a plan was written, so a plan also names the fingerprint.
 
     Args:
-        path: a JSON file with what ``to_dict`` returns, or with a whole report that contains it; or
-            a ``.npy`` file with a dense encoder C, shape (n, n).
+        path: a JSON file with what ``to_dict`` returns, or with a whole report that contains it.
 
     Raises:
         ConfigError: the file cannot be read, is too large, or holds something else.
@@ -344,13 +339,11 @@ def read_mechanism(path: Path) -> Mechanism:
             raise ConfigError(
                 f"mechanism file {path}: has {size:,} bytes; must have at most {_MOST_BYTES:,}."
             )
-        if path.suffix == ".npy":
-            return Dense(_read_array(path))
         return mechanism_from_dict(_parameters(path, path.read_text(encoding="utf-8")))
     except OSError as error:
         raise ConfigError(f"mechanism file {path}: cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"mechanism file {path}: is neither JSON nor a .npy array.") from None
+        raise ConfigError(f"mechanism file {path}: is not JSON.") from None
 
 
 def _parameters(path: Path, text: str) -> Mapping[str, Any]:
@@ -369,22 +362,3 @@ def _parameters(path: Path, text: str) -> Mapping[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"mechanism file {path}: must hold a JSON object.")
     return content
-
-
-def _read_array(path: Path) -> np.ndarray[Any, Any]:
-    try:
-        mapped = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError, OverflowError, MemoryError, SyntaxError) as error:
-        reason = str(error).partition(".")[0].partition("\n")[0]
-        raise ConfigError(f"mechanism file {path}: is not a numpy array: {reason}.") from None
-    if mapped.dtype.kind not in "iuf" or mapped.ndim != 2:
-        raise ConfigError(
-            f"mechanism file {path}: has shape {mapped.shape} of {mapped.dtype}; must be a square "
-            "array of real numbers."
-        )
-    if max(mapped.shape) > _MOST_ENCODER_ROUNDS:
-        raise ConfigError(
-            f"mechanism file {path}: has shape {mapped.shape}; an encoder in an array has at most "
-            f"{_MOST_ENCODER_ROUNDS} rounds."
-        )
-    return np.array(mapped, dtype=np.float64)

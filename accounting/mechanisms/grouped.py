@@ -26,9 +26,8 @@ from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import SCHEMA, Mechanism, interleaved
 from accounting.participation import FixedOrder, Participation
-from accounting.sensitivity import Array, Sensitivity, gram_sensitivity, same_rounds, worst_pattern
+from accounting.sensitivity import Array, Sensitivity, gram_sensitivity, same_rounds
 
-_ROUNDING = 1e-12
 _MOST_DENSE_ROUNDS = 4096
 
 
@@ -134,8 +133,7 @@ class Grouped:
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """Of all groups together under one joint clip; see ``grouped_sensitivity``.
 
-        One participation: the largest of the groups' own. More: a bound from n x n matrices,
-        labelled exact only where a client is known that attains it.
+        One participation: the largest of the groups' own. More: a bound from n x n matrices.
         """
         same_rounds(self.rounds, participation)
         if isinstance(participation, FixedOrder):
@@ -222,9 +220,8 @@ def grouped_sensitivity(
             <= sum_{t,t' in u} Q[t,t'],   Q[t,t'] = max_{g active in t and t'} |X_g[t,t']|, or 0,
 
     because sum_g ||d_tg|| ||d_t'g|| <= 1 (Cauchy and Schwarz). So it is a maximum over groups, not
-    a sum. It is attained if every round of the worst pattern can put all of its mass into one group
-    such that each pair's coefficient is that of the group that both chose, or is zero; only then is
-    the result called exact. Clipping each group on its own would turn the maximum into a sum.
+    a sum. It is called exact where no two rounds of a pattern interact. Clipping each group on its
+    own would turn the maximum into a sum.
 
     Args:
         grams: per group X_g, shape (T_g, T_g).
@@ -237,40 +234,5 @@ def grouped_sensitivity(
         bound[cells] = np.maximum(bound[cells], np.abs(gram))
     joint = gram_sensitivity(bound, participation)
     interact = np.triu(bound, participation.min_separation).any()
-    exact = joint.exact
-    if exact and interact and participation.max_participations > 1:
-        exact = _attained(grams, rounds, bound, worst_pattern(bound, participation))
+    exact = joint.exact and not (interact and participation.max_participations > 1)
     return Sensitivity(joint.squared, exact=exact, rule=joint.rule)
-
-
-def _attained(
-    grams: Sequence[Array], rounds: Sequence[Sequence[int]], bound: Array, pattern: Sequence[int]
-) -> bool:
-    """Return whether one group per round of the pattern can be chosen such that it attains.
-
-    Tries each group in turn: every round chooses it if it is active then, else the group that
-    counts most in that round. Other choices could only attain more often.
-    """
-    inside = [
-        _restricted(gram, active, pattern) for gram, active in zip(grams, rounds, strict=True)
-    ]
-    target = float(bound[np.ix_(pattern, pattern)].sum())
-    dearest = np.argmax([np.diag(gram) for gram in inside], axis=0)
-    for group, gram in enumerate(inside):
-        chosen = np.where(np.diag(gram) > 0, group, dearest)
-        same = chosen[:, None] == chosen
-        own_gram = np.stack(inside)[chosen, np.arange(len(chosen))]  # row t: of the group t chose
-        if float(own_gram[same].sum()) >= target * (1 - _ROUNDING):
-            return True
-    return False
-
-
-def _restricted(gram: Array, rounds: Sequence[int], pattern: Sequence[int]) -> Array:
-    """Return X_g over the rounds of a pattern, zero where the group is not active."""
-    place = {t: i for i, t in enumerate(rounds)}
-    active = [(at, place[t]) for at, t in enumerate(pattern) if t in place]
-    small = np.zeros((len(pattern), len(pattern)))
-    if active:
-        at, step = (list(column) for column in zip(*active, strict=True))
-        small[np.ix_(at, at)] = gram[np.ix_(step, step)]
-    return small

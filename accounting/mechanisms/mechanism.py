@@ -27,38 +27,30 @@ class Mechanism(Protocol):
     @property
     def name(self) -> str:
         """Short name, as on the command line."""
-        ...
 
     @property
     def groups(self) -> "Groups | None":
         """Groups of parameters with a noise stream each; None: one stream for all parameters."""
-        ...
 
     @property
     def rounds(self) -> int:
         """Number of rounds n."""
-        ...
 
     @property
     def restart_every(self) -> int | None:
         """Rounds after which the noise starts anew; None: it is correlated over all rounds."""
-        ...
 
     def encoder(self) -> Array:
         """C, shape (released values, n). Dense: for tests and small n."""
-        ...
 
     def decoder(self) -> Array:
         """B, shape (n, released values), with B C = A. Dense: for tests and small n."""
-        ...
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """Squared sensitivity of C under the given participation, at clip norm 1."""
-        ...
 
     def prefix_variance(self) -> Array:
         """Diagonal of B B^T, shape (n,): noise variance of each prefix sum at z = clip_norm = 1."""
-        ...
 
     def noise_program(self) -> NoiseProgram:
         """The noise of each round's sum, as a linear program over draws.
@@ -66,34 +58,21 @@ class Mechanism(Protocol):
         Raises:
             ConfigError: there are groups; each group's mechanism has its own program.
         """
-        ...
 
     def to_dict(self) -> dict[str, Any]:
         """Schema, name and every field, for JSON; ``mechanism_from_dict`` reads it back."""
-        ...
 
 
 class Groups(Protocol):
-    """Groups of parameters that train in turns; see ``Grouped``."""
+    """Groups of parameters that train in turns: the fields of ``Grouped``."""
 
     @property
-    def schedule(self) -> Sequence[tuple[int, ...]]:
-        """Per round, the groups that train in it, ascending, from 0."""
-        ...
-
+    def schedule(self) -> Sequence[tuple[int, ...]]: ...
     @property
-    def mechanisms(self) -> Sequence[Mechanism]:
-        """Per group, a mechanism over the rounds in which the group trains."""
-        ...
-
+    def mechanisms(self) -> Sequence[Mechanism]: ...
     @property
-    def sizes(self) -> Sequence[int]:
-        """Per group, its number of parameters."""
-        ...
-
-    def active_rounds(self) -> list[list[int]]:
-        """Per group, the rounds in which it trains, ascending."""
-        ...
+    def sizes(self) -> Sequence[int]: ...
+    def active_rounds(self) -> list[list[int]]: ...
 
 
 @dataclass(frozen=True, slots=True)

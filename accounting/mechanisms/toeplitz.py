@@ -418,17 +418,11 @@ def coefficient_loss(participation: Participation, objective: Objective) -> Loss
     The sensitivity is that of the earliest pattern, exact for coefficients that are nonnegative and
     do not rise (Kalinin and Lampert 2024, Theorem 2); the fits are parametrised to stay there.
     """
-    n, b = participation.rounds, participation.min_separation
+    n = participation.rounds
     weights = (n - np.arange(n)) / n if objective == "rmse" else np.ones(n)
-    starts = range(0, participation.max_participations * b, b)
 
     def loss(column: Array) -> tuple[float, Array]:
-        v = np.zeros(n)
-        for start in starts:
-            v[start:] += column[: n - start]
-        squared, rise = float(v @ v), np.zeros(n)
-        for start in starts:
-            rise[: n - start] += 2 * v[start:]
+        squared, rise = earliest_with_gradient(column, participation)
         r = forward_substitution(column, np.ones(n))
         variance = float(weights @ r**2)
         q = convolve(r, np.diff(r, prepend=0.0))
@@ -436,6 +430,18 @@ def coefficient_loss(participation: Participation, objective: Objective) -> Loss
         return float(np.log(squared * variance)), rise / squared + fall / variance
 
     return loss
+
+
+def earliest_with_gradient(column: Array, participation: Participation) -> tuple[float, Array]:
+    """Return ``earliest_pattern``, and its gradient in the coefficients."""
+    n, b = len(column), participation.min_separation
+    starts = range(0, participation.max_participations * b, b)
+    v, rise = np.zeros(n), np.zeros(n)
+    for start in starts:
+        v[start:] += column[: n - start]
+    for start in starts:
+        rise[: n - start] += 2 * v[start:]
+    return float(v @ v), rise
 
 
 def convolve(left: Array, right: Array) -> Array:

@@ -17,7 +17,6 @@ class MethodName(StrEnum):
     EXACT = "exact"
     PLD = "pld"
     RDP = "rdp"
-    ZCDP = "zcdp"
 
 
 def method_of(typed: MethodName | None) -> Method:

@@ -40,7 +40,7 @@ def test_noise_is_safe_and_tight(n, k, tree, target, exponent):
 
 @pytest.mark.parametrize(
     ("target", "method"),
-    [(2.0, "pld"), *((target, m) for target in (0.5, 2.0, 18.71) for m in ("rdp", "zcdp"))],
+    [(2.0, "pld"), *((target, m) for target in (0.5, 2.0, 18.71) for m in ("rdp",))],
 )
 def test_noise_by_other_methods_is_safe_and_tight(target, method):
     z = calibrate(*STACK_OVERFLOW, target_epsilon=target, delta=1e-6, method=method)

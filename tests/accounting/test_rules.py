@@ -63,7 +63,7 @@ def test_nodes_in_the_order_in_which_they_complete():
 
 def test_errors_name_what_was_passed_and_what_would_do():
     tree, run = BinaryTree(8), Participation(8)
-    with pytest.raises(ConfigError, match=r"^method='prv': must be one of exact, pld, rdp, zcdp"):
+    with pytest.raises(ConfigError, match=r"^method='prv': must be one of exact, pld, rdp"):
         calibrate(tree, run, target_epsilon=1.0, delta=1e-6, method="prv")
     with pytest.raises(ConfigError, match=r"^target_epsilon=1e\+60: must lie between"):
         calibrate(tree, run, target_epsilon=1e60, delta=1e-6)

@@ -147,7 +147,7 @@ def test_it_says_what_it_is():
     }  # fmt: skip
     assert "probability 0.1" in run.assumptions[0].text
     zero_out = guarantee(Independent(10), Participation(10), noise_multiplier=1.0)
-    with pytest.raises(ConfigError, match="zero-out and add-or-remove do not compose"):
+    with pytest.raises(ConfigError, match="add-or-remove and zero-out do not compose"):
         zero_out.compose(run)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # imported where used: it needs torch
 TYPED_MECHANISM = (
     "with options as in a plan's table: 'tree:restart_every=64', 'blt:buffers=2', "
     "'toeplitz:bands=8,fit', 'toeplitz:coefficients=1,0.5'; or 'file:PATH', which holds the JSON "
-    "of --format json, or a dense encoder as .npy. Names and options: "
+    "of --format json. Names and options: "
     + "; ".join(
         f"{name} ({', '.join(options)})" if options else name
         for name, options in options_by_name().items()
