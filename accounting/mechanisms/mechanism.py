@@ -67,12 +67,19 @@ class Groups(Protocol):
     """Groups of parameters that train in turns: the fields of ``Grouped``."""
 
     @property
-    def schedule(self) -> Sequence[tuple[int, ...]]: ...
+    def schedule(self) -> Sequence[tuple[int, ...]]:
+        """Per round, the groups that train in it, ascending, from 0."""
+
     @property
-    def mechanisms(self) -> Sequence[Mechanism]: ...
+    def mechanisms(self) -> Sequence[Mechanism]:
+        """Per group, a mechanism over the rounds in which the group trains."""
+
     @property
-    def sizes(self) -> Sequence[int]: ...
-    def active_rounds(self) -> list[list[int]]: ...
+    def sizes(self) -> Sequence[int]:
+        """Per group, its number of parameters."""
+
+    def active_rounds(self) -> list[list[int]]:
+        """Per group, the rounds in which it trains, ascending."""
 
 
 @dataclass(frozen=True, slots=True)
