@@ -450,7 +450,8 @@ _ASSUMPTIONS_OF_EXAMPLES = (
         "the gradient that is clipped as one example's depends on no other example: neither "
         "network nor loss, nor code that autograd runs for them, mixes the examples of a batch or "
         "takes data or labels from elsewhere",
-        "clipping bounds nothing; privpart audit gradients compares them with one by one",
+        "clipping bounds nothing; Opacus's check_per_sample_gradients_are_correct compares them "
+        "with those of one example at a time",
     ),
     (
         "loop",

@@ -286,7 +286,6 @@ WRITTEN_BY = {
     "example-level": "state of an `FTRLEngine`, in a run folder",
     "flower": "messages between Flower's server and nodes",
     "frontier": "`privpart frontier --format json`, and study.json",
-    "gradients": "`privpart audit gradients --format json`",
     "leakage": "`privpart audit leakage` of images: report.json, `--format json`",
     "ledger": "ledger.log of a run folder",
     "mechanism": "a mechanism in a file; `Mechanism.to_dict`",

@@ -312,7 +312,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                     f"{self._name(p)}: its gradient is not the mean of its per-example gradients. "
                     "It was used outside its layer, in a penalty for instance; or changed before "
                     "the step, by clip_grad_norm_ or a GradScaler for instance; or its per-example "
-                    "gradients are wrong (see privpart audit gradients)."
+                    "gradients are wrong (see opacus.utils.per_sample_gradients_utils)."
                 )
 
     def _name(self, parameter: nn.Parameter) -> str:

@@ -56,7 +56,6 @@ CASES = {
     "report": [["run", "--delta", "1e-6"], ["run", "--registry", "x.yaml"]],
     "budget": [[], ["mine"], ["mine", "--limit-epsilon", "4"]],
     "verify": [["run", "m.safetensors"]],
-    "audit gradients": [["./task.py:gradients"]],
     "costs": [["emnist_cnn"]],
     "frontier": [["study.toml", "--out", "out"]],
     "demo": [[], FASHION],
