@@ -8,16 +8,15 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from accounting import checks
-from accounting.checks import ConfigError
 from privpart.client import LocalTraining
 from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.choice import agrees, fastest
 from privpart.engines.device import find_device, free_memory
-from privpart.engines.frozen_prefix import Features, fits_in_memory, split
+from privpart.engines.frozen_prefix import Features, split
 from privpart.engines.memory import ClientsWithMemory
 from privpart.engines.methods import (
     Chunk,
@@ -70,9 +69,8 @@ class EmbeddedEngine:
         method: how the clients of the last round were computed; None before the first one.
 
     Raises:
-        ConfigError: options that contradict each other or ``local``, a device that is not here, or
-            ``cache_prefix=True`` for a network without such a prefix. If ``local`` is a function,
-            each round's training is checked in that round.
+        ConfigError: options that contradict each other or ``local``, or a device that is not here.
+            If ``local`` is a function, each round's training is checked in that round.
     """
 
     def __init__(
@@ -90,25 +88,20 @@ class EmbeddedEngine:
         self.clients = clients
         if isinstance(local, LocalTraining):
             self._refuse(local)
-        if self.options.cache_prefix:
-            _frozen_prefix(model)
         self.local = local
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
         self.workers = self.options.workers
         self._may_sum = self.options.may_sum
         self.method: Method | None = None
         self._fixed = self._fixed_method()
-        self._chosen: dict[bool, Method] = {}  # with sums and without
-        self._chosen_for: tuple[LocalTraining, tuple[int, ...] | None] | None = None
         self._agrees: dict[Method, bool] = {}
         self._report = report or _to_stderr
         self._with_memory = ClientsWithMemory(model, clients, data_seed, self._report)
         self._device = find_device(self.options.device)
         free = None if self.options.on_cpu else free_memory(self._device)
         self._chunk_size = self.options.chunk_size(model.dim, free)
-        self._cache_prefix = self.options.cache_prefix
-        if self._cache_prefix is None and self._fixed and not self._fixed.vectorized:
-            self._cache_prefix = False  # a prescribed loop caches only if told to
+        prescribed_loop = self._fixed is not None and not self._fixed.vectorized
+        self._cache_prefix = self.options.cache_prefix and not prescribed_loop
         self._computation: LocalComputation | None = None
         self._pool: Workers | None = None
         self._sendable: LocalTraining | None = None
@@ -121,9 +114,8 @@ class EmbeddedEngine:
 
         Raises:
             WorkerError: a worker process died, with the cause.
-            ConfigError: the frozen part changed after a round in which it was cached or sent to
-                workers; or an option that cannot be used with the training that a schedule gives
-                for this round.
+            ConfigError: an option cannot be used with the training that a schedule gives for this
+                round.
         """
         local = self.local_of(task.round)
         if local is not self.local:  # unknown when the engine was made
@@ -183,20 +175,6 @@ class EmbeddedEngine:
         """Whether every bit of an update is a function of its client's own data."""
         return self.options.deterministic
 
-    @property
-    def users(self) -> Users:
-        """The clients' data, where all of it is in memory.
-
-        Raises:
-            ConfigError: each client's examples are fetched when it trains.
-        """
-        if not isinstance(self.clients, Users):
-            raise ConfigError(
-                f"clients: {type(self.clients).__name__} fetches each client's examples; this "
-                "needs Users, which have them in memory."
-            )
-        return self.clients
-
     def refuse_unsendable(self, local: LocalTraining) -> None:
         """Check that the processes of a training, if it has more than one, can be sent all of it.
 
@@ -241,17 +219,11 @@ class EmbeddedEngine:
         loop = Method(bfloat16=self.options.precision == "bfloat16")
         if not computation.any_examples(task.clients):
             return loop  # nothing to check another one on
-        if self._chosen_for != (computation.local, task.active):
-            self._chosen_for = computation.local, task.active
-            self._chosen = {}
-        if sums not in self._chosen:
-            method = fastest(computation, task, sums=sums, bfloat16=loop.bfloat16)
-            if method not in self._agrees:
-                with one_thread(self.workers > 1):
-                    agreed = method == loop or agrees(computation, task, start, method)
-                self._agrees[method] = agreed
-            self._chosen[sums] = method if self._agrees[method] else loop
-        return self._chosen[sums]
+        method = fastest(computation, task, sums=sums, bfloat16=loop.bfloat16)
+        if method not in self._agrees:
+            with one_thread(self.workers > 1):
+                self._agrees[method] = method == loop or agrees(computation, task, start, method)
+        return method if self._agrees[method] else loop
 
     def _refuse(self, local: LocalTraining) -> None:
         self.options.refuse(
@@ -311,55 +283,36 @@ class EmbeddedEngine:
 
     def _computation_of(self, local: LocalTraining) -> LocalComputation:
         version = self.model.frozen_version
-        if self._computation is not None and version != self._frozen_version:
-            if self._pool or self._cache_prefix:
-                raise ConfigError(
-                    "the frozen part changed after a round that had cached it or sent it to "
-                    "workers: use workers=1 and leave cache_prefix out to change it between rounds."
-                )
-            if self._computation.features is not None:
-                # A frozen part that changes once may change in every round.
+        computation = self._computation
+        if computation is not None:
+            changed = version != self._frozen_version
+            if changed or (computation.features is not None and changes_inputs(local)):
+                # a cache, a device and workers hold the old frozen part, which may change again
                 self._cache_prefix = False
                 self._computation = None
-            elif self._device.type != "cpu":  # the device holds a stale copy
-                self._computation = None
+                self.close()
         self._frozen_version = version
-        cached = self._computation is not None and self._computation.features is not None
-        if cached and changes_inputs(local):  # a schedule's training that the cache does not fit
-            self._cache_prefix = False
-            self._computation = None
-            self.close()
         if self._computation is None:
             self._computation = self._new_computation(local)
         self._computation.local = local
         return self._computation
 
     def _new_computation(self, local: LocalTraining) -> LocalComputation:
-        model, tf32 = self.model.on(self._device), self.options.precision == "tf32"
-        if not isinstance(self.clients, Users):
-            return LocalComputation(
-                model, self.clients, local=local, data_seed=self.data_seed, tf32=tf32
-            )
-        users = self.clients.on(self._device)
-        parts = None
-        if self._cache_prefix is not False and not changes_inputs(local):
-            parts = _frozen_prefix(model) if self._cache_prefix else split(model)
-        features = None
-        if parts is not None and (self._cache_prefix or fits_in_memory(parts[0], users.x)):
-            model = parts[1]
-            features = Features(
-                parts[0],
-                users.x,
-                shared=self.workers > 1,
-                together=self.options.batching != "loop",
-            )
+        model, clients, features = self.model.on(self._device), self.clients, None
+        if isinstance(clients, Users):
+            clients = clients.on(self._device)
+            parts = split(model) if self._cache_prefix and not changes_inputs(local) else None
+            if parts is not None:
+                features = Features.of(parts[0], clients.x, shared=self.workers > 1)
+            if parts is not None and features is not None:
+                model = parts[1]
         return LocalComputation(
             model,
-            users,
+            clients,
             local=local,
             data_seed=self.data_seed,
             features=features,
-            tf32=tf32,
+            tf32=self.options.precision == "tf32",
         )
 
     def _start_pool(self, computation: LocalComputation) -> Workers:
@@ -389,16 +342,6 @@ class EmbeddedEngine:
         elif self._device.type == "cpu" and computation.words > 1:
             largest = min(largest, max(1, _ROWS // (computation.batch_rows * computation.words)))
         return equal_chunks(clients, largest, self.workers)
-
-
-def _frozen_prefix(model: PartialModel) -> tuple[nn.Sequential, PartialModel]:
-    parts = split(model)
-    if parts is None:
-        raise ConfigError(
-            "cache_prefix=True: the network must be an nn.Sequential whose first layers are frozen "
-            "and neither random nor stateful."
-        )
-    return parts
 
 
 def _to_stderr(sentence: str) -> None:

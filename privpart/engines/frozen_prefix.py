@@ -39,8 +39,8 @@ _FUNCTIONS_OF_THE_EXAMPLE = (
     nn.Sequential,
 )
 _SHARED_MEMORY = Path("/dev/shm")
-_PIECE, _PASS = 16, 64
-"""Examples that pass through the frozen layers together: of one client, and of many."""
+_PASS = 64
+"""Examples that pass through the frozen layers together."""
 
 
 def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
@@ -106,61 +106,52 @@ def hooked(layer: nn.Module) -> bool:
 class Features:
     """Outputs of a frozen prefix, each computed when its example is first needed.
 
+    No row depends on what another one holds, but its rounding may depend on how many pass together.
+
     Args:
         below: the frozen layers.
         x: everyone's examples, shape (n, ...).
-        shared: whether to keep them in shared memory, for several processes. Two processes may
-            compute the same output; both write it, up to rounding.
-        together: whether examples of several clients pass through the layers together. No row
-            depends on what another one holds, but its rounding may depend on how many they are.
+        values: memory of the outputs, shape (n, ...), to be filled.
+        shared: whether several processes use it. Two may compute the same output; both write it, up
+            to rounding.
 
     Attributes:
-        values: outputs, shape (n, ...); undefined for examples that ``compute`` has not seen.
+        values: outputs; undefined for examples that ``compute`` has not seen.
     """
 
     def __init__(
-        self, below: nn.Sequential, x: Tensor, *, shared: bool = False, together: bool = False
+        self, below: nn.Sequential, x: Tensor, values: Tensor, *, shared: bool = False
     ) -> None:
         self._below = below
         self._x = x
-        self._together = together
-        with torch.no_grad():
-            output = below(x[:1].clone())
-        shape = (len(x), *output.shape[1:])
-        self.values = (
-            shared_memory(*shape, dtype=output.dtype) if shared else output.new_empty(shape)
-        )
+        self.values = values
         self._known = torch.zeros(len(x), dtype=torch.bool)
         if shared:
             share(self._known)
+
+    @classmethod
+    def of(cls, below: nn.Sequential, x: Tensor, *, shared: bool = False) -> "Features | None":
+        """Return features to be computed; None if they would take most of a device's memory."""
+        with torch.no_grad():
+            output: Tensor = below(x[:1].clone())
+        shape = (len(x), *output.shape[1:])
+        if 4 * math.prod(shape) > _free_memory(x.device) // 2:
+            return None
+        dtype = output.dtype
+        values = shared_memory(*shape, dtype=dtype) if shared else output.new_empty(shape)
+        return cls(below, x, values, shared=shared)
 
     @torch.no_grad()
     def compute(self, clients: Sequence[Tensor]) -> None:
         """Compute the missing ``values`` at the rows of each client, shape (k,)."""
         rows = torch.cat(list(clients))
         missing: Tensor = rows[~self._known[rows]].unique()  # type: ignore[no-untyped-call]
-        if not len(missing):
-            return
-        # Of one client, pieces of one size, filled up with its own examples: a product with another
-        # number of rows rounds differently, and one client's data would reach others' updates.
-        groups, size = ([missing], _PASS) if self._together else (clients, _PIECE)
-        for some in (
-            piece for rows_of_group in groups for piece in torch.split(rows_of_group, size)
-        ):
-            new = ~self._known[some]
-            if not new.any():
-                continue
-            length = 1 << (len(some) - 1).bit_length() if self._together else size
+        for some in torch.split(missing, _PASS) if len(missing) else ():
+            # of few sizes, for which libraries choose their kernels once
+            length = 1 << (len(some) - 1).bit_length()
             filled = torch.cat([some, some[:1].expand(length - len(some))])
-            self.values[some[new]] = self._below(self._x[filled])[: len(some)][new]
+            self.values[some] = self._below(self._x[filled])[: len(some)]
             self._known[some] = True
-
-
-def fits_in_memory(below: nn.Sequential, x: Tensor) -> bool:
-    """Return whether all outputs take at most half the free memory of the device of x."""
-    with torch.no_grad():
-        output: Tensor = below(x[:1].clone())
-    return 4 * len(x) * output.numel() <= _free_memory(x.device) // 2
 
 
 def _free_memory(device: torch.device) -> int:

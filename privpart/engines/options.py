@@ -39,9 +39,9 @@ class EngineOptions:
         batching: "loop" computes one client after another, "vmap" computes many clients as one
             vectorized computation, and "auto" takes what is fastest by the network and the training
             (``privpart.engines.choice``), once it agrees with "loop" on two clients.
-        cache_prefix: whether to keep the outputs of the frozen layers below the lowest trained one.
-            None does so if it is exact and fits into memory. The cache is dropped when the frozen
-            part changes, except when it is changed through ``.data``.
+        cache_prefix: whether to keep the outputs of the frozen layers below the lowest trained one,
+            if it is exact, fits into memory, and batching is not "loop". The cache is dropped when
+            the frozen part changes, except when it is changed through ``.data``.
         deterministic: return the same bits for any number of workers; implies "loop" without cache.
         precision: "bfloat16" rounds the factors of matrix products and convolutions to 8 bits and
             computes one client after another. It is faster for large convolutions on processors
@@ -65,7 +65,7 @@ class EngineOptions:
 
     workers: int = 1
     batching: Batching = "auto"
-    cache_prefix: bool | None = None
+    cache_prefix: bool = True
     deterministic: bool = False
     precision: Precision = "float32"
     sums: bool = False
@@ -84,8 +84,6 @@ class EngineOptions:
             self.deterministic and vectorizes,
             "batching=vmap: a run that can be repeated (deterministic=True, or noise from a seed) "
             "computes one client after another; use auto or loop.",
-            self.deterministic and self.cache_prefix,
-            "cache_prefix=True: deterministic=True caches nothing; leave it out.",
             # torch promises this for some operations only ("Reproducibility" in its manual)
             self.deterministic and not self.on_cpu,
             f"device={self.device}: does not give the same bits every time, which "
@@ -143,33 +141,30 @@ class EngineOptions:
             ConfigError: an option that this training would ignore, or that its first round could
                 not follow.
         """
-        clients = "clients that select, train with the objective moon, or keep a local part,"
         alone = selects or local.objective == "moon" or local_parts
         vectorizes = self.batching == "vmap"
         plain = local.objective == "fedavg" and local.loss == "cross_entropy"
+        own_memory = {
+            "worker_timeout": self.worker_timeout is not None,
+            "precision": self.precision != "float32",
+            "device": not self.on_cpu,
+        }
+        idle = next((name for name, given in own_memory.items() if alone and given), "")
         _refuse_first(
             selects and self.workers != 1,
             f"workers={self.workers}: clients that select run in one process; use 1.",
             selects and self.health,
             "health=True: clients that select are not measured; leave it out.",
-            alone and self.worker_timeout,
-            f"worker_timeout={self.worker_timeout or 0:g}: {clients} run in one process; leave it "
-            "out.",
-            alone and self.precision != "float32",
-            f"precision={self.precision}: {clients} compute in float32; leave it out.",
-            alone and self.cache_prefix,
-            f"cache_prefix=True: {clients} cache nothing; leave it out.",
-            alone and not self.on_cpu,
-            f"device={self.device}: {clients} are computed on the cpu; leave it out.",
+            idle,
+            f"{idle}={idle and getattr(self, idle)}: clients that select, train with the objective "
+            "moon, or keep a local part, are computed in float32 on the cpu by one process; leave "
+            "it out.",
             vectorizes and (selects or not plain),
             "batching=vmap: clients that select, or have another objective than fedavg or another "
             "loss than cross_entropy, are computed one after another; use auto or loop.",
             vectorizes and (fetches or local_parts or local.augment is not None),
             "batching=vmap: clients whose examples are fetched or augmented, or that keep a local "
             "part, are computed one after another; use auto or loop.",
-            self.cache_prefix and (fetches or changes_inputs(local)),
-            "cache_prefix=True: needs examples in memory that no augment changes, and a loss by "
-            "name other than model; leave it out.",
         )
 
 

@@ -350,7 +350,7 @@ def _options(plan: PlanFile, local: LocalTraining, options: EngineOptions) -> En
     options = replace(options, sums=options.sums or local.steps == 1)
     one_pass = local.steps == 1 or (local.steps is None and local.epochs == 1)
     once = one_pass and plan.privacy.max_participations == 1 and plan.privacy.sampling is None
-    if options.cache_prefix is None and once:
+    if once:
         # No example comes again, so nothing of it would be used again.
         options = replace(options, cache_prefix=False)
     if plan.privacy.sampling is not None:

@@ -327,16 +327,13 @@ TAGS = LocalTraining(0.1, loss="binary_cross_entropy")
         ({"batching": "vmap", "local": TAGS}, "batching=vmap: .*another loss than cross_entropy"),
         ({"batching": "vmap", "local": MOON}, "batching=vmap: .*another objective than fedavg"),
         ({"batching": "vmap", "local": PROX}, "batching=vmap: .*another objective than fedavg"),
-        ({"precision": "bfloat16", "local": MOON}, "precision=bfloat16: .*compute in float32"),
-        ({"cache_prefix": True, "local": MOON}, "cache_prefix=True: .*cache nothing"),
-        ({"device": "cuda", "local": MOON}, "device=cuda: .*computed on the cpu"),
+        ({"precision": "bfloat16", "local": MOON}, "precision=bfloat16: .*computed in float32"),
+        ({"device": "cuda", "local": MOON}, "device=cuda: .*on the cpu"),
         ({"batching": "vmap", "precision": "bfloat16"}, "batching=vmap: bfloat16"),
         ({"deterministic": True, "batching": "vmap"}, "batching=vmap: a run that can be repeated"),
-        ({"deterministic": True, "cache_prefix": True}, "cache_prefix=True: deterministic=True"),
         ({"deterministic": True, "device": "cuda"}, "device=cuda: does not give the same bits"),
         ({"workers": 2, "device": "cuda"}, "device=cuda: one process drives it"),
         ({"device": "cuda:99"}, "device='cuda:99': torch .* sees cpu"),
-        ({"cache_prefix": True}, "cache_prefix=True: the network must be an nn.Sequential"),
         ({"batching": "fast"}, "batching"),
         ({"workers": 0}, "workers"),
         ({"workers": float("nan")}, "workers"),
@@ -385,12 +382,10 @@ def test_workers_share_the_features_of_a_frozen_prefix_and_say_what_failed():
             list(engine.run(replace(TASK, clients=(99,)), model.flat.clone()))
 
 
-@pytest.mark.parametrize(("batching", "passes"), [("vmap", [8]), ("loop", [16, 16])])
-def test_features_are_computed_once_and_only_of_those_who_came(device, batching, passes):
+def test_features_are_computed_once_and_only_of_those_who_came(device):
     model, data = cnn(["dense2.*"]), users()
     engine = EmbeddedEngine(
-        model, data, local=LOCALS["epochs"], data_seed=5, batching=batching, device=device,
-        cache_prefix=True,
+        model, data, local=LOCALS["epochs"], data_seed=5, batching="vmap", device=device,
     )  # fmt: skip
     calls = []
     handle = model.module.conv1.register_forward_hook(lambda *_: calls.append(1))
@@ -400,31 +395,27 @@ def test_features_are_computed_once_and_only_of_those_who_came(device, batching,
     below.register_forward_hook(lambda _m, inputs, _o: calls.append(len(inputs[0])))
     for _ in range(3):
         list(engine.run(replace(TASK, clients=(1, 2)), model.flat.clone()))
-    assert calls == passes  # both clients', or of each a piece of one size; once
+    assert calls == [8]  # both clients', filled up to a power of two; once
     assert int(work.features._known.sum()) == SIZES[1] + SIZES[2]
 
 
-def test_a_cached_prefix_goes_when_the_frozen_part_changes(device):
+@pytest.mark.usefixtures("quick_workers")
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_cached_prefix_and_workers_go_when_the_frozen_part_changes(workers):
     local, task = LOCALS["epochs"], replace(TASK, clients=(1, 2))
-    for cache in (None, True):
-        model, plain = cnn(["dense2.*"]), cnn(["dense2.*"])
-        engine = EmbeddedEngine(
-            model, users(), local=local, data_seed=5, cache_prefix=cache, batching="vmap",
-            device=device,
-        )  # fmt: skip
+    model, plain = cnn(["dense2.*"]), cnn(["dense2.*"])
+    options = {"workers": workers, "batching": "vmap"}
+    with EmbeddedEngine(model, users(), local=local, data_seed=5, **options) as engine:
         start = model.flat.clone()
         before = torch.stack([u.update for u in engine.run(task, start)])
+        assert engine._computation.features is not None
         for network in (model, plain):
             with torch.no_grad():
                 network.module.dense1.weight.mul_(2)
-        if cache:
-            with pytest.raises(ConfigError, match="the frozen part changed"):
-                list(engine.run(task, start))
-        else:
-            after = torch.stack([u.update for u in engine.run(task, start)])
-            wanted = updates(plain, users(), local, task, deterministic=True)
-            assert (after - wanted).norm() < 1e-6
-            assert (after - before).norm() > 1e-3
+        after = torch.stack([u.update for u in engine.run(task, start)])
+    wanted = updates(plain, users(), local, task, deterministic=True)
+    assert (after - wanted).norm() < 1e-6
+    assert (after - before).norm() > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -441,8 +432,6 @@ def test_no_cache_where_it_would_not_be_exact(layers, train):
     options = {"local": LOCALS["epochs"], "data_seed": 5}
     one = EmbeddedEngine(model, users(), **options)
     assert one._computation_of(LOCALS["epochs"]).features is None
-    with pytest.raises(ConfigError, match="cache_prefix=True: the network must be"):
-        EmbeddedEngine(model, users(), cache_prefix=True, **options)
 
 
 def test_a_frozen_layer_that_works_in_place_leaves_the_examples_as_they_are():
@@ -450,7 +439,7 @@ def test_a_frozen_layer_that_works_in_place_leaves_the_examples_as_they_are():
     layers = nn.ReLU(inplace=True), nn.Linear(6, 5), nn.Linear(5, 3)
     model = PartialModel(nn.Sequential(*layers), train=["2.*"], seed=1, overwrite=True)
     data = Users(x, torch.zeros(4, dtype=torch.int64), torch.arange(4).split(2))
-    updates(model, data, LocalTraining(0.1), replace(TASK, clients=(0, 1)), cache_prefix=True)
+    updates(model, data, LocalTraining(0.1), replace(TASK, clients=(0, 1)))
     assert bool((x == -1).all())
 
 
@@ -464,7 +453,7 @@ def one_activation():
 def test_a_layer_that_comes_twice_is_in_the_frozen_prefix_twice():
     """``named_children`` names it once: behind such a prefix was another network."""
     found = []
-    for options in ({"deterministic": True}, {"cache_prefix": True}):
+    for options in ({"deterministic": True}, {}):
         model = PartialModel(one_activation, train=["5.*"], seed=1)
         found.append(updates(model, users(), LOCALS["epochs"], **options))
     assert (found[0] - found[1]).norm(dim=1).max() < 1e-6

@@ -325,10 +325,7 @@ def test_what_cannot_be_sent_to_workers_is_one_sentence():
         (Population, {}, {}, {"batching": "vmap"}, "are fetched or augmented"),
         (in_memory, {"augment": jitter}, {}, {"batching": "vmap"}, "are fetched or augmented"),
         (in_memory, {"loss": margin}, {}, {"batching": "vmap"}, "another loss"),
-        (in_memory, {"augment": jitter}, {}, {"cache_prefix": True}, "needs examples in memory"),
-        (in_memory, {"loss": margin}, {}, {"cache_prefix": True}, "a loss by name"),
         (in_memory, {}, {"local": ["0.*"]}, {"batching": "vmap"}, "keep a local part"),
-        (in_memory, {}, {"local": ["0.*"]}, {"cache_prefix": True}, "keep a local part"),
     ],
 )
 def test_options_that_a_training_cannot_follow_are_refused(clients, fields, parts, options, words):

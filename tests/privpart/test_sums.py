@@ -125,7 +125,7 @@ def test_behind_a_cached_prefix():
     data, train = users(), ["l3.*"]
     below, above = split(PartialModel(network, train=train, seed=1))
     behind = LocalComputation(
-        above, data, local=LOCAL, data_seed=5, features=Features(below, data.x)
+        above, data, local=LOCAL, data_seed=5, features=Features.of(below, data.x)
     )
     total = torch.empty(above.dim, dtype=torch.float64)
     behind.summed(TASK, TASK.clients, above.flat.clone(), GHOST, total)

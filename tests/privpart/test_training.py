@@ -32,7 +32,7 @@ def setup(**data):
 
 
 def distinct(found):
-    users = found.engine.users
+    users = found.engine.clients
     return sum(len(users.y[rows].unique()) for rows in users.indices) / len(users)
 
 
@@ -58,7 +58,6 @@ SMALL = {"data": {"task": "digits", "users": 100, "clients_per_round": 5}}
         ({}, {"batching": "vmap", "precision": "bfloat16"}, "batching=vmap: bfloat16"),
         (SELECT, {"device": "cuda"}, "device=cuda: clients that select"),
         ({}, {"device": "cuda:99"}, "device='cuda:99': torch .* sees cpu"),
-        (SELECT, {"cache_prefix": True}, "cache_prefix=True: clients that select"),
     ],
 )
 def test_options_that_would_be_ignored_are_refused(tables, options, says):
