@@ -28,9 +28,9 @@ from attacks.networks import smooth_lenet
 from privpart.cli.audit.replica import Scored
 from privpart.cli.audit.verdict import EpsilonAudit
 from privpart.cli.pages import drawing
-from privpart.cli.pages.budget import budget_page, front_page
+from privpart.cli.pages.budget import budget_page
 from privpart.cli.pages.lower_bounds import lower_bounds_page
-from privpart.cli.pages.plots import budget_figure, front_figure, sweep_figures
+from privpart.cli.pages.plots import sweep_figures
 from privpart.cli.pages.run import run_page, unreadable_page
 from privpart.cli.pages.sweep import sweep_page
 from privpart.data.tasks import digits
@@ -178,19 +178,7 @@ def _audit():
 
 
 def _budget():
-    report = run_report_of("private").guarantee
-    figure = budget_figure(BinaryTree(RUN.rounds), RUN, report, target=5.0)
-    return budget_page(report, figure, 5.0)
-
-
-def _front():
-    rows = [
-        {"mechanism": name, "front": i == 0, "state_vectors": i, "draws_per_round": 1.0,
-         "rmse": 3.0 + i, "rmse_ratio": 1 + i / 3, "max_error": 5.0, "sensitivity_exact": True,
-         "sensitivity_squared": 2.0, "noise_multiplier": 3.0}
-        for i, name in enumerate(("independent", "blt:buffers=2", "tree"))
-    ]  # fmt: skip
-    return front_page(rows, LONG, front_figure(rows, title="t"), ())
+    return budget_page(run_report_of("private").guarantee, 5.0)
 
 
 def _images(privpart, folder: Path, *given: str) -> Path:
@@ -235,7 +223,6 @@ PAGES = {
     "left its plan": lambda: run_page(run_report_of("left its plan")),
     "unreadable run": lambda: unreadable_page("ledger.log is damaged", (), Path("run")),
     "budget": _budget,
-    "front": _front,
     "sweep": _sweep,
     "lower bounds": _audit,
 }

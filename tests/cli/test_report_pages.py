@@ -346,20 +346,9 @@ def test_the_page_of_a_budget_has_the_figures_of_its_json(privpart, tmp_path):
     assert done.returncode == 3
     text = page_text(file.read_text())
     assert "exceeds the limit of 2" in text
-    assert "Other choices" in text
     assert f"{json.loads(done.stdout)['mu']:.3f}" in text
     assert privpart("epsilon", *plan).returncode == 0
     assert "A plan: epsilon" in page_text(file.read_text())
-
-
-def test_the_page_of_mechanisms_has_every_row(privpart, tmp_path):
-    file = tmp_path / "p.html"
-    plan = ["--rounds", "16", "--delta", "1e-6", "--max-participations", "1", "--mechanism", "tree"]
-    done = privpart("mechanisms", *plan, "--html", str(file), "--format", "json")
-    rows = json.loads(done.stdout)["rows"]
-    text = page_text(file.read_text())
-    assert rows
-    assert all(row["mechanism"] in text for row in rows)
 
 
 def blocks(kind: str) -> list[str]:
@@ -377,7 +366,7 @@ def parse(words: list[str]) -> None:
     assert command.make_context(name, words, parent=context).params
 
 
-QUICKLY = ("report", "epsilon", "mechanisms")
+QUICKLY = ("report", "epsilon")
 """Commands of the page that are run; the others train or attack, and are parsed."""
 
 
@@ -395,7 +384,7 @@ def test_every_block_of_the_documentation_runs(runs, privpart, tmp_path, monkeyp
             assert done.returncode == 0, done.stderr
         elif program == "privpart":
             parse(words)
-    written = {"report.html", "budget.html", "mechanisms.html", "entry.yaml"}
+    written = {"report.html", "budget.html", "entry.yaml"}
     assert written <= {path.name for path in tmp_path.iterdir()}
     for block in blocks("python"):
         exec(compile(block, "reports.md", "exec"), {})

@@ -14,6 +14,7 @@ from accounting import BinaryTree
 from privpart import ClientUpdate, Server
 from privpart.clip import clip
 from privpart.noise.stream import noise_and_grid
+from privpart.server import RoundSum
 
 LAYERS = 8
 
@@ -96,18 +97,18 @@ class MissingRestart(Server):
 class RealisedDivisor(Server):
     """The sum is divided by the number of clients that came."""
 
-    def _step(self, total: Tensor, noise: Tensor | None, modulus_bits: int | None) -> None:
+    def _step(self, round_sum: RoundSum, noise: Tensor | None) -> None:
         plan = self.plan
         self.plan = replace(plan, report_goal=len(self.cohort))
-        super()._step(total, noise, modulus_bits)
+        super()._step(round_sum, noise)
         self.plan = plan
 
 
 class NoiseOnSelectedRows(Server):
     """Only parameters that somebody sent an update of get noise."""
 
-    def _step(self, total: Tensor, noise: Tensor | None, modulus_bits: int | None) -> None:
-        super()._step(total, torch.where(total != 0, noise, torch.zeros_like(noise)), modulus_bits)
+    def _step(self, round_sum: RoundSum, noise: Tensor | None) -> None:
+        super()._step(round_sum, torch.where(round_sum.total != 0, noise, torch.zeros_like(noise)))
 
 
 FAULTY: dict[str, Callable[..., Server]] = {

@@ -88,15 +88,17 @@ def epsilon(
         seed = secrets.randbits(48) if seed is None else checks.count("seed", seed, minimum=0)
     # Imported here: the other commands must not pay for torch.
     from privpart.cli.audit import lower_bounds
+    from privpart.run.canaries import AUDIT
 
     if run is not None:
-        audit = lower_bounds.of_run(run, confidence)
+        audit, folder = lower_bounds.of_run(run, confidence), out or run / AUDIT
     else:
         assert plan is not None  # noqa: S101  refused above
         assert seed is not None  # noqa: S101
-        canaries = (count, runs) if simulate else None
+        assert out is not None  # noqa: S101
+        folder, canaries = out, (count, runs) if simulate else None
         audit = lower_bounds.of_plan(plan, confidence, seed, canaries=canaries, replay=replay)
-    lower_bounds.write(audit, lower_bounds.folder_of(run) if out is None else out, form)
+    lower_bounds.write(audit, folder, form)
     if html is not None:
         from privpart.cli.pages.lower_bounds import lower_bounds_page
 

@@ -8,17 +8,14 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import typer
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress
 
 from accounting import Guarantee
 from accounting.checks import ConfigError
-from accounting.report import up
 from attacks.lower_bounds.bounds import Bound
-from attacks.lower_bounds.planted import PlantedCanaries, canary_clients
+from attacks.lower_bounds.planted import canary_clients
 from privpart.cli.audit.replica import (
     MOST_KEPT,
     Replica,
@@ -33,7 +30,7 @@ from privpart.cli.output import as_csv
 from privpart.cli.pages import drawing, plots
 from privpart.cli.train import tell_of_code
 from privpart.plan import PrivacyPlan
-from privpart.run.canaries import AUDIT, AUDIT_REPORT, read_canary_key, read_releases
+from privpart.run.canaries import AUDIT_REPORT, read_canary_key, read_releases
 from privpart.run.ledger import Ledger
 from privpart.training.export import released_parameters
 from privpart.training.plan_file import PlanFile, read
@@ -42,11 +39,6 @@ from privpart.training.training import training
 
 PICTURE = "epsilon.png"
 _MOST_VALUES = 5 * 10**7
-
-
-def folder_of(run: Path | None) -> Path:
-    """Return where the audit of a run is kept."""
-    return (run or Path()) / AUDIT
 
 
 def of_run(folder: Path, confidence: float) -> EpsilonAudit:
@@ -91,7 +83,13 @@ def of_run(folder: Path, confidence: float) -> EpsilonAudit:
                 "wrong. Its update was refused, or the files are not those of this run."
             )
     releases = read_releases(folder, planted.width, rounds)
-    _refuse_other_releases(folder, releases[-1], planted)
+    # Of the rows of products, the last is the only one whose model is kept.
+    products = planted.project(released_parameters(folder)[0]).numpy()
+    if not abs(products - releases[-1]).max() <= 1e-9 * abs(products).max():
+        raise ConfigError(
+            f"{folder}: the last row of canary-releases is not that of the released model: it is "
+            "damaged or of another run. Restore it."
+        )
     scores, visible = planted.seen(
         releases,
         noise_multiplier=promised.update_noise_multiplier,
@@ -120,22 +118,6 @@ def of_run(folder: Path, confidence: float) -> EpsilonAudit:
         confidence=confidence,
         scored=Scored(scores, planted.present, float(visible.mean())),
     )
-
-
-def _refuse_other_releases(
-    folder: Path, last: NDArray[np.float64], planted: PlantedCanaries
-) -> None:
-    """Check the last row of products, the only one whose model is kept, against that model.
-
-    Raises:
-        ConfigError: it is another's.
-    """
-    products = planted.project(released_parameters(folder)[0]).numpy()
-    if not abs(products - last).max() <= 1e-9 * abs(products).max():
-        raise ConfigError(
-            f"{folder}: the last row of canary-releases is not that of the released model: it is "
-            "damaged or of another run. Restore it."
-        )
 
 
 def _unsampled(plan: PrivacyPlan) -> Guarantee:
@@ -172,10 +154,8 @@ def of_plan(
     table = read(path)
     replica, dim = _replica(table, path, replay)
     count, runs = canaries or (0, 0)
-    groups = replica.plan.mechanism.groups
     # One run without the client, and one with it per group.
-    replayed = (1 + (1 if groups is None else len(groups.sizes))) * replay
-    delta = table.privacy.delta
+    replayed = (1 + len(replica.groups)) * replay
     scored, replays = None, []
     with _progress(replica.plan.rounds * (runs + replayed)) as step:
         if runs:
@@ -194,9 +174,13 @@ def of_plan(
         "server_optimizer": table.server.kind,
         "server_optimizer_of_replica": replica.optimizer.kind,
     }
-    claimed = _unsampled(replica.plan)
     return judged(
-        about, claimed, delta=delta, confidence=confidence, scored=scored, replays=replays
+        about,
+        _unsampled(replica.plan),
+        delta=table.privacy.delta,
+        confidence=confidence,
+        scored=scored,
+        replays=replays,
     )
 
 
@@ -254,8 +238,10 @@ def write(audit: EpsilonAudit, folder: Path, form: Format) -> None:
     elif form is Format.CSV:
         typer.echo(as_csv(_csv_rows(audit)), nl=False)
     else:
-        for name, value in _text(audit):
-            typer.echo(f"  {name:<11} {value}")
+        lines = audit.lines()
+        width = max(len(name) for name, _ in lines)
+        for name, value in lines:
+            typer.echo(f"  {name:<{width}} {value}")
     written = f"{report}" if scored is None else f"{report}, {picture}"
     typer.echo(f"privpart: written: {written}", err=True)
 
@@ -265,36 +251,3 @@ def _csv_rows(audit: EpsilonAudit) -> list[dict[str, Any]]:
     empty = dict.fromkeys(field.name for field in fields(Bound)) | {"delta": audit.delta}
     verdict = {"verdict": audit.verdict, "epsilon_of_accountant": audit.epsilon}
     return [verdict | bound for bound in [asdict(bound) for bound in audit.bounds] or [empty]]
-
-
-def _text(audit: EpsilonAudit) -> Iterator[tuple[str, str]]:
-    """Yield the lines of an audit as text, each with its name."""
-    about = audit.about
-    yield "verdict", audit.verdict
-    yield from (("", reason) for reason in audit.reasons)
-    yield "accountant", f"epsilon {up(audit.epsilon, 5)}, mu {up(audit.claimed.mu, 5)}"
-    yield "delta", f"{audit.delta:g}"
-    if "noise" in about:
-        yield "noise", about["noise"]
-    if (scored := audit.scored) is not None:
-        present = int(scored.present.sum())
-        yield "canaries", f"{len(scored.scores)}, {present} took part; seen are all released models"
-        yield "visible", f"mu {up(scored.mu, 5)}, {audit.visible:.0%} of the accountant's"
-        yield "others", about["other_clients"]
-    if "clipping" in about:
-        yield "clipping", about["clipping"]
-    for replay in audit.replays:
-        yield (
-            "replay",
-            f"signal {replay.signal:.5f} clip norms, noise {replay.sigma:.5f}, of the plan "
-            f"{replay.planned:g} ({replay.draws:,} draws)",
-        )
-    part, dim = about.get("parameters_of_replica", 0), about.get("parameters", 0)
-    if part < dim:
-        yield "replica", f"{part:,} of {dim:,} parameters"
-    used = about.get("server_optimizer_of_replica")
-    if about.get("server_optimizer") != used:
-        yield "optimiser", f"{used} in place of {about['server_optimizer']}"
-    yield from (("bound", str(bound)) for bound in audit.bounds)
-    yield "compared", audit.comparison()
-    yield "measured", audit.measured()

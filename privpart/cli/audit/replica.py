@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from accounting import Mechanism
 from accounting.checks import ConfigError
 from attacks.lower_bounds.canaries import round_covariance
 from attacks.lower_bounds.planted import PlantedCanaries, sums_of_releases
@@ -71,6 +72,16 @@ class Replica:
             object.__setattr__(self, "optimizer", ServerOptimizer())
         object.__setattr__(self, "plan", replace(self.plan, minimum_cohort=1))
 
+    @property
+    def groups(self) -> list[tuple[Mechanism, Sequence[int], slice]]:
+        """The groups of parameters: mechanism, rounds and place; without groups there is one."""
+        mechanism = self.plan.mechanism
+        if (groups := mechanism.groups) is None:
+            return [(mechanism, range(self.plan.rounds), slice(0, self.dim))]
+        ends = np.cumsum(groups.sizes).tolist()
+        parts = [slice(end - size, end) for end, size in zip(ends, groups.sizes, strict=True)]
+        return list(zip(groups.mechanisms, groups.active_rounds(), parts, strict=True))
+
     def tensors_in(self, part: slice, otherwise: str) -> Mapping[str, int]:
         """Return how many parameters of each tensor are in a part; ``otherwise`` names the rest."""
         counts = {}
@@ -104,10 +115,6 @@ class Replica:
         fit(server, CanaryEngine(clients, canaries), cohorts, commit=keep)
         return np.stack(rows)
 
-    def others(self) -> Tensor:
-        """Return the sum of the other clients' updates of a round, (d,), in clip norms."""
-        return _Others(self).vectors.double().sum(0) / self.plan.clip_norm
-
     def planted(
         self,
         count: int,
@@ -136,19 +143,14 @@ class _Others:
         # Half of the parameters stay zero, so that noise that needs an update is missed there.
         drawn[:, ::2] = 0
         drawn *= _SHORTER * replica.plan.clip_norm / drawn.norm(dim=1, keepdim=True)
-        self.vectors = drawn.float()
-        groups = replica.plan.mechanism.groups
-        self._sizes = None if groups is None else list(groups.sizes)
+        self._vectors, self._parts = drawn.float(), [part for _, _, part in replica.groups]
+        self.sum = self._vectors.double().sum(0) / replica.plan.clip_norm
+        """Sum of their updates of a round, (d,), in clip norms."""
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
-        for client, vector in zip(task.clients, self.vectors, strict=True):
-            yield task.update(client, self._active(vector, task))
-
-    def _active(self, vector: Tensor, task: RoundTask) -> Tensor:
-        if self._sizes is None or task.active is None:
-            return vector
-        pieces = torch.split(vector, self._sizes)
-        return torch.cat([pieces[g] for g in task.active])
+        active = range(len(self._parts)) if task.active is None else task.active
+        for client, vector in zip(task.clients, self._vectors, strict=True):
+            yield task.update(client, torch.cat([vector[self._parts[g]] for g in active]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,7 @@ def canary_scores(
         step: called after each round.
     """
     scores, present, mus = [], [], []
-    sums = replica.others()
+    sums = _Others(replica).sum
     for number in range(runs):
         run_seed = _seed(seed, f"run {number}")
         # Coins must not depend on the noise: a key of their own.
@@ -229,39 +231,33 @@ def paired_replay(replica: Replica, *, seed: int, step: Step = lambda: None) -> 
             f"replay: {plan.rounds} rounds of {replica.dim} parameters are more than the "
             f"{MOST_KEPT:,} values that it keeps. Use canaries (--simulate) instead."
         )
-    groups = plan.mechanism.groups
-    mechanisms = [plan.mechanism] if groups is None else list(groups.mechanisms)
-    active = [range(plan.rounds)] if groups is None else groups.active_rounds()
-    sizes = [replica.dim] if groups is None else list(groups.sizes)
-    nobody = np.zeros(len(sizes), dtype=bool)
+    nobody = np.zeros(len(replica.groups), dtype=bool)
     # The same seed gives the same noise, so that two runs differ by one client alone.
     models = _models(replica, nobody, seed, step)
-    others = torch.split(replica.others(), sizes)
+    others = _Others(replica).sum.numpy()
     replays = []
-    end = 0
-    for g, mechanism in enumerate(mechanisms):
-        part = slice(end, end + sizes[g])
-        end = part.stop
+    for g, (mechanism, rounds, part) in enumerate(replica.groups):
         present = nobody.copy()
         present[g] = True
         with_one = _models(replica, present, seed, step)[:, part]
         without = models[:, part]
-        noised = _sums(replica, without, list(active[g]))
-        difference = _sums(replica, with_one, list(active[g])) - noised
+        noised = _sums(replica, without, rounds)
+        difference = _sums(replica, with_one, rounds) - noised
         covariance = round_covariance(mechanism.decoder())
-        sent = replica.planted(len(sizes), present=present).direction(g)[part].numpy()
+        sent = replica.planted(len(present), present=present).direction(g)[part].numpy()
         rounding = [_rounding(replica, run, covariance) for run in (with_one, without)]
+        group = f"group {g}" if len(present) > 1 else "all parameters"
         replays.append(
             paired(
                 difference,
-                noised - others[g].numpy(),
+                noised - others[part],
                 covariance,
                 noise_multiplier=plan.update_noise_multiplier,
                 along=difference @ sent,
                 rounding=np.sum(rounding, axis=0),
-                tensors=replica.tensors_in(part, f"group {g}" if groups else "all parameters"),
-                rounds=active[g],
-                false_alarm=FALSE_ALARM / len(sizes),
+                tensors=replica.tensors_in(part, group),
+                rounds=rounds,
+                false_alarm=FALSE_ALARM / len(present),
             )
         )
     return replays
@@ -286,7 +282,7 @@ def _models(replica: Replica, present: NDArray[np.bool_], seed: int, step: Step)
     return replica.run(planted, seed, lambda model: model.detach().numpy().copy(), step)
 
 
-def _sums(replica: Replica, models: Array, rounds: list[int]) -> Array:
+def _sums(replica: Replica, models: Array, rounds: Sequence[int]) -> Array:
     """Return the noised sums of the rounds, in clip norms."""
     means = sums_of_releases(
         models.astype(np.float64),

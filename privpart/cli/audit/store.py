@@ -3,7 +3,7 @@
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
@@ -26,8 +26,8 @@ Result = Reconstruction | ReadText
 INTERRUPTED = 130
 
 
-class TrialFolder(MutableMapping[str, dict[str, Any]]):
-    """A state file per key in OUT/trials, which maps an attack to its ``Result``.
+class TrialFolder(dict[str, dict[str, Any]]):
+    """A ``Result`` by attack for each key, and a state file with it in OUT/trials.
 
     It serves one set of options. A file that cannot be read counts as missing: its attacks run
     again. A folder without results, as a mistyped option leaves it, accepts other options.
@@ -51,8 +51,9 @@ class TrialFolder(MutableMapping[str, dict[str, Any]]):
         audit = out / "audit.json"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            super().__init__(filter(None, map(_result, sorted(self.folder.iterdir()))))
             # A folder without results, as a mistyped option leaves it, may be used again.
-            if len(self) and audit.exists() and audit.read_text() != text:
+            if self and audit.exists() and audit.read_text() != text:
                 raise ConfigError(
                     f"out={out}: holds another audit: {audit.name} has its options and version. "
                     "Name another folder, or remove this one."
@@ -60,16 +61,6 @@ class TrialFolder(MutableMapping[str, dict[str, Any]]):
             write_durably(audit, text.encode())
         except OSError as error:
             raise ConfigError(f"out={out}: cannot be used: {error.strerror}.") from None
-
-    def __getitem__(self, key: str) -> dict[str, Any]:
-        try:
-            tensors, values = decode_state(self._path(key))
-            return {
-                name: _restored(json.loads(text), tensors, name)
-                for name, text in values["results"].items()
-            }
-        except (ConfigError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
-            raise KeyError(key) from None
 
     def __setitem__(self, key: str, results: dict[str, Any]) -> None:
         tensors: dict[str, Tensor] = {}
@@ -81,40 +72,33 @@ class TrialFolder(MutableMapping[str, dict[str, Any]]):
                     tensors[f"{name}/{field}"] = values.pop(field)
             # As text: a residual may be infinite, which the values of a state file may not be.
             texts[name] = json.dumps(values, default=sorted)
-        write_durably(self._path(key), encode_state(tensors, {"key": key, "results": texts}))
+        path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.safetensors"
+        write_durably(path, encode_state(tensors, {"key": key, "results": texts}))
+        super().__setitem__(key, results)
 
-    def __delitem__(self, key: str) -> None:
-        self._path(key).unlink()
 
-    def __iter__(self) -> Iterator[str]:
-        return (path.stem for path in sorted(self.folder.glob("*.safetensors")))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def _path(self, key: str) -> Path:
-        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()[:24]}.safetensors"
+def _result(path: Path) -> tuple[str, dict[str, Result]] | None:
+    """Return the key and the results in a file; None if it cannot be read."""
+    try:
+        tensors, values = decode_state(path)
+        results = {
+            name: _restored(json.loads(text), tensors, name)
+            for name, text in values["results"].items()
+        }
+        return str(values["key"]), results
+    except (ConfigError, AttributeError, LookupError, TypeError, ValueError, RecursionError):
+        return None
 
 
 def _restored(values: dict[str, Any], tensors: Mapping[str, Tensor], name: str) -> Result:
-    labels = tensors.get(f"{name}/labels")
-    scores = {key: float(values[key]) for key in ("match", "seconds")}
-    if "bag" in values:
-        return ReadText(
-            sentences=tuple(tuple(map(int, sentence)) for sentence in values["sentences"]),
-            bag=frozenset(map(int, values["bag"])),
-            by_position=tuple(tuple(map(int, tokens)) for tokens in values["by_position"]),
-            labels=labels,
-            **scores,
-        )
-    return Reconstruction(
-        x=tensors[f"{name}/x"],
-        labels=tensors[f"{name}/labels"],
-        status=values["status"],
-        evaluations=int(values["evaluations"]),
-        restarts=tuple(map(float, values["restarts"])),
-        **scores,
-    )
+    own = [key for key in tensors if key.startswith(f"{name}/")]
+    values |= {key.rpartition("/")[2]: tensors[key] for key in own}
+    values |= {key: float(values[key]) for key in ("match", "seconds")}
+    if "bag" not in values:
+        return Reconstruction(**values | {"restarts": tuple(map(float, values["restarts"]))})
+    for key in ("sentences", "by_position"):
+        values[key] = tuple(tuple(map(int, tokens)) for tokens in values[key])
+    return ReadText(**values | {"bag": frozenset(map(int, values["bag"]))})
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -28,14 +28,13 @@ _MEANINGS: Mapping[Verdict, str] = {
     "weights; a later round may send something.",
     "void": "'void': nothing was attacked, and nothing follows about privacy.",
 }
+_BUFFERS = "buffers are sent besides the update: no clip and no noise covers them"
 _SWEPT = ("clip", "noise_multiplier", "epsilon", "delta", "verdict", "exact")
 
 AnyReport = LeakageReport | TextReport
 AnyRows = Sequence[LeakageRow] | Sequence[TextRow]
 Values = Mapping[str, Any]
 """A row as JSON types, or what one attack found on its view."""
-Columns = Mapping[str, Callable[[Values], str]]
-"""Heading -> cell of a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,33 +81,29 @@ class Summary:
 
 def summary(report: AnyReport) -> Summary:
     """Return what is said of a report."""
-    of_text = isinstance(report, TextReport)
-    examples = "sentences" if of_text else "images"
     views = [row.to_dict() for row in report.rows]
-    attacks = [
-        row | scores | {"attack": name}
-        for row in views
-        for name, scores in row["by_attack"].items()
-    ]
-    columns = dict(_OF_TEXT if of_text else _OF_IMAGES)
-    title = (
-        f"Attack: medians over {len(report.truth)} sentences, each best over the attacks; in "
-        "brackets the best guess without the update"
-    )
-    tables = []
-    if isinstance(report, LeakageReport):
-        tables.append(_baselines(report))
+    if isinstance(report, TextReport):
+        examples, cells, of_attack, tables = "sentences", _sentence_cells, _text_cells, []
+        title = (
+            f"Attack: medians over {len(report.truth)} sentences, each best over the attacks; in "
+            "brackets the best guess without the update"
+        )
+    else:
+        examples, cells, of_attack = "images", _image_cells, _psnr_cells
+        tables = [_baselines(report)]
         title = "Attack: PSNR in dB, best of each image over the attacks, with 95 % intervals"
-        if report.threat["labels"] != "revealed":
-            columns["labels"] = _labels
-    tables.append(_table(title, report, views, columns))
-    if not report.void:
+    tables.append(_table(title, [_about(report, row) | cells(row) for row in views]))
+    attacks = [
+        _about(report, row) | {"attack": name} | of_attack(found) | {"verdicts": _verdicts(found)}
+        for row in views
+        for name, found in row["by_attack"].items()
+    ]
+    if attacks:
         title = "Attack by attack, on each view itself; each runs on what no other has recovered"
-        by_attack = {"attack": lambda row: str(row["attack"]), **_numbers(of_text)}
-        tables.append(_table(title, report, attacks, by_attack | {"verdicts": _verdicts}))
+        tables.append(_table(title, attacks))
     size = {examples: len(report.truth)}
     return Summary(
-        kind="text" if of_text else "images",
+        kind="text" if isinstance(report, TextReport) else "images",
         verdict=report.verdict,
         document=report.to_dict(),
         tables=tables,
@@ -123,35 +118,34 @@ def summary(report: AnyReport) -> Summary:
 def summary_of_levels(points: Sequence[DefencePoint], options: Mapping[str, Any]) -> Summary:
     """Return what is said of the same attack at several clips and noise multipliers."""
     of_text, delta = points[0].of_text, points[0].delta
-    score, digits = ("rouge", 2) if of_text else ("psnr", 1)
+    score, form = ("rouge", ".2f") if of_text else ("psnr", ".1f")
     what = "ROUGE-L (F1) per sentence" if of_text else "-10 log10 MSE per image, data range 1"
+    median_, most = f"{score}_median", f"{score}_max"
     values = [
         point.to_dict()
         | {
-            f"{score}_median": median(point.scores),
+            median_: median(point.scores),
             "baseline_median": median(point.baselines),
-            f"{score}_max": max(point.scores),
+            most: max(point.scores),
         }
         for point in points
     ]
-    columns: Columns = {
-        "clip": lambda p: "none" if p["clip"] is None else f"{p['clip']:g}",
-        "noise multiplier": lambda p: f"{p['noise_multiplier']:g}",
-        "epsilon": lambda p: "infinite" if p["epsilon"] is None else up(p["epsilon"], 4),
-        **({"exact": lambda p: str(p["exact"])} if of_text else {}),
-        "median": _number(f"{score}_median", f".{digits}f"),
-        "max": _number(f"{score}_max", f".{digits}f"),
-        "no attack": _number("baseline_median", f".{digits}f"),
-        "verdict": _verdict,
-    }
-    title = f"{score.upper()} of {len(points[0].scores)}, best of each over the attacks: {what}"
-    names = [*_SWEPT, f"{score}_median", "baseline_median", f"{score}_max"]
+    cells = [
+        {
+            "clip": "none" if p["clip"] is None else f"{p['clip']:g}",
+            "noise multiplier": f"{p['noise_multiplier']:g}",
+            "epsilon": "infinite" if p["epsilon"] is None else up(p["epsilon"], 4),
+            **({"exact": str(p["exact"])} if of_text else {}),
+            "median": f"{p[median_]:{form}}",
+            "max": f"{p[most]:{form}}",
+            "no attack": f"{p['baseline_median']:{form}}",
+            "verdict": p["verdict"],
+        }
+        for p in values
+    ]
     warnings = []
     if options["send_buffers"]:
-        warnings.append(
-            "buffers are sent besides the update: no clip and no noise covers them, and no epsilon "
-            "of the table is theirs."
-        )
+        warnings.append(f"{_BUFFERS}, and no epsilon of the table is theirs.")
     if points[0].missing:
         missing = ", ".join(points[0].missing)
         warnings.append(
@@ -162,6 +156,7 @@ def summary_of_levels(points: Sequence[DefencePoint], options: Mapping[str, Any]
             "the attack failed at every clip and noise: nothing follows about privacy; try "
             "--effort long."
         )
+    names = [*_SWEPT, median_, "baseline_median", most]
     return Summary(
         kind="text" if of_text else "images",
         verdict=min((point.verdict for point in points), key=VERDICTS.index),
@@ -171,7 +166,7 @@ def summary_of_levels(points: Sequence[DefencePoint], options: Mapping[str, Any]
             score: f"{what}; no epsilon is computed from it",
             "points": values,
         },
-        tables=[Table(title, list(columns), _cells(values, columns))],
+        tables=[_table(f"Best over the attacks, of {len(points[0].scores)}: {what}", cells)],
         notes=[
             f"Epsilon is the accountant's, at delta {delta:g}, for one noised release; it is not "
             "computed from any score. The score falls to the floor long before epsilon means "
@@ -183,17 +178,16 @@ def summary_of_levels(points: Sequence[DefencePoint], options: Mapping[str, Any]
     )
 
 
-def _table(title: str, report: AnyReport, rows: Iterable[Values], columns: Columns) -> Table:
-    """Return a table of rows whose first columns are the view and, with noise, the adversary."""
-    shown: dict[str, Callable[[Values], str]] = {"view": lambda row: str(row["view"])}
-    if report.bound is not None:
-        shown["adversary"] = lambda row: str(row["adversary"])
-    shown.update(columns)
-    return Table(title, list(shown), _cells(rows, shown))
+def _table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
+    """Return a table of rows with equal headings, without empty columns."""
+    names = [name for name in rows[0] if any(row[name] for row in rows)]
+    return Table(title, names, [[row[name] for name in names] for row in rows])
 
 
-def _cells(rows: Iterable[Values], columns: Columns) -> list[list[str]]:
-    return [[cell(row) for cell in columns.values()] for row in rows]
+def _about(report: AnyReport, row: Values) -> dict[str, str]:
+    """Return the first cells of a row: its view and, with noise, the adversary."""
+    adversary = {} if report.bound is None else {"adversary": row["adversary"]}
+    return {"view": row["view"], **adversary}
 
 
 def _baselines(report: LeakageReport) -> Table:
@@ -207,87 +201,63 @@ def _baselines(report: LeakageReport) -> Table:
     return Table(f"No attack: PSNR in dB over {len(report.truth)} images", header, rows)
 
 
-def _number(name: str, form: str) -> Callable[[Values], str]:
-    """Return the cell of a number; it is empty where nothing was attacked."""
-    return lambda row: "" if row[name] is None else f"{row[name]:{form}}"
+def _number(value: float | None, form: str) -> str:
+    """Return a number, or nothing where nothing was attacked."""
+    return "" if value is None else f"{value:{form}}"
 
 
-def _residual(score: str) -> Callable[[Values], str]:
-    number = _number("match_median", ".0e")
-    return lambda row: "" if row[score] is None else number(row) or "diverged"
+def _residual(row: Values, score: str) -> str:
+    return "" if row[score] is None else _number(row["match_median"], ".0e") or "diverged"
 
 
-def _numbers(of_text: bool) -> dict[str, Callable[[Values], str]]:
-    """Return the columns of what one attack found."""
-    if not of_text:
-        return {
-            "images": lambda row: str(row["images"]),
-            "median": _number("psnr_median", ".1f"),
-            "max": _number("psnr_max", ".1f"),
-            "residual": _residual("psnr_median"),
-        }
-    return {
-        "exact": lambda row: f"{row['exact']}/{row['sentences']}",
-        "ROUGE-L": _number("rouge_median", ".2f"),
-        "token F1": _number("f1_median", ".2f"),
-        "tokens of batch": _number("bag_f1_median", ".2f"),
-        "residual": _residual("rouge_median"),
-    }
-
-
-def _sent(row: Values) -> str:
-    return f"{row['visible']:,} ({row['share']:{'.0%' if row['share'] > 0.1 else '.1%'}})"
-
-
-def _verdict(row: Values) -> str:
-    return str(row["verdict"])
+def _sent(row: Values) -> dict[str, str]:
+    share = f"{row['share']:{'.0%' if row['share'] > 0.1 else '.1%'}}"
+    return {"verdict": row["verdict"], "parameters sent": f"{row['visible']:,} ({share})"}
 
 
 def _verdicts(row: Values) -> str:
     return ", ".join(f"{n} {verdict}" for verdict, n in row["verdicts"].items() if n)
 
 
-def _recovered(row: Values) -> str:
+def _psnr_cells(row: Values) -> dict[str, str]:
+    return {
+        "median": _number(row["psnr_median"], ".1f"),
+        "max": _number(row["psnr_max"], ".1f"),
+        "residual": _residual(row, "psnr_median"),
+    }
+
+
+def _image_cells(row: Values) -> dict[str, str]:
     low, high = row["recovered_rate_95"]
-    share = f"{row['recovered']}/{len(row['psnr'])} ({low:.0%}-{high:.0%})"
-    return "" if row["psnr_median"] is None else share
+    recovered = f"{row['recovered']}/{len(row['psnr'])} ({low:.0%}-{high:.0%})"
+    right, doubtful = row["labels_right"], ", doubtful" * row["labels_doubtful"]
+    return {
+        **_sent(row),
+        **_psnr_cells(row),
+        "gain": _number(row["gain_median"], "+.1f"),
+        "ssim": _number(row["ssim_median"], ".2f"),
+        "recovered": "" if row["psnr_median"] is None else recovered,
+        "rank": f"{median(row['reid_rank']):g}" if row["reid_rank"] else "",
+        "labels": "" if right is None else f"{right:.0%}{doubtful}",
+    }
 
 
-def _labels(row: Values) -> str:
-    if row["labels_right"] is None:
-        return ""
-    return f"{row['labels_right']:.0%}{', doubtful' if row['labels_doubtful'] else ''}"
+def _text_cells(row: Values) -> dict[str, str]:
+    return {
+        "exact": f"{row['exact']}/{row['sentences']}",
+        "ROUGE-L": _number(row["rouge_median"], ".2f"),
+        "token F1": _number(row["f1_median"], ".2f"),
+        "tokens of batch": _number(row["bag_f1_median"], ".2f"),
+        "residual": _residual(row, "rouge_median"),
+    }
 
 
-def _exact(row: Values) -> str:
-    return "" if row["rouge_median"] is None else f"{row['exact']}/{len(row['sentences'])}"
-
-
-def _beside_guess(name: str) -> Callable[[Values], str]:
-    score, guess = _number(f"{name}_median", ".2f"), _number(f"guess_{name}_median", ".2f")
-    return lambda row: f"{score(row)} ({guess(row)})" if score(row) else ""
-
-
-_OF_IMAGES: Columns = {
-    "verdict": _verdict,
-    "parameters sent": _sent,
-    "median": _number("psnr_median", ".1f"),
-    "max": _number("psnr_max", ".1f"),
-    "gain": _number("gain_median", "+.1f"),
-    "ssim": _number("ssim_median", ".2f"),
-    "residual": _residual("psnr_median"),
-    "recovered": _recovered,
-    "rank": lambda row: f"{median(row['reid_rank']):g}" if row["reid_rank"] else "",
-}
-_OF_TEXT: Columns = {
-    "verdict": _verdict,
-    "parameters sent": _sent,
-    "exact": _exact,
-    "ROUGE-L": _beside_guess("rouge"),
-    "token F1": _beside_guess("f1"),
-    "tokens of batch": _beside_guess("bag_f1"),
-    "residual": _residual("rouge_median"),
-}
+def _sentence_cells(row: Values) -> dict[str, str]:
+    cells = _text_cells({**row, "sentences": len(row["sentences"])})
+    for heading, score in (("ROUGE-L", "rouge"), ("token F1", "f1"), ("tokens of batch", "bag_f1")):
+        guess = _number(row[f"guess_{score}_median"], ".2f")
+        cells[heading] += f" ({guess})" if guess else ""
+    return _sent(row) | (cells if row["rouge_median"] is not None else dict.fromkeys(cells, ""))
 
 
 def _meanings(rows: "AnyRows | Sequence[DefencePoint]") -> list[str]:
@@ -348,9 +318,7 @@ def _warnings(report: AnyReport, examples: str) -> list[str]:
     warnings = []
     if report.threat.get("buffers", "not sent") != "not sent":
         of_all = f", and epsilon {_epsilon(report)} is not theirs" if report.bound else ""
-        warnings.append(
-            f"buffers are sent besides the update: no clip and no noise covers them{of_all}."
-        )
+        warnings.append(f"{_BUFFERS}{of_all}.")
     if report.missing:
         warnings.append(
             f"no {examples} besides those attacked: the baseline {', '.join(report.missing)} is "

@@ -106,6 +106,23 @@ class EpsilonAudit:
             f"assumes {chosen.assumption}){note}"
         )
 
+    def lines(self) -> list[tuple[str, str]]:
+        """Return what a person reads of the audit, as pairs of a name and a text."""
+        lines = [("verdict", self.verdict), *(("", reason) for reason in self.reasons)]
+        guarantee = f"epsilon {up(self.epsilon, 5)}, mu {up(self.claimed.mu, 5)}"
+        lines += [("accountant", f"{guarantee} at delta {self.delta:g}")]
+        lines += [(name.replace("_", " "), str(value)) for name, value in self.about.items()]
+        if (scored := self.scored) is not None:
+            visible = f"mu {up(scored.mu, 5)}, {self.visible:.0%} of the accountant's"
+            counts = f"{len(scored.scores)}, {int(scored.present.sum())} took part"
+            lines.append(("canaries", f"{counts}; they show {visible}"))
+        for replay in self.replays:
+            noise = f"noise {replay.sigma:.5f}, of the plan {replay.planned:g}"
+            shown = f"signal {replay.signal:.5f} clip norms, {noise} ({replay.draws:,} draws)"
+            lines.append(("replay", shown))
+        lines += [("bound", str(bound)) for bound in self.bounds]
+        return [*lines, ("compared", self.comparison()), ("measured", self.measured())]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the audit as plain values under a schema name, ready for JSON."""
         values: dict[str, Any] = {
@@ -121,15 +138,14 @@ class EpsilonAudit:
             "bounds_above_accountant": [bound.method for bound in self.above],
             "replays": [asdict(replay) for replay in self.replays],
         }
-        if self.scored is None:
-            return values
-        canaries = {
-            "count": len(self.scored.scores),
-            "present": int(self.scored.present.sum()),
-            "visible_mu": self.scored.mu,
-            "visible_share": self.visible,
-        }
-        return values | {"canaries": canaries}
+        if (scored := self.scored) is not None:
+            values["canaries"] = {
+                "count": len(scored.scores),
+                "present": int(scored.present.sum()),
+                "visible_mu": scored.mu,
+                "visible_share": self.visible,
+            }
+        return values
 
 
 def judged(

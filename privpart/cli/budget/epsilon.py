@@ -106,12 +106,19 @@ def epsilon(
             )
     # The page comes first: a gate must not leave them unwritten.
     report = promise.report(method, histories=histories)
-    _write_page(promise, report, html, limit)
+    _write_page(report, limit, html)
     if form is ReportFormat.STATEMENT:
         typer.echo(report.statement())
     else:
         print_report(report, Format(form), beside=_one_stream(promise))
     _judge(report, limit)
+
+
+def _write_page(report: PrivacyReport, limit: float | None, html: Path | None) -> None:
+    if html is not None:
+        from privpart.cli.pages.budget import budget_page
+
+        budget_page(report, limit).write(html)
 
 
 def _counted(population: int | None, histories: Histories | None) -> int | None:
@@ -132,21 +139,6 @@ def _logged(choice: MechanismChoice, rounds: int, histories: Histories) -> Parti
             "mechanism that ran (file:PATH)."
         )
     return Participation.from_log(rounds, histories)
-
-
-def _write_page(
-    promise: Promise, report: PrivacyReport, html: Path | None, limit: float | None
-) -> None:
-    """Write the page of a budget, with a picture where one mechanism of one group is varied."""
-    if html is None:
-        return
-    from privpart.cli.pages.budget import budget_page
-    from privpart.cli.pages.plots import budget_figure
-
-    figure = None
-    if promise.mechanism.groups is None and report.sampling is None:
-        figure = budget_figure(promise.mechanism, promise.participation, report, target=limit)
-    budget_page(report, figure, limit).write(html)
 
 
 def _one_stream(promise: Promise) -> list[tuple[str, str]]:

@@ -76,7 +76,6 @@ def mechanisms(
     max_participations: MaxParticipations = None,
     min_separation: MinSeparation = None,
     fixed_order: FixedOrderOption = False,
-    html: options.HtmlOption = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Show what memory buys: the error of all mechanisms at the same epsilon, by state vectors.
@@ -122,11 +121,6 @@ def mechanisms(
     warnings = [] if plan is not None or max_participations is not None else [_ASSUMED]
     if large := checks.delta_warning(delta, population):
         warnings.append(large)
-    if html is not None:
-        from privpart.cli.pages.budget import front_page
-        from privpart.cli.pages.plots import front_figure
-
-        front_page(rows, title, front_figure(rows, title=title), warnings).write(html)
     document = {
         "schema": "privpart/mechanisms/1",
         "rounds": participation.rounds,

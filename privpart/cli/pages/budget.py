@@ -1,9 +1,4 @@
-"""Pages of a budget: one planned run, and all mechanisms at the same epsilon."""
-
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-from matplotlib.figure import Figure
+"""Page of a budget: one planned run."""
 
 from accounting.report import PrivacyReport, up
 from privpart.cli.pages.guarantee import (
@@ -14,20 +9,12 @@ from privpart.cli.pages.guarantee import (
     mechanism_facts,
     statement_of,
 )
-from privpart.cli.pages.page import Badge, Block, Cell, Page, Picture, Section, Table
+from privpart.cli.pages.page import Badge, Block, Page, Section
 
 
-def budget_page(report: PrivacyReport, figure: Figure | None, limit: float | None) -> Page:
-    """Return the page of a planned run.
-
-    Args:
-        report: its guarantee.
-        figure: epsilon along one axis; None if it cannot be drawn for this plan.
-        limit: greatest epsilon that was asked for.
-    """
+def budget_page(report: PrivacyReport, limit: float | None) -> Page:
+    """Return the page of a planned run, and of the greatest epsilon that was asked for."""
     tone, verdict = _verdict(report, limit)
-    shows = f"Epsilon at delta {report.delta:g} around the planned run."
-    picture = [] if figure is None else [Picture(figure, shows, "What another choice would cost.")]
     return Page(
         "Privacy budget of a planned run",
         tone,
@@ -37,7 +24,6 @@ def budget_page(report: PrivacyReport, figure: Figure | None, limit: float | Non
             Section("At a glance", [key_figures(report), *_by_the_log(report)]),
             Section("Statement", [statement_of(report)]),
             guarantee_section(report),
-            Section("Other choices", [Block("pictures", picture)] if picture else []),
             assumptions_section(report),
             coverage_section(report),
             Section("Mechanism and accounting", [mechanism_facts(report)]),
@@ -62,48 +48,3 @@ def _by_the_log(report: PrivacyReport) -> list[Block]:
     cost = f"epsilon {up(realised.epsilon, 5)}, mu {up(realised.mu, 5)}"
     kept = "; ".join(realised.deviations) or "was kept"
     return [Block("facts", [("by the log", often), ("which cost", cost), ("the promise", kept)])]
-
-
-def front_page(
-    rows: Sequence[Mapping[str, Any]], title: str, figure: Figure, warnings: Sequence[str]
-) -> Page:
-    """Return the page of a comparison of mechanisms, whose rows are those of the table."""
-    best = min(rows, key=lambda row: float(row["rmse"]))
-    cells: list[tuple[Cell, ...]] = [
-        (
-            row["mechanism"],
-            ("good", "front") if row["front"] else "",
-            row["state_vectors"],
-            f"{row['draws_per_round']:.2f}",
-            up(row["rmse"]),
-            f"{row['rmse_ratio']:.3f}",
-            up(row["max_error"]),
-            ("" if row["sensitivity_exact"] else "≤ ") + up(row["sensitivity_squared"], 5),
-            up(row["noise_multiplier"], 5),
-        )
-        for row in rows
-    ]
-    header = (
-        "mechanism", "", "state", "draws", "rmse", "ratio", "max error", "sens²", "noise mult.",
-    )  # fmt: skip
-    picture = Picture(
-        figure,
-        "Error of each mechanism against the state vectors that it keeps.",
-        "Filled: no other mechanism has less error with as few state vectors.",
-    )
-    notes = (
-        "Errors are per coordinate, in units of the clip norm.",
-        "State: vectors as long as the trained part that the server keeps.",
-        f"Ratio: to {best['mechanism']}, the least error shown.",
-    )
-    return Page(
-        "What memory buys: mechanisms at the same epsilon",
-        "plain",
-        f"Least error: {best['mechanism']}, rmse {up(best['rmse'])}",
-        [f"{title}.", *warnings],
-        [
-            Section("Memory against error", [Block("pictures", [picture])]),
-            Section("All of them", [Table(title, header, cells), Block("points", notes)]),
-        ],
-        "By the rules of privpart mechanisms.",
-    )

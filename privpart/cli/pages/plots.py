@@ -11,9 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from accounting import Participation, PrivacyReport
-from accounting import guarantee as guarantee_of
-from accounting.mechanisms import Mechanism
+from accounting import PrivacyReport
 from accounting.report import up
 from privpart.cli.pages import drawing
 
@@ -38,7 +36,6 @@ VERDICTS: dict[str, str] = {
 _HIDDEN = ("noise",)
 # Width of an image, in inches.
 _CELL = 1.12
-_POINTS = 25
 _AWAY = 2.6
 """Where results without noise stand beside a budget: at so many times the largest epsilon."""
 _APART = 0.02
@@ -75,69 +72,6 @@ def draw_accuracy(
     axes.set_ylim(0, 100)
     drawing.legend(axes, loc="lower left")
     drawing.save(figure, path)
-
-
-def budget_figure(
-    mechanism: Mechanism,
-    run: Participation,
-    report: PrivacyReport,
-    *,
-    target: float | None = None,
-) -> Figure:
-    """Draw epsilon against noise around the run of ``report``, and the target if there is one."""
-    noises = [report.noise_multiplier * 10 ** (i / 12 - 1) for i in range(_POINTS)]
-    spent = [guarantee_of(mechanism, run, noise_multiplier=z, method=report.method) for z in noises]
-    point, color = (report.noise_multiplier, report.epsilon), drawing.SERIES[1]
-    figure, axes = drawing.panel()
-    epsilons = [guarantee.epsilon(report.delta) for guarantee in spent]
-    axes.plot(noises, epsilons, color=drawing.SERIES[0], marker=".")
-    axes.plot(*point, "o", color=color, markersize=6)
-    text = f"ε = {up(report.epsilon)}"
-    axes.annotate(text, point, (8, 8), textcoords="offset points", color=color, weight="bold")
-    if target is not None:
-        drawing.target(axes, target, f"target ε = {target:g}")
-    drawing.legend(axes, least=1)
-    drawing.log_axis(axes.xaxis, "noise multiplier")
-    drawing.log_axis(axes.yaxis, f"ε at δ = {drawing.short(report.delta)}")
-    drawing.title(
-        axes,
-        f"{report.mechanism}: {report.rounds} rounds, a {report.unit} in at most "
-        f"{report.max_participations}; {report.adjacency} adjacency",
-    )
-    return figure
-
-
-def front_figure(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
-    """Draw the error of each mechanism against its state vectors, and the front as a line."""
-    figure, axes = drawing.panel(7.2, 4.2)
-    front = [row for row in rows if row["front"]]
-    widest = max(row["state_vectors"] for row in rows)
-    axes.step(
-        [*(row["state_vectors"] for row in front), widest],
-        [*(row["rmse"] for row in front), front[-1]["rmse"]],
-        where="post",
-        color=drawing.FAINT,
-        linewidth=1,
-    )
-    styles = drawing.Styles()
-    for row in rows:
-        at, name = (row["state_vectors"], row["rmse"]), row["mechanism"]
-        look = styles.of(name.replace(":", ",").partition(",")[0]) | {"linestyle": ""}
-        if row["front"]:
-            axes.annotate(name, at, (4, 4), textcoords="offset points", fontsize=7)
-        else:
-            look["markerfacecolor"] = "none"
-        axes.plot(*at, **look)
-    # Independent noise keeps no state vector, and 0 has no place on a log axis.
-    axes.set_xscale("symlog", linthresh=1)
-    ticks = [0.0, *drawing.round_ticks(1, max(2, widest))]
-    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axes.minorticks_off()
-    axes.set_xlabel("state vectors, each as long as the trained part")
-    drawing.log_axis(axes.yaxis, "rmse of the prefix sums / clip norm")
-    drawing.title(axes, title)
-    drawing.legend(axes, loc="upper right")
-    return figure
 
 
 def sweep_figures(
