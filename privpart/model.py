@@ -363,7 +363,7 @@ class LayerStates:
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
-        self._tensors: list[_KeptTensor] = []
+        self._tensors: list[tuple[str, Tensor, Tensor, Tensor, int]] = []
         for prefix, layer in layers.items():
             attributes = vars(layer)
             self._attributes.append((attributes, attributes.copy()))
@@ -372,16 +372,18 @@ class LayerStates:
                 if type(value) in _CONTAINERS:
                     self._containers.append((value, value.copy()))
                 elif isinstance(value, Tensor) and not value.is_inference():
-                    self._tensors.append(_KeptTensor(f"{prefix}.{name}".strip("."), value))
+                    before = value.detach().clone()
+                    path = f"{prefix}.{name}".strip(".")
+                    self._tensors.append((path, value, value.data, before, value._version))
 
     def written(self) -> str | None:
         """Return what is wrong if a tensor among the attributes was written to."""
-        for kept in self._tensors:
-            if kept.changed():
+        for name, tensor, memory, before, version in self._tensors:
+            if _overwritten(tensor, memory, before, version):
                 return (
-                    f"{kept.name!r}, a tensor that a layer keeps, was written to during training: "
-                    "it would carry one client's data to the next. Register it as a buffer, which "
-                    "is reset for each client."
+                    f"{name!r}, a tensor that a layer keeps, was written to during training: it "
+                    "would carry one client's data to the next. Register it as a buffer, which is "
+                    "reset for each client."
                 )
         return None
 
@@ -404,29 +406,17 @@ class LayerStates:
         for attributes, saved in self._attributes:
             attributes.clear()
             attributes.update(saved)
-        for kept in self._tensors:
-            kept.restore()
+        for _, tensor, memory, before, version in self._tensors:
+            if _overwritten(tensor, memory, before, version):
+                tensor.data = memory
+                tensor.detach().copy_(before)
 
 
-class _KeptTensor:
-    """A tensor that a layer keeps, with its memory and values before a client trains."""
-
-    def __init__(self, name: str, tensor: Tensor) -> None:
-        self.name = name
-        self._tensor, self._memory = tensor, tensor.data
-        self._version, self._value = tensor._version, tensor.detach().clone()
-
-    def changed(self) -> bool:
-        """Whether it was written to; of one that is dense, also by ``.data``."""
-        if self._tensor._version != self._version or self._tensor.layout is not torch.strided:
-            return self._tensor._version != self._version
-        moved = self._tensor.data_ptr() != self._memory.data_ptr()
-        return moved or not same_bits(self._tensor, self._value)
-
-    def restore(self) -> None:
-        if self.changed():
-            self._tensor.data = self._memory
-            self._tensor.detach().copy_(self._value)
+def _overwritten(tensor: Tensor, memory: Tensor, before: Tensor, version: int) -> bool:
+    """Whether a layer's tensor was written to; of one that is dense, also by ``.data``."""
+    if tensor._version != version or tensor.layout is not torch.strided:
+        return tensor._version != version
+    return tensor.data_ptr() != memory.data_ptr() or not same_bits(tensor, before)
 
 
 def _identities(items: Any) -> list[int]:  # noqa: ANN401  any of _CONTAINERS
@@ -505,12 +495,11 @@ def refuse_batch_statistics(module: nn.Module) -> None:
 def _statistics_changed(
     layer: nn.Module, saved: Mapping[str, tuple[Tensor | None, Tensor | None]]
 ) -> bool:
-    # Compared by value: batch_norm does not count its writes in the tensor's version.
-    for name, (_, value) in saved.items():
-        now = layer._buffers.get(name)
-        if value is not None and (now is None or not torch.equal(now, value)):
-            return True
-    return False
+    # by value: batch_norm does not count its writes in the tensor's version
+    return any(
+        value is not None and ((now := layer._buffers.get(name)) is None or not now.equal(value))
+        for name, (_, value) in saved.items()
+    )
 
 
 def refuse_max_norm(module: nn.Module) -> None:

@@ -3,7 +3,6 @@
 from privpart.data.arrays import from_tensors
 from privpart.data.clients import Clients, IndexedClients, check_clients
 from privpart.data.datasets import from_dataset
-from privpart.data.folders import from_folders
 from privpart.data.frames import from_frame
 from privpart.data.index import Index
 from privpart.data.partition import (
@@ -25,7 +24,6 @@ __all__ = [
     "cohorts_once_each",
     "dirichlet_users",
     "from_dataset",
-    "from_folders",
     "from_frame",
     "from_tensors",
     "iid_users",

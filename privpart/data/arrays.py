@@ -1,9 +1,7 @@
 """Arrays: clients from tensors or NumPy arrays and a column that names each example's client."""
 
 from functools import partial
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,16 +57,3 @@ def _refuse_shapes(name: str, part: Batch, index: Index) -> None:
                 f"{leaf_name} has {f'{shape[0]} rows' if shape else 'no rows'}, and {index.rows} "
                 "ids of clients were given: each row needs the id of its client."
             )
-        if getattr(leaf, "dtype", None) == np.dtype(object):
-            refuse_objects(leaf_name, leaf, index)
-
-
-def refuse_objects(name: str, leaf: np.ndarray[Any, Any], index: Index) -> None:
-    """Raise the error for an array of Python objects, by the first that is not a number."""
-    bad = (row for row, v in enumerate(leaf) if not isinstance(v, int | float | np.number))
-    row = next(bad, 0)
-    raise ConfigError(
-        f"{name}, row {row} (client {index.owner(row)!r}): is {str(leaf[row])[:40]!r}, of type "
-        f"{type(leaf[row]).__name__}; must be a number. A tokenizer converts text, "
-        ".astype('category').cat.codes other names, .astype('float32') an array of numbers."
-    )

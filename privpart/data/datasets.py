@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from torch import Tensor
 
@@ -51,15 +51,16 @@ def from_dataset(
         )
     # whoever has such a dataset has imported it
     kind = getattr(sys.modules.get("datasets"), "Dataset", ())
-    hugging_face = isinstance(dataset, kind)
     index = _index_of_column(dataset, user) if isinstance(user, str) else Index.of_owners(user)
     if index.rows != len(dataset):
         raise ConfigError(
             f"user: has {index.rows} ids, the dataset has {len(dataset)} items; each item needs "
             "the id of its client."
         )
-    if hugging_face:
-        return IndexedClients(index, _HuggingFaceRows(dataset, user, examples))
+    if isinstance(dataset, kind):
+        # without examples, a column's values must be arrays; lists of texts stay what they are
+        formatted = cast("Any", dataset).with_format(None if examples else "numpy")
+        return IndexedClients(index, partial(_rows, formatted, user, examples))
     if examples is not None:
         raise ConfigError(
             "examples: is for Hugging Face datasets; put the conversion into the dataset's "
@@ -72,29 +73,20 @@ def _items(dataset: Items, rows: Tensor) -> Batch:
     return stack([dataset[row] for row in rows.tolist()])
 
 
-class _HuggingFaceRows:
-    """Reads the rows of one client from a Hugging Face dataset."""
-
-    def __init__(
-        self,
-        dataset: Any,  # noqa: ANN401
-        user: object,
-        examples: Callable[[dict[str, Any]], Any] | None,
-    ) -> None:
-        # without examples, a column's values must be arrays; lists of texts stay what they are
-        self.dataset = dataset.with_format(None if examples else "numpy")
-        self.user = user
-        self.examples = examples
-
-    def __call__(self, rows: Tensor) -> Batch:
-        columns = dict(self.dataset[rows.tolist()])
-        if self.examples is not None:
-            return as_tensors(self.examples(columns))
-        return {
-            name: as_tensors(values, f"column {name!r}")
-            for name, values in columns.items()
-            if not isinstance(self.user, str) or name != self.user
-        }
+def _rows(
+    dataset: Any,  # noqa: ANN401
+    user: object,
+    examples: Callable[[dict[str, Any]], Any] | None,
+    rows: Tensor,
+) -> Batch:
+    columns = dict(dataset[rows.tolist()])
+    if examples is not None:
+        return as_tensors(examples(columns))
+    return {
+        name: as_tensors(values, f"column {name!r}")
+        for name, values in columns.items()
+        if not isinstance(user, str) or name != user
+    }
 
 
 def _index_of_column(dataset: Any, user: str) -> Index:  # noqa: ANN401

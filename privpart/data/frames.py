@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -10,7 +11,6 @@ import torch
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.data.arrays import refuse_objects
 from privpart.data.batches import Batch, as_tensor, as_tensors
 from privpart.data.clients import IndexedClients
 from privpart.data.index import Index
@@ -60,7 +60,7 @@ def from_frame(
     if examples is not None:
         if x is not None or y is not None:
             raise ConfigError("examples: cannot be combined with x or y; use one or the other.")
-        return IndexedClients(index, _Made(frame, examples))
+        return IndexedClients(index, partial(_made, frame, examples))
     if isinstance(x, str) or not x or y is None:
         raise ConfigError(
             f"x={x!r}, y={y!r}: name the columns of the inputs, a list, and of the label, such as "
@@ -73,15 +73,8 @@ def from_frame(
     return Users(inputs, _values(frame, y, "y", index), index)
 
 
-class _Made:
-    """Calls the user's function with a client's rows."""
-
-    def __init__(self, table: "pd.DataFrame", examples: "Callable[[pd.DataFrame], Any]") -> None:
-        self.table = table
-        self.examples = examples
-
-    def __call__(self, rows: Tensor) -> Batch:
-        return as_tensors(self.examples(self.table.iloc[rows.numpy()]))
+def _made(table: "pd.DataFrame", examples: "Callable[[pd.DataFrame], Any]", rows: Tensor) -> Batch:
+    return as_tensors(examples(table.iloc[rows.numpy()]))
 
 
 def _column(table: "pd.DataFrame", name: str, role: str) -> "pd.Series[Any]":
@@ -99,8 +92,8 @@ def _values(table: "pd.DataFrame", name: str, role: str, index: Index) -> Tensor
     column = _column(table, name, role)
     where, dtype = f"column {name!r}", column.dtype
     if dtype.kind not in "fiub":
-        refuse_objects(where, column.to_numpy(dtype=object), index)
-    if column.isna().any():  # whole numbers of pandas may have gaps
+        values = column.to_numpy(dtype=object)  # refused below
+    elif column.isna().any():  # whole numbers of pandas may have gaps
         values = column.to_numpy(dtype="float64", na_value=np.nan)
     else:
         values = column.to_numpy(dtype=getattr(dtype, "numpy_dtype", dtype))

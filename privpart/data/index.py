@@ -102,9 +102,7 @@ class Index:
 
     @classmethod
     def of_rows(
-        cls,
-        indices: Mapping[Any, Any] | Iterable[Any],
-        ids: Iterable[ClientId] | None = None,
+        cls, indices: Mapping[Any, Any] | Iterable[Any], ids: Iterable[ClientId] | None = None
     ) -> "Index":
         """Return the index of a list of rows per client, or of a dict from client to rows.
 

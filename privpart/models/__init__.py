@@ -16,13 +16,7 @@ from accounting.checks import ConfigError
 from privpart.client import LossName
 from privpart.models import layered, resnet, transformer
 from privpart.models.convert import freeze_batch_norm, replace_batch_norm
-from privpart.models.layered import (
-    bag_of_words,
-    emnist_cnn,
-    mcmahan_2nn,
-    mcmahan_cnn,
-    small_cnn,
-)
+from privpart.models.layered import bag_of_words, emnist_cnn, mcmahan_2nn, mcmahan_cnn, small_cnn
 from privpart.models.resnet import resnet8, resnet18, resnet18_gn
 from privpart.models.transformer import text_transformer, word_lm
 from privpart.start_values import Initializer

@@ -22,14 +22,7 @@ from privpart.data.users import Users
 from privpart.engines.methods import client_generator
 from privpart.messages import ClientUpdate, RoundTask
 from privpart.model import PartialModel
-from privpart.select.delivery import (
-    KEY_BYTES,
-    Delivery,
-    DeviceOnly,
-    Fetch,
-    SelectLedger,
-    on_demand,
-)
+from privpart.select.delivery import KEY_BYTES, Delivery, DeviceOnly, Fetch, SelectLedger, on_demand
 from privpart.select.keys import IndependentKeys, KeyChooser, Turns
 from privpart.select.layout import Keys, KeySpace, Layout, assemble, deselect
 
@@ -190,10 +183,7 @@ class SelectEngine:
         return deselect(self.layout, layout, update, selected)
 
     def _upload(
-        self,
-        client: int,
-        update: Tensor,
-        chosen: Sequence[DeviceOnly[Keys] | Keys],
+        self, client: int, update: Tensor, chosen: Sequence[DeviceOnly[Keys] | Keys]
     ) -> None:
         """Record the upload: the client's update, and the keys of the slices that it updates.
 

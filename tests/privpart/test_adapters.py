@@ -15,7 +15,6 @@ from privpart.data import (
     Users,
     check_clients,
     from_dataset,
-    from_folders,
     from_frame,
     from_tensors,
 )
@@ -110,7 +109,7 @@ def test_other_nests_are_general_clients():
         ((X, Y), OWNERS[:3], "x has 4 rows, and 3 ids"),
         ((X * 1e300, Y), OWNERS, r"x, row 0 \(client 'b'\): holds NaN, infinity or a number too"),
         ((np.where(X == 3, np.nan, X), Y), OWNERS, r"x, row 1 \(client 'a'\)"),
-        ((X, np.array([0, 1, None, 1], object)), OWNERS, r"y, row 2 \(client 'b'\): is 'None'"),
+        ((X, np.array([0, 1, None, 1], object)), OWNERS, "y: has type object; must be numbers"),
         ((X, OWNERS), OWNERS, "y: has type <U1.*tokenizer"),
         ((X + 1j, Y), OWNERS, "x: has type complex128"),
         ((X, Y.astype("datetime64[s]")), OWNERS, "y: has type datetime64"),
@@ -156,13 +155,13 @@ GAP = pd.Series([1.0, np.nan, 2.0, 3.0])
         ({"y": "labels"}, {}, "y='labels': .*did you mean 'label'"),
         ({"x": "age"}, {}, "x='age', y='label': name the columns of the inputs, a list"),
         ({"x": None}, {}, "x=None, y='label': name the columns"),
-        ({"x": ["age", "text"]}, {}, r"column 'text', row 0 \(client 'b'\): is 'w', of type str"),
+        ({"x": ["age", "text"]}, {}, "column 'text': has type object; must .*tokenizer"),
         ({}, {"age": GAP}, r"column 'age', row 1 \(client 'a'\): holds NaN"),
         ({}, {"age": GAP.fillna(np.inf)}, r"column 'age', row 1 \(client 'a'\): holds"),
         ({}, {"age": GAP.fillna(1e39)}, r"column 'age', row 1 \(client 'a'\): holds"),
         ({}, {"label": GAP}, r"column 'label', row 1 \(client 'a'\)"),
-        ({}, {"label": pd.to_datetime(["2020"] * 4)}, "column 'label', row 0 .*of type Timestamp"),
-        ({}, {"label": [1j] * 4}, "column 'label', row 0 .*of type complex"),
+        ({}, {"label": pd.to_datetime(["2020"] * 4)}, "column 'label': has type object"),
+        ({}, {"label": [1j] * 4}, "column 'label': has type object"),
         ({}, {"label": np.full(4, 2**63, np.uint64)}, r"column 'label': .*2\^63"),
         ({}, {"who": [None, "a", "b", "c"]}, r"column 'who'\[0\]: client id"),
         ({}, {"who": pd.array([1, None, 2, 2], "Int64")}, "column 'who': .* no gap"),
@@ -314,45 +313,6 @@ def test_a_hugging_face_dataset():
     ):
         with refused(sentence):
             from_dataset(wrong, user=user)
-
-
-# folders
-
-
-def folder_of_arrays(root):
-    for name, values in {"b": [1.0, 2.0], "a": [3.0]}.items():
-        (root / name).mkdir()
-        for number, value in enumerate(values):
-            np.save(root / name / f"{number}.npy", np.full(2, value))
-    (root / "a" / ".DS_Store").write_text("junk")
-    (root / ".cache").mkdir()
-    (root / "README").write_text("text")
-    return root
-
-
-def test_folders(tmp_path):
-    clients = from_folders(folder_of_arrays(tmp_path), load=np.load)
-    assert list(clients.ids) == ["a", "b"]
-    assert clients.examples("b").tolist() == [[1.0, 1.0], [2.0, 2.0]]
-    assert clients.examples("b").dtype is torch.float32
-    assert pickle.loads(pickle.dumps(clients)).examples("a").tolist() == [[3.0, 3.0]]
-
-
-def test_folders_that_hold_no_clients(tmp_path):
-    with refused("is not a folder with one folder per client"):
-        from_folders(tmp_path, load=np.load)
-    with refused("none: is not a folder"):
-        from_folders(tmp_path / "none", load=np.load)
-    root = folder_of_arrays(tmp_path)
-    (root / "c").mkdir()
-    with refused(r"client 'c': no file in .*c fits '\*\.npy'"):
-        from_folders(root, load=np.load, pattern="*.npy")
-    (root / "c").rmdir()
-    clients = from_folders(root, load=np.load)
-    (root / "b" / "2.npy").write_text("junk")
-    assert len(clients.examples("b")) == 2  # files that came later are left out
-    with refused(r"client 'b': .*2\.npy: ValueError"):
-        check_clients(from_folders(root, load=np.load))
 
 
 # all

@@ -399,9 +399,7 @@ def filter_charge_of(server):
 
 
 @pytest.mark.parametrize(
-    "mechanism",
-    [m for m in (*TREES, *FILTERS) if m.rounds < 12 and m.rounds > 1],
-    ids=short,
+    "mechanism", [m for m in (*TREES, *FILTERS) if m.rounds < 12 and m.rounds > 1], ids=short
 )
 def test_the_server_charges_its_own_filter(mechanism):
     n, dim = mechanism.rounds, 50

@@ -61,11 +61,7 @@ def rebuilt_elsewhere(environment: dict[str, str]) -> list[str]:
 
 
 def test_same_bits_in_another_process_with_plain_instructions_and_two_threads():
-    environment = {
-        "ATEN_CPU_CAPABILITY": "default",
-        "OMP_NUM_THREADS": "2",
-        **PLAIN_NUMPY,
-    }
+    environment = {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "2", **PLAIN_NUMPY}
     assert rebuilt_elsewhere(environment) == list(COMMITTED.values())
 
 

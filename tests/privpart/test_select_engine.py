@@ -34,12 +34,7 @@ from privpart.select import (
     top,
 )
 from privpart.select.engine import positions
-from privpart.select.key_spaces import (
-    cnn_filters,
-    dense_neurons,
-    lm_hidden,
-    lm_words,
-)
+from privpart.select.key_spaces import cnn_filters, dense_neurons, lm_hidden, lm_words
 from privpart.select.layout import deselect
 
 BAG = runpy.run_path("examples/federated_select_shakespeare.py")

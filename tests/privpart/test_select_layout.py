@@ -13,12 +13,7 @@ from privpart import PartialModel
 from privpart.models import mcmahan_2nn, mcmahan_cnn, small_cnn, word_lm
 from privpart.models.transformer import LANGUAGE_START
 from privpart.select import KeySpace, Layout, Part
-from privpart.select.key_spaces import (
-    cnn_filters,
-    dense_neurons,
-    lm_hidden,
-    lm_words,
-)
+from privpart.select.key_spaces import cnn_filters, dense_neurons, lm_hidden, lm_words
 from privpart.select.layout import assemble, deselect
 
 BAG = runpy.run_path("examples/federated_select_shakespeare.py")

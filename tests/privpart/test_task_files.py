@@ -9,14 +9,7 @@ import torch
 
 from accounting import ConfigError
 from privpart.data import cohorts_once_each, dirichlet_users, iid_users, pathological_users
-from privpart.data.tasks import (
-    cifar10,
-    cifar100,
-    emnist,
-    fashion_mnist,
-    next_word,
-    speaking_roles,
-)
+from privpart.data.tasks import cifar10, cifar100, emnist, fashion_mnist, next_word, speaking_roles
 from privpart.data.tasks.images import DEBIAN_FOLDER
 from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN, WHEEL
 
