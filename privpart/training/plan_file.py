@@ -248,6 +248,11 @@ class PlanFile(_Table):
 
     Attributes:
         plan_schema: "schema" in the file; names the version of this format.
+        privacy: what is promised.
+        model: the network, and which part of it trains.
+        data: the task and its users.
+        client: how a client trains.
+        server: how the noised mean moves the model.
         schedule: which groups of the model train when; None trains all of them in every round.
         select: which slices of the model clients select; None sends the whole trained part.
         canaries: clients of an auditor, for ``privpart audit epsilon``.
