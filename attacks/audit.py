@@ -53,23 +53,18 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         update: a given update of all the examples as one batch; None computes it. If the examples
             do not explain it, nothing is attacked: the report is void and says what is likely
             wrong. ``clip`` and ``noise_multiplier`` state what was done to it.
-        local: see ``Observation``.
-        clip: see ``observe``.
-        noise_multiplier: see ``observe``.
+        local: see ``observe``, also for ``clip`` and ``noise_multiplier``.
+        clip: None does not clip.
+        noise_multiplier: 0 adds no noise.
         delta: at which the accountant's epsilon of the noised release is printed.
         adversaries: None is the server, and the recipient where there is noise.
         schedule: the view that each round of a training sends. The report then names the worst
             round, and the union of these views is audited too.
         reveal_labels: whether the attacker is told the labels.
         seed: of the starting points and of the noise; the same for all views.
-        done: results so far, by a key of (adversary, view, batch, clip, noise). The audit reads
-            and fills it, so that an interrupted audit can resume. One mapping serves one set of
-            the other options; the caller sees to that.
+        done: results so far, by a key of (adversary, view, batch, clip, noise), read and filled, so
+            that an audit can resume. The caller sees to it that the other options are the same.
         progress: called with a line before each attack.
-
-    Raises:
-        ConfigError: a pattern that matches no parameter, an option out of range, or two that
-            contradict each other.
     """
 
     model: nn.Module
@@ -375,10 +370,8 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
             "origin": "computed" if self.update is None else "given",
             "local": None if self.local is None else asdict(self.local),
             "batch": self.batch,
-            "weights": "public",
             "labels": "revealed" if self.reveal_labels else "inferred",
             "clip": self.clip,
             "noise_multiplier": self.noise_multiplier,
             "noise_std": noise_std_of(self.clip, self.noise_multiplier),
-            "recipient": "knows every other client's update",
         }

@@ -55,14 +55,16 @@ def suite(
         "max_evaluations": max_evaluations,
         "newton_steps": newton_steps,
     }
-    sent = {**search, "newton_steps": 0, "statistics": _STATISTICS}
+    sent: dict[str, Any] = {**search, "newton_steps": 0, "statistics": _STATISTICS}
     attacks: dict[str, ImageAttack] = {
         "invert_dense": lambda model, observed, _: invert_first_dense(model, observed),
         "april": lambda model, observed, _: april(model, observed),
         "spear": _seeded(spear, draws=_DRAWS),
         "dense_then_invert": _seeded(dense_then_invert, **search),
         "dlg": _seeded(dlg, **search),
-        "dlg + statistics": _where(sent_statistics, _seeded(dlg, **sent)),
+        "dlg + statistics": lambda model, observed, seed: (
+            dlg(model, observed, seed=seed, **sent) if sent_statistics(model, observed) else None
+        ),
     }
     if steps:
         options = {"restarts": 2 * restarts, "steps": steps, "tv": (200 * tv, 2 * tv)}
@@ -77,12 +79,6 @@ def suite(
 
 def _seeded(attack: Callable[..., Reconstruction | None], **options: Any) -> ImageAttack:  # noqa: ANN401
     return lambda model, observed, seed: attack(model, observed, seed=seed, **options)
-
-
-def _where(applies: Callable[[nn.Module, Observation], object], attack: ImageAttack) -> ImageAttack:
-    return lambda model, observed, seed: (
-        attack(model, observed, seed) if applies(model, observed) else None
-    )
 
 
 def leakage(model: nn.Module, x: Tensor, y: Tensor, **options: Any) -> LeakageReport:  # noqa: ANN401
@@ -167,6 +163,7 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
 
     def report(self) -> LeakageReport:
         """Run every attack on every view of every batch, for one adversary after the other."""
+        seen = self.observe(next(iter(self.every_view)), self.everyone[0], 0)
         return LeakageReport(
             rows=self.rows(self._image_row),
             truth=self.x.detach().clone(),
@@ -178,7 +175,7 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
             **self.shared(
                 {
                     "mode": "train" if self.model.training else "eval",
-                    "buffers": self._buffers_told(),
+                    "buffers": "sent" if seen.buffers else "not sent",
                 }
             ),
         )
@@ -208,14 +205,6 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
             return len(label_candidates(self.model, observed)) > 1
         except ConfigError:  # an attack of one's own may do without
             return False
-
-    def _buffers_told(self) -> str:
-        """Say whether batch statistics were sent, and can be told from the buffers."""
-        observed = self.observe(next(iter(self.every_view)), self.everyone[0], 0)
-        if not observed.buffers:
-            return "not sent"
-        usable = bool(sent_statistics(self.model, observed))
-        return "sent" if usable else "sent, but not of one batch in training mode: not used"
 
     @cached_property
     def _guesses(self) -> dict[str, Tensor]:

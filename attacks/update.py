@@ -69,16 +69,9 @@ def simulated_update(
 ) -> dict[str, Tensor]:
     """Return the gradient at ``state`` by the parameters ``names``, or their change by ``local``.
 
-    Args:
-        model: made by ``ready``.
-        state: every parameter and buffer, by name.
-        names: the parameters that train; the others stay as they are in ``state``.
-        x: examples, (B, ...).
-        y: what the loss compares the model's output with.
-        loss: (logits, labels) -> scalar.
-        local: None for the gradient of the whole batch.
-        differentiable: keep the graph, so that the result can be differentiated by ``x``.
-        functional: use ``torch.func``, which ``torch.func.vmap`` can batch; slower for one batch.
+    The model is made by ``ready``, ``state`` has every parameter and buffer, and those not named
+    stay as they are. ``differentiable`` keeps the graph, so that the result can be differentiated
+    by ``x``; ``functional`` uses ``torch.func``, which ``vmap`` can batch; slower for one batch.
     """
 
     def slope(weights: State, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -137,8 +130,7 @@ def ready(model: nn.Module, training: bool) -> nn.Module:
     """Return a copy of ``model`` in that mode, which no forward pass changes.
 
     Batch normalisation in training mode uses the statistics of the batch and does not update the
-    running ones. Where the model returns an object that has logits, as those of transformers do,
-    the copy returns the logits.
+    running ones. The copy returns the logits of an object that has logits, as transformers' have.
 
     Raises:
         ConfigError: dropout in training mode: no attack here knows which units are dropped.

@@ -3,15 +3,8 @@
 A bound is wrong with probability at most 1 - confidence, if its assumption holds; each carries its
 assumption. It is rounded down, and is 0 where nothing is proved.
 
-All take the scores of m canaries, finite and of shape (m,), and ``present``, the coins that decided
-who took part, (m,) truth values. Scores are larger for those who did. ``delta`` and ``confidence``
-are in (0, 1).
-
-    one_run          none                   Steinke, Nasr and Jagielski 2023, Theorem 5.2
-    one_run_gdp      GDP                    Mahloujifar, Melis and Chaudhuri 2024
-    guesses          GDP, independent       one guess per canary; below
-    clopper_pearson  GDP, independent       two rates at nine fixed thresholds (Nasr et al. 2023)
-    pooled_t         Gaussian, independent  difference of means over an upper bound of the deviation
+All take the scores of m canaries, (m,), and ``present``, the coins that decided who took part, (m,)
+truth values. Scores are larger for those who did. ``delta`` and ``confidence`` are in (0, 1).
 
 "GDP": the run is mu-GDP for some mu, as every run without amplification is said to be, so that a
 bound on mu is one on epsilon. "Independent": given all coins, the scores are independent of each
@@ -69,21 +62,12 @@ _LEAST_MU = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A lower bound on what a run costs.
-
-    Attributes:
-        method: its name.
-        assumption: what must hold beside the coins being fair and secret.
-        mu: the run is not mu'-GDP for any mu' below; None if the method says nothing about mu.
-        epsilon: the run is not (epsilon', delta)-DP for any epsilon' below; 0 proves nothing.
-        delta: at which epsilon is stated.
-        confidence: with which it holds.
-    """
+    """A lower bound on what a run costs."""
 
     method: str
-    assumption: str
-    mu: float | None
-    epsilon: float
+    assumption: str  # what must hold beside the coins being fair and secret
+    mu: float | None  # the run is not mu'-GDP for any mu' below; None says nothing
+    epsilon: float  # the run is not (epsilon', delta)-DP for any epsilon' below; 0 proves nothing
     delta: float
     confidence: float
 

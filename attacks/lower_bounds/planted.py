@@ -158,14 +158,9 @@ class PlantedCanaries:
 
         A score is N(0, 1) for who was absent, N(mu, 1) for who took part.
 
-        Args:
-            releases: products of the start and of every released model, shape (n + 1, width).
-            noise_multiplier: that of the run's updates, as the arguments that follow.
-            clip_norm: bound on one client's update.
-            report_goal: the public divisor.
-            learning_rate: of the server's SGD.
-            known: products of the sum of all other clients' updates of each round, in clip norms,
-                shape (n, width), if the auditor knows them.
+        ``releases`` (n + 1, width) are products of the start and of every released model; ``known``
+        (n, width) those of the sum of all other clients' updates of each round, in clip norms, if
+        the auditor knows them. The others are the run's.
         """
         z = checks.positive("noise_multiplier", noise_multiplier)
         scores, visible = [], []

@@ -17,11 +17,7 @@ that of others. The deviation of all the noise is compared with the plan's: 5 % 
 12,000 draws. Sound noise fails any of these tests with probability 1e-6 at most.
 
 A tensor of n parameters in one round is n draws. Their share of the sum of squares of all draws has
-a Beta distribution, whatever the deviation. In 99 of 100 cases, with 5,000 tensors and rounds, they
-are found below these shares of the usual deviation (a single parameter only over all rounds):
-
-    parameters      4      10     30    100   300   1,000   10,000
-    deviation     0.001   0.04   0.24   0.5   0.68   0.81     0.93
+a Beta distribution, whatever the deviation; docs/audit-epsilon.md says what it finds.
 
 Releases are rounded to float32, differently in the two runs, which adds to the norm of a difference
 of many parameters. So the signal is the part along the client's own direction, to which rounding

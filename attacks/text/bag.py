@@ -73,10 +73,9 @@ def predicted_tokens(model: nn.Module, observed: TextObservation) -> Tensor | No
     The gradient of its bias is the mean softmax minus the frequency of each next token: an entry is
     negative only for a token of the batch, and so is any sum of them with weights above 0, as steps
     of SGD and of Adam make. Weight decay of SGD is taken away first: the sum of the entries tells
-    it. Label smoothing and AdamW's decay in a given update, also so little that the audit takes it
-    for explained, move other entries, too; an entry counts if it moved by more than half of what
-    one token adds. A token that the model expects about as often as it stands there is missed. Adam
-    that adds the decay to the gradient (``torch.optim.Adam(weight_decay=...)``) moves expected and
+    it. Label smoothing and AdamW's decay in a given update move other entries, too; an entry counts
+    if it moved by more than half of what one token adds. A token that the model expects about as
+    often as it stands there is missed. Adam that adds the decay to the gradient moves expected and
     decayed entries alike: an audit must not ask here where it does not explain the update.
 
     Without a bias, each row of the weight's gradient is a mean of the layer's inputs in the same

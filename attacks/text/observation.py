@@ -22,10 +22,8 @@ class TextObservation(Observation):
     """What an attacker sees of one client's update of token ids; ``shape`` is (B, T).
 
     Args:
-        pad: id of the padding, which no position attends to and no loss counts; None if there is
-            none.
-        language: whether the loss is that of the tokens themselves (``NextToken``), so that
-            whoever knows the tokens knows the labels.
+        pad: id of the padding, which no position attends to and no loss counts, if there is any.
+        language: whether the labels are the tokens themselves (``NextToken``).
         rounding: relative rounding error of the update; None takes that of the smallest type that
             holds it.
     """
@@ -60,13 +58,9 @@ class TextObservation(Observation):
 
 @dataclass(frozen=True, slots=True)
 class NextToken:
-    """Mean cross-entropy of each next token: (logits (B, T, V), tokens (B, T)) -> scalar.
+    """Mean cross-entropy of each next token: (logits (B, T, V), tokens (B, T)) -> scalar."""
 
-    Args:
-        pad: id that is never predicted; None if there is none.
-    """
-
-    pad: int | None = None
+    pad: int | None = None  # id that is never predicted
 
     def __call__(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Return the loss."""
@@ -116,16 +110,10 @@ def observe_text(
         model: token ids (B, T) -> logits, or an output that has logits.
         tokens: (B, T) ids.
         labels: (B,) of a text classifier; None trains a language model to predict its own tokens.
-        loss: of the logits and the labels (of a language model: the tokens); None takes
-            cross-entropy.
+        loss: of the logits and the labels, or of a language model the tokens; cross-entropy.
         pad: see ``TextObservation``.
         reveal_labels: whether the attacker is told ``labels``.
-        options: ``visible``, ``local``, ``clip``, ``noise_multiplier`` and ``generator`` of
-            ``observe``.
-
-    Raises:
-        ConfigError: tokens that are not ids of the model, a pattern that matches no parameter, or
-            a value out of range.
+        options: those of ``observe``, which also says what is refused.
     """
     check_tokens(model, tokens, labels, pad)
     language = labels is None

@@ -138,15 +138,12 @@ def _reach(rows: Tensor, places: Tensor) -> Reach:
 class Span:
     """The inputs that made a gradient lie in the span of ``rows``.
 
-    Args:
-        rows: (rank, width), orthonormal.
-        condition: least singular value relative to the greatest.
-        error: distance that rounding and noise give an input that lies in the span; the attacker's
-            own rounding of the input among it, which grows with the layers before.
+    Rounding and noise give an input that lies in the span a distance of up to ``error``; the
+    attacker's own rounding of the input is among it, which grows with the layers before.
     """
 
-    rows: Tensor
-    condition: float = 0.0
+    rows: Tensor  # (rank, width), orthonormal
+    condition: float = 0.0  # least singular value relative to the greatest
     error: float = 1.0
 
     @property
@@ -260,10 +257,8 @@ def _pursued(observed: Span, x: Tensor) -> Tensor:
     Of k inputs, r combinations were sent, as by LoRA's A. With k - r of the inputs added, the span
     holds them all. The inputs that come nearest to it are added one at a time (rank-aware matching
     pursuit, Davies and Eldar 2012); a false one does no harm while directions remain. Once several
-    inputs lie in the span, each added one is judged by the span of all the others.
-
-    Returns:
-        1 everywhere where too few directions remain.
+    inputs lie in the span, each added one is judged by the span of all the others. Where too few
+    directions remain, all distances are 1.
     """
     x = x / x.norm(dim=1, keepdim=True)
     beyond, basis, chosen = x.clone(), observed.rows, list[int]()

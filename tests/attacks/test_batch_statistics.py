@@ -117,11 +117,6 @@ def test_an_audit_uses_them_and_says_so(model, digits):
     assert leakage(model, x, y, send_buffers=True, **options).threat["buffers"] == "sent"
     with pytest.raises(ConfigError, match="a given update"):
         leakage(model, x, y, update=change, send_buffers=True, **options)
-    twice = trained_by_torch(model, x, y, steps=2)
-    more = LocalSteps(learning_rate=0.1, steps=2)
-    none = {"never": lambda *_: None}
-    void = leakage(model, x, 9 - y, views=ONLY, local=more, update=twice, attacks=none)
-    assert "not used" in void.threat["buffers"]
 
 
 def test_statistics_of_other_images_make_an_audit_void(model, digits):
