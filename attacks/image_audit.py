@@ -197,14 +197,8 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
             ranks=tuple(ranks),
             feature_error={k: max(error.get(k, 0.0) for error in errors) for k in errors[0]},
             labels_right=self.labels_right(row.own),
-            labels_doubtful=any(self._labels_doubtful(observed[n]) for n in sent),
+            labels_doubtful=any(len(label_candidates(self.model, observed[n])) > 1 for n in sent),
         )
-
-    def _labels_doubtful(self, observed: Observation) -> bool:
-        try:
-            return len(label_candidates(self.model, observed)) > 1
-        except ConfigError:  # an attack of one's own may do without
-            return False
 
     @cached_property
     def _guesses(self) -> dict[str, Tensor]:

@@ -12,9 +12,9 @@ rounds' noise at unit draws (``attacks.lower_bounds.canaries.round_covariance``)
 
 and mu >= signal / that, if the noise is Gaussian with the mechanism's correlations. Not that it is
 Gaussian, but these are tested: a lag of whitened noise that is correlated, a tensor or a round with
-less or more noise than the rest, a parameter without any, and noise of some parameters that repeats
-that of others. The deviation of all the noise is compared with the plan's: 5 % less are found among
-12,000 draws. Sound noise fails any of these tests with probability 1e-6 at most.
+less or more noise than the rest, and a parameter without any. The deviation of all the noise is
+compared with the plan's: 5 % less are found among 12,000 draws. Sound noise fails any of these
+tests with probability 1e-6 at most.
 
 A tensor of n parameters in one round is n draws. Their share of the sum of squares of all draws has
 a Beta distribution, whatever the deviation; docs/audit-epsilon.md says what it finds.
@@ -31,7 +31,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
-from scipy.fft import irfft, next_fast_len, rfft
 from scipy.linalg import cholesky, solve_triangular
 from scipy.special import betainc, betaincc
 from torch import Tensor
@@ -139,9 +138,9 @@ def paired(
         )
     error = error + planned * _STEP * math.sqrt(count / np.linalg.eigvalsh(covariance)[0])
     pairs = count * (count - 1) // 2
-    # Half is for the plan's deviation; T - 1 lags, a parameter and repetitions count like pairs.
+    # Half is for the plan's deviation; T - 1 lags and a parameter count like pairs.
     error_of_one = (
-        checks.probability("false_alarm", false_alarm) / 2 / (pairs + count + 2 + noise.tests)
+        checks.probability("false_alarm", false_alarm) / 2 / (pairs + count + 1 + noise.tests)
     )
     return Replay(
         signal=signal,
@@ -151,7 +150,6 @@ def paired(
         faults=(
             *_correlated(noise.gram, dim, error_of_one),
             *_uneven(noise, error, range(count) if rounds is None else rounds, error_of_one),
-            *_repeated(root, residual, squares, error_of_one),
         ),
         off_plan=_off_plan(squares, draws, planned, float(np.linalg.norm(error)), false_alarm / 4),
     )
@@ -316,33 +314,3 @@ def _off_plan(squares: float, draws: int, planned: float, error: float, alpha: f
         f"{draws:,} draws of noise have a standard deviation of {norm / math.sqrt(draws):.4g} clip "
         f"norms; the plan says {planned:.4g}."
     )
-
-
-def _repeated(root: Array, residual: Tensor | Array, squares: float, alpha: float) -> list[str]:
-    """Say that some parameters have the noise of others, a constant distance apart.
-
-    So it is if layers draw from one seed each. The autocorrelation c at distance k is a quadratic
-    form of n = T (d - k) products with trace 0, squares of eigenvalues n / 2 in all and none above
-    1, so |c| > sqrt(2 n u) + 2 u has probability at most 2 exp(-u) (Laurent and Massart 2000).
-    """
-    rounds, dim = residual.shape
-    if dim < 2:
-        return []
-    spectrum = 0.0
-    length = next_fast_len(2 * dim - 1, real=True)
-    values = np.asarray(residual, dtype=np.float64)
-    for weights in np.linalg.inv(root):
-        spectrum = spectrum + np.abs(rfft(weights @ values, length)) ** 2
-    correlations = irfft(spectrum, length)[1:dim]
-    u = math.log(4 * (dim - 1) / alpha)
-    products = rounds * (dim - np.arange(1.0, dim))
-    variance = squares / float(stats.chi2.ppf(alpha / 2, rounds * dim))
-    excess = np.abs(correlations) / variance - np.sqrt(2 * products * u) - 2 * u
-    k = int(excess.argmax())
-    if not excess[k] > 0:
-        return []
-    share = correlations[k] / squares
-    return [
-        f"Noise {k + 1} parameters apart has an autocorrelation of {share:.3g}: some parameters "
-        "have the noise of others."
-    ]

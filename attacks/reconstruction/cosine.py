@@ -117,11 +117,14 @@ def cosine_tv(
     residuals = [float(match(end).detach()) for end in ends]
     matches = [value if math.isfinite(value) else math.inf for value in residuals]
     best = min(range(restarts), key=lambda i: matches[i])
+    status: Status = "matched" if matches[best] <= SOLVED else "budget"
+    if matches[best] == math.inf:
+        status = "diverged"
     return Reconstruction(
         x=ends[best],
         labels=labels,
         match=matches[best],
-        status=_status(matches[best]),
+        status=status,
         evaluations=wasted + restarts * (steps + 1),
         seconds=time.perf_counter() - start,
         restarts=tuple(matches),
@@ -140,12 +143,12 @@ def batched_update(
     visible = tuple(observation.update)
     if restarts == 1:
         single = differentiable_update(model, observation, labels, state)
-        return lambda x: [part[None] for part in _named(single(x[0]), visible)]
+        return lambda x: [part[None] for part in map(single(x[0]).__getitem__, visible)]
     net = ready(model, observation.training)
     names = observation.sent or visible
     options = (labels, observation.loss, observation.local)
     many = torch.vmap(lambda x: simulated_update(net, state, names, x, *options, functional=True))
-    return lambda x: _named(many(x), visible)
+    return lambda x: list(map(many(x).__getitem__, visible))
 
 
 def whole_distance(update: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:
@@ -167,13 +170,3 @@ def _signs(signed: bool | Sequence[bool]) -> list[bool]:
     if not choices or not all(isinstance(choice, bool) for choice in choices):
         raise ConfigError(f"signed={signed!r}: must be True, False, or a sequence of them.")
     return choices
-
-
-def _named(update: dict[str, Tensor], names: Sequence[str]) -> list[Tensor]:
-    return [update[name] for name in names]
-
-
-def _status(match: float) -> Status:
-    if match == math.inf:
-        return "diverged"
-    return "matched" if match <= SOLVED else "budget"

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from accounting import checks
-from accounting.checks import ConfigError
 from attacks.observation import Observation
 from attacks.reconstruction.analytic import (
     best_inputs,
@@ -134,8 +133,6 @@ def unmix_low_rank(
 def _factors(grad: Tensor, batch: int) -> tuple[Tensor, Tensor] | None:
     """Return L (O, n) and R (n, I) with L R = grad, n <= batch; None if its rank is higher."""
     gw = as_double(grad)
-    if gw.ndim != 2 or not bool(gw.isfinite().all()):
-        raise ConfigError(f"weight_grad: shape {tuple(gw.shape)}; must be (O, I) and finite.")
     slopes, size, right = torch.linalg.svd(gw, full_matrices=False)
     rank = int((size > _RANK * size[0]).sum())
     if not 0 < rank <= batch or rank == min(gw.shape):

@@ -80,11 +80,13 @@ def gpt2_lora(rank: int) -> nn.Module:
 
 
 def word_model() -> nn.Module:
-    return LanguageModel(VOCABULARY, WIDTH, 2, WIDTH, 2).eval()
+    return LanguageModel(vocabulary=VOCABULARY, width=WIDTH, heads=2, hidden=WIDTH, layers=2).eval()
 
 
 def word_classifier() -> nn.Module:
-    return TextClassifier(VOCABULARY, 2, WIDTH, 2, WIDTH, 2).eval()
+    return TextClassifier(
+        vocabulary=VOCABULARY, classes=2, width=WIDTH, heads=2, hidden=WIDTH, layers=2
+    ).eval()
 
 
 @dataclass(frozen=True)

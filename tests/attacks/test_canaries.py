@@ -20,7 +20,6 @@ from accounting import (
 )
 from attacks import (
     Canaries,
-    coins,
     drifting_view,
     round_covariance,
     view,
@@ -98,12 +97,6 @@ def test_vectors_of_another_length_are_refused():
         canaries.update(2)
     with pytest.raises(ConfigError, match="norm=nan"):
         canaries.update(1, float("nan"))
-
-
-def test_coins_are_fair():
-    fallen = coins(10_000, np.random.default_rng(3))
-    assert fallen.dtype == bool
-    assert abs(int(fallen.sum()) - 5000) < 300
 
 
 def most_visible(covariance: np.ndarray, participation: Participation) -> float:

@@ -29,12 +29,6 @@ def report(digits):
     return leakage(smooth_lenet(torch.Generator().manual_seed(0)), x, y, views=VIEWS, attacks=FAST)
 
 
-def trial(view, psnr, match=1e-16, baseline=10.0):
-    x = torch.zeros(1, 1, 8, 8)
-    found = Reconstruction(x, torch.tensor([0]), match, "matched", 1, 0.0, (match,))
-    return ImageTrial(view, "dlg", found, psnr, baseline)
-
-
 def handing_in(guess, label, match, calls=None):
     """Return an attack that finds the same whatever it sees."""
 
@@ -59,22 +53,6 @@ def test_views_of_a_smooth_network(report):
     assert all(trial.result.match <= 1e-16 for trial in rows["dense2"].own)
     full, *parts = (row.psnr for row in report.rows)
     assert all(whole >= max(part) for whole, *part in zip(full, *parts, strict=True))
-
-
-def test_a_first_convolution_with_fewer_numbers_than_pixels_is_ambiguous(digits):
-    x = torch.nn.functional.interpolate(digits[0][:1], size=28, mode="bilinear")
-    model = smooth_lenet(torch.Generator().manual_seed(0), size=28)
-    views = {"conv1": ["conv1.*"]}
-    (row,) = leakage(model, x, digits[1][:1], views=views, attacks=FAST).rows
-    assert (row.visible, row.verdict) == (312, "ambiguous")
-
-
-def test_an_attack_that_is_cut_off_is_no_protection(lenet, digits):
-    x, y = digits[0][:2], digits[1][:2]
-    short = {"dlg": lambda m, o, s: dlg(m, o, restarts=3, max_evaluations=1, newton_steps=0)}
-    (row,) = leakage(lenet, x, y, views={"full": ["*"]}, attacks=short).rows
-    assert row.verdict == "attack failed"
-    assert row.to_dict()["status"] == ["budget", "budget"]
 
 
 def test_an_attacker_hands_in_the_least_residual_and_the_row_bounds_all(lenet, digits):
@@ -167,25 +145,22 @@ def test_a_whole_that_is_attacked_badly_takes_the_score_of_its_part(lenet, digit
         assert full.psnr == part.psnr
 
 
-def test_one_image_recovered_is_a_view_that_leaks():
-    trials = [trial("v", 5.0, 1e-2), trial("v", 90.0), trial("v", 5.0)]
-    assert most_severe(trials) == "recovered"
-    assert most_severe(trials[::2]) == "ambiguous"
-    assert most_severe(trials[:1]) == "attack failed"
-
-
 @pytest.mark.parametrize(
-    ("psnr", "match", "baseline", "verdict"),
+    ("psnr", "match", "baseline", "truth_match", "verdict"),
     [
-        (30.0, 1e-16, 27.0, "recovered"),
-        (29.9, 1e-16, 20.0, "partial"),
-        (31.0, 1e-16, 30.0, "no gain"),
-        (12.9, 1e-6, 10.0, "ambiguous"),
-        (12.9, 2e-6, 10.0, "attack failed"),
+        (30.0, 1e-16, 27.0, 0.0, "recovered"),
+        (29.9, 1e-16, 20.0, 0.0, "partial"),
+        (31.0, 1e-16, 30.0, 0.0, "no gain"),
+        (12.9, 1e-6, 10.0, 0.0, "ambiguous"),
+        (12.9, 2e-6, 10.0, 0.0, "attack failed"),
+        (5.0, 0.3, 10.0, 0.4, "ambiguous"),  # with noise the truth itself does not match
+        (5.0, 0.3, 10.0, 0.2, "attack failed"),
     ],
 )
-def test_verdicts(psnr, match, baseline, verdict):
-    assert trial("v", psnr, match, baseline).verdict == verdict
+def test_verdicts(psnr, match, baseline, truth_match, verdict):
+    found = Reconstruction(torch.zeros(1, 1, 8, 8), torch.tensor([0]), match, "matched", 1, 0.0, ())
+    trial = ImageTrial("v", "dlg", found, psnr, baseline, truth_match=truth_match)
+    assert trial.verdict == verdict
 
 
 def test_no_attack_is_steered_by_the_score(lenet, digits, monkeypatch):
@@ -245,13 +220,6 @@ def test_images_and_labels_must_pair(lenet, digits):
             leakage(lenet, bad_x, bad_y, views={"full": ["*"]})
 
 
-def test_noise_is_never_mistaken_for_a_failed_attack():
-    """With noise the truth itself does not match; matching better than that is all one can do."""
-    found = trial("v", 5.0, 0.3).result
-    assert ImageTrial("v", "dlg", found, 5.0, 10.0, truth_match=0.4).verdict == "ambiguous"
-    assert ImageTrial("v", "dlg", found, 5.0, 10.0, truth_match=0.2).verdict == "attack failed"
-
-
 def test_server_and_recipient(lenet, digits):
     result = leakage(
         *(lenet, digits[0][:2], digits[1][:2]),
@@ -270,19 +238,6 @@ def test_server_and_recipient(lenet, digits):
     report = result.to_dict()
     assert report["accountant"]["epsilon"] == pytest.approx(4.37717, abs=1e-4)
     assert report["threat"]["noise_std"] == 1.0
-
-
-def test_the_accountants_bound_does_not_depend_on_what_was_found(lenet, digits):
-    options = {"views": {"conv2": ["conv2.*"]}, "clip": 1.0, "noise_multiplier": 0.01}
-    weak = {"dlg": lambda m, o, s: dlg(m, o, restarts=1, max_evaluations=1, newton_steps=0)}
-    x, y = digits[0][:1], digits[1][:1]
-    strong = leakage(lenet, x, y, attacks=FAST, **options).to_dict()
-    failed = leakage(lenet, x, y, attacks=weak, **options).to_dict()
-    assert strong["rows"][1]["psnr"] != failed["rows"][1]["psnr"]
-    assert strong["accountant"] == failed["accountant"]
-    assert (
-        leakage(lenet, x, y, attacks=FAST, views={"c": ["conv2.*"]}).to_dict()["accountant"] is None
-    )
 
 
 def test_the_worst_round_of_a_schedule(lenet, digits):
@@ -310,21 +265,6 @@ def test_a_batch_is_scored_image_by_image_whatever_its_order(digits):
     assert torch.allclose(row.reconstructions, x)
     with pytest.raises(ConfigError, match="must divide"):
         leakage(model, x, y, views={"full": ["*"]}, batch=3)
-
-
-def test_what_was_found_before_is_not_attacked_again(lenet, digits):
-    x, y = digits[0][:2], digits[1][:2]
-    done, calls = {}, []
-
-    def counting(model, seen, seed):
-        calls.append(seed)
-        return FAST["dlg"](model, seen, seed)
-
-    options = {"views": {"conv2": ["conv2.*"]}, "attacks": {"dlg": counting}, "done": done}
-    first = leakage(lenet, x, y, **options).to_dict()
-    assert len(calls) == len(done) == 2
-    assert leakage(lenet, x, y, **options).to_dict() == first
-    assert len(calls) == 2
 
 
 def test_the_last_layer_shows_features_exactly_and_tells_who_it_was(lenet, digits):

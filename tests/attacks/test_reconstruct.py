@@ -27,10 +27,6 @@ def test_the_restart_with_the_least_residual_wins(lenet, digits):
     assert matching_loss(lenet, seen, seen.labels)(found.x).item() == found.match
 
 
-def test_a_good_match_needs_no_further_restart(lenet, digits):
-    assert len(dlg(lenet, observe(lenet, *one(digits)), restarts=5).restarts) == 1
-
-
 @pytest.mark.parametrize("budget", [1, 2, 17])
 def test_evaluations_are_counted_exactly(lenet, digits, budget):
     seen = observe(lenet, *one(digits))

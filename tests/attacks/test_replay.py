@@ -103,10 +103,6 @@ def broken(kind: str) -> np.ndarray:
         return ROOT @ draws
     if kind == "independent":  # of the right variance on average, without the tree's correlations
         return np.random.default_rng(4).standard_normal((16, DIM)) * 1.4
-    if kind == "layers":  # the second layer draws from the seed of the first
-        draws = np.random.default_rng(4).standard_normal((16, DIM))
-        draws[:, 1000:2000] = draws[:, :1000]
-        return ROOT @ draws
     if kind == "selected":  # parameter 100 gets none
         residual[:, 100] = 0.0
     return residual
@@ -119,7 +115,6 @@ def broken(kind: str) -> np.ndarray:
         ("weak round", "round 5"),
         ("independent", "apart"),
         ("selected", "missing"),
-        ("layers", "1000 parameters apart"),
     ],
 )
 def test_noise_that_is_not_the_mechanisms_is_named(kind, says):

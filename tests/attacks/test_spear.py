@@ -11,7 +11,6 @@ from accounting import ConfigError
 from attacks import observe, psnr, spear
 from attacks.metrics import match_batch
 from attacks.reconstruction.analytic import invert_first_dense
-from attacks.reconstruction.spear import unmix
 
 BATCH = 8
 
@@ -72,8 +71,6 @@ def test_layers_that_do_not_let_them_out(net, digits):
     assert spear(narrow, observe(narrow, x, y), draws=5000) is None
     with pytest.raises(ConfigError, match="draws"):
         spear(net, observe(net, x, y), draws=0)
-    with pytest.raises(ConfigError, match="finite"):
-        unmix(torch.full((4, 3), torch.nan), None, 2, draws=10)
 
 
 def test_equal_images_are_one(net, digits):

@@ -187,11 +187,13 @@ def expecting() -> nn.Module:
 
 
 def classifier() -> nn.Module:
-    return filled(TextClassifier(60, 3, 32, 2, 32, 2).eval(), 0.2)
+    return filled(
+        TextClassifier(vocabulary=60, classes=3, width=32, heads=2, hidden=32, layers=2).eval(), 0.2
+    )
 
 
 def decoder() -> nn.Module:
-    return filled(LanguageModel(200, 96, 8, 64, 1).eval(), 0.2)
+    return filled(LanguageModel(vocabulary=200, width=96, heads=8, hidden=64, layers=1).eval(), 0.2)
 
 
 def with_decay(

@@ -46,22 +46,6 @@ def test_local_steps_are_those_of_an_optimiser(lenet, digits, names, kind):
         assert torch.allclose(seen.update[name], expected[name], rtol=1e-10, atol=1e-15)
 
 
-def test_one_step_is_a_scaled_gradient(lenet, digits):
-    x, y = digits[0][:2], digits[1][:2]
-    gradient = observe(lenet, x, y).update
-    delta = observe(lenet, x, y, local=LocalSteps(learning_rate=0.25)).update
-    assert all(torch.allclose(delta[k], -0.25 * gradient[k], atol=1e-16) for k in gradient)
-
-
-def test_a_clipped_update_of_several_steps_gives_the_image(lenet, digits):
-    x, y = digits[0][:1], digits[1][:1]
-    local = LocalSteps(learning_rate=0.1, steps=3)
-    found = dlg(
-        lenet, observe(lenet, x, y, visible=["conv2.*", "dense2.*"], local=local, clip=0.05)
-    )
-    assert float(psnr(found.x, x)) > 60
-
-
 def test_momentum_and_adam_hide_no_more(lenet, digits):
     """dlg unrolls momentum; three steps of Adam, whose slopes are steep, yield to cosine_tv."""
     x, y = digits[0][:1], digits[1][:1]

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, interpolate
 
 from accounting import ConfigError
-from attacks import dlg, explain, leakage, observe, suite
+from attacks import dlg, leakage, observe, suite
 from attacks.networks import smooth_lenet
 from attacks.reconstruction.labels import label_candidates
 from attacks.report import VERDICTS
@@ -239,18 +239,6 @@ def test_labels_are_doubtful_where_they_are_wrong(lenet, digits):
     assert wrong > 0
 
 
-def test_inferred_labels_are_scored_and_doubt_is_told(digits):
-    model = trained(digits)
-    failing = {"dlg": lambda m, o, s: dlg(m, o, restarts=1, max_evaluations=10, newton_steps=0)}
-    x, y = digits[0][3:7], digits[1][3:7]
-    options = {"views": FULL, "batch": 4, "attacks": failing}
-    (row,) = leakage(model, x, y, reveal_labels=False, **options).rows
-    assert row.labels_doubtful
-    assert 0 <= row.labels_right <= 1
-    (told,) = leakage(model, x, y, **options).rows
-    assert (told.labels_doubtful, told.labels_right) == (False, None)
-
-
 def test_the_likely_alternatives_are_tried(digits, monkeypatch):
     """The first guess is wrong; a short search finds out which label fits."""
     model = smooth_lenet(seeded(0))
@@ -262,11 +250,3 @@ def test_the_likely_alternatives_are_tried(digits, monkeypatch):
     )
     found = dlg(model, observe(model, x, y, reveal_labels=False), restarts=1, newton_steps=0)
     assert torch.equal(found.labels, y.sort().values)
-
-
-def test_explain_is_of_the_visible_part_only(lenet, digits):
-    x, y = digits[0][:1], digits[1][:1]
-    seen = observe(lenet, x, y)
-    assert explain(lenet, seen, x, y).explained
-    assert explain(lenet, seen.restrict(["conv2.weight"]), x, y).explained
-    assert not explain(lenet, seen.restrict(["conv2.weight"]), 1 - x, y).explained
