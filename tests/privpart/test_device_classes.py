@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 from plans import small_plan
-from torch.nn.functional import cross_entropy
 
 from accounting import ConfigError
 from privpart import (
@@ -56,16 +55,6 @@ def server(start):
     return Server(plan, start, source=SeededSource(0))
 
 
-def test_equal_classes_are_the_plain_engine():
-    both, plain = classes(WEAK, WEAK, server=WEAK), engine(WEAK)
-    one, other = server(model(WEAK).flat), server(model(WEAK).flat)
-    for _ in range(3):
-        one.run_round(both.run(one.task(range(8)), one.parameters))
-        other.run_round(plain.run(other.task(range(8)), other.parameters))
-    assert torch.equal(one.parameters, other.parameters)
-    assert not torch.equal(one.parameters, model(WEAK).flat)
-
-
 def trained_by(patterns, shape):
     """Which coordinates of the whole vector a class trains, by names alone."""
     names = set(model(patterns).trainable)
@@ -90,20 +79,8 @@ def test_the_update_is_the_class_update_with_zeros_elsewhere():
         assert 0 < update.update.double().norm() <= CLIP
 
 
-def test_a_weak_device_trains_against_the_current_model():
-    start = model(STRONG, seed=8).flat  # far from what the classes' seed gives
-    update = next(classes(STRONG, WEAK).run(task([1], clip_norm=1e6), start))
-    reference = model(STRONG)
-    reference.load(start)
-    rows = USERS.indices[1]
-    cross_entropy(reference.module(USERS.x[rows]), USERS.y[rows]).backward()
-    expected = torch.where(trained_by(WEAK, start.shape), -0.5 * reference.gradient, 0.0)
-    torch.testing.assert_close(update.update, expected, rtol=1e-4, atol=1e-6)
-    assert expected.norm() > 0.01
-
-
-@pytest.mark.parametrize("kinds", [[0] * 8, [2] + [1] * 7, [0, 1, 2, 2, 1, 0, 0, 2]])
-def test_one_client_moves_the_sum_by_at_most_clip_norm(kinds):
+def test_one_client_moves_the_sum_by_at_most_clip_norm():
+    kinds = [0, 1, 2, 2, 1, 0, 0, 2]
     mixed = classes(STRONG, WEAK, WEAKEST)
     mixed.class_of = kinds.__getitem__
 
@@ -116,31 +93,6 @@ def test_one_client_moves_the_sum_by_at_most_clip_norm(kinds):
     for gone in range(8):
         moved = 8 * (everyone - after([c for c in range(8) if c != gone])).norm()
         assert 0.99 * CLIP < moved <= CLIP * (1 + 1e-4)
-
-
-def test_a_divisor_per_coordinate_would_break_the_bound():
-    """Seven devices leave a part alone: a mean over those that trained it is one device's word."""
-    mixed = classes(STRONG, WEAK)
-    mixed.class_of = lambda client: int(client > 0)
-    start = model(STRONG).flat
-    deltas = torch.stack([u.update.double() for u in mixed.run(task(range(8)), start)])
-    trained = trained_by(STRONG, start.shape), trained_by(WEAK, start.shape)
-    weights = torch.stack([trained[int(c > 0)] for c in range(8)]).double()
-
-    def mean(keep):
-        return (deltas[keep] * weights[keep]).sum(0) / weights[keep].sum(0).clamp(min=1)
-
-    moved = 8 * (mean(slice(None)) - mean(slice(1, None))).norm()
-    assert moved > 4 * CLIP
-
-
-def test_the_divisor_is_the_same_for_every_coordinate():
-    mixed = classes(STRONG, WEAK)
-    one = server(model(STRONG).flat)
-    start = one.parameters.clone()
-    total = sum(u.update.double() for u in mixed.run(task(range(8)), start))
-    one.run_round(mixed.run(one.task(range(8)), start))
-    torch.testing.assert_close(one.parameters, (start + total / 8).float())
 
 
 def test_other_networks_and_classes_without_engine_are_refused():

@@ -11,8 +11,7 @@ from privpart import LocalTraining, PartialModel
 from privpart.models import MODELS, resnet8
 
 SCRIPT = runpy.run_path("examples/studies/fedpart_inspect.py")
-first_kernels, step_sizes = SCRIPT["first_kernels"], SCRIPT["step_sizes"]
-mask_ratio, maximal_activation = SCRIPT["mask_ratio"], SCRIPT["maximal_activation"]
+step_sizes, mask_ratio = SCRIPT["step_sizes"], SCRIPT["mask_ratio"]
 
 
 def linear(groups=(("0.*",), ("1.*",))):
@@ -70,31 +69,3 @@ def test_the_assumption_holds_for_random_masks_and_not_for_layers():
     found = mask_ratio(model, (x, y), masks=10, generator=generator)
     assert 1 <= found.random < 1.1
     assert found.groups > 3
-
-
-def test_maximal_activation_grows_and_leaves_the_network():
-    module = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.ReLU())
-    with torch.no_grad():
-        module[0].weight.copy_(torch.ones(2, 1, 3, 3))
-        module[0].weight[1] *= -1
-    start = torch.full((1, 8, 8), 0.5)
-    bright = maximal_activation(module, "0", 0, start)
-    dark = maximal_activation(module, "0", 1, start)
-    assert bright.min() > 0.95
-    assert dark.max() < 0.05
-    assert start.eq(0.5).all()
-    assert torch.equal(bright, maximal_activation(module, "0", 0, start))
-    assert not module[0]._forward_hooks
-    assert module[0].weight.grad is None
-    for layer, channel in (("2", 0), ("0", 2), ("0", -1)):
-        with pytest.raises(ConfigError, match=r"layer=|channel="):
-            maximal_activation(module, layer, channel, start, steps=1)
-
-
-def test_first_kernels_fill_the_unit_interval():
-    kernels = first_kernels(resnet8(width=4))
-    assert kernels.shape == (4, 3, 7, 7)
-    assert kernels.amin(dim=(1, 2, 3)).eq(0).all()
-    assert kernels.amax(dim=(1, 2, 3)).eq(1).all()
-    with pytest.raises(ConfigError, match="no convolution"):
-        first_kernels(nn.Linear(2, 2))
