@@ -10,12 +10,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
-from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
@@ -32,8 +30,6 @@ LOOK = 1.0
 """Seconds between looks at the clock; longer ones do not count, as if the machine had slept."""
 END = 5.0
 """Seconds to wait for a killed process, which may be stuck in the kernel."""
-_SMALL_MESSAGE = 2**14
-"""Bytes of which a few messages fit into the buffer of a pipe, so that sending never waits."""
 _STARTED = (False, None)
 """The first message of every process."""
 
@@ -70,6 +66,9 @@ class Pool:
         args: arguments of ``make``.
         timeout: seconds of silence after which a process is taken to hang. None allows 15 minutes
             until a job is finished; then a minute, or 50 times the longest silence so far.
+
+    Attributes:
+        closed: whether ``close`` was called.
     """
 
     def __init__(
@@ -78,17 +77,12 @@ class Pool:
         self._count, self._make, self._args, self._timeout = count, make, args, timeout
         self._workers: list[Worker] = []
         self._longest = 0.0
-        self._any_finished = self._closed = False
+        self._any_finished = self.closed = False
 
     @property
     def busy(self) -> bool:
         """Whether a job is unfinished."""
         return any(worker.jobs for worker in self._workers)
-
-    @property
-    def closed(self) -> bool:
-        """Whether ``close`` was called."""
-        return self._closed
 
     @property
     def pids(self) -> list[int]:
@@ -116,7 +110,7 @@ class Pool:
         Raises:
             WorkerError: the pool was closed, by another thread for instance.
         """
-        if self._closed:
+        if self.closed:
             raise WorkerError("the training was ended.")
         freest = min(self._workers, key=lambda worker: len(worker.jobs), default=None)
         if len(self._workers) < self._count and (freest is None or freest.jobs):
@@ -126,12 +120,11 @@ class Pool:
 
     def give(self, worker: Worker, job: object) -> None:
         """Send a job to a process."""
-        message = ForkingPickler.dumps(job)
         worker.silent = worker.silent if worker.jobs else 0.0
         worker.jobs.append(job)
-        # a process that has died is noticed by ``heard``, and one that hangs reads nothing
-        with suppress(OSError), self._killed_if_it_does_not_read(worker, len(message)):
-            worker.pipe.send_bytes(message)
+        # a process that has died is noticed by ``heard``
+        with suppress(OSError):
+            worker.pipe.send(job)
 
     def heard(self, seconds: float | None = None) -> Iterator[tuple[Any, bool, Any]]:
         """Wait for messages; yield each with its job, and whether it is the job's answer.
@@ -160,7 +153,7 @@ class Pool:
 
     def close(self) -> None:
         """End all processes, also those that hang."""
-        self._closed = True
+        self.closed = True
         for worker in self._workers:
             _kill(worker)
         self._workers = []
@@ -171,8 +164,12 @@ class Pool:
         process = get_context("spawn").Process(
             target=_serve, args=(theirs, in_main, self._make, *self._args), daemon=True
         )
-        with no_interrupts():
+        # Ctrl-C reaches no process that is started with it blocked
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
             process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         return Worker(process, ours)
 
@@ -198,20 +195,6 @@ class Pool:
         self._workers.remove(worker)
         yield from ((job, True, WorkerError(f"its process {cause}.")) for job in worker.jobs)
 
-    @contextmanager
-    def _killed_if_it_does_not_read(self, worker: Worker, length: int) -> Iterator[None]:
-        """Bound the time of sending a message that may not fit into the pipe."""
-        if length <= _SMALL_MESSAGE:
-            yield
-            return
-        guard = threading.Timer(self._patience(worker), worker.process.kill)
-        guard.daemon = True
-        guard.start()
-        try:
-            yield
-        finally:
-            guard.cancel()
-
     def _patience(self, worker: Worker) -> float:
         if not worker.started:
             return START
@@ -228,7 +211,10 @@ def _kill(worker: Worker) -> None:
 
 def _serve(pipe: Connection, in_main: bool, make: Callable[..., Work], *args: object) -> None:
     """Work off jobs until the other end closes the pipe."""
-    become_a_worker(started_by_main_thread=in_main)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the process that owns the run handles it
+    _end_with_the_parent(started_by_main_thread=in_main)
+    torch.set_num_threads(1)
+    keep_freed_memory()
     work = make(*args)
     pipe.send(_STARTED)
     while True:
@@ -239,11 +225,7 @@ def _serve(pipe: Connection, in_main: bool, make: Callable[..., Work], *args: ob
         except Exception as error:  # such as a loss whose module this process cannot import
             pipe.send((True, WorkerError(f"{type(error).__name__}: {error}, as it read its job.")))
             continue
-        pipe.send((True, work(job, partial(_tell, pipe))))
-
-
-def _tell(pipe: Connection, message: object) -> None:
-    pipe.send((False, message))
+        pipe.send((True, work(job, lambda message: pipe.send((False, message)))))
 
 
 def cause_of_death(code: int | None) -> str:
@@ -259,24 +241,6 @@ def cause_of_death(code: int | None) -> str:
         "SIGBUS": ": the shared memory in /dev/shm is full",
     }
     return f"was ended by {name}{likely.get(name, '')}"
-
-
-@contextmanager
-def no_interrupts() -> Iterator[None]:
-    """Start processes that Ctrl-C does not reach; in this process, it waits for the block's end."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def become_a_worker(*, started_by_main_thread: bool) -> None:
-    """Prepare this process: one thread, and an end with the process that started it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # only the process that owns the run handles it
-    _end_with_the_parent(started_by_main_thread=started_by_main_thread)
-    torch.set_num_threads(1)
-    keep_freed_memory()
 
 
 def _end_with_the_parent(*, started_by_main_thread: bool) -> None:
@@ -301,8 +265,7 @@ def _die_with(parent: int) -> None:
 
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of mallopt(3)
-_MMAP_FROM = 2**25  # the largest value that glibc accepts
-_TRIM_FROM = 2**30
+_MMAP_FROM, _TRIM_FROM = 2**25, 2**30  # the first is the largest value that glibc accepts
 
 
 def keep_freed_memory() -> None:

@@ -194,7 +194,7 @@ class EmbeddedEngine:
     def close(self) -> None:
         """End the worker processes; the next round starts new ones."""
         if self._pool is not None:
-            self._pool.close()
+            self._pool.pool.close()
             self._pool = None
 
     def __enter__(self) -> "EmbeddedEngine":
@@ -279,7 +279,7 @@ class EmbeddedEngine:
             seconds = self._alone + self._alone / max(1, self._clients_alone) * remaining
             if seconds < _ALONE and self.model.parameter_count < _LARGE:
                 return False
-        return self._start_pool(computation).ready()
+        return self._start_pool(computation).pool.ready()
 
     def _computation_of(self, local: LocalTraining) -> LocalComputation:
         version = self.model.frozen_version
@@ -317,7 +317,7 @@ class EmbeddedEngine:
 
     def _start_pool(self, computation: LocalComputation) -> Workers:
         """Return the worker processes, which start if there are none."""
-        if self._pool is not None and self._pool.open:
+        if self._pool is not None and self._pool.pool.busy:
             self.close()
         if self._pool is None:
             self._pool = Workers(

@@ -80,6 +80,10 @@ class Workers:
         largest: most clients in a chunk that is not summed.
         sums: whether chunks will be summed.
         timeout: see ``Pool``.
+
+    Attributes:
+        pool: the processes; while it is busy, answers of a round are not read yet, and another
+            round would take them for its own.
     """
 
     def __init__(
@@ -106,28 +110,10 @@ class Workers:
         # pickled once, and not by torch, which would open a file for each of its tensors
         population = clients.shared() if isinstance(clients, Users) else pickle.dumps(clients)
         settings = data_seed, features, self._start, self._results, self._totals
-        self._pool = Pool(
+        self.pool = Pool(
             count, _computing, module, model.groups, population, *settings, timeout=timeout
         )
-        self._pool.start()
-
-    @property
-    def open(self) -> bool:
-        """Whether answers of a round are not read yet; another one would take them for its own."""
-        return self._pool.busy
-
-    @property
-    def pids(self) -> list[int]:
-        """Ids of the processes."""
-        return self._pool.pids
-
-    def ready(self) -> bool:
-        """Return whether all processes have started, or one ended, as the next round will say."""
-        return self._pool.ready()
-
-    def close(self) -> None:
-        """End the processes, also those that hang or were stopped."""
-        self._pool.close()
+        self.pool.start()
 
     def results(
         self,
@@ -174,25 +160,25 @@ class Workers:
                 else:
                     yield self._read(result, work, chunk)
                     free.append(result.slot)
-                if self._pool.closed:
+                if self.pool.closed:
                     raise WorkerError("another round began before this one's answers were taken.")
         except BaseException:
-            self.close()
+            self.pool.close()
             raise
 
     def _hand_out(
         self, work: Work, todo: deque[tuple[int, Chunk]], free: deque[int], given: set[int]
     ) -> None:
         """Give chunks to workers that have room, first to those that have none."""
-        while todo and free and (worker := self._pool.idle(_QUEUED)):
+        while todo and free and (worker := self.pool.idle(_QUEUED)):
             number, chunk = todo.popleft()
             given.add(number)
-            self._pool.give(worker, _Job(number, free.popleft(), chunk, work))
+            self.pool.give(worker, _Job(number, free.popleft(), chunk, work))
 
     def _answers(self, seconds: float | None) -> dict[int, "_Answer"]:
         """Return the answers that have come, by chunk; wait for so long until one is there."""
         answers = {}
-        for job, _, answer in self._pool.heard(seconds):
+        for job, _, answer in self.pool.heard(seconds):
             if isinstance(answer, WorkerError):
                 raise WorkerError(f"a worker failed: {answer} {_ADVICE}")
             if isinstance(answer, ConfigError):

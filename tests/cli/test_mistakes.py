@@ -410,7 +410,7 @@ def test_a_diverged_metric_is_no_mistake(tmp_path, privpart):
 )  # fmt: skip
 def test_a_mistake_that_workers_meet_is_one_sentence(code, says, tmp_path, privpart, monkeypatch):
     monkeypatch.setattr("privpart.engines.embedded._ALONE", 0.0)
-    monkeypatch.setattr("privpart.engines.workers.Workers.ready", lambda _: True)
+    monkeypatch.setattr("privpart.pool.Pool.ready", lambda _: True)
     name = "worker loss" if "loss" in says else "worker clients"
     refuse(Mistake(name, says, code=code), tmp_path, privpart, "--workers", "2")
 

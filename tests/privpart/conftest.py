@@ -43,7 +43,7 @@ def _workers_compute_from_the_first_client(request, monkeypatch):
     """And not only once they pay, but in tests of just that."""
     if "lazy_workers" not in request.fixturenames:
         monkeypatch.setattr("privpart.engines.embedded._ALONE", 0.0)
-        monkeypatch.setattr("privpart.engines.workers.Workers.ready", lambda _: True)
+        monkeypatch.setattr("privpart.pool.Pool.ready", lambda _: True)
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def hang(count, out):
     """Start workers, write their process ids, and wait for clients that hang."""
     workers, model = pool(count)
     one_round(workers, model, range(count))
-    out.write(" ".join(map(str, workers.pids)) + "\n")
+    out.write(" ".join(map(str, workers.pool.pids)) + "\n")
     out.flush()
     one_round(workers, model, [HANGS, HANGS_IN_C][:count])
 

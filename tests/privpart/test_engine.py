@@ -209,7 +209,7 @@ def test_workers_return_the_same_bits_and_leave_with_the_engine():
         found = [u.update for u in engine.run(task, start)]
         again = [u.update for u in engine.run(task, start)]
         scheduled = [u.update for u in engine.run(then, start)]
-        (pid,) = engine._pool.pids
+        (pid,) = engine._pool.pool.pids
         assert lives(pid)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerError, match=r"process was ended by SIGKILL.*memory.*--resume"):
@@ -243,7 +243,7 @@ def test_workers_start_once_they_pay_and_nobody_waits_for_them(monkeypatch, sums
         assert engine._pool is None  # a short job pays for no processes
         assert sum(done) == len(SIZES)
         monkeypatch.setattr("privpart.engines.embedded._ALONE", 0.0)
-        monkeypatch.setattr("privpart.engines.workers.Workers.ready", lambda _: False)
+        monkeypatch.setattr("privpart.pool.Pool.ready", lambda _: False)
         assert torch.equal(one_round(), first)  # while they start
         assert engine._pool is not None
         assert sum(done) == len(SIZES)
@@ -251,10 +251,10 @@ def test_workers_start_once_they_pay_and_nobody_waits_for_them(monkeypatch, sums
         monkeypatch.setattr("privpart.engines.embedded._ALONE", 0.0)
         for _ in range(1000):
             assert (one_round() - first).norm() < 1e-6 * first.norm()
-            if engine._pool.ready():
+            if engine._pool.pool.ready():
                 break
         assert torch.equal(one_round(), first) or sums
-        assert engine._pool._pool._any_finished  # they have answered
+        assert engine._pool.pool._any_finished  # they have answered
 
 
 @pytest.mark.usefixtures("quick_workers")
@@ -514,7 +514,7 @@ def test_memory_is_flat_over_a_thousand_rounds(workers):
 
     def measure(record):
         if record.round in (200, 999):
-            own = engine._pool.pids if engine._pool else []
+            own = engine._pool.pool.pids if engine._pool else []
             seen.append([_resident(pid) for pid in ["self", *own]])
 
     with EmbeddedEngine(

@@ -33,8 +33,8 @@ def test_a_worker_that_was_stopped_is_taken_to_hang_by_the_pace_so_far(monkeypat
     monkeypatch.setattr(module, "LOOK", 0.1)
     workers, model = pool(1)
     assert len(one_round(workers, model, range(4))) == 4
-    pids = workers.pids
-    monkeypatch.setattr(workers._pool, "_longest", 0.001)  # of a slow machine it could be seconds
+    pids = workers.pool.pids
+    monkeypatch.setattr(workers.pool, "_longest", 0.001)  # of a slow machine it could be seconds
     os.kill(pids[0], signal.SIGSTOP)
     with pytest.raises(WorkerError, match=r"sent nothing for 0\.5 seconds.*hang.*--resume"):
         one_round(workers, model, [0])
@@ -45,7 +45,7 @@ def test_a_worker_that_was_stopped_is_taken_to_hang_by_the_pace_so_far(monkeypat
 def test_a_loss_that_never_ends_is_one_sentence():
     workers, model = pool(2, timeout=1.0)
     one_round(workers, model, range(4))
-    pids = workers.pids
+    pids = workers.pool.pids
     with pytest.raises(WorkerError, match=r"sent nothing for 1 seconds and was taken to hang"):
         one_round(workers, model, [0, HANGS, 1, 2, 3])
     assert all_end(pids, 0)
