@@ -78,9 +78,6 @@ class PartialModel:
             persistent or not, and of the local part's start values.
         trainable_hash: 20 hex digits of the names and shapes of the trainable part, in order.
 
-    Raises:
-        ConfigError: patterns, weights or layers that cannot train so, or another fingerprint.
-
     >>> model = PartialModel(lambda: nn.Linear(4, 2), train=["weight"], seed=7)
     >>> model.trainable, model.flat.shape
     (('weight',), torch.Size([8]))

@@ -60,8 +60,7 @@ class FlatOptimizer:
 
     Args:
         settings: of the steps.
-        parts: the vectors, changed by every step; a part without a gradient rests, and so does its
-            momentum.
+        parts: the vectors; a part without a gradient rests, and so does its momentum.
         fused: whether "adam" takes its steps as ``Adam(fused=True)`` does.
     """
 

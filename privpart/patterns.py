@@ -28,14 +28,8 @@ def matching_parameters(
 
     A tied parameter is returned under its first name; a pattern may match any of its names.
 
-    Args:
-        module: any module.
-        patterns: see the top of this page.
-        option: what errors call the patterns.
-
-    Raises:
-        ConfigError: a pattern matches nothing (a typo must not freeze a layer silently), there is
-            no pattern, the exclusions leave no parameter, or the module has none.
+    A pattern that matches nothing is an error: a typo must not freeze a layer silently. Errors call
+    the patterns ``option``.
 
     >>> network = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
     >>> matching_parameters(network, ["!0.*"])
@@ -140,12 +134,7 @@ def trained_groups(
 ) -> tuple[tuple[str, ...], ...]:
     """Return the names of the trainable parameters in each group.
 
-    Args:
-        module: any module.
-        groups: patterns of each group, as for ``PartialModel``; each parameter that trains must be
-            in exactly one.
-        trainable: names of the parameters that train at all. A group without any of them is
-            dropped, and later groups move up by one.
+    Each must be in exactly one. A group without any is dropped, and later groups move up by one.
     """
     home: dict[str, int] = {}
     for number, patterns in enumerate(groups):

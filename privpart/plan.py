@@ -231,7 +231,6 @@ class PrivacyPlan:
         Args:
             delta: in (0, 1).
             noise_source: "seeded" if the noise came from a ``SeededSource``, which is not private.
-                ``Server.report`` fills this in.
             earlier: guarantee of an earlier run on the same clients, to be added.
             unit: what takes part, "client" or "example".
             population: how many there are, which delta is judged against; None if not known.

@@ -76,10 +76,7 @@ class He:
 
 @dataclass(frozen=True, slots=True)
 class Glorot:
-    """Start values of variance 2 / (fan_in + fan_out), by Glorot and Bengio (2010).
-
-    They are uniform if ``uniform``, else Gaussian.
-    """
+    """Values of variance 2 / (fan_in + fan_out) (Glorot and Bengio 2010), uniform or Gaussian."""
 
     uniform: bool = False
 
@@ -208,11 +205,7 @@ def set_start_values(
 ) -> tuple[str, ...]:
     """Draw all parameters that are not kept from the seed, and return the names of the others.
 
-    Args:
-        module: changed; float32, on the CPU.
-        seed: None keeps all parameters.
-        keep: patterns of parameters that are kept.
-        chosen: initialisers by pattern, besides the default ones.
+    A seed of None keeps all. ``chosen`` are initialisers by pattern, besides the default ones.
     """
     parameters = dict(module.named_parameters())
     for name, parameter in parameters.items():
@@ -293,14 +286,7 @@ _TABLE_SHA256 = "7030c40868edff0a36b70d4a06ceacbf25ac02eb87069f34786f8258a1e9a44
 
 
 def seeded_tensor(seed: int, name: str, shape: torch.Size, initializer: Initializer) -> Tensor:
-    """Return the start value of one parameter, float32, as a function of the arguments alone.
-
-    Args:
-        seed: public seed, 0 <= seed < 2^128.
-        name: name of the parameter, so that tensors of one model differ.
-        shape: shape of the parameter.
-        initializer: distribution and scale.
-    """
+    """Return the start value of one parameter, float32, as a function of the arguments alone."""
     drawn = at_shape(initializer, shape)
     if isinstance(drawn, Constant):
         return torch.full(shape, drawn.value, dtype=torch.float32)

@@ -26,9 +26,6 @@ def from_tensors(examples: Batch, *, user: object) -> Users | IndexedClients:
     Returns:
         ``Users`` for a pair (x, y) that it accepts, which engines compute fastest;
         ``IndexedClients`` for other nests.
-
-    Raises:
-        ConfigError: another type, lengths that differ, values that are not finite, or a missing id.
     """
     index = Index.of_owners(user)
     pair = isinstance(examples, tuple | list) and len(examples) == 2

@@ -77,9 +77,7 @@ def as_tensors(batch: Any, name: str = "examples") -> Batch:  # noqa: ANN401  a 
     refused by ``not_finite``; whole numbers become int64, and so does a column of truth values,
     shape (n,). Tensors that need no change share their memory with what was passed.
 
-    Raises:
-        ConfigError: a leaf is not an array, is of another type (text, objects, dates, complex), or
-            holds bytes of images, for which int64 would be the wrong type.
+    Bytes of images are refused, since int64 would be the wrong type for them.
     """
     return map_leaves(as_tensor, batch, name)
 

@@ -72,10 +72,6 @@ class IndexedClients:
     Args:
         index: which client holds which rows.
         fetch: returns the examples in some rows, a nest of tensors; pickled if there are workers.
-
-    Raises:
-        ConfigError: here and in ``examples``: a client without rows, or examples as above, by the
-            names of client, tensor and row.
     """
 
     def __init__(self, index: Index, fetch: Callable[[Tensor], Batch]) -> None:
@@ -120,10 +116,6 @@ def check_clients(clients: Clients, *, limit: int | None = None) -> int:
     Args:
         clients: the population.
         limit: most clients to ask, the first ones; None asks all.
-
-    Raises:
-        ConfigError: the first fault: two clients with one id, a value that is not an id, a client
-            without examples, values that are not finite, or examples unlike the first client's.
     """
     maximum = None if limit is None else checks.count("limit", limit)
     # ids of all clients, also beyond the limit: reading them asks nobody

@@ -35,10 +35,6 @@ def from_dataset(
         examples: of a Hugging Face dataset, a function from the rows of one client, a dict of lists
             by column as ``Dataset.map(batched=True)`` passes it, to a nest of tensors or arrays, as
             a tokenizer returns. By default all other columns as a dict of tensors.
-
-    Raises:
-        ConfigError: a dataset without length or index, another number of ids than of items, a
-            column that is not there, or as for ``IndexedClients``.
     """
     if (
         isinstance(dataset, dict)

@@ -45,10 +45,6 @@ def from_frame(
         examples: instead of x and y, a function from the rows of one client, a DataFrame, to a nest
             of tensors or arrays with a row each, such as the output of a tokenizer. It is called
             when a client takes part.
-
-    Raises:
-        ConfigError: by column, row (counted from 0) and client: a column that is not there, a gap,
-            or values that are not finite numbers.
     """
     kind = getattr(sys.modules.get("pandas"), "DataFrame", None)
     if kind is None or not isinstance(frame, kind) or not len(frame):

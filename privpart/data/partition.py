@@ -33,10 +33,7 @@ def cohorts_once_each(
 
     Cohorts have equal size; a remainder of users takes no part.
 
-    Args:
-        ids: the users' ids, such as ``clients.ids`` or ``range(100)``.
-        rounds: number of cohorts.
-        data_seed: seed of the draw.
+    The ids are such as ``clients.ids`` or ``range(100)``.
     """
     size = len(ids) // checks.count("rounds", rounds)
     if size == 0:

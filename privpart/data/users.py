@@ -27,10 +27,6 @@ class Users:
         indices: per user, the rows of its examples: a list of tensors, or a dict from id to rows.
         ids: the users' ids in the order of ``indices``; by default 0, 1, 2, ...
         allow_empty: accept users without examples; their update is zeros.
-
-    Raises:
-        ConfigError: another type, x and y of different lengths, a row that is not there, values
-            that are not finite, a user without examples, or two users with one id.
     """
 
     __slots__ = ("indices", "x", "y")
@@ -71,7 +67,7 @@ class Users:
         return self.indices.ids
 
     def on(self, device: torch.device) -> "Users":
-        """Return the users with ``x`` and ``y`` on a device; ``indices`` stay where they are."""
+        """Return the users with ``x`` and ``y`` on a device."""
         return self._of(self.x.to(device), self.y.to(device), self.indices)
 
     def shared(self) -> "Users":

@@ -40,10 +40,7 @@ def resnet8(
 def resnet18(
     *, classes: int = 10, width: int = 64, channels: int = 3, norm: Norm = "group"
 ) -> nn.Module:
-    """Return FedPart's ResNet-18: four stages of two blocks; 11,181,642 parameters at 10 classes.
-
-    The arguments are those of ``resnet8``.
-    """
+    """Return FedPart's ResNet-18: four stages of two blocks, 11,181,642 parameters."""
     return _resnet((2, 2, 2, 2), classes, width, channels, norm)
 
 

@@ -41,15 +41,9 @@ _R = TypeVar("_R")
 
 @dataclass(slots=True)
 class SelectLedger:
-    """Costs and disclosures of delivering slices.
+    """Bytes to and from each client, and ``sightings``: who saw what kind of data in the clear.
 
     For the operator only: no guarantee covers these values, and they must not be released.
-
-    Attributes:
-        bytes_down: bytes sent to each client.
-        bytes_up: bytes received from each client.
-        sightings: pairs of a party and a kind of data that it saw in the clear, such as "words
-            keys"; never the data itself.
     """
 
     bytes_down: Counter[int] = field(default_factory=Counter)

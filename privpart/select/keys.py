@@ -156,8 +156,7 @@ class Turns:
 
     Attributes:
         groups: positions of each group in the model's flat vector. The server's vector is their
-            concatenation. Slices that no round draws belong to no group and keep their start
-            values.
+            concatenation. Slices that no round draws keep their start values.
         schedule: per round, the groups that train, ascending.
     """
 

@@ -70,11 +70,7 @@ def _digits_file() -> Path:
 def fashion_mnist(folder: Path | None = None) -> Task:
     """Read Fashion-MNIST (Xiao et al. 2017) from its four idx files, plain or gzipped.
 
-    Args:
-        folder: holds the files; None means the folder of Debian's ``dataset-fashion-mnist``.
-
-    Raises:
-        ConfigError: a file is missing or does not hold what its name says.
+    A folder of None is that of Debian's ``dataset-fashion-mnist``.
     """
     folder = DEBIAN_FOLDER if folder is None else folder
     train, test = (_read_pair(folder, stem, _FASHION_HINT) for stem in ("train", "t10k"))
@@ -84,11 +80,7 @@ def fashion_mnist(folder: Path | None = None) -> Task:
 def emnist(folder: Path) -> Task:
     """Read EMNIST by class (Cohen et al. 2017), 62 of them, from its idx files, plain or gzipped.
 
-    Args:
-        folder: holds ``emnist-byclass-train-images-idx3-ubyte[.gz]`` and the three others.
-
-    Returns:
-        Images (n, 1, 28, 28), upright: the files hold them transposed.
+    The images are upright; the files hold them transposed.
     """
     hint = "Fetch gzip.zip of NIST's EMNIST and unpack its emnist-byclass-* files into this folder"
     parts = (_read_pair(folder, f"emnist-byclass-{stem}", hint) for stem in ("train", "test"))

@@ -46,10 +46,6 @@ def speaking_roles(wheel: Path, *, sha256: str | None = SHA256) -> dict[str, Spe
     Args:
         wheel: path of the file that PyPI calls ``WHEEL``.
         sha256: expected hash of the file, in hex; None accepts any file.
-
-    Raises:
-        ConfigError: the file is missing (the message says how to get it), has another hash, or
-            contains no plays.
     """
     try:
         content = wheel.read_bytes()
@@ -109,11 +105,7 @@ def _sentences(speech: Sequence[str]) -> list[Sentence]:
 class TextTask:
     """Text of natural users, with a share of every user's examples held out.
 
-    Attributes:
-        users: the users, see ``next_word``.
-        names: names of the users, in order.
-        words: vocabulary, by frequency.
-        test_x: held-out examples; label -100 is ignored.
+    ``names`` are those of the users, ``words`` the vocabulary by frequency; label -100 is ignored.
     """
 
     users: Users
@@ -147,9 +139,6 @@ def next_word(
         length: number of words of a sentence to keep, >= 1.
         least: number of sentences that a role needs to become a user, >= 2.
         test_every: hold out one in so many sentences of each user, >= 2.
-
-    Raises:
-        ConfigError: no role has ``least`` sentences.
     """
     checks.count("length", length)
     sentences_of_roles = {
