@@ -278,7 +278,10 @@ def test_ten_lines_of_python_from_a_table_to_an_adapter_with_a_statement(folder,
 
     assert all(torch.equal(before[name], now) for name, now in network.state_dict().items())
     privacy = json.loads((tmp_path / "adapter" / "privacy.json").read_text())
-    assert privacy["privpart.statement"] == capsys.readouterr().out.strip()
+    theirs, ours = privacy["privpart.statement"], capsys.readouterr().out
+    assert theirs.split("\n")[0] == ours.split("\n")[0]
+    enforced = "Enforced by the code that ran"  # a stranger did not see it run
+    assert (enforced in ours, enforced in theirs) == (True, False)
     assert privacy["privpart.status"] == "conditional"
     assert 7.99 < float(privacy["privpart.epsilon"]) <= 8
     inputs = tokens(table[:20])
