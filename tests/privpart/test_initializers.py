@@ -36,16 +36,11 @@ def test_default_initializers():
 
 
 @pytest.mark.parametrize("initializer", [Normal, Uniform, Constant])
-@pytest.mark.parametrize("nonsense", [math.nan, math.inf, -math.inf, "1", None])
+@pytest.mark.parametrize("nonsense", [math.nan, math.inf, -math.inf, "1", None, -1])
 def test_nonsense_is_an_error(initializer, nonsense):
-    with pytest.raises(ConfigError):
-        initializer(nonsense)
-
-
-@pytest.mark.parametrize("initializer", [Normal, Uniform])
-def test_scales_are_not_negative(initializer):
-    with pytest.raises(ConfigError, match="-1"):
-        initializer(-1)
+    if (initializer, nonsense) != (Constant, -1):
+        with pytest.raises(ConfigError):
+            initializer(nonsense)
 
 
 @pytest.mark.parametrize("initializer", [Normal, Uniform, Constant])

@@ -93,17 +93,6 @@ def test_published_sizes(name, sizes, count):
     assert numbers(build_network(name, **sizes)) == count
 
 
-@pytest.mark.parametrize(
-    ("name", "count"), [("resnet8", 10), ("resnet18", 21), ("text_transformer", 8)]
-)
-def test_fedpart_groups_cover_the_network_once(name, count):
-    module = build_network(name)
-    groups = [matching_parameters(module, group) for group in MODELS[name].groups]
-    names = [name for group in groups for name in group]
-    assert len(groups) == count
-    assert sorted(names) == sorted(name for name, _ in module.named_parameters())
-
-
 SMALL: dict[str, dict[str, object]] = {name: {} for name in MODELS} | {
     "small_cnn": {"channels": (4, 8), "hidden": 16, "image_size": 8},
     "mcmahan_2nn": {"hidden": 20},

@@ -1,7 +1,5 @@
 """Private retrieval: right records, and views that do not depend on the key."""
 
-from itertools import product
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -114,12 +112,3 @@ def test_answers_must_belong_together():
 def test_bits_beyond_the_last_record_do_nothing():
     asked = np.array([[1, 0b11111110]], np.uint8)
     assert np.array_equal(private_retrieval.products(RECORDS, asked), RECORDS[:1])
-
-
-def test_all_subsets_of_a_tiny_table():
-    records = np.array([[1], [2], [4]], np.uint8)
-    for bits in product((0, 1), repeat=3):
-        asked = np.packbits(np.array([bits], np.uint8), axis=1, bitorder="little")
-        assert private_retrieval.products(records, asked)[0, 0] == sum(
-            b << i for i, b in enumerate(bits)
-        )

@@ -104,12 +104,6 @@ def test_stores_of_private_retrieval_read_nothing_but_queries(monkeypatch):
     assert views[1] != views[3]  # the second sees the same distribution, other bits
 
 
-def test_duplicates_may_be_selected():
-    for delivery in DELIVERIES:
-        (slices,), _ = deliver(delivery, keys={0: (3, 3)})
-        assert torch.equal(slices, X[[3, 3]])
-
-
 def network(filters=8):
     module = small_cnn(channels=(2, filters), hidden=8, image_size=8, groups=0)
     return PartialModel(module, seed=3, overwrite=True)

@@ -184,16 +184,6 @@ def test_one_example_clients_train_exactly_the_whole_model():
     assert received == (5 * 4 + 4) / (WORDS * 4 + 4)
 
 
-def test_with_fewer_words_than_the_example_has_the_equality_breaks():
-    users = one_example_each()
-    choosers = [StructuredKeys(counts(users), 4, top, data_seed=1)]
-    start = bag().flat.clone()
-    task = RoundTask(0, (0,), 1e6, "plan")
-    (less,) = select_engine("bag", 4, users=users, choosers=choosers).run(task, start)
-    (whole,) = plain_engine("bag", users).run(task, start)
-    assert not torch.equal(less.update, whole.update)
-
-
 @pytest.mark.parametrize(("name", "sizes"), [("cnn", [3]), ("bag", [6]), ("lm", [6, 4])])
 def test_a_round_is_the_papers_algorithm(name, sizes):
     """Server without noise == x + lr sum(deselect(updates, keys)) / N, to rounding."""

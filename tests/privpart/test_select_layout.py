@@ -1,7 +1,5 @@
 """Layout: sizes of the paper's tables, coupled slices against masked networks, isometry."""
 
-import runpy
-
 import pytest
 import torch
 from hypothesis import given
@@ -15,8 +13,6 @@ from privpart.models.transformer import LANGUAGE_START
 from privpart.select import KeySpace, Layout, Part
 from privpart.select.key_spaces import cnn_filters, dense_neurons, lm_hidden, lm_words
 from privpart.select.layout import assemble, deselect
-
-BAG = runpy.run_path("examples/federated_select_shakespeare.py")
 
 
 def neurons(width, *, inputs=784, hidden=200, classes=62):
@@ -63,13 +59,6 @@ def test_client_sizes_of_table_3(m, numbers, printed):
     assert partial(neurons(m)).dim == numbers
     # the paper rounds .2953 to .30, and .5302 to .53
     assert round(numbers / layout.dim, 2) == printed
-
-
-def test_logistic_regression_scales_with_the_words_up_to_its_bias():
-    model = PartialModel(BAG["WordBag"](10_000, 500), seed=None)
-    layout = Layout.of(model, [BAG["BAG_WORDS"]])
-    assert layout.dim == 5_000_500
-    assert layout.client_dim([1000]) == 1000 * 500 + 500
 
 
 def test_transformer_sizes_in_both_key_spaces():
@@ -138,36 +127,6 @@ def test_selected_words_and_neurons_compute_what_the_masked_language_model_compu
     assert torch.equal(logits[..., 1], torch.zeros(2, 3))  # the masked row: the twin that differs
 
 
-class Untied(nn.Module):
-    """Embedding and output rows of their own, with a bias."""
-
-    def __init__(self, words):
-        super().__init__()
-        self.embedding = nn.Embedding(words, 4)
-        self.output = nn.Linear(4, words)
-
-    def forward(self, tokens):
-        return self.output(self.embedding(tokens).relu())
-
-
-def test_an_embedding_row_brings_its_output_row():
-    parts = (Part("embedding.weight"), Part("output.weight"), Part("output.bias"))
-    space, keys = KeySpace("words", parts), (1, 3, 4)
-    server, client = partial(Untied(6)), partial(Untied(3))
-    server.flat.add_(0.05)
-    big, _ = sub_model(server, [space], client, [keys])
-    assert (big.widths, len(big.shared)) == ((9,), 0)
-    logits = server.module(torch.tensor([4, 1]))[:, list(keys)]
-    torch.testing.assert_close(client.module(torch.tensor([2, 0])), logits)
-
-
-def test_a_block_of_words_is_a_bucket_of_one_key():
-    """Section 6: fewer keys than words, for pre-generated slices and for retrieval."""
-    model = PartialModel(BAG["WordBag"](12, 3), seed=None)
-    layout = Layout.of(model, [KeySpace("buckets", (Part("rows", block=4),))])
-    assert (layout.sizes, layout.widths) == ((3,), (12,))
-
-
 def test_normalised_filters_bring_their_channel_of_the_norm():
     server = partial(filters(8, image_size=8, kernel=3, groups=2))
     layout = Layout.of(server, [cnn_filters(8, norm=True)])
@@ -227,13 +186,3 @@ def test_a_client_network_of_another_shape_is_refused():
     small = Layout.of(partial(filters(2, image_size=4, kernel=1, hidden=4, classes=2)), ())
     with pytest.raises(ConfigError, match="the client's network has"):
         assemble(small, torch.zeros(3), [])
-
-
-def test_a_bag_of_words_is_the_dense_network_on_indicators():
-    bag, bags = BAG["WordBag"](6, 3), torch.tensor([[0, 4, BAG["ABSENT"]], [5, 1, 2]])
-    bag.rows.data.normal_(generator=torch.Generator().manual_seed(0))
-    bag.bias.data += 0.25
-    indicators = torch.zeros(2, 6)
-    indicators[0, [0, 4]] = 1
-    indicators[1, [5, 1, 2]] = 1
-    torch.testing.assert_close(bag(bags), indicators @ bag.rows + bag.bias)
