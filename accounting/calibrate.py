@@ -62,10 +62,9 @@ def least_noise(
 
     # "exact" is inverted directly; the other methods are never tighter, so the search starts there.
     noise = math.sqrt(squared) / gaussian.mu(target, delta)
-    step = noise * 2.0**-48
     if method != "exact":
-        noise = _search(epsilon, target, start=noise)
-        step = noise * 1e-10
+        return _descend(epsilon, target, noise, 1e-9)
+    step = noise * 2.0**-48
     while epsilon(noise) > target:  # until the last roundings are covered
         noise, step = noise + step, 2 * step
     return noise
@@ -188,14 +187,7 @@ def _descend(
         aim = target * (1 - close / 2)
         return max(-1.0, min(1.0, math.log(reached / aim))) if reached > 0 else -1.0
 
-    high = math.log(enough)
-    while excess(high) > 0:  # an accountant on a grid may be above the curve
-        if best < math.inf:
-            return best
-        high += 0.05
-    low = high - 0.5
-    while excess(low) <= 0:
-        high, low = low, low - 0.5
+    low, high = _bracket(excess, math.log(enough))
     brentq(excess, low, high, xtol=close / 40, rtol=1e-12)
     return best
 
@@ -207,18 +199,16 @@ def _target(epsilon: float, delta: float, method: Method) -> tuple[float, float]
     return float(epsilon), checks.probability("delta", delta)
 
 
-def _search(epsilon: Callable[[float], float], target: float, *, start: float) -> float:
-    """Return the noise, from ``start`` up, at which the decreasing ``epsilon`` meets ``target``."""
-    from scipy.optimize import brentq  # dp-accounting has loaded it; method="exact" need not
-
-    if epsilon(start) <= target:
-        return start
-    low, high = start, 2 * start
-    while epsilon(high) > target:
-        low, high = high, 2 * high
-        if high > 16 * start:  # the accountant has no further orders: epsilon stops falling
+def _bracket(excess: Callable[[float], float], start: float) -> tuple[float, float]:
+    """Return logarithms of noises with too much epsilon, and with too little."""
+    high = start
+    while excess(high) > 0:  # an accountant on a grid may be above the curve
+        high += 0.05
+        if high > start + math.log(16):  # it has no further orders
             raise ConfigError(
-                f"target_epsilon={target:g}: this method cannot reach it at this delta. "
-                'Use method="exact".'
+                "target_epsilon: this method cannot reach it at this delta. Use method='exact'."
             )
-    return float(brentq(lambda z: epsilon(z) - target, low, high, rtol=1e-10))
+    low = high - 0.5
+    while excess(low) <= 0:
+        high, low = low, low - 0.5
+    return low, high

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from accounting import checks, typed
 from accounting.checks import ConfigError
 from accounting.mechanisms import Mechanism
-from accounting.monte_carlo import BMinSep, EstimatedGuarantee, bands_of
+from accounting.monte_carlo import BMinSep, EstimatedGuarantee
 from accounting.participation import Participation
 from accounting.random_allocation import AllocatedGuarantee, BallsInBins, refuse_other_rounds
 from accounting.report import SampledClaim
@@ -31,6 +31,7 @@ from accounting.subsampled import (
     PoissonSampling,
     SampledGuarantee,
     SampledMethod,
+    bands_of,
     poisson_guarantee,
 )
 

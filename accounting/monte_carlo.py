@@ -44,11 +44,10 @@ from accounting.random_allocation import (
     BallsInBins,
     bin_modes,
     lowest,
-    magnitudes,
 )
 from accounting.report import Assumption
 from accounting.sensitivity import Array, rounded_up
-from accounting.subsampled import sampling_assumptions
+from accounting.subsampled import bands_of, magnitudes, sampling_assumptions
 
 _FAILURE = 0.01
 """Part of delta that is the probability of an epsilon that is too low."""
@@ -436,20 +435,6 @@ def _log_mean(logs: Array, weights: Array | None = None) -> Array:
     scaled = np.exp(logs - largest)
     mean = scaled.mean(axis=0) if weights is None else np.tensordot(weights, scaled, axes=1)
     return np.asarray(largest + np.log(mean))
-
-
-def bands_of(mechanism: Mechanism) -> int:
-    """Return the number of diagonals of the encoder, up to the last that is not zero.
-
-    Raises:
-        ConfigError: not a square lower-triangular encoder, or one that is not written out.
-    """
-    encoder = magnitudes(mechanism)
-    if encoder.shape != (mechanism.rounds,) * 2 or np.triu(encoder, 1).any():
-        raise ConfigError(
-            f"{mechanism.name}: b-min-sep needs a square lower-triangular encoder, with bands."
-        )
-    return 1 + max(lag for lag in range(len(encoder)) if np.diagonal(encoder, -lag).any())
 
 
 def _bands(mechanism: Mechanism, separation: int) -> Array:

@@ -42,7 +42,7 @@ from accounting.guarantee import Guarantee, mu_upper
 from accounting.mechanisms import Mechanism
 from accounting.report import Assumption
 from accounting.sensitivity import Array, rounded_up
-from accounting.subsampled import sampling_assumptions
+from accounting.subsampled import magnitudes, sampling_assumptions
 
 _FFT = 1e-13
 _LEAST_DELTA = 1e-11
@@ -57,8 +57,6 @@ _SHARED = np.linspace(-8.0, 8.0, 4001)
 """Edges that the shared release is rounded to."""
 _SUMS = 2e-10
 """Relative error of a sum over the grid, with room."""
-MOST_ENCODED = 4096
-"""Rounds above which an encoder is too large to be written out."""
 
 
 class TooFineError(ConfigError):
@@ -224,22 +222,6 @@ def refuse_other_rounds(sampling: BallsInBins, mechanism: Mechanism) -> None:
         raise ConfigError(
             f"rounds={sampling.rounds}: of the sampling; the mechanism has {mechanism.rounds}."
         )
-
-
-def magnitudes(mechanism: Mechanism) -> Array:
-    """Return |C|, the encoder without signs, one column per round.
-
-    Raises:
-        ConfigError: a mechanism of groups, or too long.
-    """
-    if mechanism.groups is not None:
-        raise ConfigError("grouped: no amplification is known here for groups; use guarantee().")
-    if mechanism.rounds > MOST_ENCODED:
-        raise ConfigError(
-            f"rounds={mechanism.rounds}: at most {MOST_ENCODED} with correlated noise and a "
-            "sampler; the encoder is written out."
-        )
-    return np.abs(mechanism.encoder())
 
 
 _WORTH, _WORTHLESS = 0.75, 1e-3

@@ -128,21 +128,9 @@ class PrivacyReport:
         realised: Realised | None = None,
         sampled: "SampledClaim | None" = None,
     ) -> "PrivacyReport":
-        """Return the report of a planned run.
+        """Return the report of a planned run; see ``guarantee``, and the attributes.
 
-        Args:
-            mechanism: the encoder whose noise the server adds.
-            participation: how often one unit may take part.
-            noise_multiplier: as in ``guarantee``, > 0.
-            delta: in (0, 1).
-            method: how epsilon is computed, see ``Guarantee``.
-            unit: what one participation belongs to, "client" or "example".
-            population: see the attributes.
-            noise_source: see the attributes.
-            earlier: guarantee of an earlier run on the same data, to compose with this one.
-            participation_stated: see the attributes.
-            realised: see the attributes.
-            sampled: what amplifies epsilon.
+        ``earlier`` is composed with this run. ``sampled`` is what amplifies epsilon.
         """
         checks.choice("unit", unit, get_args(Unit))
         checks.choice("noise_source", noise_source, get_args(NoiseOrigin))
@@ -596,10 +584,7 @@ def up(value: float, digits: int = 4) -> str:
     >>> up(1.74298), up(1e-6), up(0.12345), up(0.0)
     ('1.743', '1e-06', '0.1235', '0')
     """
-    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(
-        Decimal(repr(float(value)))
-    )
-    return f"{float(rounded):.{digits}g}"
+    return _rounded(value, digits, ROUND_CEILING)
 
 
 def down(value: float, digits: int = 4) -> str:
@@ -608,7 +593,11 @@ def down(value: float, digits: int = 4) -> str:
     >>> down(1.74298), down(0.12345)
     ('1.742', '0.1234')
     """
-    rounded = Context(prec=digits, rounding=ROUND_FLOOR).create_decimal(Decimal(repr(float(value))))
+    return _rounded(value, digits, ROUND_FLOOR)
+
+
+def _rounded(value: float, digits: int, rounding: str) -> str:
+    rounded = Context(prec=digits, rounding=rounding).create_decimal(Decimal(repr(float(value))))
     return f"{float(rounded):.{digits}g}"
 
 

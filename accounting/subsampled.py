@@ -19,11 +19,14 @@ from accounting.checks import ConfigError
 from accounting.mechanisms import Mechanism
 from accounting.participation import Participation
 from accounting.report import Assumption
+from accounting.sensitivity import Array
 
 if TYPE_CHECKING:
     from dp_accounting import PrivacyAccountant
 
 SampledMethod = Literal["pld", "rdp"]
+MOST_ENCODED = 4096
+"""Rounds above which an encoder is too large to be written out."""
 
 
 def sampling_assumptions(
@@ -169,20 +172,39 @@ def poisson_guarantee(
     steps = -(-mechanism.rounds // groups)
     if mechanism.name == "independent" and groups == 1:
         return SampledGuarantee(z, sampling.probability, steps, method)
-    _check_banded(mechanism, groups)
+    if bands_of(mechanism) > groups:
+        raise ConfigError(
+            f"groups={groups}: the encoder of {mechanism.name} reaches further back than that; use "
+            "as many groups as it has bands."
+        )
     column = math.sqrt(mechanism.sensitivity(Participation(mechanism.rounds)).squared)
     relative = math.nextafter(math.nextafter(z / column, 0.0), 0.0)
     return SampledGuarantee(relative, sampling.probability, steps, method, groups)
 
 
-def _check_banded(mechanism: Mechanism, groups: int) -> None:
+def magnitudes(mechanism: Mechanism) -> Array:
+    """Return |C|, the encoder without signs, one column per round.
+
+    Raises:
+        ConfigError: a mechanism of groups, or too long.
+    """
     if mechanism.groups is not None:
         raise ConfigError("grouped: no amplification is known here for groups; use guarantee().")
-    encoder = mechanism.encoder()
-    if encoder.shape != (mechanism.rounds, mechanism.rounds) or np.triu(encoder, 1).any():
-        raise ConfigError(f"{mechanism.name}: only a square lower-triangular encoder has bands.")
-    if np.tril(encoder, -groups).any():
+    if mechanism.rounds > MOST_ENCODED:
         raise ConfigError(
-            f"groups={groups}: the encoder of {mechanism.name} reaches further back than that; use "
-            "as many groups as it has bands."
+            f"rounds={mechanism.rounds}: at most {MOST_ENCODED} with correlated noise and a "
+            "sampler; the encoder is written out."
         )
+    return np.abs(mechanism.encoder())
+
+
+def bands_of(mechanism: Mechanism) -> int:
+    """Return the number of diagonals of the encoder, up to the last that is not zero.
+
+    Raises:
+        ConfigError: not a square lower-triangular encoder, or one that is not written out.
+    """
+    encoder = magnitudes(mechanism)
+    if encoder.shape != (mechanism.rounds,) * 2 or np.triu(encoder, 1).any():
+        raise ConfigError(f"{mechanism.name}: only a square lower-triangular encoder has bands.")
+    return 1 + max(lag for lag in range(len(encoder)) if np.diagonal(encoder, -lag).any())

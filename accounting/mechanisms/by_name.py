@@ -114,7 +114,7 @@ class MechanismChoice:
 
     Args:
         name: which mechanism.
-        restart_every: for "tree", like estimator, completed and release; see ``BinaryTree``.
+        restart_every: for "tree", like estimator; see ``BinaryTree``.
         estimator: "vanilla" or "online".
         bands: for "toeplitz": bands of the square-root matrix or of the fit; None is all of them.
             For "banded-inverse": draws per round.

@@ -52,8 +52,6 @@ _UNIT_ROUNDOFF = 2.0**-53
 _EXACT = 2.0**53
 # Bound on the size of every draw.
 _LARGEST_DRAW = 16
-# Terms of a run up to which all rounds are listed when it begins: some 20 MB.
-_MOST_LISTED = 2**17
 
 
 class NoiseRangeError(ArithmeticError):
@@ -74,7 +72,6 @@ class Executor:
         limit: bound on every register; a power of two, 32 standard deviations or more.
         integers: type of the registers that hold integers.
         state_type: type of the state registers.
-        rows: how many of the first state registers matter after so many rounds, 0 to n.
     """
 
     def __init__(self, program: NoiseProgram, stddev: float) -> None:
@@ -91,11 +88,6 @@ class Executor:
         self.integers = np.dtype(np.int32 if self.limit < 2**31 else np.int64)
         integer_state = program.rounded == "draws"
         self.state_type = self.integers if integer_state else np.dtype(np.float64)
-        self.rows = [program.rows(t) for t in range(program.rounds + 1)]
-        self._listed: list[list[ListedOp]] = []
-        # a round has at most as many operations, of as many terms each, as registers
-        if program.rounds * (max(self.rows) + 2) ** 2 <= _MOST_LISTED:
-            self._listed = [program.round(t) for t in range(program.rounds)]
         self._round_number = 0
         self._ops: list[ListedOp] = []
         self._row: dict[int, Fraction] | None = None
@@ -133,7 +125,7 @@ class Executor:
     def begin(self, t: int) -> None:
         """Take the operations of round t, for any number of calls of ``run``."""
         self._round_number = t
-        self._ops = self._listed[t] if self._listed else self.program.round(t)
+        self._ops = self.program.round(t)
         self._row = self.program.row(t) if self.program.rounded == "output" else None
 
     def run(self, draws_of: DrawsOf, start: int, state: Vector, out: Vector) -> None:
@@ -269,7 +261,7 @@ class _Part:
 
     def rows(self, round_: int) -> Vector:
         """Return the registers that matter after so many rounds of the run."""
-        return self.state[: self.executor.rows[self.done(round_)]]
+        return self.state[: self.executor.program.rows(self.done(round_))]
 
 
 class NoiseStream:

@@ -362,7 +362,7 @@ def test_the_floor_of_the_draws_is_an_answer():
 def test_what_no_proof_covers_is_refused():
     with pytest.raises(ConfigError, match="min_separation=3: the encoder of toeplitz has 4 bands"):
         run_of(BMinSep(1, 8, 3), Toeplitz.square_root(8, 4))
-    with pytest.raises(ConfigError, match="tree: b-min-sep needs a square lower-triangular"):
+    with pytest.raises(ConfigError, match="tree: only a square lower-triangular"):
         run_of(BMinSep(1, 8, 8), BinaryTree(8))
     grouped = Grouped(((0,), (1,)) * 2, (Independent(2), Independent(2)), (1, 1))
     with pytest.raises(ConfigError, match="no amplification is known here for groups"):

@@ -111,7 +111,7 @@ def test_what_sampling_decides_or_does_not_cover_is_refused(old, new, sentence):
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
-    [('{ name = "tree" }', "b-min-sep needs a square"), ('{ name = "blt" }', "a group has only")],
+    [('{ name = "tree" }', "only a square"), ('{ name = "blt" }', "a group has only")],
 )
 def test_a_mechanism_that_the_proof_does_not_cover_is_refused(change, sentence):
     chosen = read('{ name = "independent" }', change)
