@@ -206,7 +206,7 @@ def _bracket(excess: Callable[[float], float], start: float) -> tuple[float, flo
         high += 0.05
         if high > start + math.log(16):  # it has no further orders
             raise ConfigError(
-                "target_epsilon: this method cannot reach it at this delta. Use method='exact'."
+                'target_epsilon: this method cannot reach it at this delta. Use method="exact".'
             )
     low = high - 0.5
     while excess(low) <= 0:

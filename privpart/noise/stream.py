@@ -48,6 +48,8 @@ _PIECE = 2**19
 # Coordinates of a sum or a rounding that are computed together, in the processor's cache.
 _BLOCK = 2**14
 _UNIT_ROUNDOFF = 2.0**-53
+# Terms of a run up to which all rounds are listed when it begins: some 20 MB.
+_MOST_LISTED = 2**17
 # Whole numbers up to here are float64.
 _EXACT = 2.0**53
 # Bound on the size of every draw.
@@ -88,6 +90,10 @@ class Executor:
         self.integers = np.dtype(np.int32 if self.limit < 2**31 else np.int64)
         integer_state = program.rounded == "draws"
         self.state_type = self.integers if integer_state else np.dtype(np.float64)
+        self._listed: list[list[ListedOp]] = []
+        # a round has at most as many operations, of as many terms each, as registers
+        if program.rounds * (program.state_rows() + 2) ** 2 <= _MOST_LISTED:
+            self._listed = [program.round(t) for t in range(program.rounds)]
         self._round_number = 0
         self._ops: list[ListedOp] = []
         self._row: dict[int, Fraction] | None = None
@@ -125,7 +131,7 @@ class Executor:
     def begin(self, t: int) -> None:
         """Take the operations of round t, for any number of calls of ``run``."""
         self._round_number = t
-        self._ops = self.program.round(t)
+        self._ops = self._listed[t] if self._listed else self.program.round(t)
         self._row = self.program.row(t) if self.program.rounded == "output" else None
 
     def run(self, draws_of: DrawsOf, start: int, state: Vector, out: Vector) -> None:

@@ -117,7 +117,7 @@ APART = "b-min-sep:expected_batch=100"
 @pytest.mark.parametrize(
     ("sampling", "typed", "fault"),
     [
-        (APART, [*OF_1000, "--mechanism", "tree"], "needs a square lower-triangular"),
+        (APART, [*OF_1000, "--mechanism", "tree"], "only a square lower-triangular"),
         (f"{APART},min_separation=3", [*OF_1000, *BANDED], "has 4 bands"),
         (f"{APART},bins=2", [*OF_1000, *BANDED], "no option 'bins'; b-min-sep takes draws, exp"),
         ("b-min-sep", [*OF_1000, *BANDED], "expected_batch: is missing"),
@@ -126,7 +126,7 @@ APART = "b-min-sep:expected_batch=100"
         (APART, [*OF_1000, "--mechanism", "toeplitz"], "at most population / min_separation"),
         (APART, [*OF_1000, *BANDED, "--method", "pld"], "every other sampler one accountant"),
         ("poisson:expected_batch=9,draws=10000", [*OF_1000, *ALONE], "no option 'draws'"),
-        ("poisson:expected_batch=9", [*OF_1000, "--mechanism", "tree"], "needs a square lower"),
+        ("poisson:expected_batch=9", [*OF_1000, "--mechanism", "tree"], "only a square lower"),
         ("poisson:expected_batch=9,bins=8", [*OF_1000, *ALONE], "no option 'bins'"),
         ("poisson:expected_batch=9", [*OF_1000, *ALONE, "--method", "exact"], "has 'pld' (def"),
         ("poisson:expected_batch=9", ["--population", "3", *ALONE], "expected_batch=9"),
