@@ -74,6 +74,7 @@ class Executor:
         limit: bound on every register; a power of two, 32 standard deviations or more.
         integers: type of the registers that hold integers.
         state_type: type of the state registers.
+        rows: how many of the first state registers matter after so many rounds, 0 to n.
     """
 
     def __init__(self, program: NoiseProgram, stddev: float) -> None:
@@ -90,9 +91,10 @@ class Executor:
         self.integers = np.dtype(np.int32 if self.limit < 2**31 else np.int64)
         integer_state = program.rounded == "draws"
         self.state_type = self.integers if integer_state else np.dtype(np.float64)
+        self.rows = [program.rows(t) for t in range(program.rounds + 1)]
         self._listed: list[list[ListedOp]] = []
         # a round has at most as many operations, of as many terms each, as registers
-        if program.rounds * (program.state_rows() + 2) ** 2 <= _MOST_LISTED:
+        if program.rounds * (max(self.rows) + 2) ** 2 <= _MOST_LISTED:
             self._listed = [program.round(t) for t in range(program.rounds)]
         self._round_number = 0
         self._ops: list[ListedOp] = []
@@ -267,7 +269,7 @@ class _Part:
 
     def rows(self, round_: int) -> Vector:
         """Return the registers that matter after so many rounds of the run."""
-        return self.state[: self.executor.program.rows(self.done(round_))]
+        return self.state[: self.executor.rows[self.done(round_)]]
 
 
 class NoiseStream:
