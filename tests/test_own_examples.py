@@ -29,7 +29,11 @@ from privpart.training.training import training
 
 OWN = Path(__file__).parent.parent / "examples" / "own"
 NEEDS_PANDAS = pytest.mark.skipif(find_spec("pandas") is None, reason="needs pandas")
-EXAMPLES = ["lstm", pytest.param("regression", marks=NEEDS_PANDAS), "resnet18"]
+EXAMPLES = [
+    "lstm",
+    pytest.param("regression", marks=NEEDS_PANDAS),
+    pytest.param("resnet18", marks=pytest.mark.slow),
+]
 MISSING = [name for name in ("transformers", "peft", "datasets", "pandas") if not find_spec(name)]
 SMALL = {
     "rounds": "6",

@@ -23,7 +23,7 @@ from privpart import (
     fit,
 )
 from privpart.client import batch_loss
-from privpart.engines.methods import LocalComputation, Method, client_generator
+from privpart.engines.methods import client_generator
 from privpart.server import RoundHealth
 from privpart.training.callbacks import HealthFile
 
@@ -286,15 +286,6 @@ def test_a_fault_names_the_client(clients, local, options):
         task, words = replace(TASK, clients=(99,)), "its examples cannot be fetched: KeyError: 99"
         with pytest.raises(ConfigError, match=f"^client 99: {words}"):
             updates(clients(examples), task=task, **options)
-
-
-def test_a_sum_names_the_client_with_a_label_out_of_range():
-    examples = pairs() | {2: (torch.randn(4, 6), torch.tensor([0, 1, 3, 0]))}
-    model = partial()
-    work = LocalComputation(model, in_memory(examples), local=SUM, data_seed=5)
-    total = torch.empty(model.dim).double()
-    with pytest.raises(ConfigError, match=r"^client 2: .*label 3 is out of range"):
-        work.summed(TASK, (0, 1, 2, 3), model.flat.clone(), Method(ghost_sum=True), total)
 
 
 def test_thousands_of_tensors_reach_the_workers():
