@@ -401,7 +401,7 @@ def points_of(noises, parts=("full", "head"), mechanisms=("tree", "blt")):
 
 @pytest.mark.parametrize(
     ("noises", "lines", "levels"),
-    [([0.0, 1.0, 4.0], 4, 2), ([1.0, 4.0], 4, 0), ([1.0], 0, 0), ([0.0, 1.0], 0, 2), ([0.0], 0, 0)],
+    [([0.0, 1.0, 4.0], 4, 2), ([1.0, 4.0], 4, 0), ([0.0, 1.0], 4, 2), ([0.0], 0, 2)],
 )
 def test_a_sweep_draws_lines_along_noise_levels_without_and_points_else(noises, lines, levels):
     figure = sweep_figures(points_of(noises), ["model.train", "mechanism", "noise"], ["noise"])

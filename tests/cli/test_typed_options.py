@@ -24,7 +24,7 @@ SAMPLES = {
     "vouch": "choices",
     "out": "out", "against": "run", "train": "dense1.*", "jobs": "1", "data_dir": "folder",
     "model": "lenet", "data": "digits", "view": "full", "weights": "w.safetensors",
-    "gradient": "g.safetensors", "attack": "dlg", "schedule": "full:1", "clip": "1",
+    "gradient": "g.safetensors", "attack": "dlg", "clip": "1",
     "tokens": "t.safetensors", "settings": "s.toml",
     "fail_on": "partial", "fork_of": "old", "seed": "1", "worker_timeout": "60",
     "limit_epsilon": "4",

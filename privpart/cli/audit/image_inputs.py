@@ -79,26 +79,21 @@ def _images(data: str, folder: Path | None) -> tuple[tuple[Tensor, Tensor], tupl
     if not data.endswith(".safetensors"):
         raise ConfigError(f"data={data!r}: must be digits, fashion-mnist or a .safetensors file.")
     tensors = read_update(Path(data))
-    if not {"x", "y"} <= set(tensors):
-        raise ConfigError(f"data={data}: must hold x (N, C, H, W) in [0, 1] and y (N,).")
-    if any(tensors[name].is_complex() for name in "xy"):
-        raise ConfigError(f"data={data}: x or y is complex; must be real.")
-    x = tensors["x"].float()
-    y = tensors["y"].long()
-    if x.ndim != 4 or y.shape != x.shape[:1] or min(x.shape) < 1:
+    x, y = tensors.get("x", torch.empty(0)), tensors.get("y", torch.empty(0))
+    shaped = x.ndim == 4 and y.shape == x.shape[:1] and min(x.shape) > 0
+    # This way round, NaN is refused, too.
+    if not shaped or x.is_complex() or not bool(((x >= 0) & (x <= 1)).all()):
         raise ConfigError(
-            f"data={data}: x {tuple(x.shape)}, y {tuple(y.shape)}; must be (N, C, H, W) and (N,), "
-            "all at least 1."
+            f"data={data}: x {tuple(x.shape)}, y {tuple(y.shape)}; must be real images x "
+            "(N, C, H, W), all at least 1, in [0, 1] (divide bytes by 255), and labels y (N,)."
         )
-    if not bool(((tensors["y"] == y) & (y >= 0) & (y < _MOST_LABELS)).all()):
+    labels = torch.zeros_like(y, dtype=torch.long) if y.is_complex() else y.long()
+    if not bool(((y == labels) & (labels >= 0) & (labels < _MOST_LABELS)).all()):
         raise ConfigError(
             f"data={data}: y must be whole numbers from 0, and below {_MOST_LABELS}; label the "
             "classes 0, 1, 2 and so on."
         )
-    # This way round, NaN is refused, too.
-    if not bool(((x >= 0) & (x <= 1)).all()):
-        raise ConfigError(f"data={data}: x must be in [0, 1]; divide bytes by 255.")
-    return (x, y), (x, y)
+    return (x.float(), labels), (x.float(), labels)
 
 
 def _model(name: str, x: Tensor, classes: int, seed: int) -> nn.Module:
@@ -116,20 +111,19 @@ def _model(name: str, x: Tensor, classes: int, seed: int) -> nn.Module:
 
 def _check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
     """Raise a ConfigError unless one forward pass gives logits for every label."""
-    shape = tuple(x.shape[1:])
     # Any code of the user's may raise anything.
     try:
         with torch.no_grad():
-            logits = ready(model, training=False)(x)
+            shape = tuple(ready(model, training=False)(x).shape)
     except Exception as error:
         reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
+        images = tuple(x.shape[1:])
         raise ConfigError(
-            f"model={name!r}: does not take images of shape {shape}: {reason}."
+            f"model={name!r}: does not take images of shape {images}: {reason}."
         ) from error
-    if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] < classes:
-        output = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+    if len(shape) != 2 or shape[1] < classes:
         raise ConfigError(
-            f"model={name!r}: gives {output} for {len(x)} images of {classes} classes; must be "
+            f"model={name!r}: gives {shape} for {len(x)} images of {classes} classes; must be "
             f"logits (B, K) with K at least {classes}."
         )
 

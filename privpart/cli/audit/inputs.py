@@ -74,14 +74,10 @@ def own_model(name: str, builtin: Collection[str] = ()) -> nn.Module:
         raise ConfigError(f"model={name!r}: must be {allowed}.")
     typer.echo(f"privpart: imports {name} (model)", err=True)
     try:
-        build = own_code.load(name, Path())
-    except ConfigError as error:
-        raise ConfigError(f"model={name!r}: cannot be imported: {error}") from error
-    try:
-        network = own_code.call(build, name, "model")
+        network = own_code.call(own_code.load(name, Path()), name, "model")
     except ConfigError as error:
         raise ConfigError(
-            f"model={name!r}: must build a model without arguments: {error}"
+            f"model={name!r}: must be importable, and build a model without arguments: {error}"
         ) from error
     if not isinstance(network, nn.Module):
         raise ConfigError(f"model={name!r}: must return a torch.nn.Module.")

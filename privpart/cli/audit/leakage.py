@@ -75,7 +75,7 @@ def _audit_of(options: LeakageOptions) -> "tuple[Audit[Any, Any, Any], Sequence[
         from privpart.cli.audit.image_inputs import image_audit
 
         audit = image_audit(options)
-    fields: dict[str, Any] = {"schedule": options.rounds}
+    fields: dict[str, Any] = {}
     if options.levels == 1:
         (fields["clip"],), (fields["noise_multiplier"],) = options.clips, options.noises
     # Results belong to these tensors as well as to these options.

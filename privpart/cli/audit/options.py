@@ -27,8 +27,8 @@ FailOn = Literal["recovered", "partial", "ambiguous"]
 """Verdicts that can fail a job, the most severe first."""
 
 _ATTACK = "The attack"
-# Digits of the rounds of a view, and characters that an error quotes: both are typed.
-_DIGITS, _SHOWN = 6, 60
+_SHOWN = 60
+"""Characters of what was typed that an error quotes."""
 _OF_THE_OUTPUT = {"keys", "settings", "out", "html", "form", "fail_on"}
 """Fields on which no result depends; the keys are listed beside the others."""
 _WITHOUT_SEARCH = frozenset({"invert_dense", "bag_of_tokens", "predicted_tokens", "span_test"})
@@ -103,10 +103,6 @@ class LeakageOptions:
             "folder of peft."
         ),
     ] = None
-    schedule: Annotated[
-        str | None,
-        typer.Option(help="Rounds by view, as 'full:5,head:20'; the report names the worst."),
-    ] = None
     clip: Annotated[
         str | None,
         typer.Option(
@@ -157,11 +153,11 @@ class LeakageOptions:
                 checks.positive("clip", clip)
         for z in self.noises:
             checks.nonnegative("noise_multiplier", z)
-        _ = self.views, self.rounds
-        if self.levels > 1 and (self.gradient or self.schedule):
+        _ = self.views
+        if self.levels > 1 and self.gradient:
             raise ConfigError(
-                "clip, noise_multiplier: several of them repeat the audit of one computed update; "
-                "leave out --gradient and --schedule."
+                "clip, noise_multiplier: several of them are of computed updates; a given one "
+                "(--gradient) has its own."
             )
         self.keys.refuse_idle(vars(self) | {"noises": self.noises})
 
@@ -194,13 +190,18 @@ class LeakageOptions:
 
     @property
     def views(self) -> dict[str, Sequence[str]]:
-        """The views that were named, each with its patterns; {} is what a plan trains."""
-        return views(self.view or ())
-
-    @property
-    def rounds(self) -> list[str]:
-        """The view of each round of ``schedule``."""
-        return rounds(self.schedule)
+        """The patterns of each view that was named; {} is what a plan trains."""
+        patterns_of: dict[str, Sequence[str]] = {}
+        for text in self.view or ():
+            name, equals, patterns = text.partition("=")
+            if not name or name in patterns_of:
+                raise ConfigError(
+                    f"view={text!r}: must have a name, and each another; pass NAME=PATTERN, or a "
+                    "pattern."
+                )
+            whole = ["*"] if text == "full" else [text]
+            patterns_of[name] = patterns.split(",") if equals else whole
+        return patterns_of
 
     def identity(self) -> dict[str, Any]:
         """Return each field on which the results in a folder depend, as JSON types."""
@@ -224,41 +225,6 @@ def listed(name: str, typed: str) -> list[float]:
         raise ConfigError(
             f"{name}={typed[:_SHOWN]!r}: must be a number, or several as 0.1,1."
         ) from None
-
-
-def views(typed: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Return name -> patterns.
-
-    >>> views(["full", "dense1.*", "head=dense2.*,norm.*"])
-    {'full': ['*'], 'dense1.*': ['dense1.*'], 'head': ['dense2.*', 'norm.*']}
-    """
-    patterns_of: dict[str, Sequence[str]] = {}
-    for text in typed:
-        name, equals, patterns = text.partition("=")
-        if not name:
-            raise ConfigError(f"view={text!r}: has no name; pass NAME=PATTERN, or a pattern.")
-        if name in patterns_of:
-            raise ConfigError(f"view={text!r}: {name!r} is named twice.")
-        patterns_of[name] = patterns.split(",") if equals else ["*"] if text == "full" else [text]
-    return patterns_of
-
-
-def rounds(typed: str | None) -> list[str]:
-    """Return the view of each round.
-
-    >>> rounds("full:2,head:1")
-    ['full', 'full', 'head']
-    """
-    sent: list[str] = []
-    for part in () if typed is None else typed.split(","):
-        view, colon, count = part.rpartition(":")
-        if not colon or not count.isdecimal() or len(count) > _DIGITS or int(count) < 1:
-            raise ConfigError(
-                f"schedule={part[:_SHOWN]!r}: must be VIEW:ROUNDS, as full:5, with at most "
-                f"{10**_DIGITS - 1} rounds."
-            )
-        sent += [view] * int(count)
-    return sent
 
 
 def takes_options(command: Callable[[LeakageOptions], None]) -> Callable[..., None]:

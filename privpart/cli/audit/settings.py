@@ -15,23 +15,7 @@ _LOCAL = where("local_steps", 0, "sends a gradient")
 
 
 class Keys(BaseModel):
-    """What ``--settings`` may hold.
-
-    Attributes:
-        data_dir: folder with Fashion-MNIST's four idx files.
-        mode: of the model's layers while the client trains.
-        local_steps: of the client; 0 sends a gradient.
-        learning_rate: of the local steps.
-        optimizer: of the local steps.
-        momentum: of SGD, in [0, 1).
-        send_buffers: whether clients also send running statistics of batch normalisation.
-        delta: of the accountant's epsilon.
-        length: cut the sentences of a plan to this many tokens; shorter ones are left out.
-        pad: id of the padding in ``tokens``.
-        words: file with the text of each token of ``tokens``, one a line as in BERT's vocab.txt.
-        before: weights before the round; ``gradient`` then holds those after it. Same formats.
-        seed: of weights, starting points and noise.
-    """
+    """What ``--settings`` may hold; docs/audits.md says of each key what it sets."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

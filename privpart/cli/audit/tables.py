@@ -1,7 +1,6 @@
 """Audit tables: a leakage report, or the same attack at several levels, as text and warnings."""
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -291,12 +290,6 @@ def _notes(report: AnyReport, examples: str) -> list[str]:
         notes.append(
             f"Rank: position of the true image among {report.decoys} decoys by residual; 1 means "
             "it is identified. Oracles use the true image and do not affect verdicts."
-        )
-    if (worst := report.worst_round) is not None:
-        rounds = ", ".join(f"{view} x {n}" for view, n in Counter(report.schedule).items())
-        notes.append(
-            f"Schedule ({rounds}): a client that takes part in all rounds is exposed by its worst "
-            f"round, {worst.view}: {worst.verdict}."
         )
     if report.bound is not None:
         notes.append(

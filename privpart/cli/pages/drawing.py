@@ -2,8 +2,8 @@
 
 Colour says which part trains, dash says which mechanism correlates the noise, and a legend names
 only what is drawn. Axes of epsilon and of noise are logarithmic with ticks at 1, 2 and 5, times
-powers of ten. What has no order is drawn as points, never as a line. The colours follow Okabe and
-Ito, darkened until each has a contrast of at least 4.5 on white; each has a twin for dark paper.
+powers of ten. The colours follow Okabe and Ito, darkened until each has a contrast of at least 4.5
+on white; each has a twin for dark paper.
 """
 
 import io

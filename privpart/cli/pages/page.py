@@ -35,7 +35,6 @@ ACCENT = ("#005a8f", "#7cc4f5")
 """Colour of links, on light and on dark paper."""
 _NUMBER = re.compile(r"[-+≤<>~ ]*[0-9]")
 Badge = tuple[Tone, str]
-Cell = str | int | Badge
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +65,12 @@ class Table:
     Attributes:
         title: what the table shows.
         header: names of the columns.
-        rows: cells; one that is a pair (tone, text) is shown as a badge.
-        prose: numbers of the columns whose cells are sentences.
+        rows: cells.
     """
 
     title: str
     header: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    prose: tuple[int, ...] = ()
+    rows: Sequence[Sequence[str]]
 
     @property
     def words(self) -> frozenset[int]:
@@ -81,7 +78,7 @@ class Table:
         return frozenset(
             number
             for number in range(len(self.header))
-            if not any(_NUMBER.match(str(row[number])) for row in self.rows)
+            if not any(_NUMBER.match(row[number]) for row in self.rows)
         )
 
 

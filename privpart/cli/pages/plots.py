@@ -80,7 +80,7 @@ def sweep_figures(
     """Return accuracy against "noise" and against "epsilon", over the rows of a sweep's table.
 
     An axis of mechanisms sets the dashes, all other axes together the colours. Training without
-    noise is a level, and results that differ in nothing ordered are points.
+    noise is a level.
     """
     other = [axis for axis in axes if axis not in noise_axes]
     dashed = next((axis for axis in other if "mechanism" in axis), None)
@@ -112,53 +112,26 @@ def _sweep_figure(
     lines: dict[tuple[str, str], list[tuple[float, float, float]]] = {}
     free: dict[str, tuple[float, float]] = {}
     for part, mechanism, row in named:
-        deviation = row["standard_deviation"] or 0.0
-        result = factor * (_mean_of(row) or 0.0), factor * deviation
+        result = factor * (_mean_of(row) or 0.0), factor * (row["standard_deviation"] or 0.0)
         if x := row[column]:
             lines.setdefault((part, mechanism), []).append((x, *result))
         else:
             free.setdefault(part, result)
     styles = drawing.Styles()
-    levels = {x for line in lines.values() for x, _, _ in line}
-    if len(levels) > 1:
-        for names, line in lines.items():
-            noises, means, deviations = zip(*line, strict=True)
-            drawing.band(panel, noises, means, deviations, styles.of(*names))
+    for number, (names, line) in enumerate(lines.items()):
+        noises, means, deviations = zip(*line, strict=True)
+        # Lone points at one noise stand beside each other.
+        moved = 1.0 if len(line) > 1 else (1 + _APART) ** number
+        drawing.band(panel, [moved * z for z in noises], means, deviations, styles.of(*names))
+    if lines:
         drawing.log_axis(panel.xaxis, label)
-    elif levels:
-        _sweep_points(panel, lines, styles)
-        panel.set_xlabel(f"{label}: {up(levels.pop())} for all")
-    else:
-        points = {(part, ""): [(0.0, *result)] for part, result in free.items()}
-        _sweep_points(panel, points, styles)
-        panel.set_xlabel("without noise")
-        free = {}
     for part, level in free.items():
         name = f"{part}, no noise" if part else "no noise"
-        # Beside one noise, parts are places and have no colour.
-        color = styles.colour(part) if panel.get_xscale() == "log" else drawing.FAINT
-        drawing.no_noise(panel, *level, label=name, color=color)
+        drawing.no_noise(panel, *level, label=name, color=styles.colour(part))
     drawing.legend(panel)
     panel.set_ylabel("metric" if any_metric else "test accuracy (%)")
     drawing.title(panel, "simulation with seeded noise: not private")
     return figure
-
-
-def _sweep_points(
-    panel: Axes,
-    lines: Mapping[tuple[str, str], Sequence[tuple[float, float, float]]],
-    styles: drawing.Styles,
-) -> None:
-    """Draw results at one noise: a place per part, a colour per mechanism, side by side."""
-    parts = list(dict.fromkeys(part for part, _ in lines))
-    mechanisms = list(dict.fromkeys(mechanism for _, mechanism in lines))
-    for (part, mechanism), ((_, mean, spread), *_) in lines.items():
-        shift = 0.16 * (mechanisms.index(mechanism) - (len(mechanisms) - 1) / 2)
-        style = styles.of(mechanism) | {"linestyle": ""}
-        drawing.band(panel, [parts.index(part) + shift], [mean], [spread], style)
-    panel.set_xticks(range(len(parts)), parts)
-    panel.set_xlim(-0.5, max(len(parts), 1) - 0.5)
-    panel.grid(visible=False, axis="x")
 
 
 def scores_figure(scores: NDArray[np.float64], present: NDArray[np.bool_], mu: float) -> Figure:
