@@ -47,30 +47,22 @@ _Interval = tuple[float, float, float, float]
 def draw_accuracy(
     rows: Sequence[Mapping[str, Any]], budgets: Sequence[PrivacyReport], path: Path
 ) -> None:
-    """Draw the demo's accuracies against noise, with a band of one standard deviation."""
+    """Draw the demo's accuracies against noise, whose ticks name its cost."""
     epsilon = {b.noise_multiplier: f"ε = {up(b.epsilon)}" for b in budgets}
-    styles = drawing.Styles()
-    figure, axes = drawing.panel()
-    for part in dict.fromkeys(row["part"] for row in rows):
-        points = [row for row in rows if row["part"] == part]
-        name = f"{part}: {points[0]['trained'] / points[0]['numbers']:.0%} of the parameters train"
-        noisy = [row for row in points if row["noise_multiplier"] > 0]
-        noises = [row["noise_multiplier"] for row in noisy]
-        means = [100 * row["mean"] for row in noisy]
-        deviations = [100 * (row["standard_deviation"] or 0.0) for row in noisy]
-        drawing.band(axes, noises, means, deviations, styles.of(name))
-        for free in (row for row in points if row["noise_multiplier"] == 0):
-            label, color = f"{part}, no noise", styles.colour(name)
-            deviation = 100 * (free["standard_deviation"] or 0.0)
-            drawing.no_noise(axes, 100 * free["mean"], deviation, label=label, color=color)
     levels = sorted({row["noise_multiplier"] for row in rows} - {0.0})
-    axes.set_xscale("log")
-    axes.set_xticks(levels, [f"{z:g}\n{epsilon.get(z, '')}" for z in levels], minor=False)
-    axes.minorticks_off()
-    axes.set_xlabel(f"noise multiplier, and its cost per user at δ = {budgets[0].delta:g}")
-    axes.set_ylabel("test accuracy (%)")
+    named = [
+        (
+            f"{row['part']} ({row['trained'] / row['numbers']:.0%} of the parameters)",
+            "",
+            {**row, "mean_accuracy": row["mean"]},
+        )
+        for row in rows
+    ]
+    label = f"noise multiplier, and its cost per user at δ = {budgets[0].delta:g}"
+    figure = _sweep_figure(named, "noise_multiplier", label)
+    (axes,) = figure.axes
+    axes.set_xticks(levels, [f"{z:g}\n{epsilon.get(z, '')}" for z in levels])
     axes.set_ylim(0, 100)
-    drawing.legend(axes, loc="lower left")
     drawing.save(figure, path)
 
 
