@@ -52,7 +52,7 @@ def draw_accuracy(
     levels = sorted({row["noise_multiplier"] for row in rows} - {0.0})
     named = [
         (
-            f"{row['part']} ({row['trained'] / row['numbers']:.0%} of the parameters)",
+            f"{row['part']} ({row['trained'] / row['numbers']:.0%} train)",
             "",
             {**row, "mean_accuracy": row["mean"]},
         )
