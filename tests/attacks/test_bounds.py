@@ -204,19 +204,6 @@ def test_epsilon_of_a_bound_is_rounded_down_and_close():
         from_mu("m", "a", math.nan, delta=DELTA)
 
 
-@pytest.mark.parametrize("bound", [one_run, *GDP], ids=["one_run", *NAMES])
-def test_scores_that_cannot_be_used_are_refused(bound):
-    present = np.array([True, False] * 5)
-    good = np.arange(10.0)
-    for scores in (np.full(10, np.nan), good[:9], good[None], good[:0]):
-        with pytest.raises(ConfigError, match=r"scores|present"):
-            bound(scores, present, delta=DELTA)
-    with pytest.raises(ConfigError, match="truth value"):
-        bound(good, present.astype(int), delta=DELTA)
-    with pytest.raises(ConfigError, match="delta"):
-        bound(good, present, delta=0.0)
-
-
 @pytest.mark.parametrize("confidence", [1e-17, 1 - 2.0**-53])
 @pytest.mark.parametrize("bound", GDP, ids=NAMES)
 def test_any_confidence_gives_a_finite_bound(bound, confidence):
@@ -243,14 +230,27 @@ def test_epsilon_is_rounded_down_where_both_are_small(mu, delta):
     assert least >= delta
 
 
-def test_scores_and_options_out_of_range_are_refused():
-    scores, present = scored(1.0, 50, np.random.default_rng(0))
-    for bound, sent, coins, options, said in (
-        (pooled_t, 1e200 * scores, present, {}, "too much"),
-        (pooled_t, scores, present, {"confidence": 1.0}, "confidence"),
-        (pooled_t, scores, np.ones(50, dtype=bool), {}, "coins fell alike"),
-        (pooled_t, scores, np.arange(50) < 1, {}, "at least two"),
-        (pooled_t, np.ones(50), present, {}, "vary"),
+@pytest.mark.parametrize("bound", [one_run, *GDP], ids=["one_run", *NAMES])
+def test_scores_and_coins_that_cannot_be_used_are_refused(bound):
+    present, good = np.array([True, False] * 5), np.arange(10.0)
+    for scores, coins, options, said in (
+        (np.full(10, np.nan), present, {}, "scores"),
+        (good[None], present, {}, "scores"),
+        (good[:0], present, {}, "scores"),
+        (good[:9], present, {}, "present"),
+        (good, present.astype(int), {}, "truth value"),
+        (good, present, {"delta": 0.0}, "delta"),
+        (good, present, {"confidence": 1.0}, "confidence"),
     ):
         with pytest.raises(ConfigError, match=said):
-            bound(sent, coins, delta=DELTA, **options)
+            bound(scores, coins, **({"delta": DELTA} | options))
+
+
+@pytest.mark.parametrize(
+    ("scores", "ones", "said"),
+    [(1e200, 25, "too much"), (1.0, 50, "fell alike"), (1.0, 1, "at least two"), (0.0, 25, "vary")],
+)
+def test_scores_without_a_deviation_are_refused(scores, ones, said):
+    drawn = scores * np.random.default_rng(0).standard_normal(50)
+    with pytest.raises(ConfigError, match=said):
+        pooled_t(drawn, np.arange(50) < ones, delta=DELTA)

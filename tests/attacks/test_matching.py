@@ -24,11 +24,6 @@ def test_the_pairing_is_the_best_of_all():
         assert sorted(order.tolist()) == [0, 1, 2, 3]
 
 
-def test_greedy_pairing_would_be_worse():
-    found, truth = torch.tensor([[0.0], [1.0]]), torch.tensor([[0.9], [2.0]])
-    assert match_batch(found, truth).tolist() == [0, 1]
-
-
 def test_what_cannot_be_paired():
     good = torch.zeros(2, 3)
     for found in (torch.zeros(3, 3), torch.full((2, 3), math.nan)):

@@ -49,19 +49,12 @@ TEXTS = text_suite(exchanges=1500)
 
 @dataclass(frozen=True)
 class Found:
-    """What an attack found in one update.
+    """What an attack found in one update."""
 
-    Attributes:
-        own: verdicts against the attack's own data.
-        other: verdicts against the other data.
-        shown: what it says is in the update, where that can be false: token ids.
-        false: those of them that the update is not of.
-    """
-
-    own: set[str]
-    other: set[str]
-    shown: frozenset[int] = frozenset()
-    false: frozenset[int] = frozenset()
+    own: set[str]  # verdicts against the attack's own data
+    other: set[str]  # verdicts against the other data
+    shown: frozenset[int] = frozenset()  # token ids that it says are in the update
+    false: frozenset[int] = frozenset()  # those of them that the update is not of
 
 
 def of_chance(seen: Observation) -> Observation:
@@ -291,6 +284,7 @@ ON_IMAGES = [
     ("spear", "a batch behind ReLU", dense, ["1.*"], {"size": 4}, SURE),
     ("spear", "LoRA", LoRA, ["lora_*"], {"size": 2}, SURE),
     ("dense_then_invert", "after a frozen layer", frozen, ["3.*"], {}, SURE),
+    ("dense_then_invert", "without its bias", frozen, ["3.weight"], {}, SURE),
     ("dlg", "everything", lenet, ["*"], {}, SURE),
     ("dlg", "a layer of 1.6 % of the parameters", lenet, ["conv1.*"], {}, SURE),
     ("dlg", "one layer", lenet, ["conv2.*"], {}, SURE),
