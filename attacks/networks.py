@@ -8,6 +8,7 @@ a defence.
 import math
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -19,7 +20,12 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def smooth_lenet(
-    generator: torch.Generator, *, channels: int = 1, size: int = 8, classes: int = 10
+    generator: torch.Generator,
+    *,
+    channels: int = 1,
+    size: int = 8,
+    classes: int = 10,
+    activation: Callable[[], nn.Module] = nn.Tanh,
 ) -> nn.Sequential:
     """Return conv1, conv2, dense1, dense2 with tanh between: (B, channels, size, size) -> logits.
 
@@ -31,14 +37,30 @@ def smooth_lenet(
     >>> sum(p.numel() for p in model.parameters())
     5122
     """
-    return _lenet(generator, channels, size, classes, nn.Tanh)
+    channels = checks.count("channels", channels)
+    size = checks.count("size", size, minimum=4)
+    classes = checks.count("classes", classes, minimum=2)
+    kernel, width, stride = (3, 8, 1) if size < 16 else (5, 12, 2)
+    side = math.ceil(math.ceil(size / stride) / 2)
+
+    def build() -> nn.Sequential:
+        layers: dict[str, nn.Module] = {
+            "conv1": nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2),
+            "act1": activation(),
+            "conv2": nn.Conv2d(width, width, kernel, 2, padding=kernel // 2),
+            "act2": activation(),
+            "flatten": nn.Flatten(),
+            "dense1": nn.Linear(width * side * side, 32),
+            "act3": activation(),
+            "dense2": nn.Linear(32, classes),
+        }
+        return nn.Sequential(OrderedDict(layers))
+
+    return drawn(build, generator)
 
 
-def relu_lenet(
-    generator: torch.Generator, *, channels: int = 1, size: int = 8, classes: int = 10
-) -> nn.Sequential:
-    """Return ``smooth_lenet`` with ReLU in place of tanh; second-order solvers fail on it."""
-    return _lenet(generator, channels, size, classes, nn.ReLU)
+relu_lenet = partial(smooth_lenet, activation=nn.ReLU)
+"""The same with ReLU in place of tanh; second-order solvers fail on it."""
 
 
 def smooth_mlp(
@@ -60,35 +82,6 @@ def smooth_mlp(
             "dense1": nn.Linear(pixels, hidden),
             "tanh1": nn.Tanh(),
             "dense2": nn.Linear(hidden, classes),
-        }
-        return nn.Sequential(OrderedDict(layers))
-
-    return drawn(build, generator)
-
-
-def _lenet(
-    generator: torch.Generator,
-    channels: int,
-    size: int,
-    classes: int,
-    activation: Callable[[], nn.Module],
-) -> nn.Sequential:
-    channels = checks.count("channels", channels)
-    size = checks.count("size", size, minimum=4)
-    classes = checks.count("classes", classes, minimum=2)
-    kernel, width, stride = (3, 8, 1) if size < 16 else (5, 12, 2)
-    side = math.ceil(math.ceil(size / stride) / 2)
-
-    def build() -> nn.Sequential:
-        layers: dict[str, nn.Module] = {
-            "conv1": nn.Conv2d(channels, width, kernel, stride, padding=kernel // 2),
-            "act1": activation(),
-            "conv2": nn.Conv2d(width, width, kernel, 2, padding=kernel // 2),
-            "act2": activation(),
-            "flatten": nn.Flatten(),
-            "dense1": nn.Linear(width * side * side, 32),
-            "act3": activation(),
-            "dense2": nn.Linear(32, classes),
         }
         return nn.Sequential(OrderedDict(layers))
 

@@ -195,15 +195,15 @@ def sent_fields(
 
 
 def update_of(
-    net: nn.Module, observed: Observation, x: Tensor, y: Tensor, *, functional: bool = False
+    net: nn.Module, observed: Observation, x: Tensor, y: Tensor, **how: bool
 ) -> dict[str, Tensor]:
     """Return the update before the clip of the observed client, had it trained on (x, y).
 
-    ``net`` is made by ``ready``; real examples are in the precision of the state.
+    ``net`` is made by ``ready``; real examples are in the precision of the state. It is computed as
+    ``simulated_update`` says: differentiable, or functional.
     """
     names = observed.sent or tuple(observed.update)
-    options = (observed.loss, observed.local)
-    return simulated_update(net, observed.state, names, x, y, *options, functional=functional)
+    return simulated_update(net, observed.state, names, x, y, observed.loss, observed.local, **how)
 
 
 def clipped_values(observed: Observation, update: Mapping[str, Tensor]) -> Tensor:

@@ -5,13 +5,12 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, replace_all_batch_norm_modules_
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.hooks import RemovableHandle
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -147,8 +146,7 @@ def ready(model: nn.Module, training: bool) -> nn.Module:
     return twin
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LayerCall:
+class LayerCall(NamedTuple):
     """One call of a layer in a forward pass."""
 
     name: str
@@ -163,18 +161,18 @@ def recording(
 ) -> Iterator[list[LayerCall]]:
     """Record the calls of layers of these kinds, in order, while the context is open."""
     calls: list[LayerCall] = []
-
-    def hook(name: str, module: nn.Module) -> RemovableHandle:
-        return module.register_forward_hook(
-            lambda _module, args, out: calls.append(LayerCall(name, module, args[0], out))
+    hooks = [
+        module.register_forward_hook(
+            lambda module, args, out, name=name: calls.append(LayerCall(name, module, args[0], out))
         )
-
-    hooks = [hook(name, m) for name, m in net.named_modules() if isinstance(m, kinds)]
+        for name, module in net.named_modules()
+        if isinstance(module, kinds)
+    ]
     try:
         yield calls
     finally:
-        for handle in hooks:
-            handle.remove()
+        for hook in hooks:
+            hook.remove()
 
 
 class _ReachedError(Exception):

@@ -8,6 +8,7 @@ no budget that a processor can afford is enough; its status then says "budget".
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,6 @@ from attacks.observation import Observation
 from attacks.reconstruction.reconstruct import (
     Reconstruction,
     chosen_labels,
-    differentiable_update,
     matching_loss,
     prior_weights,
     starting_point,
@@ -141,14 +141,16 @@ def batched_update(
     """
     state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in observation.state.items()}
     visible = tuple(observation.update)
+    net, names = ready(model, observation.training), observation.sent or visible
+
+    def single(x: Tensor, **how: bool) -> list[Tensor]:
+        seen = observation
+        update = simulated_update(net, state, names, x, labels, seen.loss, seen.local, **how)
+        return [update[name] for name in visible]
+
     if restarts == 1:
-        single = differentiable_update(model, observation, labels, state)
-        return lambda x: [part[None] for part in map(single(x[0]).__getitem__, visible)]
-    net = ready(model, observation.training)
-    names = observation.sent or visible
-    options = (labels, observation.loss, observation.local)
-    many = torch.vmap(lambda x: simulated_update(net, state, names, x, *options, functional=True))
-    return lambda x: list(map(many(x).__getitem__, visible))
+        return lambda x: [part[None] for part in single(x[0], differentiable=True)]
+    return torch.vmap(partial(single, functional=True))
 
 
 def whole_distance(update: Sequence[Tensor], target: Sequence[Tensor]) -> Tensor:

@@ -23,7 +23,7 @@ from attacks.reconstruction.solvers import (
     quasi_newton,
 )
 from attacks.rounding import less
-from attacks.update import State, flat, norm, ready, simulated_update
+from attacks.update import flat, norm, ready
 
 GOOD_ENOUGH = 1e-10  # relative matching loss below which no further start is tried
 NEWTON_UNKNOWNS = 1024  # the Jacobian of a step has this many columns
@@ -206,45 +206,33 @@ def reid_rank(
 def matching_loss(
     model: nn.Module, observation: Observation, labels: Tensor
 ) -> Callable[[Tensor], Tensor]:
-    """Return x -> ||u(x) - u||^2 / ||u||^2 over the visible tensors, paired by name.
-
-    The attacker trains its own images as the client did: the same mode, local steps and clip.
-    """
-    target = flat(observation.update.values())
-    scale = float(target.dot(target))
-    if not scale > 0:
-        names = ", ".join(observation.update)
-        raise ConfigError(f"update: {names} is zero, so there is nothing to match.")
-    update = differentiable_update(model, observation, labels)
+    """Return x -> ||u(x) - u||^2 / ||u||^2 over the visible tensors, paired by name."""
+    residual = matching_residual(model, observation, labels, differentiable=True)
 
     def loss(x: Tensor) -> Tensor:
-        gap = clipped_values(observation, update(x)) - target
-        return gap.dot(gap) / scale
+        gap = residual(x)
+        return gap.dot(gap)
 
     return loss
 
 
-def differentiable_update(
-    model: nn.Module, observation: Observation, labels: Tensor, state: State | None = None
-) -> Callable[[Tensor], dict[str, Tensor]]:
-    """Return x -> the update before the clip, by name; a ``state`` of None is the observed one."""
-    names = observation.sent or tuple(observation.update)
-    state = observation.state if state is None else state
-    net = ready(model, observation.training)
-    options = (labels, observation.loss, observation.local)
-    return lambda x: simulated_update(net, state, names, x, *options, differentiable=True)
+def matching_residual(
+    model: nn.Module, observation: Observation, labels: Tensor, *, differentiable: bool = False
+) -> Objective:
+    """Return x -> (u(x) - u) / ||u|| as one vector.
 
-
-def matching_residual(model: nn.Module, observation: Observation, labels: Tensor) -> Objective:
-    """Return x -> (u(x) - u) / ||u|| as one vector, which ``torch.func`` can transform.
-
-    Its squared length is ``matching_loss``.
+    The attacker trains its own images as the client did: the same mode, local steps and clip.
+    It can be differentiated by autograd, or else be transformed by ``torch.func``.
     """
     net = ready(model, observation.training)
     target, scale = flat(observation.update.values()), norm(observation.update)
+    if not scale > 0:
+        names = ", ".join(observation.update)
+        raise ConfigError(f"update: {names} is zero, so there is nothing to match.")
+    how = {"differentiable": differentiable, "functional": not differentiable}
 
     def residual(x: Tensor) -> Tensor:
-        update = update_of(net, observation, x, labels, functional=True)
+        update = update_of(net, observation, x, labels, **how)
         return (clipped_values(observation, update) - target) / scale
 
     return residual
