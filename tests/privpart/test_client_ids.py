@@ -104,7 +104,7 @@ def row_of(clients, round_=0) -> Row:
     return Row(round=round_, state="", model="", clip_norm=1.0, received=9, clients=tuple(clients))
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(st.lists(st.sets(IDS, max_size=6), max_size=4))
 def test_the_ledger_gives_back_the_ids_that_it_was_given(tmp_path_factory, cohorts):
     folder = tmp_path_factory.mktemp("ledger")
