@@ -57,14 +57,13 @@ class RoundCounts:
     Attributes:
         received: updates of any kind.
         counted: updates that entered the sum; 0 if nothing was released.
-        refused: updates that were malformed, replayed, of another plan, from a client already
-            counted in the round, or beyond the participation limits.
+        refused: the others.
         summed: counted updates that were clipped and summed in the server's place.
         summed_by: engine of this package that did so for ``fit``; "" for any other code.
         released: False if too few updates were admitted, or most were refused; the server has then
             not changed.
         asked: number of clients that were asked, as ``run_round`` was told; 0 if it was not.
-        refusals: number of refused updates by reason; they sum to ``refused``.
+        refusals: number of refused updates by reason.
         refused_clients: number of clients that were asked, answered this round of this plan, and
             had every such answer refused; each counts once, however often it answered.
         self_clipped: those of ``summed`` whose clients clipped them, for a secure sum.
@@ -94,10 +93,7 @@ class RoundCounts:
 
     @property
     def mostly_refused(self) -> bool:
-        """Whether most clients that were asked had their answers refused.
-
-        Clients count, not updates: others may stay away, and one may send many bad updates.
-        """
+        """Whether most clients that were asked had all their answers refused."""
         return 2 * self.refused_clients > self.asked
 
 
@@ -161,10 +157,6 @@ class Server:
         self.round = 0
         self.clip_norm = float(plan.clip_norm)
         self.plan_hash = plan.hash
-        # looked up once: what a round needs of the plan does not change
-        groups = plan.mechanism.groups
-        self._rounds = plan.rounds
-        self._schedule = None if groups is None else groups.schedule
         self._groups = parts_of(plan.mechanism, self.parameters)
         self._optimizer = FlatOptimizer(optimizer or ServerOptimizer(), self._groups)
         # In units of the clip norm, which adaptive clipping may change.
@@ -201,9 +193,10 @@ class Server:
 
     def _active(self) -> tuple[int, ...] | None:
         """Groups that train in the next round; None without groups, none after the last round."""
-        if self._schedule is None:
+        groups = self.plan.mechanism.groups
+        if groups is None:
             return None
-        return self._schedule[self.round] if self.round < self._rounds else ()
+        return groups.schedule[self.round] if self.round < self.plan.rounds else ()
 
     @property
     def private(self) -> bool:
@@ -227,22 +220,17 @@ class Server:
         """
         self._check_running()
         self._last = None
-        if self._coming is None and self.round < self._rounds:
-            self._coming = _behind(self._draw)
+        if self._coming is None and self.round < self.plan.rounds:
+            # numpy releases the interpreter's lock in its loops, so the clients train meanwhile
+            pool = ThreadPoolExecutor(1, thread_name_prefix="privpart-noise")
+            self._coming = pool.submit(self._draw)
+            pool.shutdown(wait=False)  # the thread ends with its work
         return self._task(clients)
 
     def _task(self, clients: Sequence[ClientId]) -> RoundTask:
-        active = self._active()
         shorter = None if self._grid is None else self._grid.sum_clip_norm(self.clip_norm)
-        return RoundTask(
-            self.round,
-            tuple(clients),
-            self.clip_norm,
-            self.plan_hash,
-            active,
-            shorter,
-            self._grid,
-        )
+        fixed = self.plan_hash, self._active(), shorter, self._grid
+        return RoundTask(self.round, tuple(clients), self.clip_norm, *fixed)
 
     def _draw(self) -> Tensor | None:
         if self._noise is None:
@@ -264,15 +252,12 @@ class Server:
         Args:
             updates: objects of any kind, from any sender.
             sums: sums of updates that the operator's own code clipped; their clipping is trusted.
-                A plan that samples takes none.
             secure: sums of clients that clipped and rounded their updates themselves, which a
-                protocol of secure aggregation made; the report then asserts the clipping. A plan
-                that samples, adapts its clip norm or adds no noise takes none.
+                protocol of secure aggregation made; the report then asserts the clipping.
             asked: ids of the clients that were asked. If they are given, a round in which most of
-                them were refused releases nothing: their updates are missing, while the model would
-                be divided as if they had come. Where the plan samples, nobody else is admitted, and
-                every round is released, whoever came: a round that is missing would tell who was
-                asked.
+                them were refused releases nothing: the model would be divided as if they had come.
+                Where the plan samples, nobody else is admitted, and every round is released,
+                whoever came: a round that is missing would tell who was asked.
 
         Guarantees:
             No content of ``updates`` raises an error, and leaving one client out changes the sum
@@ -291,21 +276,16 @@ class Server:
         if not len(self._total):
             self._total = torch.empty(self.parameters.numel(), dtype=torch.float64)
             self._gradient = torch.empty_like(self.parameters)
-        total = self._total[:dim].zero_()
-        round_sum = RoundSum(
-            self._task(()),
-            total,
-            self._gradient[:dim],
-            _only(asked, self._limit_reached) if sampled else self._limit_reached,
-            grid=self._grid,
-        )
+
+        def refused(client: ClientId) -> Reason | None:
+            return "not asked" if sampled and client not in asked else self._limit_reached(client)
+
+        vectors = self._total[:dim].zero_(), self._gradient[:dim]
+        round_sum = RoundSum(self._task(()), *vectors, refused, grid=self._grid)
         self._adding_up = True
         try:
-            for kind, answers in (
-                (ClientUpdate, updates),
-                (CohortSum, sums),
-                (ModularSum, secure),
-            ):
+            doors = (ClientUpdate, updates), (CohortSum, sums), (ModularSum, secure)
+            for kind, answers in doors:
                 for answer in answers:
                     round_sum.add(answer, kind)
         finally:
@@ -315,9 +295,9 @@ class Server:
         too_few = len(came) < self.plan.minimum_cohort or counts.mostly_refused
         # where members are secret, a missing round would tell how many were drawn
         if too_few and not sampled:
-            return replace(
-                counts, counted=0, summed=0, self_clipped=0, not_finite=0, released=False
-            )
+            received = counts.received, 0, counts.refused
+            missing = counts.refusals, counts.refused_clients
+            return RoundCounts(*received, 0, False, counts.asked, *missing)
         # From here on the round's noise is drawn. If anything fails before the end, a second try
         # would add the same noise to another sum, so the server stays halted.
         self.halt("a round was interrupted after its noise was drawn")
@@ -335,9 +315,9 @@ class Server:
 
     def _refuse_round(self, sums: Iterable[CohortSum], secure: Iterable[ModularSum]) -> None:
         self._check_running()
-        if self.round >= self._rounds:
+        if self.round >= self.plan.rounds:
             raise ConfigError(
-                f"all {self._rounds} planned rounds are done, and the guarantee covers no "
+                f"all {self.plan.rounds} planned rounds are done, and the guarantee covers no "
                 "further one. Plan more rounds from the start."
             )
         if self._adding_up:
@@ -390,11 +370,7 @@ class Server:
         return limit_reached(self.plan.participation, rounds, self.round)
 
     def _step(self, round_sum: "RoundSum", noise: Tensor | None) -> None:
-        """Release the noised sum: divide it by a public constant and take a step.
-
-        The number of clients that came is private, and dividing by it would let one client weigh
-        more than the accountant assumes.
-        """
+        """Release the noised sum: divide it by a public constant and take a step."""
         step = 1.0 if self._grid is None else self._grid.step(self.clip_norm)
         total = round_sum.total
         gradient = self._gradient[: len(total)]
@@ -431,9 +407,8 @@ class Server:
         """
         if self.round or parameters.shape != self.parameters.shape:
             raise ConfigError(
-                f"start has {parameters.numel()} parameters, the model has "
-                f"{self.parameters.numel()} after {self.round} rounds: a start must have as many, "
-                "and be loaded before the first round."
+                f"start has {parameters.numel()} parameters: it must have "
+                f"{self.parameters.numel()}, as the model, and be loaded before the first round."
             )
         self.parameters.copy_(parameters)
 
@@ -442,8 +417,7 @@ class Server:
 
         Returns:
             Tensors by name, which share memory with the server, and plain values, ready for JSON.
-            The state of a complete run holds no noise: nothing needs it any more, and whoever read
-            it could subtract it.
+            The state of a complete run holds no noise: whoever read it could subtract it.
 
         Raises:
             ConfigError: a task was given out and its round was not run.
@@ -462,7 +436,7 @@ class Server:
             "clip_norm": self.clip_norm,
             "bits": self._bits,
         }
-        for prefix, stream in self._streams() if self.round < self._rounds else ():
+        for prefix, stream in self._streams() if self.round < self.plan.rounds else ():
             state = stream.state_dict()
             tensors |= {f"{prefix}.{k}": v for k, v in state.items() if isinstance(v, Tensor)}
             values[prefix] = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
@@ -477,8 +451,8 @@ class Server:
         """Continue where ``state_dict`` was called; bit for bit, given the same key.
 
         Args:
-            tensors: as ``state_dict`` returned them.
-            values: as ``state_dict`` returned them.
+            tensors: as ``state_dict`` returned them, as ``values``.
+            values: see there.
             participations: rounds in which each client took part, ascending.
 
         Raises:
@@ -497,7 +471,7 @@ class Server:
             raise ConfigError("the server has begun: load a state into a new server.")
         # half of a state under the other half of another: no round may follow
         self.halt("a state was loaded in part")
-        for prefix, stream in self._streams() if values["round"] < self._rounds else ():
+        for prefix, stream in self._streams() if values["round"] < self.plan.rounds else ():
             stream.load_state_dict({**values[prefix], **_under(prefix, tensors)})
             if stream.round != values["round"]:
                 raise ConfigError(
@@ -532,19 +506,12 @@ class RoundSum:
         task: the task of the round.
         total: zeros, shape of an update, float64; becomes the sum.
         scratch: shape of an update, float32; overwritten.
-        limit_reached: why the participation limits forbid a client this round; None if they allow
-            it.
+        refused: says why a client may not take part in this round; None if it may.
         grid: the grid that updates are rounded to; None for a run without noise.
 
     Attributes:
         total: sum of the clipped updates, float64; on a grid, whole numbers of steps.
         came: ids of the clients in the sum.
-        received: number of updates received, of any kind.
-        refusals: number of refused updates by reason.
-        refused: ids in refused answers to this round of this plan; a client may be in ``came``,
-            too.
-        summed: number of clients whose updates came as part of a trusted sum.
-        self_clipped: number of those that clipped and rounded their updates themselves.
         modulus_bits: the sum is one modulo 2^modulus_bits; None if it is a plain sum.
         bits: +1/2 for each update that was not clipped, -1/2 for each that was; see ``is_clipped``.
         not_finite: number of updates that were not finite, and count as zeros.
@@ -559,7 +526,7 @@ class RoundSum:
         task: RoundTask,
         total: Tensor,
         scratch: Tensor,
-        limit_reached: Callable[[ClientId], Reason | None],
+        refused: Callable[[ClientId], Reason | None],
         *,
         grid: Grid | None = None,
     ) -> None:
@@ -569,6 +536,7 @@ class RoundSum:
         self.came: set[ClientId] = set()
         self.received = 0
         self.refusals: Counter[Reason] = Counter()
+        # in refused answers to this round of this plan; a client may be in ``came``, too
         self.refused: set[ClientId] = set()
         self.summed = 0
         self.self_clipped = 0
@@ -576,7 +544,7 @@ class RoundSum:
         self.bits = 0.0
         self.not_finite = 0
         self._task = task
-        self._limit_reached = limit_reached
+        self._refused = refused
 
     @property
     def clipped(self) -> float | None:
@@ -622,7 +590,7 @@ class RoundSum:
         """Return why one of these clients may not be added to the sum."""
         if not self.came.isdisjoint(clients):
             return "twice in a round"
-        return next(filter(None, map(self._limit_reached, clients)), None)
+        return next(filter(None, map(self._refused, clients)), None)
 
     def _add(self, update: Tensor) -> float:
         """Clip and add an update; return its norm as it came, NaN if it is not finite."""
@@ -659,22 +627,6 @@ class RoundSum:
             refusals=dict(+self.refusals),  # + drops zeros, of empty sums
             refused_clients=len(asked & self.refused - self.came),
         )
-
-
-def _only(
-    asked: frozenset[ClientId], limit_reached: Callable[[ClientId], Reason | None]
-) -> Callable[[ClientId], Reason | None]:
-    """Return a rule that also refuses clients that were not asked."""
-    return lambda client: limit_reached(client) if client in asked else "not asked"
-
-
-def _behind(work: Callable[[], Tensor | None]) -> "Future[Tensor | None]":
-    """Begin a piece of work on a thread of its own."""
-    # numpy releases the interpreter's lock in its loops, so the clients train meanwhile
-    pool = ThreadPoolExecutor(1, thread_name_prefix="privpart-noise")
-    coming = pool.submit(work)
-    pool.shutdown(wait=False)  # the thread ends with its work
-    return coming
 
 
 def _quotient(
