@@ -1,19 +1,12 @@
 """Client: local training of the trainable part, and the update that leaves the device.
 
-Freezing saves memory and time as in FedPT (Sidahmed et al. 2022, section 3.2): gradients, optimiser
-state and the copy of the start exist for the trained part only, and the backward pass ends at the
-lowest trained layer, below which no activation is kept.
-
 A client minimises its loss plus a term that its objective adds, over the active parameters:
 
 fedavg   nothing (McMahan et al. 2017)
 fedprox  mu/2 ||w - start||^2 (Li et al. 2020); frozen and inactive parameters contribute 0
 moon     mu times a contrastive loss (Li et al. 2021), which is small if the features are close to
          those of the received model and far from those of the client's own model after its last
-         participation. That model stays in the device's memory; a resumed simulation has lost it
-         and reports so.
-
-A loss is a name or a function of the module and a batch.
+         participation, which stays in the device's memory
 """
 
 import random  # noqa: TID251  only to seed what other people's code draws
@@ -134,14 +127,9 @@ class LocalTraining:
     def _check_alternate(self) -> None:
         turns = len(self.alternate)
         if turns < 2 or not all(isinstance(pattern, str) for pattern in self.alternate):
-            raise ConfigError(
-                f"alternate={self.alternate!r}: must be at least two patterns, which take turns."
-            )
+            raise ConfigError(f"alternate={self.alternate!r}: must be at least two patterns.")
         if not self.plain_sgd or self.objective != "fedavg":
-            raise ConfigError(
-                "alternate: only for the objective fedavg with sgd and no momentum; the state of "
-                "other optimisers would move what waits for its turn."
-            )
+            raise ConfigError("alternate: only for the objective fedavg with sgd and no momentum.")
         if self.steps is not None and self.steps < turns:
             raise ConfigError(
                 f"steps={self.steps}: is below the {turns} entries of alternate, so that some "
@@ -512,24 +500,22 @@ def batch_loss(module: nn.Module, batch: Batch, loss: str | Loss = "cross_entrop
     """
     total = _computed_loss(module, batch, loss)
     # a loss that no parameter reaches would train nothing, without a sign
-    if not isinstance(total, Tensor):
-        fault = f"returned a {type(total).__name__}"
-    elif total.dim() or not total.is_floating_point():
-        fault = f"returned a tensor of shape {tuple(total.shape)} and type {total.dtype}"
-    elif not total.requires_grad:
-        fault = "returned a tensor that depends on no parameter that trains"
-    else:
+    if isinstance(total, Tensor) and not total.dim() and total.requires_grad:
         return total
+    returned = f"a {type(total).__name__}"
+    if isinstance(total, Tensor):
+        depends = "" if total.requires_grad else ", which depends on no parameter that trains"
+        returned = f"a tensor of shape {tuple(total.shape)} and type {total.dtype}{depends}"
     raise ConfigError(
-        f"{_named('loss', loss)}: {fault}; must return the mean loss of the batch, a "
+        f"{_named('loss', loss)}: returned {returned}; must return the mean loss of the batch, a "
         "floating-point tensor of shape () computed by the network with torch, without .item() or "
         ".detach()."
     )
 
 
 def _computed_loss(module: nn.Module, batch: Batch, loss: str | Loss) -> Any:  # noqa: ANN401
-    """Return what the loss returns; turn its errors into sentences."""
-    try:
+    """Return what the loss returns."""
+    with _told("loss", loss, batch):
         if not isinstance(loss, str):
             return loss(module, batch)
         if loss == "model":
@@ -538,14 +524,21 @@ def _computed_loss(module: nn.Module, batch: Batch, loss: str | Loss) -> Any:  #
         outputs = logits_of(_called(module, inputs))
         _refuse_copying(inputs, outputs, labels, loss)
         return mean_loss(outputs, labels, loss)
-    except ConfigError:
-        raise
+
+
+@contextmanager
+def _told(field: str, function: str | Callable[..., Any], batch: Batch) -> Iterator[None]:
+    """Within this context, turn the errors of a loss or augment into sentences."""
+    try:
+        yield
     except Exception as error:
-        # the engine answers a lack of memory with smaller chunks
-        if _lacks_memory(error):
+        named = isinstance(error, ConfigError) and field == "loss"
+        no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        # torch's allocator on the CPU raises no specific type
+        if named or no_memory or "allocate memory" in str(error):
             raise
         raise ConfigError(
-            f"{_named('loss', loss)}: {error_in(error, loss)} The batch: {_shown(batch)}."
+            f"{_named(field, function)}: {error_in(error, function)} The batch: {_shown(batch)}."
         ) from error
 
 
@@ -557,16 +550,10 @@ def augmented(batch: Batch, augment: str | Augment) -> Batch:
     """
     if isinstance(augment, str):
         raise ConfigError(_not_replaced("augment", augment))
-    try:
+    with _told("augment", augment, batch):
         changed = augment(batch)
         if count_rows(changed):
             return changed
-    except Exception as error:
-        if _lacks_memory(error):
-            raise
-        raise ConfigError(
-            f"{_named('augment', augment)}: {error_in(error, augment)} The batch: {_shown(batch)}."
-        ) from error
     raise ConfigError(f"{_named('augment', augment)}: returned no examples; must keep some.")
 
 
@@ -653,12 +640,6 @@ def _named(field: str, function: str | Callable[..., Any]) -> str:
     if isinstance(function, str):
         return f"{field}={function!r}"
     return f"{field}={getattr(function, '__qualname__', type(function).__name__)}"
-
-
-def _lacks_memory(error: Exception) -> bool:
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return "allocate memory" in str(error)  # torch's allocator raises no specific type
 
 
 def error_in(error: Exception, function: str | Callable[..., Any]) -> str:

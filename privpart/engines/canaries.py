@@ -19,17 +19,16 @@ from privpart.messages import ClientId, ClientUpdate, CohortSum, RoundTask
 
 
 class CanaryClients(Protocol):
-    """Clients of an auditor, and what the auditor reads from a released model."""
+    """Clients of an auditor, and what the auditor reads from a released model.
+
+    ``width`` is the number of directions; ``ids`` are those of all canaries, also of absent ones.
+    """
 
     @property
-    def width(self) -> int:
-        """Number of directions."""
-        ...
+    def width(self) -> int: ...  # noqa: D102
 
     @property
-    def ids(self) -> Sequence[ClientId]:
-        """The ids of all canaries, those that are absent included."""
-        ...
+    def ids(self) -> Sequence[ClientId]: ...  # noqa: D102
 
     def clients(self, round_: int) -> Sequence[ClientId]:
         """Return the ids of the canaries that take part in a round; an absent one sends nothing."""

@@ -42,15 +42,6 @@ def namespace(device: torch.device) -> Any:  # noqa: ANN401
     return getattr(torch, device.type)
 
 
-def has_float64(device: torch.device) -> bool:
-    """Return whether a device computes in float64."""
-    try:
-        torch.ones((), dtype=torch.float64, device=device).mul_(2)
-    except (RuntimeError, TypeError):
-        return False
-    return True
-
-
 def free_memory(device: torch.device) -> int:
     """Return the free bytes of an accelerator."""
     return int(namespace(device).mem_get_info(device)[0])

@@ -20,7 +20,7 @@ from privpart.clip import add_in_place, clip_and_measure, clip_rows
 from privpart.data.batches import Batch, count_rows, map_tensors
 from privpart.data.clients import Clients
 from privpart.data.users import Users
-from privpart.engines.device import float32_products, has_float64
+from privpart.engines.device import float32_products
 from privpart.engines.frozen_prefix import Features
 from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.recorded import RecordedTraining
@@ -323,8 +323,6 @@ class LocalComputation:
         out = torch.empty(len(clients), self.model.active_dim(task.active), device=self.device)
         for _ in self._trained(task, clients, start, method, out):
             pass
-        if not has_float64(self.device):
-            out = out.cpu()
         return out, clip_rows(out, clip_norm)
 
     def _ghost_summed(

@@ -32,10 +32,9 @@ class ModularSum:
     """The sum modulo 2^bits of clients that clipped and rounded their updates themselves.
 
     A protocol of secure aggregation makes it: the server sees no update and cannot clip it again,
-    so the report asserts the clipping. A client that does not follow the protocol may move the sum
-    as far as it likes. It learns no more of the others: every sum is noised and released, whatever
-    its length; were a long one refused, a client that adds a number at will could test the others'
-    sum, which has no noise yet, round by round that is not released.
+    so the report asserts the clipping. Every sum is noised and released, whatever its length: were
+    a long one refused, a client that adds a number at will could test the others' sum, which has no
+    noise yet, by the rounds that are not released.
 
     Attributes:
         clients: ids of the clients in the sum, each once.
@@ -99,10 +98,7 @@ def _largest_sum(grid: Grid, clients: int) -> int:
 
 
 def residues(update: Tensor, clip_norm: float, grid: Grid, bits: int) -> NDArray[np.int64]:
-    """Return a clipped update as whole numbers modulo 2^bits, for a secure sum.
-
-    What a client does in the server's place, which sees no update: ``quantise``, and the modulus.
-    """
+    """Return a clipped update as whole numbers modulo 2^bits: a client's part of a secure sum."""
     integers = np.zeros(len(update), np.int32)
     quantise(update, clip_norm, grid, integers)
     wide: NDArray[np.int64] = integers.astype(np.int64)
