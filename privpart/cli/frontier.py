@@ -1,7 +1,6 @@
 """``privpart frontier``: what to freeze, by a study of arms that were tuned alike."""
 
 import json
-import platform
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -123,7 +122,7 @@ def _show(study: "Study", store: "Store", out: Path, form: Format, *, audit: boo
     chosen, reached = chosen_points(study, results), reached_of(study, results)
     by_arm = _by_arm(study, chosen, audit=audit)
     rows = [
-        {**row, **by_arm[row["arm"]], "plan_hash": r.any.plan_hash, "client_machine": _machine()}
+        {**row, **by_arm[row["arm"]], "plan_hash": r.any.plan_hash}
         for row, r in zip(rows_of(study, reached), reached, strict=True)
     ]
     tables = {
@@ -181,13 +180,6 @@ def _by_arm(
             if leakage["leakage"] == NOT_AUDITED["leakage"]:
                 typer.echo(reason, err=True)
     return columns
-
-
-def _machine() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{names[0] if names else platform.machine()}, Python {platform.python_version()}"
 
 
 def _print_tables(document: dict[str, Any]) -> None:

@@ -9,13 +9,13 @@ example: which values are chosen cannot depend on one.
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -42,7 +42,17 @@ _SIGNIFICANT_DIGITS = 3
 _MOST_TRIALS = 10_000
 _NEAR = 1 / 6
 """Share of a range on either side of the best point that refining covers."""
-Positive = Annotated[float, Field(gt=0)]
+Value = TypeVar("Value")
+
+
+def _distinct(values: Sequence[Value]) -> Sequence[Value]:
+    if twice := [value for i, value in enumerate(values) if value in values[:i]]:
+        raise ConfigError(f"{twice[0]} is listed twice.")
+    return values
+
+
+Levels = Annotated[list[Annotated[float, Field(gt=0)]], AfterValidator(_distinct)]
+Seeds = Annotated[list[int], Field(min_length=1), AfterValidator(_distinct)]
 
 
 class Range(FileTable):
@@ -77,18 +87,14 @@ class Range(FileTable):
 class Noise(FileTable):
     """Levels: budgets that each mechanism's noise is solved for, or noise multipliers."""
 
-    epsilon: list[Positive] = Field(default_factory=list)
-    multiplier: list[Positive] = Field(default_factory=list)
+    epsilon: Levels = Field(default_factory=list)
+    multiplier: Levels = Field(default_factory=list)
     none: bool = False
 
     @model_validator(mode="after")
     def _one_kind(self) -> Self:
         if self.epsilon and self.multiplier:
             raise ConfigError("has both epsilon and multiplier; give one of them.")
-        for name in ("epsilon", "multiplier"):
-            values = getattr(self, name)
-            if len(set(values)) < len(values):
-                raise ConfigError(f"{name}={values}: a level is listed twice.")
         if not (self.epsilon or self.multiplier or self.none):
             raise ConfigError("has no level; give epsilon, multiplier or none = true.")
         return self
@@ -116,16 +122,10 @@ class Trials(FileTable):
     trials: int = Field(ge=1, le=_MOST_TRIALS)
     refine: int = Field(default=0, ge=0, le=_MOST_TRIALS)
     seed: int = 0
-    seeds: list[int] = Field(min_length=1)
+    seeds: Seeds
     held_out: int = Field(default=0, ge=0)
     metric: str | None = None
-    space: dict[str, Range | list[Any]] = Field(min_length=1)
-
-    @model_validator(mode="after")
-    def _not_empty(self) -> Self:
-        if empty := [field for field, values in self.space.items() if values == []]:
-            raise ConfigError(f"space.{empty[0]}: has no choices.")
-        return self
+    space: dict[str, Range | Annotated[list[Any], Field(min_length=1)]] = Field(min_length=1)
 
     def points(self) -> list[Changes]:
         """Return the points: a low-discrepancy sequence, shifted by the seed.
@@ -180,25 +180,11 @@ class Freeze(FileTable):
 class Final(FileTable):
     """Table ``[final]``: the seeds of the trainings that are tested."""
 
-    seeds: list[int] = Field(min_length=1)
+    seeds: Seeds
 
 
 class StudyFile(FileTable):
-    """A whole study, as people write it. ``read_study`` makes it from a TOML file.
-
-    Attributes:
-        study_schema: "schema" in the file; names the version of this format.
-        plan: tables of the base plan. A file may name a plan file instead, relative to its folder.
-        title: of the figures.
-        better: whether a higher or a lower metric is better.
-        arms: name -> changes of the plan; the first is what the others are compared with.
-        freeze: how arms are searched for, in place of ``arms``.
-        mechanisms: name -> value of the plan's privacy.mechanism.
-        noise: levels of noise.
-        tuning: how values are chosen.
-        final: seeds of the trainings that are tested.
-        smoke: whether fewer than five final seeds are accepted, for a quick look.
-    """
+    """A whole study, as people write it; docs/study.md shows one with what each key says."""
 
     study_schema: Literal["privpart/study/1"] = Field(alias="schema")
     plan: str | dict[str, Any]
@@ -213,18 +199,11 @@ class StudyFile(FileTable):
     smoke: bool = False
 
     @model_validator(mode="after")
-    def _arms_or_search(self) -> Self:
+    def _arms_seeds_and_mechanisms(self) -> Self:
         if self.freeze is not None and self.arms:
             raise ConfigError("arms: [freeze] searches for the arms; leave one of the two out.")
         if self.freeze is None and len(self.arms) < _FEWEST_ARMS:
             raise ConfigError(f"arms: must be at least {_FEWEST_ARMS} items; there is no [freeze].")
-        return self
-
-    @model_validator(mode="after")
-    def _separate(self) -> Self:
-        for name, seeds in (("tuning", self.tuning.seeds), ("final", self.final.seeds)):
-            if len(set(seeds)) < len(seeds):
-                raise ConfigError(f"{name}.seeds={seeds}: a seed is listed twice.")
         if both := sorted(set(self.tuning.seeds) & set(self.final.seeds)):
             raise ConfigError(
                 f"final.seeds: {both[0]} is a seed of the tuning as well; the two must differ, or "
@@ -367,15 +346,10 @@ def _refuse_metric(study: Study) -> None:
     """Refuse a tuning that would read the test users, or nobody."""
     data, tuning = study.base.tables.get("data", {}), study.file.tuning
     metric = data.get("metric") if isinstance(data, Mapping) else None
-    if metric is not None and tuning.metric is None:
+    if metric is not None and tuning.metric in (None, metric):
         raise ConfigError(
-            "tuning.metric: is missing. The plan's data.metric measures on test users, whom the "
-            "tuning must not see; name a function that measures on held-out users."
-        )
-    if metric is not None and tuning.metric == metric:
-        raise ConfigError(
-            f"tuning.metric={tuning.metric}: is the plan's data.metric, so values would be chosen "
-            "on the test users; name another function."
+            f"tuning.metric={tuning.metric}: must name a function that measures on held-out users; "
+            "by the plan's data.metric, values would be chosen on the test users."
         )
     if metric is None and tuning.metric is not None:
         raise ConfigError(

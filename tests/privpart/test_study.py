@@ -227,7 +227,7 @@ def test_points_cover_the_space_evenly_and_are_the_same_for_every_group(written)
         (("held_out = 20\n", ""), "held_out: is missing"),
         (("held_out = 20", 'held_out = 20\nmetric = "./a.py:b"'), "no data.metric to replace"),
         (("low = 0.01", "low = 4.0"), "must be below high"),
-        (("[0.0, 0.5]", "[]"), "has no choices"),
+        (("[0.0, 0.5]", "[]"), "at least 1 item"),
         (("multiplier = [0.5]\nnone = true", ""), "has no level"),
         (("multiplier = [0.5]", "multiplier = [0.5]\nepsilon = [1.0]"), "give one of them"),
         (('"server.momentum" = ', '"data.held_out" = '), "tuning.space: cannot change"),
@@ -245,7 +245,7 @@ def test_points_cover_the_space_evenly_and_are_the_same_for_every_group(written)
         (("trials = 3", "trails = 3"), "trails"),
         (('["dense2.*"]', '["nothing.*"]'), "matches no parameter"),
         (("tree = {", "none = {"), "names the level without noise"),
-        (('task = "digits"', 'task = "digits"\nmetric = "./a.py:b"'), "tuning.metric: is missing"),
+        (('task = "digits"', 'task = "digits"\nmetric = "./a.py:b"'), "tuning.metric=None: must name"),
     ],
 )
 def test_what_no_study_can_follow_is_refused_before_any_training(written, change, says):
