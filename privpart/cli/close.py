@@ -47,10 +47,7 @@ def close(
 
 def _ask(run: "RunFolder") -> None:
     if not sys.stdin.isatty():
-        raise ConfigError(
-            f"{run.path}: nobody is here to ask whether to end this run for good, so nothing was "
-            "done. Pass --yes."
-        )
+        raise ConfigError(f"{run.path}: not a terminal, cannot ask. Nothing changed; pass --yes.")
     typer.confirm(
         f"End {run.path} after {run.rounds} of {run.plan.rounds} rounds, for good?",
         abort=True,
@@ -61,25 +58,22 @@ def _ask(run: "RunFolder") -> None:
 def _done(run: "RunFolder") -> list[str]:
     """Return what was done, and what the report then covers."""
     path, rounds, planned = run.path, run.rounds, run.plan.rounds
-    secrets = (
-        "The noise key and the signing key" if run.facts["seed"] is None else "The signing key"
-    )
-    lines = [
-        f"{path}: ended after {rounds} of {planned} rounds; it cannot be resumed.",
-        f"{secrets} and the noise state are erased. The keys were overwritten first; a disk of "
-        "flash memory, a file system that copies on write, a snapshot or a backup may keep them.",
-    ]
-    if not rounds and "adopted_at" in run.facts:
-        return [
-            *lines,
+    if rounds:
+        covered = (
+            f"The model after round {rounds} stays, and can be exported. `privpart report {path}` "
+            f"covers the {rounds} released rounds by the guarantee of all {planned} planned "
+            "rounds: ending early does not lower epsilon."
+        )
+    elif "adopted_at" in run.facts:
+        covered = (
             "This copy released no model. Whether others did is not known here, so the budget book "
-            "charges the whole plan.",
-        ]
-    if not rounds:
-        return [*lines, "No model was released, so nobody has seen anything of this run."]
+            "charges the whole plan."
+        )
+    else:
+        covered = "No model was released, so nobody has seen anything of this run."
     return [
-        *lines,
-        f"The model after round {rounds} stays, and can be exported. `privpart report {path}` "
-        f"covers the {rounds} released rounds by the guarantee of all {planned} planned rounds: "
-        "ending early does not lower epsilon.",
+        f"{path}: ended after {rounds} of {planned} rounds; it cannot be resumed.",
+        "Its keys and its noise state are erased. The keys were overwritten first; a disk of flash "
+        "memory, a file system that copies on write, a snapshot or a backup may keep them.",
+        covered,
     ]

@@ -7,17 +7,13 @@
     5    the guarantee of a run does not hold, although it kept to its plan; or its folder, or a
          file given with it, is not what the run made; or an audit is void
 
-Standard output carries only the result; progress, warnings and errors go to standard error. The
-first Ctrl-C ends a command as soon as it has tidied up, the second one at once.
+Standard output carries only the result; progress, warnings and errors go to standard error.
 """
 
 import os
 import re
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Annotated, Any, NoReturn
 
@@ -109,8 +105,7 @@ def _options(
 def main() -> None:
     """Run the command line; print expected errors as one sentence, with the exit codes above."""
     try:
-        with _second_interrupt_ends():
-            app()
+        app()
     except ConfigError as error:
         typer.echo(printable(f"privpart: {_as_option(str(error))}"), err=True)
         sys.exit(_REFUSED.get(type(error).__name__, 2))
@@ -124,29 +119,6 @@ def main() -> None:
         sys.exit(_FAULT)
     except MemoryError:
         _refuse_for_memory()
-
-
-@contextmanager
-def _second_interrupt_ends() -> Iterator[None]:
-    """Let the system end this process at a second Ctrl-C, whatever it is doing then."""
-    # nohup ignores it
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    # signal.signal works in the main thread only
-    if not usual or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def first(*_: object) -> NoReturn:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, first)
-    try:
-        yield
-    finally:
-        # a command may have set a handler of its own meanwhile
-        if signal.getsignal(signal.SIGINT) is first:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _refuse_for_memory() -> NoReturn:

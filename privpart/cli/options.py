@@ -46,7 +46,7 @@ _DELTA = typer.Option(help="Delta of the guarantee, strictly between 0 and 1.")
 Rounds = Annotated[int, _ROUNDS]
 RoundsUnlessPlanned = Annotated[int | None, _ROUNDS, OF_A_PLAN]
 Delta = Annotated[float, _DELTA]
-DeltaUnlessPlanned = Annotated[float | None, _DELTA]
+DeltaUnlessPlanned = Annotated[float | None, _DELTA, OF_A_PLAN]
 Population = Annotated[
     int | None,
     typer.Option(
@@ -60,6 +60,7 @@ AllowLargeDelta = Annotated[
         "--allow-large-delta",
         help="Accept a delta of 1 / population or more; the report repeats that it is too large.",
     ),
+    OF_A_PLAN,
 ]
 MethodOption = Annotated[
     MethodName | None,

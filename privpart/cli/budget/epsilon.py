@@ -71,7 +71,7 @@ def epsilon(
     histories = None if log is None else histories_of(log)
     population = _counted(population, histories)
     if plan is not None:
-        promise = Promise.planned(plan, delta, population, allow_large=allow_large_delta)
+        promise = Promise.planned(plan, population)
         if promise.sampled is not None and (log, method) != (None, None):
             raise ConfigError(
                 f"plan={plan}: samples who takes part, which is secret and has an accountant of "

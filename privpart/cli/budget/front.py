@@ -34,7 +34,6 @@ from privpart.cli.budget.options import (
     FixedOrderOption,
     MaxParticipations,
     MinSeparation,
-    accept_planned_delta,
     typed_choice,
     typed_participation,
 )
@@ -90,8 +89,8 @@ def mechanisms(
     if plan is not None:
         planned = _read(plan)
         participation = planned.participation()
-        population = accept_planned_delta(planned, delta, None, allow_large=False)
-        delta = planned.privacy.delta if delta is None else delta
+        planned.accept_delta()
+        delta, population = planned.privacy.delta, planned.stated_population
     elif rounds is None or delta is None:
         raise ConfigError("--rounds and --delta are needed; or --plan FILE, which has them.")
     else:

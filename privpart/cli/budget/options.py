@@ -1,15 +1,12 @@
 """Options of the budget commands: the mechanism, the sampler, and how often a client takes part."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from accounting import ConfigError, FixedOrder, Participation, checks
+from accounting import ConfigError, FixedOrder, Participation
 from accounting.mechanisms.by_name import MechanismChoice, options_by_name
 from privpart.cli.idle import OF_A_PLAN, beside
-
-if TYPE_CHECKING:  # imported where used: it needs torch
-    from privpart.training.plan_file import PlanFile
 
 TYPED_MECHANISM = (
     "with options as in a plan's table: 'tree:restart_every=64', 'blt:buffers=2', "
@@ -105,32 +102,3 @@ def typed_choice(mechanism: str | None, rounds: int) -> MechanismChoice:
     choice = MechanismChoice.parse(mechanism or DEFAULT_MECHANISM)
     choice.refuse_late_restart(rounds)
     return choice
-
-
-def accept_planned_delta(
-    plan: "PlanFile", delta: float | None, population: int | None, *, allow_large: bool
-) -> int | None:
-    """Return the number of clients that the delta was accepted for; None if nobody said it.
-
-    Args:
-        plan: what ``--plan`` names.
-        delta: what was typed in place of the plan's, if it was.
-        population: what was typed, if it was.
-        allow_large: whether --allow-large-delta was typed.
-
-    Raises:
-        ConfigError: a large delta that was not allowed, or another population than the plan's.
-    """
-    stated = plan.stated_population
-    if None not in (stated, population) and stated != population:
-        raise ConfigError(f"population={population}: the plan is for {stated} clients.")
-    if delta is not None:
-        checks.accept_delta(delta, stated or population, allow_large=allow_large)
-    elif allow_large:
-        raise ConfigError(
-            "allow_large_delta=True: is for a delta that is typed; a plan has a key of that name "
-            "for its own. Leave it out, or pass --delta."
-        )
-    else:
-        plan.accept_delta(population)
-    return stated or population

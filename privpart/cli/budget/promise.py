@@ -32,7 +32,6 @@ from accounting.calibrate import estimated_noise, least_sampled_noise
 from accounting.cohorts import Sampled, Sampling, SamplingChoice, sampled_claim, sampled_passes
 from accounting.mechanisms import MechanismChoice
 from accounting.realised import read_log
-from privpart.cli.budget.options import accept_planned_delta
 from privpart.cli.options import MethodName, method_of
 
 if TYPE_CHECKING:
@@ -63,14 +62,15 @@ class Promise:
     sampled: Sampled | None = None
 
     @classmethod
-    def planned(
-        cls, path: Path, delta: float | None, population: int | None, *, allow_large: bool
-    ) -> "Promise":
+    def planned(cls, path: Path, population: int | None) -> "Promise":
         """Read a plan file. It takes a second: plans contain optimisers, which need torch."""
         from privpart.training.plan_file import read
 
         plan = read(path)
-        population = accept_planned_delta(plan, delta, population, allow_large=allow_large)
+        stated = plan.stated_population
+        if None not in (stated, population) and stated != population:
+            raise ConfigError(f"population={population}: the plan is for {stated} clients.")
+        plan.accept_delta(population)
         with shown_fits():
             promised = plan.privacy_plan()
         return cls(
@@ -78,8 +78,8 @@ class Promise:
             promised.mechanism,
             promised.participation,
             promised.noise_multiplier,
-            plan.privacy.delta if delta is None else delta,
-            population=population,
+            plan.privacy.delta,
+            population=stated or population,
             sampled=promised.guarantee() if promised.sampling is not None else None,  # type: ignore[arg-type]
         )
 
