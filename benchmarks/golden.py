@@ -51,7 +51,7 @@ epsilon --plan examples/digits.toml --format json
 epsilon --plan examples/fedpart_digits.toml --format json
 epsilon --plan examples/federated_select.toml --format json
 epsilon --plan missing.toml
-costs --schedule --plan examples/fedpart_digits.toml --format json
+costs --plan examples/fedpart_digits.toml --format json
 train --plan digits.toml --seed 1 --out @/digits --format json
 train --plan fedpart.toml --seed 1 --out @/fedpart --format json
 train --plan select.toml --seed 1 --out @/select --format json

@@ -294,7 +294,6 @@ WRITTEN_BY = {
     "own-code": "record of the code that a plan names, in a ledger",
     "plan": "plan files, which people write",
     "run": "`privpart report --format json`",
-    "schedule": "`privpart costs --schedule --format json`",
     "study": "study files, which people write",
     "sweep": "sweep files, which people write",
     "sweep-table": "`privpart sweep --format json`",

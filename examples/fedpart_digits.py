@@ -37,7 +37,7 @@ from privpart.data.tasks import digits
 from privpart.models import small_cnn
 from privpart.patterns import layer_groups
 from privpart.plan import Rounds, Schedule, active_rounds
-from privpart.training.costs import parameters_sent, run_costs
+from privpart.training.costs import client_costs, parameters_sent
 from privpart.training.metric import accuracy as accuracy_on
 
 DELTA, GROUPS = 1e-5, 4
@@ -146,14 +146,15 @@ def costs(case: Case) -> tuple[float, float]:
     """Return total MB of uplink and GFLOP of a client that takes part in every round."""
     model, task = network(case, 0), digits()
     batch = min(16, len(task.train_y) // case.users)
-    found = run_costs(
+    found = client_costs(
         model,
-        case.rounds,
         (task.train_x[:batch], task.train_y[:batch]),
         local=case.local(),
         examples=len(task.train_y) // case.users,
+        rounds=case.rounds,
     )
-    return found["bytes_up"] / 1e6, found["flops"] / 1e9
+    rounds, flops = len(case.rounds), found.forward_flops + found.backward_flops
+    return rounds * found.bytes_up / 1e6, rounds * flops / 1e9
 
 
 def against_full(**who) -> dict[str, Case]:

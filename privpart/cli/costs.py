@@ -1,28 +1,25 @@
 """``privpart costs``: what partial training costs a client, beside full training.
 
-Of one round, or with --schedule of all rounds of a plan.
+Of one round, or of the mean round of a plan whose groups take turns.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from accounting import ConfigError
 from privpart.cli import options
-from privpart.cli.idle import beside, without
 from privpart.cli.options import Format
 from privpart.cli.output import print_result, print_table
 
 if TYPE_CHECKING:  # imported where used: other commands must start without torch
     from privpart.client import LocalTraining
     from privpart.data.batches import Batch
-    from privpart.data.users import Users
     from privpart.model import PartialModel
     from privpart.plan import Rounds
-    from privpart.training.plan_file import PlanFile
 
 _MEGA = 1e6
 _GIGA = 1e9
@@ -40,22 +37,12 @@ def costs(
             "code that it names is imported."
         ),
     ] = None,
-    schedule: Annotated[
-        bool,
-        typer.Option(
-            "--schedule",
-            help="Show which group of a plan's [schedule] trains in which round, and what a client "
-            "spends on all of them. Code that the plan names is not imported.",
-        ),
-        without("plan", "a schedule is part of a plan"),
-    ] = False,
     train: Annotated[
         list[str] | None,
         typer.Option(
             help="Pattern of trainable parameters; may be repeated. Without it, a network by name "
             "shows all steps of its freeze ladder."
         ),
-        beside("schedule", "is over all rounds of the plan, beside full training"),
     ] = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
@@ -63,22 +50,18 @@ def costs(
 
     Bytes are measured on encoded messages, FLOPs and memory on a local step that is run. Seconds
     are those of phones (Wang et al. 2021). A network by name is measured on a client with 100
-    examples, one pass of plain SGD and batches of 16; a plan says its own.
+    examples, one pass of plain SGD and batches of 16; a plan says its own. Of a plan with a
+    [schedule], it also shows which group trains in which round, and the mean over its rounds.
 
     Example: privpart costs emnist_cnn --train '!dense1.*'
 
-    Example: privpart costs --plan plan.toml
-
-    Example: privpart costs --plan examples/fedpart_digits.toml --schedule
+    Example: privpart costs --plan examples/fedpart_digits.toml
     """
     if (model is None) == (plan is None):
         fault = "is missing" if model is None else "--plan names a network as well"
         raise ConfigError(f"model: {fault}; name a network, or pass --plan FILE for your own.")
     if plan is None:
         subject = _of_model(str(model).replace("-", "_"), train)
-    elif schedule:
-        _print_schedule(plan, form)
-        return
     else:
         subject = _of_plan(plan, train)
     from privpart.training.costs import DOWN, UP
@@ -95,13 +78,14 @@ def costs(
         "bytes_per_second_down": DOWN,
         "bytes_per_second_up": UP,
         "rows": rows,
+        "schedule": subject.schedule,
     }
     passes = f"x {local.epochs}" if local.steps is None else f"in {local.steps} steps"
     title = (
         f"{subject.name}: one client in one round; {subject.examples} examples {passes}, batches "
         f"of {local.batch_size}, {local.optimizer}"
     )
-    print_result(form, document, rows, lambda: _print_tables(rows, title))
+    print_result(form, document, rows, lambda: _print_tables(subject, rows, title))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +93,7 @@ class _Subject:
     """A network or plan (``name``), and a client that holds ``examples``, of which one batch.
 
     ``parts`` has the patterns of each part that may train, by name; the first is full training.
+    ``rounds`` has the active groups of each round of the part ``scheduled``, if groups take turns.
     """
 
     name: str
@@ -117,6 +102,9 @@ class _Subject:
     batch: "Batch"
     local: "LocalTraining"
     examples: int
+    scheduled: str = ""
+    rounds: "Rounds | None" = None
+    schedule: dict[str, Any] | None = None
 
 
 def _of_model(name: str, train: Sequence[str] | None) -> _Subject:
@@ -169,12 +157,38 @@ def _of_plan(path: Path, train: Sequence[str] | None) -> _Subject:
         parts[" ".join(train)] = train
 
     def built(part: str) -> PartialModel:
+        module = deepcopy(setup.model.module)
+        if part == as_planned:
+            return plan.model.partial(module, groups=plan.groups())
         # what never leaves the client is part of the plan's own row only
-        local_part = plan.model.local if part == as_planned else []
-        table = plan.model.model_copy(update={"train": list(parts[part]), "local": local_part})
-        return table.partial(deepcopy(setup.model.module))
+        own = {"train": list(parts[part]), "local": []}
+        return plan.model.model_copy(update=own).partial(module)
 
-    return _Subject(str(path), parts, built, batch, local, examples)
+    rounds, schedule = None, None
+    if plan.schedule is not None:
+        rounds = plan.schedule.rounds(len(setup.model.groups))
+        schedule = _schedule(setup.model, rounds)
+    return _Subject(str(path), parts, built, batch, local, examples, as_planned, rounds, schedule)
+
+
+def _schedule(model: "PartialModel", rounds: "Rounds") -> dict[str, Any]:
+    """Return the active groups of each round, and a row per group."""
+    from privpart.plan import active_rounds
+
+    groups = zip(model.groups, model.group_sizes, active_rounds(rounds), strict=True)
+    return {
+        "rounds": [list(active) for active in rounds],
+        "groups": [
+            {
+                "group": g,
+                # conv1.weight and conv1.bias give conv1
+                "layers": ", ".join(dict.fromkeys(n.rpartition(".")[0] or n for n in names)),
+                "numbers": size,
+                "active_rounds": len(active),
+            }
+            for g, (names, size, active) in enumerate(groups, start=1)
+        ],
+    }
 
 
 def _rows(subject: _Subject) -> list[dict[str, Any]]:
@@ -184,7 +198,11 @@ def _rows(subject: _Subject) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for part, train in subject.parts.items():
         costs = client_costs(
-            subject.model(part), subject.batch, local=subject.local, examples=subject.examples
+            subject.model(part),
+            subject.batch,
+            local=subject.local,
+            examples=subject.examples,
+            rounds=subject.rounds if part == subject.scheduled else None,
         )
         row = {"part": part, "train": " ".join(train)} | costs.to_dict()
         full = rows[0] if rows else row
@@ -214,7 +232,13 @@ _MEMORY = {
 }
 
 
-def _print_tables(rows: Sequence[dict[str, Any]], title: str) -> None:
+def _print_tables(subject: _Subject, rows: Sequence[dict[str, Any]], title: str) -> None:
+    if subject.schedule is not None:
+        groups = [
+            [f"#{row['group']} {row['layers']}", f"{row['numbers']:,}", str(row["active_rounds"])]
+            for row in subject.schedule["groups"]
+        ]
+        print_table("Groups", ["layers", "parameters", "active rounds"], groups)
     cells = [
         [
             row["part"],
@@ -231,97 +255,3 @@ def _print_tables(rows: Sequence[dict[str, Any]], title: str) -> None:
         [row["part"], *(f"{row[name] / _MEGA:.2f}" for name in _MEMORY.values())] for row in rows
     ]
     print_table("Memory of one local step, MB", ["part", *_MEMORY], cells)
-
-
-def _print_schedule(path: Path, form: Format) -> None:
-    """Print a plan's schedule, and a client's bytes and FLOPs compared with full training.
-
-    Code that the plan names is not imported; bytes and FLOPs are then left out.
-    """
-    from privpart.plan import active_rounds
-    from privpart.training.plan_file import read
-
-    plan = read(path)
-    if plan.schedule is None:
-        raise ConfigError(f"plan={path}: has no table [schedule]; every round trains everything.")
-    patterns, counted = plan.model.grouped()
-    builtin = plan.model.builtin is not None
-    sizes: list[int | None] = list(counted) if builtin else [None] * len(counted)
-    rounds = plan.schedule.rounds(len(sizes))
-    names = [", ".join(_layers(group) if builtin else group) for group in patterns]
-    groups = [
-        {"group": g + 1, "layers": name, "numbers": size, "active_rounds": len(active)}
-        for g, (name, size, active) in enumerate(
-            zip(names, sizes, active_rounds(rounds), strict=True)
-        )
-    ]
-    costs: list[dict[str, Any]] = []
-    if plan.references():
-        typer.echo(
-            "privpart: this command does not import the plan's own code, so a client's bytes and "
-            "FLOPs are left out.",
-            err=True,
-        )
-    else:
-        costs = _schedule_costs(plan, rounds)
-    document = {
-        "schema": "privpart/schedule/1",
-        "rounds": [list(active) for active in rounds],
-        "groups": groups,
-        "costs": costs,
-    }
-    print_result(form, document, groups, lambda: _print_schedule_tables(rounds, groups, costs))
-
-
-def _layers(names: tuple[str, ...]) -> list[str]:
-    """Return the layers of parameters: conv1.weight and conv1.bias give conv1."""
-    return list(dict.fromkeys(name.rpartition(".")[0] or name for name in names))
-
-
-def _schedule_costs(plan: "PlanFile", rounds: "Rounds") -> list[dict[str, Any]]:
-    from privpart.training.costs import run_costs
-    from privpart.training.training import training
-
-    setup = training(plan)
-    users = cast("Users", setup.clients)  # of a built-in task
-    examples = max(1, min(map(len, users.indices)))
-    batch = slice(0, min(plan.client.batch_size, examples))
-    everything = tuple(range(len(setup.model.group_sizes)))
-    return [
-        {
-            "training": name,
-            "rounds": len(rounds),
-            **run_costs(
-                setup.model,
-                active,
-                (users.x[batch], users.y[batch]),
-                local=plan.client,
-                examples=examples,
-            ),
-        }
-        for name, active in (
-            ("as scheduled", rounds),
-            ("all rounds full", (everything,) * len(rounds)),
-        )
-    ]
-
-
-def _print_schedule_tables(
-    rounds: "Rounds", groups: list[dict[str, Any]], costs: list[dict[str, Any]]
-) -> None:
-    cells = [
-        [
-            f"#{row['group']} {row['layers']}",
-            "" if row["numbers"] is None else f"{row['numbers']:,}",
-            f"{row['active_rounds']}",
-        ]
-        for row in groups
-    ]
-    print_table("Groups", ["layers", "parameters", "active rounds"], cells)
-    if costs:
-        columns = {"bytes_up": _MEGA, "bytes_down": _MEGA, "flops": _GIGA}
-        cells = [
-            [row["training"], *(f"{row[name] / unit:.3f}" for name, unit in columns.items())]
-            for row in costs
-        ]
-        print_table("A client in every round", ["", "MB up", "MB down", "GFLOP"], cells)

@@ -1,6 +1,5 @@
 """Client side: what one round of a plan takes from one client, measured."""
 
-from statistics import mean
 from typing import Any
 
 import torch
@@ -32,17 +31,11 @@ def client_side(plan: PlanFile, read: Reader = read_task) -> dict[str, Any]:
         return sent | {"client_flops": None, "memory_bytes": None}
     local = setup.engine.local_of(0)
     batch, examples = first_batch(setup.clients, local)
-    schedule = plan.schedule
-    rounds = (None,) if schedule is None else schedule.rounds(len(setup.model.groups))
-    costs = {
-        active: client_costs(setup.model, batch, local=local, examples=examples, active=active)
-        for active in dict.fromkeys(rounds)
-    }
+    rounds = None if plan.schedule is None else plan.schedule.rounds(len(setup.model.groups))
+    costs = client_costs(setup.model, batch, local=local, examples=examples, rounds=rounds)
     return {
-        "bytes_up": round(mean(costs[r].bytes_up for r in rounds)),
-        "bytes_down": round(mean(costs[r].bytes_down for r in rounds)),
-        "client_flops": round(
-            mean(costs[r].forward_flops + costs[r].backward_flops for r in rounds)
-        ),
-        "memory_bytes": max(cost.memory.total for cost in costs.values()),
+        "bytes_up": costs.bytes_up,
+        "bytes_down": costs.bytes_down,
+        "client_flops": costs.forward_flops + costs.backward_flops,
+        "memory_bytes": costs.memory.total,
     }

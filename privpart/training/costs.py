@@ -6,7 +6,8 @@ runs, so a frozen layer above a trained one costs its input gradient only.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from statistics import mean
 from typing import Any
 
 import torch
@@ -108,11 +109,13 @@ def client_costs(
     *,
     local: LocalTraining,
     examples: int,
-    active: Sequence[int] | None = None,
+    rounds: Rounds | None = None,
 ) -> ClientCosts:
-    """Measure one local step on a batch and scale it to a round.
+    """Measure one local step on a batch and scale it to a round, or to the mean of rounds.
 
-    The step is FedAvg's; "moon" would add two forward passes to it.
+    The step is FedAvg's; "moon" would add two forward passes to it. Frozen layers need no weight
+    gradient, so a client computes less in a partial round than by FedPart's formula, which counts
+    both gradients from the output down (Wang et al. 2024, Eq. 6).
 
     Args:
         model: model to measure; it is left unchanged.
@@ -120,26 +123,34 @@ def client_costs(
             beyond ``examples`` are dropped, because no batch of the client is larger.
         local: local training of the client.
         examples: number of examples that the client holds, >= 1.
-        active: groups that train in the round; None means all. The server's message holds the whole
-            trainable part in either case.
+        rounds: active groups of each round, see ``Schedule.rounds``; None means all in every round.
+            The server's message holds the whole trainable part in either case. The memory is that
+            of the round that takes most.
     """
-    model.train_only(active)
     # the order of the examples changes nothing, so any generator will do
     passed = sum(map(len, local.batches(checks.count("examples", examples), torch.Generator())))
     rows = min(examples, count_rows(batch))
     batch = take(batch, torch.arange(rows))
-    forward, backward = _flops(model, batch, local)
-    costs = ClientCosts(
-        trained=model.active_dim(active),
-        numbers=model.parameter_count,
-        bytes_down=message_bytes(model),
-        bytes_up=message_bytes(model, active),
-        forward_flops=forward * passed // rows,
-        backward_flops=backward * passed // rows,
-        memory=_memory(model, batch, local, active),
+    kinds: dict[tuple[int, ...] | None, ClientCosts] = {}
+    for active in dict.fromkeys(rounds or (None,)):
+        model.train_only(active)
+        forward, backward = _flops(model, batch, local)
+        kinds[active] = ClientCosts(
+            trained=model.active_dim(active),
+            numbers=model.parameter_count,
+            bytes_down=message_bytes(model),
+            bytes_up=message_bytes(model, active),
+            forward_flops=forward * passed // rows,
+            backward_flops=backward * passed // rows,
+            memory=_memory(model, batch, local, active),
+        )
+        model.train_only()
+    costs = [kinds[active] for active in rounds or (None,)]
+    names = ("trained", "bytes_up", "forward_flops", "backward_flops")
+    return replace(
+        max(costs, key=lambda cost: cost.memory.total),
+        **{name: round(mean(getattr(cost, name) for cost in costs)) for name in names},
     )
-    model.train_only()
-    return costs
 
 
 def _flops(model: PartialModel, batch: Batch, local: LocalTraining) -> tuple[int, int]:
@@ -194,30 +205,3 @@ def parameters_sent(rounds: Rounds, sizes: Sequence[int]) -> int:
     30
     """
     return sum(sizes[group] for active in rounds for group in active)
-
-
-def run_costs(
-    model: PartialModel, rounds: Rounds, batch: Batch, *, local: LocalTraining, examples: int
-) -> dict[str, int]:
-    """Return ``bytes_up``, ``bytes_down`` and ``flops`` of a client that joins every round.
-
-    Frozen layers need no weight gradient, so a client computes less in a partial round than by
-    FedPart's formula, which counts both gradients from the output down (Wang et al. 2024, Eq. 6).
-
-    Args:
-        model: model with the groups of the schedule; it is left unchanged.
-        rounds: active groups of each round, see ``Schedule.rounds``.
-        batch: one batch of examples, see ``client_costs``.
-        local: local training of the client.
-        examples: number of examples that the client holds, >= 1.
-    """
-    kinds = {
-        active: client_costs(model, batch, local=local, examples=examples, active=active)
-        for active in dict.fromkeys(rounds)
-    }
-    costs = [kinds[active] for active in rounds]
-    return {
-        "bytes_up": sum(cost.bytes_up for cost in costs),
-        "bytes_down": sum(cost.bytes_down for cost in costs),
-        "flops": sum(cost.forward_flops + cost.backward_flops for cost in costs),
-    }

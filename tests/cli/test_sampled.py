@@ -216,7 +216,6 @@ def test_a_plan_that_samples_is_accounted_for_or_refused_in_a_sentence(privpart,
     for refused, said in (
         (["epsilon", "--plan", plan, "--method", "rdp"], "leave out --method"),
         (["mechanisms", "--plan", plan], "calibrate --sampling"),
-        (["costs", "--schedule", "--plan", plan], "no table [schedule]"),
     ):
         result = privpart(*refused)
         assert (result.returncode, said in result.stderr) == (2, True), result.stderr

@@ -75,7 +75,7 @@ SITUATIONS = {
     "export": [["run", "--out", "m.safetensors", "--part", "trained"]],
     "report": [["run"]],
     "budget": [["mine", "--remove-limit"]],
-    "costs": [PLANNED, [*PLANNED, "--schedule"]],
+    "costs": [PLANNED],
     "sweep": [["--out", "out"]],
     "audit leakage": [
         [*OF_A_PLAN, "--tokens", "t.safetensors"],

@@ -11,7 +11,6 @@ from privpart.plan import Schedule
 from privpart.training.costs import (
     client_costs,
     parameters_sent,
-    run_costs,
 )
 
 SGD = LocalTraining(0.1)
@@ -156,10 +155,10 @@ def test_a_real_client_of_resnet8_does_half_not_two_thirds_in_a_partial_round():
     one = partial_model()
     x, y = torch.rand(1, 3, 32, 32), torch.zeros(1, dtype=torch.long)
     flops = [
-        run_costs(one, ((g,),) if g is not None else (tuple(range(10)),), (x, y),
-                 local=LocalTraining(0.1), examples=1)["flops"]
-        for g in (None, *range(10))
-    ]  # fmt: skip
+        cost.forward_flops + cost.backward_flops
+        for rounds in (None, *(((g,),) for g in range(10)))
+        for cost in [client_costs(one, (x, y), local=SGD, examples=1, rounds=rounds)]
+    ]
     assert sum(flops[1:]) / 10 / flops[0] == pytest.approx(0.498, abs=0.002)
     assert max(flops[1:]) < flops[0]
 
@@ -169,10 +168,13 @@ def test_bytes_are_those_of_the_messages():
     rounds = Schedule(cycles=2, warm_up=2, between=1, rounds_per_group=1).rounds(10)
     x, y = torch.rand(2, 3, 32, 32), torch.zeros(2, dtype=torch.long)
     before = one.flat.clone()
-    found = run_costs(one, rounds, (x, y), local=LocalTraining(0.1, batch_size=2), examples=2)
+    local = LocalTraining(0.1, batch_size=2)
+    found = client_costs(one, (x, y), local=local, examples=2, rounds=rounds)
     numbers = parameters_sent(rounds, one.group_sizes)
-    header = found["bytes_up"] - 4 * numbers
-    assert 64 * len(rounds) < header < 170 * len(rounds)
-    assert 4 * one.dim * len(rounds) < found["bytes_down"] < (4 * one.dim + 170) * len(rounds)
+    assert 64 < found.bytes_up - 4 * numbers / len(rounds) < 170
+    assert 64 < found.bytes_down - 4 * one.dim < 170
+    full = client_costs(one, (x, y), local=local, examples=2)
+    assert found.memory == full.memory  # some rounds are full
+    assert found.trained == round(numbers / len(rounds)) < full.trained
     assert torch.equal(one.flat, before)
     assert all(p.requires_grad for p in one.module.parameters())
