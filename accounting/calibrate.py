@@ -38,9 +38,6 @@ def calibrate(
         list of orders, a floor at 0), and where the target is inside a jump it is not reached: the
         result is then the least noise found on the near side.
 
-    Raises:
-        ConfigError: a value out of range, or a target that ``method`` cannot reach.
-
     >>> from accounting import BinaryTree
     >>> run = Participation(1000)
     >>> round(calibrate(BinaryTree(1000), run, target_epsilon=2.0, delta=1e-6), 4)
@@ -91,11 +88,6 @@ def least_sampled_noise(
     Guarantees:
         ``sampled_guarantee(..., noise_multiplier=result).epsilon(delta) <= target_epsilon``, and
         within 1e-4 of it, relatively, unless the accountant jumps there.
-
-    Raises:
-        ConfigError: a value out of range, a mechanism or target that the accountant cannot reach,
-            or a target below which the grid of ``BallsInBins`` ends: the noise found there would
-            be more than is needed.
     """
     target, delta = _target(target_epsilon, delta, "exact")
     enough = _unsampled_noise(mechanism, sampling, target, delta)
@@ -132,9 +124,6 @@ def estimated_noise(
     The noise is chosen by estimates of a tenth of the draws, whose wider bounds leave room. Then
     one estimate is made, under a fresh seed, so its probability of error is that of one answer. If
     it came out too high, choosing again would be a second answer, so this raises.
-
-    Raises:
-        ConfigError: a value out of range, or an estimate above the target.
     """
     target, delta = _target(target_epsilon, delta, "exact")
     pilot = Estimate(max(10_000, checks.count("draws", draws, minimum=10_000) // 10))

@@ -142,9 +142,6 @@ def accept_delta(
         population: number of units, if known.
         allow_large: accepts a delta of 1 / population or more. Reports say that it is too large.
         unit: what the population is of.
-
-    Raises:
-        ConfigError: delta is out of range, large without ``allow_large``, or not large with it.
     """
     number = probability("delta", delta)
     warning = delta_warning(number, population, unit=unit)

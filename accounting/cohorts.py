@@ -85,9 +85,6 @@ class SamplingChoice:
         min_separation: of b-min-sep; None takes the number of bands.
         population: number of members, where nothing else says it.
         draws: of an estimate by Monte Carlo; b-min-sep has no other accountant.
-
-    Raises:
-        ConfigError: an option is missing, or is another sampler's.
     """
 
     name: SamplerName
@@ -110,9 +107,6 @@ class SamplingChoice:
         """Read a choice as people type it, and the seed of its draws, None for a fresh one.
 
         A choice has no seed, because a plan must not fix one.
-
-        Raises:
-            ConfigError: an unknown sampler, or options that are missing, unknown or not numbers.
 
         >>> SamplingChoice.parse("balls-in-bins:bins=8,draws=10000,draw_seed=3")[1]
         3
@@ -145,11 +139,7 @@ class SamplingChoice:
         return population / self.bins if self.bins else self.expected_batch or 0.0
 
     def estimate(self, seed: int | None = None) -> Estimate | None:
-        """Return the draws of a new estimate; None if the sampler is accounted in closed form.
-
-        Raises:
-            ConfigError: a seed although nothing is drawn.
-        """
+        """Return the draws of a new estimate; None if the sampler is accounted in closed form."""
         if self.draws is None and self.name != "b-min-sep":
             if seed is not None:
                 raise ConfigError(
@@ -176,9 +166,6 @@ def sampled_guarantee(
         noise_multiplier: noise standard deviation on the sum / clip norm, > 0.
         estimate: draws of Monte Carlo, which ``BMinSep`` needs and ``BallsInBins`` may have.
         method: "pld" or "rdp", of Poisson sampling.
-
-    Raises:
-        ConfigError: a value out of range, or a mechanism that no known proof covers.
     """
     z = noise_multiplier
     if isinstance(sampling, PoissonSampling):
@@ -245,11 +232,7 @@ def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:
 
 
 def sampling_from_dict(values: Mapping[str, Any]) -> Sampling:
-    """Return the sampler that ``sampling_to_dict`` wrote.
-
-    Raises:
-        ConfigError: an unknown name, missing or unknown fields, or values out of range.
-    """
+    """Return the sampler that ``sampling_to_dict`` wrote."""
     options = dict(values)
     name = options.pop("name", None)
     if name not in SAMPLERS:
@@ -269,9 +252,6 @@ def cohorts(sampling: Sampling, *, members: int, rounds: int, key: bytes) -> Ite
         members: how many there are; the population, where the sampler names one.
         rounds: how many cohorts; for bins, their own number of rounds.
         key: 32 secret bytes from the operating system, for this run alone.
-
-    Raises:
-        ConfigError: a value out of range, or one that the sampler contradicts.
 
     >>> drawn = list(cohorts(BallsInBins(2, 4), members=5, rounds=4, key=bytes(32)))
     >>> sorted([*drawn[0].tolist(), *drawn[1].tolist()])

@@ -38,9 +38,6 @@ def error(mechanism: Mechanism, participation: Participation) -> PrefixError:
 
     An upper bound if the mechanism's sensitivity is one.
 
-    Raises:
-        ConfigError: rounds that differ.
-
     >>> from accounting import Independent
     >>> error(Independent(1600), Participation(1600)).max_error
     40.0

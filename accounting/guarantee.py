@@ -97,9 +97,6 @@ class Guarantee:
     def compose(self, other: "Guarantee") -> "Guarantee":
         """Return the guarantee of both releases together: mu^2 adds.
 
-        Raises:
-            ConfigError: the other one is amplified, and so under another adjacency.
-
         >>> Guarantee(mu=3.0).compose(Guarantee(mu=4.0)).mu
         5.000000000000001
         """
@@ -131,9 +128,6 @@ def guarantee(
             mechanism / clip_norm, on the scale of the sum; > 0. Never relative to the mechanism's
             sensitivity.
         method: see ``Guarantee``.
-
-    Raises:
-        ConfigError: a value is out of range, or mechanism and participation differ in rounds.
 
     >>> from accounting import BinaryTree
     >>> run = guarantee(BinaryTree(1600), Participation(1600), noise_multiplier=1.13)

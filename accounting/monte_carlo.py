@@ -123,9 +123,6 @@ class EstimatedGuarantee:
         samples: draws in each direction, 10,000 to 10^9.
         seed: of the draws, zero or more; by default a fresh one from the operating system, for
             which alone ``failure`` holds. Give it to repeat a figure.
-
-    Raises:
-        ConfigError: a value out of range, or a mechanism that the sampler does not cover.
     """
 
     noise_multiplier: float
@@ -164,10 +161,6 @@ class EstimatedGuarantee:
 
         It is never above the one without sampling, nor above that of bins in closed form. With
         few samples it is loose, not wrong.
-
-        Raises:
-            ConfigError: delta is below 1e-11, for bins; or so little noise, beside an encoder so
-                large, that logarithms of likelihoods are not finite.
         """
         failure = self.failure(delta)
         plain = Guarantee(self.mu).epsilon(delta)
@@ -342,11 +335,7 @@ class _Draws:
         seed: list[int],
         direction: int,
     ) -> "_Draws":
-        """Draw with the tilt of the least B at an epsilon of ``near``; direction 0 is removing.
-
-        Raises:
-            ConfigError: a loss or a weight is not a finite number.
-        """
+        """Draw with the tilt of the least B at an epsilon of ``near``; direction 0 is removing."""
         normal = hypotheses.log_weight((_TILTS**2 - _TILTS) / 2)
         best = int(np.argmin(_log_bound(_TILTS, normal, near)))
         tilt, log_normal = float(_TILTS[best]), float(normal[best])
@@ -438,11 +427,7 @@ def _log_mean(logs: Array, weights: Array | None = None) -> Array:
 
 
 def _bands(mechanism: Mechanism, separation: int) -> Array:
-    """Return the diagonals of |C|: row i has |C|_(t + i, t) for each round t.
-
-    Raises:
-        ConfigError: not a square encoder with at most ``separation`` bands.
-    """
+    """Return the diagonals of |C|: row i has |C|_(t + i, t) for each round t."""
     reach, encoder, rounds = bands_of(mechanism), magnitudes(mechanism), mechanism.rounds
     if reach > separation:
         raise ConfigError(

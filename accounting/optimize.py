@@ -38,9 +38,6 @@ def optimize(
         bands: for "toeplitz": number of coefficients, 1 .. rounds; None is all of them. For
             "banded-inverse": draws per round.
 
-    Raises:
-        ConfigError: a value out of range, or an option of another kind.
-
     >>> fit = optimize("blt", Participation(64), buffers=2)
     >>> fit.sensitivity(Participation(64)).exact
     True

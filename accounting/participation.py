@@ -25,9 +25,6 @@ class Participation:
             consecutive rounds. TF-Privacy counts the rounds strictly in between: use
             ``from_tf_privacy``.
 
-    Raises:
-        ConfigError: a value is out of range, or k participations do not fit at that distance.
-
     >>> Participation(rounds=1600)
     Participation(rounds=1600, max_participations=1, min_separation=1)
     """
@@ -88,9 +85,6 @@ class Participation:
             rounds: number of rounds n of the mechanism, 1 to a million; rounds count from 0.
             rounds_by_client: for each client, the rounds in which its update entered the sum, in
                 any order. A retried update that entered the sums of two rounds counts twice.
-
-        Raises:
-            ConfigError: a round outside 0 .. n-1, or a client twice in one round.
 
         >>> Participation.from_log(10, {"ada": [0, 4, 9], "bob": [3], "eve": [7, 2]})
         Participation(rounds=10, max_participations=3, min_separation=4)

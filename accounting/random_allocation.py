@@ -111,10 +111,6 @@ class AllocatedGuarantee:
         sampling: how members are put into bins.
         mechanism: what correlates the noise; None is independent noise.
 
-    Raises:
-        ConfigError: a value out of range, a mechanism of other rounds or of groups, or so little
-            noise that bins do not help here.
-
     >>> run = AllocatedGuarantee(4.0, BallsInBins(bins=8, rounds=32))
     >>> run.epsilon(1e-5) < Guarantee(0.5).epsilon(1e-5)
     True
@@ -177,11 +173,7 @@ class AllocatedGuarantee:
         return min([plain, *(_delta(shares, epsilon) for shares in self._usable())])
 
     def epsilon(self, delta: float) -> float:
-        """Return an upper bound on epsilon at ``delta`` in (0, 1), to 1e-6 above the bound's own.
-
-        Raises:
-            ConfigError: delta is below 1e-11.
-        """
+        """Return an upper bound on epsilon at ``delta`` in (0, 1), to 1e-6 above the bound's own."""
         delta = checks.probability("delta", delta)
         if delta < _LEAST_DELTA:
             raise ConfigError(f"delta={delta:g}: must be at least {_LEAST_DELTA:g} for bins.")
@@ -199,11 +191,7 @@ class AllocatedGuarantee:
 
 
 def bin_modes(mechanism: Mechanism, sampling: BallsInBins) -> Array:
-    """Return |C| x_j for every bin j, shape (released values, bins): means of the mixture.
-
-    Raises:
-        ConfigError: a mechanism of other rounds, of groups, or too long.
-    """
+    """Return |C| x_j for every bin j, shape (released values, bins): means of the mixture."""
     encoder = magnitudes(mechanism)
     refuse_other_rounds(sampling, mechanism)
     if sampling.bins > mechanism.rounds:

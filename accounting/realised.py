@@ -76,9 +76,6 @@ class Realised:
             noise_multiplier: as in ``guarantee``, > 0.
             delta: in (0, 1).
             method: see ``Guarantee``.
-
-        Raises:
-            ConfigError: a value out of range, or a client twice in one round.
         """
         worst = Participation.from_log(mechanism.rounds, histories)
         realised = realised_sensitivity(mechanism, histories, worst)
@@ -147,13 +144,7 @@ def _deviations(
 
 
 def read_log(path: Path) -> dict[str, list[int]]:
-    """Return each client's rounds, from a CSV file with the columns client and round.
-
-    Raises:
-        ConfigError: the file cannot be read, is too large, has no such columns or one twice, a row
-            of another length, a client whose name may look like another's, or a round that is not a
-            whole number from 0 on.
-    """
+    """Return each client's rounds, from a CSV file with the columns client and round."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ConfigError(

@@ -61,9 +61,6 @@ def brute_force(encoder: Array, participation: Participation) -> float:
     Args:
         encoder: C, shape (released values, rounds).
         participation: the patterns to try; its ``rounds`` is the number of columns of C.
-
-    Raises:
-        ConfigError: an entry is not finite, or the number of columns differs.
     """
     if encoder.ndim != 2 or encoder.shape[1] != participation.rounds:
         raise ConfigError(

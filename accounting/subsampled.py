@@ -164,9 +164,6 @@ def poisson_guarantee(
         sampling: how a round samples the population, and its groups.
         noise_multiplier: as in ``guarantee``, > 0; never relative to the sensitivity.
         method: "pld" or "rdp".
-
-    Raises:
-        ConfigError: a value is out of range, or the encoder has more bands than there are groups.
     """
     z, groups = checks.positive("noise_multiplier", noise_multiplier), sampling.groups
     steps = -(-mechanism.rounds // groups)
@@ -183,11 +180,7 @@ def poisson_guarantee(
 
 
 def magnitudes(mechanism: Mechanism) -> Array:
-    """Return |C|, the encoder without signs, one column per round.
-
-    Raises:
-        ConfigError: a mechanism of groups, or too long.
-    """
+    """Return |C|, the encoder without signs, one column per round."""
     if mechanism.groups is not None:
         raise ConfigError("grouped: no amplification is known here for groups; use guarantee().")
     if mechanism.rounds > MOST_ENCODED:
@@ -199,11 +192,7 @@ def magnitudes(mechanism: Mechanism) -> Array:
 
 
 def bands_of(mechanism: Mechanism) -> int:
-    """Return the number of diagonals of the encoder, up to the last that is not zero.
-
-    Raises:
-        ConfigError: not a square lower-triangular encoder, or one that is not written out.
-    """
+    """Return the number of diagonals of the encoder, up to the last that is not zero."""
     encoder = magnitudes(mechanism)
     if encoder.shape != (mechanism.rounds,) * 2 or np.triu(encoder, 1).any():
         raise ConfigError(f"{mechanism.name}: only a square lower-triangular encoder has bands.")

@@ -47,9 +47,6 @@ def typed_values(
         name: whose options they are, for errors.
         options: their texts.
         known: fields that this name takes.
-
-    Raises:
-        ConfigError: an option that is not known, or a text that is not a value of its field.
     """
     if unknown := [option for option in options if option not in known]:
         takes = f"takes {', '.join(sorted(known))}" if known else "has no options"

@@ -59,9 +59,6 @@ class BandedInverse(Filter):
             sum is not negative. C then has no negative entry and does not grow.
         normalize_columns: divide each column of C by its norm.
 
-    Raises:
-        ConfigError: a value is out of range.
-
     >>> from accounting import Participation, footprint
     >>> BandedInverse.square_root(8, bands=3).coefficients  # BISR
     (1.0, -0.5, -0.125)
@@ -248,9 +245,6 @@ def fit_banded_inverse(
 
     Returns:
         A local optimum found from BISR, or BISR itself where that is better.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
     n = participation.rounds
     if bands is None:

@@ -47,9 +47,6 @@ class BufferedToeplitz(OneStream):
     Coefficients are rounded down to float32, the type of the server's noise. A decay that noise and
     accountant rounded differently would be off by 6e-8, and its n-th power by n times that.
 
-    Raises:
-        ConfigError: a value is out of range, or the lengths differ.
-
     >>> BufferedToeplitz(4, decay=(0.5,), scale=(0.25,)).toeplitz().coefficients
     (1.0, 0.25, 0.125, 0.0625)
     """
@@ -87,12 +84,7 @@ class BufferedToeplitz(OneStream):
         decay: tuple[float, ...] | None = None,
         scale: tuple[float, ...] | None = None,
     ) -> "BufferedToeplitz":
-        """Return the BLT of these buffers, or the best one for the participation with up to 3.
-
-        Raises:
-            ConfigError: decay without scale, buffers or an objective as well as decay, or a value
-                out of range.
-        """
+        """Return the BLT of these buffers, or the best one for the participation with up to 3."""
         if (decay is None) != (scale is None):
             raise ConfigError("decay and scale of a BLT belong together: give both, or neither.")
         if decay is None or scale is None:
@@ -234,9 +226,6 @@ def fit_blt(participation: Participation, buffers: int, objective: Objective) ->
         The best local optimum from several starts, in the logarithms of rates and weights; about a
         second for any number of rounds. Each number of buffers also starts from the best fit so
         far, and is kept only if it improves it.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
     limit = checks.count("buffers", buffers, maximum=_MOST_BUFFERS)
     n = participation.rounds

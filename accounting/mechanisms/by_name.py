@@ -65,11 +65,7 @@ class FromFile:
         file: Path | None = None,
         fingerprint: str | None = None,
     ) -> Mechanism:
-        """Return the mechanism in ``file``, if it has this fingerprint and as many rounds.
-
-        Raises:
-            ConfigError: no file, one that does not hold a mechanism, or another one.
-        """
+        """Return the mechanism in ``file``, if it has this fingerprint and as many rounds."""
         if file is None:
             raise ConfigError("file is missing: name the file that holds the mechanism.")
         mechanism = read_mechanism(file)
@@ -147,9 +143,6 @@ class MechanismChoice:
     def parse(cls, text: str) -> "MechanismChoice":
         """Read a choice as people type it: ``blt:buffers=2``, ``file:mechanism.json``.
 
-        Raises:
-            ConfigError: an unknown mechanism, an option that it does not take, or no value of it.
-
         >>> str(MechanismChoice.parse("toeplitz:bands=8,fit"))
         'toeplitz:bands=8,fit'
         """
@@ -189,11 +182,7 @@ class MechanismChoice:
             )
 
     def build(self, participation: Participation) -> Mechanism:
-        """Return the mechanism; a fit takes seconds to minutes, and is cached on the disk.
-
-        Raises:
-            ConfigError: an option that this mechanism does not take, or a value out of range.
-        """
+        """Return the mechanism; a fit takes seconds to minutes, and is cached on the disk."""
         given = {
             field.name: value
             for field in fields(self)
@@ -263,9 +252,6 @@ def mechanism_from_dict(data: Mapping[str, Any]) -> Mechanism:
     Args:
         data: "schema", "name" and every field of that mechanism, none missing, none unknown.
 
-    Raises:
-        ConfigError: another schema, an unknown name, missing or unknown fields, or bad values.
-
     >>> mechanism_from_dict(BinaryTree(8).to_dict()) == BinaryTree(8)
     True
     """
@@ -329,9 +315,6 @@ def read_mechanism(path: Path) -> Mechanism:
 
     Args:
         path: a JSON file with what ``to_dict`` returns, or with a whole report that contains it.
-
-    Raises:
-        ConfigError: the file cannot be read, is too large, or holds something else.
     """
     try:
         size = path.stat().st_size

@@ -22,9 +22,6 @@ class Dense(OneStream):
         matrix: C, shape (n, n), finite, lower triangular (so that the guarantee holds when rounds
             depend on earlier releases) with a positive diagonal. Copied, and read-only after.
 
-    Raises:
-        ConfigError: not such a matrix.
-
     >>> Dense([[1.0, 0.0], [0.5, 1.0]]).prefix_variance()
     array([1.  , 1.25])
     """
@@ -136,9 +133,6 @@ def fit_dense(participation: Participation) -> Dense:
     length in log v converge faster. It stops when X, scaled to a unit diagonal, meets the bound.
 
     O(n^3) per step, about 15 steps (about ten seconds for 1600 rounds).
-
-    Raises:
-        ConfigError: more than one participation.
     """
     if participation.max_participations != 1:
         raise ConfigError(

@@ -49,10 +49,6 @@ class Grouped:
     Each group streams its own mechanism's noise, from draws of its own, in its active rounds;
     elsewhere its prefix sum and its noise stay as they are.
 
-    Raises:
-        ConfigError: a group that is never active, a mechanism of another length, sizes that do not
-            fit, groups inside groups.
-
     >>> from accounting import BinaryTree, Participation
     >>> both = Grouped([[0, 1], [0], [1]], [BinaryTree(2), BinaryTree(2)], [10, 20])
     >>> both.sensitivity(Participation(3)).squared  # of one tree over 3 rounds: 2 as well

@@ -53,11 +53,7 @@ class Mechanism(Protocol):
         """Diagonal of B B^T, shape (n,): noise variance of each prefix sum at z = clip_norm = 1."""
 
     def noise_program(self) -> NoiseProgram:
-        """The noise of each round's sum, as a linear program over draws.
-
-        Raises:
-            ConfigError: there are groups; each group's mechanism has its own program.
-        """
+        """The noise of each round's sum, as a linear program over draws."""
 
     def to_dict(self) -> dict[str, Any]:
         """Schema, name and every field, for JSON; ``mechanism_from_dict`` reads it back."""

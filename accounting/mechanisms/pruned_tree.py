@@ -32,9 +32,6 @@ class PrunedTree(OneStream):
         span: rounds of the whole run, 1 to a million.
         active: the group's rounds, ascending, from 0 to span - 1; they are its steps 0, 1, ...
 
-    Raises:
-        ConfigError: no active round, or one out of range or order.
-
     >>> PrunedTree(8, (0, 2, 5)).prefix_nodes(1)  # both steps: nothing else is in rounds 0 to 3
     [(0, 2)]
     """

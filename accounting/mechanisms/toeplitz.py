@@ -80,9 +80,6 @@ class Filter(OneStream):
             normalize_columns: as for the class; after the fit, if there is one.
             fit: fit the coefficients, see ``optimize``.
             objective: of the fit; None is "rmse".
-
-        Raises:
-            ConfigError: options that contradict each other, or a value out of range.
         """
         n = participation.rounds
         if objective is not None and not fit:
@@ -149,9 +146,6 @@ class Toeplitz(Filter):
 
     ``square_root`` is C C = A, c_j = (2j choose j) / 4^j (Fichtenberger, Henzinger and Upadhyay
     2023; banded: Kalinin and Lampert 2024).
-
-    Raises:
-        ConfigError: a value is out of range.
 
     >>> Toeplitz.square_root(3).coefficients
     (1.0, 0.5, 0.375)
@@ -376,9 +370,6 @@ def fit_toeplitz(participation: Participation, bands: int | None, objective: Obj
 
     Returns:
         A local optimum, found from the square-root filter; seconds for 2048 rounds.
-
-    Raises:
-        ConfigError: a value is out of range.
     """
     n = checks.count(
         "rounds",

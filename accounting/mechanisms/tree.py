@@ -87,9 +87,6 @@ class BinaryTree(OneStream):
         estimator: "vanilla" adds the nodes of t's binary expansion; "online" first improves each
             with its descendants (Honaker 2015): less noise, the same nodes, the same sensitivity.
 
-    Raises:
-        ConfigError: a value is out of range.
-
     >>> from accounting import Participation
     >>> BinaryTree(1600).sensitivity(Participation(1600)).squared
     11.0

@@ -29,10 +29,6 @@ class SampledCohorts(Sequence[tuple[ClientId, ...]]):
     Attributes:
         source: of the run's noise.
         population: ``ids_hash`` of the population.
-
-    Raises:
-        ConfigError: the plan has no sampling, an id is malformed or there twice, or the sampler is
-            of another population.
     """
 
     def __init__(self, plan: PrivacyPlan, ids: Iterable[object], source: NoiseSource) -> None:
@@ -72,11 +68,7 @@ class SampledCohorts(Sequence[tuple[ClientId, ...]]):
 
 
 def distinct_ids(ids: Iterable[object]) -> Sequence[ClientId]:
-    """Return the ids of a population as Python's int and str; a range stays what it is.
-
-    Raises:
-        ConfigError: an id is malformed, or there twice.
-    """
+    """Return the ids of a population as Python's int and str; a range stays what it is."""
     if isinstance(ids, range):  # of a million users, a list is 40 MB
         return ids
     named = [client_id(value) for value in ids]

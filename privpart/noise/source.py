@@ -90,11 +90,7 @@ class SecretSource(NoiseSource):
         self._claimed: set[int] = set()
 
     def claim(self, stream: int) -> None:
-        """Take ``stream`` for one run.
-
-        Raises:
-            ConfigError: it is taken.
-        """
+        """Take ``stream`` for one run."""
         stream = checks.count("stream", stream, minimum=0)
         # two streams under one id would have the same noise, which cancels in their difference
         if stream in self._claimed:
@@ -110,11 +106,7 @@ class SecretSource(NoiseSource):
         return secrets.token_bytes(SALT_BYTES)
 
     def draws(self, stream: int, salt: bytes) -> Draws:
-        """Return the draws of a stream under a salt.
-
-        Raises:
-            ConfigError: this process was forked from the one that made the source.
-        """
+        """Return the draws of a stream under a salt."""
         # a fork has the key and the claims, and would draw what its parent draws
         if os.getpid() != self._process:
             raise ConfigError(

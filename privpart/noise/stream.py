@@ -292,10 +292,6 @@ class NoiseStream:
         The noise is that of the real-valued mechanism, rounded as ``accounting.mechanisms.program``
         states; the integers are the same on every machine.
 
-    Raises:
-        ConfigError: a value out of range, groups of another length than ``dim``, a filter whose
-            noise grows beyond 2^52 steps, or a stream id that this secret source already feeds.
-
     >>> from accounting import BinaryTree
     >>> from privpart import SeededSource
     >>> stream = NoiseStream(BinaryTree(8), dim=5, stddev=2.0**20, source=SeededSource(0))
@@ -367,10 +363,6 @@ class NoiseStream:
 
         Returns:
             Shape (c,): the active groups, one after the other; c = d without groups.
-
-        Raises:
-            ConfigError: all planned rounds are done (one more could open a new level of the tree,
-                which nobody accounted for), or an earlier call was interrupted halfway.
         """
         if self.round >= self.mechanism.rounds:
             raise ConfigError(
@@ -448,11 +440,6 @@ class NoiseStream:
         A round that was drawn but never committed is drawn again under a new salt, so it never has
         one noise under two sums. The draws of a seeded source have no salt: they are those of the
         undisturbed run. Never resume before a round that was released.
-
-        Raises:
-            ConfigError: this stream has begun (going back would repeat its noise), or the state is
-                of another mechanism, dim, stddev, stream or source, lacks a key, has an unknown
-                one, a round or number out of range, or a tensor of another shape or type.
         """
         rounds = self._checked_round(state)
         salts = _checked_salts(state["salts"], rounds, self.source.private)
@@ -593,9 +580,6 @@ def noise_and_grid(
         source: where the i.i.d. draws come from.
         stream: id of the noise at the source: 0 of updates, 1 of the bits of adaptive clipping.
             The ids of groups begin 2 later, because a server has these two.
-
-    Raises:
-        ConfigError: as ``NoiseStream``, ``noise_bits`` and ``Grid.of``.
     """
     bits = noise_bits(noise_multiplier, dim)
     first = stream if plan.mechanism.groups is None else stream + 2
