@@ -173,7 +173,7 @@ class AllocatedGuarantee:
         return min([plain, *(_delta(shares, epsilon) for shares in self._usable())])
 
     def epsilon(self, delta: float) -> float:
-        """Return an upper bound on epsilon at ``delta`` in (0, 1), to 1e-6 above the bound's own."""
+        """Return an upper bound on epsilon at ``delta`` in (0, 1), within 1e-6 of the least."""
         delta = checks.probability("delta", delta)
         if delta < _LEAST_DELTA:
             raise ConfigError(f"delta={delta:g}: must be at least {_LEAST_DELTA:g} for bins.")
