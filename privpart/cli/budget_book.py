@@ -1,20 +1,19 @@
 """``privpart budget``: what each population has spent on this machine, and its limit."""
 
 import difflib
-import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from accounting import ConfigError, checks
+from accounting import ConfigError, Guarantee, checks
 from accounting.report import down, up
 from privpart.cli import options
 from privpart.cli.idle import beside, without
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv, fill_lines, print_table
+from privpart.cli.output import fill_lines, print_result, print_table
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from privpart.run.budget_book import Account, Entry
+    from privpart.run.budget_book import Account, Limit
 
 _SCHEMA = "privpart/budget/1"
 _EXCEEDED = 3
@@ -121,53 +120,44 @@ def _named(population: str, book: "list[Account]") -> "Account":
 
 
 def _print(book: "list[Account]", delta: float | None, form: Format, *, runs: bool) -> None:
-    if form is Format.JSON:
-        shown = {"schema": _SCHEMA, "populations": [account.to_dict(delta) for account in book]}
-        typer.echo(json.dumps(shown, indent=2, allow_nan=False))
-    elif form is Format.CSV:
-        _print_csv(book, delta, runs=runs)
-    elif runs:
-        _print_one(book[0], delta)
+    documents = [account.to_dict(delta) for account in book]
+    if runs:
+        rows = [{"schema": _SCHEMA} | run for document in documents for run in document["runs"]]
     else:
-        _print_all(book, delta)
+        rows = [_csv_row(document) for document in documents]
+    print_result(
+        form,
+        {"schema": _SCHEMA, "populations": documents},
+        rows,
+        lambda: _print_one(book[0], documents[0]) if runs else _print_all(book, documents),
+    )
 
 
-def _print_csv(book: "list[Account]", delta: float | None, *, runs: bool) -> None:
-    rows: list[dict[str, Any]] = []
-    for account in book:
-        values = account.to_dict(delta)
-        if runs:
-            rows += [{"schema": _SCHEMA} | run for run in values["runs"]]
-        else:
-            plain = {k: v for k, v in values.items() if not isinstance(v, list | dict)}
-            plain.pop("limit", None)
-            limit = values["limit"] or {"epsilon": None, "delta": None}
-            of_limit = {f"limit_{name}": limit[name] for name in ("epsilon", "delta")}
-            rows.append({"schema": _SCHEMA, "runs": len(values["runs"])} | plain | of_limit)
-    if rows:
-        typer.echo(as_csv(rows), nl=False)
+def _csv_row(document: dict[str, Any]) -> dict[str, Any]:
+    plain = {k: v for k, v in document.items() if not isinstance(v, list | dict)}
+    plain.pop("limit", None)
+    limit = document["limit"] or {}
+    of_limit = {f"limit_{name}": limit.get(name) for name in ("epsilon", "delta")}
+    return {"schema": _SCHEMA, "runs": len(document["runs"])} | plain | of_limit
 
 
-def _print_all(book: "list[Account]", delta: float | None) -> None:
+def _print_all(book: "list[Account]", documents: list[dict[str, Any]]) -> None:
     if not book:
         typer.echo("  No run on this machine has named a population yet.")
         return
-    rows = []
-    for account in book:
-        values = account.to_dict(delta)
-        limit, remaining = account.limit, account.left()
-        rows.append(
-            [
-                account.population,
-                str(len(account.entries)),
-                _up(values["mu"]),
-                _up(values["epsilon"]),
-                _NONE if values["delta"] is None else f"{values['delta']:g}",
-                _NONE if limit is None else f"{limit.epsilon:g} at {limit.delta:g}",
-                _NONE if remaining is None else down(remaining, 4),
-                account.status,
-            ]
-        )
+    rows = [
+        [
+            account.population,
+            str(len(account.entries)),
+            _up(values["mu"]),
+            _up(values["epsilon"]),
+            _NONE if values["delta"] is None else f"{values['delta']:g}",
+            _limit(account.limit),
+            _NONE if values["mu_left"] is None else down(values["mu_left"], 4),
+            account.status,
+        ]
+        for account, values in zip(book, documents, strict=True)
+    ]
     header = ["population", "runs", "mu", "epsilon", "delta", "limit", "mu left", "status"]
     print_table(
         "What all runs on this machine told about one member of each population",
@@ -178,83 +168,61 @@ def _print_all(book: "list[Account]", delta: float | None) -> None:
     typer.echo("\n".join(fill_lines(_HIDDEN)))
 
 
-def _print_one(account: "Account", delta: float | None) -> None:
-    values = account.to_dict(delta)
+def _print_one(account: "Account", values: dict[str, Any]) -> None:
     if account.entries:
         header = ["run", "parent", "mu", "epsilon", "rounds", "status", "begun", "folder"]
         print_table(
             f"Runs about {account.population}, each charged alone and for its whole plan",
             header,
-            [_cells(entry, values["delta"]) for entry in account.entries],
+            [_cells(run, values["delta"]) for run in values["runs"]],
             spare=("begun", "folder", "parent"),
         )
+    at = "" if values["delta"] is None else f" with delta {values['delta']:g}"
+    status: str = account.status
+    unbounded = len(account.unbounded)
+    if status == "not-private":
+        status = f"NOT PRIVATE: {unbounded} runs with noise from a seed, or none, are not added"
+    elif unbounded:
+        status += f"; {unbounded} simulations on public data are not added"
     lines = [
-        ("together", f"mu {_up(values['mu'])}, epsilon {_up(values['epsilon'])}{_at(values)}"),
-        ("status", _status(account)),
-        (
-            "limit",
-            _NONE if account.limit is None else _limit(account.limit.epsilon, account.limit.delta),
-        ),
+        ("together", f"mu {_up(values['mu'])}, epsilon {_up(values['epsilon'])}{at}"),
+        ("status", status),
+        ("limit", _limit(account.limit)),
     ]
     if account.limit is not None:
-        lines.append(("left", _left(account)))
+        passed = ": the limit is passed" * account.passed
+        lines.append(("left", _left(account.left(), account.limit.delta) + passed))
     # the last entry is the present limit, which is listed above
     for since, old in account.history[:-1] if account.limit is not None else account.history:
-        limit = "removed" if old is None else _limit(old.epsilon, old.delta)
-        lines.append(("earlier limit", f"{limit}, since {since}"))
+        lines.append(("earlier limit", f"{_limit(old)}, since {since}"))
     text = [f"  {name:<14} {value}" for name, value in lines]
     typer.echo("\n".join([*text, "", *fill_lines(_HIDDEN)]))
 
 
-def _cells(entry: "Entry", delta: float | None) -> list[str]:
-    from accounting import Guarantee
-
-    values = entry.to_dict()
-    alone = None
-    if entry.mu is not None and delta is not None:
-        alone = Guarantee(entry.mu).epsilon(delta)
-    done, planned = values["released"], entry.rounds
+def _cells(run: dict[str, Any], delta: float | None) -> list[str]:
+    bounded = run["mu"] is not None
+    done, planned = ("?" if run[name] is None else run[name] for name in ("released", "rounds"))
     return [
-        entry.run[:12],
-        _NONE if entry.parent is None else entry.parent[:12],
-        entry.kind if entry.mu is None else _up(entry.mu),
-        _up(alone),
-        f"{'?' if done is None else done} of {'?' if planned is None else planned}",
-        values["status"],
-        entry.begun[:10],
-        entry.folder or _NONE,
+        run["run"][:12],
+        _NONE if run["parent"] is None else run["parent"][:12],
+        _up(run["mu"]) if bounded else run["kind"],
+        _up(Guarantee(run["mu"]).epsilon(delta)) if bounded and delta is not None else _NONE,
+        f"{done} of {planned}",
+        run["status"],
+        run["begun"][:10],
+        run["folder"] or _NONE,
     ]
 
 
-def _status(account: "Account") -> str:
-    if account.status == "not-private":
-        return (
-            f"NOT PRIVATE: {len(account.unbounded)} runs with noise from a seed, or without noise, "
-            "have no bound and are not added"
-        )
-    if account.unbounded:
-        return (
-            f"{account.status}; {len(account.unbounded)} simulations on public data are not added"
-        )
-    return account.status
+def _left(mu: float | None, delta: float) -> str:
+    if mu is None or not mu > 0:
+        return "nothing"
+    alone = down(Guarantee(mu).epsilon(delta), 4)
+    return f"a run of mu {down(mu, 4)}, that is epsilon {alone} alone"
 
 
-def _left(account: "Account") -> str:
-    from accounting import Guarantee
-
-    remaining, limit = account.left(), account.limit
-    if remaining is None or limit is None or not remaining > 0:
-        return "nothing" + (": the limit is passed" if account.passed else "")
-    alone = Guarantee(remaining).epsilon(limit.delta)
-    return f"a run of mu {down(remaining, 4)}, that is epsilon {down(alone, 4)} alone"
-
-
-def _limit(epsilon: float, delta: float) -> str:
-    return f"epsilon {epsilon:g} with delta {delta:g}"
-
-
-def _at(values: dict[str, Any]) -> str:
-    return "" if values["delta"] is None else f" with delta {values['delta']:g}"
+def _limit(limit: "Limit | None") -> str:
+    return _NONE if limit is None else f"epsilon {limit.epsilon:g} with delta {limit.delta:g}"
 
 
 def _up(value: float | None) -> str:

@@ -1,6 +1,5 @@
 """``privpart doctor``: whether this machine and a plan are fit to train."""
 
-import json
 import os
 import platform
 import sys
@@ -20,20 +19,15 @@ from accounting.report import up
 from privpart.cli import options
 from privpart.cli.idle import without
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv
+from privpart.cli.output import print_result
 
 if TYPE_CHECKING:  # imported where used: the other commands must start without torch
     from privpart.training.plan_file import PlanFile
     from privpart.training.training import Training
 
 _NEEDED = ("torch", "numpy", "scipy", "opacus", "dp-accounting", "safetensors", "cryptography")
-_EXTRAS = {
-    "pandas": "frames",
-    "pyarrow": "frames",
-    "transformers": "huggingface",
-    "peft": "huggingface",
-    "datasets": "huggingface",
-}
+_EXTRAS = {"frames": ("pandas", "pyarrow"), "huggingface": ("transformers", "peft", "datasets")}
+_MARKS = {"ok": "  ", "note": "- ", "fault": "! "}
 _TIMED = 8
 """Most clients of a round that are timed."""
 _CHECKED = 100
@@ -71,19 +65,11 @@ def doctor(
             *_installation(),
             *(() if plan is None else _plan(plan, all_clients=all_clients)),
         ]
-    if form is Format.JSON:
-        document = {
-            "schema": "privpart/doctor/1",
-            "findings": [asdict(finding) for finding in findings],
-        }
-        typer.echo(json.dumps(document, indent=2, allow_nan=False))
-    elif form is Format.CSV:
-        typer.echo(as_csv([asdict(finding) for finding in findings]), nl=False)
-    else:
-        width = max(len(finding.check) for finding in findings)
-        for finding in findings:
-            mark = {"ok": "  ", "note": "- ", "fault": "! "}[finding.status]
-            typer.echo(f"{mark}{finding.check:<{width}}  {finding.found}")
+    rows = [asdict(finding) for finding in findings]
+    document = {"schema": "privpart/doctor/1", "findings": rows}
+    width = max(len(finding.check) for finding in findings)
+    lines = [f"{_MARKS[f.status]}{f.check:<{width}}  {f.found}" for f in findings]
+    print_result(form, document, rows, lambda: typer.echo("\n".join(lines)))
     if any(finding.status == "fault" for finding in findings):
         raise typer.Exit(2)
 
@@ -92,15 +78,10 @@ def _installation() -> Iterator[Finding]:
     yield Finding("privpart", version("privpart"))
     yield Finding("Python", f"{platform.python_version()} on {platform.system()}")
     for name in _NEEDED:
-        try:
-            yield Finding(name, version(name))
-        except PackageNotFoundError:
-            yield Finding(name, f"missing: pip install {name}", "fault")
-    for name, extra in _EXTRAS.items():
-        try:
-            yield Finding(name, version(name))
-        except PackageNotFoundError:
-            yield Finding(name, f"not installed; pip install 'privpart[{extra}]'", "note")
+        yield _package(name, f"missing: pip install {name}", "fault")
+    for extra, names in _EXTRAS.items():
+        for name in names:
+            yield _package(name, f"not installed; pip install 'privpart[{extra}]'", "note")
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -108,6 +89,13 @@ def _installation() -> Iterator[Finding]:
     yield Finding("accelerator", "CUDA" if torch.cuda.is_available() else "none; the CPU is used")
     yield _guard()
     yield _writable("this folder", Path(), "; runs need --out elsewhere", "note")
+
+
+def _package(name: str, missing: str, status: Literal["note", "fault"]) -> Finding:
+    try:
+        return Finding(name, version(name))
+    except PackageNotFoundError:
+        return Finding(name, missing, status)
 
 
 def _writable(
@@ -144,6 +132,7 @@ def _guard() -> Finding:
 def _plan(path: Path, *, all_clients: bool) -> Iterator[Finding]:
     """Check a plan; the first fault ends the list."""
     from privpart.cli.train import tell_of_code
+    from privpart.data.clients import check_clients
     from privpart.training.plan_file import read
     from privpart.training.training import training
 
@@ -156,7 +145,10 @@ def _plan(path: Path, *, all_clients: bool) -> Iterator[Finding]:
         warning = plan.accept_delta(len(setup.clients.ids))
         yield Finding("delta", warning or f"{plan.privacy.delta:g}", "note" if warning else "ok")
         yield from _parts(setup)
-        yield _examples(setup, None if all_clients else _CHECKED)
+        count = len(setup.clients.ids)
+        checked = count if all_clients else min(_CHECKED, count)
+        check_clients(setup.clients, limit=checked)
+        yield Finding("clients", f"{count:,}; the examples of {checked:,} were read")
         yield _seconds(setup)
     except ConfigError as error:
         yield Finding("plan", str(error), "fault")
@@ -206,16 +198,6 @@ def _parts(setup: "Training") -> Iterator[Finding]:
 def _names(names: tuple[str, ...], limit: int = 4) -> str:
     shown = ", ".join(names[:limit])
     return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown
-
-
-def _examples(setup: "Training", limit: int | None) -> Finding:
-    from privpart.data.clients import check_clients
-
-    clients = setup.clients
-    check_clients(clients, limit=limit)
-    count = len(clients.ids)
-    checked = count if limit is None else min(limit, count)
-    return Finding("clients", f"{count:,}; the examples of {checked:,} were read")
 
 
 def _seconds(setup: "Training") -> Finding:
