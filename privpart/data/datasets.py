@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol, cast
+from typing import Any
 
 from torch import Tensor
 
@@ -13,15 +13,8 @@ from privpart.data.clients import IndexedClients
 from privpart.data.index import Index
 
 
-class Items(Protocol):
-    """A map-style dataset, such as ``torch.utils.data.Dataset`` with a length; a list conforms."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, row: int, /) -> Any: ...  # noqa: ANN401  a nest
-
-
 def from_dataset(
-    dataset: Items,
+    dataset: Any,  # noqa: ANN401
     *,
     user: str | Iterable[object],
     examples: Callable[[dict[str, Any]], Any] | None = None,
@@ -55,7 +48,7 @@ def from_dataset(
         )
     if isinstance(dataset, kind):
         # without examples, a column's values must be arrays; lists of texts stay what they are
-        formatted = cast("Any", dataset).with_format(None if examples else "numpy")
+        formatted = dataset.with_format(None if examples else "numpy")
         return IndexedClients(index, partial(_rows, formatted, user, examples))
     if examples is not None:
         raise ConfigError(
@@ -65,7 +58,7 @@ def from_dataset(
     return IndexedClients(index, partial(_items, dataset))
 
 
-def _items(dataset: Items, rows: Tensor) -> Batch:
+def _items(dataset: Any, rows: Tensor) -> Batch:  # noqa: ANN401
     return stack([dataset[row] for row in rows.tolist()])
 
 

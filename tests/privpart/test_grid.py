@@ -59,26 +59,9 @@ def bound(grid):
 
 
 HOSTILE = [
-    0.0,
-    -0.0,
-    1e-45,
-    -1e-45,
-    1e-38,
-    5e-324,
-    1e-300,
-    1e-160,
-    1.0,
-    -0.3,
-    65504.0,
-    1e38,
-    -3.4e38,
-    1e154,
-    1e200,
-    1.7e308,
-    math.inf,
-    -math.inf,
-    math.nan,
-]
+    0.0, -0.0, 1e-45, -1e-45, 1e-38, 5e-324, 1e-300, 1e-160, 1.0, -0.3, 65504.0, 1e38,
+    -3.4e38, 1e154, 1e200, 1.7e308, math.inf, -math.inf, math.nan,
+]  # fmt: skip
 numbers = st.one_of(st.sampled_from(HOSTILE), st.floats(width=64), st.floats(-2, 2))
 grids = st.one_of(
     st.builds(grid_of, st.sampled_from(Z), st.integers(1, 50)),
@@ -215,7 +198,7 @@ def test_an_update_that_changes_while_it_is_read_stays_within_the_norm():
     other = Changing(update)
     other.start()
     try:
-        for _ in range(30):
+        for _ in range(10):
             q, _ = integers(update, 1.0, grid)
             assert squared(q) <= bound(grid)
     finally:
