@@ -59,10 +59,9 @@ class CohortTooSmallError(RuntimeError):
 
 
 class CohortRefusedError(CohortTooSmallError):
-    """Most clients that were asked in a round are missing from it, and their updates were refused.
+    """The updates of most clients that were asked in a round were refused; nothing was released.
 
-    Nothing was released, no noise was spent and the server has not changed. To go on would divide
-    the model as if all had come. The sentence says why they were refused.
+    To go on would divide the model as if all had come.
     """
 
 
@@ -142,22 +141,18 @@ def fit(
             plan samples, they are the ``SampledCohorts`` of this plan and this server's source.
         commit: makes a round durable, for instance ``RunFolder.commit``. It is called before
             anything else, inside or outside ``fit``, sees the round's model.
-        evaluate: returns a metric of the trainable part, shape (d,). Use public data only: the
-            guarantee does not cover what it returns.
+        evaluate: returns a metric of the trainable part, shape (d,), from public data.
         evaluate_every: rounds between evaluations, >= 1; None evaluates after the last round only.
         callbacks: called after each committed round, in order.
         health: whether to measure ``RoundRecord.health``. Not for release.
         stop_if_diverged: whether to end after a round in which most updates were not finite, so
-            that no more privacy is spent on noise alone. Whoever sees that a run stopped learns
-            something that no guarantee covers.
+            that no more privacy is spent on noise alone.
 
     Raises:
         ConfigError: more cohorts than planned rounds, a cohort with something that is not an id or
             with one client twice (both before the first round), cohorts that the plan's sampling
-            did not draw, an engine that may be vectorized where clients are sampled, or
-            ``evaluate_every`` is not a count.
-        CohortTooSmallError: a round had too few well-formed updates.
-        CohortRefusedError: most of a cohort was refused.
+            did not draw, or an engine that may be vectorized where clients are sampled.
+        CohortTooSmallError, CohortRefusedError: nothing of a round was released.
         DivergedError: after a round was committed, if most of its updates were not finite.
     """
     if evaluate_every is not None:

@@ -70,12 +70,11 @@ class RoundTask:
     """The task that the server gives to the clients of one round.
 
     Attributes:
-        round: number of the round, from 0.
+        round: from 0.
         clients: ids of the cohort; chosen without looking at data.
         clip_norm: bound on the L2 norm of each update in this round.
         plan: hash of the plan; every update repeats it.
-        active: groups of parameters that train in this round, by the plan's public schedule; None
-            if the model has no groups.
+        active: groups of parameters that train in this round; None if the model has no groups.
         sum_clip_norm: clip norm of updates that an engine sums before the server rounds them to its
             grid, a little shorter than ``clip_norm``; 0 if it must not sum; None: ``clip_norm``.
         grid: the public grid of the run, for clients that round their updates themselves; None for
@@ -97,18 +96,13 @@ class RoundTask:
     def sum_of(
         self, clients: Sequence[ClientId], total: Tensor, norms: Sequence[float]
     ) -> "CohortSum":
-        """Return the joint answer of several simulated clients to this task.
+        """Return the joint answer of several simulated clients to this task, see ``CohortSum``.
 
-        Args:
-            clients: their ids.
-            total: see ``CohortSum``.
-            norms: of their updates, before or after clipping; NaN of one that is not finite.
+        ``norms`` are those of their updates, before or after clipping; NaN if not finite.
         """
         unclipped = sum(not is_clipped(norm, self.clip_norm) for norm in norms)
-        not_finite = sum(map(math.isnan, norms))
-        return CohortSum(
-            tuple(clients), total, unclipped, not_finite, self.clip_norm, self.round, self.plan
-        )
+        counts = unclipped, sum(map(math.isnan, norms))
+        return CohortSum(tuple(clients), total, *counts, self.clip_norm, self.round, self.plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,19 +125,15 @@ class ClientUpdate:
     plan: str
 
     def fault(self, task: RoundTask) -> "Reason | None":
-        """NaN and infinity are admitted: the clip turns such an update into zeros.
-
-        So whether a round is released does not depend on the values in an update.
-        """
+        """NaN and infinity are admitted: no value decides whether a round is released."""
 
 
 @dataclass(frozen=True, slots=True)
 class CohortSum:
     """The sum of the clipped updates of several clients that the operator simulates.
 
-    The server cannot clip updates that it does not see, so it trusts the maker of the sum. A sum is
-    therefore never a client's message, and nothing that arrives over a network becomes one: only
-    code that the operator runs makes it.
+    The server trusts its maker. A sum is therefore never a client's message, and nothing that
+    arrives over a network becomes one: only code that the operator runs makes it.
 
     Attributes:
         clients: ids of the clients in the sum, each once, including those whose update is zero.

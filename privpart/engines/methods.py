@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
@@ -107,9 +108,7 @@ class LocalComputation:
     @property
     def users(self) -> Users:
         """The clients' data, if all of it is in memory."""
-        if not isinstance(self.clients, Users):
-            raise TypeError("the examples of these clients are fetched one client at a time")
-        return self.clients
+        return cast("Users", self.clients)
 
     @property
     def x(self) -> Tensor:

@@ -23,37 +23,27 @@ _REHEARSALS = 2
 """Calls before a recording, in which libraries choose their kernels and get memory."""
 
 
-class Recorder:
-    """Records work on a CUDA device as graphs, which share memory for what happens in between.
+def record(work: Callable[[], None], device: torch.device, memory: Any) -> Callable[[], None]:  # noqa: ANN401
+    """Return a function that repeats work on a CUDA device.
 
     Args:
+        work: called a few times before the recording. What it reads and writes must stay where it
+            is in memory.
         device: the current one.
+        memory: ``torch.cuda.graph_pool_handle()``, for what happens in between.
     """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._memory: Any = None
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that repeats ``work``.
-
-        Args:
-            work: called a few times before the recording. What it reads and writes must stay where
-                it is in memory.
-        """
-        cuda: Any = torch.cuda
-        other, before = cuda.Stream(self._device), cuda.current_stream(self._device)
-        other.wait_stream(before)
-        with cuda.stream(other):
-            for _ in range(_REHEARSALS):
-                work()
-        before.wait_stream(other)
-        self._memory = self._memory or cuda.graph_pool_handle()
-        graph = cuda.CUDAGraph()
-        with cuda.graph(graph, pool=self._memory):
+    cuda: Any = torch.cuda
+    other, before = cuda.Stream(device), cuda.current_stream(device)
+    other.wait_stream(before)
+    with cuda.stream(other):
+        for _ in range(_REHEARSALS):
             work()
-        replay: Callable[[], None] = graph.replay
-        return replay
+    before.wait_stream(other)
+    graph = cuda.CUDAGraph()
+    with cuda.graph(graph, pool=memory):
+        work()
+    replay: Callable[[], None] = graph.replay
+    return replay
 
 
 class RecordedTraining:
@@ -69,7 +59,8 @@ class RecordedTraining:
         self._model = model
         self._x, self._y = x, y
         self._rate = torch.zeros((), device=x.device)
-        self._recorder = Recorder(x.device)
+        cuda: Any = torch.cuda
+        self._memory = cuda.graph_pool_handle() if x.is_cuda else None
         # by the size of the batch: what repeats a step, and the rows that it reads
         self._steps: dict[int, tuple[Callable[[], None], Tensor]] = {}
         # those of the module are replaced for each client, and a recording holds addresses
@@ -115,7 +106,7 @@ class RecordedTraining:
     def _recorded(self, size: int) -> tuple[Callable[[], None], Tensor]:
         rows = torch.zeros(size, dtype=torch.int64, device=self._x.device)
         buffers = state_of(self._buffers.values())
-        repeat = self._recorder.record(lambda: self._step(rows))
+        repeat = record(lambda: self._step(rows), rows.device, self._memory)
         if buffers != state_of(self._buffers.values()):
             raise RuntimeError("the network writes to its buffers; use batching='loop'")
         return repeat, rows

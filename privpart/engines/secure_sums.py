@@ -77,7 +77,7 @@ def modulus_bits(grid: Grid, clients: int) -> int:
     Raises:
         ConfigError: more than 2^51 would be needed, above which the server's sum is not exact.
     """
-    largest = _largest_sum(grid, clients)
+    largest = clients * math.floor(grid.norm) + (1 << (grid.bits + _ROOM_BITS))
     if largest.bit_length() >= _MOST_MODULUS_BITS:
         raise ConfigError(
             f"{clients} clients: their sum needs a modulus above 2^{_MOST_MODULUS_BITS}, and would "
@@ -88,13 +88,11 @@ def modulus_bits(grid: Grid, clients: int) -> int:
 
 def is_modulus(bits: object, grid: Grid, clients: int) -> bool:
     """Return whether sums of so many updates modulo 2^bits do not wrap around, and are exact."""
-    if type(bits) is not int or not 0 < bits <= _MOST_MODULUS_BITS:
+    try:
+        least = modulus_bits(grid, clients)
+    except ConfigError:
         return False
-    return 1 << (bits - 1) > _largest_sum(grid, clients)
-
-
-def _largest_sum(grid: Grid, clients: int) -> int:
-    return clients * math.floor(grid.norm) + (1 << (grid.bits + _ROOM_BITS))
+    return type(bits) is int and least <= bits <= _MOST_MODULUS_BITS
 
 
 def residues(update: Tensor, clip_norm: float, grid: Grid, bits: int) -> NDArray[np.int64]:

@@ -226,9 +226,8 @@ def _computing(
     groups = [[escape(name) for name in names] for names in groups]
     trainable = [name for names in groups for name in names]
     model = PartialModel(module, train=trainable, seed=None, groups=groups)
-    if features is not None:
-        parts = split(model)
-        model = parts[1] if parts is not None else model
+    parts = split(model) if features is not None else None
+    model = parts[1] if parts is not None else model
     population = clients if isinstance(clients, Users) else pickle.loads(clients)
     computation: LocalComputation | None = None
 

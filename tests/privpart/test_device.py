@@ -92,20 +92,15 @@ def test_updates_are_clipped_on_the_device_at_once_and_the_model_stays(
         assert torch.equal(value, before[name])
 
 
-class Repeated:
+def repeated(work, *_):
     """Calls the step again, where a CUDA graph would repeat its kernels."""
-
-    def __init__(self, device):
-        self.device = device
-
-    def record(self, work):
-        work()
-        return work
+    work()
+    return work
 
 
 def test_recorded_steps_are_the_plain_training(accelerator, monkeypatch):
     if accelerator == "pretend":
-        monkeypatch.setattr(recorded, "Recorder", Repeated)
+        monkeypatch.setattr(recorded, "record", repeated)
     model = cnn()
     local = LocalTraining(0.2, epochs=2, batch_size=3)
     there = LocalComputation(
@@ -126,7 +121,7 @@ def test_recorded_steps_are_the_plain_training(accelerator, monkeypatch):
 
 def test_what_a_recording_would_not_see_is_not_recorded(accelerator, monkeypatch):
     if accelerator == "pretend":
-        monkeypatch.setattr(recorded, "Recorder", Repeated)
+        monkeypatch.setattr(recorded, "record", repeated)
     device, out = torch.device(accelerator), torch.empty(len(SIZES), 650)
     model = PartialModel(Counting, seed=0).on(device)
     there = LocalComputation(model, users().on(device), local=LOCAL, data_seed=5)
