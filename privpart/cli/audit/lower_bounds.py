@@ -97,9 +97,8 @@ def of_run(folder: Path, confidence: float) -> EpsilonAudit:
         report_goal=promised.report_goal,
         learning_rate=plan.server.learning_rate,
     )
-    summed = sum(row.summed > 0 for row in rows)
     clipping = "by the server, of canaries and other clients alike"
-    if summed:
+    if summed := sum(row.summed > 0 for row in rows):
         clipping = (
             f"by the server, of canaries; in {summed} of {rounds} rounds the run's engine clipped "
             "the other clients, which is not tested"
@@ -139,14 +138,10 @@ def _unsampled(plan: PrivacyPlan) -> Guarantee:
 def of_plan(
     path: Path, confidence: float, seed: int, *, canaries: tuple[int, int] | None, replay: bool
 ) -> EpsilonAudit:
-    """Audit a replica of a plan's server.
+    """Audit a replica of a plan's server, whose noise and coins are those of ``seed``.
 
-    Args:
-        path: the plan.
-        confidence: of each bound, in (0, 1).
-        seed: of noise and coins.
-        canaries: number per run, and of runs; None simulates none.
-        replay: whether to run it with and without one client, under the same noise.
+    Canaries are their number per run, and of runs; None simulates none. A replay runs it with and
+    without one client, under the same noise.
 
     Raises:
         ConfigError: no server of this plan can be audited.

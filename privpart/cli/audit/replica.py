@@ -11,6 +11,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -115,23 +116,11 @@ class Replica:
         fit(server, CanaryEngine(clients, canaries), cohorts, commit=keep)
         return np.stack(rows)
 
-    def planted(
-        self,
-        count: int,
-        *,
-        key: bytes = b"",
-        present: NDArray[np.bool_] | None = None,
-    ) -> PlantedCanaries:
+    def planted(self, count: int, **coins: Any) -> PlantedCanaries:  # noqa: ANN401  key or present
         """Return canaries of this plan, by the key of their coins, or by who is present."""
-        return PlantedCanaries(
-            *(self.plan.mechanism, self.plan.participation),
-            dim=self.dim,
-            count=count,
-            seed=0,
-            momentum=self.optimizer.momentum,
-            key=key,
-            present=present,
-        )
+        public: Any = {"dim": self.dim, "seed": 0, "momentum": self.optimizer.momentum}
+        mechanism, participation = self.plan.mechanism, self.plan.participation
+        return PlantedCanaries(mechanism, participation, count=count, **public, **coins)
 
 
 class _Others:
@@ -172,23 +161,10 @@ class Scored:
 
 
 def canary_scores(
-    replica: Replica,
-    *,
-    count: int,
-    runs: int,
-    seed: int,
-    step: Step = lambda: None,
+    replica: Replica, *, count: int, runs: int, seed: int, step: Step = lambda: None
 ) -> Scored:
-    """Run a replica several times with canaries, each with noise and coins of its own.
-
-    Args:
-        replica: what is run.
-        count: canaries per run.
-        runs: number of runs.
-        seed: of noise and coins.
-        step: called after each round.
-    """
-    scores, present, mus = [], [], []
+    """Run a replica several times with ``count`` canaries, each with noise and coins of its own."""
+    scores, present, visible = [], [], []
     sums = _Others(replica).sum
     for number in range(runs):
         run_seed = _seed(seed, f"run {number}")
@@ -200,7 +176,7 @@ def canary_scores(
         def read(model: Tensor, planted: PlantedCanaries = planted) -> Array:
             return np.asarray(planted.project(model).numpy())
 
-        scored, visible = planted.seen(
+        score, mu = planted.seen(
             replica.run(planted, run_seed, read, step),
             noise_multiplier=replica.plan.update_noise_multiplier,
             clip_norm=replica.plan.clip_norm,
@@ -208,12 +184,11 @@ def canary_scores(
             learning_rate=replica.optimizer.learning_rate,
             known=expected,
         )
-        scores.append(scored)
+        scores.append(score)
         present.append(planted.present)
-        mus.append(visible)
-    return Scored(
-        np.concatenate(scores), np.concatenate(present), float(np.mean(mus)), others_known=True
-    )
+        visible.append(mu)
+    everyone = np.concatenate(scores), np.concatenate(present)
+    return Scored(*everyone, float(np.mean(visible)), others_known=True)
 
 
 def paired_replay(replica: Replica, *, seed: int, step: Step = lambda: None) -> list[Replay]:

@@ -28,6 +28,7 @@ _MEANINGS: Mapping[Verdict, str] = {
     "void": "'void': nothing was attacked, and nothing follows about privacy.",
 }
 _BUFFERS = "buffers are sent besides the update: no clip and no noise covers them"
+_FAILED = "the attack failed {}: nothing follows about privacy; try --effort long."
 _SWEPT = ("clip", "noise_multiplier", "epsilon", "delta", "verdict", "exact")
 
 AnyReport = LeakageReport | TextReport
@@ -119,14 +120,10 @@ def summary_of_levels(points: Sequence[DefencePoint], options: Mapping[str, Any]
     of_text, delta = points[0].of_text, points[0].delta
     score, form = ("rouge", ".2f") if of_text else ("psnr", ".1f")
     what = "ROUGE-L (F1) per sentence" if of_text else "-10 log10 MSE per image, data range 1"
-    median_, most = f"{score}_median", f"{score}_max"
+    middle, most, guess = f"{score}_median", f"{score}_max", "baseline_median"
     values = [
         point.to_dict()
-        | {
-            median_: median(point.scores),
-            "baseline_median": median(point.baselines),
-            most: max(point.scores),
-        }
+        | {middle: median(point.scores), guess: median(point.baselines), most: max(point.scores)}
         for point in points
     ]
     cells = [
@@ -135,9 +132,9 @@ def summary_of_levels(points: Sequence[DefencePoint], options: Mapping[str, Any]
             "noise multiplier": f"{p['noise_multiplier']:g}",
             "epsilon": "infinite" if p["epsilon"] is None else up(p["epsilon"], 4),
             **({"exact": str(p["exact"])} if of_text else {}),
-            "median": f"{p[median_]:{form}}",
+            "median": f"{p[middle]:{form}}",
             "max": f"{p[most]:{form}}",
-            "no attack": f"{p['baseline_median']:{form}}",
+            "no attack": f"{p[guess]:{form}}",
             "verdict": p["verdict"],
         }
         for p in values
@@ -146,16 +143,10 @@ def summary_of_levels(points: Sequence[DefencePoint], options: Mapping[str, Any]
     if options["send_buffers"]:
         warnings.append(f"{_BUFFERS}, and no epsilon of the table is theirs.")
     if points[0].missing:
-        missing = ", ".join(points[0].missing)
-        warnings.append(
-            f"nothing besides the examples attacked: the baseline {missing} is missing."
-        )
+        warnings.append(_missing("examples", points[0].missing))
     if all(point.verdict == "attack failed" for point in points):
-        warnings.append(
-            "the attack failed at every clip and noise: nothing follows about privacy; try "
-            "--effort long."
-        )
-    names = [*_SWEPT, median_, "baseline_median", most]
+        warnings.append(_FAILED.format("at every clip and noise"))
+    names = [*_SWEPT, middle, guess, most]
     return Summary(
         kind="text" if of_text else "images",
         verdict=min((point.verdict for point in points), key=VERDICTS.index),
@@ -313,11 +304,15 @@ def _warnings(report: AnyReport, examples: str) -> list[str]:
         of_all = f", and epsilon {_epsilon(report)} is not theirs" if report.bound else ""
         warnings.append(f"{_BUFFERS}{of_all}.")
     if report.missing:
-        warnings.append(
-            f"no {examples} besides those attacked: the baseline {', '.join(report.missing)} is "
-            "missing, so what all of them share counts as found in the update."
-        )
+        warnings.append(_missing(examples, report.missing))
     return [*warnings, *_doubts(report), *_failures(report.rows)]
+
+
+def _missing(examples: str, baselines: Sequence[str]) -> str:
+    return (
+        f"no {examples} besides those attacked: the baseline {', '.join(baselines)} is missing, so "
+        "what all of them share counts as found in the update."
+    )
 
 
 def _doubts(report: AnyReport) -> list[str]:
@@ -346,10 +341,7 @@ def _failures(rows: AnyRows) -> list[str]:
             "no token. Nothing follows about privacy."
         )
     if tried := [row for row in failed if row not in unread]:
-        warnings.append(
-            f"the attack failed on {_names(tried)}: nothing follows about privacy; try --effort "
-            "long."
-        )
+        warnings.append(_FAILED.format(f"on {_names(tried)}"))
     return warnings
 
 

@@ -68,17 +68,17 @@ class EpsilonAudit:
         """Say which bounds are above the accountant's epsilon, and how often that is expected."""
         if not self.bounds:
             return "there is no bound: the noise is not the mechanism's"
-        level = percent(self.bounds[0].confidence)
+        count, level = len(self.bounds), percent(self.bounds[0].confidence)
         if not self.above:
             return (
-                f"none of {len(self.bounds)} bounds at {level} is above the accountant's epsilon, "
-                "which does not show that the run is private"
+                f"none of {count} bounds at {level} is above the accountant's epsilon, which does "
+                "not show that the run is private"
             )
         listed = ", ".join(f"{bound.method} {down(bound.epsilon, 5)}" for bound in self.above)
         return (
-            f"at {level}, {len(self.above)} of {len(self.bounds)} are above the accountant's "
-            f"{up(self.epsilon, 5)}: {listed}. For each this happens "
-            f"{_chance(self.bounds[0])}; a VIOLATION needs {percent(SURE)} over all bounds together"
+            f"at {level}, {len(self.above)} of {count} are above the accountant's "
+            f"{up(self.epsilon, 5)}: {listed}. For each this happens {_chance(self.bounds[0])}; a "
+            f"VIOLATION needs {percent(SURE)} over all bounds together"
         )
 
     @property
@@ -157,16 +157,7 @@ def judged(
     scored: Scored | None = None,
     replays: Sequence[Replay] = (),
 ) -> EpsilonAudit:
-    """Return an audit with its bounds and verdict.
-
-    Args:
-        about: what was audited, ready for JSON.
-        claimed: the accountant's guarantee.
-        delta: in (0, 1).
-        confidence: of each bound, in (0, 1).
-        scored: the canaries.
-        replays: paired replays, one per group of parameters; their errors are shared.
-    """
+    """Return an audit with its bounds and verdict; the replays' errors are shared."""
     proved = _bounds(scored, replays, delta, confidence)
     # Bonferroni: the error of a VIOLATION is shared by all bounds.
     sure = 1 - (1 - SURE) / max(1, len(proved))
@@ -205,16 +196,16 @@ def _bounds(
     scored: Scored | None, replays: Sequence[Replay], delta: float, confidence: float
 ) -> tuple[Bound, ...]:
     at: Any = {"delta": delta, "confidence": confidence}
-    of_scores: tuple[Bound, ...] = ()
+    of_scores: list[Bound] = []
     if scored is not None:
         canaries = scored.scores, scored.present
-        of_scores = (
+        of_scores = [
             bounds.one_run(*canaries, **at),
             bounds.one_run_gdp(*canaries, **at),
             bounds.clopper_pearson(*canaries, **at),
             bounds.guesses(*canaries, claimed_mu=scored.mu, **at),
             bounds.pooled_t(*canaries, **at),
-        )
+        ]
     # Each replay is wrong less often, so that the best of them is as often as was asked for.
     shared = 1 - (1 - confidence) / max(1, len(replays))
     replayed = [replay.bound(delta, shared) for replay in replays if not replay.faults]

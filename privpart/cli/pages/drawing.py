@@ -85,12 +85,7 @@ _METADATA: Any = {
 
 
 class Styles:
-    """Colours of parts and dashes of mechanisms; equal names look alike in every panel.
-
-    Args:
-        parts: names, in the order of the colours; others follow as they come.
-        mechanisms: names, in the order of the dashes; others follow as they come.
-    """
+    """Colours of parts and dashes of mechanisms; names that are not listed follow as they come."""
 
     def __init__(self, parts: Sequence[str] = (), mechanisms: Sequence[str] = ()) -> None:
         self._parts = list(parts)
@@ -205,12 +200,7 @@ def band(
 ) -> None:
     """Draw a line with a band around it; a lone point gets a bar.
 
-    Args:
-        axes: the panel.
-        xs: places, in any order.
-        values: one per place.
-        errors: the band's width on either side, (n,), or below and above, (2, n); None is none.
-        style: matplotlib's keywords of the line.
+    Errors are the band's width on either side, (n,), or below and above, (2, n); None is none.
     """
     order = np.argsort(xs)
     width = np.nan_to_num(np.asarray(errors, dtype=float))

@@ -9,6 +9,7 @@ whether the algorithm does what its proof says, at the bottom whom one trusts wi
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 from matplotlib.figure import Figure
 
@@ -83,19 +84,16 @@ def epsilon_curve(report: PrivacyReport) -> Figure:
     low, high = middle - 4, max(middle, min(middle + 4, -1.0))
     deltas = [10 ** (low + (high - low) * i / _CURVE) for i in range(_CURVE + 1)]
     curve = [report.guarantee.epsilon(delta) for delta in deltas]
+    sampled = report.sampling is not None
+    known = "if it is known who takes part" * sampled
     # epsilon falls with delta, so the left end of each step bounds the whole of it
-    axes.plot(deltas, curve, color=drawing.SERIES[0], drawstyle="steps-post")
-    dot = f"ε = {up(report.epsilon)}"
-    if report.sampling is not None:
-        axes.lines[0].set_label("if it is known who takes part")
-        dot += ", who takes part is secret"
-    axes.plot([report.delta], [report.epsilon], "o", color=drawing.SERIES[1], markersize=6)
-    axes.annotate(
-        dot, (report.delta, report.epsilon), (8, 6), textcoords="offset points",
-        color=drawing.SERIES[1], weight="bold",
-    )  # fmt: skip
-    axes.set_ylim(0, 1.1 * max(*curve, report.epsilon))
-    axes.set_xlim(deltas[0], deltas[-1])
+    axes.plot(deltas, curve, color=drawing.SERIES[0], drawstyle="steps-post", label=known)
+    point = report.delta, report.epsilon
+    style: Any = {"color": drawing.SERIES[1]}
+    text = f"ε = {up(report.epsilon)}" + ", who takes part is secret" * sampled
+    axes.plot(*point, "o", markersize=6, **style)
+    axes.annotate(text, point, (8, 6), textcoords="offset points", weight="bold", **style)
+    axes.set(xlim=(deltas[0], deltas[-1]), ylim=(0, 1.1 * max(*curve, report.epsilon)))
     drawing.log_axis(axes.xaxis, "δ")
     axes.set_ylabel("ε, at most")
     drawing.legend(axes, least=1)
@@ -112,22 +110,16 @@ def attack_curve(report: PrivacyReport) -> Figure:
     # the rate rises, so the right end of each step bounds the whole of it
     axes.fill_between(xs, ys, color=drawing.SERIES[0], alpha=0.13, step="pre", linewidth=0)
     axes.plot(xs, ys, color=drawing.SERIES[0], drawstyle="steps-pre")
-    guessing = {"color": drawing.FAINT, "linestyle": drawing.DASHES[1], "linewidth": 1}
+    guessing: Any = {"color": drawing.FAINT, "linestyle": drawing.DASHES[1], "linewidth": 1}
     axes.plot([0, 100], [0, 100], label="guessing", **guessing)
     axes.set(xlim=(0, 100), ylim=(0, 100))
-    axes.set_xlabel("false alarms (%)")
-    axes.set_ylabel("detected, at most (%)")
+    axes.set(xlabel="false alarms (%)", ylabel="detected, at most (%)")
     drawing.legend(axes, least=1, loc="lower right")
     return figure
 
 
 def assumptions_section(report: PrivacyReport, utility: str = "not measured here.") -> Section:
-    """Return the assumptions by layer and status, and what each layer asks that nothing here says.
-
-    Args:
-        report: whose assumptions.
-        utility: a sentence on what the noise costs.
-    """
+    """Return the assumptions by layer, what the noise costs, and what nothing here says."""
     top, middle, bottom = LAYERS
     open_questions = {
         top: (

@@ -44,12 +44,7 @@ _Pieces = list[tuple[str, str]]
 
 
 def leakage_page(summary: Summary, blocks: Sequence[Block]) -> Page:
-    """Return the page of an audit.
-
-    Args:
-        summary: what the terminal says of it.
-        blocks: the data that came back, images or sentences.
-    """
+    """Return the page of an audit: the data that came back, and what the terminal says of it."""
     lead = _VOID if summary.verdict == "void" else _LEAD
     return Page(
         f"What the update gives away: {summary.kind}",
@@ -73,9 +68,7 @@ def photograph(picture: Path, shows: str, caption: str) -> list[Block]:
 def marked_sentences(report: TextReport, words: Sequence[str] = ()) -> list[Block]:
     """Return each true sentence with its tokens marked, and what was read, per view.
 
-    Args:
-        report: of the audit.
-        words: text of each token by id; other tokens are shown as numbers.
+    Tokens without a word are shown as numbers.
     """
     blocks = [Block("marked", [("plain", "key", "", _spaced(list(_KEY), " · "))], "Marks")]
     glue = _glue(words)

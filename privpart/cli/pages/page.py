@@ -41,16 +41,10 @@ Badge = tuple[Tone, str]
 class Block:
     """A list of items of one kind, under a heading if it has one.
 
-    The items of each kind:
-
-    - facts: pairs of a name and a value; "figures" are large facts, which the page is about
-    - prose: paragraphs
-    - points: sentences of a list
-    - badged: statements such as assumptions: tone and text of the badge, name, sentence, and lines
-      in small print below it
-    - marked: lines of text in pieces: tone and text of the badge, name, and pairs of a mark
-      ("right", "moved", "false", "") and a text
-    - pictures: ``Picture``, side by side where the page is wide enough
+    Facts, and figures in large, are pairs of a name and a value; prose and points are sentences;
+    pictures are ``Picture``. Badged are statements with tone and text of a badge, a name, a
+    sentence, and lines in small print. Marked are lines with a badge and a name, and pairs of
+    a mark ("right", "moved", "false", "") and a piece of text.
     """
 
     kind: Literal["facts", "figures", "prose", "points", "badged", "marked", "pictures"]
@@ -60,13 +54,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows under a header; the first column is on the left, and so is every column of words.
-
-    Attributes:
-        title: what the table shows.
-        header: names of the columns.
-        rows: cells.
-    """
+    """Rows under a header; the first column is on the left, and so is every column of words."""
 
     title: str
     header: Sequence[str]
@@ -84,13 +72,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure that was drawn by the rules of ``drawing``, or a photograph as PNG.
-
-    Attributes:
-        content: the picture.
-        shows: what it shows, for who cannot see it.
-        caption: below it.
-    """
+    """A drawn figure, or a photograph as PNG; ``shows`` is for who cannot see it."""
 
     content: Figure | bytes
     shows: str
@@ -110,13 +92,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A part of a page.
-
-    Attributes:
-        title: also in the page's list of contents.
-        blocks: in order; a section without any is left out.
-        lead: a sentence below the title.
-    """
+    """A part of a page, below a sentence; one without blocks is left out."""
 
     title: str
     blocks: Sequence[Block | Table]

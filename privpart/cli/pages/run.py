@@ -66,10 +66,7 @@ def run_page(result: RunReport) -> Page:
 def unreadable_page(error: str, checks: Sequence[Check], folder: Path) -> Page:
     """Return the page of a run whose ledger was changed or is damaged: it claims nothing.
 
-    Args:
-        error: why nothing can be derived from the ledger.
-        checks: what was checked of the folder, if it could be read so far.
-        folder: of the run; no part of its place is shown.
+    It shows the error, what was checked so far, and no part of the folder's place.
     """
     reasons = [f"{check.what}: {check.says}." for check in checks if check.status == "wrong"]
     shown = [without_places(reason, folder) for reason in reasons or [error]]
@@ -118,14 +115,15 @@ def _sound(result: RunReport) -> list[Section]:
     if result.select is not None:
         lines = [f"{line[0].upper()}{line[1:]}." for line in result.select]
         blocks.append(Block("prose", lines))
-    all_runs, measured = [], []
+    glance, measured = [key_figures(report)], []
     if result.all_runs is not None:
         says = without_places(result.all_runs.says)
-        all_runs = [Block("facts", [("all that this machine released about these people", says)])]
+        name = "all that this machine released about these people"
+        glance.append(Block("facts", [(name, says)]))
     if result.measured is not None:
         measured = [Block("prose", [f"An audit of this run found {result.measured}."])]
     return [
-        Section("At a glance", [key_figures(report), *all_runs]),
+        Section("At a glance", glance),
         Section("Statement", blocks),
         guarantee_section(report, lead=sampled),
         assumptions_section(report, utility),

@@ -21,15 +21,7 @@ def sweep_page(
     notes: Sequence[str],
     failed: Sequence[str],
 ) -> Page:
-    """Return the page of a sweep.
-
-    Args:
-        rows: of its table, as ``privpart sweep --format json`` prints them.
-        axes: names of its axes.
-        figures: accuracy against "noise" and "epsilon".
-        notes: what must be known to read the figures.
-        failed: a sentence per cell that failed.
-    """
+    """Return the page of a sweep: its figures by "noise" and "epsilon", notes, and what failed."""
     table, deltas = table_of_sweep(rows, axes)
     pictures = [
         Picture(figure, f"Result against {name}.", _CAPTION[name])
