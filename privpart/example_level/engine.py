@@ -33,7 +33,6 @@ from privpart.example_level.optimizer import (
     MAX_CLIP_NORM,
     MIN_CLIP_NORM,
     FTRLOptimizer,
-    Scheduler,
     fixed_tensors,
     refuse_hooks,
 )
@@ -170,15 +169,16 @@ class FTRLEngine:
         if population is not None:
             facts["population_name"] = f"{population} (examples)"
         dealt = Loader(data_loader.dataset, batch_sampler=passes, **_options(data_loader))
-        steps = Scheduler(scheduler, 1 if scheduler_every == "step" else passes.batches)
+        interval = 1 if scheduler_every == "step" else passes.batches
         wrapped = _wrapped(
             module, passes.rows, loss_reduction=loss_reduction, batch_first=batch_first
         )
         try:
             source = self._source(plan, out, facts, resume=resume)
             noise, grid = noise_and_grid(plan, dim, z, source, 0)
-            private = FTRLOptimizer(optimizer, wrapped, passes, noise, grid, plan, loss_reduction)
-            private.begin(self._folder, StepState(plan, source, private, steps), steps)
+            about = noise, grid, plan, loss_reduction, scheduler, interval
+            private = FTRLOptimizer(optimizer, wrapped, passes, *about)
+            private.begin(self._folder, StepState(plan, source, private))
         except BaseException:
             # Hooks must not stay on the user's module.
             wrapped.cleanup()

@@ -19,37 +19,6 @@ from privpart.run.folder import Committed, RunFolder
 from privpart.server import RoundCounts
 
 
-class Scheduler:
-    """A learning-rate scheduler that the optimizer steps, so that it is kept with each commit."""
-
-    def __init__(self, scheduler: LRScheduler | None, interval: int) -> None:
-        self._scheduler = scheduler
-        self._interval = interval
-
-    def step(self, done: int) -> None:
-        """Step it if it is due after ``done`` steps; refuse one that the loop stepped too."""
-        if self._scheduler is None:
-            return
-        if self._scheduler.last_epoch != (done - 1) // self._interval:
-            raise ConfigError(
-                "scheduler: was stepped by the loop as well; the optimizer steps it. Leave out "
-                "scheduler.step()."
-            )
-        if done % self._interval == 0:
-            self._scheduler.step()
-
-    def state_dict(self) -> dict[str, Any] | None:
-        """Return the state of torch's scheduler; None if there is none."""
-        return None if self._scheduler is None else self._scheduler.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Restore what ``state_dict`` returned."""
-        if (self._scheduler is None) != (state is None):
-            raise ConfigError("scheduler: the run was begun with one; pass it again, or none.")
-        if self._scheduler is not None and state is not None:
-            self._scheduler.load_state_dict(state)
-
-
 class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
     """The user's optimiser, which sees only noised sums of clipped per-example gradients.
 
@@ -70,6 +39,8 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         grid: Grid,
         plan: PrivacyPlan,
         loss_reduction: str,
+        scheduler: LRScheduler | None = None,
+        scheduler_interval: int = 1,
     ) -> None:
         super().__init__(
             optimizer,
@@ -92,7 +63,8 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._stepping = False
         self._folder: RunFolder | None = None
         self._steps: Committed | None = None
-        self._scheduler: Scheduler | None = None
+        self.scheduler = scheduler
+        self._scheduler_interval = scheduler_interval
         self._checked = False
         self._released: list[Tensor] = []
         self._fixed: dict[str, tuple[Tensor, Any]] = {}
@@ -108,11 +80,11 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("a private optimizer is never copied; a copy would repeat its noise.")
 
-    def begin(self, folder: RunFolder | None, steps: Committed, scheduler: Scheduler) -> None:
+    def begin(self, folder: RunFolder | None, steps: Committed) -> None:
         """Commit every step to a run folder, if there is one; continue its run."""
         if folder is not None:
             folder.restore(steps)
-        self._folder, self._steps, self._scheduler = folder, steps, scheduler
+        self._folder, self._steps = folder, steps
         # the user still holds the optimizer that was passed, whose steps would have no noise
         self._guard = self.original_optimizer.register_step_pre_hook(self._refuse_other_steps).id
         self._released = [p.detach().clone() for p in self.trained]
@@ -162,8 +134,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         finally:
             self._stepping = False
         # before the commit, so that the rate of the next step is kept with this one
-        if self._scheduler is not None:
-            self._scheduler.step(self.passes.done)
+        self._step_scheduler(self.passes.done)
         if self._folder is not None and self._steps is not None:
             examples = len(self._steps.cohort)
             counts = RoundCounts(examples, examples, 0, rows_differ=self._rows_differ)
@@ -173,6 +144,25 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             for released, p in zip(self._released, self.trained, strict=True):
                 released.copy_(p)
         return result
+
+    def _step_scheduler(self, done: int) -> None:
+        """Step the scheduler if it is due; refuse one that the loop stepped too."""
+        if self.scheduler is None:
+            return
+        if self.scheduler.last_epoch != (done - 1) // self._scheduler_interval:
+            raise ConfigError(
+                "scheduler: was stepped by the loop as well; the optimizer steps it. Leave out "
+                "scheduler.step()."
+            )
+        if done % self._scheduler_interval == 0:
+            self.scheduler.step()
+
+    def load_scheduler(self, state: dict[str, Any] | None) -> None:
+        """Restore the state of the scheduler that the run was begun with; None if it had none."""
+        if (self.scheduler is None) != (state is None):
+            raise ConfigError("scheduler: the run was begun with one; pass it again, or none.")
+        if self.scheduler is not None and state is not None:
+            self.scheduler.load_state_dict(state)
 
     def _take_back(self) -> None:
         """Return to the last parameters that were released: a resumed run takes the step again."""

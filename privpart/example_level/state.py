@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.example_level.optimizer import FTRLOptimizer, Scheduler
+from privpart.example_level.optimizer import FTRLOptimizer
 from privpart.messages import ClientId
 from privpart.noise.source import NoiseSource
 from privpart.plan import PrivacyPlan
@@ -18,18 +18,11 @@ _SCHEMA = "privpart/example-level/1"
 class StepState:
     """What a run folder keeps after each step; see ``Committed``."""
 
-    def __init__(
-        self,
-        plan: PrivacyPlan,
-        source: NoiseSource,
-        optimizer: FTRLOptimizer,
-        scheduler: Scheduler,
-    ) -> None:
+    def __init__(self, plan: PrivacyPlan, source: NoiseSource, optimizer: FTRLOptimizer) -> None:
         self.plan_hash = plan.hash
         self.last_clip_norm = plan.clip_norm
         self.source = source
         self._optimizer = optimizer
-        self._scheduler = scheduler
 
     @property
     def round(self) -> int:
@@ -70,7 +63,9 @@ class StepState:
             {k: v for k, v in group.items() if k != "params"} for group in original.param_groups
         ]
         values = {"schema": _SCHEMA, "plan": self.plan_hash, "round": self.round, "noise": noise}
-        values |= {"groups": groups, "scheduler": self._scheduler.state_dict()}
+        scheduler = self._optimizer.scheduler
+        values |= {"groups": groups}
+        values["scheduler"] = None if scheduler is None else scheduler.state_dict()
         try:
             return tensors, json.loads(json.dumps(values, allow_nan=False))
         except (TypeError, ValueError) as error:
@@ -111,7 +106,7 @@ class StepState:
         original.load_state_dict(restored)
         for group, settings in zip(original.param_groups, values["groups"], strict=True):
             group.update(settings)
-        self._scheduler.load_state_dict(values["scheduler"])
+        self._optimizer.load_scheduler(values["scheduler"])
         # last, since loading may draw
         torch.set_rng_state(random.to(torch.uint8))
         self._optimizer.passes.resume(values["round"])

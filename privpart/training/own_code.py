@@ -327,12 +327,12 @@ def _add_to_path(reference: _Reference, file: Path) -> None:
     other, added = _origin(reference.module) or str(file), place not in sys.path
     if added:
         sys.path.insert(0, place)
-    for found in (other, _origin(reference.module)):
-        if not _same(found, file):
+    for origin in (other, _origin(reference.module)):
+        if not _same(origin, file):
             if added:
                 sys.path.remove(place)
             raise ConfigError(
-                f"{reference.text}: another module has its name, {found or 'built into Python'}; "
+                f"{reference.text}: another module has its name, {origin or 'built into Python'}; "
                 "rename the file."
             )
 

@@ -124,13 +124,6 @@ def test_a_plan_without_schedule_compares_as_its_options_do(privpart):
         assert row["mechanism_parameters"] == other["mechanism_parameters"]
 
 
-def test_rounds_that_do_not_fit_the_schedule_say_how_many_do(privpart, tmp_path):
-    path = tmp_path / "plan.toml"
-    path.write_text(SMALL.replace("rounds = 8", "rounds = 9", 1))
-    with pytest.raises(ConfigError, match=r"rounds=9: the schedule has 8 rounds for 3 groups"):
-        privpart("epsilon", "--plan", str(path))
-
-
 def test_a_run_with_groups(privpart, small, tmp_path, monkeypatch):
     monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "state"))
     out = str(tmp_path / "run")
@@ -144,6 +137,7 @@ def test_a_run_with_groups(privpart, small, tmp_path, monkeypatch):
     assert again == report
 
 
+@pytest.mark.slow  # its parts: tests/privpart/test_inspect.py
 def test_the_diagnostics_of_a_run_and_of_two(privpart, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "state"))
     script = runpy.run_path("examples/studies/fedpart_inspect.py")
