@@ -115,7 +115,7 @@ class PrivacyPlan:
         if self.sampling is not None:
             self._refuse_beside_sampling(self.sampling)
         elif self.estimate is not None:
-            raise ConfigError("estimate: is of a sampled plan; this one has no sampling.")
+            raise ConfigError("estimate: only valid with sampling; this plan has none.")
 
     def _refuse_beside_sampling(self, sampling: Sampling) -> None:
         """Refuse what the proof of an amplified guarantee does not cover (docs/sampling.md)."""

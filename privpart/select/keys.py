@@ -90,8 +90,7 @@ class StructuredKeys:
         generator = np.random.default_rng((self.data_seed, client, round_))
         chosen = self.strategy(remaining, room, generator) if room else ()
         keys = sorted((*self.always, *chosen))
-        # so that the number of keys reveals nothing
-        # the decoys stay the same: an observer could tell changing ones from the client's own keys
+        # decoys hide the number of keys; changing ones could be told from the client's own keys
         coins = np.random.default_rng((self.data_seed, client))
         unused = np.setdiff1d(np.arange(len(counts)), keys)
         decoys = coins.choice(unused, self.m - len(keys), replace=False)

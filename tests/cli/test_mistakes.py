@@ -193,7 +193,7 @@ NETWORKS = [
             {"keep = []\n": 'keep = []\nlocal = ["4.*"]\n'}),
     Mistake("local and trained", ("local", "train", "2.weight"),
             {"keep = []\n": 'keep = []\nlocal = ["2.*"]\n'}),
-    Mistake("batch norm", ("BatchNorm", "eval"),
+    Mistake("batch norm", ("BatchNorm", "freeze_batch_norm"),
             code="\ndef network(hidden):\n"
             "    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))\n"),
     Mistake("no weights", ("model.weights", r"w\.safetensors"),
