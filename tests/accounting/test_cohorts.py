@@ -117,22 +117,6 @@ def test_a_key_repeats_and_another_one_does_not(sampling):
     assert 0.1 < (table != joined(sampling, key=bytes(32))).mean() < 0.6
 
 
-def test_samplers_with_one_key_share_no_words():
-    """A member that joined b-min-sep first is no likelier in Poisson's first round."""
-    separated = joined(BMinSep(8000, MEMBERS, 1))[:, 0]
-    poisson = joined(PoissonSampling(8000, MEMBERS))[:, 0]
-    both = (separated & poisson).sum()
-    assert abs(both - MEMBERS * 0.04) < 5 * math.sqrt(MEMBERS * 0.04)
-
-
-def test_one_member_and_tiny_probabilities():
-    assert all(
-        len(cohort) == 1 for cohort in cohorts(PoissonSampling(1, 1), members=1, rounds=4, key=KEY)
-    )
-    rare = cohorts(BMinSep(1e-12, 10, 2), members=10, rounds=50, key=KEY)
-    assert sum(map(len, rare)) == 0
-
-
 @dataclass
 class Anything:
     population: int = 5

@@ -19,10 +19,8 @@ from accounting import (
     Participation,
     PrunedTree,
     Toeplitz,
-    error,
     fingerprint,
     footprint,
-    guarantee,
     mechanism_from_dict,
     sampled_guarantee,
 )
@@ -200,36 +198,6 @@ def test_resnet8_every_round_is_a_bound():
     assert claimed.squared == pytest.approx(3110, rel=1e-9)
     assert not claimed.exact
     assert BinaryTree(100).sensitivity(Participation(100, 100, 1)).squared == 10172
-
-
-@pytest.mark.parametrize(
-    ("z", "one", "own"), [(1.13, 12.16, 9.87), (4.03, 2.71, 2.24), (8.83, 1.13, 0.94)]
-)
-def test_resnet8_epsilon(z, one, own):
-    for mechanism, expected in ((BinaryTree(100), one), (RUN, own)):
-        found = guarantee(mechanism, Participation(100), noise_multiplier=z).epsilon(1e-5)
-        assert found == pytest.approx(expected, abs=0.006)
-
-
-def test_noise_in_the_model_against_one_tree():
-    """At equal cost, over all parameters: on average, in the worst round, in the last."""
-    once = Participation(100)
-    own, one = error(RUN, once), error(BinaryTree(100), once)
-    assert own.rmse / one.rmse == pytest.approx(0.763, abs=5e-4)
-    assert own.max_error / one.max_error == pytest.approx(0.690, abs=5e-4)
-    last = 5 * RUN.prefix_variance()[-1] / (7 * BinaryTree(100).prefix_variance()[-1])
-    assert math.sqrt(last) == pytest.approx(0.845, abs=5e-4)
-
-
-def test_a_pruned_single_tree_gains_on_average_but_not_in_depth():
-    once = Participation(100)
-    pruned = grouped(fedpart(), lambda own: PrunedTree(100, own), RESNET8)
-    assert pruned.sensitivity(once).squared == pytest.approx(7)
-    gain, one = error(pruned, once), error(BinaryTree(100), once)
-    assert gain.rmse / one.rmse < 0.81  # the reference, which looks no round ahead: 0.809
-    assert gain.max_error / one.max_error == pytest.approx(0.901, abs=1e-3)
-    last = pruned.prefix_variance()[-1] / BinaryTree(100).prefix_variance()[-1]
-    assert math.sqrt(last) == pytest.approx(0.822, abs=5e-4)
 
 
 def test_the_control_clipping_each_group_on_its_own_costs_the_sum_of_the_groups():

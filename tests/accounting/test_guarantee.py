@@ -183,20 +183,7 @@ def test_contradictions_are_seen(method, epsilon, second_method, second, consist
     assert check.agree_to == pytest.approx(abs(epsilon - second) / max(epsilon, second))
 
 
-def test_slack_is_a_thousandth_of_the_losses():
-    assert compare("exact", 0.0, "pld", 0.0009, slack=1.0).consistent
-    assert not compare("exact", 0.0, "pld", 0.0011, slack=1.0).consistent
-    assert not compare("exact", 0.0, "pld", 0.0009, slack=0.1).consistent
-
-
 @pytest.mark.parametrize("method", ["RDP", "prv", ""])
 def test_unknown_method(method):
     with pytest.raises(ConfigError, match="must be one of exact, pld, rdp"):
         Guarantee(1.0, method)
-
-
-def test_each_method_gives_its_own_delta():
-    exact, pld, rdp = (Guarantee(1.0, m).delta(1.0) for m in ("exact", "pld", "rdp"))
-    assert exact == gaussian.delta(1.0, 1.0)
-    assert exact < pld < exact * 1.001
-    assert rdp > pld * 1.1

@@ -176,16 +176,3 @@ SIXES = [
 def test_rounds_must_agree(mechanism):
     with pytest.raises(ConfigError, match="rounds=9 but the mechanism has rounds=6"):
         mechanism.sensitivity(Participation(9))
-
-
-@pytest.mark.parametrize("value", [0, -3, 2.0, float("nan"), True, "8", None])
-def test_rounds_are_whole_numbers_from_one(value):
-    for build in (
-        Independent,
-        BinaryTree,
-        lambda n: Toeplitz(n, (1.0,)),
-        lambda n: BufferedToeplitz(n, (0.5,), (0.5,)),
-        Toeplitz.square_root,
-    ):
-        with pytest.raises(ConfigError, match="rounds"):
-            build(value)

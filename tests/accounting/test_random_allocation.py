@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from accounting import AllocatedGuarantee, BallsInBins, ConfigError, Guarantee
+from accounting import AllocatedGuarantee, BallsInBins, ConfigError
 from accounting.random_allocation import _both, _Shares
 
 
@@ -66,16 +66,6 @@ def test_a_coarser_grid_only_says_more(monkeypatch):
         assert all(a <= b * (1 + 1e-9) + 1e-15 for a, b in zip(less, more, strict=True))
 
 
-def test_bins_help_and_more_bins_help_more():
-    epsilons = [
-        AllocatedGuarantee(1.0, BallsInBins(bins, bins)).epsilon(1e-5) for bins in (2, 8, 32)
-    ]
-    plain = Guarantee(1.0).epsilon(1e-5)
-    assert plain > epsilons[0] > epsilons[1] > epsilons[2] > 0
-    run = AllocatedGuarantee(1.0, BallsInBins(32, 32))
-    assert run.delta(run.epsilon(1e-5)) <= 1e-5
-
-
 def test_passes_with_the_same_bins_add_up():
     """Four passes with noise 4 are one pass with noise 2; a pass cut off counts in full."""
     four = AllocatedGuarantee(4.0, BallsInBins(8, 32))
@@ -92,11 +82,3 @@ def test_what_is_out_of_reach_is_refused():
     with pytest.raises(ConfigError, match="must be BallsInBins"):
         AllocatedGuarantee(4.0, 8)
     assert AllocatedGuarantee(4.0, BallsInBins(8, 8)).delta(900.0) < 1e-100
-
-
-def test_it_says_what_it_is():
-    run = AllocatedGuarantee(4.0, BallsInBins(8, 32))
-    assert run.adjacency == "add-or-remove"
-    assert [a.code for a in run.assumptions] == [
-        "balls-in-bins", "hidden-sample", "public-constants"
-    ]  # fmt: skip

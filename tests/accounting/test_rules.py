@@ -52,15 +52,6 @@ def test_exactness_and_rule(mechanism, participation, exact, rule):
     assert claimed.rule == rule
 
 
-def test_nodes_in_the_order_in_which_they_complete():
-    assert BinaryTree(6).nodes() == [
-        (0, 1), (1, 1), (0, 2), (2, 1), (3, 1), (2, 2), (0, 4), (4, 1), (5, 1), (4, 2),
-    ]  # fmt: skip
-    assert BinaryTree(4, restart_every=2).nodes() == [
-        (0, 1), (1, 1), (0, 2), (2, 1), (3, 1), (2, 2),
-    ]  # fmt: skip
-
-
 def test_errors_name_what_was_passed_and_what_would_do():
     tree, run = BinaryTree(8), Participation(8)
     with pytest.raises(ConfigError, match=r"^method='prv': must be one of exact, pld, rdp"):

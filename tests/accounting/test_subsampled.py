@@ -130,15 +130,6 @@ def test_an_encoder_with_more_bands_than_groups_is_refused(mechanism, groups, me
         sampled_guarantee(mechanism, sampling, noise_multiplier=1.0)
 
 
-def test_an_upper_triangular_encoder_is_refused():
-    class Upper(Banded):
-        def encoder(self):
-            return super().encoder().T
-
-    with pytest.raises(ConfigError, match="only a square lower-triangular encoder"):
-        sampled_guarantee(Upper(4, (1.0, 0.5)), PoissonSampling(1, 100, 2), noise_multiplier=1.0)
-
-
 def test_it_says_what_it_is():
     run = sampled_guarantee(Independent(10), PoissonSampling(100, 1000), noise_multiplier=1.0)
     assert run.adjacency == "add-or-remove"

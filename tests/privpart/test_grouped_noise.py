@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from every_mechanism import GROUPS, GROUPS_ACTIVE
-from rational_draws import unit_vectors
 from scipy.stats import chi2
 
 from accounting import (
@@ -17,28 +16,6 @@ from accounting import (
 from privpart import NoiseStream, SecretSource, SeededSource
 
 KINDS = pytest.mark.parametrize("kind", GROUPS)
-
-
-@KINDS
-def test_noise_covariance_is_that_of_the_joint_decoder(kind):
-    """Write out how every draw enters every (round, group), and compare with B B^T exactly."""
-    width = 20  # coordinates per group, one per draw
-    mechanism = Grouped(GROUPS_ACTIVE, GROUPS[kind], [width] * 3)
-    source = unit_vectors()
-    noise = NoiseStream(mechanism, dim=3 * width, stddev=2.0**30, source=source, stream=2)
-    total = np.zeros((3, 3 * width))
-    rows = []
-    for groups in GROUPS_ACTIVE:
-        drawn_before = len(source.asked)
-        parts = noise.next().reshape(len(groups), width).numpy() / 2.0**30
-        assert {stream - 2 for stream, _ in source.asked[drawn_before:]} == set(groups)
-        for g, part in zip(groups, parts, strict=True):
-            total[g, g * width : (g + 1) * width] += part
-            rows.append(total[g].copy())
-    assert len(set(source.asked)) == len(source.asked)  # no draw twice, in any group
-    prefix = np.stack(rows)
-    decoder = mechanism.decoder()
-    np.testing.assert_allclose(prefix @ prefix.T, decoder @ decoder.T, atol=1e-6)
 
 
 STDDEV = 2.0**20

@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 from accounting import BinaryTree, BufferedToeplitz, ConfigError, Grouped, Independent, Toeplitz
 from privpart import NoiseStream, SecretSource, SeededSource
 from privpart.noise.stream import Executor
-from privpart.noise.ziggurat import BLOCK
 
 BLT = BufferedToeplitz(8, (0.9, 0.4), (0.3, 0.2))
 
@@ -57,18 +56,6 @@ def test_a_resumed_stream_is_the_undisturbed_one(mechanism, tmp_path):
         assert resumed.round == start
         for t in range(start, mechanism.rounds):
             assert torch.equal(resumed.next(), noises[t])
-
-
-@pytest.mark.parametrize("mechanism", [BLT, BinaryTree(8), Toeplitz.square_root(8, bands=3)])
-def test_long_vectors_resume_as_well(mechanism, monkeypatch):
-    monkeypatch.setattr("privpart.noise.stream._PIECE", BLOCK)
-    first = stream(mechanism, dim=2 * BLOCK + 9)
-    for _ in range(3):
-        first.next()
-    resumed = stream(mechanism, dim=2 * BLOCK + 9)
-    resumed.load_state_dict(saved(first))
-    for _ in range(2):
-        assert torch.equal(resumed.next(), first.next())
 
 
 def test_a_state_shares_the_stream_s_memory_and_a_loaded_one_does_not():
@@ -193,26 +180,6 @@ def test_damaged_states_are_refused(key, value, message):
     assert not fresh.state_dict()["state"].any()
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("mechanism", "0" * 64, "mechanism"),
-        ("round", 11, "whole number from 0 to 10"),
-        ("stream", 1, "stream"),
-        ("state.0", torch.zeros(9, 1), "unknown state.0"),
-        ("state.1", torch.zeros(9, 3), "shape"),
-        ("salts", "[[0, 1]]", "list of rounds and salts"),
-        ("state.3", 1, "unknown state.3"),
-    ],
-)
-def test_damaged_states_of_groups_are_refused(key, value, message):
-    one, fresh = stream(GROUPED[-1]), stream(GROUPED[-1])
-    run_on(one, 5)
-    with pytest.raises(ConfigError, match=message):
-        fresh.load_state_dict(saved(one) | {key: value})
-    assert fresh.round == 0
-
-
 @pytest.mark.parametrize("key", sorted(used().state_dict()))
 def test_every_key_is_needed_and_no_other(key):
     state = used().state_dict()
@@ -229,14 +196,6 @@ def test_a_running_stream_never_goes_back():
     one.next()
     with pytest.raises(ConfigError, match="going back would repeat"):
         one.load_state_dict(state)
-
-
-def test_fresh_buffers_are_another_noise():
-    """What the refusals protect: without its state the stream's correlation would be gone."""
-    whole, lost = used(), stream()
-    lost.load_state_dict(whole.state_dict())
-    lost._parts[0].state[:] = 0
-    assert not torch.equal(lost.next(), whole.next())
 
 
 # Salts: a secret stream never has one noise under two sums.

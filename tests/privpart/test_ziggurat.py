@@ -4,7 +4,6 @@ import copy
 import hashlib
 import itertools
 import math
-import threading
 from fractions import Fraction
 from functools import partial
 
@@ -218,33 +217,6 @@ def test_any_length_and_type_and_an_offset_that_is_overwritten_are_one_draw(coun
     out = np.empty(count)
     Draws(KEY).real(0, 0, out)
     assert np.isfinite(out).all()
-
-
-def test_other_addresses_have_other_draws():
-    first = drawn(2**16)
-    others = [drawn(2**16, index=i) for i in (1, 2, 2**16, 2**31, 2**32 - 1)]
-    others += [drawn(2**16, start=2**16), drawn(2**16, start=2**40), drawn(2**16, key=bytes(32))]
-    for i, other in enumerate(others):
-        for earlier in [first, *others[:i]]:
-            assert (other == earlier).mean() < 1e-3
-            assert abs(np.corrcoef(other, earlier)[0, 1]) < 5 / 2**8
-
-
-def test_threads_have_the_same_integers():
-    """With draws in doubt, and with tables that no thread has made before."""
-    expected = drawn(1024, weight=2.0**42)
-    for cached in (ziggurat._table, enclosures.edges):
-        cached.cache_clear()
-    found = [np.zeros(1024, np.int64) for _ in range(3)]
-    threads = [
-        threading.Thread(target=lambda out=out: Draws(KEY).rounded(0, 0, out, weight=2.0**42))
-        for out in found
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all((out == expected).all() for out in found)
 
 
 def test_what_is_refused():
