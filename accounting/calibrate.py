@@ -25,13 +25,6 @@ def calibrate(
 ) -> float:
     """Return the least noise multiplier whose guarantee is at most (target_epsilon, delta).
 
-    Args:
-        mechanism: the encoder whose noise the server adds.
-        participation: how often one client may take part.
-        target_epsilon: the budget, > 0.
-        delta: in (0, 1).
-        method: how epsilon is computed, see ``Guarantee``.
-
     Guarantees:
         ``guarantee(..., noise_multiplier=result).epsilon(delta) <= target_epsilon``. With method
         "exact" also within 1e-4 of it, relatively. An epsilon by dp-accounting jumps (a grid, a
@@ -76,14 +69,6 @@ def least_sampled_noise(
     method: SampledMethod = "pld",
 ) -> float:
     """Return the least noise multiplier found whose amplified guarantee meets a target.
-
-    Args:
-        mechanism: the encoder whose noise the server adds.
-        sampling: how members are sampled; ``PoissonSampling`` or ``BallsInBins``, which have a
-            closed form. For Monte Carlo see ``estimated_noise``.
-        target_epsilon: the budget, > 0.
-        delta: in (0, 1).
-        method: "pld" or "rdp", of Poisson sampling.
 
     Guarantees:
         ``sampled_guarantee(..., noise_multiplier=result).epsilon(delta) <= target_epsilon``, and

@@ -135,14 +135,7 @@ def accept_delta(
     allow_large: bool = False,
     unit: str = "client",
 ) -> str:
-    """Return the warning about a delta, "" if there is none, unless it must be refused.
-
-    Args:
-        delta: in (0, 1).
-        population: number of units, if known.
-        allow_large: accepts a delta of 1 / population or more. Reports say that it is too large.
-        unit: what the population is of.
-    """
+    """Return the warning about a delta, "" if there is none, unless it must be refused."""
     number = probability("delta", delta)
     warning = delta_warning(number, population, unit=unit)
     if is_large_delta(number, population) == allow_large:

@@ -158,15 +158,7 @@ def sampled_guarantee(
     estimate: Estimate | None = None,
     method: SampledMethod = "pld",
 ) -> Sampled:
-    """Return the guarantee of sampled rounds, by the one accountant that covers them.
-
-    Args:
-        mechanism: what correlates the noise.
-        sampling: how a member's rounds are drawn.
-        noise_multiplier: noise standard deviation on the sum / clip norm, > 0.
-        estimate: draws of Monte Carlo, which ``BMinSep`` needs and ``BallsInBins`` may have.
-        method: "pld" or "rdp", of Poisson sampling.
-    """
+    """Return the guarantee of sampled rounds, by the one accountant that covers them."""
     z = noise_multiplier
     if isinstance(sampling, PoissonSampling):
         if estimate is not None:

@@ -30,12 +30,7 @@ _FAR = 1e6
 
 
 def log_delta(mu: float, epsilon: float) -> float:
-    """Return an upper bound on log delta(epsilon), tight to floating-point error.
-
-    Args:
-        mu: sensitivity / noise standard deviation, > 0.
-        epsilon: >= 0.
-    """
+    """Return an upper bound on log delta(epsilon), tight to floating-point error."""
     x = epsilon / mu - mu / 2
     if x > _FAR:
         return -x * x / 2 * (1 - 1e-9)  # Phi(-x) <= e^(-x^2/2)

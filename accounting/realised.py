@@ -67,16 +67,7 @@ class Realised:
         delta: float,
         method: Method = "exact",
     ) -> "Realised":
-        """Return what these clients' rounds cost.
-
-        Args:
-            mechanism: the encoder whose noise was added.
-            histories: for each client, the rounds, from 0, in which its update entered the sum.
-            promised: the limits to compare with.
-            noise_multiplier: as in ``guarantee``, > 0.
-            delta: in (0, 1).
-            method: see ``Guarantee``.
-        """
+        """Return what these clients' rounds cost."""
         worst = Participation.from_log(mechanism.rounds, histories)
         realised = realised_sensitivity(mechanism, histories, worst)
         run = Guarantee(mu_upper(realised.squared, noise_multiplier), method)

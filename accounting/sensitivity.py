@@ -57,10 +57,6 @@ def brute_force(encoder: Array, participation: Participation) -> float:
     """Return max_u u^T abs(X) u by trying every admissible pattern: the fast rules' reference.
 
     Exact where X = C^T C has no negative entry; an upper bound otherwise. Takes exponential time.
-
-    Args:
-        encoder: C, shape (released values, rounds).
-        participation: the patterns to try; its ``rounds`` is the number of columns of C.
     """
     if encoder.ndim != 2 or encoder.shape[1] != participation.rounds:
         raise ConfigError(
@@ -76,10 +72,6 @@ def brute_force(encoder: Array, participation: Participation) -> float:
 
 def gram_sensitivity(gram: Array, participation: Participation) -> Sensitivity:
     """Return the squared sensitivity of any encoder with C^T C = ``gram``.
-
-    Args:
-        gram: X = C^T C, shape (n, n).
-        participation: how often one client may take part; its ``rounds`` is n.
 
     Returns:
         The exact value where a rule of the module's docstring gives it, else an upper bound with

@@ -158,12 +158,6 @@ def poisson_guarantee(
     with ceil(rounds / groups) steps (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix
     Factorization", Theorem 4). Independent noise in one group is DP-SGD itself, or DP-FedAvg with
     sampled clients (Abadi et al. 2016).
-
-    Args:
-        mechanism: a lower-triangular encoder with at most ``sampling.groups`` non-zero diagonals.
-        sampling: how a round samples the population, and its groups.
-        noise_multiplier: as in ``guarantee``, > 0; never relative to the sensitivity.
-        method: "pld" or "rdp".
     """
     z, groups = checks.positive("noise_multiplier", noise_multiplier), sampling.groups
     steps = -(-mechanism.rounds // groups)

@@ -40,14 +40,7 @@ def split_text(text: str) -> tuple[str, dict[str, str]]:
 def typed_values(
     table: "type[DataclassInstance]", name: str, options: Mapping[str, str], known: Collection[str]
 ) -> dict[str, Any]:
-    """Return the values of options, as the fields of ``table`` are annotated.
-
-    Args:
-        table: a dataclass whose fields are optional whole numbers, numbers, choices and so on.
-        name: whose options they are, for errors.
-        options: their texts.
-        known: fields that this name takes.
-    """
+    """Return the values of options, as the fields of ``table`` are annotated."""
     if unknown := [option for option in options if option not in known]:
         takes = f"takes {', '.join(sorted(known))}" if known else "has no options"
         raise ConfigError(f"{name}: no option {unknown[0]!r}; {name} {takes}.")

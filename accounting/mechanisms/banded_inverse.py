@@ -238,11 +238,6 @@ def fit_banded_inverse(
 ) -> BandedInverse:
     """Return the best filter r with r_0 = 1 and ``bands`` bands; with two, the best lambda.
 
-    Args:
-        participation: rounds, and how often one client may take part.
-        bands: 1 .. rounds; a round's noise takes as many draws.
-        objective: as in ``fit_toeplitz``.
-
     Returns:
         A local optimum found from BISR, or BISR itself where that is better.
     """

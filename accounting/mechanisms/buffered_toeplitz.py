@@ -217,11 +217,6 @@ _NODES = 24
 def fit_blt(participation: Participation, buffers: int, objective: Objective) -> BufferedToeplitz:
     """Return the best buffered Toeplitz encoder found with at most ``buffers`` buffers.
 
-    Args:
-        participation: rounds, and how often one client may take part.
-        buffers: 1 to 5; two or three come within a few percent of the best matrix.
-        objective: as in ``fit_toeplitz``.
-
     Returns:
         The best local optimum from several starts, in the logarithms of rates and weights; about a
         second for any number of rounds. Each number of buffers also starts from the best fit so

@@ -209,14 +209,7 @@ class MechanismChoice:
     def build_grouped(
         self, schedule: Sequence[Sequence[int]], sizes: Sequence[int], participation: Participation
     ) -> Grouped:
-        """Return this mechanism for every group, each over its own active rounds.
-
-        Args:
-            schedule: per round, the groups that train; ``restart_every`` counts a group's rounds.
-            sizes: per group, its number of parameters.
-            participation: over all rounds. What it allows within a group's rounds is what a BLT is
-                fitted to.
-        """
+        """Return this mechanism for every group, each over its own active rounds."""
         active = [[t for t, row in enumerate(schedule) if g in row] for g in range(len(sizes))]
         within = [_within(rounds, participation) for rounds in active]
         built = {run: self.build(run) for run in dict.fromkeys(within)}  # most groups are alike
@@ -248,9 +241,6 @@ def _within(active: Sequence[int], participation: Participation) -> Participatio
 
 def mechanism_from_dict(data: Mapping[str, Any]) -> Mechanism:
     """Return the mechanism that ``to_dict`` described.
-
-    Args:
-        data: "schema", "name" and every field of that mechanism, none missing, none unknown.
 
     >>> mechanism_from_dict(BinaryTree(8).to_dict()) == BinaryTree(8)
     True
@@ -312,9 +302,6 @@ def read_mechanism(path: Path) -> Mechanism:
     """Return the mechanism in a file.
 
     A file can be changed after a plan was written, so a plan also names the fingerprint.
-
-    Args:
-        path: a JSON file with what ``to_dict`` returns, or with a whole report that contains it.
     """
     try:
         size = path.stat().st_size

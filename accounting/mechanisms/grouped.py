@@ -218,11 +218,6 @@ def grouped_sensitivity(
     because sum_g ||d_tg|| ||d_t'g|| <= 1 (Cauchy and Schwarz). So it is a maximum over groups, not
     a sum. It is called exact where no two rounds of a pattern interact. Clipping each group on its
     own would turn the maximum into a sum.
-
-    Args:
-        grams: per group X_g, shape (T_g, T_g).
-        rounds: per group its T_g active rounds, ascending.
-        participation: how often one client may take part.
     """
     bound = np.zeros((participation.rounds, participation.rounds))
     for gram, active in zip(grams, rounds, strict=True):

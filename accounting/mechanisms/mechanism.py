@@ -127,12 +127,7 @@ def noise_matrix(mechanism: Mechanism) -> Array:
 
 
 def interleaved(groups: "Groups", matrices: Sequence[Array]) -> Array:
-    """Return the groups' matrices side by side, each row at an active round of its group.
-
-    Args:
-        groups: when each group trains.
-        matrices: per group, a row per round in which it trains.
-    """
+    """Return the groups' matrices side by side, each row at an active round of its group."""
     owner = np.array([g for active in groups.schedule for g in active])
     columns = []
     for g, matrix in enumerate(matrices):

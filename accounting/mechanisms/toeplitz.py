@@ -362,12 +362,6 @@ def invertible(series: Array) -> Array:
 def fit_toeplitz(participation: Participation, bands: int | None, objective: Objective) -> Toeplitz:
     """Return the best non-increasing Toeplitz encoder, with log c_j = -sum_{i<=j} exp(p_i).
 
-    Args:
-        participation: rounds, and how often one client may take part.
-        bands: number of coefficients, 1 .. rounds; None is all of them. The noise keeps
-            ``bands`` - 1 past vectors.
-        objective: "rmse", the root mean squared error over the prefix sums, or "max", the largest.
-
     Returns:
         A local optimum, found from the square-root filter; seconds for 2048 rounds.
     """

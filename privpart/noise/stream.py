@@ -139,12 +139,6 @@ class Executor:
     def run(self, draws_of: DrawsOf, start: int, state: Vector, out: Vector) -> None:
         """Run the round on coordinates ``start`` to ``start + c``.
 
-        Args:
-            draws_of: where the draws come from.
-            start: first coordinate, even.
-            state: the state registers, shape (rows, c); updated in place.
-            out: shape (c,), integers; receives the noise of the round's sum.
-
         Raises:
             NoiseRangeError: a register left its range.
         """
@@ -571,15 +565,10 @@ def _checked_salts(text: object, rounds: int, private: bool) -> list[tuple[int, 
 def noise_and_grid(
     plan: PrivacyPlan, dim: int, noise_multiplier: float, source: NoiseSource, stream: int
 ) -> tuple[NoiseStream, Grid]:
-    """Return the noise that a plan adds to sums of length ``dim``, and the grid that it counts in.
+    """Return the noise that a plan adds to sums of length ``dim``, and the grid it counts in.
 
-    Args:
-        plan: has the mechanism, whose sensitivity the accountant reads, and the participation.
-        dim: length d of a sum, >= 1.
-        noise_multiplier: of the sum, > 0.
-        source: where the i.i.d. draws come from.
-        stream: id of the noise at the source: 0 of updates, 1 of the bits of adaptive clipping.
-            The ids of groups begin 2 later, because a server has these two.
+    The id of the stream is 0 for updates and 1 for the bits of adaptive clipping. The ids of groups
+    begin 2 later, because a server has these two.
     """
     bits = noise_bits(noise_multiplier, dim)
     first = stream if plan.mechanism.groups is None else stream + 2

@@ -147,13 +147,7 @@ class Draws:
             out[i] = nearest_integer([(draw, Fraction(weight))], Fraction(own_offset))
 
     def real(self, index: int, start: int, out: Array) -> None:
-        """Write z, each within ``REAL_ERROR``, for coordinates ``start`` to ``start + len(out)``.
-
-        Args:
-            index: of the draw, 0 to 2^32 - 1.
-            start: first coordinate, even.
-            out: receives the numbers.
-        """
+        """Write z, within ``REAL_ERROR``, for coordinates ``start`` to ``start + len(out)``."""
         odd = [_NONE]
         for first in range(0, len(out), BLOCK):
             last = min(first + BLOCK, len(out))
