@@ -65,12 +65,8 @@ def explain(model: nn.Module, observation: Observation, x: Tensor, y: Tensor) ->
 
     Tried are the other mode, another scale, and a gradient in place of a change of weights. Other
     weights and other examples cannot be told apart.
-
-    Args:
-        model: the client's architecture; its weights are taken from ``observation``.
-        observation: with the clip, the noise and the local steps that somebody states.
-        x: (B, C, H, W), said to be the client's images; or (B, T), its sentences.
-        y: (B,) their labels; or (B, T), the tokens that a language model predicts.
+    The observation says with which clip, noise and local steps somebody states that it was made, of
+    images x (B, C, H, W) and labels (B,), or of sentences (B, T) and what is predicted of them.
     """
 
     def replay(**changes: Any) -> Tensor:  # noqa: ANN401 - fields of an observation

@@ -43,8 +43,8 @@ def suite(
 
     Args:
         restarts: of ``dlg`` and ``dense_then_invert``; ``cosine_tv`` takes twice as many.
-        max_evaluations: of each search of those two.
-        newton_steps: of each of their Gauss-Newton searches.
+        max_evaluations: of each search of those two, as ``newton_steps``.
+        newton_steps: 0 leaves Gauss-Newton out.
         steps: of ``cosine_tv``; 0 leaves it out.
         tv: weight of the prior in "dlg + tv", and of the one between ten times and a tenth of it
             in "dlg + falling tv"; 0 leaves both out. The restarts of ``cosine_tv`` take 200

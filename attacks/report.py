@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, ClassVar, Generic, Literal, TypeVar, get_args
 
-from torch import Tensor, stack
+from torch import Tensor
 
 from accounting import Guarantee
 from attacks.explain import Explanation
@@ -286,11 +286,6 @@ class LeakageRow(ViewRow[ImageTrial]):
         """Return the median and the greatest PSNR."""
         psnr = [trial.psnr for trial in trials]
         return {"psnr_median": _of(median, psnr), "psnr_max": _of(max, psnr)}
-
-    @property
-    def reconstructions(self) -> Tensor:
-        """(N, C, H, W), the images that ``psnr`` scores."""
-        return stack([trial.result.x[trial.index] for trial in self.best])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as JSON types; only ``seconds`` differs between two equal runs."""

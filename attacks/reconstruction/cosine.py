@@ -53,18 +53,17 @@ def cosine_tv(
     residual is least. A fixed number of steps proves nothing: the status is "budget" unless the
     residual says otherwise.
 
-    The distance at noise differs between networks by a factor of hundreds, so a weight that does
-    not follow it is a guess. What is right in units of d depends on the images, 1 to 3 on
-    photographs and 0.03 on handwritten digits; and steps by the sign of the gradient find what
-    several steps of Adam sent, whose slopes are steep. So restart i takes entry i of both settings,
-    cyclically; the residual chooses.
+    The distance at noise differs between networks by a factor of hundreds. What weight is right in
+    units of d depends on the images, 1 to 3 on photographs and 0.03 on handwritten digits; steps by
+    the sign of the gradient find what several steps of Adam sent. So restart i takes entry i of
+    both settings, cyclically, and the residual chooses.
 
     Where noise is closer than 0.04 to the update, the update has nearly this direction whatever the
     images are: 1 - cos(u(x), u) is then the mean over the tensors of the update, each weighted by
     its length.
 
     Args:
-        model: the client's architecture; its weights are taken from ``observation``.
+        model: the client's architecture; its weights are those of the observation.
         observation: what the attacker has seen.
         restarts: starting points, >= 1; one more costs little on a small network.
         steps: steps of Adam, >= 1.

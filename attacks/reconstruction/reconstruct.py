@@ -36,25 +36,20 @@ class Reconstruction:
     """What an attack found, selected by its own loss and never by the truth.
 
     Args:
-        x: (B, C, H, W) float64, in [0, 1].
-        labels: (B,) given or inferred.
         match: relative residual ||u(x) - u||^2 / ||u||^2 over the visible values of the update.
         status: "exact" (in closed form), "matched" (residual <= 1e-16), "stalled" (the solver
             found no further descent), "budget" (stopped; more evaluations might improve it),
             "diverged" (the loss was not finite; the best point before that is returned), or
             "not run" (nothing was attacked; an audit puts a grey image there).
-        evaluations: updates that the attack computed, over all restarts.
-        seconds: wall-clock time.
-        restarts: the final loss of each search.
     """
 
-    x: Tensor
-    labels: Tensor
+    x: Tensor  # (B, C, H, W) float64, in [0, 1]
+    labels: Tensor  # (B,) given or inferred
     match: float
     status: Status
-    evaluations: int
+    evaluations: int  # updates that the attack computed, over all restarts
     seconds: float
-    restarts: tuple[float, ...]
+    restarts: tuple[float, ...]  # the final loss of each search
 
 
 def dlg(

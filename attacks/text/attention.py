@@ -12,13 +12,12 @@ No later layer is needed, and no search.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attacks.rounding import first_least
-from attacks.text.spans import FoundTokens, Reader, Source
+from attacks.text.spans import Columns, Reader, Source
 
 _QUERY = ("query", "q_proj", "q_lin", "q")
 _KEY = ("key", "k_proj", "k_lin", "k")
@@ -28,22 +27,13 @@ _MOST = 600  # tokens put in sentences
 _TURNS = 10
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """The names of a query and a key layer with the same inputs, and their number of heads."""
-
-    query: str
-    key: str
-    heads: int
-
-
-def attending(reader: Reader, tokens: FoundTokens) -> list[tuple[int, ...]]:
+def attending(reader: Reader, tokens: Columns) -> list[tuple[int, ...]]:
     """Return likely sentences: for each token of one position, those that attended to it.
 
     They are more than the batch has where tokens are doubtful, and none where no query and key in
     view read single tokens.
     """
-    nodes = [(t, p) for p, column in enumerate(tokens.by_position) for t, _ in column]
+    nodes = [(t, p) for p, column in enumerate(tokens) for t in column]
     if not nodes or len(nodes) > _MOST:
         return []
     for source in reader.sources:
@@ -53,29 +43,23 @@ def attending(reader: Reader, tokens: FoundTokens) -> list[tuple[int, ...]]:
     return []
 
 
-def _pair(reader: Reader, source: Source) -> _Pair | None:
-    names = {name.removesuffix(".weight"): name for name in source.weights}
-    by_role: dict[str, str] = {}
-    for module in names:
-        last = module.rpartition(".")[2]
-        by_role |= {role: module for role in ("query", "key") if last in _ROLES[role]}
-    if len(by_role) < 2:
+def _pair(reader: Reader, source: Source) -> tuple[str, str, int] | None:
+    """Return the query and the key layer with the same inputs, and their number of heads."""
+    modules = [name.removesuffix(".weight") for name in source.weights]
+    query, key = (
+        [module for module in modules if module.rpartition(".")[2] in names]
+        for names in (_QUERY, _KEY)
+    )
+    if not query or not key:
         return None
-    parent = by_role["query"].rpartition(".")[0]
-    heads = _heads(reader.net.get_submodule(parent))
-    return _Pair(by_role["query"], by_role["key"], heads) if heads else None
-
-
-_ROLES = {"query": _QUERY, "key": _KEY}
-
-
-def _heads(module: nn.Module) -> int:
-    counts = (getattr(module, name, None) for name in _HEADS)
-    return next((n for n in counts if isinstance(n, int)), 0)
+    parent = reader.net.get_submodule(query[-1].rpartition(".")[0])
+    counts = (getattr(parent, name, None) for name in _HEADS)
+    heads = next((n for n in counts if isinstance(n, int)), 0)
+    return (query[-1], key[-1], heads) if heads else None
 
 
 def _affinity(
-    reader: Reader, source: Source, pair: _Pair, nodes: Sequence[tuple[int, int]]
+    reader: Reader, source: Source, pair: tuple[str, str, int], nodes: Sequence[tuple[int, int]]
 ) -> Tensor:
     """Return how strongly each token and each other attended to one another, (N, N)."""
     ids, places = torch.tensor(nodes).T.contiguous()
@@ -84,9 +68,10 @@ def _affinity(
     x = rows[torch.searchsorted(used, ids), places]
     inverse = torch.linalg.pinv(x, rtol=1e-9)  # (width, N)
     total = torch.zeros(len(x), len(x), dtype=x.dtype)
-    q, dq = _of(reader, source, pair.query, x, inverse)
-    k, dk = _of(reader, source, pair.key, x, inverse)
-    for parts in zip(*(v.chunk(pair.heads, 1) for v in (q, k, dq, dk)), strict=True):
+    query, key, heads = pair
+    q, dq = _of(reader, source, query, x, inverse)
+    k, dk = _of(reader, source, key, x, inverse)
+    for parts in zip(*(v.chunk(heads, 1) for v in (q, k, dq, dk)), strict=True):
         slopes = _score_slopes(*parts).abs()
         total += slopes / slopes.mean().clamp(min=1e-300)
     total = total + total.T

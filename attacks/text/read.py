@@ -67,13 +67,12 @@ def span_test(
     if norm(observed.update) == 0:
         return None
     reader = Reader(model, observed)
-    tokens = tokens_in_span(reader, bag_of_tokens(model, observed))
-    if tokens is None:
+    columns = tokens_in_span(reader, bag_of_tokens(model, observed))
+    if columns is None:
         return None
-    columns = tuple(tuple(token for token, _ in column) for column in tokens.by_position)
     bag = frozenset(token for column in columns for token in column)
     batch, _ = observed.shape
-    sentences: Sequence[Sentence] = assembled(reader, tokens)
+    sentences: Sequence[Sentence] = assembled(reader, columns)
     if not sentences and batch == 1 and columns[0]:
         sentences = [tuple(column[0] for column in columns if column)]
     if observed.language and sentences:

@@ -22,7 +22,7 @@ from attacks.observation import residual_of, update_of
 from attacks.rounding import HALF, first_least, less
 from attacks.text.attention import attending
 from attacks.text.observation import TextObservation
-from attacks.text.spans import FoundTokens, Reader, Source, Span, span, tokens_in_span
+from attacks.text.spans import Columns, Reader, Source, Span, span, tokens_in_span
 from attacks.update import flat, norm
 
 Array = npt.NDArray[np.float64]
@@ -77,15 +77,15 @@ def _telling_layer(reader: Reader) -> _Layer | None:
     return max(wide, key=lambda layer: (layer.span.rank, layer.span.condition), default=None)
 
 
-def assembled(reader: Reader, tokens: FoundTokens) -> list[Sentence]:
+def assembled(reader: Reader, tokens: Columns) -> list[Sentence]:
     """Return the sentences of the batch, as far as a layer in view tells; [] where none does."""
     layer = _telling_layer(reader)
-    if layer is None or not tokens.by_position[0]:
+    if layer is None or not tokens[0]:
         return []
     if layer.source.reach == "prefix":
         return _grown(layer, tokens)
     batch = reader.seen.shape[0]
-    columns = [torch.tensor([t for t, _ in column]) for column in tokens.by_position if column]
+    columns = [torch.tensor(column) for column in tokens if column]
     sentences = _improved(layer, columns, attending(reader, tokens))
     if len(_nearest(sentences)) < batch:
         sentences |= _improved(layer, columns, _drawn(columns))
@@ -107,9 +107,9 @@ def _drawn(columns: Sequence[Tensor]) -> list[Sentence]:
     return [tuple(sentence) for sentence in torch.stack(picked, 1).tolist()]
 
 
-def _complete(tokens: FoundTokens, pad: int | None) -> bool:
+def _complete(tokens: Columns, pad: int | None) -> bool:
     """Return whether sentences can be made of the tokens; padding may follow a sentence."""
-    filled = [bool(column) for column in tokens.by_position]
+    filled = [bool(column) for column in tokens]
     return filled[0] and (all(filled) if pad is None else filled == sorted(filled, reverse=True))
 
 
@@ -215,13 +215,13 @@ def _best_length(layer: _Layer, sentence: Sequence[int]) -> tuple[int, float]:
     return lengths[nearest], distances[nearest]
 
 
-def _grown(layer: _Layer, tokens: FoundTokens) -> list[Sentence]:
+def _grown(layer: _Layer, tokens: Columns) -> list[Sentence]:
     """Return sentences grown from the left, a token at a time."""
     batch = layer.reader.seen.shape[0]
     alive: list[Sentence] = [()]
     ended: list[Sentence] = []
-    for position, column in enumerate(tokens.by_position):
-        longer = [(*prefix, token) for prefix in alive for token, _ in column]
+    for position, column in enumerate(tokens):
+        longer = [(*prefix, token) for prefix in alive for token in column]
         if not longer:
             break
         rows = layer.reader.inputs(layer.source, torch.tensor(longer))[:, position]

@@ -20,6 +20,7 @@ from attacks.text.observation import TextObservation, text_model, vocabulary
 from attacks.update import entering, recording
 
 Reach = Literal["token", "prefix", "sentence"]
+Columns = tuple[tuple[int, ...], ...]  # tokens of each position, nearest first
 
 _FALSE = 1e-2  # expected false tokens, were the inputs of other tokens random directions
 _MARGIN = 0.5  # they are not random: many share a position
@@ -207,14 +208,7 @@ def span(observed: TextObservation, source: Source) -> Span:
     return Span(rows[:rank], smallest / float(values[0]), max(HALF, error / smallest))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FoundTokens:
-    """Tokens that lie in the spans: for each position (id, distance), nearest first."""
-
-    by_position: tuple[tuple[tuple[int, float], ...], ...]
-
-
-def tokens_in_span(reader: Reader, candidates: Tensor | None = None) -> FoundTokens | None:
+def tokens_in_span(reader: Reader, candidates: Tensor | None = None) -> Columns | None:
     """Return the tokens whose inputs lie in the span of every layer that sees single tokens.
 
     Without ``candidates`` the whole vocabulary but the padding is tried. None where no layer
@@ -242,13 +236,13 @@ def tokens_in_span(reader: Reader, candidates: Tensor | None = None) -> FoundTok
             rows = reader.inputs(source, part[:, None].expand(-1, length))
             distances[part] = widest.distance(rows)
         threshold = widest.threshold(len(candidates) * length)
-    by_position = []
+    columns = []
     for column in distances.T:
         order = column.clamp(min=HALF).argsort(stable=True)  # rounding orders nothing
         # of (a, i), (b, i) and (b, j) in the batch, (a, j) is a combination: accept it as well
-        inside = [(int(t), float(column[t])) for t in order[: observed.shape[0] * length]]
-        by_position.append(tuple(pair for pair in inside if pair[1] <= threshold))
-    return FoundTokens(tuple(by_position))
+        inside = order[: observed.shape[0] * length].tolist()
+        columns.append(tuple(t for t in inside if float(column[t]) <= threshold))
+    return tuple(columns)
 
 
 def _pursued(observed: Span, x: Tensor) -> Tensor:

@@ -254,7 +254,6 @@ def test_a_batch_is_scored_image_by_image_whatever_its_order(digits):
     x, y = digits[0][:4], digits[1][:4]
     (row,) = leakage(model, x, y, views={"full": ["*"]}, batch=4, attacks=FAST).rows
     assert min(row.psnr) > 140
-    assert torch.allclose(row.reconstructions, x)
     with pytest.raises(ConfigError, match="must divide"):
         leakage(model, x, y, views={"full": ["*"]}, batch=3)
 
