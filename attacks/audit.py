@@ -34,55 +34,44 @@ NO_ATTACK = "none"  # name of the attack in a row of a view that none applies to
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Audit(Generic[SeenT, ResultT, TrialT]):
-    """Who sees which views of whose update, and what was done to it; checked when made.
+    """Who sees which views of whose update, and what was done to it.
 
     The "server" sees the update after the clip and before noise. With noise there is also the
     "recipient" of the noised sum, who knows every other client's update, as the adversary of
     differential privacy does: to it the sum is one client's update plus noise.
 
+    A given update is of all the examples as one batch; ``clip`` and ``noise_multiplier`` state what
+    was done to it. If the examples do not explain it, nothing is attacked: the report is void and
+    says what is likely wrong.
+
     Args:
-        model: what the client trains; the attacker knows its present weights.
-        x: the examples, see ``ImageAudit`` and ``TextAudit``.
-        y: their labels.
         views: name -> patterns of the parameters that the update shows, as in ``observe``. Only
             these train; the others are frozen, and public.
         attacks: tried in this order until one recovers the batch; None is the whole suite. Each
             maps (model, observation, seed) to a result, or to None where it does not apply.
-        batch: examples per update; must divide their number.
-        loss: see ``Observation``; None takes cross-entropy.
-        update: a given update of all the examples as one batch; None computes it. If the examples
-            do not explain it, nothing is attacked: the report is void and says what is likely
-            wrong. ``clip`` and ``noise_multiplier`` state what was done to it.
-        local: see ``observe``, also for ``clip`` and ``noise_multiplier``.
-        clip: None does not clip.
-        noise_multiplier: 0 adds no noise.
-        delta: at which the accountant's epsilon of the noised release is printed.
-        adversaries: None is the server, and the recipient where there is noise.
         schedule: the view that each round of a training sends. The report then names the worst
             round, and the union of these views is audited too.
-        reveal_labels: whether the attacker is told the labels.
-        seed: of the starting points and of the noise; the same for all views.
         done: results so far, by a key of (adversary, view, batch, clip, noise), read and filled, so
             that an audit can resume. The caller sees to it that the other options are the same.
         progress: called with a line before each attack.
     """
 
-    model: nn.Module
-    x: Tensor
-    y: Tensor | None = None
+    model: nn.Module  # the attacker knows its present weights
+    x: Tensor  # the examples
+    y: Tensor | None = None  # their labels
     views: Mapping[str, Sequence[str]]
     attacks: Mapping[str, Attack[SeenT, ResultT]] | None = None
-    batch: int = 1
-    loss: Loss | None = None
-    update: Mapping[str, Tensor] | None = None
+    batch: int = 1  # examples per update; divides their number
+    loss: Loss | None = None  # None takes cross-entropy
+    update: Mapping[str, Tensor] | None = None  # a given one; None computes it
     local: LocalSteps | None = None
     clip: float | None = None
     noise_multiplier: float = 0.0
-    delta: float = 1e-5
-    adversaries: Sequence[Adversary] | None = None
+    delta: float = 1e-5  # at which the accountant's epsilon of the noised release is printed
+    adversaries: Sequence[Adversary] | None = None  # None: the recipient, too, where there is noise
     schedule: Sequence[str] = ()
-    reveal_labels: bool = True
-    seed: int = 0
+    reveal_labels: bool = True  # whether the attacker is told the labels
+    seed: int = 0  # of the starting points and of the noise; the same for all views
     done: MutableMapping[str, dict[str, ResultT]] | None = None
     progress: Callable[[str], None] | None = None
     _tried: dict[str, list[list[TrialT]]] = field(init=False, default_factory=dict)

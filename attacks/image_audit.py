@@ -95,12 +95,11 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
 
     Args:
         x: (N, C, H, W) in [0, 1].
-        y: (N,) labels.
         dataset_mean: (C, H, W) mean of public data, a baseline. None takes the mean of the decoys,
             or without decoys that of the images in the other batches; for want of both the report
             says that this baseline is missing.
-        class_means: (K, C, H, W) mean of each class in public data, a baseline; None leaves it
-            out. An attacker who is not told the labels does not know which: an oracle then.
+        class_means: (K, C, H, W) mean of each class in public data, a baseline; an oracle where the
+            attacker is not told the labels.
         decoys: (images, labels) that are not in ``x``, for the re-identification rank.
         send_buffers: whether clients also send the running statistics of batch normalisation, after
             a gradient or one local step. A given update has them, or has not.

@@ -82,18 +82,15 @@ class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
     The model maps token ids (B, T) to logits, or to an output that has logits; it is attacked in
     eval mode.
 
-    Args:
-        x: (N, T) token ids of the true sentences.
-        y: (N,) of a text classifier; None trains a language model to predict its own tokens.
-        pad: id of the padding after a sentence; None if there is none.
-        public: sentences that nobody has to attack, of which the guesses are made. Without any, a
-            verdict is measured against nothing, and the report says so.
+    The sentences are ``x`` (N, T); ``y`` are the labels (N,) of a text classifier, or None for a
+    language model, which predicts its own tokens. Guesses are made of ``public`` sentences; without
+    any, a verdict is measured against nothing, and the report says so.
     """
 
     kind = "sentences"
     suite = staticmethod(text_suite)
 
-    pad: int | None = None
+    pad: int | None = None  # id of the padding after a sentence
     public: Sequence[Sequence[int]] = ()
 
     def __post_init__(self) -> None:

@@ -47,17 +47,12 @@ NONE = "none"
 GDP = "GDP"
 GDP_INDEPENDENT = "GDP, independent canaries"
 GAUSSIAN = "independent Gaussian scores"
-_THRESHOLDS = np.linspace(-1.0, 3.0, 9)
-"""Where scores are cut: they are N(0, 1) for those who did not take part."""
-_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)
-"""Shares of the canaries about which ``one_run`` guesses."""
-_SHARE = 0.15
-"""Share of the canaries about which ``one_run_gdp`` guesses."""
+_THRESHOLDS = np.linspace(-1.0, 3.0, 9)  # scores of those who did not take part are N(0, 1)
+_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4)  # of the canaries, about which ``one_run`` guesses
+_SHARE = 0.15  # of the canaries, about which ``one_run_gdp`` guesses
 _NORMAL = NormalDist()
-_MOST = 128.0
-"""Greatest epsilon, or mu, that is tried; no number of canaries proves more."""
-_LEAST_MU = 1e-3
-"""A bound below this is 0: floating point cannot tell its epsilon to nine digits."""
+_MOST = 128.0  # greatest epsilon, or mu, that is tried; no number of canaries proves more
+_LEAST_MU = 1e-3  # below it a bound is 0: floating point cannot tell its epsilon to nine digits
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,10 +31,8 @@ from accounting import FixedOrder, Participation, checks
 from accounting.checks import ConfigError
 
 Array = NDArray[np.float64]
-_EDGE = 1.1
-"""Times the largest variance of noise that a finite sample is expected to show."""
-_MOST_STARTS = 256
-"""Rounds from which ``worst_view`` begins its search."""
+_EDGE = 1.1  # times the largest variance that a finite sample of noise is expected to show
+_MOST_STARTS = 256  # rounds from which ``worst_view`` begins its search
 
 
 @dataclass(frozen=True)

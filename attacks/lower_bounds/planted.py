@@ -39,11 +39,9 @@ from attacks.lower_bounds.canaries import (
 )
 
 Array = NDArray[np.float64]
-_LENGTH = 4.0
-"""Length of an update before the server clips it, in clip norms."""
+_LENGTH = 4.0  # of an update before the server clips it, in clip norms
 _MOST_ROUNDS = 4096
-_SPARE = 4
-"""Spare directions per round, if there is room for them."""
+_SPARE = 4  # directions per round, if there is room for them
 _LEAST_SPARE = 2
 
 

@@ -42,12 +42,9 @@ from attacks.lower_bounds.bounds import Bound, error_of, from_mu
 Array = NDArray[np.float64]
 METHOD = "paired replay"
 ASSUMPTION = "Gaussian noise; tested: the mechanism's correlations"
-_PART = 1 << 22
-"""Values that are whitened at a time."""
-FALSE_ALARM = 1e-6
-"""Probability, at most, that sound noise fails one of the tests."""
-_STEP = 2.0**-20
-"""The server counts in steps of at most this share of the noise's deviation."""
+_PART = 1 << 22  # values that are whitened at a time
+FALSE_ALARM = 1e-6  # probability, at most, that sound noise fails one of the tests
+_STEP = 2.0**-20  # the server counts in steps of at most this share of the noise's deviation
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +88,18 @@ def paired(
     """Return what two runs of one server with the same noise show.
 
     Args:
-        difference: (T, d): rounds' noised sums with the client minus those without it, in units of
+        difference: (T, d), rounds' noised sums with the client minus those without it, in units of
             the clip norm.
-        residual: (T, d): a run's noised sums minus the sums of its updates, in the same units.
-        covariance: K, shape (T, T): covariance of the noise of the rounds' sums at unit draws.
+        residual: (T, d), a run's noised sums minus the sums of its updates, in the same units.
+        covariance: K (T, T), of the noise of the rounds' sums at unit draws.
         noise_multiplier: the plan's.
-        along: (T,): products of the difference with the client's direction, of length 1; None if
+        along: (T,), products of the difference with the client's direction, of length 1; None if
             the difference is exact.
-        rounding: norm, at most, of what rounding adds to a parameter's whitened differences, for
-            each, shape (d,), or one for all.
+        rounding: norm, at most, of what rounding adds to a parameter's whitened differences, (d,)
+            or one for all.
         tensors: sizes, by name, of the tensors that the d parameters belong to, in order.
         rounds: numbers of the T rounds in the run; None if these are all.
         false_alarm: probability, at most, that sound noise has a fault or is off the plan.
-
-    Raises:
-        ConfigError: shapes that do not fit, values that are not finite, a covariance that is not
-            positive definite, or a client that changes nothing.
     """
     planned = checks.positive("noise_multiplier", noise_multiplier)
     try:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -198,17 +198,10 @@ def reid_rank(
     return sum(not less(scores[0], score) for score in scores)
 
 
-def matching_loss(
-    model: nn.Module, observation: Observation, labels: Tensor
-) -> Callable[[Tensor], Tensor]:
+def matching_loss(model: nn.Module, observation: Observation, labels: Tensor) -> Objective:
     """Return x -> ||u(x) - u||^2 / ||u||^2 over the visible tensors, paired by name."""
     residual = matching_residual(model, observation, labels, differentiable=True)
-
-    def loss(x: Tensor) -> Tensor:
-        gap = residual(x)
-        return gap.dot(gap)
-
-    return loss
+    return lambda x: residual(x).square().sum()
 
 
 def matching_residual(
@@ -250,12 +243,7 @@ def total_variation(x: Tensor) -> Tensor:
     return (rows + columns) / 2
 
 
-def _with_prior(
-    match: Callable[[Tensor], Tensor],
-    tv: float,
-    statistics: float,
-    gap: Callable[[Tensor], Tensor] | None,
-) -> Callable[[Tensor], Tensor]:
+def _with_prior(match: Objective, tv: float, statistics: float, gap: Objective | None) -> Objective:
     def loss(x: Tensor) -> Tensor:
         value = match(x)
         if tv:

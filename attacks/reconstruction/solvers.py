@@ -48,9 +48,13 @@ def quasi_newton(objective: Objective, start: Tensor, budget: int) -> Search:
     search = Search(start)
     options = {"maxcor": _MEMORY, "ftol": 0.0, "gtol": 0.0, "maxiter": budget, "maxfun": budget}
 
-    def evaluate(flat: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
-        value, slope = _evaluate(search, objective, torch.tensor(flat).view_as(start), budget)
-        return value, slope.numpy().ravel()
+    def evaluate(values: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+        x = torch.tensor(values).view_as(start).requires_grad_(True)
+        value = objective(x)
+        (slope,) = torch.autograd.grad(value, x)
+        search.evaluations += 1
+        _record(search, x.detach(), value.item(), bool(slope.isfinite().all()), budget)
+        return value.item(), slope.numpy().ravel()
 
     with contextlib.suppress(_StopError):
         minimize(
@@ -73,7 +77,7 @@ def gauss_newton(residual: Objective, start: Tensor, steps: int) -> Search:
     search = Search(start)
     x = start.flatten()
     damping = _DAMPING
-    basis = torch.eye(x.numel(), dtype=x.dtype)
+    basis = torch.eye(len(x), dtype=x.dtype)
 
     def flat(point: Tensor) -> Tensor:
         return residual(point.view_as(start))
@@ -85,17 +89,17 @@ def gauss_newton(residual: Objective, start: Tensor, steps: int) -> Search:
     r = flat(x)
     with contextlib.suppress(_StopError):
         search.evaluations = 1
-        _record(search, start, float(r @ r), True, len(basis) * (steps + 1))
+        _record(search, start, float(r @ r), True, len(x) * (steps + 1))
         for _ in range(steps):
             with warnings.catch_warnings():  # torch's rules for jvp call its deprecated jit.script
                 warnings.simplefilter("ignore", DeprecationWarning)
                 jacobian = torch.vmap(column, chunk_size=_VECTORIZED)(basis)
-            search.evaluations += len(basis)
+            search.evaluations += len(x)
             move = _damped_step(flat, x, r, jacobian, damping)
             if move is None:
                 return search
             x, r, damping = move
-            _record(search, x.view_as(start), float(r @ r), True, len(basis) * (steps + 1))
+            _record(search, x.view_as(start), float(r @ r), True, len(x) * (steps + 1))
         search.status = "budget"
     return search
 
@@ -123,15 +127,6 @@ def _damped_step(
                 return moved, residual, max(damping / 6, _LEAST_DAMPING)
         damping *= 4
     return None
-
-
-def _evaluate(search: Search, objective: Objective, x: Tensor, budget: int) -> tuple[float, Tensor]:
-    x.requires_grad_(True)
-    value = objective(x)
-    (slope,) = torch.autograd.grad(value, x)
-    search.evaluations += 1
-    _record(search, x.detach(), value.item(), bool(slope.isfinite().all()), budget)
-    return value.item(), slope
 
 
 def _record(search: Search, x: Tensor, value: float, finite: bool, budget: int) -> None:
