@@ -123,15 +123,9 @@ class FixedPasses(Sampler[list[int]]):
 
     A pass that is begun again continues with the batch that has not become a step.
 
-    Args:
-        examples: number of examples, >= 1.
-        batch_size: examples per batch, >= 1; the last batch of a pass may be smaller.
-        epochs: passes, >= 1.
-        seed: public seed of the order, >= 0.
-
     Attributes:
         order: numbers of the examples in the order of every pass.
-        batches: number of batches of a pass.
+        batches: number of batches of a pass, the last of which may be smaller.
         rows: compares what was dealt with what reached the network.
         done: number of batches that became a step.
     """

@@ -40,13 +40,7 @@ class Accuracy:
 
 @torch.no_grad()
 def accuracy(module: nn.Module, x: Tensor, y: Tensor) -> float:
-    """Return the share of correct labels in evaluation mode, without dropout.
-
-    Args:
-        module: returns logits, classes last.
-        x: examples, shape (n, ...).
-        y: labels, shape (n,), or (n, length) for a language model; -100 does not count.
-    """
+    """Return the share of correct labels in evaluation mode; a label of -100 does not count."""
 
     def right(network: nn.Module) -> float:
         batches = zip(torch.split(x, _BATCH), torch.split(y, _BATCH), strict=True)

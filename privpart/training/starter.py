@@ -35,13 +35,7 @@ app = client_app(Path(__file__).parent / "plan.toml")
 
 
 def write_starter(folder: Path) -> list[Path]:
-    """Write ``plan.toml`` and ``task.py`` into a folder, and return their paths.
-
-    The folder is made if it does not exist.
-
-    Raises:
-        ConfigError: one of the files exists, or the folder cannot be written to.
-    """
+    """Write ``plan.toml`` and ``task.py`` into a folder, new or not, and return their paths."""
     return _write(_training(folder))
 
 
@@ -57,10 +51,6 @@ def write_flower_app(folder: Path) -> list[Path]:
     """Write a Flower app into a folder, and return the paths of what was written.
 
     The app trains the ``plan.toml`` of the folder; where there is none, the starter's is written.
-
-    Raises:
-        ConfigError: Flower would refuse the folder's name, its plan is not valid or not one for a
-            network, one of the files exists, or the folder cannot be written to.
     """
     folder = folder.absolute()
     name = folder.name

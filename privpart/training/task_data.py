@@ -28,14 +28,9 @@ _HELD_OUT_SEED = 20_220_630
 
 @dataclass(frozen=True, slots=True)
 class PlanData:
-    """Users and test examples of a plan. All of them are simulated or public.
+    """Users of a plan, and examples that no client holds, to measure on.
 
-    Attributes:
-        users: the clients' examples.
-        test_x: examples to measure on, which no client holds: the test examples, or those of the
-            held-out users.
-        test_y: their labels; -100 does not count.
-        words: text of each token, by id; () of what is not text.
+    A label of -100 does not count. ``words`` are the texts of tokens, by id.
     """
 
     users: Users
@@ -49,16 +44,7 @@ Reader = Callable[[str, Path | None, int], "tasks.Task | PlanData"]
 
 
 def plan_data(data: Data, network: nn.Module, read: "Reader | None" = None) -> PlanData:
-    """Read a task and deal its examples to users.
-
-    Args:
-        data: the plan's table.
-        network: the plan's network; a language model determines the size of the vocabulary.
-        read: reads the files; None takes ``read_task``. What it returns is not changed.
-
-    Raises:
-        ConfigError: missing or unexpected files, or more users than examples.
-    """
+    """Read a task and deal its examples to users; ``network`` determines a vocabulary's size."""
     if data.task is None:
         raise TypeError("a plan without a task has clients of its own")
     task = (read or read_task)(data.task, data.directory, _words(data, network))
@@ -125,13 +111,7 @@ def held_out_of(clients: Clients, count: int) -> tuple[Clients, list[ClientId]]:
 def read_task(task: str, directory: Path | None, words: int) -> tasks.Task | PlanData:
     """Return a task's examples, or its users where the files say who they are.
 
-    Args:
-        task: its name in a plan.
-        directory: of its files; None where it needs none.
-        words: number of words that a language model knows; 0 for other networks.
-
-    Raises:
-        ConfigError: missing or unexpected files.
+    ``words`` is the number of words that a language model knows; 0 for other networks.
     """
     if task == "digits":
         return tasks.digits()

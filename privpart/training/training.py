@@ -85,13 +85,10 @@ class Training:
     """A plan put together. Its data are simulated or public.
 
     Attributes:
-        plan: what to train.
         model: in its start state.
-        trainer: the engine that trains the clients.
         cohorts: per round, the clients to ask; empty if the plan samples them, from a run's key.
         metric: measures the model on data that no client holds; None if the plan has none.
         first: the model's flat vector before training, shape (d,).
-        canaries: an auditor's clients, of a plan with a table [canaries].
     """
 
     plan: PlanFile
@@ -260,13 +257,7 @@ class Training:
 class Own:
     """Objects that take the place of what a plan would name; None leaves it to the plan.
 
-    Attributes:
-        module: the network.
-        clients: the population.
-        loss: see ``LocalTraining``.
-        augment: see ``LocalTraining``.
-        metric: see ``Metric``.
-        remote: makes the engine of clients elsewhere, from the model.
+    ``remote`` makes the engine of clients elsewhere, from the model.
     """
 
     module: nn.Module | None = None
