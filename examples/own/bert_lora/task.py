@@ -64,6 +64,3 @@ def accuracy(module):
     inputs = tokens(pd.read_csv(HERE / "public.csv"))
     labels = inputs.pop("labels")
     return float((module(**inputs).logits.argmax(dim=1) == labels).float().mean())
-
-
-accuracy.chance = 0.5  # so that a network that guesses is said to guess

@@ -41,6 +41,3 @@ def accuracy(module):
     with np.load(HERE / "public.npz") as public:
         images, labels = (torch.from_numpy(public[name]) for name in ("image", "label"))
     return (module(images).argmax(dim=1) == labels).float().mean()
-
-
-accuracy.chance = 0.1  # ten labels, equally often
