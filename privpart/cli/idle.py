@@ -24,11 +24,7 @@ Values = Mapping[str, Any]
 class Idle:
     """A situation in which an option has no effect.
 
-    Args:
-        owner: the option that decides, which the error names with its value; a command without
-            that option ignores the rule.
-        where: whether these values are the situation.
-        why: what the owner does.
+    The ``owner`` decides; a command without that option ignores the rule. The error says ``why``.
     """
 
     owner: str

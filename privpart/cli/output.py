@@ -149,24 +149,20 @@ def _parameters(parameters: Mapping[str, Any] | None) -> list[tuple[str, str]]:
     """Return a line with what the mechanism has besides its name and rounds, if anything."""
     if parameters is None:
         return [("parameters", "more than can be listed")]
-    said = [
+    listed = [
         f"{name.replace('_', ' ')} {_shown(value)}"
         for name, value in parameters.items()
         if name not in ("schema", "name", "rounds") and value not in (None, False)
         if not (isinstance(value, list) and value and isinstance(value[0], list | dict))
     ]
-    return [("parameters", "; ".join(said))] if said else []
+    return [("parameters", "; ".join(listed))] if listed else []
 
 
 def _shown(value: object) -> str:
-    if value is True:
-        return "yes"
     if not isinstance(value, list):
-        return str(value)
-    if len(value) <= _MOST_SHOWN:
-        return ", ".join(f"{number:.6g}" for number in value)
-    first = ", ".join(f"{number:.6g}" for number in value[: _MOST_SHOWN - 3])
-    return f"{first}, ..., {value[-1]:.6g} ({len(value)} of them)"
+        return "yes" if value is True else str(value)
+    first = ", ".join(f"{number:.6g}" for number in value[:_MOST_SHOWN])
+    return first if len(value) <= _MOST_SHOWN else f"{first}, ... ({len(value)} of them)"
 
 
 def _realised(report: PrivacyReport) -> list[tuple[str, str]]:

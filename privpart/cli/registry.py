@@ -25,16 +25,7 @@ _SECTORS = ("Technology", "Healthcare", "Education", "Government", "Energy", "Fi
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """What one key of the file says.
-
-    Attributes:
-        table: of the file.
-        name: of the key.
-        tier: least tier of an entry that needs it; None if no tier does.
-        write: what to write there.
-        several: whether it is a list of texts.
-        choices: the only values; () for any text.
-    """
+    """A key of the file: its table, the least tier that needs it, what to write, allowed values."""
 
     table: str
     name: str

@@ -101,8 +101,12 @@ def mechanisms(
     names = [name for name in mechanism or () if name != _DENSE]
     chosen = [typed_choice(text, participation.rounds) for text in names]
     optimal = _DENSE in (mechanism or ())
-    if optimal:
-        _refuse_optimal(participation)
+    n, k = participation.rounds, participation.max_participations
+    if optimal and (n > _BANDED_ROUNDS or k > 1):
+        raise ConfigError(
+            f"mechanism=dense: is found for up to {_BANDED_ROUNDS} rounds and one participation, "
+            f"not for {n} and {k}; leave it out."
+        )
     offered = list(_rows_of(planned, participation, chosen, optimal=optimal))
     # all of them first: a refusal must not come after a minute of calibration
     with shown_fits():
@@ -136,18 +140,6 @@ def mechanisms(
     print_result(form, document, flat, lambda: _print_rows(rows, title))
     for warning in warnings:
         typer.echo(f"privpart: warning: {warning}", err=True)
-
-
-def _refuse_optimal(participation: Participation) -> None:
-    if participation.rounds > _BANDED_ROUNDS:
-        raise ConfigError(
-            f"mechanism=dense: is left out above {_BANDED_ROUNDS} rounds; leave it out."
-        )
-    if participation.max_participations > 1:
-        raise ConfigError(
-            f"max_participations={participation.max_participations}: the optimal matrix is known "
-            "for one only. Leave out --mechanism dense."
-        )
 
 
 Offer = tuple[str, Callable[[], Mechanism]]
