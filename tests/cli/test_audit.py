@@ -211,6 +211,15 @@ def test_an_update_of_a_type_that_numpy_does_not_have(tmp_path, dtype):
     assert len(digest(inputs)) == 64
 
 
+def test_images_of_a_file_that_are_not_attacked_are_public(tmp_path):
+    x, y = digits().test_x[:5].double(), digits().test_y[:5]
+    save_file({"x": x, "y": y}, tmp_path / "images.safetensors")
+    options = {"out": tmp_path, "model": "lenet", "view": ["full"], "trials": 2}
+    audit = image_audit(LeakageOptions(data=str(tmp_path / "images.safetensors"), **options))
+    assert torch.equal(audit.decoys[0], x[2:].float())
+    assert torch.equal(audit.dataset_mean, x[2:].float().mean(0))
+
+
 def test_weights_before_and_after(privpart, tmp_path):
     task, network = digits(), smooth_lenet(torch.Generator().manual_seed(5))
     local = LocalSteps(learning_rate=0.1, steps=2)

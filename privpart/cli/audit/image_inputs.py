@@ -93,7 +93,8 @@ def _images(data: str, folder: Path | None) -> tuple[tuple[Tensor, Tensor], tupl
             f"data={data}: y must be whole numbers from 0, and below {_MOST_LABELS}; label the "
             "classes 0, 1, 2 and so on."
         )
-    return (x.float(), labels), (x.float(), labels)
+    images = x.float(), labels
+    return images, images
 
 
 def _model(name: str, x: Tensor, classes: int, seed: int) -> nn.Module:

@@ -41,6 +41,7 @@ def leakage(options: LeakageOptions) -> None:
         else:
             report: Any = audit.report()
             summary = _write(report, options, words)
+    # Void says nothing of the update, so that no threshold applies.
     if summary.verdict == "void":
         raise typer.Exit(VOID)
     limit = options.fail_on
@@ -92,15 +93,15 @@ def _write(
     from privpart.cli.pages import plots
     from privpart.cli.pages.leakage import leakage_page, marked_sentences, photograph
 
-    found, out = summary(report), options.out
+    result, out = summary(report), options.out
     shown = out / ("leakage.html" if options.of_text else "leakage.png")
     # Before the pages, so that a page that cannot be written loses no result.
     with writing(out):
-        (out / "report.json").write_text(found.as_json())
+        (out / "report.json").write_text(result.as_json())
         if not isinstance(report, TextReport):
             plots.draw_reconstructions([report], shown)
     if isinstance(report, TextReport):
-        page = leakage_page(found, marked_sentences(report, words))
+        page = leakage_page(result, marked_sentences(report, words))
         page.write(shown)
     else:
         caption = (
@@ -108,11 +109,11 @@ def _write(
             "frame tells the verdict on that one picture; the table has the verdict on the view."
         )
         about = "True images beside the best reconstruction of each view."
-        page = leakage_page(found, photograph(shown, about, caption))
+        page = leakage_page(result, photograph(shown, about, caption))
     if options.html is not None:
         page.write(options.html)
-    found.publish(options.form, [out / "report.json", shown])
-    return found
+    result.publish(options.form, [out / "report.json", shown])
+    return result
 
 
 def _write_levels(points: "Sequence[DefencePoint]", options: LeakageOptions) -> "Summary":
@@ -121,12 +122,12 @@ def _write_levels(points: "Sequence[DefencePoint]", options: LeakageOptions) -> 
     from privpart.cli.pages import plots
     from privpart.cli.pages.leakage import leakage_page, photograph
 
-    found, out = summary_of_levels(points, options.identity()), options.out
+    result, out = summary_of_levels(points, options.identity()), options.out
     with writing(out):
-        (out / "defences.json").write_text(found.as_json())
+        (out / "defences.json").write_text(result.as_json())
         plots.draw_defences(points, out / "defences.png")
     if options.html is not None:
         about, caption = "Scores against the noise multiplier.", "Epsilon is the accountant's."
-        leakage_page(found, photograph(out / "defences.png", about, caption)).write(options.html)
-    found.publish(options.form, [out / "defences.json", out / "defences.png"])
-    return found
+        leakage_page(result, photograph(out / "defences.png", about, caption)).write(options.html)
+    result.publish(options.form, [out / "defences.json", out / "defences.png"])
+    return result

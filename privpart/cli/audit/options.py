@@ -154,6 +154,7 @@ class LeakageOptions:
         for z in self.noises:
             checks.nonnegative("noise_multiplier", z)
         _ = self.views
+        # A given update was clipped and noised once, by whoever sent it.
         if self.levels > 1 and self.gradient:
             raise ConfigError(
                 "clip, noise_multiplier: several of them are of computed updates; a given one "
@@ -199,8 +200,8 @@ class LeakageOptions:
                     f"view={text!r}: must have a name, and each another; pass NAME=PATTERN, or a "
                     "pattern."
                 )
-            whole = ["*"] if text == "full" else [text]
-            patterns_of[name] = patterns.split(",") if equals else whole
+            alone = ["*"] if text == "full" else [text]
+            patterns_of[name] = patterns.split(",") if equals else alone
         return patterns_of
 
     def identity(self) -> dict[str, Any]:

@@ -91,6 +91,7 @@ def _result(path: Path) -> tuple[str, dict[str, Result]] | None:
 
 
 def _restored(values: dict[str, Any], tensors: Mapping[str, Tensor], name: str) -> Result:
+    # Names of attacks may begin alike; none has a slash.
     own = [key for key in tensors if key.startswith(f"{name}/")]
     values |= {key.rpartition("/")[2]: tensors[key] for key in own}
     values |= {key: float(values[key]) for key in ("match", "seconds")}

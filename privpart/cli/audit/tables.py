@@ -94,9 +94,9 @@ def summary(report: AnyReport) -> Summary:
         title = "Attack: PSNR in dB, best of each image over the attacks, with 95 % intervals"
     tables.append(_table(title, [_about(report, row) | cells(row) for row in views]))
     attacks = [
-        _about(report, row) | {"attack": name} | of_attack(found) | {"verdicts": _verdicts(found)}
+        _about(report, row) | {"attack": name} | of_attack(scores) | {"verdicts": _verdicts(scores)}
         for row in views
-        for name, found in row["by_attack"].items()
+        for name, scores in row["by_attack"].items()
     ]
     if attacks:
         title = "Attack by attack, on each view itself; each runs on what no other has recovered"
@@ -170,6 +170,7 @@ def summary_of_levels(points: Sequence[DefencePoint], options: Mapping[str, Any]
 
 def _table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
     """Return a table of rows with equal headings, without empty columns."""
+    # Labels that were told, and ranks that were not computed, have no column.
     names = [name for name in rows[0] if any(row[name] for row in rows)]
     return Table(title, names, [[row[name] for name in names] for row in rows])
 

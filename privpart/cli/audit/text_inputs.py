@@ -184,8 +184,8 @@ def _parted(batch: Batch) -> tuple[Mapping[str, Any], Tensor]:
     elif isinstance(batch, tuple | list) and len(batch) == 2:
         inputs, labels = batch
         inputs = inputs if isinstance(inputs, Mapping) else {"inputs": inputs}
-    whole = isinstance(labels, Tensor) and not labels.is_floating_point()
-    if inputs is None or not isinstance(labels, Tensor) or not whole or labels.ndim > 2:
+    counted = isinstance(labels, Tensor) and not labels.is_floating_point()
+    if inputs is None or not isinstance(labels, Tensor) or not counted or labels.ndim > 2:
         raise ConfigError(
             "data: the audit of text needs examples with labels: (inputs, labels) or a dict with "
             "labels, whole numbers of shape (n,) or (n, T)."

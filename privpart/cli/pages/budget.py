@@ -46,5 +46,5 @@ def _by_the_log(report: PrivacyReport) -> list[Block]:
         return []
     often = f"{realised.clients:,} {report.unit}s, each in at most {realised.max_participations}"
     cost = f"epsilon {up(realised.epsilon, 5)}, mu {up(realised.mu, 5)}"
-    kept = "; ".join(realised.deviations) or "was kept"
-    return [Block("facts", [("by the log", often), ("which cost", cost), ("the promise", kept)])]
+    promise = "; ".join(realised.deviations) or "was kept"
+    return [Block("facts", [("by the log", often), ("which cost", cost), ("the promise", promise)])]

@@ -112,12 +112,12 @@ def _number(name: str, names: list[str]) -> int:
     return names.index(name)
 
 
-def legend(axes: Axes, *, least: int = 2, **place: Any) -> None:  # noqa: ANN401  matplotlib's
+def legend(axes: Axes, *, minimum: int = 2, **place: Any) -> None:  # noqa: ANN401  matplotlib's
     """Name each line, level and target of a panel once, if there are at least so many."""
     named: dict[str, Any] = {}
     for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
         named.setdefault(label, handle)
-    if len(named) >= least:
+    if len(named) >= minimum:
         with rc_context(_STYLE):
             axes.legend(named.values(), named.keys(), **place)
 

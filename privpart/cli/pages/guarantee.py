@@ -85,9 +85,9 @@ def epsilon_curve(report: PrivacyReport) -> Figure:
     deltas = [10 ** (low + (high - low) * i / _CURVE) for i in range(_CURVE + 1)]
     curve = [report.guarantee.epsilon(delta) for delta in deltas]
     sampled = report.sampling is not None
-    known = "if it is known who takes part" * sampled
+    label = "if it is known who takes part" * sampled
     # epsilon falls with delta, so the left end of each step bounds the whole of it
-    axes.plot(deltas, curve, color=drawing.SERIES[0], drawstyle="steps-post", label=known)
+    axes.plot(deltas, curve, color=drawing.SERIES[0], drawstyle="steps-post", label=label)
     point = report.delta, report.epsilon
     style: Any = {"color": drawing.SERIES[1]}
     text = f"ε = {up(report.epsilon)}" + ", who takes part is secret" * sampled
@@ -96,7 +96,7 @@ def epsilon_curve(report: PrivacyReport) -> Figure:
     axes.set(xlim=(deltas[0], deltas[-1]), ylim=(0, 1.1 * max(*curve, report.epsilon)))
     drawing.log_axis(axes.xaxis, "δ")
     axes.set_ylabel("ε, at most")
-    drawing.legend(axes, least=1)
+    drawing.legend(axes, minimum=1)
     return figure
 
 
@@ -105,8 +105,8 @@ def attack_curve(report: PrivacyReport) -> Figure:
     figure, axes = drawing.panel(4.4, 3.1)
     # dense at the left, where it is steep
     rates = [(i / _CURVE) ** 2 for i in range(1, _CURVE)]
-    most = [min(1.0, gaussian.true_positive_rate(report.mu, rate)) for rate in rates]
-    xs, ys = [0.0, *(100 * r for r in rates), 100.0], [0.0, *(100 * t for t in most), 100.0]
+    powers = [min(1.0, gaussian.true_positive_rate(report.mu, rate)) for rate in rates]
+    xs, ys = [0.0, *(100 * r for r in rates), 100.0], [0.0, *(100 * t for t in powers), 100.0]
     # the rate rises, so the right end of each step bounds the whole of it
     axes.fill_between(xs, ys, color=drawing.SERIES[0], alpha=0.13, step="pre", linewidth=0)
     axes.plot(xs, ys, color=drawing.SERIES[0], drawstyle="steps-pre")
@@ -114,7 +114,7 @@ def attack_curve(report: PrivacyReport) -> Figure:
     axes.plot([0, 100], [0, 100], label="guessing", **guessing)
     axes.set(xlim=(0, 100), ylim=(0, 100))
     axes.set(xlabel="false alarms (%)", ylabel="detected, at most (%)")
-    drawing.legend(axes, least=1, loc="lower right")
+    drawing.legend(axes, minimum=1, loc="lower right")
     return figure
 
 

@@ -107,7 +107,7 @@ class Page:
         title: what the report is about.
         tone: of the verdict.
         verdict: the conclusion in a few words; it comes first.
-        says: sentences that explain it.
+        lead: sentences that explain it.
         sections: in order.
         foot: where the figures come from.
     """
@@ -115,7 +115,7 @@ class Page:
     title: str
     tone: Tone
     verdict: str
-    says: Sequence[str]
+    lead: Sequence[str]
     sections: Sequence[Section]
     foot: str = ""
 

@@ -44,14 +44,14 @@ def run_page(result: RunReport) -> Page:
     broken = bool(result.wrong) or result.guarantee.status == "does-not-hold"
     status = "does-not-hold" if broken else result.guarantee.status
     tone, verdict = _VERDICTS[status]
-    says = [STATUS_SENTENCES[status], *_progress(result)]
+    lead = [STATUS_SENTENCES[status], *_progress(result)]
     if is_large_delta(result.guarantee.delta, result.guarantee.population):
-        says.append("Delta is too large for the number of units.")
+        lead.append("Delta is too large for the number of units.")
     return Page(
         f"Privacy report of run {result.run_id[:12]}",
         tone,
         verdict,
-        says,
+        lead,
         [
             *(_broken(result) if broken else _sound(result)),
             _ledger(result),
@@ -117,9 +117,9 @@ def _sound(result: RunReport) -> list[Section]:
         blocks.append(Block("prose", lines))
     glance, measured = [key_figures(report)], []
     if result.all_runs is not None:
-        says = without_places(result.all_runs.says)
+        released = without_places(result.all_runs.says)
         name = "all that this machine released about these people"
-        glance.append(Block("facts", [(name, says)]))
+        glance.append(Block("facts", [(name, released)]))
     if result.measured is not None:
         measured = [Block("prose", [f"An audit of this run found {result.measured}."])]
     return [
@@ -139,7 +139,7 @@ def _sound(result: RunReport) -> list[Section]:
 def _broken(result: RunReport) -> list[Section]:
     # No figure beside them: whoever skims a page reads its figures first.
     reasons = [f"{check.what}: {check.says}." for check in result.wrong]
-    reasons += [f"The run left its plan: {said}." for said in result.deviations]
+    reasons += [f"The run left its plan: {deviation}." for deviation in result.deviations]
     if not result.guarantee.cross_check.consistent:
         reasons.append("Two accountants contradict each other.")
     violated = [a for a in result.guarantee.assumptions if a.status == "violated"]
