@@ -121,10 +121,6 @@ class EmbeddedEngine:
         if local is not self.local:  # unknown when the engine was made
             self._refuse(local)
         if self._needs_memory(local):
-            if self._with_memory.empty and self.workers > 1:
-                self._report(
-                    "engine: clients keep models or local parts, so one process computes them all"
-                )
             self.method = Method()
             yield from self._with_memory.run(task, start, local)
             return

@@ -43,11 +43,6 @@ class ClientsWithMemory:
         self._own: dict[ClientId, Tensor] = {}
         self._began = False
 
-    @property
-    def empty(self) -> bool:
-        """Whether no client keeps anything yet."""
-        return not self._previous and not self._own
-
     def own_part(self, client: ClientId) -> Tensor | None:
         """Return the local part that a client kept, shape (l,); None if it kept none."""
         return self._own.get(client)

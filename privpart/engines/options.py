@@ -145,20 +145,18 @@ class EngineOptions:
         vectorizes = self.batching == "vmap"
         plain = local.objective == "fedavg" and local.loss == "cross_entropy"
         own_memory = {
-            "worker_timeout": self.worker_timeout is not None,
+            "workers": self.workers != 1,
             "precision": self.precision != "float32",
             "device": not self.on_cpu,
         }
         idle = next((name for name, given in own_memory.items() if alone and given), "")
         _refuse_first(
-            selects and self.workers != 1,
-            f"workers={self.workers}: clients that select run in one process; use 1.",
             selects and self.health,
             "health=True: clients that select are not measured; leave it out.",
             idle,
             f"{idle}={idle and getattr(self, idle)}: clients that select, train with the objective "
-            "moon, or keep a local part, are computed in float32 on the cpu by one process; leave "
-            "it out.",
+            "moon, or keep a local part, are computed in float32 on the cpu and in one process; "
+            "leave it out.",
             vectorizes and (selects or not plain),
             "batching=vmap: clients that select, or have another objective than fedavg or another "
             "loss than cross_entropy, are computed one after another; use auto or loop.",

@@ -36,7 +36,7 @@ def test_a_run_whose_report_has_the_two_lines(privpart, plan, tmp_path):
     [
         ("m = 4", "m = 40", (), "select.filters.m=40: must be from 1 to K=16"),
         ('"pir"', '"post"', (), "select.delivery"),
-        ("m = 4", "m = 4", ("--workers", "2"), "clients that select run in one process"),
+        ("m = 4", "m = 4", ("--workers", "2"), "on the cpu and in one process"),
     ],
 )
 def test_wrong_selections_leave_nothing_behind(privpart, plan, tmp_path, old, new, options, says):

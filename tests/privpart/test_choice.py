@@ -268,9 +268,3 @@ def test_groups_and_changing_cohorts_are_followed():
     for round_, (clients, active) in enumerate(rounds):
         task = RoundTask(round_, clients, 0.2, "plan", active=active)
         assert [u.client for u in one.run(task, start)] == list(clients)
-
-
-def test_nothing_is_said(capsys):
-    one = made()
-    list(one.run(TASK, one.model.flat.clone()))
-    assert capsys.readouterr() == ("", "")

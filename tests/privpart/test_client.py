@@ -195,6 +195,13 @@ def test_training_that_diverges_says_so_and_counts_as_zeros():
         ({"loss": "hinge"}, "loss='hinge': must be one of"),
         ({"momentum": 0.9, "optimizer": "adam"}, "adam has its own"),
         ({"epochs": 2, "steps": 3}, "leave it out"),
+        ({"objective": "fedsgd"}, "objective"),
+        ({"objective": "fedprox"}, "mu=None"),
+        ({"objective": "moon", "mu": 0.0}, "mu"),
+        ({"objective": "moon", "mu": float("nan")}, "mu"),
+        ({"mu": 1.0}, "mu=1.0: fedprox and moon"),
+        ({"temperature": 0.1}, "only for moon"),
+        ({"objective": "moon", "mu": 1.0, "temperature": 0.0}, "temperature"),
     ],
 )
 def test_options_out_of_range_or_that_contradict(options, match):
@@ -234,22 +241,6 @@ def test_after_a_client_the_model_holds_the_start_and_nothing_of_the_client():
         assert not model.gradient.any()
         assert not model.module.head.weight.grad.any()
         assert not model.module.seen.any()
-
-
-def test_a_client_that_fails_leaves_nothing_either():
-    engine = noisy_engine()
-    model, start = engine.model, engine.model.flat.clone()
-
-    def fails(*_):
-        model.flat.add_(1)
-        raise OSError("boom")
-
-    model.module.head.weight.register_hook(fails)
-    with pytest.raises(OSError, match="boom"):
-        next(engine.run(RoundTask(0, (0,), 1.0, "plan"), start))
-    assert torch.equal(model.flat, start)
-    assert not model.gradient.any()
-    assert not model.module.seen.any()
 
 
 def test_a_start_that_training_would_overwrite_is_refused():

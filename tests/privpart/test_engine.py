@@ -26,7 +26,7 @@ from privpart import (
 )
 from privpart.engines.embedded import equal_chunks
 from privpart.engines.methods import LocalComputation, client_generator
-from privpart.models import MODELS, mcmahan_2nn, small_cnn, word_lm
+from privpart.models import mcmahan_2nn, small_cnn
 
 from .hanging import lives
 
@@ -177,22 +177,6 @@ def test_the_loop_is_client_update_bit_for_bit():
     assert torch.equal(found[4], one)
 
 
-def test_a_language_model_trains_together(device):
-    def model():
-        network = word_lm(vocabulary=20, width=8, heads=2, hidden=16, layers=1)
-        return PartialModel(
-            network, seed=0, overwrite=True, initializers=MODELS["word_lm"].initializers
-        )
-
-    generator = torch.Generator().manual_seed(0)
-    text = torch.randint(20, (12, 7), generator=generator)
-    data = Users(text[:, :-1], text[:, 1:], torch.arange(12).split([5, 4, 3]))
-    task, local = replace(TASK, clients=(0, 1, 2)), LocalTraining(0.5, batch_size=2)
-    loop = updates(model(), data, local, task, deterministic=True)
-    together = updates(model(), data, local, task, batching="vmap", device=device)
-    assert (loop - together).norm() < 1e-5 < loop.norm()
-
-
 def test_workers_return_the_same_bits_and_leave_with_the_engine():
     data, local = users(), LOCALS["epochs"]
     alone = updates(cnn(PART), data, local, deterministic=True)
@@ -329,6 +313,7 @@ TAGS = LocalTraining(0.1, loss="binary_cross_entropy")
         ({"batching": "vmap", "local": PROX}, "batching=vmap: .*another objective than fedavg"),
         ({"precision": "bfloat16", "local": MOON}, "precision=bfloat16: .*computed in float32"),
         ({"device": "cuda", "local": MOON}, "device=cuda: .*on the cpu"),
+        ({"workers": 2, "local": MOON}, "workers=2: .*in one process"),
         ({"batching": "vmap", "precision": "bfloat16"}, "batching=vmap: bfloat16"),
         ({"deterministic": True, "batching": "vmap"}, "batching=vmap: a run that can be repeated"),
         ({"deterministic": True, "device": "cuda"}, "device=cuda: does not give the same bits"),
@@ -479,22 +464,6 @@ def test_a_model_that_cannot_travel_is_a_clear_error():
     )
     with pytest.raises(ConfigError, match="workers=2: the model cannot be sent"):
         list(engine.run(TASK, model.flat.clone()))
-
-
-def test_tags_are_never_trained_as_classes():
-    """Clients together would be padded, which only a loss over classes leaves out."""
-    local = LocalTraining(0.1, loss="binary_cross_entropy")
-    x, y = torch.rand(8, 5), (torch.rand(8, 3) > 0.5).float()
-    data = Users(x, y, list(torch.arange(8).split(2)))
-    model = PartialModel(lambda: torch.nn.Linear(5, 3), seed=0)
-    task, start = RoundTask(0, (0, 1, 2, 3), 1.0, ""), model.flat.clone()
-    for update in EmbeddedEngine(model, data, local=local, data_seed=1).run(task, start):
-        rows = data.indices[update.client]
-        generator = client_generator(1, 0, update.client)
-        alone = client_update(
-            model, start, (x[rows], y[rows]), local=local, clip_norm=1.0, generator=generator
-        )
-        torch.testing.assert_close(update.update, alone)
 
 
 @pytest.mark.slow
