@@ -58,9 +58,6 @@ def defences(
 
     The audit is of one view; its own clip and noise do not count, and one ``done`` serves all
     points. A clip of None does not clip, and then only without noise.
-
-    Raises:
-        ConfigError: nothing to sweep, several views, or an error of the audit.
     """
     if len(audit.views) != 1:
         raise ConfigError(f"views: a sweep is of one view, not of {len(audit.views)}.")

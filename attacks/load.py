@@ -91,9 +91,6 @@ def for_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tens
     A file of peft leaves the adapter's name out ("lora_A.weight" for "lora_A.default.weight"). A
     list of arrays without names ("arr_0", "arr_1", as ``numpy.savez`` writes it) is that of the
     whole ``state_dict``, in its order.
-
-    Raises:
-        ConfigError: a list that does not fit the model.
     """
     state = model.state_dict()
     if tensors and all(name == f"arr_{i}" for i, name in enumerate(tensors)):
@@ -114,11 +111,7 @@ def for_model(model: nn.Module, tensors: Mapping[str, Tensor]) -> dict[str, Tens
 def change_of_weights(
     after: Mapping[str, Tensor], before: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return after - before, by name, in float64.
-
-    Raises:
-        ConfigError: names or shapes that differ.
-    """
+    """Return after - before, by name, in float64."""
     odd = sorted(set(after) ^ set(before))
     if odd:
         where = "after" if odd[0] in after else "before"

@@ -44,9 +44,6 @@ def ssim(x: Tensor, reference: Tensor) -> Tensor:
     As published, of images (B, C, H, W) in [0, 1]: an 11x11 Gaussian window of standard deviation
     1.5, only where it fits inside the image, k1 = 0.01, k2 = 0.03, population moments, the mean
     over positions and channels. Images under 11 pixels use the largest odd window that fits.
-
-    Raises:
-        ConfigError: see ``psnr``.
     """
     if x.shape != reference.shape or x.ndim != 4:
         raise ConfigError(
@@ -71,11 +68,7 @@ def ssim(x: Tensor, reference: Tensor) -> Tensor:
 
 
 def feature_error(features: Tensor, truth: Tensor) -> float:
-    """Return ||found - truth|| / ||truth||, for the input of a dense layer; 0 is exact.
-
-    Raises:
-        ConfigError: shapes that differ, values that are not finite, or a truth of zero.
-    """
+    """Return ||found - truth|| / ||truth||, for the input of a dense layer; 0 is exact."""
     a = features.detach().double()
     b = truth.detach().double()
     if a.shape != b.shape or not bool(a.isfinite().all() and b.isfinite().all()):
@@ -91,9 +84,6 @@ def match_batch(images: Tensor, truth: Tensor) -> Tensor:
     The gradient of a batch does not depend on the order of its images, so a score must not either.
     The Hungarian method finds the best one-to-one pairing; ``found[order]`` pairs with ``truth``.
     Only scoring uses it, never an attack.
-
-    Raises:
-        ConfigError: shapes (B, ...) that differ, or values that are not finite.
 
     >>> match_batch(torch.tensor([[1.0], [0.0]]), torch.tensor([[0.1], [0.8]]))
     tensor([1, 0])

@@ -241,11 +241,7 @@ def select(names: Sequence[str], patterns: Sequence[str] | None) -> tuple[str, .
 
 
 def noise_std_of(clip: float | None, noise_multiplier: float) -> float:
-    """Return the standard deviation of the noise, ``noise_multiplier * clip``.
-
-    Raises:
-        ConfigError: a clip that is not positive, a negative multiplier, or noise without a clip.
-    """
+    """Return the standard deviation of the noise, ``noise_multiplier * clip``."""
     z = checks.nonnegative("noise_multiplier", noise_multiplier)
     if clip is not None:
         clip = checks.positive("clip", clip)

@@ -43,9 +43,6 @@ class Canaries:
     need not be secret; the coins must be. ``within`` is the first coordinate and the end of the
     part that the directions lie in, such as a group that trains in turns; None is the whole vector.
 
-    Raises:
-        ConfigError: a value is out of range, or there are more canaries than coordinates.
-
     >>> canaries = Canaries(seed=1, count=2, dim=6)
     >>> canaries.project(canaries.update(1, norm=0.5)).round(decimals=6)
     tensor([0.0000, 0.5000], dtype=torch.float64)

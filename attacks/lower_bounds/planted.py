@@ -72,9 +72,6 @@ class PlantedCanaries:
         present: which canaries take part, (count,), in place of coins; for paired replay.
         spare: whether to add directions that nobody sends; for runs whose other clients are
             unknown.
-
-    Raises:
-        ConfigError: a value out of range, or more canaries than parameters.
     """
 
     def __init__(

@@ -82,11 +82,7 @@ def batch_statistics(model: nn.Module, state: State) -> Callable[[Tensor], Stati
 
 
 def with_buffers(model: nn.Module, observation: Observation, x: Tensor) -> Observation:
-    """Return ``observation`` with the running statistics that the batch ``x`` leaves.
-
-    Raises:
-        ConfigError: several local steps, or a client that did not train in training mode.
-    """
+    """Return ``observation`` with the running statistics that the batch ``x`` leaves."""
     if not observation.training:
         raise ConfigError(
             "send_buffers: in eval mode a client's buffers do not move; leave it out."

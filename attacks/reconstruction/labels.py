@@ -110,9 +110,6 @@ def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]
     Labels that were not revealed are inferred from the layer that makes the logits, the most likely
     ones first; the others are there because these are doubtful. Where that layer is not in view, a
     batch of one has as many candidates as the model has logits.
-
-    Raises:
-        ConfigError: hidden labels of several images, or a loss other than cross-entropy.
     """
     if observation.labels is not None:
         return [observation.labels]

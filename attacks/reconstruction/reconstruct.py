@@ -181,9 +181,6 @@ def reid_rank(
 
     The observation is of a batch of one; ``labels`` (1 + N,) are those of the truth and of the
     decoys, used where the label is hidden.
-
-    Raises:
-        ConfigError: a batch of several images, or another number of labels.
     """
     if observation.shape[0] != 1 or len(labels) != 1 + len(decoys):
         raise ConfigError(

@@ -148,11 +148,7 @@ def _whole(values: Tensor) -> bool:
 
 
 def token_embedding(model: nn.Module) -> tuple[str, nn.Embedding]:
-    """Return the name of the embedding that reads the token ids, and the embedding.
-
-    Raises:
-        ConfigError: the model has none.
-    """
+    """Return the name of the embedding that reads the token ids, and the embedding."""
     probe = torch.tensor([[1, 0]])  # no positions, and no types
     try:
         with torch.no_grad(), recording(model, nn.Embedding) as calls:

@@ -63,13 +63,12 @@ def text_scores(sentences: Sequence[Ids], truth: Sequence[Ids]) -> list[TextScor
     if sentences:
         rows, columns = linear_sum_assignment(gain, maximize=True)
         paired = {int(i): tuple(sentences[int(j)]) for i, j in zip(rows, columns, strict=True)}
-    return [_scored(paired.get(i, ()), true) for i, true in enumerate(truth)]
-
-
-def _scored(sentence: tuple[int, ...], truth: Ids) -> TextScore:
-    return TextScore(
-        sentence, sentence == tuple(truth), token_f1(sentence, truth), rouge_l(sentence, truth)
-    )
+    scores = []
+    for i, true in enumerate(truth):
+        best = paired.get(i, ())
+        exact = best == tuple(true)
+        scores.append(TextScore(best, exact, token_f1(best, true), rouge_l(best, true)))
+    return scores
 
 
 def unigram_guess(public: Sequence[Ids], length: int) -> tuple[int, ...]:
