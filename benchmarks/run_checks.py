@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 from accounting import BinaryTree, Participation
-from privpart import PrivacyPlan, RunFolder
+from privpart import PrivacyPlan
+from privpart.run.begin import create_run
 from privpart.run.ledger import LEDGER, Ledger, Row, SigningKey, _line
 from privpart.run.store import model_hash, write_state
 from privpart.training.verify import check_run
@@ -35,7 +36,7 @@ def run_of(folder: Path, rounds: int) -> str:
         noise_multiplier=10.0,
         report_goal=CLIENTS,
     )
-    RunFolder.create(folder, plan, facts={"delta": 1e-6}).close()
+    create_run(folder, plan, facts={"delta": 1e-6}).close()
     parameters = torch.zeros(DIM)
     name = folder / f"state-{rounds:06d}.safetensors"
     state, model = write_state(name, {"parameters": parameters}, {}), model_hash(parameters)

@@ -36,11 +36,11 @@ from privpart import (
     ClientUpdate,
     NoiseStream,
     PrivacyPlan,
-    RunFolder,
     SecretSource,
     Server,
     ServerOptimizer,
 )
+from privpart.run.begin import create_run
 
 LARGEST, LARGEST_ROUNDS = 100_000_000, 2048
 ROUNDS, COUNTED, AHEAD = 16, 4, 2
@@ -70,7 +70,7 @@ class Run:
             noise_multiplier=1.0,
             report_goal=100,
         )
-        self.folder = RunFolder.create(Path(self.scratch.name) / "run", plan)
+        self.folder = create_run(Path(self.scratch.name) / "run", plan)
         optimizer = ServerOptimizer(momentum=momentum)
         source = self.folder.source()
         self.server = Server(plan, torch.zeros(dim), source=source, optimizer=optimizer)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from privpart.optimizer import ServerOptimizer
     from privpart.plan import AdaptiveClipping, PrivacyPlan
     from privpart.pool import WorkerError
+    from privpart.run.begin import create_run
     from privpart.run.folder import RunFolder
     from privpart.server import RoundCounts, Server
     from privpart.start_values import Constant, Glorot, He, Normal, Uniform
@@ -55,6 +56,7 @@ _NAMES = {
     "optimizer": "ServerOptimizer",
     "plan": "AdaptiveClipping PrivacyPlan",
     "pool": "WorkerError",
+    "run.begin": "create_run",
     "run.folder": "RunFolder",
     "server": "RoundCounts Server",
     "start_values": "Constant Glorot He Normal Uniform",
@@ -98,6 +100,7 @@ __all__ = [
     "WorkerError",
     "client_app",
     "client_update",
+    "create_run",
     "fit",
     "server_app",
     "train",

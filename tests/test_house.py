@@ -24,7 +24,7 @@ NOT_OUR_WORDS = {
     r"\bgo(es)? on with\b": "continue, resume",
     r"\bsays? it all\b": "already contains these values",
     r"\bnumbers (of|in) (the|a|its) (model|network|part|group|layer|block)": "parameters",
-    r"\bwitness(es)?\b": "rollback guard",
+    r"\b(witness(es)?|rollback guard)\b": "log of runs",
     r"\bwhat there is is\b": "a sentence with a subject",
 }
 """Phrases that the design page's word list replaces, in docstrings of any module."""
@@ -154,7 +154,7 @@ WROTE_IT = {
     "privpart/training/train.py",  # ids, of which no reader takes an object
     "privpart/flower/agreement.py",
     "privpart/noise/stream.py",
-    "privpart/run/folder.py",
+    "privpart/run/begin.py",
 }
 """Modules that read JSON that they wrote themselves, or that holds no object."""
 

@@ -57,6 +57,8 @@ def _ask(run: "RunFolder") -> None:
 
 def _done(run: "RunFolder") -> list[str]:
     """Return what was done, and what the report then covers."""
+    from privpart.run.log import life
+
     path, rounds, planned = run.path, run.rounds, run.plan.rounds
     if rounds:
         covered = (
@@ -64,7 +66,7 @@ def _done(run: "RunFolder") -> list[str]:
             f"covers the {rounds} released rounds by the guarantee of all {planned} planned "
             "rounds: ending early does not lower epsilon."
         )
-    elif "adopted_at" in run.facts:
+    elif run.facts["seed"] is None and not life(run.facts["run_id"]).is_free:
         covered = (
             "This copy released no model. Whether others did is not known here, so the budget book "
             "charges the whole plan."

@@ -116,17 +116,17 @@ def _writable(
 
 
 def _guard() -> Finding:
-    """Whether the rollback guards are this user's own."""
+    """Whether the log of runs is this user's own."""
+    from privpart.run.log import VARIABLE, directory
     from privpart.run.store import refuse_shared
-    from privpart.run.witness import VARIABLE, directory
 
     try:
         refuse_shared(directory())
     except FileNotFoundError:
         pass
     except (ConfigError, OSError) as error:
-        return Finding("rollback guard", str(error), "fault")
-    return _writable("rollback guard", directory(), f"; set {VARIABLE} to another folder")
+        return Finding("log of runs", str(error), "fault")
+    return _writable("log of runs", directory(), f"; set {VARIABLE} to another folder")
 
 
 def _plan(path: Path, *, all_clients: bool) -> Iterator[Finding]:

@@ -42,7 +42,8 @@ from privpart.model import refuse_batch_statistics
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.noise.stream import noise_and_grid
 from privpart.plan import PrivacyPlan
-from privpart.run.folder import RunFolder, create_run, holds_a_run
+from privpart.run.begin import create_run
+from privpart.run.folder import RunFolder, holds_a_run
 
 
 class FTRLEngine:
@@ -204,7 +205,7 @@ class FTRLEngine:
         if out is None:
             return SecretSource() if self._seed is None else SeededSource(self._seed)
         if not resume or not holds_a_run(out):
-            self._folder = create_run(out, plan, seed=self._seed, facts=facts)
+            self._folder = create_run(out, plan, seed=self._seed, own=facts)
             return self._folder.source()
         self._folder = RunFolder.open(out)
         if self._folder.plan.hash != plan.hash or self._folder.facts["seed"] != self._seed:

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting.checks import ConfigError, parsed_json
-from privpart.run.folder import StorageError
-from privpart.run.store import append_durably, opened, read_small, write_durably
+from privpart.run.store import StorageError, append_durably, opened, read_small, write_durably
 
 FACT = "canaries"
 _KEY = "canary-key"

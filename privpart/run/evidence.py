@@ -7,7 +7,7 @@ nothing confirms is "asserted".
 
 Whose words the ledger holds decides how far a report may go:
 
-    here      the rollback guard of this machine saw these rounds being committed, and no copy of
+    here      this machine's log of runs saw these rounds being committed, and no copy of
               the run was ever adopted here
     signed    the head is signed by a public key that the reader had from elsewhere
     unknown   neither: whoever made the folder may have made all of it
@@ -22,14 +22,14 @@ from typing import Any, Literal
 from safetensors import safe_open
 
 from accounting.checks import ConfigError, parsed_json
-from privpart.run import witness
+from privpart.run import log
 from privpart.run.folder import named_secret
 from privpart.run.ledger import KEY_BYTES, LEDGER, Ledger, Row, read_key, signed_by
 from privpart.run.store import damage_named, file_hash, model_hash, one_line
 
 CheckStatus = Literal["verified", "asserted", "wrong"]
 Origin = Literal["here", "signed", "unknown"]
-_MOVING = ("state", "released model", "key", "signing key", "rollback guard")
+_MOVING = ("state", "released model", "key", "signing key", "log of runs")
 _LOOKS = 5
 """Times that files are read again because the run advanced while they were read."""
 
@@ -56,7 +56,7 @@ class Evidence:
     Attributes:
         ledger: of the run, as it is written.
         origin: whose words the ledger holds, see the module.
-        checks: lines on chain, signature, state, released model, keys and rollback guard.
+        checks: lines on chain, signature, state, released model, keys and the log of runs.
     """
 
     ledger: Ledger
@@ -134,7 +134,7 @@ def _checked(path: Path, ledger: Ledger, expected: str | None) -> Evidence:
     signing = _key("signing key", path / "signing-key", named, signed_by, ended=ended)
     key = _noise_key(path, ledger, ended=ended)
     checks = (chain, signature, state, model, key, signing, _guard(ledger, rows))
-    # A guard or a key that matches says nothing about rows that are not in one chain.
+    # A log or a key that matches says nothing about rows that are not in one chain.
     sound = chain.status != "wrong" and signature.status != "wrong"
     origin: Origin = "unknown"
     if sound and checks[-1].status == "verified":
@@ -241,25 +241,22 @@ def _key(
 
 
 def _guard(ledger: Ledger, rows: list[Row]) -> Check:
-    what, facts = "rollback guard", ledger.facts
+    what, facts = "log of runs", ledger.facts
     if facts["seed"] is not None:
-        return Check(what, "asserted", "a seeded run has none")
+        return Check(what, "asserted", "a seeded run may be repeated by anybody")
     try:
-        record = witness.last_seen(facts["run_id"])
+        life = log.life(facts["run_id"])
     except ConfigError as error:
         return Check(what, "asserted", str(error))
-    if record is None:
-        return Check(what, "asserted", "this machine has no record of the run")
-    # The guard may be behind by the round that is being committed.
-    if fault := record.fault(ledger.chains, closed="closed" in facts):
-        return Check(what, "wrong", fault)
-    adopted = facts.get("adopted_at") if record.adopted_at is None else record.adopted_at
-    # This machine's record begins with a copy that somebody vouched for.
-    if adopted is not None:
+    # The log may be behind by the round that is being committed.
+    if fault := life.fault(ledger.chains, closed="closed" in facts):
+        return Check(what, "wrong" if life.head else "asserted", fault)
+    # What this machine knows of the run begins with a copy that somebody vouched for.
+    if not life.is_ours:
         return Check(
             what,
             "asserted",
-            f"the run was adopted after {adopted} rounds, which this machine need not have seen; "
+            "a copy of the run was adopted, of which this machine need not have seen every round; "
             "nothing shows that its original stopped",
         )
     return Check(what, "verified", f"this machine saw the same {len(rows)} rounds, and no more")

@@ -8,89 +8,58 @@
     signing-key                signs the ledger, until the run ends
     lock                       held while a process works on the run
 
-A commit has five steps: write the new state durably; tell the rollback guard which row is coming;
-append the ledger row, which names the hash of the state; advance the rollback guard; remove the
+A commit has five steps: write the new state durably; tell the log of runs which row is coming;
+append the ledger row, which names the hash of the state; tell the log that it is there; remove the
 older state. The ledger row is the point of no return. A crash before it leaves the old state, and
 the round is trained again: nothing of it was released, so its noise is still used only once. A
 crash after it leaves the new state. No file is ever unpickled.
 """
 
-import hashlib
-import json
 import os
-import platform
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-import numpy as np
-import torch
 from filelock import FileLock
 from torch import Tensor
 
-from accounting import checks
 from accounting.checks import ConfigError
 from privpart.messages import ClientId, id_order
 from privpart.noise.cohorts import SampledCohorts
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.plan import PrivacyPlan
-from privpart.run import budget_book, witness
+from privpart.run import budget_book, log
 from privpart.run.ledger import (
-    KEY_BYTES,
-    LATER_FACTS,
     LEDGER,
-    SCHEMA,
     Ledger,
     Row,
     SigningKey,
     closed_name,
-    genesis,
     read_key,
     signed_by,
     state_name,
 )
+from privpart.run.population import refuse_population, spoken
 from privpart.run.store import (
-    encode_state,
+    StorageError,
     erase_durably,
     flush_directory,
     is_scratch,
     lock,
-    make_private,
     model_hash,
     read_state,
     refuse_planted,
     refuse_shared,
     remove_durably,
     warn_if_readable,
-    write_durably,
     write_state,
 )
 from privpart.server import RoundCounts
 
-_WORDS = (
-    "canaries",
-    "code",
-    "compares_rows",
-    "earlier_mu",
-    "fork_of",
-    "identity",
-    "inherited",
-    "owners",
-    "passed",
-    "plan_file",
-    "plan_folder",
-    "plan_tables",
-    "rest",
-    "seen_in_clear",
-    "unit",
-)
-"""Facts that a report, or a command that continues the run, takes for this package's own words."""
-_RESERVED = {"start", *LATER_FACTS}
 SELF_CLIPPED = "self_clipped_since"
 """Fact of a run with secure sums: the first round in which clients clipped their own updates."""
 ROWS_DIFFER = "rows_differ"
@@ -110,15 +79,11 @@ ROWS = {
 """Why nothing shows that the network got the rows of the examples that were dealt, each once."""
 CHECKED = "sampling_checked"
 """Fact: the rounds whose members were compared with those drawn again from the key."""
-_KEY = "key"
-_SIGNING_KEY = "signing-key"
-_LOCK = "lock"
-_START = "start.safetensors"
+KEY = "key"
+SIGNING_KEY = "signing-key"
+LOCK = "lock"
+START = "start.safetensors"
 _STATE = re.compile(r"(state|closed)-[0-9]{6,}\.safetensors")
-
-
-class StorageError(RuntimeError):
-    """A round could not be saved. None of it was released, and no saved round was lost."""
 
 
 class Committed(Protocol):
@@ -166,12 +131,12 @@ class Committed(Protocol):
 class RunFolder:
     """A run on disk, locked while it is open; use it in a ``with`` statement.
 
-    ``create`` begins a run; ``open`` resumes one.
+    ``create_run`` begins a run; ``open`` resumes one.
 
     Attributes:
         path: the folder.
         plan: the plan that was fixed when the run was created.
-        is_new: whether ``create`` returned it.
+        is_new: whether ``create_run`` returned it.
     """
 
     def __init__(self, path: Path, ledger: Ledger, folder_lock: FileLock) -> None:
@@ -185,79 +150,12 @@ class RunFolder:
         # Called for its checks: a changed ledger is refused before a key is read.
         ledger.rows()
         self._private = ledger.facts["seed"] is None
-        self._adopted_at: int | None = ledger.facts.get("adopted_at")
         self.plan = PrivacyPlan.from_dict(ledger.facts["plan"])
         # Computed once: hashing a dense mechanism means hashing a matrix.
         self._plan_hash = self.plan.hash
         if self._private:
             # A copy of the folder has a lock file of its own, but the same key.
-            self._locks.append(witness.hold(ledger.facts["run_id"]))
-
-    @staticmethod
-    def create(
-        path: str | Path,
-        plan: PrivacyPlan,
-        *,
-        seed: int | None = None,
-        facts: dict[str, Any] | None = None,
-        start: Tensor | None = None,
-    ) -> "RunFolder":
-        """Begin a run in a folder that does not exist yet or is empty.
-
-        Args:
-            path: path of the folder.
-            plan: plan of the run; it cannot change afterwards.
-            seed: seed of the noise, >= 0, for a simulation, which is not private; None draws a
-                secret key from the operating system.
-            facts: further values to keep in the ledger, ready for JSON: "delta",
-                "population_name", "population" (see ``ids_hash``), "parameters" and "frozen" (names
-                with shapes, and with hashes), and whatever else has a name of your own.
-            start: trainable part to begin with, shape (d,), if it is not the model's own.
-
-        Raises:
-            ConfigError: the folder is not empty, or others can write in it; or a fact has a name of
-                this package, or names the public data of a built-in task, or there are too many.
-            BudgetExceededError: the fact "population_name" names people whose limit the run would
-                pass; nothing was created.
-            StorageError: the folder cannot be written.
-        """
-        chosen = facts or {}
-        if taken := sorted(chosen.keys() & {*_WORDS}):
-            raise ConfigError(
-                f"facts: {', '.join(taken)} are words of this package. Choose others."
-            )
-        name = chosen.get("population_name")
-        if isinstance(name, str) and budget_book.is_public(name):
-            raise ConfigError(
-                f"facts: population_name={name!r} is for the public data of built-in tasks. Choose "
-                "another."
-            )
-        return create_run(path, plan, seed=seed, facts=chosen, start=start)
-
-    @classmethod
-    def _begin(cls, folder: Path, about: dict[str, Any], start: bytes, keys: list[bytes]) -> Self:
-        """Write the files of a new run, and open it; ``start`` is empty if there is none."""
-        key, signing = keys
-        with ExitStack() as undo, _on_disk(f"{folder} cannot be written"):
-            make_private(folder)
-            folder_lock = locked(folder)
-            undo.callback(folder_lock.release)
-            # By a process that began a run in it in the meantime.
-            _refuse_used(folder)
-            if start:
-                write_durably(folder / _START, start)
-            # Keys before the ledger, which makes it a run: no crash leaves a run without keys.
-            write_durably(folder / _SIGNING_KEY, signing)
-            if about["seed"] is None:
-                write_durably(folder / _KEY, key)
-                # Before the ledger, so that every run that exists has a rollback guard.
-                witness.note(about["run_id"], witness.Seen(0, genesis(about)))
-            run = cls(folder, Ledger.create(folder, about, SigningKey(signing)), folder_lock)
-            undo.callback(run.close)
-            run._load_keys()
-            undo.pop_all()
-        run.is_new = True
-        return run
+            self._locks.append(log.hold(ledger.facts["run_id"]))
 
     @classmethod
     def open(cls, path: str | Path, *, adopt: bool = False) -> Self:
@@ -282,20 +180,19 @@ class RunFolder:
             folder_lock = locked(folder)
         except OSError as error:
             raise ConfigError(f"{folder} cannot be opened for writing: {error}.") from None
-        with ExitStack() as undo, _on_disk(f"{folder} cannot be written"):
+        with ExitStack() as undo, on_disk(f"{folder} cannot be written"):
             undo.callback(folder_lock.release)
             run = cls(folder, Ledger(folder), folder_lock)
             undo.callback(run.close)
             # While a last line that was damaged later can still be repaired: it is cut off below.
-            if run._private:
-                run._unknown(witness.last_seen(run.facts["run_id"]))
+            entries = log.lines_of(run.facts["run_id"]) if run._is_logged else []
+            why = run._unknown(entries)
             # A process that was killed may have flushed neither its last line, which a power
             # failure would take back with its round, nor the removal of a key.
             run._ledger.settle()
             flush_directory(folder)
             run._load_keys()
-            run._refuse_older_copy(adopt)
-            run._enter_book()
+            run._enter_log(entries, why, adopt=adopt)
             run._remove_leftovers()
             run._refuse_closed()
             undo.pop_all()
@@ -322,11 +219,6 @@ class RunFolder:
         """The facts that the ledger keeps about the run."""
         return self._ledger.facts
 
-    def _enter_book(self) -> None:
-        """Enter the run in this machine's budget book, unless it is there."""
-        with _on_disk(f"{self.path} cannot be resumed"):
-            budget_book.enter(self.plan, self.facts, self.path, rounds=self.rounds)
-
     def source(self) -> NoiseSource:
         """Return the source of the run's noise, for its only ``Server``.
 
@@ -344,7 +236,7 @@ class RunFolder:
         self._source = self._own_source
         unsigned = self._ledger.signer is None and not self._ended
         if self._source is None or unsigned:
-            missing = _SIGNING_KEY if unsigned else _KEY
+            missing = SIGNING_KEY if unsigned else KEY
             raise ConfigError(
                 f"{self.path / missing} is missing, so this run cannot be continued. Begin a "
                 "fork: a run with a new key, and the cost of both."
@@ -408,10 +300,10 @@ class RunFolder:
             self._own_source = SecretSource()
         try:
             if not ended:
-                secret = read_key(self.path / _SIGNING_KEY, facts["public_key"], signed_by)
+                secret = read_key(self.path / SIGNING_KEY, facts["public_key"], signed_by)
                 self._ledger.signer = None if secret is None else SigningKey(secret)
             if self._own_source is None:
-                secret = read_key(self.path / _KEY, facts["key"], named_secret)
+                secret = read_key(self.path / KEY, facts["key"], named_secret)
                 self._own_source = None if secret is None else SecretSource(secret)
         except OSError as error:
             raise ConfigError(f"{self.path}: a key cannot be read: {error}.") from None
@@ -441,7 +333,7 @@ class RunFolder:
         if self._ended:
             raise ConfigError(f"{self.path}: the run is complete, and its keys are erased already.")
         try:
-            with _on_disk(f"{self.path} cannot be written"):
+            with on_disk(f"{self.path} cannot be written"):
                 model_file = None
                 if self.rounds:
                     state, _ = self._newest_state()
@@ -450,9 +342,9 @@ class RunFolder:
                 closed = {"rounds": self.rounds, "state": model_file, "reason": reason}
                 # The point of no return.
                 self._ledger.add_fact("closed", closed)
-                self._note()
+                if self._is_logged:
+                    self._note("closed")
                 self._remove_leftovers()
-                self._enter_book()
         finally:
             self.close()
 
@@ -468,7 +360,7 @@ class RunFolder:
                     "the server's plan is not the run's. Build it from RunFolder.plan."
                 )
             if (start := self.facts.get("start")) is not None:
-                server.load_start(read_state(self.path / _START, start)[0]["parameters"])
+                server.load_start(read_state(self.path / START, start)[0]["parameters"])
             return
         server.load_state_dict(*self._newest_state(), self._ledger.rounds_by_client())
 
@@ -498,7 +390,7 @@ class RunFolder:
             self._check_sample(server)
         try:
             self._commit(server, counts)
-        except OSError as error:
+        except (OSError, StorageError) as error:
             what = "could not be saved"
             if self.rounds == server.round:
                 what = "was saved, and then its commit could not be finished"
@@ -552,19 +444,26 @@ class RunFolder:
             summed_by=counts.summed_by,
         )
         # So that a crash behind the next line is not taken for a round made elsewhere.
-        self._note(coming=self._ledger.following(row).chain)
+        if self._private:
+            self._note("coming", self._ledger.following(row).chain)
         # The point of no return.
         self._ledger.append(row)
-        self._note()
+        if self._private:
+            self._note("round")
         self._remove_leftovers()
 
-    def _note(self, coming: str = "") -> None:
-        """Record outside the folder where a private run stands."""
-        if self._private:
-            closed = "closed" in self.facts
-            head = self._ledger.chains[-1]
-            record = witness.Seen(self.rounds, head, coming, self._adopted_at, closed)
-            witness.note(self.facts["run_id"], record)
+    @property
+    def _is_logged(self) -> bool:
+        """Whether the log of runs has lines on this run: on a simulation, only for its people."""
+        return self._private or "population_name" in self.facts
+
+    def _note(self, event: log.Event, head: str = "") -> None:
+        """Tell the log of runs where the run stands."""
+        log.note(log.Entry(event=event, **self._standing(head)))
+
+    def _standing(self, head: str = "") -> dict[str, Any]:
+        chain = head or self._ledger.chains[-1]
+        return {"run": self.facts["run_id"], "rounds": self.rounds, "head": chain}
 
     def _remove_leftovers(self) -> None:
         """Remove all but the committed state, and the keys of a run that has ended.
@@ -577,46 +476,22 @@ class RunFolder:
             if is_scratch(file.name) or (_STATE.fullmatch(file.name) and file.name != keep):
                 remove_durably(file)
         if self._ended:
-            erase_durably(self.path / _KEY)
-            erase_durably(self.path / _SIGNING_KEY)
+            erase_durably(self.path / KEY)
+            erase_durably(self.path / SIGNING_KEY)
 
-    def _refuse_older_copy(self, adopt: bool) -> None:
-        """Check that this copy stands where this machine saw the run, or adopt it."""
-        # A seeded run may be repeated by anybody, so an older copy does no harm.
-        if not self._private:
-            return
-        record = witness.last_seen(self.facts["run_id"])
-        why = self._unknown(record)
-        if not why:
-            if record is not None and record.adopted_at is not None:
-                self._adopted_at = record.adopted_at
-            self._note()
-            return
-        if not adopt:
-            if self._ended:
-                # Nothing is left that a newer copy could have continued.
-                return
-            raise ConfigError(
-                f"{self.path}: {why}. If the original will never be continued, nor another copy, "
-                "open the run with adopt=True (--adopt); otherwise begin a fork."
-            )
-        self._adopted_at = self.rounds
-        # Before the folder's own mark, which copies made earlier do not have.
-        self._note()
-        if not self._ended:
-            self._ledger.add_fact("adopted_at", self.rounds)
-
-    def _unknown(self, record: witness.Seen | None) -> str:
+    def _unknown(self, entries: list[log.Entry]) -> str:
         """Return why this machine cannot tell whether this copy is the newest; "" if it is.
 
         Raises:
             ConfigError: it is not.
         """
-        if record is None:
-            return "this machine has no record of the run, so a newer copy may exist"
-        closed = "closed" in self.facts
-        standing = record.standing(self._ledger.chains, closed=closed)
-        fault = record.fault(self._ledger.chains, closed=closed)
+        # A seeded run may be repeated by anybody, so an older copy does no harm.
+        if not self._private:
+            return ""
+        life = log.lives(entries).get(self.facts["run_id"]) or log.Life()
+        chains = self._ledger.chains
+        standing = life.standing(chains, closed="closed" in self.facts)
+        fault = life.fault(chains, closed="closed" in self.facts)
         if standing in ("older", "another"):
             raise ConfigError(
                 f"{self.path}: {fault}. Continuing would reuse the noise of released rounds, which "
@@ -625,55 +500,33 @@ class RunFolder:
             )
         if standing == "closed":
             raise ConfigError(f"{self.path}: {fault}. Begin a new run or a fork.")
-        if standing == "newer":
-            return fault
-        if record.adopted_at is None or self._ended or "adopted_at" in self.facts:
-            return ""
-        return "another copy of the run was adopted on this machine"
+        return fault
 
-
-def create_run(
-    path: str | Path,
-    plan: PrivacyPlan,
-    *,
-    seed: int | None = None,
-    facts: dict[str, Any],
-    start: Tensor | None = None,
-) -> RunFolder:
-    """Begin a run as ``RunFolder.create`` does, with facts for which this package answers."""
-    folder = Path(path)
-    _refuse_used(folder)
-    checks.count("seed", seed or 0, minimum=0)
-    keys = [secrets.token_bytes(KEY_BYTES) for _ in range(2)]
-    source = SecretSource(keys[0]) if seed is None else SeededSource(seed)
-    about = {
-        "schema": SCHEMA,
-        "run_id": secrets.token_hex(16),
-        "plan": plan.to_dict(),
-        "seed": seed,
-        "key": source.identity,
-        "public_key": signed_by(keys[1]),
-        "versions": versions(),
-    }
-    if taken := sorted(facts.keys() & {*about, *_RESERVED}):
-        raise ConfigError(f"facts: {', '.join(taken)} are the run's own names. Choose others.")
-    about |= facts
-    if plan.sampling is not None and not isinstance(about.get("population"), str):
-        raise ConfigError(
-            "facts: population is missing: a run that samples fixes who may be drawn, and in "
-            "which order, before it begins. Give ids_hash(ids)."
-        )
-    start_file = b"" if start is None else encode_state({"parameters": start}, {})
-    if start is not None:
-        about["start"] = hashlib.sha256(start_file).hexdigest()
-    # As it will be read back.
-    about = json.loads(json.dumps(about, allow_nan=False))
-    with ExitStack() as undo, _on_disk(f"{folder} cannot be begun"):
-        with budget_book.charged(plan, about, folder):
-            run = RunFolder._begin(folder, about, start_file, keys)
-            undo.callback(run.close)
-        undo.pop_all()
-    return run
+    def _enter_log(self, entries: list[log.Entry], why: str, *, adopt: bool) -> None:
+        """Tell the log of runs what it lacks: an adoption, a charge, or what a crash cut off."""
+        if why and not adopt and not self._ended:
+            raise ConfigError(
+                f"{self.path}: {why}. If the original will never be continued, nor another copy, "
+                "open the run with adopt=True (--adopt); otherwise begin a fork."
+            )
+        run_id, people = self.facts["run_id"], self.facts.get("population_name")
+        life = log.lives(entries).get(run_id) or log.Life()
+        payers = {spoken(e.population) for e in entries if e.run == run_id and e.population}
+        unpaid = people is not None and spoken(refuse_population(people)) not in payers
+        adopted, head = bool(why and adopt), self._ledger.chains[-1]
+        if adopted or unpaid:
+            with log.writing():
+                # Of a copy that may not be the newest, the rounds are not those of the run.
+                budget_book.enter(
+                    "adopted" if adopted else "charged",
+                    self.plan,
+                    self.facts,
+                    self.path,
+                    rounds=self.rounds,
+                    head=head if adopted else "",
+                )
+        elif life.head and not why and (life.head, life.closed) != (head, "closed" in self.facts):
+            self._note("closed" if "closed" in self.facts else "round")
 
 
 def named_secret(secret: bytes) -> str:
@@ -681,22 +534,8 @@ def named_secret(secret: bytes) -> str:
     return SecretSource(secret).identity
 
 
-def versions() -> dict[str, str]:
-    """Return the versions of what computes a run."""
-    try:
-        version = metadata.version("privpart")
-    except metadata.PackageNotFoundError:
-        version = "unknown"
-    return {
-        "privpart": version,
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-    }
-
-
 @contextmanager
-def _on_disk(failure: str) -> Iterator[None]:
+def on_disk(failure: str) -> Iterator[None]:
     """Turn what the disk refuses into a ``StorageError``, which begins with ``failure``."""
     try:
         yield
@@ -714,24 +553,10 @@ def locked(folder: Path) -> FileLock:
     refuse_shared(folder)
     refuse_planted(folder)
     warn_if_readable(folder)
-    return lock(folder / _LOCK, f"{folder} is in use: another process works on this run.")
+    return lock(folder / LOCK, f"{folder} is in use: another process works on this run.")
 
 
 def holds_a_run(path: str | Path) -> bool:
     """Return whether a run was begun in this folder."""
     # Path.exists raises of names that are too long.
     return os.path.lexists(Path(path) / LEDGER)
-
-
-def _refuse_used(folder: Path) -> None:
-    if folder.exists() and not (folder.is_dir() and _is_free(folder)):
-        raise ConfigError(
-            f"{folder} is not empty: a run begins in a folder of its own. To resume the run in it, "
-            "open it (--resume)."
-        )
-
-
-def _is_free(folder: Path) -> bool:
-    """Return whether a folder is empty, apart from leftovers of a crash before a run began."""
-    names = (_KEY, _SIGNING_KEY, _LOCK, _START)
-    return all(file.name in names or is_scratch(file.name) for file in folder.iterdir())

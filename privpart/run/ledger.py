@@ -22,7 +22,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +30,20 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from accounting.checks import ConfigError, parsed_json
 from privpart.messages import ClientId, is_client_id
-from privpart.run.store import append_durably, damage_named, opened, read_small, write_durably
+from privpart.run.store import (
+    append_durably,
+    complete_lines,
+    damage_named,
+    opened,
+    read_small,
+    write_durably,
+)
 
 LEDGER = "ledger.log"
 SCHEMA = "privpart/ledger/6"
-LATER_FACTS = ("adopted_at", "closed", "rows_differ", "sampling_checked", "self_clipped_since")
+LATER_FACTS = ("closed", "rows_differ", "sampling_checked", "self_clipped_since")
 """Facts that are added after a run began; all others are in the first line."""
 KEY_BYTES = 32
-_LONGEST = 2**28
-"""Bytes of a line: a file of zeros costs nothing to send, and would fill the memory."""
 _MOST_DIMENSIONS, _MOST_VALUES = 64, 2**48
 """Of a tensor."""
 _RUN_ID = re.compile("[0-9a-f]{32}")
@@ -124,7 +128,7 @@ class Ledger:
         self._chain_fault: str | None = None
         try:
             with opened(self._path) as file:
-                lines = _complete_lines(file)
+                lines = complete_lines(file)
                 # Who reads a round may release it, and a killed process may not have flushed it.
                 os.fsync(file.fileno())
         except (FileNotFoundError, NotADirectoryError):
@@ -180,9 +184,9 @@ class Ledger:
         if not seeded or not keyed or not isinstance(facts.get("plan"), dict):
             raise ValueError("seed, plan or a key is missing or has the wrong type")
         closed = facts.get("closed", {"rounds": 0, "state": None})["rounds"]
-        numbers = (self.planned_rounds, closed, facts.get("adopted_at", 0))
+        numbers = (self.planned_rounds, closed)
         if any(type(number) is not int for number in numbers):
-            raise ValueError("how it was planned, ended or adopted has the wrong type")
+            raise ValueError("how it was planned or ended has the wrong type")
 
     @property
     def planned_rounds(self) -> int:
@@ -356,20 +360,6 @@ def _is_signed(public_key: str, message: bytes, signature: str) -> bool:
     except (InvalidSignature, ValueError):
         return False
     return True
-
-
-def _complete_lines(file: BufferedReader) -> list[bytes]:
-    lines, line = [], b""
-    # No more than there is now: somebody may write faster than this reads.
-    size = os.fstat(file.fileno()).st_size
-    while file.tell() < size and (line := file.readline(_LONGEST)).endswith(b"\n"):
-        lines.append(line)
-    if len(line) == _LONGEST and not line.endswith(b"\n"):
-        raise OSError(f"line {len(lines)} is longer than {_LONGEST} bytes")
-    # Blocks that were never written read as zeros, which JSON never holds.
-    if lines and b"\0" in lines[-1]:
-        lines.pop()
-    return lines
 
 
 def parameter_sizes(facts: Mapping[str, Any]) -> list[int] | None:

@@ -368,8 +368,8 @@ def _with_evidence(
     """Return the report with what the run's own code enforced and what its ledger shows.
 
     Only this function says "enforced" or "verified" of a run. A word is never stronger than what
-    was checked now: what the code enforced is known only of a run whose rounds this machine's
-    rollback guard saw; of any other run, its ledger asserts it.
+    was checked now: what the code enforced is known only of a run whose rounds this machine's log
+    of runs saw; of any other run, its ledger asserts it.
     """
     facts = evidence.facts
     words = _of_examples(evidence) if facts.get("unit") == "example" else _of_clients(evidence)
@@ -508,7 +508,7 @@ def _rows_compared(ledger: str, facts: Mapping[str, Any]) -> _Words:
 
 
 def _noise(evidence: Evidence) -> _Words:
-    for what in ("rollback guard", "state", "key"):
+    for what in ("log of runs", "state", "key"):
         if evidence.status(what) != "verified":
             return "asserted", f"{what}: {evidence.line(what).says}"
     return (

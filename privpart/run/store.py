@@ -45,7 +45,9 @@ _OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _BLOCK = 2**20
 
-_HANDLED = (
+LONGEST_LINE = 2**28
+"""Bytes of a line: a file of zeros costs nothing to send, and would fill the memory."""
+HANDLED = (
     ArithmeticError,
     AttributeError,
     LookupError,
@@ -54,6 +56,10 @@ _HANDLED = (
     ValueError,
 )
 """What reading values of any kind may raise; a programming error of ours is found by the tests."""
+
+
+class StorageError(RuntimeError):
+    """A round could not be saved. None of it was released, and no saved round was lost."""
 
 
 def make_private(folder: Path) -> None:
@@ -240,6 +246,25 @@ def append_durably(path: Path, data: bytes, at: int) -> None:
             raise
     if not at:
         flush_directory(path.parent)
+
+
+def complete_lines(file: BufferedReader) -> list[bytes]:
+    """Return the lines of a file to which lines are appended, without what a crash left of one.
+
+    Raises:
+        OSError: a line is longer than ``LONGEST_LINE``.
+    """
+    lines, line = [], b""
+    # No more than there is now: somebody may write faster than this reads.
+    size = os.fstat(file.fileno()).st_size
+    while file.tell() < size and (line := file.readline(LONGEST_LINE)).endswith(b"\n"):
+        lines.append(line)
+    if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+        raise OSError(f"line {len(lines)} is longer than {LONGEST_LINE} bytes")
+    # Blocks that were never written read as zeros, which JSON never holds.
+    if lines and b"\0" in lines[-1]:
+        lines.pop()
+    return lines
 
 
 def read_small(path: Path, limit: int) -> bytes:
@@ -429,7 +454,7 @@ def damage_named(path: Path) -> Iterator[None]:
         yield
     except ConfigError:
         raise
-    except _HANDLED as error:
+    except HANDLED as error:
         reason = one_line(error) or type(error).__name__
         raise ConfigError(f"{path} is damaged, or not from privpart: {reason}.") from None
 

@@ -46,7 +46,7 @@ from privpart.models import MODELS, Architecture, build_network
 from privpart.optimizer import ServerOptimizer
 from privpart.patterns import layer_groups, matching_parameters, trained_groups
 from privpart.plan import AdaptiveClipping, PrivacyPlan, Schedule
-from privpart.run.budget_book import PUBLIC_DATA, is_public, refuse_population
+from privpart.run.population import PUBLIC_DATA, is_public, refuse_population
 from privpart.select.choice import SelectChoice
 from privpart.select.key_spaces import shrunk
 from privpart.select.keys import Counts, KeyChooser, Turns

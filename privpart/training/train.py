@@ -30,6 +30,7 @@ from privpart.loop import Callback, RoundRecord
 from privpart.messages import client_id, id_order
 from privpart.noise.cohorts import ids_hash
 from privpart.plan import PrivacyPlan
+from privpart.run.begin import create_run, fork
 from privpart.run.canaries import (
     FACT,
     ReleaseLog,
@@ -38,11 +39,10 @@ from privpart.run.canaries import (
     read_canary_key,
     write_canary_key,
 )
-from privpart.run.folder import RunFolder, StorageError, create_run, holds_a_run
-from privpart.run.fork import fork
+from privpart.run.folder import RunFolder, holds_a_run
 from privpart.run.ledger import Ledger
 from privpart.run.report import RunReport, run_report
-from privpart.run.store import tensor_hash, write_durably
+from privpart.run.store import StorageError, tensor_hash, write_durably
 from privpart.server import RoundCounts, Server
 from privpart.training import own_code
 from privpart.training.callbacks import HealthFile, MetricsFile, ProgressBar
@@ -253,7 +253,7 @@ def begin(
     facts |= {"plan_tables": plan.tables} if plan.text is None else {"plan_file": plan.text}
     # Nothing exists before this: whatever is refused leaves no folder and enters no budget book.
     if fork_of is None:
-        run = create_run(out, promised, seed=seed, facts=facts)
+        run = create_run(out, promised, seed=seed, own=facts)
     else:
         run = fork(fork_of, out, promised, facts=facts)
     _write_beside(run, plan, key)

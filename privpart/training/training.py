@@ -44,7 +44,7 @@ from privpart.noise.cohorts import SampledCohorts, distinct_ids
 from privpart.noise.source import NoiseSource, SeededSource
 from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
-from privpart.run.budget_book import PUBLIC_DATA
+from privpart.run.population import PUBLIC_DATA
 from privpart.select.choice import SelectChoice
 from privpart.select.delivery import SeenByParty, seen_in
 from privpart.select.engine import SelectEngine, localize_tokens

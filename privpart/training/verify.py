@@ -17,9 +17,10 @@ from torch import Tensor
 from accounting.checks import ConfigError, delta_warning, is_large_delta
 from accounting.report import up
 from privpart.plan import PrivacyPlan
+from privpart.run.begin import versions
 from privpart.run.budget_book import all_runs, counted
 from privpart.run.evidence import Check, Evidence, gather, public_key_of
-from privpart.run.folder import holds_a_run, versions
+from privpart.run.folder import holds_a_run
 from privpart.run.report import AUTHENTICATED, RunReport, report_of
 from privpart.run.store import file_hash, model_hash, one_line, read_small, tensor_hash
 from privpart.training.export import privacy_metadata

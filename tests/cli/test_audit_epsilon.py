@@ -24,8 +24,8 @@ from privpart import PrivacyPlan, Server, ServerOptimizer
 from privpart.cli.audit.replica import Replica, canary_scores, paired_replay
 from privpart.cli.audit.verdict import judged
 from privpart.cli.pages.lower_bounds import lower_bounds_page
+from privpart.run.begin import create_run
 from privpart.run.canaries import _MEASURED, canary_key_hash, measured_from_below, write_canary_key
-from privpart.run.folder import create_run
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
 
@@ -309,7 +309,7 @@ def test_a_run_with_canaries_is_audited_and_its_report_says_so(
 def test_a_run_that_was_closed_is_refused_in_a_sentence_that_is_true(privpart, tmp_path):
     run, key = tmp_path / "run", bytes(32)
     facts = {"delta": 1e-5, "canaries": {"count": 60, "key": canary_key_hash(key)}}
-    with create_run(run, plan(), facts=facts) as opened:
+    with create_run(run, plan(), own=facts) as opened:
         write_canary_key(run, key)
         opened.end_early()
     told = privpart("audit", "epsilon", str(run))
@@ -369,7 +369,7 @@ def test_a_violation_can_fail_a_job(privpart, plans, tmp_path, monkeypatch):
 
 def test_wrong_use_is_one_sentence(privpart, plans, tmp_path):
     run = tmp_path / "run"
-    with create_run(run, plan(), facts={"delta": 1e-5}):
+    with create_run(run, plan(), own={"delta": 1e-5}):
         pass
     simulated = ["--plan", str(plans / "without.toml"), "--simulate", "--out", str(tmp_path)]
     select = "examples/federated_select.toml"

@@ -212,7 +212,7 @@ def test_a_moved_project_is_found_by_its_plan(trained, privpart, tmp_path, monke
 def test_nothing_is_exported_before_a_round_is_released(project, privpart):
     plan = read(project / "plan.toml")
     promised = plan.privacy_plan(code=plan.code())
-    with package.RunFolder.create(project / "run", promised):
+    with package.create_run(project / "run", promised):
         pass
     out = project / "m.safetensors"
     done = privpart("export", str(project / "run"), "--out", str(out))

@@ -17,13 +17,13 @@ from typer.main import get_command
 
 from accounting import BinaryTree, Participation
 from accounting.report import up
-from privpart import PrivacyPlan, RunFolder, Server, fit
+from privpart import PrivacyPlan, Server, fit
 from privpart.cli.main import app
 from privpart.cli.pages import drawing
 from privpart.cli.pages.plots import sweep_figures
 from privpart.cli.pages.run import without_places
 from privpart.cli.registry import template
-from privpart.run.folder import create_run
+from privpart.run.begin import create_run
 
 ROUNDS = 6
 CLIENTS = [[f"jane-{i}-4711", f"joe-{i}-4711"] for i in range(ROUNDS)]
@@ -47,7 +47,7 @@ def made(folder, rounds=ROUNDS, **own):
         report_goal=2,
     )
     facts = {"delta": 1e-6, "parameters": [["layer.weight", [2, 2]]]}
-    with RunFolder.create(folder, plan, facts=facts, **own) as run:
+    with create_run(folder, plan, facts=facts, **own) as run:
         server = Server(run.plan, torch.zeros(4), source=run.source())
         keys = {name: (folder / name).read_bytes() for name in ("key", "signing-key")
                 if (folder / name).exists()}  # fmt: skip
@@ -217,7 +217,7 @@ def test_hostile_words_of_a_ledger_are_text(privpart, tmp_path):
     )
     old = {"code": bad, "text": bad, "status": "verified", "consequence": bad,
            "severity": "critical", "evidence": bad}  # fmt: skip
-    with create_run(tmp_path / "r", plan, facts={"delta": 1e-6, "inherited": [old]}):
+    with create_run(tmp_path / "r", plan, own={"delta": 1e-6, "inherited": [old]}):
         pass
     done = privpart("report", str(tmp_path / "r"), "--html", str(tmp_path / "p.html"))
     assert done.returncode == 0, done.stderr

@@ -73,7 +73,7 @@ SITUATIONS = {
     "train": [[*PLANNED, "--out", "run", "--fork-of", "old"]],
     "export": [["run", "--out", "m.safetensors", "--part", "trained"]],
     "report": [["run"]],
-    "budget": [["mine", "--remove-limit"]],
+    "budget": [[]],
     "costs": [PLANNED],
     "sweep": [["--out", "out"]],
     "audit leakage": [

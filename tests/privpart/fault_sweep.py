@@ -33,10 +33,11 @@ from syscalls import Call, Kill, Refuse, Shorten, traced
 from accounting import BinaryTree, Grouped, Participation
 from accounting.checks import ConfigError
 from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer, fit
-from privpart.run.folder import StorageError, holds_a_run
+from privpart.run.begin import create_run
+from privpart.run.folder import holds_a_run
+from privpart.run.log import VARIABLE
 from privpart.run.report import run_report
-from privpart.run.store import decode_state
-from privpart.run.witness import VARIABLE
+from privpart.run.store import StorageError, decode_state
 from privpart.training.verify import check_run
 
 ROUNDS, DIM = 3, 8
@@ -147,7 +148,7 @@ def train(
 def begun(folder: Path, scenario: Scenario, say: Say) -> RunFolder | None:
     """Return the run in a folder, a new one if there is none; None if it was ended early."""
     if not holds_a_run(folder):
-        run = RunFolder.create(folder, scenario.plan, seed=scenario.seed)
+        run = create_run(folder, scenario.plan, seed=scenario.seed)
         say("created")
         return run
     try:

@@ -10,6 +10,7 @@ import torch
 
 from accounting import BinaryTree, ConfigError, Participation
 from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer, fit
+from privpart.run.begin import create_run
 from privpart.run.ledger import LEDGER, Ledger, Row, SigningKey
 
 DIM = 8
@@ -55,7 +56,7 @@ def train(run: RunFolder, rounds: int, cohorts=COHORTS, **optimizer) -> Server:
 
 
 def begun(path: Path, rounds: int, **options) -> Path:
-    with RunFolder.create(path, PLAN, **({"facts": FACTS} | options)) as run:
+    with create_run(path, PLAN, **({"facts": FACTS} | options)) as run:
         train(run, rounds)
     return path
 

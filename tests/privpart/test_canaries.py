@@ -18,7 +18,7 @@ from privpart.data.arrays import from_tensors
 from privpart.engines.canaries import CanaryEngine, cohorts_with_canaries
 from privpart.run import canaries as canaries_of_run
 from privpart.run.canaries import read_canary_key, read_releases
-from privpart.run.folder import StorageError
+from privpart.run.store import StorageError
 from privpart.training.plan_file import validated
 from privpart.training.training import Own, training
 

@@ -15,6 +15,7 @@ from privpart import PrivacyPlan, RunFolder, Server, fit
 from privpart.cli.budget.epsilon import histories_of
 from privpart.engines.methods import client_generator
 from privpart.messages import id_order
+from privpart.run.begin import create_run
 from privpart.run.ledger import LEDGER, SCHEMA, Ledger, Row, SigningKey, _line, genesis
 from privpart.run.report import run_report
 
@@ -71,7 +72,7 @@ def test_a_population_trains_and_every_client_counts(tmp_path, kind):
     ids = kind(60)
     third = [ids[i::3] for i in range(3)]
     cohorts = [*third, *third]  # each client twice, 3 rounds apart
-    with RunFolder.create(tmp_path / "run", plan(), facts={"delta": 1e-6}) as run:
+    with create_run(tmp_path / "run", plan(), facts={"delta": 1e-6}) as run:
         records = train(run, cohorts[:2])
     with RunFolder.open(tmp_path / "run") as run:
         records += train(run, cohorts)
@@ -88,7 +89,7 @@ def test_a_population_trains_and_every_client_counts(tmp_path, kind):
 
 @pytest.mark.parametrize("ids", [[1, "1"], ["-5", -5], [2**64, str(2**64)]])
 def test_limits_survive_a_resumption_for_each_of_two_alike(tmp_path, ids):
-    with RunFolder.create(tmp_path / "run", plan(k=1, b=1)) as run:
+    with create_run(tmp_path / "run", plan(k=1, b=1)) as run:
         train(run, [ids[:1]])
     with RunFolder.open(tmp_path / "run") as run:
         server = Server(run.plan, torch.zeros(DIM), source=run.source())

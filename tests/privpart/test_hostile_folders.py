@@ -1,9 +1,7 @@
 """Folders that somebody else prepared, may write in, or looks into; and what is left of a key."""
 
-import json
 import os
 import resource
-import shutil
 import stat
 import subprocess
 import sys
@@ -16,10 +14,10 @@ from runs import PLAN
 from accounting import ConfigError
 from privpart import RunFolder
 from privpart.loop import RoundHealth, RoundRecord
-from privpart.run import store, witness
-from privpart.run.folder import StorageError
+from privpart.run import store
+from privpart.run.begin import create_run
 from privpart.run.report import run_report
-from privpart.run.store import erase_durably, read_state, write_durably
+from privpart.run.store import StorageError, erase_durably, read_state, write_durably
 from privpart.server import RoundCounts
 from privpart.training.callbacks import (
     HEALTH,
@@ -35,7 +33,7 @@ START = torch.zeros(3)
 @pytest.fixture
 def folder(tmp_path) -> Path:
     """A secret run that has begun."""
-    RunFolder.create(tmp_path / "run", PLAN, facts={"delta": 1e-5}).close()
+    create_run(tmp_path / "run", PLAN, facts={"delta": 1e-5}).close()
     return tmp_path / "run"
 
 
@@ -67,7 +65,7 @@ def test_a_planted_part_file_is_neither_written_nor_followed(prepared, tmp_path,
     }[plant]
     make(prepared / name)
     with pytest.raises(ConfigError, match="is not empty"):
-        RunFolder.create(prepared, PLAN)
+        create_run(prepared, PLAN)
     assert elsewhere.read_text() == "mine"
     assert names(prepared) == [name]
 
@@ -86,7 +84,7 @@ def test_what_is_planted_at_a_name_of_ours_is_refused_by_name(prepared, tmp_path
     (tmp_path / "elsewhere").write_text("mine")
     PLANTS[says](prepared / name, tmp_path / "elsewhere")
     with pytest.raises((StorageError, ConfigError), match=rf"prepared.*{name}.*{says}"):
-        RunFolder.create(prepared, PLAN, start=None if name == "lock" else START)
+        create_run(prepared, PLAN, start=None if name == "lock" else START)
     assert (tmp_path / "elsewhere").read_text() == "mine"
 
 
@@ -110,7 +108,7 @@ def test_files_are_private_whatever_the_umask_is(tmp_path):
         try:
             (tmp_path / "state").mkdir(mode=0o700, exist_ok=True)
             (tmp_path / "state").chmod(0o700)
-            RunFolder.create(tmp_path / "state" / f"run{mask}", PLAN).close()
+            create_run(tmp_path / "state" / f"run{mask}", PLAN).close()
         finally:
             os.umask(before)
         run = tmp_path / "state" / f"run{mask}"
@@ -122,7 +120,7 @@ def test_a_folder_that_others_can_write_in_is_refused(folder, prepared, capsys):
     for path in (folder, prepared):
         path.chmod(0o770)
         with pytest.raises(ConfigError, match=r"written by other users \(mode 770\).*chmod go-w"):
-            RunFolder.open(path) if path == folder else RunFolder.create(path, PLAN)
+            RunFolder.open(path) if path == folder else create_run(path, PLAN)
         path.chmod(0o755)
     assert not list(prepared.iterdir())
     assert capsys.readouterr().err == ""
@@ -226,58 +224,9 @@ def test_no_core_is_dumped_of_a_process_with_a_key():
     assert after == "0 0"
 
 
-@pytest.mark.parametrize(
-    "damaged",
-    [b"", b"{", b"[" * 3000, b"[]", b"\xff", b" " * 5000]
-    + [b'{"rounds": %b}' % values for values in (b'-1, "chain": "x"', b'true, "chain": "x"')]
-    + [b'{"rounds": %b}' % values for values in (b'Infinity, "chain": "x"', b'0, "chain": 0')],
-    ids=lambda text: repr(text[:12]),
-)
-def test_a_damaged_rollback_guard_is_one_sentence(folder, damaged):
-    (witness.directory() / f"{run_id(folder)}.json").write_bytes(damaged)
-    with pytest.raises(ConfigError, match=r"guard .* cannot be read: .*--adopt") as told:
-        RunFolder.open(folder)
-    assert len(str(told.value)) < 600
-
-
-def run_id(folder: Path) -> str:
-    return run_report(folder).run_id
-
-
-def test_a_rollback_guard_that_others_can_change_is_refused(folder, monkeypatch, tmp_path):
-    own = tmp_path / "guards"
-    shutil.copytree(witness.directory(), own)
-    monkeypatch.setenv(witness.VARIABLE, str(own))
-    record = own / f"{run_id(folder)}.json"
-    record.rename(own / "aside")
-    for plant, says in [
-        (lambda: record.symlink_to(own / "aside"), "is a link"),
-        (lambda: os.mkfifo(record), "is a pipe"),
-        (record.mkdir, "is a folder"),
-    ]:
-        plant()
-        with pytest.raises(ConfigError, match=says):
-            RunFolder.open(folder)
-        record.rmdir() if record.is_dir() and not record.is_symlink() else record.unlink()
-    (own / "aside").rename(record)
-    lock = own / f"{run_id(folder)}.lock"
-    lock.unlink()
-    lock.symlink_to(tmp_path / "new")
-    with pytest.raises(ConfigError, match=r"lock is a link"):
-        RunFolder.open(folder)
-    assert not (tmp_path / "new").exists()
-    lock.unlink()
-    own.chmod(0o777)
-    with pytest.raises(ConfigError, match=r"guards can be written by other users"):
-        RunFolder.open(folder)
-    own.chmod(0o700)
-    RunFolder.open(folder).close()
-    assert json.loads(record.read_text())["rounds"] == 0
-
-
 def test_metrics_are_appended_to_files_only(tmp_path):
     (tmp_path / "mine").write_text("mine")
-    health = RoundHealth(None, None, None, None, 1.0, 1.0)
+    health = RoundHealth(None, 1.0, 1.0)
     record = RoundRecord(0, RoundCounts(1, 1, 0), 0.5, health=health)
     for plant, says in [
         (lambda path: path.symlink_to(tmp_path / "mine"), "symbolic links"),

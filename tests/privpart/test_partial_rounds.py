@@ -24,6 +24,7 @@ from privpart import (
     fit,
 )
 from privpart.plan import Schedule
+from privpart.run.begin import create_run
 from privpart.run.report import run_report
 
 GROUPS = [["0.*"], ["2.*"], ["4.*"]]
@@ -371,7 +372,7 @@ def test_resumed_in_the_middle_of_a_cycle_bit_for_bit(optimizer):
 def test_resumed_from_a_folder_bit_for_bit(tmp_path):
     a_plan = plan(1.0)
     whole = run(a_plan)
-    RunFolder.create(tmp_path / "run", a_plan, seed=3, facts={"delta": 1e-5}).close()
+    create_run(tmp_path / "run", a_plan, seed=3, facts={"delta": 1e-5}).close()
     for stop in (4, 5, 9, ROUNDS):
         with RunFolder.open(tmp_path / "run") as folder:
             one = Server(folder.plan, network().flat, source=folder.source())

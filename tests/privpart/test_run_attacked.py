@@ -17,11 +17,12 @@ from test_run_verify import forged, statuses, wrong
 
 from accounting import ConfigError
 from privpart import RunFolder
-from privpart.run import budget_book, evidence, store, witness
-from privpart.run.folder import StorageError
+from privpart.run import begin, budget_book, evidence, log, store
+from privpart.run.begin import create_run
 from privpart.run.ledger import SigningKey
+from privpart.run.population import spoken
 from privpart.run.report import run_report, vouched
-from privpart.run.store import tensor_hash
+from privpart.run.store import StorageError, tensor_hash
 from privpart.training import verify as verifying
 from privpart.training.export import export
 from privpart.training.verify import check_run
@@ -35,7 +36,7 @@ def _machine(tmp_path, monkeypatch) -> None:
 def named(path: Path, population: str = "keyboard-de") -> RunFolder:
     """Begin a run about these people."""
     facts = {"delta": 1e-6, "population_name": population}
-    return RunFolder.create(path, PLAN, facts=facts)
+    return create_run(path, PLAN, facts=facts)
 
 
 def test_a_stranger_gets_no_stronger_word_by_being_adopted(folder, tmp_path, monkeypatch):
@@ -50,12 +51,8 @@ def test_a_stranger_gets_no_stronger_word_by_being_adopted(folder, tmp_path, mon
     with RunFolder.open(folder, adopt=True) as run:
         train(run, 4)
     found = statuses(check_run(folder))
-    assert found["rollback guard"] == found["participation"] == found["guarantee"] == "asserted"
+    assert found["log of runs"] == found["participation"] == found["guarantee"] == "asserted"
     assert not {a.status for a in run_report(folder).guarantee.assumptions} - {"asserted"}
-
-
-def record(folder: Path) -> Path:
-    return witness.directory() / f"{run_report(folder).run_id}.json"
 
 
 def words(folder: Path) -> set[str]:
@@ -83,8 +80,6 @@ def test_adopting_one_copy_vouches_for_no_other(folder, tmp_path, monkeypatch, p
     RunFolder.open(tmp_path / "copy", adopt=True).close()
     for other in (folder, tmp_path / "third"):
         assert words(other) == {"asserted"}
-        with pytest.raises(ConfigError, match="another copy of the run was adopted"):
-            RunFolder.open(other)
     assert privpart("close", str(tmp_path / "copy"), "--yes").returncode == 0
     assert words(tmp_path / "copy") == {"asserted"}
     for other in (folder, tmp_path / "third"):
@@ -97,62 +92,32 @@ def test_adopting_one_copy_vouches_for_no_other(folder, tmp_path, monkeypatch, p
 def test_rounds_that_this_machine_did_not_see_are_never_called_its_own(
     folder, tmp_path, monkeypatch
 ):
-    """A copy was continued elsewhere by a round and brought back, or the record is an older one."""
-    older = record(folder).read_bytes()
+    """A copy was continued elsewhere by a round and brought back."""
+    shutil.copytree(folder, back := tmp_path / "back")
     with monkeypatch.context() as patched:
         patched.setenv("PRIVPART_STATE_DIR", str(tmp_path / "elsewhere"))
-        shutil.copytree(folder, tmp_path / "back")
-        with RunFolder.open(tmp_path / "back", adopt=True) as run:
+        with RunFolder.open(back, adopt=True) as run:
             train(run, 3)
-    with RunFolder.open(folder) as run:
-        train(run, 3)
-    record(folder).write_bytes(older)
-    for copy in (folder, tmp_path / "back"):
-        assert words(copy) == {"wrong"}
-        with pytest.raises(ConfigError, match="this machine saw 2 of the 3 rounds"):
-            RunFolder.open(copy)
-    RunFolder.open(folder, adopt=True).close()
-    assert (words(folder), words(tmp_path / "back")) == ({"asserted"}, {"wrong"})
-    with pytest.raises(ConfigError, match="another chain"):
-        RunFolder.open(tmp_path / "back", adopt=True)
-
-
-def test_a_complete_run_that_the_record_does_not_name_stays_adopted(folder):
-    older = record(folder).read_bytes()
-    with RunFolder.open(folder) as run:
-        train(run, 4)
-    record(folder).write_bytes(older)
-    for adopt, word in ((False, "wrong"), (True, "asserted"), (False, "asserted")):
-        RunFolder.open(folder, adopt=adopt).close()
-        assert words(folder) == {word}
-
-
-def test_a_record_that_is_lost_or_of_another_run_shows_nothing(folder, tmp_path):
-    other, kept = begun(tmp_path / "other", 2), record(folder).read_bytes()
-    shutil.copy(record(other), record(folder))
-    assert words(folder) == {"asserted"}
-    with pytest.raises(ConfigError, match="it is the record of another run"):
+    assert words(back) == {"wrong"}
+    with pytest.raises(ConfigError, match="this machine saw 2 of the 3 rounds"):
+        RunFolder.open(back)
+    RunFolder.open(back, adopt=True).close()
+    assert (words(back), words(folder)) == ({"asserted"}, {"wrong"})
+    with pytest.raises(ConfigError, match="older copy"):
         RunFolder.open(folder, adopt=True)
-    record(folder).unlink()
-    assert words(folder) == {"asserted"}
-    shutil.copytree(folder, tmp_path / "copy")
-    RunFolder.open(tmp_path / "copy", adopt=True).close()
-    assert words(folder) == words(tmp_path / "copy") == {"asserted"}
-    record(folder).write_bytes(kept)
-    assert words(folder) == {"enforced", "verified"}
 
 
 def test_a_crash_before_a_committed_round_is_noted_needs_no_adoption(folder, monkeypatch):
-    usual, notes = witness.note, []
+    usual, notes = log.note, []
 
-    def killed(run_id: str, seen: witness.Seen) -> None:
-        notes.append(seen)
+    def killed(entry: log.Entry) -> None:
+        notes.append(entry)
         if len(notes) == 2:  # the first is of the round that is coming
             raise KeyboardInterrupt
-        usual(run_id, seen)
+        usual(entry)
 
     with monkeypatch.context() as patched, RunFolder.open(folder) as run:
-        patched.setattr(witness, "note", killed)
+        patched.setattr(log, "note", killed)
         with pytest.raises(KeyboardInterrupt):
             train(run, 3)
     assert words(folder) == {"enforced", "verified"}
@@ -164,16 +129,16 @@ def test_a_crash_before_a_committed_round_is_noted_needs_no_adoption(folder, mon
 def test_a_run_that_began_while_another_process_was_beginning_is_not_overwritten(
     tmp_path, monkeypatch
 ):
-    path, usual = tmp_path / "run", RunFolder._begin.__func__
+    path, usual = tmp_path / "run", begin.locked
 
-    def slowly(*arguments, **options):
-        monkeypatch.setattr(RunFolder, "_begin", classmethod(usual))
-        begun(path, 1)
-        return usual(*arguments, **options)
+    def slowly(folder):
+        monkeypatch.setattr(begin, "locked", usual)
+        begun(path, 1, seed=3)
+        return usual(folder)
 
-    monkeypatch.setattr(RunFolder, "_begin", classmethod(slowly))
+    monkeypatch.setattr(begin, "locked", slowly)
     with pytest.raises(ConfigError, match="is not empty"):
-        RunFolder.create(path, PLAN)
+        create_run(path, PLAN)
     assert run_report(path).rounds == 1
     assert not wrong(check_run(path))
 
@@ -192,7 +157,7 @@ def test_a_round_that_is_committed_while_files_are_read_is_not_called_a_rollback
     monkeypatch.setattr(evidence, "_noise_key", advanced)
     checks = check_run(folder)
     assert not wrong(checks)
-    assert "the same 3 rounds" in next(c.says for c in checks if c.what == "rollback guard")
+    assert "the same 3 rounds" in next(c.says for c in checks if c.what == "log of runs")
 
 
 def test_a_frozen_tensor_that_is_a_trained_one_in_disguise_is_named(tmp_path):
@@ -202,7 +167,7 @@ def test_a_frozen_tensor_that_is_a_trained_one_in_disguise_is_named(tmp_path):
         "parameters": [["weight", [2, 3]], ["bias", [2]]],
         "frozen": {"scale": tensor_hash(frozen)},
     }
-    with RunFolder.create(tmp_path / "run", PLAN, facts=facts) as run:
+    with create_run(tmp_path / "run", PLAN, facts=facts) as run:
         train(run, 1)
     model = export(tmp_path / "run", tmp_path / "model.safetensors", part="trained")
     tensors = load_file(model)
@@ -271,20 +236,20 @@ def test_another_spelling_of_a_name_is_the_same_population(tmp_path, monkeypatch
         elsewhere.setenv("PRIVPART_STATE_DIR", str(tmp_path / "elsewhere"))
         named(tmp_path / "come", name).close()
     named(tmp_path / "run").close()
-    spent = budget_book.account("keyboard-de").total()
+    spent = budget_book.account("keyboard-de").total
     budget_book.set_limit("keyboard-de", budget_book.Limit(spent.epsilon(1e-6), 1e-6))
-    for begin in (
+    for call in (
         lambda: named(tmp_path / "no", name),
         lambda: budget_book.set_limit(name, budget_book.Limit(99, 1e-6)),
     ):
         with pytest.raises(ConfigError, match="the budget book has 'keyboard-de'"):
-            begin()
+            call()
     with pytest.raises(budget_book.BudgetExceededError):
         RunFolder.open(tmp_path / "come", adopt=True)
     (own,) = budget_book.accounts()
-    assert len(own.entries) == 2
+    assert len(own.charges) == 2
     assert own.passed
-    assert budget_book.account(name).entries == own.entries
+    assert budget_book.account(name).charges == own.charges
     named(tmp_path / "other", "keyboard").close()
 
 
@@ -295,64 +260,11 @@ def test_no_character_tells_two_spellings_apart():
         forms |= {
             case for case in (sign.lower(), sign.upper()) if case.casefold() == sign.casefold()
         }
-        assert len({budget_book._spoken(f"a{form}b") for form in forms}) == 1, hex(ord(sign))
+        assert len({spoken(f"a{form}b") for form in forms}) == 1, hex(ord(sign))
     for (
         silent
     ) in " \t_-\u00a0\u2010\u2014\u3000\u200b\u200d\u2060\ufeff\u00ad\u034f\u115f\u2800\ufe0f":
-        assert budget_book._spoken(f"a{silent}b") == "ab", hex(ord(silent))
-
-
-def test_an_older_copy_is_not_ended_to_get_its_charge_back(tmp_path, privpart):
-    """The guard was lost, and its message says to adopt; what may have been released is charged."""
-    named(tmp_path / "run").close()
-    for name in ("older", "oldest"):
-        shutil.copytree(tmp_path / "run", tmp_path / name)
-    with RunFolder.open(tmp_path / "run") as run:
-        train(run, 2)
-    record(tmp_path / "run").unlink()
-    spent = budget_book.account("keyboard-de").total()
-    told = privpart("close", str(tmp_path / "older"), "--yes", "--adopt")
-    assert "charges the whole plan" in " ".join(told.stdout.split())
-    own = budget_book.account("keyboard-de")
-    assert (own.total(), own.status) == (spent, "holds")
-    assert own.to_dict()["runs"][0]["released"] is None
-    with pytest.raises(ConfigError, match="was closed after 0 rounds"):
-        RunFolder.open(tmp_path / "oldest", adopt=True)
-
-
-def test_the_book_remembers_an_opening_when_the_guard_is_lost(tmp_path):
-    named(tmp_path / "run").close()
-    shutil.copytree(tmp_path / "run", tmp_path / "older")
-    with RunFolder.open(tmp_path / "run") as run:
-        train(run, 2)
-    RunFolder.open(tmp_path / "run").close()
-    record(tmp_path / "run").unlink()
-    with pytest.raises(ConfigError, match="the budget book has seen 2"):
-        RunFolder.open(tmp_path / "older", adopt=True).end_early()
-    assert budget_book.account("keyboard-de").total() is not None
-
-
-EVASIONS = {
-    "lost": lambda one, _: one.unlink(),
-    "damaged": lambda one, _: one.write_bytes(b"{"),
-    "of another run": lambda one, other: shutil.copy(other, one),
-    "of an adopted copy": lambda one, _: one.write_text(
-        one.read_text().replace('"adopted_at": null', '"adopted_at": 0')
-    ),
-    "of a run that continues": lambda one, _: one.write_text(
-        one.read_text().replace('"closed": true', '"closed": false')
-    ),
-}
-
-
-@pytest.mark.parametrize("evasion", EVASIONS)
-def test_a_run_is_unspent_only_while_the_guard_shows_it(tmp_path, evasion):
-    for name in ("run", "other"):
-        named(tmp_path / name, name).end_early()
-        assert budget_book.account(name).status == "nothing released"
-    EVASIONS[evasion](record(tmp_path / "run"), record(tmp_path / "other"))
-    assert budget_book.account("run").status == "holds"
-    assert budget_book.account("run").total().mu == PLAN.guarantee().mu
+        assert spoken(f"a{silent}b") == "ab", hex(ord(silent))
 
 
 def test_a_limit_that_nobody_could_compute_with_is_not_kept(privpart):

@@ -30,10 +30,10 @@ from privpart import (
     Server,
     fit,
 )
-from privpart.run import canaries, witness
+from privpart.run import canaries, log
 from privpart.run import folder as folder_module
-from privpart.run.folder import StorageError
-from privpart.run.store import decode_state
+from privpart.run.begin import create_run
+from privpart.run.store import StorageError, decode_state
 
 SETTINGS = [
     ({}, {"kind": "sgd", "momentum": 0.9}),
@@ -53,9 +53,9 @@ SETTINGS = [
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_a_resumed_run_is_the_undisturbed_one_bit_for_bit(tmp_path, change, optimizer, stop):
     a_plan = plan(**change)
-    with RunFolder.create(tmp_path / "whole", a_plan, seed=3) as run:
+    with create_run(tmp_path / "whole", a_plan, seed=3) as run:
         whole = train(run, 4, **optimizer)
-    with RunFolder.create(tmp_path / "halves", a_plan, seed=3) as run:
+    with create_run(tmp_path / "halves", a_plan, seed=3) as run:
         train(run, stop, **optimizer)
     with RunFolder.open(tmp_path / "halves") as run:
         halves = train(run, 4, **optimizer)
@@ -105,7 +105,7 @@ def test_an_older_copy_is_refused_also_in_the_place_of_the_run(folder, tmp_path)
 
 
 def test_a_copy_that_went_another_way_is_refused(folder, tmp_path):
-    """As many rounds, but others: the rollback guard records the chain, not its length."""
+    """As many rounds, but others: the log records the chain, not its length."""
     shutil.copytree(folder, tmp_path / "twin")
     with RunFolder.open(folder) as run:
         train(run, 3)
@@ -140,14 +140,14 @@ def test_facts_never_set_what_the_package_reads(tmp_path):
     } | callers <= names
     for name in names - callers:
         with pytest.raises(ConfigError, match=f"facts: {name} are"):
-            RunFolder.create(tmp_path / "run", plan(), facts={name: None})
+            create_run(tmp_path / "run", plan(), facts={name: None})
     with pytest.raises(ConfigError, match="is for the public data of built-in tasks"):
-        RunFolder.create(tmp_path / "run", plan(), facts={"population_name": "Task: digits"})
+        create_run(tmp_path / "run", plan(), facts={"population_name": "Task: digits"})
     assert not (tmp_path / "run").exists()
 
 
 def test_facts_with_odd_keys_are_read_back_as_they_are_kept(tmp_path):
-    RunFolder.create(tmp_path / "run", plan(), facts={"x": {10: 1, 9: 2}}).close()
+    create_run(tmp_path / "run", plan(), facts={"x": {10: 1, 9: 2}}).close()
     with RunFolder.open(tmp_path / "run") as run:
         assert run.facts["x"] == {"10": 1, "9": 2}
 
@@ -158,7 +158,7 @@ def test_facts_with_odd_keys_are_read_back_as_they_are_kept(tmp_path):
         ({"run_id": "../../evil"}, "run_id is missing or has the wrong type"),
         ({"schema": "privpart/ledger/9"}, "this version reads 'privpart/ledger/"),
         ({"plan": None}, "seed, plan or a key is missing or has the wrong type"),
-        ({"adopted_at": "2"}, "how it was planned, ended or adopted has the wrong type"),
+        ({"closed": {"rounds": "2"}}, "how it was planned or ended has the wrong type"),
     ],
 )
 def test_facts_of_another_kind_are_refused(folder, fact, reason):
@@ -186,11 +186,10 @@ def test_an_older_state_file_is_refused(folder, tmp_path):
 
 
 def test_a_run_that_this_machine_never_saw_needs_adoption(folder, monkeypatch, tmp_path):
-    monkeypatch.setenv(witness.VARIABLE, str(tmp_path / "elsewhere"))
+    monkeypatch.setenv(log.VARIABLE, str(tmp_path / "elsewhere"))
     with pytest.raises(ConfigError, match="has no record of the run"):
         RunFolder.open(folder)
     with RunFolder.open(folder, adopt=True) as run:
-        assert run.facts["adopted_at"] == 2
         train(run, 3)
     with RunFolder.open(folder) as run:  # from here on it is known
         assert run.rounds == 3
@@ -229,7 +228,7 @@ def test_another_plan_or_model(folder):
 
 def test_a_run_begins_in_a_folder_of_its_own(folder, tmp_path):
     with pytest.raises(ConfigError, match="is not empty: a run begins in a folder of its own"):
-        RunFolder.create(folder, plan())
+        create_run(folder, plan())
     with pytest.raises(ConfigError, match="there is no such folder"):
         RunFolder.open(tmp_path / "nothing")
     (tmp_path / "empty").mkdir()
@@ -245,7 +244,7 @@ def test_one_source_per_opening_and_no_other(folder):
         other = Server(run.plan, torch.zeros(DIM), source=SeededSource(1))
         with pytest.raises(ConfigError, match=r"state\['source'\]"):
             run.restore(other)
-    with RunFolder.create(folder / "new", plan()) as run:
+    with create_run(folder / "new", plan()) as run:
         other = Server(run.plan, torch.zeros(DIM), source=SeededSource(1))
         with pytest.raises(ConfigError, match="noise is not the run's"):
             fit(other, Clients(), COHORTS, commit=run.commit)

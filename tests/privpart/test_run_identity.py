@@ -12,11 +12,10 @@ from runs import COHORTS, DIM, PLAN, Clients, contents, refusal, server, train
 from accounting import ConfigError
 from privpart import RunFolder, Server, fit
 from privpart.run import folder as folder_module
-from privpart.run.folder import StorageError
-from privpart.run.fork import fork
+from privpart.run.begin import fork
 from privpart.run.ledger import LEDGER, Ledger, SigningKey, _line
 from privpart.run.report import run_report
-from privpart.run.store import model_hash
+from privpart.run.store import StorageError, model_hash
 from privpart.training.export import released_parameters
 from privpart.training.verify import check_run
 
@@ -59,7 +58,7 @@ def test_the_ledger_says_who_the_run_is_and_names_each_released_model(folder):
 def test_a_head_that_somebody_else_signed_is_refused(folder):
     ledger = Ledger(folder)
     ledger.signer = SigningKey(bytes(32))
-    ledger.add_fact("adopted_at", 0)
+    ledger.add_fact("self_clipped_since", 0)
     assert "the signature of its head is not that of the run's key" in refusal(folder)
 
 
@@ -74,7 +73,7 @@ def test_a_head_that_somebody_else_signed_is_refused(folder):
         b'{"row": {"round": 2, "clients": []}, "facts": {}}',
         b'{"facts": {"seed": 1}}',
         b'{"facts": {"closed": 2}}',
-        b'{"facts": {"adopted_at": "\\ud800"}}',
+        b'{"facts": {"self_clipped_since": "\\ud800"}}',
     ],
     ids=lambda entry: entry[:24].decode(),
 )

@@ -22,7 +22,7 @@ from privpart import (
     fit,
 )
 from privpart.engines.canaries import CanaryEngine
-from privpart.run.fork import fork
+from privpart.run.begin import create_run, fork
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report, vouched
 from privpart.training.verify import check_run
@@ -43,7 +43,7 @@ def train(run: RunFolder, rounds: int) -> None:
 
 @pytest.fixture
 def folder(tmp_path):
-    with RunFolder.create(tmp_path / "run", plan(), facts={"delta": 1e-6}) as run:
+    with create_run(tmp_path / "run", plan(), facts={"delta": 1e-6}) as run:
         train(run, 5)
     return tmp_path / "run"
 
@@ -83,7 +83,7 @@ def test_it_holds_when_somebody_answers_for_the_rest(folder):
 def test_delta_is_judged_by_the_clients_that_came_if_fewer_are_stated(
     tmp_path, stated, delta, status
 ):
-    with RunFolder.create(tmp_path / "run", plan(), facts={"delta": delta, **stated}) as run:
+    with create_run(tmp_path / "run", plan(), facts={"delta": delta, **stated}) as run:
         runs.train(run, 3, [range(5), range(5, 10), range(10, 15)])
     found = vouched(run_report(tmp_path / "run"), "choices").guarantee
     assert found.status == status
@@ -194,7 +194,7 @@ class NoCanaries:
 def committed(path, engine):
     """A run of one round of ten clients: its row, its report and what is checked of it."""
     promised = runs.plan(1, noise_multiplier=4.0, report_goal=10)
-    with RunFolder.create(path, promised, facts={"delta": 1e-6}) as run:
+    with create_run(path, promised, facts={"delta": 1e-6}) as run:
         fit(server(run, DIM), engine, [list(range(10))], commit=run.commit)
     (row,) = Ledger(path).rows()
     assert row.summed == 10
@@ -236,7 +236,7 @@ def test_it_says_in_how_many_rounds_somebody_elses_engine_summed(folder, tmp_pat
         return found["clipping"].evidence
 
     assert said(folder) == "the server clips every update again"
-    with RunFolder.create(tmp_path / "sums", plan(), facts={"delta": 1e-6}) as run:
+    with create_run(tmp_path / "sums", plan(), facts={"delta": 1e-6}) as run:
         summed = server(run)
         for rounds in (1, 3, 6):
             fit(summed, Summing(), COHORTS[:rounds], commit=run.commit)
@@ -252,7 +252,7 @@ def test_it_can_be_read_while_the_run_goes_on(folder):
 
 
 def test_a_seeded_run_is_not_private(tmp_path):
-    with RunFolder.create(tmp_path / "run", plan(), seed=1) as run:
+    with create_run(tmp_path / "run", plan(), seed=1) as run:
         train(run, 1)
     with pytest.raises(ConfigError, match="delta is missing"):
         run_report(tmp_path / "run")
@@ -267,7 +267,7 @@ def test_an_adopted_run_says_so(folder, monkeypatch, tmp_path):
     found = run_report(folder).guarantee
     noise = next(a for a in found.assumptions if a.code == "noise")
     assert noise.status == "asserted"
-    assert "adopted after 5 rounds" in noise.evidence
+    assert "a copy of the run was adopted" in noise.evidence
 
 
 @pytest.mark.parametrize(
@@ -323,11 +323,11 @@ def test_a_fork_goes_on_from_the_model_and_adds_the_cost(folder, tmp_path):
 
 
 def test_what_cannot_be_forked(folder, tmp_path):
-    with RunFolder.create(tmp_path / "seeded", plan(), seed=1) as run:
+    with create_run(tmp_path / "seeded", plan(), seed=1) as run:
         train(run, 1)
     with pytest.raises(ConfigError, match="was not private"):
         fork(tmp_path / "seeded", tmp_path / "new", plan())
-    with RunFolder.create(tmp_path / "fresh", plan()):
+    with create_run(tmp_path / "fresh", plan()):
         pass
     with pytest.raises(ConfigError, match="no round is committed"):
         fork(tmp_path / "fresh", tmp_path / "new", plan())
@@ -371,7 +371,7 @@ def test_a_start_that_was_changed_is_refused(folder, tmp_path):
 
 @pytest.mark.parametrize("change", [{"summed": 0}, {"summed_by": "EmbeddedEngine"}])
 def test_who_clipped_cannot_be_changed_afterwards(tmp_path, change):
-    with RunFolder.create(tmp_path / "sums", plan(), facts={"delta": 1e-6}) as run:
+    with create_run(tmp_path / "sums", plan(), facts={"delta": 1e-6}) as run:
         summed = server(run)
         fit(summed, Summing(), COHORTS, commit=run.commit)
     changed(tmp_path / "sums", lambda entries: entries[-1]["row"].update(change))

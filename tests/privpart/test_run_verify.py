@@ -10,7 +10,7 @@ from runs import PLAN, STATE, add_row, begun, changed, flip, train
 
 from accounting import ConfigError
 from privpart import RunFolder
-from privpart.run import witness
+from privpart.run import log
 from privpart.run.evidence import Check
 from privpart.run.ledger import LEDGER, Ledger, SigningKey
 from privpart.run.report import run_report
@@ -51,7 +51,7 @@ HERE = {
     "released model": "verified",
     "key": "verified",
     "signing key": "verified",
-    "rollback guard": "verified",
+    "log of runs": "verified",
     "plan": "asserted",  # the run was begun without a plan file
     "code": "verified",
     "participation": "verified",
@@ -68,12 +68,12 @@ def test_a_run_of_this_machine(folder, whole):
 
 
 def test_on_another_machine_no_word_is_stronger_than_the_signature(whole, elsewhere):
-    unknown = {"rollback guard": "asserted", "participation": "asserted", "guarantee": "asserted"}
+    unknown = {"log of runs": "asserted", "participation": "asserted", "guarantee": "asserted"}
     assert statuses(check_run(whole)) == HERE | unknown
     found = run_report(whole).guarantee
     assert {a.status for a in found.assumptions} == {"asserted"}
     key = public_key(whole)
-    signed = {"signature": "verified", "rollback guard": "asserted"}
+    signed = {"signature": "verified", "log of runs": "asserted"}
     assert statuses(check_run(whole, public_key=key)) == HERE | signed
     found = run_report(whole, public_key=key).guarantee
     assert {a.code for a in found.assumptions if a.status == "verified"} == {"participation"}
@@ -128,7 +128,7 @@ def test_an_older_copy_is_named_by_report_and_verify(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "copy")
     with RunFolder.open(folder) as run:
         train(run, 4)
-    assert wrong(check_run(tmp_path / "copy")) == ["rollback guard"]
+    assert wrong(check_run(tmp_path / "copy")) == ["log of runs"]
     (said,) = run_report(tmp_path / "copy").wrong
     assert "stands after 2 rounds, while 4 were released on this machine" in said.says
 
@@ -194,7 +194,7 @@ def test_a_run_that_was_ended_early_says_so(folder, privpart):
     changed(folder, lambda entries: entries[-1].update(facts={}))
     assert "chain" in wrong(check_run(folder))
     changed(folder, list.pop)
-    assert "rollback guard" in wrong(check_run(folder))
+    assert "log of runs" in wrong(check_run(folder))
 
 
 def test_an_exported_model_is_that_of_the_newest_round(whole, tmp_path, elsewhere, privpart):
@@ -223,7 +223,8 @@ def test_a_model_of_an_earlier_round_is_named(folder, tmp_path, privpart):
 def test_a_run_that_left_its_plan_has_an_exit_code_of_its_own(folder, privpart):
     last = Ledger(folder).rows()[-1]
     row = add_row(folder, round=2, clip_norm=9.0, clients=[0], state=last.state, model=last.model)
-    witness.note(run_report(folder).run_id, witness.Seen(3, row.chain))
+    run_id = run_report(folder).run_id
+    log.note(log.Entry(event="round", run=run_id, rounds=3, head=row.chain))
     (folder / STATE).rename(folder / "state-000003.safetensors")
     assert left_its_plan(check_run(folder))
     assert privpart("verify", str(folder)).returncode == 6

@@ -35,7 +35,7 @@ from privpart.loop import CohortTooSmallError
 from privpart.messages import ClientUpdate
 from privpart.noise.cohorts import ids_hash
 from privpart.plan import AdaptiveClipping
-from privpart.run.fork import fork
+from privpart.run.begin import create_run, fork
 from privpart.run.ledger import LEDGER, Ledger, _link
 from privpart.run.report import run_report
 from privpart.run.store import decode_state, encode_state
@@ -296,7 +296,7 @@ def test_neither_sums_nor_clients_computed_together_are_taken(tmp_path):
         server.run_round((), sums=Together().sums(task, None), asked=PEOPLE)
     alone = Together()
     alone.each_alone = True
-    with RunFolder.create(tmp_path / "run", own, facts=FACTS) as run:
+    with create_run(tmp_path / "run", own, facts=FACTS) as run:
         train(run, clients=alone)
     canaries = CanaryEngine.__new__(CanaryEngine)
     canaries.engine = Together()
@@ -375,7 +375,7 @@ def members(path):
 
 
 def test_a_run_that_is_resumed_draws_the_same_cohorts_and_is_verified_at_its_end(tmp_path):
-    with RunFolder.create(tmp_path / "run", plan(), facts=FACTS) as run:
+    with create_run(tmp_path / "run", plan(), facts=FACTS) as run:
         first = list(train(run, until=3))
     halfway = run_report(tmp_path / "run")
     assert {a.code: a.status for a in halfway.guarantee.assumptions}["poisson-sampling"] == (
@@ -397,7 +397,7 @@ def test_a_report_says_nothing_of_who_or_how_many_took_part(tmp_path):
     """Two runs of one plan, in one of which nobody answers, have the same report."""
     said = []
     for name, silent in (("all", ()), ("none", PEOPLE)):
-        with RunFolder.create(tmp_path / name, plan(), facts=FACTS) as run:
+        with create_run(tmp_path / name, plan(), facts=FACTS) as run:
             train(run, clients=Clients(silent=silent))
         values = run_report(tmp_path / name).to_dict()
         assert values["realised"] is None
@@ -410,7 +410,7 @@ def test_a_report_says_nothing_of_who_or_how_many_took_part(tmp_path):
 @pytest.mark.parametrize("own", [plan(), PLAIN], ids=["sampled", "not sampled"])
 def test_the_chain_does_not_let_anybody_test_a_guess_of_who_took_part(tmp_path, own):
     """Reports print the head before and after the last round, and its model is released."""
-    with RunFolder.create(tmp_path / "run", own, facts=FACTS) as run:
+    with create_run(tmp_path / "run", own, facts=FACTS) as run:
         if own.sampling is not None:
             train(run)
         else:
@@ -434,16 +434,16 @@ def test_the_chain_does_not_let_anybody_test_a_guess_of_who_took_part(tmp_path, 
 
 def test_another_population_or_order_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="population is missing"):
-        RunFolder.create(tmp_path / "other", plan(), facts={"delta": 1e-6})
+        create_run(tmp_path / "other", plan(), facts={"delta": 1e-6})
     with (
-        RunFolder.create(tmp_path / "run", plan(), facts=FACTS) as run,
+        create_run(tmp_path / "run", plan(), facts=FACTS) as run,
         pytest.raises(ConfigError, match="ids are not those"),
     ):
         train(run, people=PEOPLE[::-1])
 
 
 def test_a_commit_with_somebody_who_was_not_drawn_is_refused(tmp_path):
-    with RunFolder.create(tmp_path / "run", plan(), facts=FACTS) as run:
+    with create_run(tmp_path / "run", plan(), facts=FACTS) as run:
         server = Server(run.plan, torch.zeros(3), source=run.source())
 
         def round_with(cohort):
@@ -466,7 +466,7 @@ def test_a_commit_with_somebody_who_was_not_drawn_is_refused(tmp_path):
 
 
 def test_a_run_that_samples_is_neither_forked_nor_a_fork(tmp_path):
-    with RunFolder.create(tmp_path / "run", plan(), facts=FACTS) as run:
+    with create_run(tmp_path / "run", plan(), facts=FACTS) as run:
         train(run)
     with pytest.raises(ConfigError, match="never forked"):
         fork(tmp_path / "run", tmp_path / "new", PLAIN)
@@ -475,7 +475,7 @@ def test_a_run_that_samples_is_neither_forked_nor_a_fork(tmp_path):
 
 
 def test_a_seeded_run_that_samples_is_not_private(tmp_path):
-    with RunFolder.create(tmp_path / "run", plan(), seed=1, facts=FACTS) as run:
+    with create_run(tmp_path / "run", plan(), seed=1, facts=FACTS) as run:
         train(run)
     found = run_report(tmp_path / "run").guarantee
     assert found.status == "not-private"

@@ -15,7 +15,7 @@ from privpart.engines.secure_sums import (
     wrap,
 )
 from privpart.grid import Grid
-from privpart.run.folder import RunFolder
+from privpart.run.begin import create_run
 from privpart.run.report import run_report
 
 DIM, CLIENTS, ROUNDS = 5, 4, 2
@@ -151,7 +151,7 @@ def test_sums_that_need_updates_or_noise_are_refused():
 
 
 def test_the_report_asserts_the_clipping_from_the_first_secure_round_on(tmp_path):
-    with RunFolder.create(tmp_path / "run", plan(), facts={"delta": 1e-5}) as run:
+    with create_run(tmp_path / "run", plan(), facts={"delta": 1e-5}) as run:
         one = Server(plan(), torch.zeros(DIM), source=run.source())
         fit(one, Masked(), COHORTS, commit=run.commit)
     found = {a.code: a for a in run_report(run.path).guarantee.assumptions}

@@ -16,8 +16,7 @@ from privpart.data import tasks
 from privpart.data.tasks.shakespeare import WHEEL
 from privpart.engines.options import EngineOptions
 from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn, word_lm
-from privpart.run.folder import create_run
-from privpart.run.fork import fork
+from privpart.run.begin import create_run, fork
 from privpart.run.report import run_report
 from privpart.select.delivery import seen_in
 from privpart.select.key_spaces import key_spaces, shrunk
@@ -86,7 +85,7 @@ def run_of(chosen, folder, rounds=None, seed=3):
         run = RunFolder.open(folder)
     else:
         facts = {"delta": 1e-5, "seen_in_clear": setup.seen(), "rest": setup.model_hash}
-        run = create_run(folder, promised, seed=seed, facts=facts)
+        run = create_run(folder, promised, seed=seed, own=facts)
     with run:
         server = server_of(chosen, setup, run.source())
         run.restore(server)

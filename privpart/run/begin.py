@@ -1,0 +1,280 @@
+"""How a run begins: in a folder of its own, with new keys, perhaps from another run's model."""
+
+import hashlib
+import json
+import platform
+import secrets
+from dataclasses import asdict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accounting import PrivacyReport, checks
+from accounting.checks import ConfigError
+from privpart.noise.source import SecretSource, SeededSource
+from privpart.plan import PrivacyPlan
+from privpart.run import budget_book, log
+from privpart.run.folder import (
+    KEY,
+    LOCK,
+    SIGNING_KEY,
+    START,
+    RunFolder,
+    holds_a_run,
+    locked,
+    on_disk,
+)
+from privpart.run.ledger import (
+    KEY_BYTES,
+    LATER_FACTS,
+    SCHEMA,
+    Ledger,
+    SigningKey,
+    genesis,
+    signed_by,
+)
+from privpart.run.population import is_public
+from privpart.run.report import run_report
+from privpart.run.store import encode_state, is_scratch, make_private, read_state, write_durably
+from privpart.select.delivery import merge_seen
+
+_WORDS = (
+    "canaries",
+    "code",
+    "compares_rows",
+    "earlier_mu",
+    "fork_of",
+    "identity",
+    "inherited",
+    "owners",
+    "passed",
+    "plan_file",
+    "plan_folder",
+    "plan_tables",
+    "rest",
+    "seen_in_clear",
+    "unit",
+)
+"""Facts that a report, or a command that continues the run, takes for this package's own words."""
+
+
+def create_run(
+    path: str | Path,
+    plan: PrivacyPlan,
+    *,
+    seed: int | None = None,
+    facts: dict[str, Any] | None = None,
+    own: dict[str, Any] | None = None,
+    start: Tensor | None = None,
+) -> RunFolder:
+    """Begin a run in a folder that does not exist yet or is empty.
+
+    Args:
+        path: path of the folder.
+        plan: plan of the run; it cannot change afterwards.
+        seed: seed of the noise, >= 0, for a simulation, which is not private; None draws a secret
+            key from the operating system.
+        facts: further values to keep in the ledger, ready for JSON: "delta", "population_name",
+            "population" (see ``ids_hash``), "parameters" and "frozen" (names with shapes, and with
+            hashes), and whatever else has a name of your own.
+        own: facts for which this package answers, and which a report takes for its own words.
+        start: trainable part to begin with, shape (d,), if it is not the model's own.
+
+    Raises:
+        ConfigError: the folder is not empty, or others can write in it; or a fact has a name of
+            this package, or names the public data of a built-in task.
+        BudgetExceededError: the fact "population_name" names people whose limit the run would pass;
+            nothing was created.
+        StorageError: the folder cannot be written.
+    """
+    folder = Path(path)
+    _refuse_used(folder)
+    checks.count("seed", seed or 0, minimum=0)
+    keys = {name: secrets.token_bytes(KEY_BYTES) for name in (SIGNING_KEY, KEY)}
+    source = SecretSource(keys[KEY]) if seed is None else SeededSource(seed)
+    about = {
+        "schema": SCHEMA,
+        "run_id": secrets.token_hex(16),
+        "plan": plan.to_dict(),
+        "seed": seed,
+        "key": source.identity,
+        "public_key": signed_by(keys[SIGNING_KEY]),
+        "versions": versions(),
+    }
+    given, answered = facts or {}, own or {}
+    reserved = {*about, "start", *LATER_FACTS}
+    if taken := sorted((given.keys() & {*_WORDS, *reserved}) | (answered.keys() & reserved)):
+        raise ConfigError(f"facts: {', '.join(taken)} are words of this package. Choose others.")
+    if is_public(str(given.get("population_name"))):
+        raise ConfigError(
+            f"facts: population_name={given['population_name']!r} is for the public data of "
+            "built-in tasks. Choose another."
+        )
+    about |= given | answered
+    if plan.sampling is not None and not isinstance(about.get("population"), str):
+        raise ConfigError(
+            "facts: population is missing: a run that samples fixes who may be drawn, and in "
+            "which order, before it begins. Give ids_hash(ids)."
+        )
+    files = keys if seed is None else {SIGNING_KEY: keys[SIGNING_KEY]}
+    if start is not None:
+        files = {START: encode_state({"parameters": start}, {}), **files}
+        about["start"] = hashlib.sha256(files[START]).hexdigest()
+    # As it will be read back.
+    about = json.loads(json.dumps(about, allow_nan=False))
+    with on_disk(f"{folder} cannot be begun"):
+        _entered(folder, plan, about, files)
+    run = RunFolder.open(folder)
+    run.is_new = True
+    return run
+
+
+def _entered(
+    folder: Path, plan: PrivacyPlan, about: dict[str, Any], files: dict[str, bytes]
+) -> None:
+    """Enter a run in the log of runs and write its files; if that fails, it costs nobody anything.
+
+    Nobody hears of a simulation that names no people.
+    """
+    if about["seed"] is not None and "population_name" not in about:
+        _write(folder, about, files)
+        return
+    head = genesis(about)
+    # Under one lock: two runs begun at once must not both fit into what is left.
+    with log.writing():
+        budget_book.enter("begun", plan, about, folder, head=head)
+        try:
+            _write(folder, about, files)
+        except BaseException:
+            if not holds_a_run(folder):
+                log.append(log.Entry(event="closed", run=about["run_id"], head=head))
+            raise
+
+
+def _write(folder: Path, about: dict[str, Any], files: dict[str, bytes]) -> None:
+    make_private(folder)
+    folder_lock = locked(folder)
+    try:
+        # By a process that began a run in it in the meantime.
+        _refuse_used(folder)
+        # Keys before the ledger, which makes it a run: no crash leaves a run without keys.
+        for name, data in files.items():
+            write_durably(folder / name, data)
+        Ledger.create(folder, about, SigningKey(files[SIGNING_KEY]))
+    finally:
+        folder_lock.release()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what computes a run."""
+    try:
+        version = metadata.version("privpart")
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    return {
+        "privpart": version,
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "numpy": np.__version__,
+    }
+
+
+def _refuse_used(folder: Path) -> None:
+    if folder.exists() and not (folder.is_dir() and _is_free(folder)):
+        raise ConfigError(
+            f"{folder} is not empty: a run begins in a folder of its own. To resume the run in it, "
+            "open it (--resume)."
+        )
+
+
+def _is_free(folder: Path) -> bool:
+    """Return whether a folder is empty, apart from leftovers of a crash before a run began."""
+    names = (KEY, SIGNING_KEY, LOCK, START)
+    return all(file.name in names or is_scratch(file.name) for file in folder.iterdir())
+
+
+def fork(
+    old: str | Path, new: str | Path, plan: PrivacyPlan, *, facts: dict[str, Any] | None = None
+) -> RunFolder:
+    """Begin a new run from the last committed model of an old one, with a new key.
+
+    The old run may be an older copy, or have lost its key. Its whole plan is charged, however much
+    of it was run, so rounds that were run after the copy was taken are covered too. The new run's
+    report adds that cost to its own, as mu^2, and repeats the old run's unchecked assumptions and
+    what was seen in the clear. It is about the population of the old run unless ``facts`` say
+    otherwise, and the budget book counts the old run there, too.
+
+    Args:
+        old: folder of the old run.
+        new: folder of the new run; it must not exist yet or be empty.
+        plan: plan of the new run.
+        facts: further values to keep in the new ledger, ready for JSON.
+
+    Raises:
+        ConfigError: a plan samples; the old run was not private, left its plan, has another model,
+            has no committed state, is damaged, or is open; or a fact has a reserved name.
+        BudgetExceededError: the new run would pass the limit of its population.
+    """
+    if plan.sampling is not None:
+        raise ConfigError(
+            "sampling: an amplified epsilon does not compose with that of the old run; fork under "
+            "a plan without sampling."
+        )
+    before, was, start = _forked(Path(old))
+    # The new run starts from that model, so what was open about it stays open.
+    open_ones = [asdict(a) for a in before.assumptions if a.status in ("asserted", "violated")]
+    about = {"earlier_mu": before.mu, "fork_of": was["run_id"], "inherited": open_ones}
+    given = facts or {}
+    if taken := sorted(given.keys() & about.keys()):
+        raise ConfigError(f"facts: {', '.join(taken)} are the fork's own names. Choose others.")
+    # The fact "rest" is the hash of the frozen part and of the order of slices.
+    if given.get("rest") != was.get("rest"):
+        raise ConfigError(
+            f"{old} is of another model: its trained parameters do not fit this plan's frozen part "
+            "or order of slices. Use the same table [model] and, if slices take turns, the same "
+            "number of rounds and shared keys."
+        )
+    population = given.get("population_name", was.get("population_name"))
+    if population is not None:
+        about["population_name"] = population
+    # What was seen of the old run's clients cannot be unseen.
+    sightings = [seen for known in (was, given) if (seen := known.get("seen_in_clear"))]
+    disclosed = merge_seen(*sightings) if sightings else None
+    about = {**given, **about, "seen_in_clear": disclosed}
+    return create_run(new, plan, own=about, start=start)
+
+
+def _forked(old: Path) -> tuple[PrivacyReport, dict[str, Any], Tensor]:
+    """Return report, facts and released parameters of the run to start from."""
+    # While its state is read, nobody may commit another round of it.
+    lock = locked(old)
+    try:
+        # For mu, which does not depend on delta.
+        before = run_report(old, delta=0.5).guarantee
+        broken = "; ".join(a.evidence for a in before.assumptions if a.status == "violated")
+        unfit = {
+            "is a run on examples; a fork adds costs of clients": before.unit != "client",
+            "was not private: its noise is seeded, so its cost has no bound": (
+                before.noise_source != "os"
+            ),
+            f"its guarantee does not hold ({broken}), so its cost has no bound that could be "
+            "added": before.status == "does-not-hold",
+            "samples who takes part: it is never forked. Begin a new run": (
+                before.sampling is not None
+            ),
+        }
+        for why, applies in unfit.items():
+            if applies:
+                raise ConfigError(f"{old}: {why}.")
+        ledger = Ledger(old)
+        # Called for its checks of chain and signature.
+        ledger.rows()
+        name, expected = ledger.newest()
+        tensors, _ = read_state(old / name, expected)
+    finally:
+        lock.release()
+    return before, ledger.facts, tensors["parameters"]

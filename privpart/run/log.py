@@ -1,0 +1,399 @@
+"""Log of runs: where each run came from, how far it went and whom it cost, outside of its folder.
+
+A folder cannot tell that it was restored from a backup. Continuing from an older copy would add the
+noise of released rounds to other sums, and the difference of two such sums has no noise. Nor can it
+tell what other runs cost the same people. One file of the user's state directory answers both. Each
+line is on the disk before what it describes can be released:
+
+    begun     a run was created on this machine, about these people, at this cost
+    coming    a round is about to be committed; so a crash is told from a round made elsewhere
+    round     it was committed
+    adopted   somebody vouched for a copy of which this machine did not see every round
+    charged   people pay for a run that this machine did not see begin, such as a fork's parent
+    closed    a run was ended early
+    limit     what all runs about a population may cost from now on
+    lost      the log before this one is missing
+
+A line ends with a hash of itself and of the line before, so none can be changed, dropped or moved.
+What a crash leaves of a line is skipped, and cut off before the next one. A mark beside the log
+names a line that it must hold, which tells that it was lost, replaced or restored from an older
+copy. Nothing tells that the whole state directory was.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from filelock import FileLock
+from pydantic import TypeAdapter
+
+from accounting import Guarantee, checks
+from accounting.checks import ConfigError, parsed_json
+from privpart.run.population import refuse_population
+from privpart.run.store import (
+    HANDLED,
+    StorageError,
+    append_durably,
+    complete_lines,
+    lock,
+    make_private,
+    one_line,
+    opened,
+    read_small,
+    refuse_odd,
+    refuse_shared,
+    write_durably,
+)
+
+VARIABLE = "PRIVPART_STATE_DIR"
+Event = Literal["begun", "coming", "round", "adopted", "charged", "closed", "limit", "lost"]
+_LOG, _MARK, _LOCK = "runs.log", "runs.mark", "runs.lock"
+_TAIL = 2**16
+"""Bytes that hold the last two lines."""
+_LONGEST_FOLDER = 4096
+_RUN_ID = re.compile("[0-9a-f]{32}")
+_PATIENCE = 60.0
+"""Seconds to wait for another process that begins a run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One line of the log.
+
+    Attributes:
+        event: what happened.
+        run: random name of the run; "" if the line is about none.
+        rounds: committed rounds of the run then.
+        head: head of its ledger's chain after them; "" if this machine did not see them.
+        at: when it happened, in UTC.
+        population: name of the people that pay.
+        mu: cost of the whole plan of this run alone; None without a bound.
+        delta: delta that the run was planned with, or that of a limit.
+        parent: run that it was forked from.
+        planned: planned rounds.
+        folder: where the run was.
+        epsilon: of a limit.
+    """
+
+    event: Event
+    run: str = ""
+    rounds: int = 0
+    head: str = ""
+    at: str = ""
+    population: str | None = None
+    mu: float | None = None
+    delta: float | None = None
+    parent: str | None = None
+    planned: int | None = None
+    folder: str | None = None
+    epsilon: float | None = None
+
+    def __post_init__(self) -> None:
+        named = _RUN_ID.fullmatch(self.run) is not None
+        # A negative number would count from the end of the chain.
+        if named == (self.event in ("limit", "lost")) or self.rounds < 0:
+            raise ConfigError(f"{self.event} of {self.run[:40]!r}: has an odd name, or odd rounds.")
+        if self.population is not None:
+            refuse_population(self.population)
+        if self.mu is not None:
+            # Which refuses what is out of range.
+            Guarantee(self.mu)
+        if self.delta is not None or self.event == "limit":
+            checks.probability("delta", self.delta or 0.0)
+        if self.event == "limit":
+            checks.positive("epsilon", self.epsilon or 0.0)
+
+    def text(self) -> bytes:
+        """Return the line without its hash: what is not the usual, as JSON."""
+        values = {name: getattr(self, name) for name in _USUAL}
+        return json.dumps({k: v for k, v in values.items() if v != _USUAL[k]}).encode()
+
+
+_USUAL = {field.name: field.default for field in fields(Entry)}
+_ENTRY = TypeAdapter(Entry)
+_STANDS = {
+    "unseen": "this machine has no record of the run, so a newer copy may exist",
+    "newest": "",
+    "older": "this folder is an older copy: it stands after {rounds} rounds, while {seen} were "
+    "released on this machine",
+    "another": "this machine saw another chain of the run, of {seen} rounds",
+    "closed": "the run was closed after {seen} rounds on this machine, and this copy was not",
+    "newer": "this machine saw {seen} of the {rounds} rounds; the others were made elsewhere",
+}
+"""What is wrong with a copy of a run, by how it stands beside the log."""
+
+
+@dataclass(slots=True)
+class Life:
+    """What the log says of one run; where it came from and what it cost follow from it alone.
+
+    Attributes:
+        rounds: committed rounds that this machine saw.
+        head: head of the ledger's chain after them; "" if it saw none of the run.
+        coming: head after the round that is being committed; "" if none is.
+        is_ours: whether a private run was created here, and no copy of it was adopted.
+        closed: whether it was ended early.
+    """
+
+    rounds: int = 0
+    head: str = ""
+    coming: str = ""
+    is_ours: bool = False
+    closed: bool = False
+
+    def add(self, entry: Entry) -> None:
+        """Take the next line into account."""
+        if entry.event == "begun":
+            self.is_ours = entry.mu is not None
+        elif entry.event == "adopted":
+            self.is_ours = False
+        self.closed |= entry.event == "closed"
+        if entry.event == "coming":
+            self.coming = entry.head
+        elif entry.head:
+            self.rounds, self.head, self.coming = entry.rounds, entry.head, ""
+
+    @property
+    def is_free(self) -> bool:
+        """Whether nobody can have seen a model of it: what is not known to be unspent is spent."""
+        return self.is_ours and self.closed and not self.rounds and not self.coming
+
+    def standing(self, chains: Sequence[str], *, closed: bool) -> str:
+        """Return how a copy of the run stands beside the log, see ``_STANDS``.
+
+        Args:
+            chains: heads of the copy's chain after 0, 1, ... rounds.
+            closed: whether the copy was ended early; "closed" if only the log says so.
+        """
+        rounds = len(chains) - 1
+        if not self.head:
+            return "unseen"
+        # A round is in the log before its release, so the log is never behind what was released.
+        if rounds < self.rounds:
+            return "older"
+        if chains[self.rounds] != self.head:
+            return "another"
+        # Copies that were made before the closing still have the key.
+        if self.closed and not closed:
+            return "closed"
+        noted = rounds == self.rounds or chains[self.rounds + 1 :] == [self.coming]
+        return "newest" if noted else "newer"
+
+    def fault(self, chains: Sequence[str], *, closed: bool) -> str:
+        """Return what is wrong with a copy that is not the newest, or ""; see ``standing``."""
+        says = _STANDS[self.standing(chains, closed=closed)]
+        return says.format(rounds=len(chains) - 1, seen=self.rounds)
+
+
+def directory() -> Path:
+    """Return the log's directory: $PRIVPART_STATE_DIR, or privpart in the XDG state directory.
+
+    Raises:
+        ConfigError: the variable is not set, and there is no home directory; or the directory would
+            be another one wherever a command is called, each with a log of its own.
+    """
+    try:
+        usual = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        path = Path(os.environ.get(VARIABLE) or Path(usual) / "privpart")
+    except RuntimeError:
+        raise ConfigError(f"there is no home directory. Set {VARIABLE} to a folder.") from None
+    if not path.is_absolute():
+        raise ConfigError(
+            f"the state directory {path}: must be an absolute path, because what was spent and "
+            f"released is kept in it. Set {VARIABLE} to one, such as {path.absolute()}."
+        )
+    return path
+
+
+def lines_of(run: str = "") -> list[Entry]:
+    """Return the first line of the log, and those about one run, or all.
+
+    Raises:
+        ConfigError: the log is damaged, foreign or an older copy, or others can change it.
+    """
+    path = directory() / _LOG
+    with _legible(path):
+        # The mark first: another process may be adding to both.
+        size, head = _mark()
+        try:
+            refuse_odd(path)
+            with opened(path) as file:
+                lines = complete_lines(file)
+        except FileNotFoundError:
+            return [Entry(event="lost")] if size else []
+        if size and not b"".join(lines)[:size].endswith(b" " + head + b"\n"):
+            raise ValueError(f"it is an older copy or another machine's, beside its {_MARK}")
+        return list(_chained(lines, run.encode()))
+
+
+def _chained(lines: Sequence[bytes], wanted: bytes) -> Iterator[Entry]:
+    before = b""
+    for number, line in enumerate(lines):
+        text, _, chain = line[:-1].rpartition(b" ")
+        if _link(before, text) != chain:
+            raise ValueError(f"line {number} does not follow from the lines before it")
+        before = chain
+        if wanted in text or not number:
+            # Which refuses a key that is there twice.
+            parsed_json(text)
+            yield _ENTRY.validate_json(text, strict=True)
+
+
+def lives(entries: Sequence[Entry]) -> dict[str, Life]:
+    """Map each run to what these lines say of it."""
+    runs: dict[str, Life] = {}
+    for entry in entries:
+        runs.setdefault(entry.run, Life()).add(entry)
+    return runs
+
+
+def life(run: str) -> Life:
+    """Return what the log says of a run; errors are those of ``lines_of``."""
+    return lives(lines_of(run)).get(run) or Life()
+
+
+def hold(run: str) -> FileLock:
+    """Return a lock on a run, across all copies of its folder, held until ``release``.
+
+    Raises:
+        ConfigError: the run is open in another process, or as another copy; or others can write in
+            the log's directory.
+        StorageError: the disk refused.
+    """
+    busy = (
+        f"run {run[:12]} is open already, perhaps as a copy in another folder: both would draw the "
+        "same noise. Close the other one first."
+    )
+    with _writable():
+        make_private(directory())
+        return lock(directory() / f"{run}.lock", busy)
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Keep other processes from adding lines, so that what is read stays true until ``append``.
+
+    Raises:
+        ConfigError: another process has been writing for long, or others can write here.
+        StorageError: the disk refused.
+    """
+    busy = (
+        f"the log of runs in {directory()} is in use: another process has been beginning a run for "
+        f"{_PATIENCE:g} seconds. Try again."
+    )
+    with _writable():
+        if not directory().is_dir():
+            make_private(directory())
+        log_lock = lock(directory() / _LOCK, busy, patience=_PATIENCE)
+    try:
+        yield
+    finally:
+        log_lock.release()
+
+
+def append(*entries: Entry) -> None:
+    """Add lines, inside of ``writing``; they are on the disk when this returns.
+
+    Raises:
+        ConfigError: the last line is damaged, or others can change the log.
+        StorageError: the disk refused.
+    """
+    path = directory() / _LOG
+    with _legible(path):
+        before, end = _last(path)
+        if not end and _mark()[0]:
+            entries = (Entry(event="lost", at=now()), *entries)
+    lines = []
+    for entry in entries:
+        text = entry.text()
+        before = _link(before, text)
+        lines.append(text + b" " + before + b"\n")
+    data = b"".join(lines)
+    with _writable():
+        append_durably(path, data, end)
+        # A log that lacks rounds is told by the folders, which have them.
+        if any(entry.event not in ("coming", "round") for entry in entries):
+            mark = {"size": end + len(data), "head": before.decode()}
+            write_durably(path.with_name(_MARK), json.dumps(mark).encode())
+
+
+def note(entry: Entry) -> None:
+    """Add one line; errors are those of ``writing`` and ``append``."""
+    with writing():
+        append(entry)
+
+
+def now() -> str:
+    """Return the time in UTC, in seconds."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def shown(folder: Path) -> str:
+    """Return the path of a folder as text, whatever bytes it has."""
+    return os.fsencode(folder.resolve()).decode("utf-8", "backslashreplace")[:_LONGEST_FOLDER]
+
+
+def _link(before: bytes, text: bytes) -> bytes:
+    return hashlib.sha256(before + b"|" + text).hexdigest().encode()
+
+
+def _last(path: Path) -> tuple[bytes, int]:
+    """Return the hash at the end of the last complete line, and where that line ends."""
+    refuse_shared(path.parent)
+    refuse_odd(path)
+    try:
+        with opened(path) as file:
+            start = file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            lines = complete_lines(file)
+    except FileNotFoundError:
+        return b"", 0
+    before, last = (b"", b"", *lines)[-2:]
+    text, _, chain = last[:-1].rpartition(b" ")
+    if last and _link(before[:-1].rpartition(b" ")[2], text) != chain:
+        raise ValueError("its last line does not follow from the line before it")
+    return chain, start + sum(map(len, lines))
+
+
+def _mark() -> tuple[int, bytes]:
+    """Return where a line ends that the log must hold, and its hash; 0 before the first line."""
+    path = directory() / _MARK
+    try:
+        # Whoever can write here could make an old copy look like the newest.
+        refuse_shared(path.parent)
+        refuse_odd(path)
+        values = parsed_json(read_small(path, _LONGEST_FOLDER))
+    except FileNotFoundError:
+        return 0, b""
+    return int(values["size"]), str(values["head"]).encode()
+
+
+@contextmanager
+def _legible(path: Path) -> Iterator[None]:
+    """Name the log where it cannot be read, and the ways out."""
+    try:
+        yield
+    except (ConfigError, OSError, *HANDLED) as error:
+        raise ConfigError(
+            f"the log of runs {path} cannot be read: {one_line(error).rstrip('.')}. Restore it, "
+            f"with {_MARK}, from a backup; or move it away to begin a new one: what was spent "
+            "before is then unknown, and every run has to be adopted (--adopt)."
+        ) from None
+
+
+@contextmanager
+def _writable() -> Iterator[None]:
+    """Name the state directory where the disk refuses it."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            f"the log of runs in {directory()} cannot be written: {error}. Make that folder "
+            f"writable, or set {VARIABLE} to another one."
+        ) from None

@@ -1,0 +1,368 @@
+"""The log of runs: what people do to folders and machines, against an oracle that saw all of it."""
+
+import json
+import math
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runs import COHORTS, PLAN, Clients, add_row, flip, server
+
+from accounting import ConfigError
+from privpart import RunFolder, fit
+from privpart.run import budget_book, log, store
+from privpart.run.begin import create_run, fork
+from privpart.run.evidence import gather
+from privpart.run.ledger import LEDGER, Ledger
+from privpart.run.report import run_report
+
+PEOPLE = {"delta": 1e-6, "population_name": "keyboard-de"}
+MU = PLAN.guarantee().mu
+WEIGHTS = {"round": 3, "killed": 2, "copy": 2}
+ACTIONS = ("begin", "round", "killed", "copy", "move", "adopt", "close", "lose", "forge", "fork")
+
+
+class Walk:
+    """Two machines, copies of runs on them, and everything that honest code released."""
+
+    def __init__(self, base: Path, seed: int, patch: pytest.MonkeyPatch) -> None:
+        self.base, self.rng, self.patch = base, np.random.default_rng(seed), patch
+        self.folders: list[tuple[int, Path]] = []
+        self.released: dict[int, dict[str, dict[int, set[str]]]] = {0: {}, 1: {}}
+        self.forged: set[str] = set()
+        self.lost = [False, False]
+        self.tally: Counter[str] = Counter()
+
+    def step(self) -> None:
+        """Do one thing, which may be refused, and judge all that is said afterwards."""
+        actions = [action for action in ACTIONS for _ in range(WEIGHTS.get(action, 1))]
+        action = actions[self.rng.integers(len(actions))] if self.folders else "begin"
+        choices = self.folders or [(int(self.rng.integers(2)), self.base)]
+        machine, folder = choices[self.rng.integers(len(choices))]
+        self.patch.setenv(log.VARIABLE, str(self.base / f"machine-{machine}"))
+        self.tally[action] += 1
+        try:
+            getattr(self, action)(machine, folder)
+        except (ConfigError, store.StorageError):
+            self.tally[f"{action} refused"] += 1
+        if len(self.folders) > 12:
+            _, gone = self.folders.pop(int(self.rng.integers(6)))
+            shutil.rmtree(gone)
+        for machine, folder in self.folders:
+            self.judge(machine, folder)
+
+    def new(self, machine: int) -> Path:
+        path = self.base / f"{machine}-{self.rng.integers(2**40):x}"
+        self.folders.append((machine, path))
+        return path
+
+    def begin(self, machine: int, _: Path) -> None:
+        create_run(self.new(machine), PLAN, facts=PEOPLE).close()
+
+    def fork(self, machine: int, folder: Path) -> None:
+        path = self.base / f"{machine}-{self.rng.integers(2**40):x}"
+        fork(folder, path, PLAN, facts={"delta": 1e-6}).close()
+        self.folders.append((machine, path))
+
+    def round(self, machine: int, folder: Path, *, adopt: bool = False) -> None:
+        with RunFolder.open(folder, adopt=adopt) as run:
+            self.see(machine, folder)
+            if run.rounds < 4:
+                one = server(run)
+                fit(one, Clients(), COHORTS[: run.rounds + 1], commit=run.commit)
+                self.see(machine, folder)
+
+    def adopt(self, machine: int, folder: Path) -> None:
+        self.round(machine, folder, adopt=True)
+
+    def killed(self, machine: int, folder: Path) -> None:
+        """Stop before one of the next flushes, and later removals are not made either."""
+        usual, flushes = os.fsync, self.rng.integers(1, 14)
+
+        def stop(handle: int) -> None:
+            nonlocal flushes
+            flushes -= 1
+            if flushes <= 0:
+                raise KeyboardInterrupt
+            usual(handle)
+
+        with self.patch.context() as patched:
+            patched.setattr(os, "fsync", stop)
+            try:
+                self.round(machine, folder)
+            except KeyboardInterrupt:
+                self.tally["killed inside"] += 1
+
+    def copy(self, machine: int, folder: Path) -> None:
+        shutil.copytree(folder, self.new(machine))
+
+    def move(self, machine: int, folder: Path) -> None:
+        shutil.copytree(folder, self.new(1 - machine))
+
+    def close(self, machine: int, folder: Path) -> None:
+        RunFolder.open(folder, adopt=self.rng.random() < 0.2).end_early()
+
+    def lose(self, machine: int, _: Path) -> None:
+        if self.rng.random() < 0.2:
+            (self.base / f"machine-{machine}" / "runs.log").unlink(missing_ok=True)
+            self.lost[machine] = True
+
+    def forge(self, machine: int, folder: Path) -> None:
+        """Somebody else's code goes on with a copy, and signs what it likes."""
+        ledger = Ledger(folder)
+        if (folder / "signing-key").exists() and ledger.committed():
+            last = ledger.committed()[-1]
+            row = {"round": last.round + 1, "state": last.state, "model": last.model}
+            self.forged.add(add_row(folder, clients=[0], **row).chain)
+
+    def see(self, machine: int, folder: Path) -> None:
+        """Note what a process may show: every round of a folder that it has opened or committed."""
+        ledger = Ledger(folder)
+        rounds = self.released[machine].setdefault(ledger.facts["run_id"], {})
+        for number, head in enumerate(ledger.chains[1:]):
+            rounds.setdefault(number, set()).add(head)
+
+    def judge(self, machine: int, folder: Path) -> None:
+        if not (folder / LEDGER).exists():
+            return
+        self.patch.setenv(log.VARIABLE, str(self.base / f"machine-{machine}"))
+        evidence = gather(folder)
+        self.tally[evidence.origin] += 1
+        released = self.released[machine]
+        if evidence.origin == "here":
+            rounds = released.get(evidence.facts["run_id"], {})
+            for number, head in enumerate(evidence.ledger.chains[1:]):
+                # A round of a process that was killed behind its commit was seen by nobody.
+                assert rounds.get(number, set()) <= {head}, "released twice, and called enforced"
+                assert head not in self.forged, "made by others, and called enforced"
+        account = budget_book.account("keyboard-de")
+        if account.status in ("holds", "nothing released"):
+            spent = math.sqrt(sum(bool(rounds) for rounds in released.values())) * MU
+            total = 0.0 if account.total is None else account.total.mu
+            assert total >= spent * (1 - 1e-12), "less is charged than was released"
+        else:
+            assert self.lost[machine], account.status
+            self.tally["unknown total"] += 1
+
+
+def walked(base: Path, seed: int, steps: int, patch: pytest.MonkeyPatch) -> Counter[str]:
+    walk = Walk(base, seed, patch)
+    for _ in range(steps):
+        walk.step()
+    return walk.tally
+
+
+def test_no_sequence_of_actions_says_more_than_was_seen_or_charges_less(tmp_path, monkeypatch):
+    tally = walked(tmp_path, 1, 90, monkeypatch)
+    assert min(tally[what] for what in ("here", "unknown", "killed inside", "unknown total")) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(10))
+def test_no_long_sequence_does(tmp_path, monkeypatch, seed):
+    walked(tmp_path, seed, 1_000, monkeypatch)
+
+
+def adopted_is_ours(patch: pytest.MonkeyPatch) -> None:
+    usual = log.Life.add
+
+    def add(life: log.Life, entry: log.Entry) -> None:
+        usual(life, entry)
+        life.is_ours |= entry.event == "adopted"
+
+    patch.setattr(log.Life, "add", add)
+
+
+def taken_for_newest(standing: str, patch: pytest.MonkeyPatch) -> None:
+    usual = log.Life.standing
+
+    def lax(life: log.Life, chains: list[str], *, closed: bool) -> str:
+        true = usual(life, chains, closed=closed)
+        return "newest" if true == standing else true
+
+    patch.setattr(log.Life, "standing", lax)
+
+
+DEFECTS = {
+    "an adopted run is ours": adopted_is_ours,
+    "an older copy continues": partial(taken_for_newest, "older"),
+    "a newer copy is seen": partial(taken_for_newest, "newer"),
+    "a closed run is free": lambda p: p.setattr(log.Life, "is_free", property(lambda r: r.closed)),
+    "a lost log is new": lambda patch: patch.setattr(log, "_mark", lambda: (0, b"")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("defect", DEFECTS)
+def test_a_rule_that_is_removed_is_missed(tmp_path, monkeypatch, defect):
+    DEFECTS[defect](monkeypatch)
+    for seed in range(8):
+        (tmp_path / str(seed)).mkdir()
+        try:
+            walked(tmp_path / str(seed), seed, 150, monkeypatch)
+        except AssertionError:
+            return
+    pytest.fail("no walk noticed")
+
+
+@pytest.fixture
+def state(tmp_path, monkeypatch) -> Path:
+    """A machine with a run of one round, and a limit."""
+    monkeypatch.setenv(log.VARIABLE, str(tmp_path / "state"))
+    with create_run(tmp_path / "run", PLAN, facts=PEOPLE) as run:
+        fit(server(run), Clients(), COHORTS[:1], commit=run.commit)
+    budget_book.set_limit("keyboard-de", budget_book.Limit(20, 1e-6))
+    return tmp_path / "state"
+
+
+def answer(state: Path) -> str:
+    """What is said of a log that cannot be read, through every way to ask."""
+    folder = state.with_name("run")
+    with pytest.raises(ConfigError, match=r"log of runs|by other users"):
+        RunFolder.open(folder, adopt=True)
+    assert "enforced" not in {a.status for a in run_report(folder).guarantee.assumptions}
+    return unread(state)
+
+
+def unread(state: Path) -> str:
+    with pytest.raises(ConfigError) as refused:
+        budget_book.accounts()
+    with pytest.raises(ConfigError, match=r"log of runs|by other users"):
+        create_run(state.with_name("more"), PLAN, facts=PEOPLE)
+    assert not state.with_name("more").exists()
+    spent = run_report(state.with_name("run")).all_runs
+    assert (spent.status, spent.mu) == ("unknown", None)
+    return str(refused.value)
+
+
+def written(path: Path, change: Callable[[list[dict]], object]) -> None:
+    """Change the entries of a log and compute every hash anew, as its owner can."""
+    entries = [json.loads(line.rpartition(" ")[0]) for line in path.read_text().splitlines()]
+    change(entries)
+    before, data = b"", b""
+    for entry in entries:
+        text = entry if isinstance(entry, bytes) else json.dumps(entry).encode()
+        before = log._link(before, text)
+        data += text + b" " + before + b"\n"
+    path.write_bytes(data)
+    mark = {"size": len(data), "head": before.decode()}
+    (path.parent / "runs.mark").write_text(json.dumps(mark))
+
+
+CHANGES = [
+    lambda log: log[0].update(mu=-1.0),
+    lambda log: log[0].update(mu="1"),
+    lambda log: log[0].update(run="x"),
+    lambda log: log[0].update(run=""),
+    lambda log: log[0].update(planned=True),
+    lambda log: log[0].update(population="a\x1b"),
+    lambda log: log[0].update(event="free"),
+    lambda log: log[2].update(rounds=-1),
+    lambda log: log[3].update(epsilon=0.0),
+    lambda log: log.insert(1, json.dumps(log[0])[:-1].encode() + b', "mu": 1e-9}'),
+    lambda log: log.insert(1, b"[" * 100_000),
+    lambda log: log.insert(1, b'{"event": "lost", "delta": 1e400}'),
+]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_values_that_no_log_holds_are_one_sentence(state, change):
+    """Also if every hash is computed anew; a key that is there twice would lower a cost."""
+    written(state / "runs.log", change)
+    assert len(unread(state)) < 700
+
+
+def test_a_log_that_is_not_the_newest_is_never_a_silent_zero(state, tmp_path):
+    path = state / "runs.log"
+    older, mark = path.read_bytes(), (state / "runs.mark").read_bytes()
+    create_run(tmp_path / "second", PLAN, facts=PEOPLE).close()
+    newest = path.read_bytes()
+    for damaged in (older, newest[:-300], b"", newest.replace(b'"mu"', b'"no"', 1)):
+        path.write_bytes(damaged)
+        assert "Restore it, with runs.mark" in answer(state)
+    lines = newest.splitlines(keepends=True)
+    for without in (lines[1:], lines[:1] + lines[2:], [lines[1], lines[0], *lines[2:]]):
+        path.write_bytes(b"".join(without))
+        answer(state)
+    for place in range(0, len(newest), 97):
+        path.write_bytes(newest)
+        flip(path, place, place % 8)
+        with pytest.raises(ConfigError, match="log of runs"):
+            budget_book.accounts()
+    path.write_bytes(newest)
+    assert len(budget_book.account("keyboard-de").charges) == 2
+    (state / "runs.mark").write_bytes(b"{")
+    answer(state)
+    (state / "runs.mark").write_bytes(mark)
+    assert len(budget_book.account("keyboard-de").charges) == 2
+
+
+def test_what_a_crash_leaves_of_a_line_is_skipped_and_cut_off(state, tmp_path):
+    path = state / "runs.log"
+    whole = path.read_bytes()
+    for torn in (b'{"event"', bytes(300), b'{"event": "cl\0\0\0\n'):
+        path.write_bytes(whole + torn)
+        assert gather(tmp_path / "run").origin == "here"
+        with RunFolder.open(tmp_path / "run") as run:
+            assert run.rounds == 1
+    path.write_bytes(whole + bytes(300))
+    with RunFolder.open(tmp_path / "run") as run:
+        fit(server(run), Clients(), COHORTS[:2], commit=run.commit)
+    assert path.read_bytes().startswith(whole + b'{"event": "coming"')
+    assert gather(tmp_path / "run").origin == "here"
+
+
+def test_a_lost_log_is_said_for_good_and_every_run_is_charged_whole(state, tmp_path, privpart):
+    create_run(tmp_path / "unspent", PLAN, facts=PEOPLE).end_early()
+    (state / "runs.log").unlink()
+    assert budget_book.account("keyboard-de").status == "unknown"
+    with pytest.raises(ConfigError, match="no record of the run"):
+        RunFolder.open(tmp_path / "run")
+    RunFolder.open(tmp_path / "run", adopt=True).close()
+    with pytest.raises(ConfigError, match="ended early"):
+        RunFolder.open(tmp_path / "unspent")
+    account = budget_book.account("keyboard-de")
+    assert (account.status, len(account.charges)) == ("unknown", 2)
+    assert account.total.mu == pytest.approx(math.sqrt(2) * MU)
+    assert "earlier log of runs is lost" in run_report(tmp_path / "run").all_runs.says
+    assert "an earlier log of runs is lost" in privpart("budget").stdout
+
+
+PLANTS = {
+    "is a folder": Path.mkdir,
+    "is a pipe": os.mkfifo,
+    "is a link": lambda path: path.symlink_to(path.with_name("aside")),
+}
+
+
+@pytest.mark.parametrize("name", ["runs.log", "runs.mark"])
+@pytest.mark.parametrize("said", PLANTS)
+def test_a_log_that_others_can_change_is_refused(state, name, said):
+    path = state / name
+    path.rename(state / "aside")
+    PLANTS[said](path)
+    assert said in answer(state)
+    path.rmdir() if said == "is a folder" else path.unlink()
+    (state / "aside").rename(path)
+    state.chmod(0o777)
+    assert "can be written by other users" in answer(state)
+    state.chmod(0o700)
+    run_id = gather(state.with_name("run")).facts["run_id"]
+    (state / f"{run_id}.lock").unlink()
+    (state / f"{run_id}.lock").symlink_to(state / "new")
+    with pytest.raises(ConfigError, match="lock is a link"):
+        RunFolder.open(state.with_name("run"))
+    assert not (state / "new").exists()
+
+
+def test_a_state_directory_that_cannot_be_written_is_named(state, monkeypatch, tmp_path):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv(log.VARIABLE, str(tmp_path / "file" / "state"))
+    with pytest.raises(store.StorageError, match=r"log of runs in .*state cannot be written"):
+        create_run(tmp_path / "more", PLAN, facts=PEOPLE)
+    assert not (tmp_path / "more").exists()
