@@ -55,7 +55,13 @@ def plays(tmp_path):
     return path
 
 
-SLOW = {"fedpart_digits", "fedpart_table8", "fedpart_table9", "federated_select_shakespeare"}
+SLOW = {
+    "device_classes",
+    "fedpart_digits",
+    "fedpart_table8",
+    "fedpart_table9",
+    "federated_select_shakespeare",
+}
 """The default suite has minutes; `make slow` runs these."""
 
 

@@ -794,13 +794,6 @@ def _refuse_network(model: "Model") -> None:
         )
 
 
-_BOUNDS = {
-    "greater_than": ("gt", "above"),
-    "greater_than_equal": ("ge", "at least"),
-    "less_than_equal": ("le", "at most"),
-}
-
-
 def _sentence(fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -809,9 +802,6 @@ def _sentence(fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
         return f"{where}: no such key. The nearest is {near[0]}; all keys are {', '.join(keys)}."
     if fault["type"] in ("missing", "missing_argument"):
         return f"{where}: is missing."
-    if fault["type"] in _BOUNDS:
-        key, words = _BOUNDS[fault["type"]]
-        return f"{where}={fault['input']}: must be {words} {fault['ctx'][key]}."
     if fault["type"] == "value_error":
         reason = str(fault["ctx"]["error"])
         return (

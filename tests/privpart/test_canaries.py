@@ -135,7 +135,7 @@ def test_a_table_needs_someone_who_makes_canaries_and_the_other_way_round(tmp_pa
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"canaries": {"count": 19}}, "canaries.count=19"),
+        ({"canaries": {"count": 19}}, "canaries.count: Input should be greater"),
         ({"server": {"kind": "adam"}}, "models that adam made"),
         ({"privacy": PLAN["privacy"] | {"noise_multiplier": 0.0}}, "no epsilon to audit"),
         (
