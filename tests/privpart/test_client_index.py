@@ -68,6 +68,7 @@ def test_rows_per_client_by_list_dict_and_ids():
     rows = [torch.tensor([4, 0]), np.array([1]), [2, 3]]
     index = Index.of_rows(rows)
     assert list(index.ids) == [0, 1, 2]
+    index[0].zero_()  # as code of a user's may: its client's rows stay
     assert [own.tolist() for own in index] == [[4, 0], [1], [2, 3]]
     named = Index.of_rows(rows, ids=["b", 7, "a"])
     assert list(named.ids) == [7, "a", "b"]

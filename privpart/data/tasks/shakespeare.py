@@ -43,9 +43,7 @@ _T = TypeVar("_T")
 def speaking_roles(wheel: Path, *, sha256: str | None = SHA256) -> dict[str, Speeches]:
     """Return the speeches of every role by "play/role", without roles of several speakers.
 
-    Args:
-        wheel: path of the file that PyPI calls ``WHEEL``.
-        sha256: expected hash of the file, in hex; None accepts any file.
+    ``sha256`` is the expected hash of the file; None accepts any file.
     """
     try:
         content = wheel.read_bytes()
