@@ -48,12 +48,11 @@ SAMPLERS: Mapping[str, type[Sampling]] = {
     "b-min-sep": BMinSep,
 }
 """Samplers by the name that people type."""
-_OPTIONS: Mapping[str, frozenset[str]] = {
-    "poisson": frozenset({"expected_batch"}),
-    "balls-in-bins": frozenset({"bins", "draws"}),
-    "b-min-sep": frozenset({"expected_batch", "min_separation", "draws"}),
+_OPTIONS = {
+    "poisson": {"expected_batch"},
+    "balls-in-bins": {"bins", "draws"},
+    "b-min-sep": {"expected_batch", "min_separation", "draws"},
 }
-"""Options of each sampler."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +209,9 @@ def participation_of(sampling: Sampling, rounds: int) -> Participation:
 
 def sampled_passes(rounds: int, bins: int | None) -> Participation:
     """Return what a mechanism is fitted to: every pass of a member in bins, else one round."""
-    if bins is None or not 1 <= bins <= rounds:
+    if bins is None or not 1 < bins <= rounds:
         return Participation(rounds)
-    return (
-        participation_of(BallsInBins(bins, rounds), rounds) if bins > 1 else Participation(rounds)
-    )
+    return participation_of(BallsInBins(bins, rounds), rounds)
 
 
 def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:

@@ -29,8 +29,6 @@ _MOST_PATTERNS = 100_000
 _LONGEST = 9
 """Digits of a round in a log; more cannot be a round."""
 
-History = tuple[int, ...]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Realised:

@@ -33,18 +33,6 @@ def test_published_sensitivities(n, b, k, squared):
     assert BinaryTree(n).sensitivity(Participation(n, k, b)).squared == squared
 
 
-def test_a_full_level_appears_only_when_it_is_complete():
-    levels = [BinaryTree(n).sensitivity(Participation(n)).squared for n in (2047, 2048)]
-    assert levels == [11, 12]
-
-
-@pytest.mark.parametrize("height", range(9))
-def test_every_round_costs_the_published_formula(height):
-    # TF-Privacy, test_max_tree_sensitivity_*: sum over d of 2^d (participations below)^2
-    n = 2**height
-    assert BinaryTree(n).sensitivity(Participation(n, n)).squared == n * (2 * n - 1)
-
-
 def test_participations_that_leave_no_choice():
     # 14 of 40 rounds that are 3 apart: 0, 3, ..., 39, whatever a subtree would like better
     tree = BinaryTree(40)

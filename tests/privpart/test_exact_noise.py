@@ -25,7 +25,6 @@ from accounting import (
     PrunedTree,
     Toeplitz,
 )
-from privpart import NoiseStream, SeededSource
 from privpart.noise import stream as stream_module
 from privpart.noise.stream import Executor
 
@@ -386,16 +385,3 @@ def test_without_the_fallback_a_doubt_is_a_wrong_integer(monkeypatch):
     floats = run(program, 2.0**30, RationalSource(), dim=600)
     differ = int((sound != floats).sum())
     assert 0 < differ < 0.02 * sound.size
-
-
-def test_the_ziggurat_s_doubts_are_settled_exactly(monkeypatch):
-    """The same through the real draws: the first float has the last word nowhere."""
-    mechanism = OUTPUT[2]
-
-    def integers():
-        stream = NoiseStream(mechanism, dim=64, stddev=2.0**20, source=SeededSource(3))
-        return [stream.next().tolist() for _ in range(mechanism.rounds)]
-
-    plain = integers()
-    monkeypatch.setattr(stream_module, "REAL_ERROR", 2.0**-24)
-    assert integers() == plain
