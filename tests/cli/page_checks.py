@@ -3,6 +3,8 @@
 import re
 from html.parser import HTMLParser
 
+import numpy as np
+
 VOID = {"meta", "img", "br", "source"}
 
 
@@ -32,6 +34,19 @@ class WellFormed(HTMLParser):
 
     def handle_data(self, data):
         self.text.append(data)
+
+
+def linear_rgb(colour) -> np.ndarray:
+    """Return red, green and blue in [0, 1] as amounts of light."""
+    own = np.asarray(colour, dtype=float)
+    return np.where(own <= 0.04045, own / 12.92, ((own + 0.055) / 1.055) ** 2.4)
+
+
+def contrast(one, other) -> float:
+    """Return the contrast of two colours, as WCAG defines it."""
+    weights = np.array([0.2126, 0.7152, 0.0722])
+    low, high = sorted(float(weights @ linear_rgb(colour)) for colour in (one, other))
+    return (high + 0.05) / (low + 0.05)
 
 
 def page_text(html: str) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib import colors
-from page_checks import page_text
+from page_checks import contrast, linear_rgb, page_text
 
 from accounting import BinaryTree, ConfigError, Participation, PrivacyReport
 from accounting.report import Assumption
@@ -24,17 +24,6 @@ from privpart.cli.pages.guarantee import (
 HOSTILE = "<script>alert(1)</script> \"'&{{ 7*7 }} $x^{ \x1b[2K \u202eoops"
 
 
-def luminance(colour: str) -> float:
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in
-              colors.to_rgb(colour)]  # fmt: skip
-    return float(np.dot([0.2126, 0.7152, 0.0722], linear))
-
-
-def contrast(one: str, other: str) -> float:
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
-
-
 @pytest.mark.parametrize("dark", [False, True])
 def test_colours_have_the_contrast_that_wcag_asks_for(dark):
     def shown(colour):
@@ -42,11 +31,11 @@ def test_colours_have_the_contrast_that_wcag_asks_for(dark):
 
     paper = shown(drawing.PAPER)
     for colour in (*drawing.SERIES, drawing.INK, drawing.FAINT, page.ACCENT[dark]):
-        assert contrast(shown(colour) if colour in drawing.DARK else colour, paper) >= 4.5
+        ink = shown(colour) if colour in drawing.DARK else colour
+        assert contrast(*map(colors.to_rgb, (ink, paper))) >= 4.5
     for text, ground in [own[2:] if dark else own[:2] for own in page.TONES.values()]:
-        assert contrast(text, ground) >= 4.5
-        assert contrast(shown(drawing.INK), ground) >= 4.5
-        assert contrast(text, paper) >= 4.5
+        for pair in ((text, ground), (shown(drawing.INK), ground), (text, paper)):
+            assert contrast(*map(colors.to_rgb, pair)) >= 4.5
 
 
 # Machado, Oliveira, Fernandes 2009, severity 1: what linear RGB becomes
@@ -73,8 +62,7 @@ def lab(linear) -> np.ndarray:
 def test_the_first_three_colours_differ_for_every_kind_of_sight(sight, dark):
     """Further parts are told apart by their marker, which differs for each colour, too."""
     shown = [drawing.DARK[c] if dark else c for c in drawing.SERIES]
-    linear = [np.array([c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4
-                        for c in colors.to_rgb(own)]) for own in shown]  # fmt: skip
+    linear = [linear_rgb(colors.to_rgb(own)) for own in shown]
     seen = [lab(np.array(SIGHT[sight]) @ own) for own in linear]
     apart = {pair: np.linalg.norm(seen[pair[0]] - seen[pair[1]]) for pair in
              combinations(range(3), 2)}  # fmt: skip
