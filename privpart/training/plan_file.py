@@ -72,6 +72,8 @@ _UNSET_IS_ABSENT = {
     "client": ("augment", "alternate"),
 }
 """Options that the hash of a plan leaves out unless they are used, by table."""
+_HASHED = {"completed": False, "release": "nodes"}
+"""What the hash of a plan says of every mechanism: options of trees that no plan has any more."""
 
 
 class _Table(BaseModel):
@@ -300,7 +302,7 @@ class PlanFile(_Table):
         """Return all values, defaults included, as canonical JSON.
 
         Some options are left out unless they are used: the tables of the studies were recorded with
-        the hashes of plans that did not have them.
+        the hashes of plans that did not have them, and had others.
         """
         # A default is part of the plan: another version's default would train something else.
         values = self.model_dump(mode="json", by_alias=True)
@@ -316,6 +318,7 @@ class PlanFile(_Table):
             }
         if self.canaries is None:
             del values["canaries"]
+        values["privacy"]["mechanism"] |= _HASHED
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
     def named(self) -> dict[str, object]:
