@@ -37,20 +37,18 @@ def test_no_layer_that_fits(lenet, mlp, digits):
     assert invert_first_dense(mlp, two) is None
 
 
-@pytest.mark.parametrize(
-    ("weight", "bias"),
-    [
+def test_gradients_that_say_nothing():
+    good, bad = torch.ones(2, 3), torch.full((2, 3), math.nan)
+    for weight, bias in (
         (torch.zeros(2, 3), torch.ones(2)),
-        (torch.ones(2, 3), torch.zeros(2)),
-        (torch.ones(2, 3), torch.ones(3)),
+        (good, torch.zeros(2)),
+        (good, torch.ones(3)),
         (torch.ones(6), torch.ones(6)),
-        (torch.full((2, 3), math.nan), torch.ones(2)),
-        (torch.ones(2, 3), torch.tensor([1.0, math.inf])),
-    ],
-)
-def test_gradients_that_say_nothing(weight, bias):
-    with pytest.raises(ConfigError):
-        invert_dense(weight, bias)
+        (bad, torch.ones(2)),
+        (good, torch.tensor([1.0, math.inf])),
+    ):
+        with pytest.raises(ConfigError):
+            invert_dense(weight, bias)
 
 
 def test_a_layer_that_is_not_used_is_passed_over(mlp, digits):

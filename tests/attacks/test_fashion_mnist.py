@@ -42,13 +42,17 @@ def behind_a_convolution():
     return layers
 
 
+def lenet():
+    return smooth_lenet(seeded(), size=28)
+
+
 CASES = {  # attack, model, view, images, least PSNR of all but one
-    "full": (dlg, partial(smooth_lenet, seeded(), size=28), ["*"], 10, 60),
-    "middle layer": (dlg, partial(smooth_lenet, seeded(), size=28), ["conv2.*"], 10, 30),
+    "full": (dlg, lenet, ["*"], 10, 60),
+    "middle layer": (dlg, lenet, ["conv2.*"], 10, 30),
     "frozen convolution": (dense_then_invert, behind_a_convolution, ["3.*"], 10, 60),
     "ReLU": (
         partial(cosine_tv, restarts=4, steps=1500),
-        *(partial(relu_lenet, seeded(), size=28), ["*"], 3, 25),
+        *(lambda: relu_lenet(seeded(), size=28), ["*"], 3, 25),
     ),
 }
 
@@ -66,7 +70,7 @@ def test_images_come_back(clothes, case):
 
 def test_the_first_convolution_is_ambiguous_to_matching_and_partial_to_a_prior(task, clothes):
     """312 parameters for 784 pixels: matched by the wrong image; a prior then finds the right."""
-    model, views = smooth_lenet(seeded(), size=28), {"conv1": ["conv1.*"]}
+    model, views = lenet(), {"conv1": ["conv1.*"]}
     both = suite(newton_steps=0, steps=0, tv=1e-2)
     (row,) = leakage(model, *clothes, views=views, attacks=both, class_means=means(task)).rows
     told = row.to_dict()["by_attack"]
@@ -93,7 +97,7 @@ def test_resnet8_is_an_attack_that_failed(task, clothes):
 
 def test_gauss_newton_recovers_a_view_at_trained_weights_that_looked_safe(task, clothes):
     """After 150 steps of training conv2 alone leaves L-BFGS-B at a few decibels."""
-    model = smooth_lenet(seeded(), size=28)
+    model = lenet()
     solver = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(150):
         rows = slice(64 * step, 64 * (step + 1))

@@ -9,6 +9,7 @@ import torch
 from accounting import ConfigError
 from attacks import observe, reid_rank
 from attacks.metrics import match_batch
+from attacks.networks import smooth_lenet, smooth_mlp
 
 
 def test_the_pairing_is_the_best_of_all():
@@ -47,3 +48,13 @@ def test_ties_count_against_the_attacker(lenet, digits):
     assert reid_rank(lenet, seen, x, x.expand(4, -1, -1, -1), y.expand(5)) == 5
     with pytest.raises(ConfigError):
         reid_rank(lenet, seen, x, x, y)
+
+
+@pytest.mark.parametrize("build", [smooth_lenet, smooth_mlp])
+def test_networks_come_from_their_generator_alone(build):
+    before = torch.get_rng_state()
+    first, again, other = (build(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first.dense1.weight, again.dense1.weight)
+    assert not torch.equal(first.dense1.weight, other.dense1.weight)
+    assert float(first.dense1.weight.detach().abs().max()) <= first.dense1.in_features**-0.5

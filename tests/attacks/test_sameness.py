@@ -110,7 +110,7 @@ def test_tokens_and_sentences(reach, dtype, monkeypatch):
         ).rows
         return row.verdict, {trial.score.found for trial in row.best}
 
-    (result,) = outcomes(audit, ROUNDINGS // 20)
+    (result,) = outcomes(audit, ROUNDINGS // 33)
     assert result == ("recovered", {tuple(row) for row in tokens.tolist()})
 
 

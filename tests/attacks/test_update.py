@@ -127,21 +127,18 @@ def test_dropout_in_training_mode_is_refused(digits):
     assert observe(model.eval(), digits[0][:1], digits[1][:1]).update
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_local_steps_out_of_range():
+    for options in (
         {"learning_rate": 0.0},
         {"learning_rate": math.nan},
-        {"learning_rate": 0.1, "steps": 0},
-        {"learning_rate": 0.1, "momentum": 1.0},
-        {"learning_rate": 0.1, "momentum": math.nan},
-        {"learning_rate": 0.1, "optimizer": "lion"},
-        {"learning_rate": 0.1, "momentum": 0.9, "optimizer": "adam"},
-    ],
-)
-def test_local_steps_out_of_range(options):
-    with pytest.raises(ConfigError):
-        LocalSteps(**options)
+        {"steps": 0},
+        {"momentum": 1.0},
+        {"momentum": math.nan},
+        {"optimizer": "lion"},
+        {"momentum": 0.9, "optimizer": "adam"},
+    ):
+        with pytest.raises(ConfigError):
+            LocalSteps(**({"learning_rate": 0.1} | options))
 
 
 def test_what_remains_in_sight_keeps_the_clip_of_the_whole(lenet, digits):
