@@ -122,7 +122,6 @@ class VectorizedTraining:
         gradients = gradients_at_start(self._split(start), examples, labels)
         for place, gradient in zip(self._split(out), gradients, strict=True):
             torch.mul(gradient, -local.learning_rate, out=place)
-        out[torch.tensor([not rows for rows in batches], dtype=torch.bool)] = 0.0
 
     def _many_steps(
         self,
