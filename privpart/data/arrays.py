@@ -17,15 +17,12 @@ _OF_USERS = {torch.float32, torch.int64}
 def from_tensors(examples: Batch, *, user: object) -> Users | IndexedClients:
     """Return the clients of tensors or arrays, which are held in memory.
 
-    float16 and float64 become float32, whole numbers int64.
+    float16 and float64 become float32, whole numbers int64. A pair (x, y) becomes ``Users``, which
+    engines compute fastest, other nests ``IndexedClients``.
 
     Args:
         examples: a nest of tensors or arrays with a row per example, such as ``(x, y)``.
         user: the id of each example's client, n whole numbers or strings.
-
-    Returns:
-        ``Users`` for a pair (x, y) that it accepts, which engines compute fastest;
-        ``IndexedClients`` for other nests.
     """
     index = Index.of_owners(user)
     pair = isinstance(examples, tuple | list) and len(examples) == 2
