@@ -48,13 +48,9 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """What one group reached.
+    """What one group reached, by seed of the final stage; metrics are finite numbers.
 
-    Attributes:
-        group: arm, mechanism and level.
-        choice: of its trials.
-        by_seed: seed -> result of the final stage, whose metric is a finite number.
-        cpu_seconds: of all its trainings, trials included.
+    ``cpu_seconds`` are those of all its trainings, trials included.
     """
 
     group: Group

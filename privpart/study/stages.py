@@ -27,13 +27,7 @@ Trial = tuple[Changes, list[Cell]]
 
 @dataclass(frozen=True, slots=True)
 class ChosenPoint:
-    """The trial of a group with the best metric on held-out users.
-
-    Attributes:
-        trial: its number.
-        point: its values.
-        score: its metric on held-out users, the mean over tuning seeds.
-    """
+    """The trial of a group with the best metric on held-out users, the mean over tuning seeds."""
 
     trial: int
     point: Changes

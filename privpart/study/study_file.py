@@ -108,15 +108,10 @@ class Noise(FileTable):
 class Trials(FileTable):
     """Table ``[tuning]``: how each group's values are chosen.
 
-    Attributes:
-        trials: points that each group tries, spread over the whole space.
-        refine: further points that each group tries, near the best of these.
-        seed: of the points, which all groups share.
-        seeds: of the trainings of each trial, whose mean is its score.
-        held_out: users who are public: not trained on and not tested on.
-        metric: own function that measures a module on held-out users, for a plan with a metric of
-            its own; larger is better unless the study says otherwise.
-        space: field of the plan -> range, or list of choices.
+    ``space`` has a range or a list of choices for each field of the plan; all groups share its
+    points, which ``seed`` draws, and the trainings of a trial have the ``seeds``. The ``held_out``
+    users are public: not trained on and not tested on. ``metric`` names an own function that
+    measures a module on them, for a plan with a metric of its own.
     """
 
     trials: int = Field(ge=1, le=_MOST_TRIALS)
@@ -221,14 +216,7 @@ class StudyFile(FileTable):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
-    """One arm under one mechanism at one level of noise.
-
-    Attributes:
-        arm: its name.
-        mechanism: its name; "none" without noise.
-        level: name of the level.
-        changes: of the base plan.
-    """
+    """One arm under one mechanism at one level of noise, by their names; "none" without noise."""
 
     arm: str
     mechanism: str
@@ -243,13 +231,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Study:
-    """The groups of a study file, and the cells of each.
-
-    Attributes:
-        file: what was read.
-        base: the plan that the arms change.
-        arms: of the file, or those that a search has tried so far.
-    """
+    """The groups of a study file, and the cells of each; a search adds arms to the file's."""
 
     file: StudyFile
     base: BasePlan

@@ -23,12 +23,8 @@ _NOISE = ("privacy.noise_multiplier", "privacy.target_epsilon")
 class SweepFile(FileTable):
     """A whole sweep, as people write it.
 
-    Attributes:
-        sweep_schema: "schema" in the file; names the version of this format.
-        plan: tables of the base plan. A file may name a plan file instead, relative to its folder.
-        seeds: each is the seed of the model, of the data and of the noise.
-        grid: dotted field -> its values: a list, or a table that names them.
-        joint: axis -> name -> the fields that change together.
+    ``grid`` has the values of each dotted field, a list or a table that names them; ``joint`` has
+    fields that change together, by axis and name. Each seed is that of model, data and noise.
     """
 
     sweep_schema: Literal["privpart/sweep/1"] = Field(alias="schema")
@@ -54,12 +50,9 @@ class SweepFile(FileTable):
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """The cells of a sweep file.
+    """The cells of a sweep file, in the order of the axes, seeds last.
 
-    Attributes:
-        cells: in the order of the axes, seeds last.
-        axes: their names, in order.
-        noise_axes: names of the axes that set the noise, or the epsilon that it is solved for.
+    ``noise_axes`` set the noise, or the epsilon that it is solved for.
     """
 
     cells: tuple[Cell, ...]
