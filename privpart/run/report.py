@@ -5,14 +5,13 @@ report computes figures for the participation that happened, and says that no gu
 limit that was not kept did not bind anybody.
 """
 
-import math
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from accounting import Participation, PrivacyReport, checks, footprint
-from accounting.checks import ConfigError, is_large_delta, parsed_json
+from accounting.checks import ConfigError, is_large_delta
 from accounting.guarantee import Guarantee
 from accounting.report import Assumption, AssumptionStatus, up
 from privpart.engines.protocol import OWN_ENGINES
@@ -22,12 +21,10 @@ from privpart.run.canaries import measured_from_below
 from privpart.run.evidence import Check, Evidence, gather
 from privpart.run.folder import CHECKED, ROWS, ROWS_DIFFER, SELF_CLIPPED
 from privpart.run.ledger import LEDGER, Row, parameter_sizes
-from privpart.run.store import damage_named, opened
+from privpart.run.store import damage_named
 from privpart.select.delivery import SeenByParty, select_claims
 
 SCHEMA = "privpart/run/1"
-_METRICS = "metrics.jsonl"
-_LONGEST_METRICS = 2**22
 _BYTES = 4
 """Of a parameter in an update: float32."""
 _VERDICTS = {
@@ -63,21 +60,6 @@ class RunCost:
     draws_per_round: float
 
 
-@dataclass(frozen=True, slots=True)
-class Simulated:
-    """What may be told of a seeded run alone: in a private one, no epsilon covers it.
-
-    Attributes:
-        counted: per committed round, the number of updates that entered the sum.
-        minimum_cohort: least number that the plan allows.
-        metric: pairs (round, value) of the evaluations that were recorded beside the run.
-    """
-
-    counted: tuple[int, ...]
-    minimum_cohort: int
-    metric: tuple[tuple[int, float], ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
     """The privacy cost of a run, and the evidence for it.
@@ -102,7 +84,6 @@ class RunReport:
             them.
         measured: what an audit of the run found from below, as it was written beside the run.
         cost: what the run costs besides privacy.
-        simulated: counts and metric of a seeded run; None of a private one.
     """
 
     run_id: str
@@ -119,7 +100,6 @@ class RunReport:
     head: str
     checks: tuple[Check, ...]
     cost: RunCost | None = None
-    simulated: Simulated | None = None
     select: tuple[str, str] | None = None
     measured: str | None = None
 
@@ -266,7 +246,6 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         all_runs=all_runs(facts, chosen),
         measured=measured_from_below(path, facts["run_id"]),
         cost=_cost(plan, facts),
-        simulated=None if facts["seed"] is None else _simulated(plan, rows, path),
     )
 
 
@@ -277,27 +256,6 @@ def _cost(plan: PrivacyPlan, facts: Mapping[str, Any]) -> RunCost:
         count = sum(sizes)
         size = _BYTES * count
     return RunCost(count, size, noise.state_vectors, noise.draws_per_round)
-
-
-def _simulated(plan: PrivacyPlan, rows: Sequence[Row], path: Path) -> Simulated:
-    counted = tuple(row.counted for row in rows)
-    return Simulated(counted, plan.minimum_cohort, _recorded(path / _METRICS, len(rows)))
-
-
-def _recorded(file: Path, rounds: int) -> tuple[tuple[int, float], ...]:
-    """Return the evaluations in a file that anybody may have written; what is odd is left out."""
-    values: dict[int, float] = {}
-    try:
-        with opened(file) as lines:
-            text = lines.read(_LONGEST_METRICS).decode()
-        for line in text.splitlines():
-            entry = parsed_json(line)
-            number, value = entry["round"], entry["metric"]
-            if type(number) is int and 0 <= number < rounds and type(value) in (int, float):
-                values[number] = float(value)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
-        return ()
-    return tuple((r, v) for r, v in sorted(values.items()) if math.isfinite(v))
 
 
 def select_lines(

@@ -36,7 +36,7 @@ from privpart.cli.pages.run import run_page, unreadable_page
 from privpart.cli.pages.sweep import sweep_page
 from privpart.data.tasks import digits
 from privpart.run.evidence import Check
-from privpart.run.report import RunCost, RunReport, Simulated
+from privpart.run.report import RunCost, RunReport
 
 DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
 FLAGS = (
@@ -152,7 +152,6 @@ def run_report_of(status: str) -> RunReport:
         deviations=("a client took part 3 times",) * (status == "left its plan"),
         guarantee=report, closed=False, public_key="2" * 64, head="3" * 64, checks=checks,
         cost=RunCost(10**6, 4 * 10**6, 6, 1.0), measured="epsilon at least 1.2",
-        simulated=Simulated((20,) * 64, 10, ((31, 0.4), (63, 0.6))) if seeded else None,
     )  # fmt: skip
 
 

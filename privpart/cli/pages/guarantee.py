@@ -118,7 +118,7 @@ def attack_curve(report: PrivacyReport) -> Figure:
     return figure
 
 
-def assumptions_section(report: PrivacyReport, utility: str = "not measured here.") -> Section:
+def assumptions_section(report: PrivacyReport) -> Section:
     """Return the assumptions by layer, what the noise costs, and what nothing here says."""
     top, middle, bottom = LAYERS
     open_questions = {
@@ -127,7 +127,7 @@ def assumptions_section(report: PrivacyReport, utility: str = "not measured here
             "group, at a higher epsilon.",
         ),
         middle: (
-            f"Utility: {utility}",
+            "Utility: not measured here.",
             "Bias: not measured here. Noise and clipping can cost small groups more accuracy.",
             "Side channels, such as time, memory and traffic: not covered.",
         ),

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from accounting.checks import is_large_delta
 from accounting.report import STATUS_SENTENCES, up
-from privpart.cli.pages import drawing
 from privpart.cli.pages.guarantee import (
     assumptions_section,
     badged,
@@ -20,9 +19,9 @@ from privpart.cli.pages.guarantee import (
     mechanism_facts,
     statement_of,
 )
-from privpart.cli.pages.page import Badge, Block, Page, Picture, Section
+from privpart.cli.pages.page import Badge, Block, Page, Section
 from privpart.run.evidence import Check
-from privpart.run.report import RunReport, Simulated
+from privpart.run.report import RunReport
 
 _VERDICTS: dict[str, Badge] = {
     "holds": ("good", "The guarantee holds"),
@@ -106,12 +105,9 @@ def _progress(result: RunReport) -> list[str]:
 
 def _sound(result: RunReport) -> list[Section]:
     report, blocks = result.guarantee, [statement_of(result.guarantee)]
-    sampled, utility = "", "not measured here."
+    sampled = ""
     if report.sampling is not None:
         sampled = "The curves hold even if it becomes known who takes part; the dot does not."
-    if result.simulated is not None and result.simulated.metric:
-        number, value = result.simulated.metric[-1]
-        utility = f"the last evaluation, after round {number + 1}, gave {value:.4g}."
     if result.select is not None:
         lines = [f"{line[0].upper()}{line[1:]}." for line in result.select]
         blocks.append(Block("prose", lines))
@@ -126,7 +122,7 @@ def _sound(result: RunReport) -> list[Section]:
         Section("At a glance", glance),
         Section("Statement", blocks),
         guarantee_section(report, lead=sampled),
-        assumptions_section(report, utility),
+        assumptions_section(report),
         coverage_section(report),
         Section(
             "Measured from below",
@@ -152,44 +148,13 @@ def _broken(result: RunReport) -> list[Section]:
 
 
 def _ledger(result: RunReport) -> Section:
-    """Return what the ledger shows of the rounds, and of those of a simulation more."""
+    """Return what the ledger shows of the rounds; how many came to one is secret."""
     rows = [
         ("rounds committed", f"{result.rounds:,} of {result.planned_rounds:,}"),
         ("planned", result.guarantee.schedule),
         ("most that one took part", result.worst()),
     ]
-    blocks = [Block("facts", rows)]
-    # In a private run, how many came to a round and how good its model is are secrets.
-    if result.simulated is not None:
-        blocks.append(Block("pictures", _of_rounds(result.simulated)))
-    return Section("Participation and ledger", blocks)
-
-
-def _of_rounds(simulated: Simulated) -> list[Picture]:
-    """Draw the counts and the metric of a simulation against its rounds."""
-    pictures = []
-    if simulated.counted:
-        figure, axes = drawing.panel(4.6, 2.6)
-        axes.set(xlabel="round", ylabel="updates")
-        numbers = range(1, len(simulated.counted) + 1)
-        axes.bar(numbers, simulated.counted, 0.9, color=drawing.SERIES[0])
-        if simulated.minimum_cohort > 1:
-            drawing.target(axes, simulated.minimum_cohort, "")
-        shows = "Number of updates in the sum of each round."
-        caption = (
-            "Updates in the sum of each round; dashed: the least that the plan allows. Shown of "
-            "simulations only: no epsilon covers the counts of a private run."
-        )
-        pictures.append(Picture(figure, shows, caption))
-    if simulated.metric:
-        figure, axes = drawing.panel(4.6, 2.6)
-        axes.set(xlabel="round", ylabel="metric")
-        rounds = [number + 1 for number, _ in simulated.metric]
-        axes.plot(rounds, [value for _, value in simulated.metric], color=drawing.SERIES[0])
-        shows = "Metric of the plan after the rounds that were evaluated."
-        caption = "The metric of the plan, on its evaluation data. Shown of simulations only."
-        pictures.append(Picture(figure, shows, caption))
-    return pictures
+    return Section("Participation and ledger", [Block("facts", rows)])
 
 
 def _checks(checks: Sequence[Check], *folders: Path) -> Section:
