@@ -94,6 +94,7 @@ class EmbeddedEngine:
         self._may_sum = self.options.may_sum
         self.method: Method | None = None
         self._fixed = self._fixed_method()
+        self._chosen: tuple[object, Method] | None = None  # by what the rule looks at
         self._agrees: dict[Method, bool] = {}
         self._report = report or _to_stderr
         self._with_memory = ClientsWithMemory(model, clients, data_seed, self._report)
@@ -215,7 +216,10 @@ class EmbeddedEngine:
         loop = Method(bfloat16=self.options.precision == "bfloat16")
         if not computation.any_examples(task.clients):
             return loop  # nothing to check another one on
-        method = fastest(computation, task, sums=sums, bfloat16=loop.bfloat16)
+        key = computation.local, task.active, sums
+        if self._chosen is None or self._chosen[0] != key:
+            self._chosen = key, fastest(computation, task, sums=sums, bfloat16=loop.bfloat16)
+        method = self._chosen[1]
         if method not in self._agrees:
             with one_thread(self.workers > 1):
                 self._agrees[method] = method == loop or agrees(computation, task, start, method)
