@@ -55,8 +55,8 @@ from privpart.run.store import (
 VARIABLE = "PRIVPART_STATE_DIR"
 Event = Literal["begun", "coming", "round", "adopted", "charged", "closed", "limit", "lost"]
 _LOG, _MARK, _LOCK = "runs.log", "runs.mark", "runs.lock"
-_TAIL = 2**16
-"""Bytes that hold the last two lines."""
+_SHORT_TAIL, _TAIL = 2**11, 2**16
+"""Bytes that hold the last two lines usually, and always."""
 _LONGEST_FOLDER = 4096
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _PATIENCE = 60.0
@@ -350,8 +350,12 @@ def _last(path: Path) -> tuple[bytes, int]:
     refuse_odd(path)
     try:
         with opened(path) as file:
-            start = file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
-            lines = complete_lines(file)
+            end = file.seek(0, os.SEEK_END)
+            for tail in (_SHORT_TAIL, _TAIL):
+                start = file.seek(max(0, end - tail))
+                # The first one may be a part of a line.
+                if len(lines := complete_lines(file)) > 2:
+                    break
     except FileNotFoundError:
         return b"", 0
     before, last = (b"", b"", *lines)[-2:]
