@@ -128,7 +128,7 @@ class Server:
     Attributes:
         parameters: the trainable part, shape (d,), which the next round's clients receive.
         plan_hash: hash of the plan, computed once.
-        round: the next round, from 0; equal to ``plan.rounds`` when the run is complete.
+        round: the next round, from 0; equal to ``plan.rounds`` in the end.
         clip_norm: clip norm of the next round.
         cohort: ids of the clients whose updates entered the last sum, in the order of ``id_order``;
             not for release.
@@ -196,7 +196,12 @@ class Server:
         groups = self.plan.mechanism.groups
         if groups is None:
             return None
-        return groups.schedule[self.round] if self.round < self.plan.rounds else ()
+        return () if self.is_complete else groups.schedule[self.round]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all planned rounds are done."""
+        return self.round >= self.plan.mechanism.rounds
 
     @property
     def private(self) -> bool:
@@ -220,7 +225,7 @@ class Server:
         """
         self._check_running()
         self._last = None
-        if self._coming is None and self.round < self.plan.rounds:
+        if self._coming is None and not self.is_complete:
             # numpy releases the interpreter's lock in its loops, so the clients train meanwhile
             pool = ThreadPoolExecutor(1, thread_name_prefix="privpart-noise")
             self._coming = pool.submit(self._draw)
@@ -315,7 +320,7 @@ class Server:
 
     def _refuse_round(self, sums: Iterable[CohortSum], secure: Iterable[ModularSum]) -> None:
         self._check_running()
-        if self.round >= self.plan.rounds:
+        if self.is_complete:
             raise ConfigError(
                 f"all {self.plan.rounds} planned rounds are done, and the guarantee covers no "
                 "further one. Plan more rounds from the start."
@@ -436,7 +441,7 @@ class Server:
             "clip_norm": self.clip_norm,
             "bits": self._bits,
         }
-        for prefix, stream in self._streams() if self.round < self.plan.rounds else ():
+        for prefix, stream in () if self.is_complete else self._streams():
             state = stream.state_dict()
             tensors |= {f"{prefix}.{k}": v for k, v in state.items() if isinstance(v, Tensor)}
             values[prefix] = {k: v for k, v in state.items() if not isinstance(v, Tensor)}
