@@ -16,7 +16,7 @@ from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.protocol import Abilities, Engine
 from privpart.messages import ClientId, CohortSum, Reason, RoundTask
 from privpart.noise.cohorts import SampledCohorts, distinct_ids
-from privpart.server import RoundCounts, RoundHealth, Server
+from privpart.server import RoundCounts, Server
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,14 +29,12 @@ class RoundRecord:
         metric: what ``evaluate`` returned; None if it did not run.
         not_asked: number of clients of the cohort that the limits forbade to ask, by reason; not
             covered by the guarantee.
-        health: how the round's clients trained, if ``fit`` was asked for it; not for release.
     """
 
     round: int
     counts: RoundCounts
     metric: float | None
     not_asked: Mapping[Reason, int] = field(default_factory=dict, hash=False)
-    health: RoundHealth | None = None
 
     @property
     def asked(self) -> int:
@@ -127,7 +125,6 @@ def fit(
     evaluate: Callable[[Tensor], float] | None = None,
     evaluate_every: int | None = None,
     callbacks: Sequence[Callback] = (),
-    health: bool = False,
     stop_if_diverged: bool = True,
 ) -> list[RoundRecord]:
     """Run the rounds from ``server.round`` to the last cohort and return a record of each.
@@ -144,7 +141,6 @@ def fit(
         evaluate: returns a metric of the trainable part, shape (d,), from public data.
         evaluate_every: rounds between evaluations, >= 1; None evaluates after the last round only.
         callbacks: called after each committed round, in order.
-        health: whether to measure ``RoundRecord.health``. Not for release.
         stop_if_diverged: whether to end after a round in which most updates were not finite, so
             that no more privacy is spent on noise alone.
 
@@ -168,13 +164,11 @@ def fit(
         cohort = _ids_of(number, cohorts[number])
         not_asked = server.ineligible(cohort)
         counts = _run_round(server, engine, cohort, not_asked, commit)
-        # before anything else: the next task draws over this round's noise
-        measured = server.health() if health else None
         due = evaluate_every is not None and (number + 1) % evaluate_every == 0
         metric = None
         if evaluate is not None and (due or number + 1 == len(cohorts)):
             metric = evaluate(server.parameters)
-        record = RoundRecord(number, counts, metric, Counter(not_asked.values()), measured)
+        record = RoundRecord(number, counts, metric, Counter(not_asked.values()))
         records.append(record)
         for callback in callbacks:
             callback(record)

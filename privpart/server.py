@@ -28,7 +28,7 @@ from torch import Tensor
 
 from accounting import PrivacyReport
 from accounting.checks import ConfigError
-from privpart.clip import add_in_place, clip_and_measure, is_clipped, l2_norm
+from privpart.clip import add_in_place, clip_and_measure, is_clipped
 from privpart.engines.secure_sums import ModularSum, wrap
 from privpart.grid import Grid, quantise
 from privpart.messages import (
@@ -97,25 +97,6 @@ class RoundCounts:
         return 2 * self.refused_clients > self.asked
 
 
-@dataclass(frozen=True, slots=True)
-class RoundHealth:
-    """How the clients of a simulated round trained. Not for release: no guarantee covers it.
-
-    Attributes:
-        clipped: share of the round's updates that were clipped; None of a secure sum.
-        signal: norm of the sum of the updates, in units of the model.
-        noise: norm of the noise that was added to it, in units of the model.
-    """
-
-    clipped: float | None
-    signal: float
-    noise: float
-
-    def __str__(self) -> str:
-        clipped = "" if self.clipped is None else f"{self.clipped:.0%} of updates clipped; "
-        return f"{clipped}sum of updates {self.signal:.3g}, noise {self.noise:.3g}"
-
-
 class Server:
     """The trainable part of a model under DP-FTRL.
 
@@ -179,8 +160,6 @@ class Server:
         self._drawn: Tensor | None = None
         self._total = torch.empty(0, dtype=torch.float64)
         self._gradient = torch.empty(0)
-        # of the last round: sum, noise, their unit, and the share of updates that were clipped
-        self._last: tuple[Tensor, Tensor | None, float, float | None] | None = None
         self._bits = 0.0  # noised sum of centred bits since the last restart
         self._participations: dict[ClientId, list[int]] = {}
         self._halted = ""
@@ -224,7 +203,6 @@ class Server:
             ConfigError: the server was halted, so nobody may see its model.
         """
         self._check_running()
-        self._last = None
         if self._coming is None and not self.is_complete:
             # numpy releases the interpreter's lock in its loops, so the clients train meanwhile
             pool = ThreadPoolExecutor(1, thread_name_prefix="privpart-noise")
@@ -342,18 +320,6 @@ class Server:
                 "to; and no sampling and no adaptive clipping, which need each update."
             )
 
-    def health(self) -> RoundHealth:
-        """Return how the last round's clients trained.
-
-        Raises:
-            ConfigError: no round was run since the last task, whose noise replaces the last one's.
-        """
-        if self._last is None:
-            raise ConfigError("health: call it after a released round and before the next task.")
-        total, noise, unit, clipped = self._last
-        noise_norm = 0.0 if noise is None else l2_norm(noise.double()) * unit
-        return RoundHealth(clipped, l2_norm(total) * unit, noise_norm)
-
     def halt(self, reason: str) -> None:
         """Refuse all further rounds, since the last one's noise was drawn but not committed."""
         self._halted = reason
@@ -379,7 +345,6 @@ class Server:
         step = 1.0 if self._grid is None else self._grid.step(self.clip_norm)
         total = round_sum.total
         gradient = self._gradient[: len(total)]
-        self._last = (total, noise, step / self.plan.report_goal, round_sum.clipped)
         divisor = -self.plan.report_goal / step
         _quotient(total, noise, divisor, gradient, round_sum.modulus_bits)
         active = self._active() or (0,)
@@ -550,11 +515,6 @@ class RoundSum:
         self.not_finite = 0
         self._task = task
         self._refused = refused
-
-    @property
-    def clipped(self) -> float | None:
-        """Share of the updates that were clipped; None of a secure sum, which shows none."""
-        return None if self.self_clipped or not self.came else 0.5 - self.bits / len(self.came)
 
     def add(self, answer: object, kind: type[Any] = ClientUpdate) -> None:
         """Add an answer of a kind, or refuse all of it.

@@ -4,7 +4,6 @@ import os
 import platform
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
@@ -28,8 +27,6 @@ if TYPE_CHECKING:  # imported where used: the other commands must start without 
 _NEEDED = ("torch", "numpy", "scipy", "opacus", "dp-accounting", "safetensors", "cryptography")
 _EXTRAS = {"frames": ("pandas", "pyarrow"), "huggingface": ("transformers", "peft", "datasets")}
 _MARKS = {"ok": "  ", "note": "- ", "fault": "! "}
-_TIMED = 8
-"""Most clients of a round that are timed."""
 _CHECKED = 100
 """Clients whose examples are read without --all-clients."""
 
@@ -54,7 +51,7 @@ def doctor(
     ] = False,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
-    """Check this installation, and with --plan whether the plan trains, what it costs and how long.
+    """Check this installation, and with --plan whether the plan trains and what it costs.
 
     Nothing is trained and no run is begun. Exit code 2 if something is at fault.
 
@@ -149,7 +146,6 @@ def _plan(path: Path, *, all_clients: bool) -> Iterator[Finding]:
         checked = count if all_clients else min(_CHECKED, count)
         check_clients(setup.clients, limit=checked)
         yield Finding("clients", f"{count:,}; the examples of {checked:,} were read")
-        yield _seconds(setup)
     except ConfigError as error:
         yield Finding("plan", str(error), "fault")
 
@@ -198,33 +194,3 @@ def _parts(setup: "Training") -> Iterator[Finding]:
 def _names(names: tuple[str, ...], limit: int = 4) -> str:
     shown = ", ".join(names[:limit])
     return f"{shown} and {len(names) - limit} more" if len(names) > limit else shown
-
-
-def _seconds(setup: "Training") -> Finding:
-    """Time some clients of the first round; nothing of them is kept."""
-    from privpart.messages import RoundTask
-    from privpart.noise.cohorts import distinct_ids
-
-    promised = setup.promise()
-    if promised.sampling is None:
-        cohort = tuple(setup.cohorts[0])
-    else:  # anybody: only the time matters
-        cohort = tuple(distinct_ids(setup.clients.ids)[: promised.report_goal])
-    timed = cohort[:_TIMED]
-    task = RoundTask(0, timed, promised.clip_norm, promised.hash, promised.active(0))
-
-    def once() -> float:
-        began = time.perf_counter()
-        for _ in setup.engine.run(task, setup.start):
-            pass
-        return time.perf_counter() - began
-
-    with setup.engine:
-        once()  # chooses a method and warms up
-        seconds = once() / len(timed) * len(cohort)
-    rounds = promised.rounds
-    return Finding(
-        "time",
-        f"about {seconds:.3g} s for the clients of a round, {seconds * rounds / 60:.3g} minutes "
-        f"for {rounds} rounds, without noise and evaluation",
-    )

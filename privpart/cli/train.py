@@ -105,15 +105,6 @@ def train(
         ),
         where("workers", 1, "one process has no workers"),
     ] = _DEFAULTS.worker_timeout,
-    health: Annotated[
-        bool,
-        typer.Option(
-            "--health",
-            help="Also write health.jsonl: the share of updates clipped, signal and noise of "
-            "each round, to choose a clip norm by. Not for release: the guarantee does "
-            "not cover it.",
-        ),
-    ] = False,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Train under a plan; every round is committed to the folder before its model is released.
@@ -129,7 +120,6 @@ def train(
         batching=batching,
         precision=precision,
         device=device,
-        health=health,
         worker_timeout=worker_timeout,
     )
 
@@ -197,7 +187,7 @@ def _train(run: "RunFolder", setup: "Training", evaluate_every: int) -> None:
     from privpart.training.train import finish
 
     try:
-        records = finish(run, setup, evaluate_every)
+        finish(run, setup, evaluate_every)
     except KeyboardInterrupt:
         typer.echo(
             f"privpart: interrupted; {run.rounds} of {run.plan.rounds} rounds are committed. "
@@ -205,5 +195,3 @@ def _train(run: "RunFolder", setup: "Training", evaluate_every: int) -> None:
             err=True,
         )
         raise typer.Exit(_INTERRUPTED) from None
-    if records and (health := records[-1].health) is not None:
-        typer.echo(f"privpart: health of the last round, not for release: {health}", err=True)

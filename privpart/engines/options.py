@@ -54,7 +54,6 @@ class EngineOptions:
         device: "cpu" or an accelerator, such as "cuda:1", which one process drives. Updates are
             clipped there and copied back once per chunk of clients. The order of the examples is
             the same on every device; dropout masks differ.
-        health: whether a run measures ``RoundHealth``, which is not for release.
         worker_timeout: seconds after which a worker process that does not answer is taken to hang,
             which ends the round. It answers after each chunk of up to 128 clients. None allows 15
             minutes at first; then a minute, or 50 times as long per client as the slowest so far.
@@ -70,7 +69,6 @@ class EngineOptions:
     precision: Precision = "float32"
     sums: bool = False
     device: "str | torch.device" = "cpu"
-    health: bool = False
     worker_timeout: float | None = None
 
     def __post_init__(self) -> None:
@@ -151,8 +149,6 @@ class EngineOptions:
         }
         idle = next((name for name, given in own_memory.items() if alone and given), "")
         _refuse_first(
-            selects and self.health,
-            "health=True: clients that select are not measured; leave it out.",
             idle,
             f"{idle}={idle and getattr(self, idle)}: clients that select, train with the objective "
             "moon, or keep a local part, are computed in float32 on the cpu and in one process; "

@@ -502,8 +502,8 @@ def _of_sampling(plan: PrivacyPlan, report: PrivacyReport, evidence: Evidence) -
     )
     words["hidden-sample"] = (
         "asserted",
-        "every round is released, whoever came, and nothing here prints who did; ledger, health "
-        "and key stay secret, and nobody outside sees the run's time or traffic",
+        "every round is released, whoever came, and nothing here prints who did; ledger and "
+        "key stay secret, and nobody outside sees the run's time or traffic",
     )
     if plan.mechanism.noise_program().filter_error() and report.noise_source != "seeded":
         words["floating-point"] = (

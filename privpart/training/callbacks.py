@@ -2,15 +2,13 @@
 
 ``MetricsFile`` writes the metrics of an evaluation on public data, and nothing about which or how
 many clients took part or how long they trained, which no guarantee covers. Its file may be
-published; the run's ledger may not, nor may ``HealthFile``'s file, and the lines on standard error
-that say why a cohort came out smaller than it should.
+published; the run's ledger may not, nor may the lines on standard error that say why a cohort came
+out smaller than it should.
 """
 
 import json
 import math
 import os
-import time
-from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -25,8 +23,7 @@ from rich.progress import (
 
 from privpart.loop import RoundRecord
 
-METRICS, HEALTH = "metrics.jsonl", "health.jsonl"
-_PRIVATE = 0o600
+METRICS = "metrics.jsonl"
 
 
 class MetricsError(RuntimeError):
@@ -51,56 +48,18 @@ class MetricsFile:
         """Append one round's line."""
         metric = record.metric
         finite = metric is not None and math.isfinite(metric)
-        _append(self._path, {"round": record.round, "metric": metric if finite else None})
-
-
-def _append(path: Path, row: Mapping[str, object], mode: int = 0o666) -> None:
-    """Append to a file, which is neither a link nor a pipe; create it with ``mode``, less umask."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        with os.fdopen(os.open(path, flags, mode), "a", encoding="utf-8", newline="") as file:
-            file.write(json.dumps(row, allow_nan=False) + "\n")
-    except OSError as error:
-        raise MetricsError(
-            f"{path} cannot be written: {error}. Rounds that were released are committed: mend "
-            "this, for instance by freeing some space, and resume."
-        ) from None
-
-
-class HealthFile:
-    """Callback that appends a line per round to ``health.jsonl`` of a folder. Not for release.
-
-    Each line has the values of ``RoundHealth``, the ratio of signal to noise (null without noise)
-    and the seconds since the previous line, evaluation included. Rounds that were not measured have
-    no line. The first line says that no guarantee covers the file. A resumed run appends to it.
-
-    Raises:
-        MetricsError: here and at each round: the file cannot be written.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / HEALTH
-        self._last = time.monotonic()
-        if not self._path.exists():
-            _append(self._path, {"note": "not for release: not covered by the guarantee"}, _PRIVATE)
-
-    def __call__(self, record: RoundRecord) -> None:
-        """Append one round's line."""
-        now = time.monotonic()
-        seconds, self._last = round(now - self._last, 6), now
-        health = record.health
-        if health is None:
-            return
-        row = {
-            "round": record.round,
-            "clipped": health.clipped,
-            "not_finite": record.counts.not_finite,
-            "signal": health.signal,
-            "noise": health.noise,
-            "signal_to_noise": health.signal / health.noise if health.noise else None,
-            "seconds": seconds,
-        }
-        _append(self._path, row, _PRIVATE)
+        row = {"round": record.round, "metric": metric if finite else None}
+        # Neither a link nor a pipe that somebody left in the folder is written to.
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+        try:
+            place = os.open(self._path, flags | os.O_CLOEXEC, 0o666)
+            with os.fdopen(place, "a", encoding="utf-8", newline="") as file:
+                file.write(json.dumps(row, allow_nan=False) + "\n")
+        except OSError as error:
+            raise MetricsError(
+                f"{self._path} cannot be written: {error}. Rounds that were released are "
+                "committed: mend this, for instance by freeing some space, and resume."
+            ) from None
 
 
 def display_of_rounds(

@@ -24,7 +24,6 @@ from privpart.client import Loss
 from privpart.data.batches import Batch
 from privpart.data.clients import Clients, RemoteClients
 from privpart.engines.canaries import CanaryClients, refuse_same_ids
-from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.options import EngineOptions
 from privpart.loop import Callback, RoundRecord
 from privpart.messages import client_id, id_order
@@ -45,7 +44,7 @@ from privpart.run.report import RunReport, run_report
 from privpart.run.store import StorageError, tensor_hash, write_durably
 from privpart.server import RoundCounts, Server
 from privpart.training import own_code
-from privpart.training.callbacks import HealthFile, MetricsFile, ProgressBar
+from privpart.training.callbacks import MetricsFile, ProgressBar
 from privpart.training.export import export, released_module
 from privpart.training.metric import Accuracy, Metric
 from privpart.training.own_code import described
@@ -131,8 +130,7 @@ def train(
         evaluate_every: rounds between evaluations by the metric, >= 1.
         callbacks: called after each committed round, see ``fit``.
         progress: show rounds on standard error.
-        options: fields of ``EngineOptions`` by keyword, such as ``workers=2``. ``health=True`` also
-            writes ``health.jsonl``, which is not for release.
+        options: fields of ``EngineOptions`` by keyword, such as ``workers=2``.
 
     Raises:
         ConfigError: a plan that is not valid, or that the module, clients, loss or metric do not
@@ -489,8 +487,6 @@ def finish(
     bar = ProgressBar(run.plan.rounds, done=run.rounds, accuracy=accuracy)
     watchers: list[Callback] = [bar] if progress else []
     watchers.append(MetricsFile(run.path))
-    if isinstance(setup.trainer, EmbeddedEngine) and setup.trainer.options.health:
-        watchers.append(HealthFile(run.path))
     commit, restore = run.commit, run.restore
     if setup.canaries is not None:
         commit, restore = _logging(run, setup.canaries)

@@ -239,9 +239,8 @@ class Training:
             cohorts = SampledCohorts(promised, ids, source) if sample is None else sample(ids)
         if evaluate_every is not None and self.metric is not None:
             rounds |= {"evaluate": self.evaluate, "evaluate_every": evaluate_every}
-        health = isinstance(self.trainer, EmbeddedEngine) and self.trainer.options.health
         with self.trainer:
-            records = fit(server, engine, cohorts, health=health, **rounds)
+            records = fit(server, engine, cohorts, **rounds)
         return server, records
 
     def _with_canaries(self) -> tuple[Engine, Sequence[Sequence[ClientId]]]:

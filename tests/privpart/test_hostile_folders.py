@@ -13,16 +13,14 @@ from runs import PLAN
 
 from accounting import ConfigError
 from privpart import RunFolder
-from privpart.loop import RoundHealth, RoundRecord
+from privpart.loop import RoundRecord
 from privpart.run import store
 from privpart.run.begin import create_run
 from privpart.run.report import run_report
 from privpart.run.store import StorageError, erase_durably, read_state, write_durably
 from privpart.server import RoundCounts
 from privpart.training.callbacks import (
-    HEALTH,
     METRICS,
-    HealthFile,
     MetricsError,
     MetricsFile,
 )
@@ -226,24 +224,17 @@ def test_no_core_is_dumped_of_a_process_with_a_key():
 
 def test_metrics_are_appended_to_files_only(tmp_path):
     (tmp_path / "mine").write_text("mine")
-    health = RoundHealth(None, 1.0, 1.0)
-    record = RoundRecord(0, RoundCounts(1, 1, 0), 0.5, health=health)
+    record = RoundRecord(0, RoundCounts(1, 1, 0), 0.5)
     for plant, says in [
         (lambda path: path.symlink_to(tmp_path / "mine"), "symbolic links"),
         (Path.mkdir, "directory"),
         (os.mkfifo, "No such device"),
     ]:
-        for name in (METRICS, HEALTH):
-            plant(tmp_path / name)
+        plant(tmp_path / METRICS)
         with pytest.raises(MetricsError, match=rf"{METRICS} cannot be written: .*{says}"):
             MetricsFile(tmp_path)(record)
-        with pytest.raises(MetricsError, match=rf"{HEALTH} cannot be written: .*{says}"):
-            HealthFile(tmp_path)(record)
-        for name in (METRICS, HEALTH):
-            path = tmp_path / name
-            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+        path = tmp_path / METRICS
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
     assert (tmp_path / "mine").read_text() == "mine"
     MetricsFile(tmp_path)(record)
-    HealthFile(tmp_path)
-    assert mode(tmp_path / HEALTH) == 0o600
     assert (tmp_path / METRICS).read_text() == '{"round": 0, "metric": 0.5}\n'

@@ -1,6 +1,5 @@
 """Losses, batches, populations and models as other people have them."""
 
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -16,16 +15,11 @@ from privpart import (
     PartialModel,
     PrivacyPlan,
     RoundTask,
-    SeededSource,
-    Server,
     Users,
     client_update,
-    fit,
 )
 from privpart.client import batch_loss
 from privpart.engines.methods import client_generator
-from privpart.server import RoundHealth
-from privpart.training.callbacks import HealthFile
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
 TASK = RoundTask(0, (0, 1, 2, 3), 0.05, "plan")
@@ -460,45 +454,3 @@ def plan(rounds=3, noise=1.0):
         noise_multiplier=noise,
         report_goal=4,
     )
-
-
-def run(tmp_path, local=LOCAL, **options):
-    model = partial()
-    with engine(Population(pairs()), model, local, **options) as one:
-        server = Server(plan(), model.flat.clone(), source=SeededSource(1))
-        return fit(server, one, [range(4)] * 3, health=True, callbacks=[HealthFile(tmp_path)])
-
-
-def test_a_run_in_numbers(tmp_path):
-    records = run(tmp_path)
-    lines = [json.loads(line) for line in (tmp_path / "health.jsonl").read_text().splitlines()]
-    assert lines[0] == {"note": "not for release: not covered by the guarantee"}
-    assert [line["round"] for line in lines[1:]] == [0, 1, 2]
-    for record, line in zip(records, lines[1:], strict=True):
-        health = record.health
-        assert line["seconds"] > 0
-        assert line["clipped"] == health.clipped == 1.0
-        assert line["signal_to_noise"] == health.signal / health.noise
-        assert line["not_finite"] == 0
-        assert 0 < health.signal <= 0.05  # the mean of four updates, at most clip_norm long
-
-
-def test_signal_and_noise_are_what_moves_the_model():
-    with engine(Population(pairs())) as one:
-        model = one.model
-        with_them, without = (
-            Server(plan(), model.flat.clone(), source=SeededSource(1)) for _ in range(2)
-        )
-        for server, clients in ((with_them, range(4)), (without, ())):
-            task = server.task(list(clients))
-            with pytest.raises(ConfigError, match="after a released round"):
-                server.health()
-            answers = list(one.run(task, server.parameters))
-            answers += [task.update(9, torch.zeros(model.dim))]
-            server.run_round(answers)
-    moved = [server.parameters.double() - model.flat for server in (with_them, without)]
-    health = with_them.health()
-    assert health.noise == pytest.approx(float(moved[1].norm()), rel=1e-4)
-    assert health.signal == pytest.approx(float((moved[0] - moved[1]).norm()), rel=1e-3)
-    assert health.clipped == 4 / 5  # not the update of zeros
-    assert without.health() == RoundHealth(0.0, 0.0, health.noise)
