@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import sys
-import tomllib
 from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
@@ -299,19 +298,6 @@ def test_claims_of_the_papers_page_are_those_of_the_pages_that_it_cites():
     ):
         assert quoted in papers, quoted
         assert quoted in page, quoted
-
-
-@pytest.mark.parametrize("study", ["fedpart", "turns"])
-def test_a_claim_about_local_training_is_not_judged_by_one_step(study):
-    """FedPart mends layers that drift apart over several local steps."""
-    plan = tomllib.loads(text_of(ROOT / f"examples/study_fashion_{study}.toml"))["plan"]
-    (row,) = [
-        x for x in text_of(ROOT / "docs/study.md").splitlines() if "| FedPart, Table 1 |" in x
-    ]
-    assert plan["client"]["steps"] > 1 or "| not tested: " in row
-    assert plan["client"]["steps"] > 1 or "Not tested on Fashion" in text_of(
-        ROOT / "docs/papers.md"
-    )
 
 
 def test_contributing_says_what_make_test_runs():

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import sys
 from dataclasses import replace
 
 import pytest
@@ -13,11 +12,9 @@ from typer.testing import CliRunner
 from accounting import ConfigError
 from privpart.cli import frontier_leakage
 from privpart.cli.main import app
-from privpart.pool import WorkerError
 from privpart.study import runner
 from privpart.study.runner import run_cell
 from privpart.study.store import Store
-from privpart.training import own_code
 
 TASK = """
 import torch
@@ -63,14 +60,11 @@ STUDY = changed(
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """Write the study and its code, and forget the code after the test."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(own_code, "_imported", {})
+def folder(tmp_path, fresh_code):
+    """Write the study and its code."""
     (tmp_path / "task.py").write_text(TASK)
     (tmp_path / "study.toml").write_text(STUDY)
-    yield tmp_path
-    sys.modules.pop("task", None)
+    return tmp_path
 
 
 def frontier(folder, *more):
@@ -122,11 +116,6 @@ def test_a_study_of_ones_own_code_is_tuned_tested_and_resumed(folder):
     assert [row for row in rows_of(folder, "final") if row["arm"] != "bias"] == final
 
 
-def test_a_large_delta_is_refused(folder):
-    (folder / "study.toml").write_text(changed(("delta = 1e-5", "delta = 0.2"), text=STUDY))
-    assert "is too large for any number of clients" in str(frontier(folder).exception)
-
-
 def test_what_train_refuses_is_refused_before_any_trial(folder, monkeypatch):
     """15 of 20 clients train, 4 in each round: nobody is left for round 3."""
     monkeypatch.setattr(runner, "run_cell", None)
@@ -138,27 +127,18 @@ def test_what_train_refuses_is_refused_before_any_trial(folder, monkeypatch):
     assert Store(folder / "out").errors() == []
 
 
-@pytest.mark.parametrize("gives", ["an error", "nan"])
-def test_a_study_without_a_result_says_so_and_each_trial_that_fails_is_tried_once(
-    folder, monkeypatch, gives
-):
+def test_a_study_whose_every_metric_is_nan_has_no_result(folder, monkeypatch):
     tried = []
 
     def fails(cell, *options, **more):
         tried.append(cell.key)
-        if gives == "an error":
-            raise ValueError("no training ends")
         return replace(run_cell(cell, *options, **more), accuracy=float("nan"))
 
     monkeypatch.setattr(runner, "run_cell", fails)
     told = frontier(folder)
     assert len(tried) == len(set(tried)) == 8
-    if gives == "nan":
-        assert isinstance(told.exception, ConfigError)
-        assert "no arm has a result: no metric was finite" in str(told.exception)
-    else:
-        assert isinstance(told.exception, WorkerError)
-        assert "all 8 trainings failed, the first with: ValueError" in str(told.exception)
+    assert isinstance(told.exception, ConfigError)
+    assert "no arm has a result: no metric was finite" in str(told.exception)
 
 
 def test_a_study_in_which_some_trial_of_every_group_failed_has_no_result(folder, monkeypatch):
@@ -255,10 +235,9 @@ def test_a_search_for_what_to_freeze_adds_arms_until_it_ends(folder, monkeypatch
         (3 * torch.rand(2, 1, 4, 4), torch.tensor([0, 1]), False),
         (torch.full((2, 1, 4, 4), float("nan")), torch.tensor([0, 1]), False),
         (torch.ones(2, 1, 4, 4, dtype=torch.long), torch.tensor([0, 1]), False),
-        (torch.rand(2, 4), torch.tensor([0, 1]), False),
         (torch.rand(2, 1, 4, 4), torch.rand(2, 2), False),
     ],
-    ids=["images", "above 1", "NaN", "whole numbers", "rows", "no labels"],
+    ids=["images", "above 1", "NaN", "whole numbers", "no labels"],
 )
 def test_only_images_with_labels_are_audited(x, y, audited):
     assert frontier_leakage._is_images((x, y)) is audited

@@ -144,8 +144,6 @@ PLANS = [
     Mistake("syntax", (r"mistake_syntax\.py:\d+", "SyntaxError"), code="\ndef f(:\n"),
     Mistake("relative import", ("import failed", r"mistake_relative_import\.py:\d+", "relative"),
             code="\nfrom .helper import x\n"),
-    Mistake("library is missing", ("import failed", r"py:\d+", "No module named 'no_such_library'"),
-            code="\nimport no_such_library\n"),
     Mistake("import raises", ("import failed", r"py:\d+", "ZeroDivisionError"),
             code="\nrate = 1 / 0\n"),
     Mistake("import exits", ("import failed", r"py:\d+", "SystemExit"),
@@ -172,13 +170,15 @@ PLANS = [
             {"[server]\n": "[server]\n[schedule]\ncycles = 2\nrounds_per_group = 1\n"}),
     Mistake("misspelt loss", ("client: loss=", "crossentropy", "cross_entropy", "function"),
             named("loss", '"crossentropy"')),
+    Mistake("misspelt name", ("unknown. Near it: small_cnn",),
+            named("sizes", "") | named(FACTORY, "") | {"[model]": '[model]\nname = "smal_cnn"'}),
+    Mistake("idle permission", ("delta=1e-05 is allowed without it",),
+            {"[privacy]\n": "[privacy]\nallow_large_delta = true\n"}),
     Mistake("limits", ("from round 4 on", "fewer rounds"), {"rounds = 4": "rounds = 5"}),
 ]  # fmt: skip
 NETWORKS = [
     Mistake("factory raises", ("model.factory", r"py:\d+", "RuntimeError: no weights"),
             code="\ndef network(hidden):\n    raise RuntimeError('no weights')\n"),
-    Mistake("factory imports", ("model.factory", r"py:\d+", "No module named 'no_such_library'"),
-            code="\ndef network(hidden):\n    import no_such_library\n"),
     Mistake("factory returns nothing", ("model.factory", "returned None", "torch.nn.Module"),
             code="\ndef network(hidden):\n    nn.Linear(3, 2)\n"),
     Mistake("factory returns a class", ("model.factory", "the class Linear itself", "nn.Module"),
@@ -188,7 +188,6 @@ NETWORKS = [
     Mistake("no parameters", ("no parameters",),
             code="\ndef network(hidden):\n    return nn.Sequential(nn.ReLU())\n"),
     Mistake("train matches nothing", (r"4\.\*", "no parameter"), named("train", '["4.*"]')),
-    Mistake("keep matches nothing", ("keep", r"4\.\*", "no parameter"), named("keep", '["4.*"]')),
     Mistake("local matches nothing", ("local", r"4\.\*", "no parameter"),
             {"keep = []\n": 'keep = []\nlocal = ["4.*"]\n'}),
     Mistake("local and trained", ("local", "train", "2.weight"),
@@ -198,20 +197,12 @@ NETWORKS = [
             "    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))\n"),
     Mistake("no weights", ("model.weights", r"w\.safetensors"),
             named("keep", '["0.*"]\nweights = "w.safetensors"')),
-    Mistake("group without parameters", ("groups: pattern", r"4\.\*", "no parameter"),
-            {"rounds = 4": "rounds = 14", "max_participations = 1": "max_participations = 4",
-             "seed = 1\n": 'seed = 1\ngroups = [["2.*"], ["4.*"]]\n',
-             "[server]\n": "[server]\n[schedule]\ncycles = 2\nrounds_per_group = 1\n"}),
 ]  # fmt: skip
 POPULATIONS = [
     Mistake("clients raise", ("data.clients", r"py:\d+", "FileNotFoundError", r"gone\.csv"),
             code="\ndef clients(each):\n    return open('gone.csv')\n"),
-    Mistake("other options", ("data.clients", r"\(each\)", "many"),
-            named("options", "{ many = 3 }")),
     Mistake("clients are a pair", ("clients", "tuple", "from_tensors"),
             code="\ndef clients(each):\n    return population(each)[:2]\n"),
-    Mistake("clients are nothing", ("clients", "None", "from_tensors"),
-            code="\ndef clients(each):\n    population(each)\n"),
     Mistake("clients are a class", ("clients", "class Own itself", "from_tensors"),
             code="\ndef clients(each):\n    return Own\n"),
     Mistake("no clients", ("clients", "there are none"),
@@ -287,8 +278,6 @@ CALLS = [
             code="\ndef metric(module):\n    raise ValueError('no test set')\n"),
     Mistake("metric is a string", ("metric", "returned a str", "number"),
             code="\ndef metric(module):\n    return '0.5'\n"),
-    Mistake("metric is a vector", ("metric", r"shape \(2,\)", "number"),
-            code="\ndef metric(module):\n    return torch.ones(2)\n"),
     Mistake("metric of two", ("data.metric", r"\(module, x\)", "missing"),
             code="\ndef metric(module, x):\n    return 0.5\n"),
     Mistake("examples are nothing", ("client 7", "None"),
@@ -343,44 +332,11 @@ def test_a_mistake_in_a_later_round_is_one_sentence(mistake, tmp_path, privpart)
     assert (tmp_path / "run").exists()
 
 
-WEIGHTS = {
-    "no safetensors": (b"PK\x03\x04 a pickle", (r"w\.safetensors", "safetensors")),
-    "other shapes": ({"0.weight": torch.zeros(5, 3)}, (r"0\.weight", r"5, 3", r"4, 3")),
-    "no such name": ({"first.weight": torch.zeros(4, 3)}, (r"0\.weight",)),
-    "not finite": ({"0.weight": torch.full((4, 3), torch.nan)}, (r"0\.weight", "NaN|finite")),
-    "whole numbers": ({"0.weight": torch.ones(4, 3, dtype=torch.int64)}, (r"0\.weight", "int64")),
-}
-
-
-@pytest.mark.parametrize("name", WEIGHTS)
-def test_weights_that_do_not_fit_are_one_sentence(name, tmp_path, privpart):
-    held, says = WEIGHTS[name]
-    file = tmp_path / "w.safetensors"
-    if isinstance(held, bytes):
-        file.write_bytes(held)
-    else:
-        save_file(held, file)
+def test_weights_that_do_not_fit_are_one_sentence(tmp_path, privpart):
+    save_file({"0.weight": torch.zeros(5, 3)}, tmp_path / "w.safetensors")
     kept = named("keep", '["0.weight"]\nweights = "w.safetensors"')
-    refuse(Mistake(f"weights {name}", says, kept), tmp_path, privpart)
+    refuse(Mistake("weights", (r"0\.weight", r"5, 3", r"4, 3"), kept), tmp_path, privpart)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("change", ["moved", "changed", "broken"])
-def test_a_file_that_is_not_what_it_was_is_one_sentence(change, tmp_path, privpart):
-    plan, run = Mistake(change, ()).write(tmp_path), str(tmp_path / "run")
-    assert privpart("train", "--plan", str(plan), "--out", run).returncode == 0
-    code = tmp_path / f"mistake_{change}.py"
-    if change == "moved":
-        code.rename(tmp_path / "elsewhere.py")
-    else:
-        code.write_text(CODE + ("\n# mended\n" if change == "changed" else "\ndef f(:\n"))
-    for command in (("train", "--resume", "--out", run), ("export", run, "--out", f"{run}.st")):
-        sentence = told(privpart(*command))
-        assert code.name in sentence
-        assert {"moved": "no file", "changed": "has changed", "broken": "has changed"}[change] in (
-            sentence
-        )
-    assert privpart("report", run).returncode == 0
 
 
 def test_a_diverged_metric_is_no_mistake(tmp_path, privpart):
@@ -433,6 +389,10 @@ COMMANDS = {
         ("other.toml", "not the run's plan", "leave it out"),
     ),
     "no plan": (("train", "--out", "GONE"), ("--plan FILE", "--resume")),
+    "resume with a seed": (
+        ("train", "--out", "RUN", "--resume", "--seed", "1"),
+        ("the run has its start and its noise",),
+    ),
     "plan is missing": (("train", "--plan", "GONE", "--out", "RUN"), ("gone", "cannot be read")),
     "plan is code": (("train", "--plan", "CODE", "--out", "GONE"), (r"mistake_none\.py", "TOML")),
     "no run to export": (("export", "GONE", "--out", "NEW"), ("gone", "no run|no ledger")),
@@ -521,48 +481,23 @@ class CalledIds:
 
 PYTHON = {
     "a class for a module": ({"module": nn.Linear}, ("module", "class Linear itself", "nn.Module")),
-    "a function for a module": ({"module": lambda x: x}, ("module", "function", "nn.Module")),
     "a state dict": ({"module": nn.Linear(3, 2).state_dict()}, ("module", "OrderedDict", "nn.M")),
     "no module": ({"module": None}, ("module", "is missing")),
-    "no parameters": ({"module": nn.ReLU()}, ("ReLU", "no parameters")),
     "module and name": (
         {"plan": tables("model", name="small_cnn", seed=1, sizes=CNN)},
         ("module", "names one as well"),
     ),
-    "other inputs": ({"module": nn.Linear(4, 2)}, ("shape", "3")),
-    "too few outputs": ({"module": nn.Linear(3, 1)}, ("1 outputs", "label 1")),
-    "frozen by hand": (
-        {"module": nn.Linear(3, 2).requires_grad_(False)}, None,
-    ),
     "no clients": ({"clients": None}, ("clients", "are missing")),
-    "a pair": ({"clients": (torch.zeros(3, 3), torch.zeros(3))}, ("tuple", "from_tensors")),
     "a list of clients": ({"clients": [1, 2]}, ("list", "from_tensors")),
-    "a dict of clients": ({"clients": {1: torch.zeros(3, 3)}}, ("dict", "from_tensors")),
     "clients without examples": ({"clients": NoExamples()}, ("NoExamples", "examples")),
     "ids is a method": ({"clients": CalledIds()}, ("ids", "method", "property")),
-    "misspelt loss": ({"loss": "cross entropy"}, ("loss", "cross_entropy")),
     "a name of code": ({"loss": "./task.py:loss"}, ("loss", "function itself")),
     "loss is a module": ({"loss": nn.CrossEntropyLoss()}, ("CrossEntropyLoss", "Error: ")),
-    "loss is a vector": (
-        {"loss": lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1], reduction="none")},
-        ("loss", r"shape \(3,\)", r"shape \(\)"),
-    ),
     "metric is a number": ({"metric": 0.5}, ("metric", "float", "function")),
-    "metric raises": ({"metric": lambda module: 1 / 0}, ("metric", "ZeroDivisionError")),
-    "metric is a string": ({"metric": lambda module: "good"}, ("metric", "str", "number")),
     "augment is a number": ({"augment": 1}, ("augment", "1", "function")),
-    "augment is nothing": ({"augment": lambda batch: None}, ("augment", "NoneType")),
     "no table": ({"plan": {k: TABLES[k] for k in ("privacy", "data")}}, ("client", "missing")),
     "a plan of rounds": ({"plan": 5}, ("plan", "int", "path|tables")),
-    "a plan that is gone": ({"plan": "gone.toml"}, (r"gone\.toml", "cannot be read")),
-    "an unknown key": ({"plan": tables("privacy", clip=1.0)}, ("privacy.clip", "clip_norm")),
     "a misspelt option": ({"worker": 2}, ("worker", "workers")),
-    "too many a round": (
-        {"plan": tables("data", clients_per_round=50)}, ("clients_per_round=50", "20 clients")
-    ),
-    "a pattern of nothing": ({"plan": tables("model", train=["head.*"])}, (r"head\.\*", "Near it")),
-    "a seed without keep": ({"plan": tables("model", seed=1)}, ("seed=1", "keep")),
-    "never evaluated": ({"evaluate_every": 0}, ("evaluate_every=0", "at least 1")),
     "out is missing": ({"out": None}, ("out", "None", "folder")),
     "a seed of noise": ({"seed": -1}, ("seed", "-1")),
 }  # fmt: skip
@@ -576,9 +511,6 @@ def test_a_mistake_from_python_is_a_config_error(name, tmp_path, monkeypatch):
         "module": nn.Linear(3, 2), "clients": population(), "plan": TABLES,
         "out": tmp_path / "run", "progress": False,
     } | changes  # fmt: skip
-    if says is None:
-        package.train(**arguments)
-        return
     with pytest.raises(ConfigError) as refused:
         package.train(**arguments)
     sentence = str(refused.value)

@@ -5,43 +5,22 @@ import runpy
 from pathlib import Path
 
 import pytest
+from small_study import PLAN, changed
 from typer.testing import CliRunner
 
 from accounting import ConfigError
 from privpart.cli.main import app
 
 EXAMPLE = "examples/fedpart_digits.toml"
-SMALL = """
-schema = "privpart/plan/1"
-[privacy]
-rounds = 8
-clip_norm = 1.0
-noise_multiplier = 1.0
-delta = 1e-5
-mechanism = { name = "tree" }
-[schedule]
-cycles = 2
-rounds_per_group = 1
-warm_up = 1
-between = 1
-order = "reverse"
-[model]
-name = "small_cnn"
-sizes = { channels = [2, 4], hidden = 8, image_size = 8 }
-train = ["conv*", "norm.*", "dense2.*"]
-seed = 7
-[data]
-task = "digits"
-users = 1437
-clients_per_round = 4
-[client]
-learning_rate = 0.1
-objective = "fedprox"
-mu = 0.1
-[server]
-learning_rate = 0.3
-momentum = 0.9
-"""
+SMALL = changed(
+    ("rounds = 2", "rounds = 8"),
+    ("[model]", '[schedule]\ncycles = 2\nrounds_per_group = 1\norder = "reverse"\n[model]'),
+    ("[model]", "warm_up = 1\nbetween = 1\n[model]"),
+    ("seed = 7", 'train = ["conv*", "norm.*", "dense2.*"]\nseed = 7'),
+    ("round = 6", "round = 4"),
+    ("[server]", 'objective = "fedprox"\nmu = 0.1\n[server]\nmomentum = 0.9'),
+    text=PLAN,
+)
 
 
 @pytest.fixture
@@ -110,11 +89,11 @@ def test_options_that_a_plan_answers_are_refused(privpart):
         privpart("mechanisms")
 
 
-def test_a_plan_without_schedule_compares_as_its_options_do(privpart):
-    plan = json.loads(
-        privpart("mechanisms", "--plan", "examples/digits.toml", "--format", "json").stdout
-    )
-    options = ["mechanisms", "--rounds", "72", "--delta", "1e-5", "--format", "json",
+def test_a_plan_without_schedule_compares_as_its_options_do(privpart, tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(changed(("rounds = 2", "rounds = 24"), ('"tree"', '"blt"'), text=PLAN))
+    plan = json.loads(privpart("mechanisms", "--plan", str(path), "--format", "json").stdout)
+    options = ["mechanisms", "--rounds", "24", "--delta", "1e-5", "--format", "json",
                "--max-participations", "1"]  # fmt: skip
     typed = json.loads(privpart(*options).stdout)
     named = [row["mechanism"] for row in plan["rows"]]
@@ -157,8 +136,7 @@ def test_the_diagnostics_of_a_run_and_of_two(privpart, tmp_path, monkeypatch, ca
     rows = inspected(run, "--against", other, "--rounds", "2")
     assert rows["Assumption 3, k of the layers' masks"] > 1.2
     assert rows["Assumption 3, k of random masks"] >= 1
-    names = {"steps.png", "features.png", "kernels.png", "kernels-against.png"}
-    assert {path.name for path in pictures.iterdir()} == names
+    assert len(list(pictures.iterdir())) == 4
     assert sorted((f.name, f.read_bytes()) for f in (tmp_path / "one").iterdir()) == before
     same = inspected(run, "--against", run, "--rounds", "2")
 
@@ -169,36 +147,6 @@ def test_the_diagnostics_of_a_run_and_of_two(privpart, tmp_path, monkeypatch, ca
     assert min(similarity(rows, "against")) < 0.9
     assert similarity(rows, "untrained") == similarity(same, "untrained")
     assert min(similarity(same, "untrained")) < 0.9
-    with pytest.raises(ConfigError, match="its channels do not correspond"):
-        inspected(run, "--against", trained("three", "seed = 7", "seed = 8"), "--rounds", "2")
-    with pytest.raises(ConfigError, match="holds no run"):
-        inspected(str(tmp_path / "none"))
-
-
-RESNET8 = """
-schema = "privpart/plan/1"
-privacy = { rounds = 100, clip_norm = 0.3, noise_multiplier = 1.13, delta = 1e-5, mechanism = { name = "tree" } }
-schedule = { cycles = 4 }
-model = { name = "resnet8", seed = 7 }
-data = { task = "digits", users = 1437, clients_per_round = 14 }
-client = { learning_rate = 0.1 }
-server = { learning_rate = 0.3 }
-"""  # noqa: E501  inline tables end with the line
-
-
-def test_resnet8_in_four_cycles_costs_five_where_one_tree_costs_seven(privpart, tmp_path):
-    path = tmp_path / "plan.toml"
-    path.write_text(RESNET8)
-    lines = [line.split() for line in privpart("epsilon", "--plan", str(path)).stdout.splitlines()]
-    said = {line[0]: " ".join(line[1:]) for line in lines if line}
-    assert said["mechanism"].startswith("grouped, 100 rounds")
-    assert said["sensitivity^2"].startswith("5 (joint clipping, 10 groups in 28 of 100 rounds")
-    assert said["one"] == "stream 7, if all groups shared one tree"
-    document = json.loads(privpart("mechanisms", "--plan", str(path), "--format", "json").stdout)
-    rows = {row["mechanism"]: row for row in document["rows"]}
-    own, one = rows["tree, per group"], rows["tree, one stream"]
-    assert own["rmse"] / one["rmse"] == pytest.approx(0.763, abs=1e-3)
-    assert own["max_error"] / one["max_error"] == pytest.approx(0.690, abs=1e-3)
 
 
 def test_plans_whose_parts_do_not_fit_each_other_say_so(privpart, tmp_path):

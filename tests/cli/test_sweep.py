@@ -10,6 +10,7 @@ from itertools import cycle
 from multiprocessing import Pipe
 
 import pytest
+from small_study import PLAN, result
 from swept import sweep_and_tell
 from typer.testing import CliRunner
 
@@ -19,30 +20,9 @@ from privpart.engines.options import EngineOptions
 from privpart.pool import WorkerError
 from privpart.study import runner as module
 from privpart.study.runner import Runner, run_cell
-from privpart.study.store import CellResult, Store
+from privpart.study.store import Store
 from privpart.study.sweep import read_sweep
 
-PLAN = """
-schema = "privpart/plan/1"
-[privacy]
-rounds = 2
-clip_norm = 1.0
-noise_multiplier = 1.0
-delta = 1e-5
-mechanism = { name = "tree" }
-[model]
-name = "small_cnn"
-sizes = { channels = [2, 4], hidden = 8, image_size = 8 }
-seed = 7
-[data]
-task = "digits"
-users = 1437
-clients_per_round = 6
-[client]
-learning_rate = 0.1
-[server]
-learning_rate = 0.3
-"""
 SWEEP = """
 schema = "privpart/sweep/1"
 plan = "plan.toml"
@@ -106,10 +86,9 @@ def test_a_sweep_is_shown_resumed_by_content_and_marked_as_not_private(folder):
     before = rows_of(folder / "out")
     for row in rows:
         metrics = [
-            result.accuracy
-            for result in results_of(folder / "out")
-            if result.noise_multiplier == row["noise_multiplier"]
-            and result.trained == row["trained"]
+            found.accuracy
+            for found in results_of(folder / "out")
+            if found.noise_multiplier == row["noise_multiplier"] and found.trained == row["trained"]
         ]
         assert row["mean_accuracy"] == pytest.approx(sum(metrics) / 2)
         assert row["standard_deviation"] == pytest.approx(abs(metrics[0] - metrics[1]) / 2**0.5)
@@ -304,9 +283,7 @@ def test_a_large_delta_is_refused_before_any_cell_and_repeated_in_the_table(fold
     small = SWEEP.replace("[0, 1]", "[0]").replace('full = ["*"], ', "")
     (folder / "sweep.toml").write_text(small)
     (folder / "plan.toml").write_text(PLAN.replace("1e-5", "0.02"))
-    refused = sweep(folder)
-    assert refused.exit_code != 0
-    assert "is 1 / 1,437 or more" in str(refused.exception)
+    assert "is 1 / 1,437 or more" in str(sweep(folder).exception)
     assert not (folder / "out").exists()
     (folder / "plan.toml").write_text(PLAN.replace("= 1e-5", "= 0.02\nallow_large_delta = true"))
     assert "Warning: delta=0.02: is 1 / 1,437 or more" in sweep(folder).stdout
@@ -325,7 +302,6 @@ def test_a_large_delta_is_refused_before_any_cell_and_repeated_in_the_table(fold
         (("seeds = [0, 1]", "seeds = [0, true]"), r"seeds.1: Input should be a valid integer"),
         (("[grid]", "[tune]\nheld_out = 0.5\n[grid]"), r"tune: Extra inputs are not permitted"),
         (("[grid]", '[grid]\n"client.epochs" = [true]'), r"client.epochs: .* valid integer"),
-        (("[grid]", '[grid]\n"client.epochs" = [2024-01-01]'), r"client.epochs: .* integer"),
     ],
 )
 def test_sweeps_that_say_what_is_wrong(folder, change, says):
@@ -339,31 +315,20 @@ def test_a_folder_without_a_sweep_is_not_shown(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "column", "shown"),
+    ("data", "column", "text"),
     [({"metric": "./task.py:error"}, "metric", "37.83 ± 1"), ({}, "accuracy (%)", "3783.00 ± 100")],
 )
-def test_a_metric_of_ones_own_is_not_shown_as_a_percentage(tmp_path, privpart, data, column, shown):
+def test_a_metric_of_ones_own_is_not_shown_as_a_percentage(tmp_path, privpart, data, column, text):
     with Store(tmp_path, create=True) as store:
         store.describe(["model.train"], [])
         for seed, value in enumerate((37.83 - 0.5**0.5, 37.83 + 0.5**0.5)):
-            result = CellResult(
-                accuracy=value,
-                epsilon=1.0,
-                noise_multiplier=1.0,
-                delta=1e-5,
-                trained=3,
-                parameter_count=3,
-                plan=json.dumps({"data": data}),
-                engine="loop",
-                cpu_seconds=0.0,
-            )
-            store.add(str(seed), {"model.train": "all"}, seed, result)
+            made = result(value, plan=json.dumps({"data": data}))
+            store.add(str(seed), {"model.train": "all"}, seed, made)
     told = privpart("sweep", "--out", str(tmp_path))
     assert column in told.stdout
-    assert shown in told.stdout
-    row = json.loads(privpart("sweep", "--out", str(tmp_path), "--format", "json").stdout)["rows"][
-        0
-    ]
+    assert text in told.stdout
+    shown = json.loads(privpart("sweep", "--out", str(tmp_path), "--format", "json").stdout)
+    (row,) = shown["rows"]
     known, other = ("mean_metric", "mean_accuracy") if data else ("mean_accuracy", "mean_metric")
     assert row[known] == pytest.approx(37.83)
     assert row[other] is None

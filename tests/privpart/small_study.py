@@ -1,26 +1,46 @@
-"""A small study file on digits, and files that differ from it in some places."""
+"""A small plan and study file on digits, and files that differ from them in some places."""
 
-STUDY = """
-schema = "privpart/study/1"
-[plan]
+from privpart.study.store import CellResult
+
+PLAN = """
 schema = "privpart/plan/1"
-[plan.privacy]
+[privacy]
 rounds = 2
 clip_norm = 1.0
-noise_multiplier = 0.0
+noise_multiplier = 1.0
 delta = 1e-5
 mechanism = { name = "tree" }
-[plan.model]
+[model]
 name = "small_cnn"
 sizes = { channels = [2, 4], hidden = 8, image_size = 8 }
 seed = 7
-[plan.data]
+[data]
 task = "digits"
-users = 100
-clients_per_round = 5
-[plan.client]
+users = 1437
+clients_per_round = 6
+[client]
 learning_rate = 0.1
-[plan.server]
+[server]
+learning_rate = 0.3
+"""
+
+
+def changed(*changes: tuple[str, str], text: str | None = None) -> str:
+    """Return the study, or a text, with each old part, which must be there, replaced by a new."""
+    text = STUDY if text is None else text
+    for old, new in changes:
+        assert old in text, old
+        text = text.replace(old, new)
+    return text
+
+
+STUDY = 'schema = "privpart/study/1"\n[plan]' + changed(
+    ("\n[", "\n[plan."),
+    ("multiplier = 1.0", "multiplier = 0.0"),
+    ("users = 1437\nclients_per_round = 6", "users = 100\nclients_per_round = 5"),
+    text=PLAN.replace("learning_rate = 0.3\n", ""),
+)
+STUDY += """\
 [arms]
 full = { "model.train" = ["*"] }
 last = { "model.train" = ["dense2.*"] }
@@ -42,9 +62,10 @@ seeds = [0, 1, 2, 3, 4]
 """
 
 
-def changed(*changes: tuple[str, str], text: str = STUDY) -> str:
-    """Return the file with each old part, which must be there, replaced by a new one."""
-    for old, new in changes:
-        assert old in text, old
-        text = text.replace(old, new)
-    return text
+def result(accuracy: float, **more: object) -> CellResult:
+    """Return what a training of a small network gave."""
+    values = {
+        "accuracy": accuracy, "epsilon": 1.0, "noise_multiplier": 2.0, "delta": 1e-5, "trained": 3,
+        "parameter_count": 4, "plan": "{}", "engine": "", "cpu_seconds": 1.0,
+    }  # fmt: skip
+    return CellResult(**values | more)
