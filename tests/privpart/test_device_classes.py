@@ -50,28 +50,16 @@ def task(clients, clip_norm=CLIP):
     return RoundTask(0, tuple(clients), clip_norm, "plan")
 
 
-def server(start):
-    plan = small_plan(4, (4,), clip_norm=CLIP, report_goal=8)
-    return Server(plan, start, source=SeededSource(0))
-
-
-def trained_by(patterns, shape):
-    """Which coordinates of the whole vector a class trains, by names alone."""
-    names = set(model(patterns).trainable)
-    parameters = model(STRONG).module.named_parameters()
-    mask = torch.cat([torch.full((p.numel(),), name in names) for name, p in parameters])
-    assert mask.shape == shape
-    return mask
-
-
 def test_the_update_is_the_class_update_with_zeros_elsewhere():
     trains = (STRONG, WEAK, WEAKEST)
     start = model(STRONG).flat
+    parameters = list(model(STRONG).module.named_parameters())
     for update in classes(*trains).run(task(range(6)), start):
         train = trains[update.client % 3]
         alone = engine(train)
         own = next(alone.run(task([update.client]), alone.model.flat.clone()))
-        mask = trained_by(train, start.shape)
+        names = set(model(train).trainable)
+        mask = torch.cat([torch.full((p.numel(),), name in names) for name, p in parameters])
         assert torch.equal(update.update[mask], own.update)
         assert not update.update[~mask].any()
         norms = float(update.update.double().norm()), float(own.update.double().norm())
@@ -85,7 +73,8 @@ def test_one_client_moves_the_sum_by_at_most_clip_norm():
     mixed.class_of = kinds.__getitem__
 
     def after(clients):
-        one = server(model(STRONG).flat)
+        plan = small_plan(4, (4,), clip_norm=CLIP, report_goal=8)
+        one = Server(plan, model(STRONG).flat, source=SeededSource(0))
         one.run_round(mixed.run(one.task(clients), one.parameters))
         return one.parameters.double()
 

@@ -118,12 +118,10 @@ def test_a_moved_project_has_the_same_record_and_a_changed_file_another(write, t
     there = record(references, write(inside, tmp_path / "there"))
     assert here == there
     assert record_hash(here) == record_hash(there)
-    for name in (READ[0], READ[-2]):
-        changed = dict(inside)
-        changed[f"code/{name}"] += "# a comment\n"
-        again = record(references, write(changed, tmp_path / name / "again"))
-        assert changes(here, again) == [f"code/{name} has changed"]
-        assert record_hash(again) != record_hash(here)
+    inside[f"code/{READ[-2]}"] += "# a comment\n"
+    again = record(references, write(inside, tmp_path / "there"))
+    assert changes(here, again) == [f"code/{READ[-2]} has changed"]
+    assert record_hash(again) != record_hash(here)
 
 
 def test_a_record_does_not_depend_on_the_working_folder_nor_on_earlier_imports(
@@ -163,21 +161,15 @@ def test_installed_packages_are_recorded_by_version(tmp_path, write):
 
 
 def test_changes_are_told_one_by_one():
-    before = {
-        "python": "3.11",
-        "references": {"model.factory": "./a.py:f", "data.metric": "./a.py:m"},
-        "files": {"a.py": "1", "helpers.py": "2"},
-    }
-    now = {
-        "python": "3.12",
-        "references": {"model.factory": "./b.py:f"},
-        "files": {"a.py": "3", "b.py": "4"},
-    }
+    before = {"python": "3.11", "references": {"data.metric": "./a.py:m", "model.factory": "a:f"}}
+    before["files"] = {"a.py": "1", "helpers.py": "2"}
+    now = {"python": "3.12", "references": {"model.factory": "b:f"}}
+    now["files"] = {"a.py": "3", "b.py": "4"}
     assert changes(before, before) == changes({}, {}) == []
     assert changes(before, now) == [
         "Python was 3.11 and is 3.12",
         "data.metric is gone",
-        "model.factory was ./a.py:f and is ./b.py:f",
+        "model.factory was a:f and is b:f",
         "a.py has changed",
         "b.py is new",
         "helpers.py is gone",
@@ -353,16 +345,9 @@ def test_code_imported_before_privpart_is_taken_only_if_it_cannot_have_changed(
 
 def test_another_file_under_the_name_of_a_recorded_one_is_refused(write, monkeypatch):
     task = "import helper\ndef f(): return helper.RATE\n"
-    folder = write(
-        {
-            "one/task1.py": task,
-            "one/helper.py": "RATE = 1\n",
-            "two/task2.py": task,
-            "two/helper.py": "RATE = 1000\n",
-            "three/task3.py": "def f(): import helper\n",
-            "three/helper.py": "",
-        }
-    )
+    late = "def f(): import helper\n"
+    folder = write({"one/task1.py": task, "two/task2.py": task, "three/task3.py": late})
+    write({"one/helper.py": "RATE = 1\n", "two/helper.py": "RATE = 9\n", "three/helper.py": ""})
     assert load("./one/task1.py:f", folder)() == 1
     for later in ("./two/task2.py:f", "./three/task3.py:f"):
         message = sentence(load, later, folder)
@@ -375,21 +360,12 @@ def test_another_file_under_the_name_of_a_recorded_one_is_refused(write, monkeyp
 
 
 def test_a_file_that_a_later_import_would_miss_is_refused(write):
-    task = "def f():\n  import helper\n  return helper.RATE\n"
-    folder = write({"one/task1.py": task, "one/helper.py": "RATE = 1\n"})
-    write({"two/task2.py": task, "two/helper.py": "RATE = 1000\n"})
+    late = "def f(): import helper\n"
+    folder = write({"one/task1.py": late, "one/helper.py": ""})
+    write({"two/task2.py": late, "two/helper.py": "RATE = 1\n"})
     load("./one/task1.py:f", folder)
     load("./two/task2.py:f", folder)  # its folder now comes first
     assert "two/helper.py; start a new process." in sentence(load, "./one/task1.py:f", folder)
-
-
-def test_a_module_that_this_process_has_from_another_file_is_refused(write, monkeypatch):
-    folder = write({"right/mine.py": "def f(): pass\n", "wrong/mine.py": "def f(): pass\n"})
-    monkeypatch.syspath_prepend(folder / "wrong")
-    load("mine:f", folder)
-    monkeypatch.syspath_prepend(folder / "right")
-    message = sentence(load, "mine:f", folder)
-    assert "right/mine.py: this process has another module mine" in message
 
 
 @pytest.mark.parametrize(
@@ -397,11 +373,9 @@ def test_a_module_that_this_process_has_from_another_file_is_refused(write, monk
     [
         ("x = 1\nraise ValueError('no\\nway.')\n", "task.py:2: ValueError: no."),
         ("import helpers\n", "helpers.py:2: KeyError: 'x'."),
-        ("from torch import nonsense\n", "task.py:1: ImportError: cannot import name 'nonsense'"),
         ("import sys\nsys.exit(0)\n", "task.py:2: SystemExit: 0."),
         ("def f(:\n", "task.py:1: SyntaxError: invalid syntax."),
         ("raise ValueError('x' * 10**7)\n", "ValueError: xxx"),
-        ("import json\njson.loads('{')\n", "task.py:2: JSONDecodeError: Expecting"),
         ("class E(Exception):\n  def __str__(self): 1/0\nraise E\n", "task.py:3: E."),
     ],
 )

@@ -8,15 +8,13 @@ import torch
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
-from accounting import BinaryTree, ConfigError, Participation
+from accounting import ConfigError
 from privpart import (
     EmbeddedEngine,
     LocalTraining,
     PartialModel,
-    PrivacyPlan,
     RoundTask,
     Users,
-    client_update,
 )
 from privpart.client import batch_loss
 from privpart.engines.methods import client_generator
@@ -222,26 +220,16 @@ def test_a_loss_is_a_name_a_function_or_a_reference(value):
 
 
 @pytest.mark.parametrize("loss", ["cross_entropy", "model"])
-def test_a_client_with_a_dict_takes_the_steps_of_a_plain_loop(loss):
-    x, y = pairs()[2]
-    model = partial(ByName, train=["head.*"])
-    start = model.flat.clone()
-    update = client_update(
-        model, start, {"pixels": x, "labels": y}, local=replace(LOCAL, loss=loss), clip_norm=1e6,
-        generator=torch.Generator().manual_seed(1),
-    )  # fmt: skip
-    module = partial(ByName, train=["head.*"]).module
-    optimizer = torch.optim.SGD(module.head.parameters(), lr=0.3)
-    generator = torch.Generator().manual_seed(1)
-    for _ in range(2):
-        for rows in torch.randperm(len(x), generator=generator).split(2):
-            optimizer.zero_grad()
-            out = module(x[rows], labels=y[rows])
-            (out.loss if loss == "model" else cross_entropy(out.logits, y[rows])).backward()
-            optimizer.step()
-    after = torch.cat([p.detach().flatten() for p in module.head.parameters()])
-    torch.testing.assert_close(update, after - start, rtol=1e-5, atol=1e-7)
-    assert update.norm() > 0.01
+def test_a_client_with_a_dict_takes_the_steps_of_one_with_a_pair(loss):
+    def twice(module, batch):
+        return 2 * cross_entropy(module(batch[0]).logits, batch[1])
+
+    dicts = {client: {"pixels": x, "labels": y} for client, (x, y) in pairs().items()}
+    model, local = partial(ByName, train=["head.*"]), replace(LOCAL, loss=loss)
+    found = updates(Population(dicts), model, local)
+    expected = replace(LOCAL, loss=twice if loss == "model" else loss)
+    assert same(found, updates(Population(pairs()), model, expected))
+    assert min(update.norm() for update in found.values()) > 0.01
 
 
 # Populations.
@@ -425,32 +413,16 @@ def by_hand(client, number, own, local):
     return after - before, nn.utils.parameters_to_vector(module[2].parameters()).detach()
 
 
-def test_local_parts_follow_from_a_round_that_was_finished_only():
-    with engine(Population(pairs()), personal()) as one:
+def test_local_parts_follow_from_a_finished_round_that_did_not_diverge():
+    examples = pairs() | {1: (torch.full((3, 6), torch.nan), torch.tensor([0, 1, 2]))}
+    with engine(Population(examples), personal()) as one:
         start = one.model.flat.clone()
         interrupted = one.run(TASK, start)
         first = next(interrupted).update
         interrupted.close()
         assert one.own_part(0) is None
         again = {u.client: u.update for u in one.run(TASK, start)}
-        assert again[0].equal(first)
-        assert one.own_part(0) is not None
-
-
-def test_a_local_part_that_diverged_is_not_kept():
-    examples = pairs() | {1: (torch.full((3, 6), torch.nan), torch.tensor([0, 1, 2]))}
-    with engine(Population(examples), personal()) as one:
-        found = {u.client: u.update for u in one.run(TASK, one.model.flat.clone())}
-    assert [bool(u.isfinite().all()) for u in found.values()] == [True, False, True, True]
+    assert again[0].equal(first)
+    assert [bool(u.isfinite().all()) for u in again.values()] == [True, False, True, True]
     kept = [one.own_part(client) for client in range(4)]
     assert [own is None for own in kept] == [False, True, False, False]
-
-
-def plan(rounds=3, noise=1.0):
-    return PrivacyPlan(
-        mechanism=BinaryTree(rounds),
-        participation=Participation(rounds, rounds),
-        clip_norm=0.05,
-        noise_multiplier=noise,
-        report_goal=4,
-    )

@@ -49,10 +49,7 @@ def test_spaces_and_comments_do_not_change_the_hash_and_every_value_does():
     [
         ('{ name = "independent" }', Independent(72)),
         ('{ name = "tree", restart_every = 9 }', BinaryTree(72, 9)),
-        (
-            '{ name = "tree", estimator = "online" }',
-            BinaryTree(72, estimator="online"),
-        ),
+        ('{ name = "tree", estimator = "online" }', BinaryTree(72, estimator="online")),
         ('{ name = "toeplitz", bands = 4 }', Toeplitz.square_root(72, bands=4)),
         ('{ name = "toeplitz", coefficients = [1.0, 0.5] }', Toeplitz(72, (1.0, 0.5))),
         ('{ name = "blt", decay = [0.9], scale = [0.3] }', BufferedToeplitz(72, [0.9], [0.3])),
@@ -70,14 +67,10 @@ def test_a_target_is_met_by_the_least_noise():
 
 WRONG = [
     ("clip_norm = 0.3", "clip_nrom = 0.3", "privacy.clip_nrom: no such key. The nearest is clip_"),
-    ("clip_norm = 0.3", "clip_nrom = 0.3", "privacy.clip_norm: is missing"),
-    ("epochs = 2", "epoch = 2", "client.epoch: no such key. The nearest is epochs"),
     ('"blt" }', '"blt", bufers = 2 }', "privacy.mechanism.bufers: no such key. The n"),
     ("[server]", "[sever]", "sever: no such key. The nearest is server"),
     ("cycles = 4", "cycle = 4", "schedule.cycle: no such key. The nearest is cycles"),
     ('schema = "privpart/plan/1"', 'schema = "privpart/plan/2"', "schema: "),
-    ("rounds = 72", 'rounds = "many"', "privacy.rounds: "),
-    ("rounds = 72", "rounds = true", "privacy.rounds: "),
     ("clip_norm = 0.3", "clip_norm = nan", "privacy.clip_norm: "),
     ("momentum = 0.9", "momentum = 1.0", "server: momentum=1.0: must be at least 0 and below 1"),
     ("learning_rate = 0.1", "learning_rate = -0.1", "client: learning_rate=-0.1: must be"),
@@ -90,11 +83,8 @@ WRONG = [
     ("clip_norm = 0.3", "clip_norm = 0.0", "clip_norm=0"),
     ("rounds = 72", "rounds = 0", "rounds=0"),
     ("train = ", "groups = [['*']]\ntrain = ", "model.groups: need a table"),
-    ("channels = [16, 32]", "channels = [true, 32]", "not a truth value"),
     ("hidden = 512", "hidden = true", "not a truth value"),
-    ("image_size = 8", "image_size = true", "not a truth value"),
     ("cycles = 4", "cycles = 5", "privacy.rounds=72: the schedule has 89 rounds for 3 groups"),
-    ("cycles = 4", "cycles = 0", "cycles=0"),
     ("train = ", "groups = [['conv*']]\ntrain = ", "no group has norm.weight"),
     ("train = ", "groups = [['*'], ['conv1.*']]\ntrain = ", "is in groups 1 and 2"),
 ]

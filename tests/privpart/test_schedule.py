@@ -45,17 +45,6 @@ def test_the_rounds_of_the_paper_s_own_code(name):
     assert len(MODELS[name].groups) == groups
 
 
-def test_the_ablations_have_full_rounds_once():
-    """Tables 5 to 7: 5 full rounds, then pure cycles, r = 25, 45, 65 at 2 rounds per layer."""
-    for cycles, length in ((1, 25), (2, 45), (3, 65)):
-        schedule = Schedule(cycles=cycles, between=0)
-        rounds = schedule.rounds(10)
-        assert schedule.length(10) == len(rounds) == length
-        assert [len(groups) == 10 for groups in rounds] == [True] * 5 + [False] * (length - 5)
-    each = [Schedule(cycles=1, between=0, rounds_per_group=r).length(10) for r in (1, 2, 4, 10)]
-    assert each == [15, 25, 45, 105]
-
-
 def test_orders():
     def order(**change):
         rounds = Schedule(cycles=2, warm_up=0, between=0, **change).rounds(4)
@@ -157,17 +146,6 @@ def test_groups_may_leave_out_what_is_frozen():
         ("1.bias",),
         ("2.weight", "2.bias"),
     )
-
-
-def test_groups_that_overlap_or_leave_gaps_are_refused():
-    module = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
-    everything = [n for n, _ in module.named_parameters()]
-    with pytest.raises(ConfigError, match=r"'0.bias' is in groups 1 and 2"):
-        trained_groups(module, [["0.*"], ["*.bias"], ["1.weight"]], everything)
-    with pytest.raises(ConfigError, match=r"no group has 1.weight, 1.bias"):
-        trained_groups(module, [["0.*"]], everything)
-    with pytest.raises(ConfigError, match="matches no parameter"):
-        trained_groups(module, [["0.*"], ["dense*"]], everything)
 
 
 def test_a_grouped_model_lays_its_groups_one_after_the_other():

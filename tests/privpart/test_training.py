@@ -1,11 +1,15 @@
+"""What a plan trains: its clients, the engine's options, and networks that fit the examples."""
+
 import pytest
 import torch
 
 from accounting import ConfigError
+from privpart.data.users import Users
 from privpart.engines.options import EngineOptions
 from privpart.messages import RoundTask
+from privpart.models import MODELS, build_network
 from privpart.training.plan_file import validated
-from privpart.training.training import training
+from privpart.training.training import refuse_other_shapes, training
 
 PLAN = {
     "schema": "privpart/plan/1",
@@ -44,7 +48,6 @@ def test_partitions_of_a_plan():
 
 SELECT = {"select": {"delivery": "on-demand", "filters": {"keys": "independent", "m": 2}}}
 PROX = {"client": {"learning_rate": 0.1, "objective": "fedprox", "mu": 0.1}}
-MOON = {"client": {"learning_rate": 0.1, "objective": "moon", "mu": 1.0}}
 SMALL = {"data": {"task": "digits", "users": 100, "clients_per_round": 5}}
 
 
@@ -52,10 +55,7 @@ SMALL = {"data": {"task": "digits", "users": 100, "clients_per_round": 5}}
     ("tables", "options", "says"),
     [
         (SELECT, {"workers": 2}, "workers=2: clients that select"),
-        (SELECT, {"batching": "vmap"}, "batching=vmap: clients that select"),
         (PROX, {"batching": "vmap"}, "batching=vmap: clients that select"),
-        ({}, {"batching": "vmap", "deterministic": True}, "batching=vmap: a run that can be"),
-        ({}, {"batching": "vmap", "precision": "bfloat16"}, "batching=vmap: bfloat16"),
         (SELECT, {"device": "cuda"}, "device=cuda: clients that select"),
         ({}, {"device": "cuda:99"}, "device='cuda:99': torch .* sees cpu"),
     ],
@@ -94,3 +94,52 @@ def test_clients_of_a_plan_that_take_one_step_may_be_summed():
     fixed = EngineOptions(deterministic=True)
     alone = training(validated(PLAN | SMALL | one_step), options=fixed, report=lambda _: None)
     assert alone.engine.sums(task, alone.start) is None
+
+
+# Which networks take which tasks' examples; any other pair is one sentence before training.
+
+SHAPES = {
+    "digits": (1, 8, 8), "fashion-mnist": (1, 28, 28), "emnist": (1, 28, 28),
+    "cifar10": (3, 32, 32), "cifar100": (3, 32, 32),
+}  # fmt: skip
+CLASSES = {"digits": 10, "cifar10": 10, "cifar100": 100, "emnist": 47}
+NARROW = {
+    "small_cnn": {"channels": [2, 4], "hidden": 8, "image_size": 28},
+    "resnet8": {"width": 8},
+    "resnet18": {"width": 8},
+}
+TRAINS = {
+    "small_cnn": ["fashion-mnist"],
+    "emnist_cnn": ["fashion-mnist", "emnist"],
+    "mcmahan_cnn": ["fashion-mnist", "emnist"],
+    "mcmahan_2nn": ["fashion-mnist", "emnist"],
+    "resnet18_gn": ["cifar10", "cifar100"],
+    "resnet8": ["cifar10"],
+    "resnet18": ["cifar10"],
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(MODELS) - {"word_lm"}))
+def test_networks_take_a_tasks_examples_or_say_why_not(name):
+    network = build_network(name, **NARROW.get(name, {}))
+    for task, shape in SHAPES.items():
+        y = torch.arange(CLASSES.get(task, 10))
+        users = Users(torch.rand(len(y), *shape), y, [y])
+        if task in TRAINS.get(name, ()):
+            refuse_other_shapes(network, users)
+        else:
+            with pytest.raises(ConfigError, match=r"^model: [^\n]*[.]$"):
+                refuse_other_shapes(network, users)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "says"),
+    [
+        ("bag_of_words", {"words": 8}, r"outputs of shape \(1, 8, 500\) for one"),  # per image row
+        ("resnet8", {"width": 8, "channels": 1}, "does not take .* more than 1 value per channel"),
+    ],
+)
+def test_networks_that_only_look_as_if_they_fit(name, sizes, says):
+    network = {"model": {"name": name, "sizes": sizes, "seed": 7}}
+    with pytest.raises(ConfigError, match=says):
+        training(validated(PLAN | SMALL | network))
