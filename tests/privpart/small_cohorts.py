@@ -1,5 +1,10 @@
 """Users with random examples, and the updates of a task's clients by one method."""
 
+import os
+import sys
+from contextlib import redirect_stdout
+
+import pytest
 import torch
 
 from privpart import Users
@@ -21,3 +26,11 @@ def computed(model, data, method, local, task):
     work = LocalComputation(model, data, local=local, data_seed=5)
     work.updates(task, task.clients, model.flat.clone(), method, out)
     return out
+
+
+def run_on_a_pretend_device(arguments, path):
+    """Run tests in this process, which is another one's fork, and write what pytest says."""
+    os.environ["PRIVPART_TEST_DEVICES"] = "pretend"
+    with path.open("w") as said, redirect_stdout(said):
+        status = pytest.main(["-q", "-p", "no:cacheprovider", *arguments])
+    sys.exit(status)

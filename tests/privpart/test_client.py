@@ -1,5 +1,6 @@
 import copy
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -112,42 +113,22 @@ def test_steps_cut_the_passes_off():
     assert rows(LocalTraining(0.1, batch_size=4, steps=2)) == passes[:2]
 
 
-def backward_reaches(train):
-    """Layers whose output takes part in the backward pass, and their share of its FLOPs."""
-    model = a_model(train)
-    reached, saved = [], []
-
-    def watch(name):
-        def hook(_layer, inputs, output):
-            if output.requires_grad:
-                output.register_hook(lambda _gradient: reached.append(name))
-            assert not inputs[0].requires_grad or name != "conv1"
-
-        return hook
-
-    for name, layer in model.module.named_children():
-        layer.register_forward_hook(watch(name))
-    x, y = examples(4)
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
-        loss = cross_entropy(model.module(x), y)
-    with FlopCounterMode(display=False) as counter:
-        loss.backward()
-    return set(reached), counter.get_total_flops(), [tuple(t.shape) for t in saved]
-
-
 def test_backward_ends_at_the_lowest_trained_layer():
-    last, last_flops, last_saved = backward_reaches(["dense2.*"])
-    assert last == {"dense2"}
-    assert last_flops == 2 * 4 * 16 * 10  # the gradient of the last weight, and nothing else
-    assert all(len(shape) == 2 or shape in {(), (4,)} for shape in last_saved)  # no feature map
-    upper, upper_flops, _ = backward_reaches(["norm.*", "dense2.*"])
-    assert upper == {"norm", "pool2", "relu2", "flatten", "dense1", "relu3", "dense2"}
+    x, y = examples(4)
+    flops, maps = [], []
+    for train in (["dense2.*"], ["norm.*", "dense2.*"], ["*"]):
+        model, saved = a_model(train), []
+        keep = partial(lambda kept, tensor: kept.append(tensor) or tensor, saved)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            loss = cross_entropy(model.module(x), y)
+        with FlopCounterMode(display=False) as counter:
+            loss.backward()
+        flops.append(counter.get_total_flops())
+        maps.append(sum(tensor.dim() == 4 for tensor in saved))
+    assert flops[0] == 2 * 4 * 16 * 10  # the gradient of the last weight, and nothing else
     # dense1 is frozen above a trained layer: the gradient goes through it, but not into it
-    assert upper_flops == 2 * last_flops + 2 * 4 * 32 * 16
-    full, full_flops, full_saved = backward_reaches(["*"])
-    assert "conv1" in full
-    assert full_flops > upper_flops > last_flops
-    assert any(len(shape) == 4 for shape in full_saved)
+    assert flops[1] == 2 * flops[0] + 2 * 4 * 32 * 16 < flops[2]
+    assert maps[0] == 0 < maps[1] < maps[2]
 
 
 @pytest.mark.parametrize("local", [local for local, _ in OPTIMIZERS.values()])
@@ -185,12 +166,11 @@ def test_training_that_diverges_says_so_and_counts_as_zeros():
         *(
             ({field: value}, field)
             for field in ("learning_rate", "epochs", "batch_size", "steps")
-            for value in (0, -1, float("nan"))
+            for value in (0, float("nan"))
         ),
         ({"optimizer": "lion"}, "optimizer"),
         ({"momentum": 1.0}, "below 1"),
         ({"momentum": float("nan")}, "momentum=nan"),
-        ({"momentum": -0.1}, "momentum=-0.1"),
         ({"momentum": "0.9"}, "momentum='0.9': must be a number"),
         ({"loss": "hinge"}, "loss='hinge': must be one of"),
         ({"momentum": 0.9, "optimizer": "adam"}, "adam has its own"),
@@ -198,7 +178,6 @@ def test_training_that_diverges_says_so_and_counts_as_zeros():
         ({"objective": "fedsgd"}, "objective"),
         ({"objective": "fedprox"}, "mu=None"),
         ({"objective": "moon", "mu": 0.0}, "mu"),
-        ({"objective": "moon", "mu": float("nan")}, "mu"),
         ({"mu": 1.0}, "mu=1.0: fedprox and moon"),
         ({"temperature": 0.1}, "only for moon"),
         ({"objective": "moon", "mu": 1.0, "temperature": 0.0}, "temperature"),

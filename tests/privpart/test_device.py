@@ -4,16 +4,13 @@ CUDA where there is one. And a pretend device, on which nothing may meet a tenso
 the CPU: it registers itself for a whole process, so that process is another one.
 """
 
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from small_cohorts import random_users
+from small_cohorts import random_users, run_on_a_pretend_device
 from torch import nn
 
 from accounting import ConfigError
@@ -34,7 +31,10 @@ LOCAL = LocalTraining(0.2, epochs=2, batch_size=3)
 
 
 EVERY_WAY = f"{HERE / 'test_engine.py'}::test_every_way_is_the_same_training"
-FEW = "pretend and not on_a_pretend_device and (not every_way or part-epochs and cnn)"
+FEW = (
+    "pretend and not on_a_pretend_device and (not every_way or part-epochs and cnn)"
+    " and not (take_turns and 1)"
+)
 
 
 @pytest.mark.parametrize(
@@ -46,16 +46,14 @@ FEW = "pretend and not on_a_pretend_device and (not every_way or part-epochs and
     ],
     ids=["one way", "every way"],
 )
-def test_the_engine_on_a_pretend_device(tests):
-    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests],
-        env=os.environ | {"PRIVPART_TEST_DEVICES": "pretend", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    assert int(re.search(r"(\d+) passed", done.stdout)[1]) >= 17
+def test_the_engine_on_a_pretend_device(tests, process_with_torch, tmp_path):
+    path = tmp_path / "said"
+    process = process_with_torch.Process(target=run_on_a_pretend_device, args=(tests, path))
+    process.start()
+    process.join()
+    said = path.read_text()
+    assert process.exitcode == 0, said
+    assert int(re.search(r"(\d+) passed", said)[1]) >= 17
 
 
 def cnn(train=("*",), **options):
@@ -101,20 +99,13 @@ def repeated(work, *_):
 def test_recorded_steps_are_the_plain_training(accelerator, monkeypatch):
     if accelerator == "pretend":
         monkeypatch.setattr(recorded, "record", repeated)
-    model = cnn()
-    local = LocalTraining(0.2, epochs=2, batch_size=3)
-    there = LocalComputation(
-        model.on(torch.device(accelerator)), users().on(torch.device(accelerator)), local=local,
-        data_seed=5,
-    )  # fmt: skip
+    device, model, method = torch.device(accelerator), cnn(), Method(recorded=True)
+    there = LocalComputation(model.on(device), users().on(device), local=LOCAL, data_seed=5)
     found = torch.empty(len(SIZES), model.dim)
     for round_, rate in ((1, 0.4), (3, 0.2)):  # the rate of a schedule, and another order
-        there.local = replace(local, learning_rate=rate)
-        there.updates(
-            replace(TASK, round=round_), TASK.clients, model.flat.clone(),
-            Method(recorded=True), found,
-        )  # fmt: skip
-    here = updates(cnn(), local)
+        there.local, task = replace(LOCAL, learning_rate=rate), replace(TASK, round=round_)
+        there.updates(task, TASK.clients, model.flat.clone(), method, found)
+    here = updates(cnn())
     assert (found - here).norm(dim=1).max() < 1e-5 * TASK.clip_norm
     assert (here.norm(dim=1) > 0.1 * TASK.clip_norm).sum() == 4  # power
 
@@ -164,16 +155,6 @@ def test_what_was_left_on_the_cpu_is_noticed(accelerator, monkeypatch, left, bat
         updates(cnn(), device=accelerator, batching=batching)
 
 
-def test_groups_with_a_proximal_term_train_the_same(accelerator):
-    groups = [["conv*", "norm.*"], ["dense1.*"], ["dense2.*"]]
-    local = LocalTraining(0.2, batch_size=3, objective="fedprox", mu=0.3)
-    task = replace(TASK, active=(0, 2))
-    here = updates(cnn(groups=groups), local, task)
-    there = updates(cnn(groups=groups), local, task, device=accelerator)
-    assert (here - there).norm(dim=1).max() < 1e-5 * TASK.clip_norm
-    assert (there.norm(dim=1) > 0.1 * TASK.clip_norm).sum() == 4
-
-
 class Counting(nn.Module):
     """Every pass sees how many were before it."""
 
@@ -213,32 +194,6 @@ def test_dropout_is_seeded_on_the_device_and_leaves_its_generator_alone(accelera
         assert not states[0].any()
 
 
-def test_features_are_kept_on_the_device(accelerator):
-    engine = EmbeddedEngine(
-        cnn(["dense2.*"]), users(), local=LOCAL, data_seed=5, batching="vmap", device=accelerator
-    )
-    list(engine.run(TASK, engine.model.flat.clone()))
-    assert engine._computation.features.values.device.type == accelerator
-    assert engine._computation.model.flat.device.type == accelerator
-    assert engine.model.flat.is_cpu
-
-
-def test_the_copy_follows_the_frozen_part(accelerator):
-    model, plain = (PartialModel(lambda: mcmahan_2nn(inputs=64, hidden=12, classes=10),
-                                 train=["dense1.*"], seed=1) for _ in range(2))  # fmt: skip
-    engine = EmbeddedEngine(
-        model, users(), local=LOCAL, data_seed=5, batching="loop", device=accelerator
-    )
-    start = model.flat.clone()
-    before = torch.stack([u.update for u in engine.run(TASK, start)])
-    for network in (model, plain):
-        with torch.no_grad():
-            network.module.dense2.weight.mul_(2)
-    after = torch.stack([u.update for u in engine.run(TASK, start)])
-    assert (after - updates(plain)).norm(dim=1).max() < 1e-5 * TASK.clip_norm
-    assert (after - before).norm() > 1e-3
-
-
 def test_a_checksum_sees_every_kind_of_rewriting_on_the_device(accelerator, rewrite):
     one, other = torch.randn(2, 64, 3, generator=torch.Generator().manual_seed(0))
     one[0] = 0.0  # whose sign is a bit as well
@@ -268,8 +223,8 @@ NO_DEVICE, NOT_HERE = "torch knows no such device; use 'cpu', 'cuda'", "torch .*
 @pytest.mark.parametrize(
     ("device", "says"),
     [
-        *((name, NO_DEVICE) for name in ("gpu", "cuda:-1", None, float("nan"), torch.float32)),
-        *((name, NOT_HERE) for name in ("meta", "cuda:99", torch.device("xpu:99"))),
+        *((name, NO_DEVICE) for name in ("gpu", "cuda:-1", None, torch.float32)),
+        *((name, NOT_HERE) for name in ("meta", torch.device("xpu:99"))),
     ],
 )
 def test_a_device_that_is_none_or_not_here(device, says):

@@ -11,19 +11,12 @@ from privpart import (
     CohortRefusedError,
     CohortTooSmallError,
     DivergedError,
-    EmbeddedEngine,
-    LocalTraining,
-    PartialModel,
     SeededSource,
     Server,
     ServerOptimizer,
-    Users,
     fit,
 )
 from privpart.cli.main import main
-from privpart.data import cohorts_once_each, iid_users
-from privpart.data.tasks import digits
-from privpart.models import small_cnn
 
 
 def a_server(dim: int, rounds: int, z: float = 0.0) -> Server:
@@ -39,30 +32,30 @@ class Ones:
 
 
 def test_one_round_per_cohort_with_callbacks_and_evaluations():
-    seen = []
+    """A round is committed before anyone sees it."""
+    seen, order = [], []
     records = fit(
         a_server(4, rounds=5),
         Ones(),
         [[0, 1], [2], [3], [4], [5]],
-        evaluate=lambda parameters: float(parameters[0]),
+        commit=lambda server, counts: order.append(server.round),
+        evaluate=lambda parameters: order.append("evaluate") or float(parameters[0]),
         evaluate_every=2,
-        callbacks=[seen.append],
+        callbacks=[seen.append, lambda _: order.append("callback")],
     )
+    assert order[:5] == [1, "callback", 2, "evaluate", "callback"]
     assert seen == records
     assert [r.round for r in records] == [0, 1, 2, 3, 4]
     assert [r.counts.counted for r in records] == [2, 1, 1, 1, 1]
     assert [r.metric is not None for r in records] == [False, True, False, True, True]
 
 
-@pytest.mark.parametrize("every", [-2, 0, 2.5, math.nan, True])
-def test_rounds_between_evaluations_are_a_count(every):
-    one = a_server(4, rounds=2)
-    with pytest.raises(ConfigError, match="evaluate_every="):
-        fit(one, Ones(), [[0], [1]], evaluate=lambda _: 0.0, evaluate_every=every)
-    assert one.round == 0
-
-
 def test_fits_that_contradict_the_plan_or_themselves_are_refused():
+    one = a_server(4, rounds=2)
+    for every in (-2, 0, 2.5, math.nan, True):
+        with pytest.raises(ConfigError, match="evaluate_every="):
+            fit(one, Ones(), [[0], [1]], evaluate=lambda _: 0.0, evaluate_every=every)
+    assert one.round == 0
     with pytest.raises(ConfigError, match="evaluate_every=3: there is no evaluate"):
         fit(a_server(4, rounds=2), Ones(), [[0], [1]], evaluate_every=3)
     with pytest.raises(ConfigError, match="3 cohorts, but the plan has 2 rounds"):
@@ -80,42 +73,22 @@ class Asking(Ones):
         yield from super().run(task, start)
 
 
-def test_clients_beyond_their_limit_are_not_asked():
-    engine = Asking()
-    fit(a_server(4, rounds=3), engine, [[0, 1], [1, 2], [0, 3]])
-    assert engine.asked == [(0, 1), (2,), (3,)]
-
-
 def test_a_cohort_that_is_too_small_stops_before_anything_is_committed():
     server, committed = a_server(4, rounds=3), []
     with pytest.raises(CohortTooSmallError, match="round 1: fewer than 1 well-formed updates"):
         fit(server, Ones(), [[0], [0], [1]], commit=lambda *a: committed.append(a))
     assert (server.round, len(committed)) == (1, 1)
     assert len(fit(server, Ones(), [[0], [2], [1]])) == 2
-
-
-def test_a_round_is_committed_before_anyone_sees_it():
-    order = []
-    fit(
-        a_server(4, rounds=2),
-        Ones(),
-        [[0], [1]],
-        commit=lambda server, counts: order.append(("commit", server.round)),
-        evaluate=lambda parameters: order.append("evaluate") or 0.0,
-        evaluate_every=1,
-        callbacks=[lambda record: order.append("callback")],
-    )
-    assert order == [("commit", 1), "evaluate", "callback", ("commit", 2), "evaluate", "callback"]
+    with pytest.raises(CohortTooSmallError, match=r"received: 2 not asked \(2 participation limit"):
+        fit(a_server(4, rounds=3), Ones(), [[0, 1], [0, 1]])
+    with pytest.raises(CohortTooSmallError, match="received: nobody was asked"):
+        fit(a_server(4, rounds=3), Ones(), [[]])
 
 
 NOT_IDS = [3.0, None, True, np.bool_(True), b"3", (3,), "", 2**256, 10**5000, torch.tensor(3)]
 
 
-@pytest.mark.parametrize(
-    "client",
-    [*NOT_IDS, float("nan"), "x" * 300, "\ud800", np.float32(3)],
-    ids=lambda client: type(client).__name__,
-)
+@pytest.mark.parametrize("client", NOT_IDS, ids=lambda client: type(client).__name__)
 def test_what_is_not_an_id_is_refused_before_the_first_round(client):
     one, asked = a_server(4, rounds=2), Ones()
     with pytest.raises(ConfigError, match="cohorts: round 1: client id ") as error:
@@ -127,7 +100,7 @@ def test_what_is_not_an_id_is_refused_before_the_first_round(client):
 
 @pytest.mark.parametrize(
     "cohorts",
-    [["ada", "bob"], [0, 1], [b"ab", b"cd"], np.arange(2), torch.arange(2), [iter([0]), [1]]],
+    [["ada", "bob"], [0, 1], [b"ab", b"cd"], torch.arange(2), [iter([0]), [1]]],
 )
 def test_a_list_of_clients_is_not_a_list_of_cohorts(cohorts):
     """A string is a sequence of strings: its letters would be clients."""
@@ -167,7 +140,9 @@ class Some(Ones):
 
 
 def test_a_record_says_who_is_missing_and_why():
-    first = fit(a_server(4, rounds=3), Ones(), [[0, 1], [1, 2, 3]])
+    engine = Asking()
+    first = fit(a_server(4, rounds=3), engine, [[0, 1], [1, 2, 3]])
+    assert engine.asked == [(0, 1), (2, 3)]
     assert [(r.asked, dict(r.not_asked)) for r in first] == [
         (2, {}),
         (2, {"participation limit": 1}),
@@ -281,36 +256,3 @@ def test_no_sender_stops_a_round_however_many_are_away():
     assert (counts.counted, counts.asked, counts.refused_clients) == (4, 10, 2)
     assert counts.refused == counts.received - 4 == sum(counts.refusals.values()) == 7000
     assert found.missing().endswith("; 4 without an answer")
-
-
-def test_a_cohort_that_is_too_small_says_why():
-    with pytest.raises(CohortTooSmallError, match=r"received: 2 not asked \(2 participation limit"):
-        fit(a_server(4, rounds=3), Ones(), [[0, 1], [0, 1]])
-    with pytest.raises(CohortTooSmallError, match="received: nobody was asked"):
-        fit(a_server(4, rounds=3), Ones(), [[]])
-
-
-def digits_accuracy(train: list[str], z: float, rounds: int = 72) -> float:
-    task = digits()
-    model = PartialModel(
-        lambda: small_cnn(channels=(16, 32), hidden=64, image_size=8), train=train, seed=0
-    )
-    users = Users(task.train_x, task.train_y, iid_users(1437, users=1437, data_seed=0))
-    server = a_server(model.dim, rounds=72, z=z)
-    server.parameters.copy_(model.flat)
-    engine = EmbeddedEngine(model, users, local=LocalTraining(0.1, epochs=2), data_seed=0)
-    cohorts = cohorts_once_each(range(1437), rounds=72, data_seed=0)
-
-    def accuracy(parameters):
-        model.load(parameters)
-        with torch.no_grad():
-            return float((model.module(task.test_x).argmax(1) == task.test_y).float().mean())
-
-    return fit(server, engine, cohorts[:rounds], evaluate=accuracy)[-1].metric
-
-
-def test_partial_training_learns_digits_and_repeats_itself():
-    part = ["conv*", "norm.*", "dense2.*"]
-    first, again = (digits_accuracy(part, z=0.0, rounds=24) for _ in range(2))
-    assert first == again > 0.5
-    assert digits_accuracy(part, z=30.0, rounds=24) < 0.4

@@ -33,6 +33,9 @@ SCHEDULE = Schedule(cycles=2, rounds_per_group=2, warm_up=2, between=1).rounds(3
 ROUNDS = len(SCHEDULE)
 
 
+PLAIN = LocalTraining(0.1, epochs=2, batch_size=5)
+
+
 def network(**change):
     module = nn.Sequential(nn.Linear(9, 6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
     return PartialModel(module, **{"seed": 1, "overwrite": True, "groups": GROUPS} | change)
@@ -59,13 +62,18 @@ def server(a_plan=None, source=None, **optimizer):
     return Server(a_plan or plan(), start, source=source or SeededSource(3), optimizer=chosen)
 
 
+def two_users():
+    x, y = examples(24)
+    return Users(x, y, [torch.arange(12), torch.arange(12, 24)])
+
+
 def update_of(model, active, local=None, clip_norm=1e3, **change):
     x, y = examples()
     return client_update(
         model,
         model.flat.clone(),
         (x, y),
-        local=local or LocalTraining(0.1, epochs=2, batch_size=5),
+        local=local or PLAIN,
         clip_norm=clip_norm,
         generator=torch.Generator().manual_seed(0),
         active=active,
@@ -75,25 +83,23 @@ def update_of(model, active, local=None, clip_norm=1e3, **change):
 
 # The client.
 
-OPTIMIZERS = [
-    LocalTraining(0.1, epochs=2, batch_size=5),
-    LocalTraining(0.1, epochs=2, batch_size=5, momentum=0.9),
-    LocalTraining(0.01, epochs=2, batch_size=5, optimizer="adam"),
-    LocalTraining(0.1, epochs=2, batch_size=5, objective="fedprox", mu=0.3),
-    LocalTraining(0.1, epochs=2, batch_size=5, objective="moon", mu=0.7),
-]
+OPTIMIZERS = {
+    "momentum": {"momentum": 0.9},
+    "adam": {"learning_rate": 0.01, "optimizer": "adam"},
+    "fedprox": {"objective": "fedprox", "mu": 0.3},
+    "moon": {"objective": "moon", "mu": 0.7},
+}
 
 
-@pytest.mark.parametrize(
-    "local", OPTIMIZERS, ids=lambda local: f"{local.optimizer} {local.objective}"
-)
-@pytest.mark.parametrize("active", [(0,), (1,), (2,), (0, 2), (0, 1, 2)])
-def test_a_round_of_some_groups_is_training_with_the_others_frozen(local, active):
+@pytest.mark.parametrize("change", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("active", [(0,), (1,), (0, 2), (0, 1, 2)])
+def test_a_round_of_some_groups_is_training_with_the_others_frozen(change, active):
     """Bit for bit what FedPT would send that froze the other groups for ever.
 
     But for Adam: torch's kernel rounds the last entries of a vector in another way than the others,
     and which these are depends on how many vectors there are.
     """
+    local = replace(PLAIN, **change)
     previous = torch.randn(sum(SIZES), generator=torch.Generator().manual_seed(5))
     sent = update_of(network(), active, local, previous=previous.clone())
     frozen = network(train=[p for g in active for p in GROUPS[g]])
@@ -202,29 +208,25 @@ def test_moon_without_a_last_time_is_fedavg():
 
 
 def test_each_simulated_device_remembers_its_own_model():
-    x, y = examples(24)
-    users = Users(x, y, [torch.arange(12), torch.arange(12, 24)])
-    local = LocalTraining(0.1, objective="moon", mu=5.0)
-    a_plan = plan()
+    def engine():
+        local = LocalTraining(0.1, objective="moon", mu=5.0)
+        return EmbeddedEngine(network(), two_users(), local=local, data_seed=0)
 
     def last_update(forget):
-        one, engine = server(a_plan), EmbeddedEngine(network(), users, local=local, data_seed=0)
-        fit(one, engine, [[0, 1]] * 2)
-        if forget:
-            engine = EmbeddedEngine(network(), users, local=local, data_seed=0)
-        return [u.update for u in engine.run(one.task([0, 1]), one.parameters)]
+        one, used = server(), engine()
+        fit(one, used, [[0, 1]] * 2)
+        used = engine() if forget else used
+        return [u.update for u in used.run(one.task([0, 1]), one.parameters)]
 
     for kept, lost in zip(last_update(False), last_update(True), strict=True):
         assert not torch.allclose(kept, lost, rtol=1e-3)
 
 
 def test_an_engine_that_begins_late_says_that_memories_are_lost():
-    x, y = examples(24)
-    users = Users(x, y, [torch.arange(12), torch.arange(12, 24)])
     moon, said = LocalTraining(0.1, objective="moon", mu=5.0), []
 
     def engine():
-        return EmbeddedEngine(network(), users, local=moon, data_seed=0, report=said.append)
+        return EmbeddedEngine(network(), two_users(), local=moon, data_seed=0, report=said.append)
 
     first, late, idle, one = engine(), engine(), engine(), server(plan())
     fit(one, first, [[0, 1]])
@@ -238,10 +240,6 @@ def test_an_engine_that_begins_late_says_that_memories_are_lost():
 
 
 # The server.
-
-
-def dims(t):
-    return sum(SIZES[g] for g in SCHEDULE[t])
 
 
 def spans(t):
@@ -272,24 +270,17 @@ def test_tasks_carry_the_schedule_and_the_plan_s_hash_fixes_it():
 
 def test_exactly_the_active_vector_is_accepted():
     one = server()
-    for t in range(ROUNDS):
-        task = one.task([])
-        shapes = {*SIZES, sum(SIZES), SIZES[0] + SIZES[1], dims(t) + 1, 0} - {dims(t)}
+    for groups in SCHEDULE:
+        task, dim = one.task([]), sum(SIZES[g] for g in groups)
+        shapes = {*SIZES, sum(SIZES), SIZES[0] + SIZES[1], dim + 1, 0} - {dim}
         wrong = [task.update(9 + i, torch.ones(shape)) for i, shape in enumerate(shapes)]
-        wrong.append(task.update(50, torch.ones(dims(t), 1)))
-        counts = one.run_round([*wrong, task.update(0, torch.ones(dims(t)))])
+        wrong.append(task.update(50, torch.ones(dim, 1)))
+        counts = one.run_round([*wrong, task.update(0, torch.ones(dim))])
         assert (counts.counted, counts.refused) == (1, len(wrong))
 
 
 @pytest.mark.parametrize(
-    "optimizer",
-    [
-        {},
-        {"momentum": 0.9, "learning_rate": 0.5},
-        {"kind": "adam", "learning_rate": 0.1},
-        {"kind": "adagrad", "learning_rate": 0.1},
-    ],
-    ids=str,
+    "optimizer", [{"momentum": 0.9}, {"kind": "adam"}, {"kind": "adagrad"}], ids=str
 )
 @pytest.mark.parametrize("z", [0.0, 1.0])
 def test_only_active_coordinates_move_ever(optimizer, z):
@@ -345,37 +336,20 @@ COHORTS = [[0, 1]] * ROUNDS
 
 
 def engine():
-    x, y = examples(24)
-    users = Users(x, y, [torch.arange(12), torch.arange(12, 24)])
     local = LocalTraining(0.1)
-    return EmbeddedEngine(network(), users, local=local, data_seed=0, deterministic=True)
+    return EmbeddedEngine(network(), two_users(), local=local, data_seed=0, deterministic=True)
 
 
-def run(a_plan, rounds=ROUNDS, **optimizer):
-    one = server(a_plan, **optimizer)
-    fit(one, engine(), COHORTS[:rounds])
-    return one
-
-
-@pytest.mark.parametrize("optimizer", [{"momentum": 0.9}, {"kind": "adam"}], ids=str)
-def test_resumed_in_the_middle_of_a_cycle_bit_for_bit(optimizer):
-    a_plan = plan(1.0)
-    whole = run(a_plan, **optimizer)
-    for stop in range(1, ROUNDS, 5):
-        first = run(a_plan, stop, **optimizer)
-        second = server(a_plan, **optimizer)
-        second.load_state_dict(*first.state_dict(), {0: [*range(stop)], 1: [*range(stop)]})
-        fit(second, engine(), COHORTS)
-        assert torch.equal(second.parameters, whole.parameters)
-
-
-def test_resumed_from_a_folder_bit_for_bit(tmp_path):
-    a_plan = plan(1.0)
-    whole = run(a_plan)
+@pytest.mark.parametrize("kind", [{"momentum": 0.9}, {"kind": "adam"}], ids=str)
+def test_resumed_in_the_middle_of_a_cycle_bit_for_bit(kind, tmp_path):
+    a_plan, optimizer = plan(1.0), ServerOptimizer(**kind)
+    whole = server(a_plan, **kind)
+    fit(whole, engine(), COHORTS)
     create_run(tmp_path / "run", a_plan, seed=3, facts={"delta": 1e-5}).close()
-    for stop in (4, 5, 9, ROUNDS):
+    for stop in (1, 4, 5, 9, ROUNDS):
         with RunFolder.open(tmp_path / "run") as folder:
-            one = Server(folder.plan, network().flat, source=folder.source())
+            start, source = network().flat, folder.source()
+            one = Server(folder.plan, start, source=source, optimizer=optimizer)
             folder.restore(one)
             fit(one, engine(), COHORTS[:stop], commit=folder.commit)
     assert torch.equal(one.parameters, whole.parameters)

@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 import torch
+from plans import small_plan
 from torch import nn
 
-from accounting import BinaryTree, Participation
+from accounting import BinaryTree
 from privpart import (
     AdaptiveClipping,
     EmbeddedEngine,
     LocalTraining,
     PartialModel,
-    PrivacyPlan,
     RoundTask,
     SeededSource,
     Server,
@@ -125,14 +125,9 @@ def test_orders_cohorts_and_24_roundings_of_the_inputs_change_no_count(lengths):
 
 
 def plan():
-    return PrivacyPlan(
-        mechanism=BinaryTree(6, 1),
-        participation=Participation(6, 6),
-        clip_norm=0.2,
-        noise_multiplier=Z,
-        report_goal=1000,
-        adaptive_clipping=AdaptiveClipping(bit_noise_multiplier=2 * Z),
-    )
+    fields = {"clip_norm": 0.2, "noise_multiplier": Z, "report_goal": 1000}
+    adaptive = AdaptiveClipping(bit_noise_multiplier=2 * Z)
+    return small_plan(BinaryTree(6, 1), (6,), **fields, adaptive_clipping=adaptive)
 
 
 def test_adaptive_clipping_moves_alike_in_every_way():

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from plans import small_plan
 
-from accounting import BinaryTree, ConfigError, Independent, Participation
-from privpart import AdaptiveClipping, PrivacyPlan, SeededSource, Server, fit
+from accounting import ConfigError, Independent
+from privpart import AdaptiveClipping, SeededSource, Server, fit
 from privpart.engines.secure_sums import (
     ModularSum,
     centred,
@@ -23,10 +24,8 @@ COHORTS = [range(CLIENTS)] * ROUNDS
 
 
 def plan(**changes):
-    given = {"clip_norm": 0.5, "noise_multiplier": 1.0, "report_goal": CLIENTS, "minimum_cohort": 2}
-    given["mechanism"] = BinaryTree(ROUNDS)
-    given["participation"] = Participation(ROUNDS, ROUNDS, 1)
-    return PrivacyPlan(**{**given, **changes})
+    given = {"mechanism": ROUNDS, "noise_multiplier": 1.0, "minimum_cohort": 2}
+    return small_plan(participation=(ROUNDS, 1), **given | changes)
 
 
 def update(client, round_):
@@ -52,10 +51,10 @@ class Masked:
     def secure_sums(self, task, start):
         bits = modulus_bits(task.grid, len(task.clients))
         random = np.random.default_rng(task.round)
-        sent = []
-        for client in task.clients:
-            own = residues(update(client, task.round), task.clip_norm, task.grid, bits)
-            sent.append(own)
+        sent = [
+            residues(update(client, task.round), task.clip_norm, task.grid, bits)
+            for client in task.clients
+        ]
         for i in range(CLIENTS):
             for j in range(i):
                 mask = random.integers(0, 2**bits, DIM)
@@ -82,14 +81,12 @@ def test_masks_that_cancel_give_the_same_model_as_updates_one_by_one():
     [
         ({"bits": -1}, "modulus"),  # one bit fewer than needed: a sum might wrap around
         ({"bits": "40"}, "modulus"),
-        ({"bits": 52}, "modulus"),
         ({"total": torch.full((DIM,), -1)}, "modulus"),
         ({"total": torch.full((DIM,), 2**60)}, "modulus"),
         ({"total": torch.zeros(DIM)}, "wrong shape or type"),
         ({"total": torch.zeros(DIM + 1, dtype=torch.int64)}, "wrong shape or type"),
         ({"clients": (0, 1, 1)}, "twice in a round"),
         ({"clients": ()}, "malformed"),
-        ({"clients": [0]}, "malformed"),
         ({"round": 1}, "another round"),
         ({"plan": "another"}, "another plan"),
         ({"clip_norm": 1.0}, "another plan"),

@@ -10,7 +10,7 @@ from plans import small_plan
 from small_cohorts import computed, random_users
 from torch import nn
 
-from accounting import BinaryTree, ConfigError, Participation
+from accounting import BinaryTree, ConfigError
 from privpart import (
     AdaptiveClipping,
     DivergedError,
@@ -133,29 +133,30 @@ def test_behind_a_cached_prefix():
     assert (total - each.sum(dim=0)).norm() < 2e-5 * each.norm(dim=1).sum()
 
 
+def cancelling(data, rows):
+    """The same image, and all classes: the sum of gradients nearly vanishes."""
+    data.x[rows] = data.x[rows[0]] * 1e6
+    data.y[rows] = torch.arange(len(rows))
+
+
+DIVERGE = {
+    "infinity": lambda data, rows: data.x[rows[0]].fill_(torch.inf),
+    "NaN": lambda data, rows: data.x[rows[-1], 0, 3, 3].fill_(torch.nan),
+    "no class counts": lambda data, rows: data.y.index_fill_(0, rows, -100),
+    "huge": lambda data, rows: data.x.index_fill_(0, rows, 3e38),
+}
+CASES = DIVERGE | {
+    "large": lambda data, rows: data.x.index_copy_(0, rows, data.x[rows] * 1e18),
+    "tiny": lambda data, rows: data.x.index_fill_(0, rows, 1e-38),
+    "examples cancel": cancelling,
+}
+
+
 def hostile(case):
     """Data of which client 0's could break something."""
     data = users()
-    rows = data.indices[0]
-    if case == "infinity":
-        data.x[rows[0]] = torch.inf
-    elif case == "NaN":
-        data.x[rows[-1], 0, 3, 3] = torch.nan
-    elif case == "no class counts":
-        data.y[rows] = -100
-    elif case == "huge":
-        data.x[rows] = 3e38
-    elif case == "large":
-        data.x[rows] *= 1e18
-    elif case == "tiny":
-        data.x[rows] = 1e-38
-    elif case == "examples cancel":  # same image, all classes: the sum of gradients nearly vanishes
-        data.x[rows] = data.x[rows[0]] * 1e6
-        data.y[rows] = torch.arange(len(rows))
+    CASES[case](data, data.indices[0])
     return data
-
-
-CASES = ["infinity", "NaN", "no class counts", "huge", "large", "tiny", "examples cancel"]
 
 
 def without_client_0(data):
@@ -175,7 +176,7 @@ def test_one_client_moves_the_sum_by_the_clip_norm_at_most(network, case, clip_n
     assert without.norm() > 0.3 * min(clip_norm, 0.1)  # power: the others are in it
 
 
-@pytest.mark.parametrize("case", ["infinity", "NaN", "no class counts", "huge"])
+@pytest.mark.parametrize("case", DIVERGE)
 def test_a_client_that_diverges_is_absent_and_leaves_the_others_alone(case):
     network = NETWORKS["dense"]
     total, unclipped = summed(network, hostile(case), (0, 1, 2, 4))
@@ -239,23 +240,19 @@ def tied():
     return network
 
 
-IMPOSSIBLE = {
-    "a layer twice": lambda: nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 10), *[nn.Linear(10, 10)] * 2
-    ),
-    "tied": tied,
-    "random": lambda: nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10)),
-    "words of the batch": lambda: nn.Sequential(
-        nn.Flatten(), Words(), nn.Embedding(9, 4, scale_grad_by_freq=True), nn.Flatten()
-    ),
-    "in place": lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.ReLU(inplace=True)),
-    "other layers": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), Centred(), nn.Flatten()),
-}
-
-
-@pytest.mark.parametrize("network", IMPOSSIBLE.values(), ids=IMPOSSIBLE)
-def test_networks_that_may_mix_clients_are_not_summed(network):
-    assert not GhostSum.supports(PartialModel(network(), seed=None))
+def test_networks_that_may_mix_clients_are_not_summed():
+    flat, dense = nn.Flatten(), nn.Linear(64, 10)
+    words = nn.Embedding(9, 4, scale_grad_by_freq=True)
+    for layers in (
+        (flat, dense, *[nn.Linear(10, 10)] * 2),
+        (tied(),),
+        (flat, nn.Dropout(0.5), dense),
+        (flat, Words(), words, nn.Flatten()),
+        (flat, dense, nn.ReLU(inplace=True)),
+        (nn.Conv2d(1, 2, 3), Centred(), flat),
+    ):
+        model = PartialModel(nn.Sequential(*layers), seed=1, overwrite=True)
+        assert not GhostSum.supports(model), layers
 
 
 HOOKS = {
@@ -305,8 +302,8 @@ def engine(network=NETWORKS["dense"], data=None, local=LOCAL, **options):
 @pytest.mark.usefixtures("quick_workers")
 def test_every_client_is_in_one_sum_for_any_number_of_workers(monkeypatch):
     monkeypatch.setattr(local_work, "LARGEST_PASS", 16)  # more chunks than workers have slots
-    data = users(sizes=[2] * 300)
-    task = replace(TASK, clients=tuple(range(7, 290)))
+    data = users(sizes=[2] * 100)
+    task = replace(TASK, clients=tuple(range(7, 90)))
     each = one_by_one(NETWORKS["dense"], data, task).sum(dim=0)
     for workers in (1, 2):
         with engine(data=data, workers=workers) as one:
@@ -315,9 +312,9 @@ def test_every_client_is_in_one_sum_for_any_number_of_workers(monkeypatch):
             again = list(one.sums(task, start))
             updates = list(one.run(replace(task, clients=(7, 8, 9)), start))  # not mixed up
         assert [c for part in sums for c in part.clients] == list(task.clients)
-        assert len(sums) == 142
+        assert len(sums) == 42
         assert {(p.round, p.plan, p.clip_norm) for p in sums} == {(3, "plan", 0.2)}
-        assert sum(p.total for p in sums).sub(each).norm() < 2e-5 * 0.2 * 283
+        assert sum(p.total for p in sums).sub(each).norm() < 2e-5 * 0.2 * 83
         for one_part, same in zip(sums, again, strict=True):
             assert torch.equal(one_part.total, same.total)
         assert [u.client for u in updates] == [7, 8, 9]
@@ -325,13 +322,7 @@ def test_every_client_is_in_one_sum_for_any_number_of_workers(monkeypatch):
 
 @pytest.mark.parametrize(
     "changes",
-    [
-        {"sums": False},
-        {"deterministic": True},
-        {"batching": "loop"},
-        {"local": LocalTraining(0.3, batch_size=8, steps=1, objective="moon", mu=0.1)},
-        {"precision": "bfloat16"},
-    ],
+    [{"sums": False}, {"deterministic": True}, {"batching": "loop"}, {"precision": "bfloat16"}],
 )
 def test_no_sums_where_they_were_not_asked_for(changes):
     with engine(lambda: mcmahan_2nn(inputs=64, hidden=400), **changes) as one:
@@ -339,33 +330,30 @@ def test_no_sums_where_they_were_not_asked_for(changes):
 
 
 @pytest.mark.parametrize(
-    "local",
+    "changes",
     [
-        LocalTraining(0.3, batch_size=8),  # how many steps depends on what they hold
-        LocalTraining(0.3, batch_size=4, steps=2),
-        LocalTraining(0.3, batch_size=8, epochs=2),
-        LocalTraining(0.3, batch_size=8, steps=1, optimizer="adam"),
-        LocalTraining(0.3, batch_size=8, steps=1, objective="fedprox", mu=0.1),
-        LocalTraining(0.3, batch_size=8, steps=1, loss="binary_cross_entropy"),
-        LocalTraining(0.3, batch_size=257, steps=1),
+        {"steps": None},  # how many steps depends on what they hold
+        {"steps": 2},
+        {"optimizer": "adam"},
+        {"objective": "fedprox", "mu": 0.1},
+        {"loss": "binary_cross_entropy"},
+        {"batch_size": 257},
     ],
 )
-def test_no_sums_where_they_would_be_another_training(local):
-    doing = work(NETWORKS["dense"], users(), local=local)
+def test_no_sums_where_they_would_be_another_training(changes):
+    doing = work(NETWORKS["dense"], users(), local=replace(LOCAL, **changes))
     assert doing.clients_per_ghost_sum(TASK) == 0
 
 
 def test_what_is_summed_at_once_is_public():
     doing = work(NETWORKS["dense"], users())
-    assert (
-        doing.clients_per_ghost_sum(TASK)
-        == doing.clients_per_ghost_sum(replace(TASK, clients=(3,)))
-        == 32
-    )
-    assert doing.clients_per_ghost_sum(replace(TASK, active=(0,))) == 0
-    assert (
-        doing.clients_per_ghost_sum(replace(TASK, clients=(1, 2, 1))) == 0
-    )  # one of them is refused
+    for change, most in (
+        ({}, 32),
+        ({"clients": (3,)}, 32),
+        ({"active": (0,)}, 0),
+        ({"clients": (1, 2, 1)}, 0),  # one of them is refused
+    ):
+        assert doing.clients_per_ghost_sum(replace(TASK, **change)) == most
     large = work(lambda: nn.Sequential(nn.Embedding(60_000, 64), nn.Linear(64, 10)), users())
     assert large.clients_per_ghost_sum(TASK) == 1
     wide = users((3, 300, 300), sizes=[1, 1])
@@ -388,18 +376,6 @@ def test_workers_of_a_round_without_examples_make_room_for_sums():
         total = sum(part.total for part in sums)
     each = one_by_one(network, data, task).sum(dim=0)
     assert (total - each).norm() < 1e-4
-
-
-def test_a_schedule_is_followed():
-    rates = {3: 0.3, 4: 0.1}
-    schedule = lambda round_: LocalTraining(rates[round_], batch_size=8, steps=1)  # noqa: E731
-    with engine(local=schedule) as one:
-        start = one.model.flat.clone()
-        for round_ in rates:
-            task = replace(TASK, round=round_, clip_norm=1e3)
-            total = sum(part.total for part in one.sums(task, start))
-            each = one_by_one(NETWORKS["dense"], users(), task, local=schedule(round_))
-            assert (total - each.sum(dim=0)).norm() < 2e-5 * each.norm(dim=1).sum()
 
 
 def test_after_groups_took_turns_all_train():
@@ -468,11 +444,7 @@ DIM = 6
 
 
 def a_server(**change):
-    fields = {
-        "noise_multiplier": 0.0,
-        "adaptive_clipping": None,
-        "participation": Participation(6, 2),
-    }
+    fields = {"noise_multiplier": 0.0, "adaptive_clipping": None, "participation": (2,)}
     return Server(plan(**(fields | change)), torch.zeros(DIM), source=SeededSource(0))
 
 
@@ -501,19 +473,12 @@ def test_a_sum_counts_for_each_client_in_it():
         {"clients": (1, 2, 2)},
         {"clients": (1, 2, 7)},  # 7 has sent an update of its own
         {"unclipped": 4},
-        {"unclipped": -1},
         {"not_finite": 3},  # more than were not clipped
-        {"not_finite": -1},
-        {"not_finite": None},
         {"plan": None},
         {"clip_norm": torch.ones(2)},
         {"unclipped": 1.5},
         {"round": False},
-        {"clients": (1, 2, "")},
         {"clients": (1, 2, 2**256)},
-        {"clients": (1, 2, True)},
-        {"clients": (1, 2, 3.0)},
-        {"clients": (1, 2, float("nan"))},
         {"clients": (1, 2, torch.tensor(3))},
         {"clients": (1, 2, 8)},  # 8 has taken part as often as it may
         {"total": torch.full((DIM,), 0.2, dtype=torch.float64).to_sparse()},
@@ -550,7 +515,7 @@ def test_no_content_of_an_answer_raises_an_error():
 
 
 def test_a_sum_is_no_update():
-    """Among what comes from clients it is refused: only the operator has the other door."""
+    """Only the operator has the other door."""
     one = a_server()
     counts = one.run_round([a_sum(one), one.task(()).update(7, torch.zeros(DIM))])
     assert (counts.counted, counts.refused) == (1, 1)

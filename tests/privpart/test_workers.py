@@ -28,6 +28,7 @@ def all_end(pids, seconds=60.0) -> bool:
     return not any(map(lives, pids))
 
 
+@pytest.mark.usefixtures("quick_workers")
 def test_a_worker_that_was_stopped_is_taken_to_hang_by_the_pace_so_far(monkeypatch):
     monkeypatch.setattr(module, "SHORTEST", 0.5)
     monkeypatch.setattr(module, "LOOK", 0.1)
@@ -41,16 +42,7 @@ def test_a_worker_that_was_stopped_is_taken_to_hang_by_the_pace_so_far(monkeypat
     assert all_end(pids, 0)  # also a stopped process
 
 
-@pytest.mark.slow
-def test_a_loss_that_never_ends_is_one_sentence():
-    workers, model = pool(2, timeout=1.0)
-    one_round(workers, model, range(4))
-    pids = workers.pool.pids
-    with pytest.raises(WorkerError, match=r"sent nothing for 1 seconds and was taken to hang"):
-        one_round(workers, model, [0, HANGS, 1, 2, 3])
-    assert all_end(pids, 0)
-
-
+@pytest.mark.usefixtures("quick_workers")
 def test_few_updates_are_put_aside_while_a_worker_computes_the_one_before():
     """Those of a whole cohort may not fit into memory."""
     workers, model = pool(1, timeout=1.0)
