@@ -8,7 +8,7 @@ from subjects import normalised
 from torch import nn
 
 from accounting import ConfigError
-from attacks import LocalSteps, dlg, explain, leakage, observe, suite
+from attacks import LocalSteps, explain, leakage, observe, suite
 from attacks.reconstruction.batch_statistics import sent_statistics, statistics_gap, with_buffers
 from attacks.report import VERDICTS
 from privpart.cli.audit.tables import summary
@@ -67,8 +67,6 @@ def test_they_say_nothing_after_several_steps_or_in_eval_mode(model, digits):
     assert statistics_gap(model, observe(model, x, y)) is None
     with pytest.raises(ConfigError, match="after 2 local steps"):
         with_buffers(model, replace(seen, local=steps), x)
-    with pytest.raises(ConfigError, match="statistics"):
-        dlg(model, observe(model, x, y), statistics=1.0)
 
 
 def test_sent_buffers_change_the_verdict_and_are_told(model, digits):

@@ -228,29 +228,3 @@ def test_epsilon_is_rounded_down_where_both_are_small(mu, delta):
         at = [-epsilon / mu + mu / 2, -epsilon / mu - mu / 2]
         least = mpmath.ncdf(at[0]) - mpmath.exp(epsilon) * mpmath.ncdf(at[1])
     assert least >= delta
-
-
-@pytest.mark.parametrize("bound", [one_run, *GDP], ids=["one_run", *NAMES])
-def test_scores_and_coins_that_cannot_be_used_are_refused(bound):
-    present, good = np.array([True, False] * 5), np.arange(10.0)
-    for scores, coins, options, said in (
-        (np.full(10, np.nan), present, {}, "scores"),
-        (good[None], present, {}, "scores"),
-        (good[:0], present, {}, "scores"),
-        (good[:9], present, {}, "present"),
-        (good, present.astype(int), {}, "truth value"),
-        (good, present, {"delta": 0.0}, "delta"),
-        (good, present, {"confidence": 1.0}, "confidence"),
-    ):
-        with pytest.raises(ConfigError, match=said):
-            bound(scores, coins, **({"delta": DELTA} | options))
-
-
-@pytest.mark.parametrize(
-    ("scores", "ones", "said"),
-    [(1e200, 25, "too much"), (1.0, 50, "fell alike"), (1.0, 1, "at least two"), (0.0, 25, "vary")],
-)
-def test_scores_without_a_deviation_are_refused(scores, ones, said):
-    drawn = scores * np.random.default_rng(0).standard_normal(50)
-    with pytest.raises(ConfigError, match=said):
-        pooled_t(drawn, np.arange(50) < ones, delta=DELTA)

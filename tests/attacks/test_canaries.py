@@ -73,26 +73,6 @@ def test_directions_are_those_of_the_seed():
     assert digest[:16] == "2da4f5680f07a99d"
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"count": 11}, "Use fewer canaries"),
-        ({"count": 4, "within": (3, 6)}, "Use fewer canaries"),
-        ({"within": (5, 11)}, "from 0 to 10"),
-        ({"count": 0}, "count=0"),
-        ({"seed": -1}, "seed=-1"),
-        ({"dim": 2.5}, "dim=2.5"),
-    ],
-)
-def test_canaries_that_do_not_fit_are_refused(change, says):
-    with pytest.raises(ConfigError, match=says):
-        Canaries(**({"seed": 0, "count": 2, "dim": 10} | change))
-    with pytest.raises(ConfigError, match=r"shape \(9,\)"):
-        Canaries(0, 2, 10).project(torch.zeros(9))
-    with pytest.raises(ConfigError, match="norm=nan"):
-        Canaries(0, 2, 10).update(1, float("nan"))
-
-
 def most_visible(covariance: np.ndarray, participation: Participation) -> float:
     gram = np.linalg.inv(covariance)
     best = 0.0
@@ -127,27 +107,17 @@ def test_all_of_a_square_mechanism_and_four_sevenths_of_a_tree_are_visible():
     assert min(squared) == pytest.approx(1.0)
 
 
-def test_scores_are_normal_with_and_without_the_canary():
-    for mechanism in mechanisms(8):
-        covariance = round_covariance(mechanism.decoder())
-        pattern = np.array([0, 1, 0, 0, -1, 0, 1, 0])
-        seen = view(covariance, pattern, Z)
-        assert Z**2 * seen.weights @ covariance @ seen.weights == pytest.approx(1.0)
-        assert seen.weights @ pattern == pytest.approx(seen.mu)
-        assert seen.mu >= 0
-
-
-def test_the_statistic_is_that_of_prefix_sums_and_no_other_weights_see_more():
-    mechanism = BinaryTree(8)
-    decoder = mechanism.decoder()
-    pattern = np.array([0, 1, 0, 0, 0, 1, 0, 0])
-    seen = view(round_covariance(decoder), pattern, Z)
-    a = np.cumsum(pattern)
-    assert seen.mu == pytest.approx(np.sqrt(a @ np.linalg.solve(decoder @ decoder.T, a)) / Z)
-    covariance = round_covariance(decoder)
+@pytest.mark.parametrize("mechanism", mechanisms(8))
+def test_scores_are_normal_and_no_other_weights_see_more(mechanism):
+    decoder, pattern = mechanism.decoder(), np.array([0, 1, 0, 0, -1, 0, 1, 0])
+    covariance, sums = round_covariance(decoder), np.cumsum(pattern)
+    seen = view(covariance, pattern, Z)
+    assert seen.mu == pytest.approx(np.sqrt(sums @ np.linalg.pinv(decoder @ decoder.T) @ sums) / Z)
+    assert Z**2 * seen.weights @ covariance @ seen.weights == pytest.approx(1.0)
+    assert seen.weights @ pattern == pytest.approx(seen.mu)
     others = np.random.default_rng(0).standard_normal((1000, 8))
     power = others @ pattern / np.sqrt(np.einsum("ij,jk,ik->i", others, covariance, others)) / Z
-    assert power.max() < seen.mu
+    assert 0 < power.max() < seen.mu
 
 
 def projections(strength: float, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -176,15 +146,3 @@ def test_without_drift_nothing_is_given_away():
     assert quiet.weights == pytest.approx(view(covariance, first, Z).weights)
     with pytest.raises(ConfigError, match="at least 64"):
         drifting_view(covariance, first, Z, unsent[:, :63])
-
-
-def test_views_refuse_what_they_cannot_use():
-    covariance = np.eye(3)
-    with pytest.raises(ConfigError, match="not only 0"):
-        view(covariance, [0, 0, 0], Z)
-    with pytest.raises(ConfigError, match="each of 3 rounds"):
-        view(covariance, [0, 2, 0], Z)
-    with pytest.raises(ConfigError, match="square and finite"):
-        view(np.full((3, 3), np.nan), [0, 1, 0], Z)
-    with pytest.raises(ConfigError, match="rounds=4"):
-        worst_view(covariance, Participation(4), Z)

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from accounting import ConfigError
 from attacks import LocalSteps, cosine_tv, observe, psnr
 from attacks.networks import relu_lenet
 from attacks.reconstruction.cosine import batched_update, distance_by_tensor, whole_distance
@@ -37,12 +36,6 @@ def test_a_network_whose_updates_are_nearly_the_same(relu, digits):
     assert found.status == "budget"
     assert found.match == min(found.restarts)
     assert found.evaluations == 2 * 101
-
-
-@pytest.mark.parametrize("signed", [(), "yes", [True, 1], 1, None])
-def test_what_is_not_a_choice_of_steps(relu, digits, signed):
-    with pytest.raises(ConfigError, match="signed="):
-        cosine_tv(relu, observe(relu, digits[0][:1], digits[1][:1]), steps=1, signed=signed)
 
 
 @pytest.mark.parametrize("local", [None, LocalSteps(learning_rate=0.1, steps=2)])

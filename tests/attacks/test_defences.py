@@ -3,7 +3,6 @@
 import pytest
 from subjects import seeded
 
-from accounting import ConfigError
 from attacks import ImageAudit, defences, suite
 from attacks.networks import smooth_lenet
 
@@ -42,9 +41,3 @@ def test_points_share_a_store_and_not_their_results(points, lenet, digits):
     assert again == points[2:]
     assert (len(kept), len(done)) == (2, 4)
     assert all(done[key] is found for key, found in kept.items())
-
-
-def test_nothing_to_sweep(lenet, digits):
-    for clips, noises in (([], [1.0]), ([1.0], [-1.0])):
-        with pytest.raises(ConfigError):
-            defences(audit(lenet, digits), clips=clips, noise_multipliers=noises)

@@ -94,9 +94,6 @@ def test_a_mistyped_view_is_an_error_before_the_first_attack(lenet, digits):
             attacks={"any": lambda *_: called.append(1)},
         )
     assert not called
-    for views in ({}, {"none": []}):
-        with pytest.raises(ConfigError):
-            leakage(lenet, digits[0][:1], digits[1][:1], views=views)
 
 
 def test_an_audit_without_an_attack_says_so(lenet, digits):
@@ -205,13 +202,6 @@ def test_progress_and_hidden_labels(lenet, digits):
     assert "dataset mean" in result.baselines
 
 
-def test_images_and_labels_must_pair(lenet, digits):
-    x, y = digits
-    for bad_x, bad_y in ((x[:2], y[:3]), (x[:3], y[:2]), (x[:0], y[:0])):
-        with pytest.raises(ConfigError):
-            leakage(lenet, bad_x, bad_y, views={"full": ["*"]})
-
-
 def test_server_and_recipient(lenet, digits):
     result = leakage(
         *(lenet, digits[0][:2], digits[1][:2]),
@@ -245,8 +235,6 @@ def test_the_worst_round_of_a_schedule(lenet, digits):
     assert union.view == "all rounds together"
     assert union.visible == sum(row.visible for row in parts.rows[:2])
     assert union.psnr[0] >= max(row.psnr[0] for row in parts.rows[:2])
-    with pytest.raises(ConfigError, match="is not a valid view"):
-        leakage(lenet, x, y, views=views, schedule=["haed"])
 
 
 def test_a_batch_is_scored_image_by_image_whatever_its_order(digits):
@@ -254,8 +242,6 @@ def test_a_batch_is_scored_image_by_image_whatever_its_order(digits):
     x, y = digits[0][:4], digits[1][:4]
     (row,) = leakage(model, x, y, views={"full": ["*"]}, batch=4, attacks=FAST).rows
     assert min(row.psnr) > 140
-    with pytest.raises(ConfigError, match="must divide"):
-        leakage(model, x, y, views={"full": ["*"]}, batch=3)
 
 
 def test_the_last_layer_shows_features_exactly_and_tells_who_it_was(lenet, digits):

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from accounting import ConfigError
 from attacks import psnr, ssim
 from attacks.metrics import baseline_images, feature_error, wilson
 
@@ -21,23 +20,6 @@ def test_psnr_by_hand():
 def test_equal_images_score_the_resolution_of_float64():
     x = torch.rand(2, 1, 3, 3, generator=torch.Generator().manual_seed(0))
     assert psnr(x, x).tolist() == pytest.approx([313.07, 313.07], abs=0.005)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -0.01, 1.01])
-def test_what_is_no_image_never_becomes_a_number(bad):
-    good = torch.full((1, 1, 2, 2), 0.5)
-    broken = good.clone()
-    broken[0, 0, 1, 1] = bad
-    for pair in ((broken, good), (good, broken)):
-        with pytest.raises(ConfigError):
-            psnr(*pair)
-    with pytest.raises(ConfigError):
-        baseline_images(broken)
-
-
-def test_shapes_must_agree():
-    with pytest.raises(ConfigError):
-        psnr(torch.zeros(2, 4), torch.zeros(1, 4))
 
 
 def test_baselines_by_hand():
@@ -78,20 +60,13 @@ def test_ssim_of_an_image_with_itself():
     x = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     assert ssim(x, x).tolist() == pytest.approx([1, 1, 1])
     assert float(ssim(x, 1 - x).max()) < 0
-    with pytest.raises(ConfigError):
-        ssim(x, x[:, :, :4])
 
 
 def test_feature_error_by_hand():
     assert feature_error(torch.tensor([3.0, 0.0]), torch.tensor([3.0, 4.0])) == pytest.approx(0.8)
-    for found, truth in (([math.nan], [1.0]), ([1.0], [0.0]), ([1.0, 2.0], [1.0])):
-        with pytest.raises(ConfigError):
-            feature_error(torch.tensor(found), torch.tensor(truth))
 
 
 def test_wilson_against_the_root_of_its_own_equation():
     for k, n in ((0, 10), (3, 10), (10, 10), (77, 200)):
         for end in wilson(k, n):
             assert (k / n - end) ** 2 == pytest.approx(1.96**2 * end * (1 - end) / n, abs=1e-12)
-    with pytest.raises(ConfigError):
-        wilson(3, 2)

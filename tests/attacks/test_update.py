@@ -1,7 +1,6 @@
 """What a client computes: gradients and local steps, against ordinary PyTorch training."""
 
 import copy
-import math
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +10,6 @@ from subjects import normalised
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from accounting import ConfigError
 from attacks import LocalSteps, cosine_tv, dlg, observe, psnr
 from attacks.reconstruction.reconstruct import matching_loss, matching_residual
 from attacks.update import double_state, ready, simulated_update
@@ -69,13 +67,6 @@ def test_an_adam_weight_that_never_moves_stays_finite(lenet, digits):
     assert bool(slope.isfinite().all())
 
 
-def test_labels_of_a_batch_cannot_be_counted_through_adam(lenet, digits):
-    local = LocalSteps(learning_rate=0.01, **ADAM)
-    seen = observe(lenet, digits[0][:2], digits[1][:2], local=local, reveal_labels=False)
-    with pytest.raises(ConfigError, match="Adam"):
-        dlg(lenet, seen)
-
-
 def test_a_label_is_read_off_several_steps(lenet, digits):
     for i in range(4):
         x, y = digits[0][i : i + 1], digits[1][i : i + 1]
@@ -120,32 +111,9 @@ def test_the_attacker_uses_the_clients_mode_whatever_its_own(digits, training):
     assert matching_loss(model, wrong, y[:3])(x[:3]).item() > 1e-3
 
 
-def test_dropout_in_training_mode_is_refused(digits):
-    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
-    with pytest.raises(ConfigError, match="drops out"):
-        observe(model, digits[0][:1], digits[1][:1])
-    assert observe(model.eval(), digits[0][:1], digits[1][:1]).update
-
-
-def test_local_steps_out_of_range():
-    for options in (
-        {"learning_rate": 0.0},
-        {"learning_rate": math.nan},
-        {"steps": 0},
-        {"momentum": 1.0},
-        {"momentum": math.nan},
-        {"optimizer": "lion"},
-        {"momentum": 0.9, "optimizer": "adam"},
-    ):
-        with pytest.raises(ConfigError):
-            LocalSteps(**({"learning_rate": 0.1} | options))
-
-
 def test_what_remains_in_sight_keeps_the_clip_of_the_whole(lenet, digits):
     x, y = digits[0][:1], digits[1][:1]
     part = observe(lenet, x, y, clip=0.01).restrict(["conv2.weight"])
     assert list(part.update) == ["conv2.weight"]
     assert matching_loss(lenet, part, y)(x).item() < 1e-25
     assert matching_loss(lenet, replace(part, sent=()), y)(x).item() > 0.1
-    with pytest.raises(ConfigError, match="not in view"):
-        part.restrict(["conv1.weight"])

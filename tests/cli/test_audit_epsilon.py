@@ -52,10 +52,6 @@ learning_rate = 0.1
 learning_rate = 0.3
 momentum = 0.5
 """
-CANARIES = """
-[canaries]
-count = 60
-"""
 RESTARTED = BinaryTree(8, restart_every=4)
 LIMITS = Participation(8, 2, 4)
 SGD = ServerOptimizer(learning_rate=0.3, momentum=0.5)
@@ -172,27 +168,24 @@ def test_canaries_find_large_faults_and_the_sentence_has_assumption_and_verdict(
     )
 
 
-MECHANISMS = {
-    "tree": (RESTARTED, LIMITS, 20_000),
-    "blt": (BufferedToeplitz(8, (0.9,), (0.3,)), Participation(8), 20_000),
-    "groups": (
-        Grouped(
-            ((0, 1), (0,), (1,), (0, 1)), (BinaryTree(3), BinaryTree(3)), (12_000, 8_000)
-        ),
-        Participation(4),
-        20_000,
-    ),
-}  # fmt: skip
+GROUPS = Grouped(((0, 1), (0,), (1,), (0, 1)), (BinaryTree(3), BinaryTree(3)), (12_000, 8_000))
 
 
-@pytest.mark.parametrize("name", MECHANISMS)
-def test_a_correct_server_is_consistent_and_the_replay_is_tight(name):
-    mechanism, participation, dim = MECHANISMS[name]
+@pytest.mark.parametrize(
+    ("mechanism", "participation", "dim"),
+    [
+        (RESTARTED, LIMITS, 600),
+        (BufferedToeplitz(8, (0.9,), (0.3,)), Participation(8), 600),
+        (GROUPS, Participation(4), 20_000),
+    ],
+    ids=["tree", "blt", "groups"],
+)
+def test_a_correct_server_is_consistent_and_the_replay_is_tight(mechanism, participation, dim):
     promised = plan(mechanism, participation)
-    audit = replayed(promised, dim)
+    audit = replayed(promised, 20_000)
     assert audit.verdict == "consistent"
     assert audit.bounds[-1].epsilon > 0.98 * audit.epsilon
-    audit = scored(promised, dim=600 if name != "groups" else dim, count=300)
+    audit = scored(promised, dim=dim, count=300)
     assert audit.verdict == "consistent"
     assert 0.9 < audit.visible <= 1 + 1e-9
     assert audit.bounds[-1].epsilon > 0.3 * audit.epsilon
@@ -224,40 +217,32 @@ def wrong(seeds, confidence, methods):
 
 
 QUICK = (bounds.clopper_pearson, bounds.guesses, bounds.pooled_t)
-
-
-def test_bounds_of_a_correct_server_hold_as_often_as_they_say():
-    """Of 50 audits at 80 %, at most 19 may fail: more have probability 1e-3 if the bounds hold."""
-    assert wrong(50, 0.8, QUICK).max() <= 19
-
-
-@pytest.mark.slow
-def test_400_audits_of_a_correct_server_fail_in_at_most_5_percent():
-    """More than 33 failures have probability 1e-3 if the bounds hold."""
-    assert wrong(400, 0.95, (*QUICK, bounds.one_run, bounds.one_run_gdp)).max() <= 33
-
-
-def test_coins_of_nobody_prove_nothing():
-    audit = scored(plan(BinaryTree(8), Participation(8)), dim=600, count=300)
-    coins = np.random.default_rng(0).integers(2, size=300).astype(bool)
-    found = bounds.pooled_t(audit.scored.scores, coins, delta=1e-5, confidence=0.999)
-    assert found.epsilon == 0
+ALL = (*QUICK, bounds.one_run, bounds.one_run_gdp)
 
 
 @pytest.mark.parametrize(
-    ("promised", "said"),
-    [(plan(z=0.0), "adds no noise"), (plan(), "more than the 10,000,000 values")],
+    ("audits", "confidence", "methods", "most"),
+    [(50, 0.8, QUICK, 19), pytest.param(400, 0.95, ALL, 33, marks=pytest.mark.slow)],
 )
-def test_replicas_that_are_impossible(promised, said):
-    with pytest.raises(ConfigError, match=said):
-        paired_replay(Replica(promised, 2_000_000, SGD), seed=0)
+def test_bounds_of_a_correct_server_hold_as_often_as_they_say(audits, confidence, methods, most):
+    """More failures than so many have probability 1e-3 if the bounds hold."""
+    assert wrong(audits, confidence, methods).max() <= most
+
+
+def test_replicas_that_are_impossible():
+    for promised, said in (
+        (plan(z=0.0), "adds no noise"),
+        (plan(), "more than the 10,000,000 values"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            paired_replay(Replica(promised, 2_000_000, SGD), seed=0)
 
 
 @pytest.fixture(scope="module")
 def plans(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plans")
     (folder / "without.toml").write_text(PLAN)
-    (folder / "with.toml").write_text(PLAN + CANARIES)
+    (folder / "with.toml").write_text(PLAN + "[canaries]\ncount = 60\n")
     return folder
 
 
@@ -304,17 +289,6 @@ def test_a_run_with_canaries_is_audited_and_its_report_says_so(
     assert "not the key of this run" in told.stderr
     (run / "canary-key").unlink()
     assert "is lost" in privpart("audit", "epsilon", str(run)).stderr
-
-
-def test_a_run_that_was_closed_is_refused_in_a_sentence_that_is_true(privpart, tmp_path):
-    run, key = tmp_path / "run", bytes(32)
-    facts = {"delta": 1e-5, "canaries": {"count": 60, "key": canary_key_hash(key)}}
-    with create_run(run, plan(), own=facts) as opened:
-        write_canary_key(run, key)
-        opened.end_early()
-    told = privpart("audit", "epsilon", str(run))
-    assert told.returncode == 2
-    assert "was ended after 0 of 8 rounds" in told.stderr  # it cannot be resumed
 
 
 def test_a_replica_touches_nothing_and_says_what_it_replaced(privpart, plans, tmp_path):
@@ -368,13 +342,18 @@ def test_a_violation_can_fail_a_job(privpart, plans, tmp_path, monkeypatch):
 
 
 def test_wrong_use_is_one_sentence(privpart, plans, tmp_path):
-    run = tmp_path / "run"
+    run, ended, key = tmp_path / "run", tmp_path / "ended", bytes(32)
     with create_run(run, plan(), own={"delta": 1e-5}):
         pass
+    facts = {"delta": 1e-5, "canaries": {"count": 60, "key": canary_key_hash(key)}}
+    with create_run(ended, plan(), own=facts) as opened:
+        write_canary_key(ended, key)
+        opened.end_early()
     simulated = ["--plan", str(plans / "without.toml"), "--simulate", "--out", str(tmp_path)]
     select = "examples/federated_select.toml"
     for line, said in (
         ([str(run)], "this run has no canaries"),
+        ([str(ended)], "was ended after 0 of 8 rounds"),  # it cannot be resumed
         ([str(tmp_path / "nothing")], "holds no run"),
         ([], "run is missing"),
         (["--plan", str(plans / "without.toml")], "say how to audit it"),
