@@ -32,9 +32,8 @@ from privpart.flower.mail import (
     Look,
     NoAnswerError,
     RefusedReplyError,
-    listed,
     pushed,
-    question,
+    readable,
     received,
 )
 from privpart.messages import ClientId, ClientUpdate, Reason, RefusedAnswer, RoundTask, id_order
@@ -67,10 +66,6 @@ class _Round:
     came: set[ClientId] = field(default_factory=set)
     waiting: set[ClientId] = field(default_factory=set)
     unasked: set[ClientId] = field(default_factory=set)
-
-    @classmethod
-    def of(cls, task: RoundTask, start: Tensor, agreed: dict[str, str]) -> "_Round":
-        return cls(task, agreed, flower().Array(start.detach().numpy()))
 
     def ask_the_missing(self) -> None:
         """Begin an attempt."""
@@ -115,17 +110,16 @@ class FlowerEngine:
         model: the model that is trained, to say what both sides must agree on.
         owners: which node answers for each client of the population.
         minimum: answers without which a round is tried again: the plan's ``minimum_cohort``.
-        authenticated: whether the SuperLink authenticates nodes. Owners then never change;
-            otherwise a client goes to the node that says it has it once its own is gone.
+        authenticated: whether the SuperLink authenticates nodes.
         timeout: seconds to wait for the answers of a round.
         attempts: how often a round with fewer answers than ``minimum`` is asked for, >= 1: the same
             task, for the clients that are missing.
         poll: seconds between two looks for answers.
-        report: gets a sentence about each node that is lost, refused or moved.
+        report: gets a sentence about each node that is lost or refused.
 
     Attributes:
         clients: the population, by ids; its examples are on the nodes.
-        owners: as passed, as far as they have not changed.
+        owners: as passed.
 
     Raises:
         ConfigError: an option that is not positive.
@@ -154,7 +148,6 @@ class FlowerEngine:
         self.poll = checks.positive("poll", poll)
         self.clients = RemoteClients(sorted(self.owners, key=id_order))
         self._report = report or to_stderr
-        self._met = set(self.owners.values())
 
     def __enter__(self) -> "FlowerEngine":
         return self
@@ -190,7 +183,8 @@ class FlowerEngine:
         yield from sorted(updates, key=lambda update: place[update.client])
 
     def _answers(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate | RefusedAnswer]:
-        this = _Round.of(task, start, agreement(self.model, task.plan, task.active))
+        agreed = agreement(self.model, task.plan, task.active)
+        this = _Round(task, agreed, flower().Array(start.detach().numpy()))
         for attempt in range(self.attempts):
             if attempt:
                 self._report(
@@ -224,20 +218,12 @@ class FlowerEngine:
         for node in sorted(connected & by_node.keys()):
             clients = sorted(by_node[node], key=id_order)
             for few in (clients[at : at + limit] for at in range(0, len(clients), limit)):
-                if self._push("train", this.content(few), Asked(node, tuple(few)), this):
-                    this.unasked.difference_update(few)
-        # without authentication a client may come back under a new node
-        for node in sorted(connected - self._met) if not self.authenticated else ():
-            if self._push("query", question(this.agreed), Asked(node), this):
-                self._met.add(node)
-
-    def _push(self, kind: str, content: object, to: Asked, this: "_Round") -> bool:
-        name = pushed(self.grid, kind, content, to.node, self.timeout)
-        if name is None:
-            self._report(f"node {to.node}: the SuperLink took no message for it.")
-            return False
-        this.asked[name] = to
-        return True
+                name = pushed(self.grid, "train", this.content(few), node, self.timeout)
+                if name is None:
+                    self._report(f"node {node}: the SuperLink took no message for it.")
+                    continue
+                this.asked[name] = Asked(node, tuple(few))
+                this.unasked.difference_update(few)
 
     def _received(self, this: "_Round") -> Iterator[ClientUpdate | RefusedAnswer]:
         """Yield what was answered since the last look."""
@@ -248,31 +234,13 @@ class FlowerEngine:
             elif isinstance(content, NoAnswerError):
                 self._report(f"node {sender.node}, round {this.task.round}: {content}.")
                 this.lose(sender)
-                if not sender.clients:
-                    self._met.discard(sender.node)
             else:
-                yield from self._read(content, sender, this)
-
-    def _read(
-        self,
-        content: Any,  # noqa: ANN401  Flower's RecordDict, of anybody, or why there is none
-        to: Asked,
-        this: "_Round",
-    ) -> Iterator[ClientUpdate | RefusedAnswer]:
-        """Yield what an answer holds, or why it is refused."""
-        try:
-            if not to.clients:
-                self._move(to.node, listed(content))
-            elif isinstance(content, Exception):
-                raise content
-            else:
-                yield from self._updates(content, to, this)
-        except RefusedReplyError as error:
-            yield self._refused(to, this, error.reason, str(error), to.clients)
-        except Exception as error:
-            # whatever the objects of a reply raise
-            sentence = f"sent something that cannot be read ({type(error).__name__})"
-            yield self._refused(to, this, "malformed", sentence, to.clients)
+                try:
+                    yield from self._updates(content, sender, this)
+                except Exception as error:
+                    # whatever the objects of a reply raise
+                    why = readable(error)
+                    yield self._refused(sender, this, why.reason, str(why), sender.clients)
 
     def _refused(
         self, to: Asked, this: "_Round", why: Reason, sentence: str, clients: Iterable[ClientId]
@@ -314,28 +282,6 @@ class FlowerEngine:
             )
             yield self._refused(to, this, "malformed", sentence, missing)
 
-    def _move(self, node: int, claimed: Iterable[ClientId]) -> None:
-        """Let a node without authentication answer for clients whose own node is gone."""
-        connected = set(self.grid.get_node_ids())
-        moved = 0
-        for client in claimed:
-            if client not in self.owners or self.owners[client] == node:
-                continue
-            # whoever is connected keeps its clients: a claim must not take them over
-            if self.owners[client] in connected:
-                self._report(
-                    f"node {node}: says that it has client {client!r}, which is one of node "
-                    f"{self.owners[client]}; ignored."
-                )
-                continue
-            self.owners[client] = node
-            moved += 1
-        if moved:
-            self._report(
-                f"node {node}: says that it has {moved} clients of a node that is gone; nodes are "
-                "not authenticated, so it is believed."
-            )
-
     def _tell_missing(self, this: "_Round") -> None:
         task = this.task
         nodes = Counter(self.owners[client] for client in task.clients if client not in this.came)
@@ -352,8 +298,11 @@ def _arrays(content: Any, this: _Round) -> Mapping[str, Any]:  # noqa: ANN401  o
     """Return the arrays of an answer to this round.
 
     Raises:
-        RefusedReplyError: it has other records, or is not of this round, plan or model.
+        RefusedReplyError: it has other records, or is not of this round, plan or model; or what
+            stands in the place of an answer.
     """
+    if isinstance(content, Exception):
+        raise content
     if set(content) != {"updates", "task"}:
         why = f"sent the records {plain_text(sorted(content))}, must be task and updates"
         raise RefusedReplyError("malformed", why)

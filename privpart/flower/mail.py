@@ -45,16 +45,10 @@ class RefusedReplyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A message that a node has not answered yet; without clients it asks which ones it has."""
+    """A message that a node has not answered yet, about these clients."""
 
     node: int
     clients: tuple[ClientId, ...] = ()
-
-
-def question(agreed: Mapping[str, str]) -> Any:  # noqa: ANN401  Flower's RecordDict
-    """Return the message that asks a node which clients it has."""
-    flwr = flower()
-    return flwr.RecordDict({"task": flwr.ConfigRecord(dict(agreed))})
 
 
 def pushed(
@@ -135,14 +129,13 @@ def received(
             try:
                 content = content_of(reply, sender.node)
             except Exception as error:
-                # of ours, or whatever the objects of a reply raise
-                content = _readable(error)
+                content = error if isinstance(error, NoAnswerError) else readable(error)
             yield sender, content
 
 
-def _readable(error: Exception) -> Exception:
-    """Return an error of ours as it is, and any other one as that of an unreadable reply."""
-    if isinstance(error, NoAnswerError | RefusedReplyError):
+def readable(error: Exception) -> RefusedReplyError:
+    """Return an error of ours as it is, and whatever else the objects of a reply raise by name."""
+    if isinstance(error, RefusedReplyError):
         return error
     why = f"sent something that cannot be read ({type(error).__name__})"
     return RefusedReplyError("malformed", why)
@@ -172,45 +165,41 @@ def content_of(reply: Any, node: int) -> Any:  # noqa: ANN401  Flower's Message 
 def hosted(
     grid: Any,  # noqa: ANN401  Flower's Grid
     agreed: Mapping[str, str],
-    *,
     nodes: int,
+    *,
     timeout: float,
     poll: float = 3.0,
     report: Report = to_stderr,
 ) -> dict[ClientId, int]:
     """Ask all nodes which clients they have; return the node of each client.
 
-    Args:
-        grid: Flower's ``Grid``.
-        agreed: what nodes must agree on.
-        nodes: how many must answer, >= 1.
-        timeout: seconds to wait for them.
-        poll: seconds between two looks.
-        report: gets a sentence about each node that declines.
-
     Raises:
         ConfigError: too few nodes answered, two nodes have one client, or there are no clients.
     """
-    say, asked, looks = report, dict[str, Asked](), dict[str, Look]()
+    asked, looks = dict[str, Asked](), dict[str, Look]()
     owners, answered, met = dict[ClientId, int](), set[int](), set[int]()
-    end = time.monotonic() + timeout
+    flwr, end = flower(), time.monotonic() + timeout
+    question = flwr.RecordDict({"task": flwr.ConfigRecord(dict(agreed))})
     while len(answered) < nodes:
         if time.monotonic() >= end:
             raise ConfigError(_TOO_FEW.format(nodes, len(answered), len(met)))
         new = sorted(set(grid.get_node_ids()) - met)
-        sent = {pushed(grid, "query", question(agreed), node, timeout): node for node in new}
+        sent = {pushed(grid, "query", question, node, timeout): node for node in new}
         asked |= {name: Asked(node) for name, node in sent.items() if name}
         met |= {to.node for to in asked.values()}
         for sender, content in received(grid, asked, looks):
             node = getattr(sender, "node", -1)
             try:
-                _enter(owners, node, listed(content))
-                answered.add(node)
+                clients = _listed(content)
             except NoAnswerError as error:
-                say(f"node {node}: {error}; it is asked again when it is connected.")
+                report(f"node {node}: {error}; it is asked again when it is connected.")
                 met.discard(node)
-            except RefusedReplyError as error:
-                say(f"node {node}: {error}; refused ({error.reason}).")
+            except Exception as error:
+                refusal = readable(error)
+                report(f"node {node}: {refusal}; refused ({refusal.reason}).")
+            else:
+                _enter(owners, node, clients)
+                answered.add(node)
         time.sleep(poll * (len(answered) < nodes))
     if not owners:
         raise ConfigError("nodes: none of them has a client; there is nobody to train with.")
@@ -228,21 +217,13 @@ def _enter(owners: dict[ClientId, int], node: int, clients: list[ClientId]) -> N
         owners[client] = node
 
 
-def listed(content: Any) -> list[ClientId]:  # noqa: ANN401  of anybody
-    """Return the ids in a node's answer; raise the error that stands in its place.
-
-    Raises:
-        NoAnswerError: the node was lost, or too slow.
-        RefusedReplyError: the answer holds anything else.
-    """
+def _listed(content: Any) -> list[ClientId]:  # noqa: ANN401  of anybody
+    """Return the ids in a node's answer; raise the error that stands in its place."""
     if isinstance(content, Exception):
         raise content
-    try:
-        if set(content) != {"clients"} or set(content["clients"]) != {"schema", "ids"}:
-            raise RefusedReplyError("malformed", "did not answer with its clients")
-        clients = [id_of(name) for name in content["clients"]["ids"]]
-        if None in clients or len(set(clients)) < len(clients):
-            raise RefusedReplyError("malformed", "its clients are not a list of ids, each once")
-    except Exception as error:
-        raise _readable(error) from None
+    if set(content) != {"clients"} or set(content["clients"]) != {"schema", "ids"}:
+        raise RefusedReplyError("malformed", "did not answer with its clients")
+    clients = [id_of(name) for name in content["clients"]["ids"]]
+    if None in clients or len(set(clients)) < len(clients):
+        raise RefusedReplyError("malformed", "its clients are not a list of ids, each once")
     return cast("list[ClientId]", clients)

@@ -7,9 +7,9 @@ is made, and kept in its ledger.
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -28,58 +28,27 @@ from privpart.training.train import PLAN, begin, finish, kept_plan, resume_run
 from privpart.training.training import Own, refuse_over_network
 
 
-def server_app(
-    plan: str | Path,
-    *,
-    out: str | Path | None = None,
-    nodes: int | None = None,
-    authenticated: bool | None = None,
-    timeout: float | None = None,
-    attempts: int | None = None,
-    seed: int | None = None,
-    evaluate_every: int | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> Any:  # noqa: ANN401  Flower's ServerApp
-    """Return a ServerApp that trains a plan in a run folder, and resumes the run that is there.
+def server_app(plan: str | Path, *, callbacks: Sequence[Callback] = ()) -> Any:  # noqa: ANN401
+    """Return Flower's ServerApp: it trains a plan in a run folder, or resumes the run there.
 
-    What is None is read from the app's own table ``[tool.flwr.app.config]``, under the same name,
-    so that ``flwr run --run-config`` can set it.
+    Its settings are those of the app's own table ``[tool.flwr.app.config]``, by the names of
+    ``Settings``, so that ``flwr run --run-config`` can set them.
 
     Args:
         plan: path of the plan file.
-        out: absolute path of the run folder, outside the app, whose files Flower copies.
-        nodes: how many nodes must say which clients they have before the run begins.
-        authenticated: whether the SuperLink runs with --enable-supernode-auth. Only then are
-            limits on participation verified; the ledger keeps this.
-        timeout: seconds to wait for the answers of a round; default 3600.
-        attempts: how often a round is tried that has too few answers; default 3.
-        seed: takes the noise from a seed, for simulations: the run is then not private.
-        evaluate_every: rounds between evaluations by the plan's metric; default 10.
         callbacks: called after each committed round, see ``fit``.
     """
     flower()
     import flwr.serverapp
 
-    given = {
-        "out": None if out is None else str(out),
-        "nodes": nodes,
-        "authenticated": authenticated,
-        "timeout": timeout,
-        "attempts": attempts,
-        "seed": seed,
-        "evaluate_every": evaluate_every,
-    }
-
     def main(grid: Any, context: Any) -> None:  # noqa: ANN401  Flower's Grid and Context
         try:
-            settings = Settings.of(given, context.run_config)
-            serve(grid, Path(plan), settings, callbacks=callbacks)
-        except ConfigError as error:
-            # Flower logs a trace, which says nothing of a wrong setting
-            to_stderr(f"the run has stopped: {error}")
-            raise error.with_traceback(None) from None
+            serve(grid, Path(plan), Settings.of(context.run_config), callbacks=callbacks)
         except Exception as error:
             to_stderr(f"the run has stopped: {error}")
+            if isinstance(error, ConfigError):
+                # Flower logs a trace, which says nothing of a wrong setting
+                raise error.with_traceback(None) from None
             raise
 
     app = flwr.serverapp.ServerApp()
@@ -89,7 +58,17 @@ def server_app(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How a ServerApp runs; see ``server_app``.
+    """How a ServerApp runs.
+
+    Attributes:
+        out: absolute path of the run folder, outside the app, whose files Flower copies.
+        nodes: how many nodes must say which clients they have before the run begins.
+        authenticated: whether the SuperLink runs with --enable-supernode-auth. Only then are
+            limits on participation verified; the ledger keeps this.
+        timeout: seconds to wait for the answers of a round.
+        attempts: how often a round is tried that has too few answers.
+        seed: takes the noise from a seed, for simulations: the run is then not private.
+        evaluate_every: rounds between evaluations by the plan's metric.
 
     Raises:
         ConfigError: a value of another type or out of range.
@@ -118,29 +97,21 @@ class Settings:
             checks.count("seed", self.seed, minimum=0)
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], config: Mapping[str, Any]) -> "Settings":
-        """Return the settings that were given in the code or in the app's table of settings.
+    def of(cls, config: Mapping[str, Any]) -> "Settings":
+        """Return the settings of an app's table.
 
         Raises:
-            ConfigError: one was given in both, or is missing, or a name is almost that of one.
+            ConfigError: one is missing, or a name is almost that of one.
         """
+        known = [field.name for field in fields(cls)]
         # others may be for clients of one's own
-        for name in sorted(config.keys() - given.keys()):
-            if near := difflib.get_close_matches(name.replace("-", "_"), given, 1, 0.8):
+        for name in sorted(config.keys() - known):
+            if near := difflib.get_close_matches(name.replace("-", "_"), known, 1, 0.8):
                 raise ConfigError(f"{name}: is not a setting; write {near[0]}, or rename yours.")
-        values = {name: value for name, value in given.items() if value is not None}
-        for name in given.keys() & config.keys():
-            if name in values:
-                raise ConfigError(
-                    f"{name}: is given to server_app and in [tool.flwr.app.config]; give it once."
-                )
-            values[name] = config[name]
         for name in ("out", "nodes", "authenticated"):
-            if name not in values:
-                raise ConfigError(
-                    f"{name}: is missing; give it to server_app, or in [tool.flwr.app.config]."
-                )
-        return cls(**values)
+            if name not in config:
+                raise ConfigError(f"{name}: is missing in [tool.flwr.app.config].")
+        return cls(**{name: config[name] for name in known if name in config})
 
 
 def serve(
@@ -164,24 +135,20 @@ def serve(
     recorded = _recorded_owners(out, settings, chosen) if resumes else None
 
     def remote(model: PartialModel) -> FlowerEngine:
-        owners = recorded
-        if owners is None:
-            agreed = agreement(model, _promised(chosen, model))
-            owners = hosted(
-                grid,
-                agreed,
-                nodes=settings.nodes,
-                timeout=settings.timeout,
-                poll=poll,
-                report=say,
-            )
+        owners, timeout = recorded, settings.timeout
+        # without authentication a node that was started again is a new one
+        if owners is None or not settings.authenticated:
+            sizes = None if chosen.schedule is None else model.group_sizes
+            agreed = agreement(model, chosen.privacy_plan(code=chosen.code(), sizes=sizes).hash)
+            named = hosted(grid, agreed, settings.nodes, timeout=timeout, poll=poll, report=say)
+            owners = {c: named.get(c, node) for c, node in (recorded or named).items()}
         return FlowerEngine(
             grid,
             model,
             owners,
             minimum=chosen.privacy.minimum_cohort,
             authenticated=settings.authenticated,
-            timeout=settings.timeout,
+            timeout=timeout,
             attempts=settings.attempts,
             poll=poll,
             report=say,
@@ -191,13 +158,8 @@ def serve(
     if resumes:
         run, setup = resume_run(out, plan=chosen, objects=objects, options=EngineOptions())
     else:
-        run, setup = begin(
-            chosen,
-            out,
-            objects=objects,
-            seed=settings.seed,
-            options=EngineOptions(),
-        )
+        options = EngineOptions()
+        run, setup = begin(chosen, out, objects=objects, seed=settings.seed, options=options)
     last = run.plan.rounds
 
     def tell(record: RoundRecord) -> None:
@@ -208,11 +170,6 @@ def serve(
         say(f"{run.path}: {run.rounds} of {last} rounds are committed.")
         watchers = [tell, *callbacks]
         finish(run, setup, settings.evaluate_every, callbacks=watchers, progress=False)
-
-
-def _promised(plan: PlanFile, model: PartialModel) -> str:
-    sizes = None if plan.schedule is None else model.group_sizes
-    return plan.privacy_plan(code=plan.code(), sizes=sizes).hash
 
 
 def _recorded_owners(out: Path, settings: Settings, plan: PlanFile) -> dict[ClientId, int]:
@@ -238,11 +195,7 @@ def _recorded_owners(out: Path, settings: Settings, plan: PlanFile) -> dict[Clie
         )
     if settings.seed not in (None, facts["seed"]):
         raise ConfigError(f"seed={settings.seed}: is not that of the run in {out}; leave it out.")
-    owners: dict[ClientId, int] = {}
-    for node, names in facts["owners"].items():
-        for name in names:
-            client = id_of(name)
-            if client is None:
-                raise ConfigError(f"{out}: the owners in its ledger are damaged.")
-            owners[client] = int(node)
-    return owners
+    owners = {id_of(name): int(node) for node in facts["owners"] for name in facts["owners"][node]}
+    if None in owners:
+        raise ConfigError(f"{out}: the owners in its ledger are damaged.")
+    return cast("dict[ClientId, int]", owners)

@@ -38,53 +38,23 @@ class DeploymentError(Exception):
 
 
 def write_certificates(folder: Path) -> None:
-    """Write ca.crt, and server.pem and server.key for 127.0.0.1 and localhost."""
-    authority, server = (
-        ec.generate_private_key(ec.SECP256R1()),
-        ec.generate_private_key(ec.SECP256R1()),
-    )
-    top = _certificate("privpart test authority", authority, None, authority)
-    below = _certificate("localhost", server, top.subject, authority)
-    folder.mkdir(parents=True, exist_ok=True)
-    pem = serialization.Encoding.PEM
-    (folder / "ca.crt").write_bytes(top.public_bytes(pem))
-    (folder / "server.pem").write_bytes(below.public_bytes(pem))
-    (folder / "server.key").write_bytes(_private(server, serialization.PrivateFormat.PKCS8))
-
-
-def _certificate(
-    name: str,
-    key: ec.EllipticCurvePrivateKey,
-    issuer: x509.Name | None,
-    signer: ec.EllipticCurvePrivateKey,
-) -> x509.Certificate:
-    """Return a certificate for a day; without an issuer, of an authority that signs itself."""
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    """Write a certificate for 127.0.0.1 that is its own authority, and the key of the server."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     names = [x509.DNSName("localhost"), x509.IPAddress(ip_address("127.0.0.1"))]
     now = datetime.now(UTC)
-    builder = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer or subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
-        )
+        .sign(key, hashes.SHA256())
     )
-    if issuer is None:
-        usage = x509.KeyUsage(
-            digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False,
-            key_encipherment=False, data_encipherment=False, key_agreement=False,
-            encipher_only=False, decipher_only=False,
-        )  # fmt: skip
-        builder = builder.add_extension(usage, critical=True)
-    return builder.sign(signer, hashes.SHA256())
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in ("ca.crt", "server.pem"):
+        (folder / file).write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "server.key").write_bytes(_private(key, serialization.PrivateFormat.PKCS8))
 
 
 def _private(key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat) -> bytes:
@@ -183,25 +153,13 @@ class Deployment:
         self.wait_for(lambda: _listens(self.port), "the SuperLink listens")
 
     def register(self, *names: str) -> None:
-        """Make a key for each of these nodes and tell the SuperLink of it, all at the same time."""
-        told = [
-            subprocess.Popen(
-                self._flwr(
-                    "supernode", "register", f"{self.key(name)}.pub", "here", "--name", name
-                ),
-                cwd=self.folder,
-                env=self.variables(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
+        """Make a key for each of these nodes and tell the SuperLink of it."""
+        for name in names:
+            told = self.flwr(
+                "supernode", "register", f"{self.key(name)}.pub", "here", "--name", name
             )
-            for name in names
-        ]
-        for name, process in zip(names, told, strict=True):
-            said = process.communicate(timeout=PATIENCE)[0]
-            if process.returncode or "registered" not in said:
-                raise DeploymentError(f"flwr supernode register {name}: {said}")
+            if told.returncode or "registered" not in told.stdout + told.stderr:
+                raise DeploymentError(f"flwr supernode register {name}: {told.stdout}{told.stderr}")
 
     def key(self, name: str) -> Path:
         """Return the path of a node's private key; it is made when first asked for."""
@@ -240,13 +198,10 @@ class Deployment:
                 preexec_fn=_end_with_parent,  # noqa: PLW1509, threads do not start processes here
             )
 
-    def _flwr(self, *arguments: str) -> list[str]:
-        return [str(BIN / "flwr"), *arguments]
-
     def flwr(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run ``flwr`` with these arguments."""
         return subprocess.run(
-            self._flwr(*arguments),
+            [str(BIN / "flwr"), *arguments],
             cwd=self.folder,
             env=self.variables(),
             stdin=subprocess.DEVNULL,
@@ -282,17 +237,9 @@ class Deployment:
         _signal(process.pid, number)
         process.wait(timeout=PATIENCE)
 
-    def freeze(self, name: str) -> Callable[[], None]:
-        """Stop a process and all below it with SIGSTOP; return what lets them continue."""
-        pids = _below(self.processes[name].pid)
-        for pid in pids:
-            _signal(pid, signal.SIGSTOP)
-
-        def thaw() -> None:
-            for pid in pids:
-                _signal(pid, signal.SIGCONT)
-
-        return thaw
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to a process and to all below it, such as SIGSTOP and SIGCONT."""
+        os.killpg(self.processes[name].pid, number)
 
     def server_app(self) -> int | None:
         """Return the process id of the ServerApp that is running, if one is."""
@@ -359,16 +306,11 @@ class Deployment:
 
 
 class Proxy:
-    """A wire to a port of this machine that can be cut: a partition of the network.
-
-    Cut, it accepts connections and passes nothing on, in either direction, without an error.
-    """
+    """A wire to a port of this machine that counts bytes."""
 
     def __init__(self, target: int) -> None:
         self.target = target
         self.bytes = 0
-        self.passes = threading.Event()
-        self.passes.set()
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listening.getsockname()[1])
         self._open: list[socket.socket] = []
@@ -378,19 +320,10 @@ class Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.passes.set()
         for one in [self._listening, *self._open]:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
-
-    def cut(self) -> None:
-        """Let nothing through until ``join``."""
-        self.passes.clear()
-
-    def join(self) -> None:
-        """Let everything through again, also what was held back."""
-        self.passes.set()
 
     def _accept(self) -> None:
         while True:
@@ -406,7 +339,6 @@ class Proxy:
     def _carry(self, one: socket.socket, other: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while chunk := one.recv(1 << 16):
-                self.passes.wait()
                 self.bytes += len(chunk)
                 other.sendall(chunk)
         with contextlib.suppress(OSError):
@@ -417,16 +349,6 @@ def _listens(port: int) -> bool:
     with socket.socket() as asked:
         asked.settimeout(1)
         return asked.connect_ex(("127.0.0.1", port)) == 0
-
-
-def _below(pid: int) -> list[int]:
-    """Return a process and all that it started, and they, and so on."""
-    found = [pid]
-    for one in found:
-        with contextlib.suppress(OSError):
-            for task in Path(f"/proc/{one}/task").iterdir():
-                found += [int(child) for child in (task / "children").read_text().split()]
-    return found
 
 
 def _signal(pid: int, number: int) -> None:

@@ -13,6 +13,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
+from small import TASK, plan_of
 
 NODES = (3, 2**64 - 5)
 """Node ids are unsigned numbers of 64 bits."""
@@ -95,38 +96,10 @@ def _size(message: Message) -> int:
     return sum(len(thing.deflate()) for thing in get_all_nested_objects(message).values())
 
 
-PLAN = """
-schema = "privpart/plan/1"
-
-[privacy]
-rounds = 4
-clip_norm = 0.3
-noise_multiplier = 1.0
-delta = 1e-5
-minimum_cohort = {minimum}
-mechanism = {{ name = "tree" }}
-
-[model]
-name = "small_cnn"
-sizes = {{ channels = [2, 4], hidden = 8, image_size = 8, groups = 0 }}
-train = ["dense*"]
-seed = 340282366920938463463374607431768211455
-
-[data]
-task = "digits"
-users = 24
-clients_per_round = 6
-
-[client]
-learning_rate = 0.1
-
-[server]
-momentum = 0.9
-"""
-
-
-def write_plan(folder: Path, minimum: int = 5) -> Path:
+def write_plan(folder: Path) -> Path:
+    """Write a plan and its code, of four rounds."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "task.py").write_text(TASK)
     path = folder / "plan.toml"
-    path.write_text(PLAN.format(minimum=minimum))
+    path.write_text(plan_of(rounds=4))
     return path

@@ -9,6 +9,7 @@ pytest.importorskip("flwr", reason="Flower has an environment of its own: make m
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from in_process import NODES, InProcessGrid, write_plan
+from small import TASK
 
 import privpart
 from accounting.checks import ConfigError
@@ -18,6 +19,8 @@ from privpart.run.report import run_report
 from privpart.training.export import export
 from privpart.training.train import released_setup
 from privpart.training.verify import check_run
+
+pytestmark = pytest.mark.usefixtures("fresh_code")
 
 
 def released(run: Path) -> torch.Tensor:
@@ -32,7 +35,9 @@ def settings(out: Path, **changes) -> Settings:
     return Settings(**{**given, **changes})
 
 
-def test_the_last_model_is_the_embedded_engines_bit_for_bit_also_when_resumed(tmp_path):
+@pytest.mark.parametrize("authenticated", [True, False])
+def test_the_last_model_is_the_embedded_engines_also_when_resumed(tmp_path, authenticated):
+    """Without authentication, also over nodes that were started again, which are new ones."""
     plan = write_plan(tmp_path)
     privpart.train(plan=plan, out=tmp_path / "embedded", seed=3, deterministic=True, progress=False)
     apps = {node: client_app(plan) for node in NODES}
@@ -45,9 +50,12 @@ def test_the_last_model_is_the_embedded_engines_bit_for_bit_also_when_resumed(tm
         if record.round == 1:
             raise StoppedError
 
+    given = settings(out, authenticated=authenticated)
     with pytest.raises(StoppedError):
-        serve(InProcessGrid(apps), plan, settings(out), callbacks=[stop], poll=0.01)
-    serve(InProcessGrid(apps), plan, settings(out), poll=0.01)
+        serve(InProcessGrid(apps), plan, given, callbacks=[stop], poll=0.01)
+    if not authenticated:
+        apps = {node - 1: client_app(plan) for node in NODES}
+    serve(InProcessGrid(apps), plan, given, poll=0.01)
     assert torch.equal(released(out), released(tmp_path / "embedded"))
 
 
@@ -90,7 +98,7 @@ def test_a_client_declines_whatever_is_not_of_its_own_plan(tmp_path):
     assert set(answered()) == {"updates", "task"}
     assert set(answered()["task"]) == {"schema", "plan", "layout", "fingerprint", "seed", "round"}
     others = {"schema": "privpart/flower/0", "plan": "0" * 64, "layout": "", "fingerprint": ""}
-    others |= {"seed": "1", "round": 4, "clip_norm": 0.4, "active": "[0]", "clients": ["23x"]}
+    others |= {"seed": "1", "round": 4, "clip_norm": 0.6, "active": "[0]", "clients": ["23x"]}
     for name, value in others.items():
         content = answered(**{name: value})
         assert set(content) == {"declined"}, name
@@ -111,40 +119,16 @@ def test_the_text_of_an_error_stays_on_its_node(kind, tmp_path, capsys):
     assert "patient 17" in capsys.readouterr().err
 
 
-OWN = """
-import torch
-from privpart.data import from_tensors
-
-def clients():
-    generator = torch.Generator().manual_seed(1)
-    x = torch.randn(48, 3, generator=generator)
-    return from_tensors((x, x.sum(1)), user=[f"c{i % 24:02}" for i in range(48)])
-
-def network():
-    return torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
-"""
-
-
-def test_a_plan_of_own_code_trains_as_in_one_process_and_exports_without_the_examples(tmp_path):
-    (tmp_path / "own.py").write_text(OWN)
-    plan = tmp_path / "plan.toml"
-    text = write_plan(tmp_path).read_text()
-    head, _, tail = text.partition("[model]")
-    tail = tail[tail.index("[client]") :].replace(
-        "[client]", '[client]\nloss = "mean_squared_error"'
-    )
-    model = '[model]\nfactory = "./own.py:network"\n[data]\nclients = "./own.py:clients"\n'
-    plan.write_text(head + model + "clients_per_round = 6\n" + tail)
-    privpart.train(plan=plan, out=tmp_path / "embedded", seed=3, deterministic=True, progress=False)
+def test_a_run_over_flower_is_refused_with_other_code_plan_or_data_and_exported(tmp_path):
+    plan = write_plan(tmp_path)
     apps = {node: client_app(plan) for node in NODES}
     serve(InProcessGrid(apps), plan, settings(tmp_path / "run"), poll=0.01)
-    assert torch.equal(released(tmp_path / "run"), released(tmp_path / "embedded"))
-    (tmp_path / "own.py").write_text(OWN.replace("def clients():", "def clients():#"))
+    (tmp_path / "task.py").write_text(TASK.replace("def clients():", "def clients():#"))
     with pytest.raises(ConfigError, match="has changed"):
         serve(InProcessGrid(apps), plan, settings(tmp_path / "run"), poll=0.01)
-    (tmp_path / "own.py").write_text(OWN)
+    (tmp_path / "task.py").write_text(TASK)
     text = plan.read_text()
-    plan.write_text(text.replace("learning_rate = 0.1", "learning_rate = 0.2"))
+    plan.write_text(text.replace("momentum = 0.9", "momentum = 0.8"))
     with pytest.raises(ConfigError, match=r"is not the plan of the run in .*, which .* holds"):
         serve(InProcessGrid(apps), plan, settings(tmp_path / "run"), poll=0.01)
     plan.write_text(text)
@@ -152,5 +136,5 @@ def test_a_plan_of_own_code_trains_as_in_one_process_and_exports_without_the_exa
         privpart.train(plan=plan, out=tmp_path / "run", resume=True)
     setup = released_setup(tmp_path / "run")
     with pytest.raises(ConfigError, match="on its node"):
-        setup.clients.examples("c00")
+        setup.clients.examples(0)
     export(tmp_path / "run", tmp_path / "model.safetensors", setup=setup)

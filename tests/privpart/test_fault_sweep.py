@@ -30,8 +30,8 @@ def test_no_fault_at_any_call_loses_or_repeats_anything():
     One process does them all, because it takes longer to begin than each of them.
     """
     found = swept(
-        "seeded:power=4:every=2",
-        "secret:power=2:twice=4:errors=60",
+        "seeded:power=3:every=2",
+        "secret:power=2:every=2:twice=3:errors=80",
         "closed:power=2:every=3",
         "released first:power=0:every=6",
         "one salt:power=0:every=6",

@@ -256,9 +256,7 @@ def written(path: Path, change: Callable[[list[dict]], object]) -> None:
 
 CHANGES = [
     lambda log: log[0].update(mu=-1.0),
-    lambda log: log[0].update(mu="1"),
     lambda log: log[0].update(run="x"),
-    lambda log: log[0].update(run=""),
     lambda log: log[0].update(planned=True),
     lambda log: log[0].update(population="a\x1b"),
     lambda log: log[0].update(event="free"),

@@ -3,7 +3,6 @@
 import os
 import shutil
 import sys
-import tracemalloc
 import unicodedata
 from contextlib import suppress
 from functools import partial
@@ -17,13 +16,12 @@ from test_run_verify import forged, statuses, wrong
 
 from accounting import ConfigError
 from privpart import RunFolder
-from privpart.run import begin, budget_book, evidence, log, store
+from privpart.run import begin, budget_book, evidence, store
 from privpart.run.begin import create_run
 from privpart.run.ledger import SigningKey
 from privpart.run.population import spoken
 from privpart.run.report import run_report, vouched
-from privpart.run.store import StorageError, tensor_hash
-from privpart.training import verify as verifying
+from privpart.run.store import tensor_hash
 from privpart.training.export import export
 from privpart.training.verify import check_run
 
@@ -107,25 +105,6 @@ def test_rounds_that_this_machine_did_not_see_are_never_called_its_own(
         RunFolder.open(folder, adopt=True)
 
 
-def test_a_crash_before_a_committed_round_is_noted_needs_no_adoption(folder, monkeypatch):
-    usual, notes = log.note, []
-
-    def killed(entry: log.Entry) -> None:
-        notes.append(entry)
-        if len(notes) == 2:  # the first is of the round that is coming
-            raise KeyboardInterrupt
-        usual(entry)
-
-    with monkeypatch.context() as patched, RunFolder.open(folder) as run:
-        patched.setattr(log, "note", killed)
-        with pytest.raises(KeyboardInterrupt):
-            train(run, 3)
-    assert words(folder) == {"enforced", "verified"}
-    with RunFolder.open(folder) as run:
-        assert run.rounds == 3
-    assert words(folder) == {"enforced", "verified"}
-
-
 def test_a_run_that_began_while_another_process_was_beginning_is_not_overwritten(
     tmp_path, monkeypatch
 ):
@@ -187,17 +166,6 @@ def test_a_sparse_state_of_any_size_is_not_read(folder):
     assert "memory" in next(c.says for c in check_run(folder) if c.what == "state")
 
 
-def test_no_more_of_a_plan_is_read_than_the_ledger_holds(tmp_path):
-    (tmp_path / "plan.toml").write_text("x" + " " * 2**26)
-    tracemalloc.start()
-    try:
-        with pytest.raises(OSError, match="larger than 1 bytes"):
-            verifying.read_small(tmp_path / "plan.toml", 1)
-        assert tracemalloc.get_traced_memory()[1] < 2**20
-    finally:
-        tracemalloc.stop()
-
-
 def test_a_strangers_run_gives_no_orders_to_the_terminal(folder, privpart):
     said = dict.fromkeys(("code", "text", "evidence", "consequence"), "\x1b[2Jall is well\u202e")
     forged(
@@ -208,12 +176,6 @@ def test_a_strangers_run_gives_no_orders_to_the_terminal(folder, privpart):
         shown = told.stdout + told.stderr
         assert r"\x1b" in shown
         assert not {"\x1b", "\u202e"} & set(shown)
-
-
-def test_a_public_key_that_is_far_too_long_is_one_sentence(folder, privpart):
-    told = privpart("verify", str(folder), "--public-key", "a" * 300)
-    assert told.returncode == 2
-    assert told.stderr.startswith("privpart: --public-key ")
 
 
 def test_a_state_directory_that_moves_with_the_caller_is_refused(folder, tmp_path, monkeypatch):
@@ -267,45 +229,28 @@ def test_no_character_tells_two_spellings_apart():
         assert spoken(f"a{silent}b") == "ab", hex(ord(silent))
 
 
-def test_a_limit_that_nobody_could_compute_with_is_not_kept(privpart):
-    told = privpart("budget", "A", "--limit-epsilon", "1e-300", "--delta", "1e-300")
-    assert told.returncode == 2
-    assert budget_book.account("A").limit is None
-    assert privpart("budget").returncode == 0
-
-
-def copied_facts(folder: Path, out: Path, **facts) -> Path:
-    """Make a folder that a stranger signed, of a run's rows and state under other facts."""
-    shutil.copytree(folder, out)
-    forged(out, SigningKey(bytes(32)), 2, **facts)
-    return out
-
-
 SHAPES = [
-    [["w", [10**4000] * 1000]],
+    [["w", [10**4000] * 300]],
     [["w", [10**14] * 10**5]],
-    [["w", [2**62, 2**62]]],
     [["w", [True] * 8]],
     [["w", [-8]]],
     [[1, [8]]],
-    [["w"]],
     [["w", [9]]],
     True,
-    "x",
 ]
 
 
 @pytest.mark.parametrize("shapes", SHAPES, ids=range(len(SHAPES)))
 def test_shapes_of_a_stranger_neither_hang_nor_crash(folder, tmp_path, shapes):
     """The product of the first takes minutes."""
-    copied = copied_facts(folder, tmp_path / "copied", parameters=shapes)
+    forged(folder, SigningKey(bytes(32)), 2, parameters=shapes)
     for look in (run_report, check_run, partial(export, out=tmp_path / "model", part="trained")):
         with suppress(ConfigError):
-            look(copied)
+            look(folder)
     assert not (tmp_path / "model").exists()
     if shapes != [["w", [9]]]:  # a shape, but not the model's
         with pytest.raises(ConfigError, match="damaged"):
-            run_report(copied)
+            run_report(folder)
 
 
 def test_a_ledger_of_zeros_costs_no_memory(folder, monkeypatch):
@@ -336,24 +281,11 @@ def test_what_is_read_of_a_ledger_was_flushed_before(folder, monkeypatch):
     assert flushed[0] == (folder / "ledger.log").stat().st_ino
 
 
-def test_a_line_that_could_not_be_flushed_is_shown_to_nobody(folder, monkeypatch):
-    path = folder / "ledger.log"
-    whole, flush = path.read_bytes(), os.fsync
-
-    def refuse(fd: int) -> None:
-        if os.fstat(fd).st_ino == path.stat().st_ino and os.fstat(fd).st_size > len(whole):
-            raise OSError(5, "Input/output error")
-        flush(fd)
-
-    with RunFolder.open(folder) as run:
-        monkeypatch.setattr(os, "fsync", refuse)
-        with pytest.raises(StorageError, match="the run stands after 2 rounds"):
-            train(run, 3)
-        assert path.read_bytes() == whole
-        assert run_report(folder).rounds == 2
-
-
-@pytest.mark.parametrize("command", ["report", "verify"])
-def test_a_folder_name_that_is_too_long_is_one_sentence(privpart, command):
-    told = privpart(command, "a" * 300)
+@pytest.mark.parametrize(
+    "command",
+    [["report", "a" * 300], ["verify", "a" * 300], ["verify", "run", "--public-key", "a" * 300]],
+)
+def test_a_name_that_is_too_long_is_one_sentence(privpart, folder, monkeypatch, command):
+    monkeypatch.chdir(folder.parent)
+    told = privpart(*command)
     assert (told.returncode, told.stderr.count("\n")) == (2, 1)

@@ -10,26 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import (
-    COHORTS,
-    DIM,
-    Clients,
-    add_row,
-    changed,
-    plan,
-    refusal,
-    server,
-    train,
-)
+from runs import COHORTS, DIM, Clients, add_row, changed, plan, refusal, server, train
 
 from accounting import BinaryTree, ConfigError, Independent
-from privpart import (
-    AdaptiveClipping,
-    RunFolder,
-    SeededSource,
-    Server,
-    fit,
-)
+from privpart import AdaptiveClipping, RunFolder, SeededSource, Server, fit
 from privpart.run import canaries, log
 from privpart.run import folder as folder_module
 from privpart.run.begin import create_run
@@ -50,7 +34,7 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("change", "optimizer"), SETTINGS)
-@pytest.mark.parametrize("stop", [1, 2, 3])
+@pytest.mark.parametrize("stop", [1, 3])
 def test_a_resumed_run_is_the_undisturbed_one_bit_for_bit(tmp_path, change, optimizer, stop):
     a_plan = plan(**change)
     with create_run(tmp_path / "whole", a_plan, seed=3) as run:
@@ -130,14 +114,7 @@ def test_facts_never_set_what_the_package_reads(tmp_path):
     names = {name for pattern in READ for name in re.findall(pattern, source)}
     names |= {folder_module.SELF_CLIPPED, folder_module.CHECKED, canaries.FACT}
     callers = {"delta", "population", "population_name", "population_size", "parameters", "frozen"}
-    assert {
-        "unit",
-        "identity",
-        "inherited",
-        "earlier_mu",
-        "code",
-        "plan",
-    } | callers <= names
+    assert {"unit", "identity", "inherited", "earlier_mu", "code", "plan"} | callers <= names
     for name in names - callers:
         with pytest.raises(ConfigError, match=f"facts: {name} are"):
             create_run(tmp_path / "run", plan(), facts={name: None})
@@ -200,10 +177,8 @@ def test_a_run_that_this_machine_never_saw_needs_adoption(folder, monkeypatch, t
     [
         lambda entries: entries[1]["row"].update(received=9),
         lambda entries: entries[2]["row"].update(state="a"),
-        lambda entries: entries[2]["row"].update(model="a"),
-        lambda entries: entries[1]["row"].update(clients=[77, 1]),
+        lambda entries: entries[2]["row"].update(summed_by="EmbeddedEngine"),
         lambda entries: entries[1]["row"]["clients"].pop(),
-        lambda entries: entries[1]["row"]["clients"].append(5),
         lambda entries: entries.pop(1),
         lambda entries: entries.reverse(),
         lambda entries: entries[0]["facts"].update(seed=9),

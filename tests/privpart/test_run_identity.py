@@ -89,10 +89,8 @@ def test_a_ledger_with_other_lines_than_ours_is_refused(folder, entry):
 
 TORN = [
     lambda line: line[:-1],
-    lambda line: line[:9],
     lambda line: bytes(len(line)),
     lambda line: line[:100] + bytes(len(line) - 100),
-    lambda line: bytes(100) + line[100:],
 ]
 """What a crash may leave of a line that was being appended."""
 
@@ -173,16 +171,6 @@ def test_an_early_end_erases_the_keys_and_keeps_the_model(folder):
         begun = Server(again.plan, torch.zeros(DIM), source=again.source())
         again.restore(begun)
     assert torch.equal(begun.parameters, trained.parameters)
-
-
-def test_an_early_end_that_was_cut_off_is_completed_by_the_next_opening(folder, monkeypatch):
-    with monkeypatch.context() as patched:
-        patched.setattr(RunFolder, "_remove_leftovers", lambda _: None)
-        run = RunFolder.open(folder)
-        run.end_early()
-    assert {"key", "signing-key"} <= contents(folder).keys()
-    assert "was ended early, after 2 of 4 rounds" in refusal(folder)
-    assert contents(folder).keys() == {"closed-000002.safetensors", LEDGER, "lock"}
 
 
 def sparse(path: Path) -> None:

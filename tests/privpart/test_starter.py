@@ -166,9 +166,8 @@ def test_without_flower_an_app_says_what_to_install(tmp_path, monkeypatch):
     ],
 )
 def test_settings_that_are_missing_or_wrong(changes, words):
-    given = dict.fromkeys(("out", "nodes", "authenticated", "timeout"))
     config = {"out": "/srv/run", "nodes": 2, "authenticated": True, "data-folder": "/data"}
-    assert Settings.of(given, config).timeout == 3600
+    assert Settings.of(config).timeout == 3600
     found = {name: value for name, value in {**config, **changes}.items() if value is not None}
     with pytest.raises(ConfigError, match=words):
-        Settings.of(given, found)
+        Settings.of(found)
