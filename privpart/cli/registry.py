@@ -7,7 +7,6 @@ asked for by name. Nothing is made up, so an entry without that file cannot be w
 import json
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -20,148 +19,80 @@ from privpart.run.report import RunReport
 _LARGEST = 2**22
 _SPECIAL = frozenset("\\`*_[]<>$#|~")
 """Characters that Markdown or LaTeX, as which the registry renders every text, would obey."""
-_SECTORS = ("Technology", "Healthcare", "Education", "Government", "Energy", "Finance")
-
-
-@dataclass(frozen=True, slots=True)
-class _Field:
-    """A key of the file: its table, the least tier that needs it, what to write, allowed values."""
-
-    table: str
-    name: str
-    tier: int | None
-    write: str
-    several: bool = False
-    choices: tuple[str, ...] = ()
-
-
-_FIELDS = (
-    _Field("entry", "url_slug", 1, "short name in the registry's address, as in my-model-2026"),
-    _Field("basic", "name", 1, "name of what is published"),
-    _Field("basic", "data_curators", 1, "who publishes it, a list of names", several=True),
-    _Field("basic", "intended_use", 1, "what it is for"),
-    _Field("basic", "description", 1, "what it is, in a sentence or two"),
-    _Field("basic", "data_product_region", 1, "the region that the data are from"),
-    _Field("basic", "publication_date", 1, "day of the (first) publication, YYYY-MM-DD"),
-    _Field("basic", "data_product_sector", None, "sector", choices=_SECTORS),
-    _Field("privacy_loss", "unit_is", 2, "what one unit of the report is: a person, a device ..."),
-    _Field(
-        "deployment_model", "release_type", 2, "what is published",
-        choices=("One release", "Many releases"),
-    ),
-    _Field("deployment_model", "release_type_details", None, "further uses of the same data"),
-    _Field(
-        "deployment_model", "data_source_type", 2, "whether data keep coming in",
-        choices=("Static", "Dynamic"),
-    ),
-    _Field("deployment_model", "data_source_type_details", None, "how they come in"),
-    _Field(
-        "deployment_model", "access_type", 2, "whether people query the data under DP",
-        choices=("Interactive", "Non-interactive"),
-    ),
-    _Field("deployment_model", "access_type_details", None, "how queries share the budget"),
-    _Field("deployment_model", "actors", 3, "who holds and sees what, and why each is trusted"),
-    _Field("dp_variant", "data_domain", 3, "which data could have been used"),
-    _Field("accounting", "post_processing", None, "what is done to the model after training"),
-    _Field("implementation", "tuning", None, "how hyperparameters were chosen, and on which data"),
-    _Field("implementation", "security", None, "who has access to the data before training"),
-    _Field("implementation", "justification", 3, "why these choices, and who checked them"),
-    _Field("administrative", "registry_authors", 1, "who wrote this entry, a list", several=True),
-    _Field("administrative", "sources", None, "papers, posts, the model itself"),
-    _Field("administrative", "notes", None, "anything else"),
-)  # fmt: skip
-
-
-def template() -> str:
-    """Return the file to be filled in, with what to write in each place."""
-    lines = [
-        "# What only you know about a deployment, for: privpart report RUN --registry FILE",
-        "# --about THIS_FILE. The registry renders texts as Markdown. Leave empty what is unknown.",
-        "",
-        "[entry]",
-        "tier = 3            # how complete the entry is: 1, 2 or 3",
-    ]
-    table = "entry"
-    for field in _FIELDS:
-        if field.table != table:
-            table = field.table
-            lines += ["", f"[{table}]"]
-        needed = "optional" if field.tier is None else f"needed from tier {field.tier}"
-        choices = f": {' | '.join(field.choices)}" if field.choices else ""
-        lines.append(f"# {field.write}{choices} ({needed})")
-        empty = "[]" if field.several else '""'
-        lines.append(f"{field.name} = {empty}")
-    return "\n".join(lines)
+_NEEDED = {
+    1: "entry.url_slug basic.name basic.data_curators basic.intended_use basic.description "
+    "basic.data_product_region basic.publication_date administrative.registry_authors",
+    2: "privacy_loss.unit_is deployment_model.release_type deployment_model.data_source_type "
+    "deployment_model.access_type",
+    3: "deployment_model.actors dp_variant.data_domain implementation.justification",
+}
+"""Answers that an entry needs from a tier on."""
+_OPTIONAL = (
+    "basic.data_product_sector deployment_model.release_type_details "
+    "deployment_model.data_source_type_details deployment_model.access_type_details "
+    "accounting.post_processing implementation.tuning implementation.security "
+    "administrative.sources administrative.notes"
+)
+_SEVERAL = ("basic.data_curators", "administrative.registry_authors")
 
 
 def read_about(path: Path) -> dict[str, Any]:
     """Return the tables of a filled-in file; texts that were left empty are left out.
 
+    The registry's own schema says which texts it takes where it offers a choice.
+
     Raises:
-        ConfigError: it does not exist, and is then written to be filled in; it cannot be read, has
-            unknown keys or values of another kind, or lacks what its tier needs.
+        ConfigError: it cannot be read, has unknown keys or values of another kind, or lacks what
+            its tier needs.
     """
     tables = _tables(path)
     entry = tables.get("entry")
     tier = entry.pop("tier", None) if isinstance(entry, dict) else None
     # True equals 1 in Python, and is no tier.
-    if tier not in (1, 2, 3) or isinstance(tier, bool):
+    if tier not in _NEEDED or isinstance(tier, bool):
         raise ConfigError(f"about={path}: [entry] tier={tier!r}: must be 1, 2 or 3.")
-    fields = {(field.table, field.name): field for field in _FIELDS}
+    allowed = " ".join((*_NEEDED.values(), _OPTIONAL)).split()
     answers: dict[str, Any] = {"entry": {"tier": tier}}
     for table, values in tables.items():
         for name, value in values.items() if isinstance(values, dict) else [("", values)]:
-            field = fields.get((table, name))
-            if field is None:
-                allowed = ", ".join(f.name for f in _FIELDS if f.table == table) or "none"
-                raise ConfigError(
-                    f"about={path}: [{table}] {name}: is not a known key; of this table: {allowed}."
-                )
-            if answer := _value(field, value, path):
+            key = f"{table}.{name}"
+            if key not in allowed:
+                raise ConfigError(f"about={path}: {key}: must be one of {', '.join(allowed)}.")
+            if answer := _answer(key, value, path):
                 answers.setdefault(table, {})[name] = answer
-    missing = [
-        f"[{f.table}] {f.name} ({f.write})"
-        for f in _FIELDS
-        if f.tier is not None and f.tier <= tier and f.name not in answers.get(f.table, {})
-    ]
-    if missing:
-        raise ConfigError(f"about={path}: an entry of tier {tier} needs {'; '.join(missing)}.")
+    needed = " ".join(keys for least, keys in _NEEDED.items() if least <= tier).split()
+    given = {f"{table}.{name}" for table, values in answers.items() for name in values}
+    if missing := [key for key in needed if key not in given]:
+        raise ConfigError(f"about={path}: an entry of tier {tier} needs {', '.join(missing)}.")
     return answers
 
 
 def _tables(path: Path) -> dict[str, Any]:
     try:
-        if not path.exists():
-            path.write_text(template() + "\n", encoding="utf-8")
-            raise ConfigError(f"about={path}: is new; fill it in, and run the same command again.")
         # No more than an entry can need: a file without end would fill the memory.
         with path.open("rb") as file:
             return tomllib.loads(file.read(_LARGEST).decode())
     except OSError as error:
-        raise ConfigError(f"about={path}: cannot be read or written: {error.strerror}.") from None
+        raise ConfigError(
+            f"about={path}: cannot be read: {error.strerror}. docs/reports.md has one to fill in."
+        ) from None
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"about={path}: is not TOML: {error}.") from None
 
 
-def _value(field: _Field, value: object, path: Path) -> str | list[str]:
-    """Return the value of a key, checked."""
-    fault = ""
-    if field.several:
-        if isinstance(value, list) and all(isinstance(text, str) for text in value):
-            return [text.strip() for text in value if text.strip()]
-        fault = "must be a list of texts"
-    elif field.name == "publication_date":
+def _answer(key: str, value: object, path: Path) -> str | list[str]:
+    several = key in _SEVERAL
+    texts = value if several and isinstance(value, list) else [value]
+    if several is not isinstance(value, list) or not all(isinstance(text, str) for text in texts):
+        kind = "a list of texts" if several else "a text"
+        raise ConfigError(f"about={path}: {key}={value!r}: must be {kind}.")
+    stripped = [text for text in map(str.strip, texts) if text]
+    if key == "basic.publication_date" and stripped:
         try:
-            return date.fromisoformat(str(value)).isoformat() if value else ""
+            date.fromisoformat(stripped[0])
         except ValueError:
-            fault = "must be a day, YYYY-MM-DD"
-    elif not isinstance(value, str):
-        fault = "must be a text"
-    elif not value or not field.choices or value in field.choices:
-        return value.strip()
-    else:
-        fault = f"must be one of {', '.join(field.choices)}"
-    raise ConfigError(f"about={path}: [{field.table}] {field.name}={value!r}: {fault}.")
+            raise ConfigError(f"about={path}: {key}={value!r}: must be YYYY-MM-DD.") from None
+    return stripped if several else "".join(stripped)
 
 
 def entry_of(result: RunReport, about: Mapping[str, Any]) -> dict[str, Any]:

@@ -52,8 +52,7 @@ def report(
     about: Annotated[
         Path | None,
         typer.Option(
-            help="TOML file with what only you know: who publishes what, why and for whom. One "
-            "that does not exist is written, to be filled in.",
+            help="TOML file with what only you know: who publishes what, why and for whom.",
             rich_help_panel=_REGISTRY,
         ),
         without("registry", "no entry is written"),
