@@ -14,10 +14,14 @@ from accounting import (
     ConfigError,
     Dense,
     FixedOrder,
+    Grouped,
     Independent,
     Participation,
+    PrefixError,
     Toeplitz,
     brute_force,
+    calibrate,
+    error,
 )
 from accounting.mechanisms.mechanism import prefix_sums
 
@@ -93,14 +97,9 @@ def runs(most):
 
 @given(st.integers(1, 12).flatmap(mechanisms))
 @settings(max_examples=150)
-def test_decoder_times_encoder_is_the_prefix_sum(mechanism):
+def test_the_decoder_is_the_prefix_sum_and_has_the_prefix_variance(mechanism):
     product = mechanism.decoder() @ mechanism.encoder()
     np.testing.assert_allclose(product, prefix_sums(mechanism.rounds), atol=1e-10)
-
-
-@given(st.integers(1, 12).flatmap(mechanisms))
-@settings(max_examples=150)
-def test_prefix_variance_is_the_diagonal_of_the_noise_covariance(mechanism):
     covariance = (mechanism.decoder() ** 2).sum(axis=1)
     np.testing.assert_allclose(mechanism.prefix_variance(), covariance, rtol=1e-10)
 
@@ -112,6 +111,7 @@ def test_sensitivity_is_brute_force_or_an_upper_bound(run):
     claimed = mechanism.sensitivity(participation)
     judged = brute_force(mechanism.encoder(), participation)
     assert claimed.squared >= judged * (1 - 1e-14)
+    assert claimed.exact or not isinstance(mechanism, BinaryTree)
     if claimed.exact:
         assert claimed.squared == pytest.approx(judged, rel=1e-10)
 
@@ -137,20 +137,6 @@ def test_exact_sensitivity_is_attained_by_some_signs(run):
         assert claimed.squared == pytest.approx(attained, rel=1e-10)
 
 
-@pytest.mark.parametrize("estimator", ["vanilla", "online"])
-def test_every_small_tree(estimator):
-    for n, every in itertools.product(range(1, 13), (None, 1, 2, 3, 5, 6, 7)):
-        tree = BinaryTree(n, every, estimator=estimator)
-        for k, b in ((1, 1), (2, 1), (2, 3), (3, 2), (n, 1)):
-            if k <= -(-n // b):
-                for kind in (Participation, FixedOrder):
-                    participation = kind(n, k, b)
-                    judged = brute_force(tree.encoder(), participation)
-                    claimed = tree.sensitivity(participation)
-                    assert claimed.exact, (tree, participation)
-                    assert claimed.squared == pytest.approx(judged, rel=1e-10), (tree, kind)
-
-
 def test_a_client_in_every_round_of_a_long_run_is_exact_at_once():
     """Not by 2^60 patterns: with no negative entry, all rounds are the worst ones."""
     dense = Dense(np.tril(np.ones((60, 60))))
@@ -169,6 +155,7 @@ SIXES = [
     BufferedToeplitz(6, (0.5,), (0.2,)),
     BandedInverse(6, (1.0, -0.5)),
     Dense(np.eye(6)),
+    Grouped([(0,)] * 6, [BinaryTree(6)], [5]),
 ]
 
 
@@ -176,3 +163,54 @@ SIXES = [
 def test_rounds_must_agree(mechanism):
     with pytest.raises(ConfigError, match="rounds=9 but the mechanism has rounds=6"):
         mechanism.sensitivity(Participation(9))
+
+
+def test_the_error_is_at_equal_cost():
+    """It is the scale that the encoder does not have; and one round has one error."""
+    participation = Participation(20, 3, 4)
+    once, twice = (Toeplitz(20, (scale, scale / 2)) for scale in (1, 2))
+    assert error(once, participation).rmse == pytest.approx(error(twice, participation).rmse)
+    assert error(BinaryTree(1), Participation(1)) == PrefixError(rmse=1.0, max_error=1.0)
+
+
+ONCE, TWICE, APART = Participation(6), Participation(6, 2, 1), Participation(6, 2, 3)
+FALLING, RISING, NEGATIVE = (1.0, 0.5, 0.25), (1.0, 0.25, 0.5), (1.0, 0.5, -0.25)
+
+CASES = [
+    (Independent(6), TWICE, True, "one unit per participation"),
+    (BinaryTree(6), ONCE, True, "binary tree: levels of the tree"),
+    (BinaryTree(6), TWICE, True, "binary tree: exact recursion"),
+    (Toeplitz(6, RISING), ONCE, True, "largest column norm"),
+    (Toeplitz(6, NEGATIVE), APART, True, "bands within separation"),
+    (Toeplitz(6, FALLING), TWICE, True, "non-increasing Toeplitz"),
+    (Toeplitz(6, RISING), TWICE, False, "sum of row maxima"),
+    (Toeplitz(6, NEGATIVE), TWICE, False, "sum of row maxima"),
+    (Toeplitz(6, (*FALLING, 0, 0, -0.1)), TWICE, False, "sum of row maxima"),
+    (Toeplitz(6, FALLING, normalize_columns=True), APART, True,
+     "unit columns, bands within separation"),
+    (Toeplitz(6, RISING, normalize_columns=True), TWICE, False, "sum of row maxima"),
+    (BandedInverse(6, (1.0, -0.5)), TWICE, True, "non-increasing Toeplitz"),
+    (BandedInverse(6, (1.0, -0.5), True), ONCE, True, "unit columns, orthogonal"),
+    (BandedInverse(6, (1.0, -0.5), True), TWICE, True,
+     "earliest rounds of unit geometric columns"),
+    (BandedInverse.square_root(6, 3, normalize_columns=True), TWICE, True,
+     "earliest rounds of unit columns"),
+    (BandedInverse(6, (1.0, 0.0, -1.0), True), TWICE, False, "largest products of unit columns"),
+    (BufferedToeplitz(6, (0.9,), (0.3,)), TWICE, True, "non-increasing Toeplitz"),
+    (Dense([[1.0, 0.0], [0.5, 1.0]]), Participation(2), True, "largest column norm"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("mechanism", "participation", "exact", "rule"), CASES)
+def test_exactness_and_rule(mechanism, participation, exact, rule):
+    claimed = mechanism.sensitivity(participation)
+    assert claimed.exact is exact
+    assert claimed.rule == rule
+
+
+def test_errors_name_what_was_passed_and_what_would_do():
+    run = Participation(8)
+    with pytest.raises(ConfigError, match=r"^target_epsilon=1e\+60: must lie between"):
+        calibrate(BinaryTree(8), run, target_epsilon=1e60, delta=1e-6)
+    with pytest.raises(ConfigError, match=r"^encoder has shape \(2, 2\): must have 8 columns, one"):
+        brute_force(np.eye(2), run)

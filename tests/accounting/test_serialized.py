@@ -4,51 +4,39 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from every_mechanism import FILTERS, TREES, short
 
 from accounting import (
     BandedInverse,
     BinaryTree,
     BufferedToeplitz,
     ConfigError,
-    Dense,
-    Independent,
+    Grouped,
+    PrunedTree,
     Toeplitz,
     fingerprint,
     mechanism_from_dict,
 )
 
+GROUPED = Grouped([(0, 1), (1,)], [BinaryTree(1), PrunedTree(5, (0, 3))], [3, 4])
 MECHANISMS = [
-    Independent(4),
-    BinaryTree(7),
-    BinaryTree(8),
-    BinaryTree(7, 3),
-    BinaryTree(7, estimator="online"),
-    Toeplitz(5, (1.0, 0.1)),
-    Toeplitz(5, (1.0, 0.1), normalize_columns=True),
-    Toeplitz(6, (1.0, 0.1)),
+    *TREES,
+    *FILTERS,
     BandedInverse(5, (1.0, -0.1)),
     BandedInverse(5, (1.0, -0.1), normalize_columns=True),
     BufferedToeplitz(5, (0.9, 0.1), (0.3, 1 / 3)),
     BufferedToeplitz(5, (0.1, 0.9), (1 / 3, 0.3)),
-    Dense([[1.0, 0.0], [0.1, 1.0]]),
+    GROUPED,
+    Grouped([(0, 1), (1,)], [BinaryTree(1), BufferedToeplitz(2, (0.9,), (0.3,))], [3, 4]),
 ]
 
 
-@pytest.mark.parametrize("mechanism", MECHANISMS, ids=lambda m: " ".join(repr(m).split()))
+@pytest.mark.parametrize("mechanism", MECHANISMS, ids=short)
 def test_round_trip(mechanism):
     again = mechanism_from_dict(json.loads(json.dumps(mechanism.to_dict())))
     assert again == mechanism
     assert type(again) is type(mechanism)
     assert fingerprint(again) == fingerprint(mechanism)
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=4))
-def test_floats_survive_to_the_last_bit(decay):
-    mechanism = BufferedToeplitz(9, decay, [1 / 7] * len(decay))
-    text = json.dumps(mechanism.to_dict())
-    assert mechanism_from_dict(json.loads(text)) == mechanism
 
 
 def test_fingerprints_tell_mechanisms_apart():
@@ -94,7 +82,10 @@ TREE = BinaryTree(8).to_dict()
         (TREE | {"restart_every": 0}, "restart_every=0"),
         (Toeplitz(2, (1,)).to_dict() | {"coefficients": [1, float("nan")]}, "finite"),
         ("tree", "must be an object"),
-        (None, "must be an object"),
+        *(
+            (GROUPED.to_dict() | {"mechanisms": members}, "mechanism")
+            for members in ([GROUPED.to_dict()], "tree", None, [3])
+        ),
     ],
 )
 def test_what_cannot_be_read_says_why(data, message):

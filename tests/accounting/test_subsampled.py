@@ -1,49 +1,30 @@
-"""Poisson sampling: stated or refused, and never mixed with zero-out."""
+"""Sampling: stated or refused, never mixed with zero-out, and calibrated."""
 
 import math
-from dataclasses import dataclass
 
 import dp_accounting
-import numpy as np
 import pytest
 
 from accounting import (
+    BallsInBins,
     BinaryTree,
+    BMinSep,
     ConfigError,
+    Estimate,
+    EstimatedGuarantee,
     Guarantee,
     Independent,
     Participation,
     PoissonSampling,
     SampledGuarantee,
-    Sensitivity,
+    Toeplitz,
+    calibrate,
     guarantee,
+    participation_of,
     sampled_guarantee,
 )
-from accounting.mechanisms.mechanism import prefix_sums
-
-
-@dataclass(frozen=True)
-class Banded:
-    """A lower-triangular encoder with the coefficients given, for these tests."""
-
-    rounds: int
-    coefficients: tuple[float, ...]
-    name: str = "banded"
-    groups = None
-    prefix_only = False
-
-    def encoder(self):
-        return sum(c * np.eye(self.rounds, k=-lag) for lag, c in enumerate(self.coefficients))
-
-    def decoder(self):
-        return prefix_sums(self.rounds) @ np.linalg.inv(self.encoder())
-
-    def sensitivity(self, participation):
-        assert participation.max_participations == 1
-        return Sensitivity(float((self.encoder() ** 2).sum(axis=0).max()), True, "column norm")
-
-    def prefix_variance(self):
-        return (self.decoder() ** 2).sum(axis=1)
+from accounting.calibrate import estimated_noise, least_sampled_noise
+from accounting.cohorts import SAMPLERS, cohorts, sampling_from_dict, sampling_to_dict
 
 
 def test_probability():
@@ -58,14 +39,14 @@ def test_probability():
 
 def test_banded_is_dp_sgd_of_fewer_steps():
     """Choquette-Choo et al. 2023, Theorem 4: ceil(n / b) steps, q b, noise over column norm."""
-    mechanism = Banded(10, (1.0, 0.5, 0.25))
+    mechanism = Toeplitz(10, (1.0, 0.5, 0.25))
     sampling = PoissonSampling(50, 1000, groups=3)
     run = sampled_guarantee(mechanism, sampling, noise_multiplier=2.0)
     assert run.steps == 4
     assert "in 3 groups that no data decided and that take turns" in run.assumptions[0].text
     assert run.probability == pytest.approx(0.15, rel=1e-15)
     exact = 2.0 / math.sqrt(1 + 0.25 + 0.0625)
-    assert exact * (1 - 1e-15) <= run.noise_multiplier <= exact
+    assert exact * (1 - 1e-14) <= run.noise_multiplier <= exact
     event = dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(0.15, dp_accounting.GaussianDpEvent(exact)), 4
     )
@@ -78,18 +59,12 @@ def test_banded_is_dp_sgd_of_fewer_steps():
 
 def test_amplification_lowers_epsilon_and_no_sampling_gives_none():
     """At probability 1 add-or-remove has the same Gaussian as zero-out: k = ceil(n / b)."""
-    banded = Banded(12, (1.0, 0.5))
+    banded = Toeplitz(12, (1.0, 0.5))
     full = sampled_guarantee(banded, PoissonSampling(500, 1000, 2), noise_multiplier=4.0)
     part = sampled_guarantee(banded, PoissonSampling(50, 1000, 2), noise_multiplier=4.0)
     unamplified = Guarantee(math.sqrt(6 * 1.25) / 4.0).epsilon(1e-6)
     assert full.epsilon(1e-6) == pytest.approx(unamplified, rel=1e-5)
     assert part.epsilon(1e-6) < 0.5 * unamplified
-
-
-def test_rdp_is_looser_than_pld():
-    pld, rdp = (SampledGuarantee(2.0, 0.01, 100, method) for method in ("pld", "rdp"))
-    assert pld.epsilon(1e-6) < rdp.epsilon(1e-6)
-    assert pld.delta(0.5) < rdp.delta(0.5)
 
 
 def test_small_noise_does_not_exhaust_memory():
@@ -119,8 +94,8 @@ def test_sampling_must_be_stated(sampling):
 @pytest.mark.parametrize(
     ("mechanism", "groups", "message"),
     [
-        (Banded(10, (1.0, 0.5, 0.25)), 1, "groups=1: the encoder of banded reaches further"),
-        (Banded(10, (1.0, 0.5, 0.25)), 2, "groups=2: the encoder of banded reaches further"),
+        (Toeplitz(10, (1.0, 0.5, 0.25)), 1, "groups=1: the encoder of toeplitz reaches further"),
+        (Toeplitz(10, (1.0, 0.5, 0.25)), 2, "groups=2: the encoder of toeplitz reaches further"),
         (BinaryTree(4), 4, "only a square lower-triangular encoder"),
     ],
 )
@@ -154,3 +129,84 @@ def test_the_grid_follows_the_loss():
 def test_noise_beyond_the_accountants_range_is_refused(noise_multiplier):
     with pytest.raises(ConfigError, match="reliable from 1e-3 to 1e5"):
         SampledGuarantee(noise_multiplier, 0.1, 10)
+
+
+# Noise for a target under sampling: met, near it, and by one independent estimate.
+
+SLOW = pytest.mark.slow
+CASES = [
+    (Independent(20), PoissonSampling(10, 200), "rdp"),
+    pytest.param(Independent(20), PoissonSampling(10, 200), "pld", marks=SLOW),
+    pytest.param(
+        Toeplitz.square_root(20, 4), PoissonSampling(10, 200, groups=4), "pld", marks=SLOW
+    ),
+    pytest.param(Independent(20), BallsInBins(5, 20), "pld", marks=SLOW),
+    (Toeplitz.square_root(20), BallsInBins(5, 20), "pld"),
+]
+
+
+@pytest.mark.parametrize(("mechanism", "sampling", "method"), CASES, ids=repr)
+def test_the_noise_meets_the_target_closely_and_is_less_than_without(mechanism, sampling, method):
+    noise = least_sampled_noise(mechanism, sampling, target_epsilon=2.0, delta=1e-6, method=method)
+    run = sampled_guarantee(mechanism, sampling, noise_multiplier=noise, method=method)
+    assert 2.0 * (1 - 1e-4) <= run.epsilon(1e-6) <= 2.0
+    limits = participation_of(sampling, 20)
+    assert noise < calibrate(mechanism, limits, target_epsilon=2.0, delta=1e-6)
+
+
+def test_an_estimate_is_made_once_after_its_noise_was_chosen(monkeypatch):
+    made = []
+    usual = EstimatedGuarantee.epsilon
+
+    def watched(self, delta):
+        made.append((self.noise_multiplier, self.seed, self.samples))
+        return usual(self, delta)
+
+    monkeypatch.setattr(EstimatedGuarantee, "epsilon", watched)
+    sampler = BMinSep(10, 200, 4)
+    mechanism = Toeplitz.square_root(12, 4)
+    found = estimated_noise(mechanism, sampler, target_epsilon=3.0, delta=1e-5, draws=100_000)
+    *pilots, (noise, seed, samples) = made
+    assert (noise, seed, samples) == (found.noise_multiplier, found.seed, 100_000)
+    assert seed not in {own for _, own, _ in pilots}
+    assert {count for *_, count in pilots} == {10_000}
+    assert found.epsilon(1e-5) <= 3.0
+    monkeypatch.setattr(EstimatedGuarantee, "epsilon", lambda self, _: 4.0 - (self.samples < 10**5))
+    with pytest.raises(ConfigError, match="another answer"):
+        estimated_noise(mechanism, sampler, target_epsilon=3.0, delta=1e-5, draws=100_000)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [PoissonSampling(3, 12, 3), BallsInBins(4, 10), BMinSep(2, 12, 3), PoissonSampling(12, 12)],
+    ids=str,
+)
+def test_no_draw_breaks_the_limits_that_are_stated(sampling):
+    limits = participation_of(sampling, 10)
+    for number in range(20):
+        drawn = cohorts(sampling, members=12, rounds=10, key=bytes([number]) * 32)
+        rounds = {i: [] for i in range(12)}
+        for t, members in enumerate(drawn):
+            for i in members.tolist():
+                rounds[i].append(t)
+        found = Participation.from_log(10, rounds)
+        assert found.max_participations <= limits.max_participations
+        if found.max_participations > 1:
+            assert found.min_separation >= limits.min_separation
+    assert sampling_from_dict(sampling_to_dict(sampling)) == sampling
+
+
+def test_a_sampler_needs_its_own_accountant():
+    sampler = BMinSep(2, 12, 3)
+    with pytest.raises(ConfigError, match="needs an estimate"):
+        sampled_guarantee(Toeplitz.square_root(9, 3), sampler, noise_multiplier=1.0)
+    with pytest.raises(ConfigError, match="leave out"):
+        sampled_guarantee(
+            Independent(9), PoissonSampling(3, 12), noise_multiplier=1.0, estimate=Estimate(10_000)
+        )
+    with pytest.raises(ConfigError, match="the mechanism has 9"):
+        sampled_guarantee(Independent(9), BallsInBins(2, 8), noise_multiplier=1.0)
+    with pytest.raises(ConfigError, match=", ".join(SAMPLERS)):
+        sampling_from_dict({"name": "shuffle"})
+    with pytest.raises(ConfigError, match="bins"):
+        sampling_from_dict({"name": "balls-in-bins", "rounds": 8})

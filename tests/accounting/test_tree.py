@@ -1,8 +1,5 @@
 """Binary trees: published sensitivities, the streaming noise, restarts."""
 
-import itertools
-
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,36 +46,6 @@ def test_restarts_cost_a_tree_per_participation():
     assert (once, each) == (9, 36)
 
 
-def streamed(tree):
-    """Honaker's estimates on a stack, written out on their own: rows of B."""
-    draws = iter(np.eye(len(tree.nodes())))
-    online = tree.estimator == "online"
-    rows, base = [], 0.0
-    for start in range(0, tree.rounds, tree.restart_every or tree.rounds):
-        stack = []
-        for _ in range(min(tree.restart_every or tree.rounds, tree.rounds - start)):
-            height, value = 0, next(draws)
-            while stack and stack[-1][0] == height:
-                _, left = stack.pop()
-                value = next(draws) + ((left + value) / 2 if online else 0.0)
-                height += 1
-            stack.append((height, value))
-            rows.append(base + sum(u / (2 - 2.0**-h) if online else u for h, u in stack))
-        base = rows[-1]
-    assert next(draws, None) is None
-    return np.stack(rows)
-
-
-@pytest.mark.parametrize("estimator", ["vanilla", "online"])
-def test_the_documented_stream_is_the_decoder(estimator):
-    for n, every in itertools.product((1, 2, 7, 8, 12, 21), (None, 1, 3, 4, 7)):
-        tree = BinaryTree(n, every, estimator=estimator)
-        # weights are multiples of 2^-16; at their optimum the variance hardly depends on them
-        np.testing.assert_allclose(streamed(tree), tree.decoder(), atol=2e-5)
-        variances = ((matrix**2).sum(axis=1) for matrix in (streamed(tree), tree.decoder()))
-        np.testing.assert_allclose(*variances, rtol=1e-9)
-
-
 @given(st.integers(20, 130), st.integers(3, 45), st.integers(2, 4), st.none() | st.integers(9, 70))
 def test_recursion_agrees_with_all_patterns_of_longer_runs(n, b, k, every):
     # long enough for a later round of a subtree to be worth the room that it takes
@@ -99,12 +66,6 @@ def test_large_participations_take_few_steps_of_the_recursion(monkeypatch):
     BinaryTree(2048).sensitivity(Participation(2048, 2048))
     BinaryTree(10_000).sensitivity(Participation(10_000, 200, 37))
     assert 0 < len(steps) < 10_000  # billions if the recursion breaks
-
-
-@pytest.mark.parametrize("value", [0, -3, 2.0, float("nan"), True])
-def test_restart_must_be_a_whole_number(value):
-    with pytest.raises(ConfigError, match="restart_every"):
-        BinaryTree(8, restart_every=value)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ from privpart.select import (
     random_top,
     top,
 )
-from privpart.select.engine import positions
 from privpart.select.key_spaces import cnn_filters, dense_neurons, lm_hidden, lm_words
 from privpart.select.layout import deselect
 
@@ -153,22 +152,9 @@ def test_all_keys_are_plain_federated_averaging_bit_for_bit(name, sizes, noise):
     assert torch.equal(trained(select_engine(name, *sizes), start, noise=noise), plain)
 
 
-@pytest.mark.parametrize(("name", "sizes"), [("cnn", [3]), ("2nn", [4]), ("lm", [6, 10])])
-def test_fewer_keys_are_another_model(name, sizes):
-    start = TASKS[name][0]().flat.clone()
-    assert not torch.equal(
-        trained(select_engine(name, *sizes), start), trained(plain_engine(name), start)
-    )
-
-
-def one_example_each():
-    """Clients with one example of 5 words; the section's A_n is exactly its support."""
-    return Users(BAGS.x, BAGS.y, torch.arange(18).split(1))
-
-
 def test_one_example_clients_train_exactly_the_whole_model():
     """Section 2.3, 0 ulp over three rounds of several steps: leaving absent words out is free."""
-    users = one_example_each()
+    users = Users(BAGS.x, BAGS.y, torch.arange(18).split(1))  # 5 words each: their support
     choosers = [StructuredKeys(counts(users), 5, top, data_seed=1)]
     engine = select_engine("bag", 5, users=users, choosers=choosers)
     start = bag().flat.clone()
@@ -241,12 +227,6 @@ def test_language_models_must_select_the_unknown_word():
     for unknown, keys in ((0, (1, 2)), (3, (0, 2, 4))):
         with pytest.raises(ConfigError, match=f"key {unknown}"):
             localize_tokens(unknown)(TOKENS, TOKENS, [keys])
-
-
-def test_positions_in_the_selected_keys():
-    ids = torch.tensor([[7, 0, 3], [BAG["ABSENT"], 9, 4]])
-    assert positions((3, 4, 7), ids, missing=-1).tolist() == [[2, -1, 0], [-1, -1, 1]]
-    assert positions((0, 9), ids, missing=-100).tolist() == [[-100, 0, -100], [-100, 1, -100]]
 
 
 def test_one_chooser_for_each_key_space():

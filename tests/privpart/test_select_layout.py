@@ -86,24 +86,32 @@ def mask(server, layout, keys):
     server.flat.mul_(keep)
 
 
-@pytest.mark.parametrize("keys", [(0,), (5, 1), (7, 2, 4), tuple(range(8))])
-def test_selected_filters_compute_what_the_masked_network_computes(keys):
-    sizes = {"image_size": 8, "classes": 10, "hidden": 12, "kernel": 3}
-    server, client = partial(filters(8, **sizes)), partial(filters(len(keys), **sizes))
+def small_filters(count):
+    return filters(count, image_size=8, classes=10, hidden=12, kernel=3)
+
+
+def small_neurons(count):
+    return neurons(count, inputs=6, hidden=5, classes=3)
+
+
+@pytest.mark.parametrize(
+    ("network", "size", "space", "keys", "shape"),
+    [
+        *(
+            (small_filters, 8, cnn_filters(8), keys, (3, 1, 8, 8))
+            for keys in ((0,), (5, 1), (7, 2, 4), tuple(range(8)))
+        ),
+        (small_neurons, 7, dense_neurons(), (4, 0, 3), (4, 6)),
+    ],
+)
+def test_selected_slices_compute_what_the_masked_network_computes(
+    network, size, space, keys, shape
+):
+    server, client = partial(network(size)), partial(network(len(keys)))
     server.flat.add_(torch.rand(server.dim, generator=torch.Generator().manual_seed(1)) * 0.1)
-    big, _ = sub_model(server, [cnn_filters(8)], client, [keys])
+    big, _ = sub_model(server, [space], client, [keys])
     mask(server, big, [keys])
-    x = torch.rand(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(client.module(x), server.module(x))
-
-
-def test_selected_neurons_compute_what_the_masked_network_computes():
-    keys, sizes = (4, 0, 3), {"inputs": 6, "hidden": 5, "classes": 3}
-    server, client = partial(neurons(7, **sizes)), partial(neurons(3, **sizes))
-    server.flat.add_(0.1)
-    big, _ = sub_model(server, [dense_neurons()], client, [keys])
-    mask(server, big, [keys])
-    x = torch.rand(4, 6, generator=torch.Generator().manual_seed(0))
+    x = torch.rand(shape, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(client.module(x), server.module(x))
 
 
