@@ -22,12 +22,8 @@ settings.load_profile("ci")
 
 
 @pytest.fixture(autouse=True)
-def _rollback_guards_of_tests_stay_out_of_the_home_directory(tmp_path_factory, monkeypatch):
+def _tests_stay_out_of_the_home_directory(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path_factory.getbasetemp() / "witnesses"))
-
-
-@pytest.fixture(autouse=True)
-def _fits_of_tests_stay_out_of_the_home_directory(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("PRIVPART_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "cache"))
 
 

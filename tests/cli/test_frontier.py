@@ -198,7 +198,7 @@ def test_an_audit_stands_beside_each_arm(tmp_path, monkeypatch):
     assert {row["leakage"] for row in rows_of(tmp_path, "frontier")} == {"not audited"}
 
 
-def test_a_search_for_what_to_freeze_adds_arms_until_it_ends(folder, monkeypatch):
+def test_a_search_for_what_to_freeze_adds_arms_until_it_ends(folder):
     """Whatever is frozen costs nothing, or too much; a network of two layers has two rungs."""
     text = changed(
         ('full = { "model.train" = ["*"] }\nhead = { "model.train" = ["2.*"] }\n', ""),
@@ -218,14 +218,6 @@ def test_a_search_for_what_to_freeze_adds_arms_until_it_ends(folder, monkeypatch
     told = frontier(folder)
     assert told.stderr.count("; 0 rounds to train") == len(document["rows"])
     assert f"The search ends with the arm {within[-1]}: train = [" in told.stdout
-
-    def fails(cell, *options, **more):
-        raise ConfigError("no such training")
-
-    monkeypatch.setattr(runner, "run_cell", fails)
-    (folder / "study.toml").write_text(text.replace("trials = 2", "trials = 3"))
-    told = frontier(folder)
-    assert isinstance(told.exception, ConfigError)
 
 
 @pytest.mark.parametrize(

@@ -395,7 +395,6 @@ COMMANDS = {
     ),
     "plan is missing": (("train", "--plan", "GONE", "--out", "RUN"), ("gone", "cannot be read")),
     "plan is code": (("train", "--plan", "CODE", "--out", "GONE"), (r"mistake_none\.py", "TOML")),
-    "no run to export": (("export", "GONE", "--out", "NEW"), ("gone", "no run|no ledger")),
     "plan to export": (("export", "PLAN", "--out", "NEW"), (r"plan\.toml", "no run|no ledger")),
     "export exists": (("export", "RUN", "--out", "PLAN"), (r"plan\.toml", "exists", "remove")),
     "no adapter": (("export", "RUN", "--part", "peft", "--out", "NEW"), ("Sequential", "Use full")),
@@ -414,7 +413,6 @@ COMMANDS = {
         ("--evaluate-every 0", "at least 1"),
     ),
     "clients of no plan": (("doctor", "--all-clients"), ("all-clients", "--plan")),
-    "epsilon of code": (("epsilon", "--plan", "CODE"), (r"mistake_none\.py", "TOML")),
 }
 
 
@@ -481,7 +479,6 @@ class CalledIds:
 
 PYTHON = {
     "a class for a module": ({"module": nn.Linear}, ("module", "class Linear itself", "nn.Module")),
-    "a state dict": ({"module": nn.Linear(3, 2).state_dict()}, ("module", "OrderedDict", "nn.M")),
     "no module": ({"module": None}, ("module", "is missing")),
     "module and name": (
         {"plan": tables("model", name="small_cnn", seed=1, sizes=CNN)},

@@ -71,13 +71,8 @@ def test_balls_in_bins_of_correlated_noise(privpart):
     assert (drawn["sampling"]["draws"], drawn["sampling"]["draw_seed"]) == (10_000, 0)
 
 
-def test_the_seed_is_fresh_and_printed_so_that_a_figure_can_be_repeated(privpart):
+def test_the_seed_is_printed_and_one_that_somebody_chose_is_not_random(privpart):
     run = [*RUN, *SQUARE, *DRAWN]
-    first, other = (json.loads(privpart(*run).stdout) for _ in range(2))
-    seed = first["sampling"]["draw_seed"]
-    assert seed != other["sampling"]["draw_seed"]
-    again = json.loads(privpart(*run[:-1], f"{run[-1]},draw_seed={seed}").stdout)
-    assert again == first
     shown = " ".join(privpart(*run[:3], *run[5:-1], f"{run[-1]},draw_seed=17").stdout.split())
     assert "17, the seed of the draws, is random" in shown
     assert "a seed that somebody chose is not a random one" in shown

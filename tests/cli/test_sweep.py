@@ -8,6 +8,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import cycle
 from multiprocessing import Pipe
+from types import SimpleNamespace
 
 import pytest
 from small_study import PLAN, result
@@ -149,27 +150,11 @@ def test_a_cell_whose_process_fails_is_one_sentence_and_the_others_continue(fold
     cells = read_sweep(folder / "sweep.toml").cells
     outcomes, rounds = {}, Counter()
 
-    class OfThree:
-        busy = False
-
-        def __init__(self, *_, **__):
-            self.jobs = []
-
-        def idle(self):
-            return self
-
-        def give(self, _, job):
-            self.jobs.append(job)
-
-        def heard(self):
-            yield self.jobs[0], False, 1
-            yield self.jobs[0], True, "ends"
-            yield self.jobs[1], True, WorkerError("its process was ended by SIGKILL.")
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(module, "Pool", OfThree)
+    jobs, died = [], WorkerError("its process was ended by SIGKILL.")
+    pool = SimpleNamespace(busy=False, idle=lambda: pool, close=lambda: None)
+    pool.give = lambda _, job: jobs.append(job)
+    pool.heard = lambda: [(jobs[0], False, 1), (jobs[0], True, "ends"), (jobs[1], True, died)]
+    monkeypatch.setattr(module, "Pool", lambda *_, **__: pool)
     with Runner(2) as runner:
         runner.train(
             cells,
