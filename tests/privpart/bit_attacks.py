@@ -36,29 +36,23 @@ STEPS = 20
 
 @dataclass(frozen=True)
 class Setting:
-    """What everybody knows about a run.
-
-    Args:
-        mechanism: of the noise. With groups: the first has ``size`` parameters, and every group
-            trains in every round.
-        mu: of the claimed guarantee.
-        clients: in the target's round: the target and others. Also the report goal.
-        round: of the target.
-        ordinary: start values, server rate and momentum as in training; without them, nothing but
-            the last bit of a model stands between the attacker and the noised sum.
-        games: a power of two, at most ``size`` / 2.
-        last: the last round that is played; the target's if None.
-        size: coordinates that belong to games.
-    """
+    """What everybody knows about a run."""
 
     mechanism: Mechanism
+    """With groups: the first has ``size`` parameters, and all of them train in every round."""
     mu: float
     clients: int = 1
+    """In the target's round, the target among them. Also the report goal."""
     round: int = 0
+    """The target's."""
     ordinary: bool = False
+    """Start values, server rate and momentum as in training; else the attacker sees the sum."""
     games: int = 1
+    """A power of two, at most ``size`` / 2."""
     last: int | None = None
+    """The last round that is played; the target's if None."""
     size: int = 2**15
+    """Coordinates that belong to games."""
 
     @cached_property
     def plan(self) -> PrivacyPlan:
@@ -67,21 +61,14 @@ class Setting:
         return PrivacyPlan(
             mechanism=self.mechanism,
             participation=participation,
-            clip_norm=self.stddev / z,
+            clip_norm=2.0 ** round(math.log2(z)) / z,  # float32 holds whole steps exactly
             noise_multiplier=z,
             report_goal=self.clients,
         )
 
     @property
     def stddev(self) -> float:
-        """Noise's standard deviation: a power of two, so that float32 holds whole steps exactly."""
-        participation = Participation(self.mechanism.rounds, 1, 1)
-        z = self.mechanism.sensitivity(participation).squared ** 0.5 / self.mu
-        return 2.0 ** round(math.log2(z))
-
-    @cached_property
-    def plan_hash(self) -> str:
-        return self.plan.hash
+        return 2.0 ** round(math.log2(self.plan.noise_multiplier))
 
     @property
     def optimizer(self) -> ServerOptimizer:
@@ -124,11 +111,11 @@ class Setting:
 
     def updates(self, round_: int, present: Sequence[bool]) -> Iterator[ClientUpdate]:
         """Make a round's updates; a target that is absent sends zeros."""
-        sent = self.others[round_]
+        sent, plan_hash = self.others[round_], self.plan.hash
         if round_ == self.round:
             sent = chain(sent, (self._alone(game, coin) for game, coin in enumerate(present)))
         for client, update in enumerate(sent):
-            yield ClientUpdate(100_000 * round_ + client, update, round_, self.plan_hash)
+            yield ClientUpdate(100_000 * round_ + client, update, round_, plan_hash)
 
     def by_game(self, vector: Any) -> Any:
         """Return a view on the coordinates of each game, shape (games, 2, m)."""
@@ -190,29 +177,21 @@ def whitener(mechanism: Mechanism) -> Array:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the attacker computed; every array has shape (games, 2, m).
-
-    Attributes:
-        setting: of the run.
-        target: the updates of the targets.
-        total: the noised sum of the target's round.
-        error: bound on the error of ``total``.
-        noises: the noise of every round, absent.
-        noise: of the target's round, absent and present.
-        steps: the same in whole steps of the grid, if every update was rounded to it.
-        white: the round's independent noise, absent and present: a draw, for most mechanisms.
-        white_error: bound on the error of ``white``, but for the rounding of the noise itself.
-    """
+    """What the attacker computed; every array has shape (games, 2, m), pairs: absent, present."""
 
     setting: Setting
     target: Array
-    total: Array
     error: Array
+    """Bound on that of the noised sum of the target's round."""
     noises: list[Array]
+    """Of every round, absent."""
     noise: tuple[Array, Array]
     steps: tuple[Whole, Whole]
+    """The noise in whole steps of the grid, if every update was rounded to it."""
     white: tuple[Array, Array]
+    """The round's independent noise: a draw, for most mechanisms."""
     white_error: Array
+    """But for the rounding of the noise itself."""
 
 
 def evidence(setting: Setting, models: Sequence[Array]) -> Evidence:
@@ -231,7 +210,6 @@ def evidence(setting: Setting, models: Sequence[Array]) -> Evidence:
     return Evidence(
         setting=setting,
         target=target,
-        total=setting.by_game(sums[now][0]),
         error=setting.by_game(sums[now][1]),
         noises=noises,
         noise=(noises[now], noises[now] - target),
@@ -276,7 +254,7 @@ def uneven(symbols: Callable[[Whole], Whole], kinds: int) -> Callable:
     """Return an attack on noise with a fault: a wrong update makes its symbols more even."""
 
     def attack(seen: Evidence) -> Array:
-        games = len(seen.total)
+        games = len(seen.target)
         counts = []
         for steps in seen.steps:
             found = symbols(steps).reshape(games, -1) + kinds * np.arange(games)[:, None]
@@ -293,24 +271,6 @@ def on_the_grid(seen: Evidence) -> Array:
     away = [np.abs(noise - step * np.rint(noise / step)) for noise in seen.noise]
     absent, present = ((x <= seen.error).mean(axis=(1, 2)) for x in away)
     return present - absent
-
-
-def floats(seen: Evidence) -> Array:
-    """Float noise has 24 bits; where the sum is smaller than the noise, all of them were seen."""
-    wrong = []
-    for noise in seen.noise:
-        clear = np.abs(seen.total) <= np.abs(noise) / 8
-        wrong.append((clear & (noise != noise.astype(np.float32))).sum(axis=(1, 2)))
-    return (wrong[0] - wrong[1]).astype(np.float64)
-
-
-def small_sums(seen: Evidence) -> Array:
-    """A sum much smaller than its terms has trailing zeros; noise alone has one on average."""
-    small = np.abs(seen.noise[0]) <= np.abs(seen.target) / 8
-    mantissa, _ = np.frexp(seen.noise[0])
-    bits = np.abs(mantissa * 2.0**24).astype(np.int64) | 2**24
-    zeros = np.log2(bits & -bits)
-    return np.where(small, zeros - 2, 0).sum(axis=(1, 2))
 
 
 def likelihood(seen: Evidence) -> Array:
@@ -334,8 +294,6 @@ EXACT = {
 ATTACKS = EXACT | {
     "pairs": pairs,
     "on the grid": on_the_grid,
-    "floats": floats,
-    "small sums": small_sums,
     "likelihood": likelihood,
 }
 

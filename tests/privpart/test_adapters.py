@@ -23,13 +23,7 @@ OWNERS = np.array(["b", "a", "b", "c"])
 X = np.arange(8, dtype=np.float64).reshape(4, 2)
 Y = np.array([0, 1, 2, 1], dtype=np.int8)
 FRAME = pd.DataFrame(
-    {
-        "who": OWNERS,
-        "age": [30, 40, 50, 60],
-        "height": [1.5, 1.6, 1.7, 1.8],
-        "label": [0, 1, 1, 0],
-        "text": ["w", "x", "y", "z"],
-    }
+    {"who": OWNERS, "age": [30, 40, 50, 60], "label": [0, 1, 1, 0], "text": list("wxyz")}
 )
 
 
@@ -58,7 +52,6 @@ BROKEN = torch.tensor([[0.0, 1.0], [torch.nan, 0.0]])
         (torch.rand(4), torch.tensor(1), [[0]], "y: .*with a row per example"),
         (torch.rand(4), torch.arange(4), {"a": [0], "z": [9]}, "row 9 of 4, which client 'z'"),
         (torch.rand(4), torch.arange(4), {"a": [0], "z": [-1]}, "row -1 of 4, which client 'z'"),
-        (torch.rand(4), torch.arange(4), {"a": [0], "z": []}, "client 'z': has no example"),
         (BROKEN, torch.arange(2), {"a": [0], "z": [1]}, r"x, row 1 \(client 'z'\): holds NaN"),
         (torch.rand(2), BROKEN[:, 0], {"a": [0], "z": [1]}, r"y, row 1 \(client 'z'\): holds NaN"),
     ],
@@ -101,7 +94,6 @@ def test_other_nests_are_general_clients():
         ((X, np.array([0, 1, None, 1], object)), OWNERS, "y: has type object; must be numbers"),
         ((X, OWNERS), OWNERS, "y: has type <U1.*tokenizer"),
         ((X + 1j, Y), OWNERS, "x: has type complex128"),
-        ((X, Y.astype("datetime64[s]")), OWNERS, "y: has type datetime64"),
         ((np.zeros((4, 8, 8), np.uint8), Y), OWNERS, "x: has type uint8.*float32'\\) / 255"),
         ((X, np.full(4, 2**63, np.uint64)), OWNERS, "y: has whole numbers of 2\\^63"),
         ((X.tolist(), Y), OWNERS, r"x\[0\]\[0\]: is a float; must be a tensor"),
@@ -143,33 +135,25 @@ GAP = pd.Series([1.0, np.nan, 2.0, 3.0])
         ({"x": ["weight"]}, {}, "x='weight': must be one column"),
         ({"y": "labels"}, {}, "y='labels': .*did you mean 'label'"),
         ({"x": "age"}, {}, "x='age', y='label': name the columns of the inputs, a list"),
-        ({"x": None}, {}, "x=None, y='label': name the columns"),
         ({"x": ["age", "text"]}, {}, "column 'text': has type object; must .*tokenizer"),
-        ({}, {"age": GAP}, r"column 'age', row 1 \(client 'a'\): holds NaN"),
-        ({}, {"age": GAP.fillna(np.inf)}, r"column 'age', row 1 \(client 'a'\): holds"),
-        ({}, {"age": GAP.fillna(1e39)}, r"column 'age', row 1 \(client 'a'\): holds"),
+        ({}, {"age": GAP.fillna(1e39)}, r"column 'age', row 1 \(client 'a'\): holds NaN"),
         ({}, {"label": GAP}, r"column 'label', row 1 \(client 'a'\)"),
         ({}, {"label": pd.to_datetime(["2020"] * 4)}, "column 'label': has type object"),
-        ({}, {"label": [1j] * 4}, "column 'label': has type object"),
         ({}, {"label": np.full(4, 2**63, np.uint64)}, r"column 'label': .*2\^63"),
         ({}, {"who": [None, "a", "b", "c"]}, r"column 'who'\[0\]: client id"),
         ({}, {"who": pd.array([1, None, 2, 2], "Int64")}, "column 'who': .* no gap"),
         ({}, {"who": GAP}, "column 'who': has type float64.* no gap. Fill gaps, then"),
-        ({}, {"who": [True] * 4}, "column 'who': has type bool"),
         ({}, {"who": [("a",)] * 4}, r"column 'who'\[0\]: client id"),
         ({"examples": len}, {}, "examples: cannot be combined"),
     ],
 )
 def test_frames_that_are_not_examples_are_refused(options, columns, sentence):
-    frame = FRAME.assign(**columns)
+    fields = {"user": "who", "x": ["age"], "y": "label", **options}
     with refused(sentence):
-        from_frame(frame, **{"user": "who", "x": ["age"], "y": "label", **options})
-
-
-@pytest.mark.parametrize("table", ["data.csv", X, FRAME[:0]])
-def test_what_is_no_table(table):
-    with refused("must be a pandas DataFrame with a row per example"):
-        from_frame(table, user="who", x=["age"], y="label")
+        from_frame(FRAME.assign(**columns), **fields)
+    for table in ("data.csv", FRAME[:0]):
+        with refused("must be a pandas DataFrame with a row per example"):
+            from_frame(table, **fields)
 
 
 def test_functions_that_make_examples():
@@ -181,10 +165,7 @@ def test_functions_that_make_examples():
     assert check_clients(clients) == 3
     for wrong, sentence in (
         (lambda rows: rows["nope"], r"client 'a': its examples \(rows \[1\]\).*KeyError: 'nope'"),
-        (
-            lambda rows: torch.zeros(3),
-            "client 'a': 3 examples were made; must be one for each of its 1 rows",
-        ),
+        (lambda rows: torch.zeros(3), "client 'a': 3 examples were made; must be one for each of "),
         (lambda rows: torch.full((len(rows),), torch.nan), "'a', row 1: examples holds NaN"),
     ):
         with refused(sentence):
@@ -231,6 +212,9 @@ def test_items_are_read_when_they_are_needed():
         clients.examples(2)
 
 
+UNLIKE = [torch.zeros(2), torch.zeros(3)]
+
+
 @pytest.mark.parametrize(
     ("data", "user", "sentence"),
     [
@@ -242,20 +226,10 @@ def test_items_are_read_when_they_are_needed():
             [1],
             r"dataset: is a dict; must .*one split, such as dataset\['train'\]",
         ),
-        (
-            [torch.zeros(2), torch.zeros(3)],
-            [1, 1],
-            r"client 1: .*torch.float32 \(2,\) and .*one structure, type and shape",
-        ),
-        ([(1.0,), (1.0, 2)], [1, 1], "client 1: .*tuple of 1 and tuple of 2; all must"),
+        (UNLIKE, [1, 1], r"client 1: .*torch.float32 \(2,\) and .*one structure, type and shape"),
         ([{"a": 1.0}, {"b": 1.0}], [1, 1], "client 1: .*dict of a and dict of b; all must"),
         ([1.0, "x"], [1, 1], "client 1: examples: is a str; .*tokenizer"),
-        (
-            [torch.zeros(2), torch.zeros(3)],
-            [1, 2],
-            r"client 2: .* \(3,\); those of client 1 are .*\(2,\)",
-        ),
-        ([1.0, 1], [1, 2], "client 2: its examples are examples torch.int64"),
+        (UNLIKE, [1, 2], r"client 2: .* \(3,\); those of client 1 are .*\(2,\)"),
         ([1.0, (1.0,)], [1, 2], r"client 2: its examples are examples\[0\]"),
         ([1.0, float("inf")], [1, 2], "client 2, row 1: examples holds NaN or infinity"),
     ],
@@ -292,8 +266,6 @@ def test_a_hugging_face_dataset():
         (data, "who", "client 'a': column 'text': has type <U1.*tokenizer"),
         (data, "whom", "user='whom': must be a column .* who, x, label, text"),
         (datasets.DatasetDict(train=data), "who", "dataset: is a DatasetDict; must have a length"),
-        (data.to_iterable_dataset(), "who", "dataset: is a IterableDataset; must have a length"),
-        (data, ["a"], "user: has 1 ids, the dataset has 4 items"),
         (gaps, "who", r"column 'who'\[1\]: client id None of type NoneType"),
     ):
         with refused(sentence):
@@ -328,7 +300,6 @@ def test_anybodys_population_is_checked():
         ([("a", pair), ("b", None)], "client 'b': examples: is a NoneType"),
         ([("a", pair), ("b", torch.rand(2))], "client 'b': its examples are examples"),
         ([("a", torch.rand(0, 3))], "client 'a': 0 examples"),
-        ([("a", torch.tensor([0.0, torch.nan]))], "client 'a', row 1: examples holds NaN"),
     ]:
         with refused(sentence):
             check_clients(Own(held))

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from plans import small_plan
 
 import privpart
 from accounting import BinaryTree, ConfigError, Grouped, Independent, Participation
@@ -13,7 +14,7 @@ from attacks.lower_bounds.planted import (
     canary_clients,
     sums_of_releases,
 )
-from privpart import PrivacyPlan, RunFolder, SeededSource, Server, ServerOptimizer, fit
+from privpart import RunFolder, SeededSource, Server, ServerOptimizer, fit
 from privpart.data.arrays import from_tensors
 from privpart.engines.canaries import CanaryEngine, cohorts_with_canaries
 from privpart.run import canaries as canaries_of_run
@@ -37,9 +38,9 @@ PLAN = {
 }  # fmt: skip
 
 
-def clients():
+def clients(user=tuple(i // 2 for i in range(16))):
     x = torch.arange(64.0).reshape(16, 4) / 64
-    return from_tensors((x, torch.arange(16) % 3), user=[i // 2 for i in range(16)])
+    return from_tensors((x, torch.arange(16) % 3), user=list(user))
 
 
 def network() -> torch.nn.Module:
@@ -48,10 +49,9 @@ def network() -> torch.nn.Module:
         return torch.nn.Linear(4, 3 * 2)
 
 
-def train(out, *, plan=PLAN, canaries=canary_clients, **options):
-    return privpart.train(
-        network(), clients(), plan=plan, out=out, canaries=canaries, progress=False, **options
-    )
+def train(out, *, population=None, **options):
+    fields = {"plan": PLAN, "canaries": canary_clients, "progress": False} | options
+    return privpart.train(network(), population or clients(), out=out, **fields)
 
 
 def files(folder):
@@ -130,46 +130,35 @@ def test_a_table_needs_someone_who_makes_canaries_and_the_other_way_round(tmp_pa
     without = {key: value for key, value in PLAN.items() if key != "canaries"}
     with pytest.raises(ConfigError, match=r"no table \[canaries\]"):
         train(tmp_path / "run", plan=without)
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"canaries": {"count": 19}}, "canaries.count: Input should be greater"),
-        ({"server": {"kind": "adam"}}, "models that adam made"),
-        ({"privacy": PLAN["privacy"] | {"noise_multiplier": 0.0}}, "no epsilon to audit"),
-        (
-            {
-                "privacy": PLAN["privacy"]
-                | {
-                    "mechanism": {"name": "independent"},
-                    "adaptive_clipping": {"bit_noise_multiplier": 5.0},
-                }
-            },
-            "adaptive_clipping",
-        ),
-    ],
-)  # fmt: skip
-def test_plans_whose_models_cannot_be_read_for_canaries_are_refused(change, said):
-    with pytest.raises(ConfigError, match=said):
-        validated({**PLAN, **change}, in_python=True)
-
-
-def test_a_plan_without_canaries_keeps_its_hash():
-    without = {key: value for key, value in PLAN.items() if key != "canaries"}
     assert "canaries" not in validated(without, in_python=True).to_json()
     hashes = {validated({**PLAN, "canaries": {"count": n}}, in_python=True).hash for n in (20, 21)}
     assert len(hashes) == 2
 
 
-def plan(mechanism=None, participation=None, **change) -> PrivacyPlan:
-    mechanism = mechanism or BinaryTree(4)
-    fields = {
-        "mechanism": mechanism,
-        "participation": participation or Participation(mechanism.rounds),
-        "clip_norm": 0.5, "noise_multiplier": 1.0, "report_goal": 2,
-    }  # fmt: skip
-    return PrivacyPlan(**(fields | change))
+ADAPTIVE = {
+    "mechanism": {"name": "independent"},
+    "adaptive_clipping": {"bit_noise_multiplier": 5.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("table", "change", "said"),
+    [
+        ("canaries", {"count": 19}, "canaries.count: Input should be greater"),
+        ("server", {"kind": "adam"}, "models that adam made"),
+        ("privacy", PLAN["privacy"] | {"noise_multiplier": 0.0}, "no epsilon to audit"),
+        ("privacy", PLAN["privacy"] | ADAPTIVE, "adaptive_clipping"),
+    ],
+)
+def test_plans_whose_models_cannot_be_read_for_canaries_are_refused(table, change, said):
+    with pytest.raises(ConfigError, match=said):
+        validated(PLAN | {table: change}, in_python=True)
+
+
+def planted(promised, dim=60) -> PlantedCanaries:
+    mechanism, participation = promised.mechanism, promised.participation
+    fields = {"dim": dim, "count": 20, "seed": 1, "momentum": 0.5, "key": bytes(range(32))}
+    return PlantedCanaries(mechanism, participation, **fields)
 
 
 class Sums:
@@ -209,12 +198,9 @@ def released(engine, canaries, promised, dim, cohorts):
 
 @pytest.mark.parametrize("engine", [Sums(), Zeros()], ids=["beside sums", "updates"])
 def test_the_server_clips_each_canary_and_only_those_whose_coin_says_so(engine):
-    dim, promised = 60, plan(noise_multiplier=2.0**-20)
-    canaries = PlantedCanaries(
-        promised.mechanism, promised.participation, dim=dim, count=20, seed=1, momentum=0.5,
-        key=bytes(32),
-    )  # fmt: skip
-    models, records = released(engine, canaries, promised, dim, [[0, 1], [2, 3], [4, 5], [6, 7]])
+    promised = small_plan(noise_multiplier=2.0**-20, report_goal=2)
+    canaries = planted(promised)
+    models, records = released(engine, canaries, promised, 60, [[0, 1], [2, 3], [4, 5], [6, 7]])
     sums = 2 * sums_of_releases(models, range(4), learning_rate=1.0, momentum=0.5)
     if isinstance(engine, Sums):
         sums = sums - 0.01
@@ -227,9 +213,7 @@ def test_the_server_clips_each_canary_and_only_those_whose_coin_says_so(engine):
 
 
 def test_a_client_with_the_id_of_a_canary_is_refused():
-    canaries = PlantedCanaries(
-        BinaryTree(4), Participation(4), dim=60, count=20, seed=1, key=bytes(32)
-    )
+    canaries = planted(small_plan())
     absent = next(j for j, there in enumerate(canaries.present) if not there)
     for taken in (canaries.clients(0)[0], f"canary-{absent}"):
         with pytest.raises(ConfigError, match="which is a canary's"):
@@ -237,13 +221,8 @@ def test_a_client_with_the_id_of_a_canary_is_refused():
 
 
 def test_a_population_with_the_id_of_a_canary_is_refused_before_the_run_begins(tmp_path):
-    x = torch.arange(64.0).reshape(16, 4) / 64
-    population = from_tensors((x, torch.arange(16) % 3), user=[f"canary-{i}" for i in range(16)])
     with pytest.raises(ConfigError, match="which is a canary's"):
-        privpart.train(
-            network(), population, plan=PLAN, out=tmp_path / "run", canaries=canary_clients,
-            progress=False,
-        )  # fmt: skip
+        train(tmp_path / "run", population=clients([f"canary-{i}" for i in range(16)]))
     assert not (tmp_path / "run").exists()
 
 
@@ -262,11 +241,8 @@ def test_scores_of_groups_that_take_turns_are_those_of_the_accountant():
     """Each canary lies in one group, in rounds in which that group trains."""
     schedule = ((0, 1), (0,), (1,), (0, 1))
     mechanism = Grouped(schedule, (BinaryTree(3), BinaryTree(3)), (30, 40))
-    promised = plan(mechanism, noise_multiplier=1e-4)
-    canaries = PlantedCanaries(
-        mechanism, promised.participation, dim=70, count=20, seed=1, momentum=0.5,
-        key=bytes(range(32)),
-    )  # fmt: skip
+    promised = small_plan(mechanism, noise_multiplier=1e-4, report_goal=2)
+    canaries = planted(promised, 70)
     models, _ = released(Zeros((30, 40)), canaries, promised, 70, [[0], [1], [2], [3]])
     releases = np.stack([canaries.project(torch.from_numpy(m)).numpy() for m in models])
     scores, mu = canaries.seen(
@@ -277,16 +253,14 @@ def test_scores_of_groups_that_take_turns_are_those_of_the_accountant():
 
 
 def test_coins_are_fair_and_those_of_the_key():
-    def coins(key: int):
-        return PlantedCanaries(
-            Independent(2), Participation(2), dim=4000, count=4000, seed=0,
-            key=key.to_bytes(32, "big"),
-        ).present  # fmt: skip
+    def coins(key, dim=4000, count=4000):
+        own = {"dim": dim, "count": count, "seed": 0, "key": key and key.to_bytes(32, "big")}
+        return PlantedCanaries(Independent(2), Participation(2), **own).present
 
     assert (coins(1) == coins(1)).all()
     assert abs(coins(1).mean() - 0.5) < 5 / math.sqrt(4 * 4000)
     assert abs((coins(1) == coins(2)).mean() - 0.5) < 5 / math.sqrt(4 * 4000)
     with pytest.raises(ConfigError, match="32 bytes"):
-        PlantedCanaries(Independent(2), Participation(2), dim=40, count=20, seed=0)
+        coins(None)
     with pytest.raises(ConfigError, match="a parameter of its own"):
-        PlantedCanaries(Independent(2), Participation(2), dim=19, count=20, seed=0, key=bytes(32))
+        coins(1, dim=19, count=20)

@@ -21,14 +21,8 @@ from privpart.run.report import run_report
 
 ROUNDS, DIM = 6, 4
 SIGNER = SigningKey(bytes(32))
-FACTS = {
-    "schema": SCHEMA,
-    "run_id": "0" * 32,
-    "seed": 1,
-    "plan": {},
-    "key": "seeded:1",
-    "public_key": SIGNER.public_key,
-}
+FACTS = {"schema": SCHEMA, "run_id": "0" * 32, "seed": 1, "plan": {}, "key": "seeded:1"}
+FACTS["public_key"] = SIGNER.public_key
 IDS = st.one_of(
     st.integers(1 - 2**256, 2**256 - 1),
     st.integers(-(2**64), 2**64),
@@ -55,21 +49,9 @@ def train(run: RunFolder, cohorts) -> list:
     return fit(server, Clients(), cohorts, commit=run.commit)
 
 
-def unsigned(n):
-    return [secrets.randbits(64) for _ in range(n)]
-
-
-def strings(n):
-    return [secrets.token_urlsafe(16) for _ in range(n)]
-
-
-def mixed(n):
-    return [*unsigned(n - 4), 1, "1", -1, "-1"]
-
-
-@pytest.mark.parametrize("kind", [unsigned, strings, mixed])
-def test_a_population_trains_and_every_client_counts(tmp_path, kind):
-    ids = kind(60)
+def test_a_population_trains_and_every_client_counts(tmp_path):
+    ids = [*(secrets.randbits(64) for _ in range(28)), 1, "1", -1, "-1"]
+    ids += [secrets.token_urlsafe(16) for _ in range(28)]
     third = [ids[i::3] for i in range(3)]
     cohorts = [*third, *third]  # each client twice, 3 rounds apart
     with create_run(tmp_path / "run", plan(), facts={"delta": 1e-6}) as run:
@@ -87,7 +69,7 @@ def test_a_population_trains_and_every_client_counts(tmp_path, kind):
     }
 
 
-@pytest.mark.parametrize("ids", [[1, "1"], ["-5", -5], [2**64, str(2**64)]])
+@pytest.mark.parametrize("ids", [["-5", -5], [2**64, str(2**64)]])
 def test_limits_survive_a_resumption_for_each_of_two_alike(tmp_path, ids):
     with create_run(tmp_path / "run", plan(k=1, b=1)) as run:
         train(run, [ids[:1]])
@@ -105,7 +87,7 @@ def row_of(clients, round_=0) -> Row:
     return Row(round=round_, state="", model="", clip_norm=1.0, received=9, clients=tuple(clients))
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.lists(st.sets(IDS, max_size=6), max_size=4))
 def test_the_ledger_gives_back_the_ids_that_it_was_given(tmp_path_factory, cohorts):
     folder = tmp_path_factory.mktemp("ledger")
@@ -135,8 +117,8 @@ def read_error(folder, clients: str) -> str:
 
 
 HOSTILE = [
-    "7, 7", "007", "9" * 5000, str(2**256), "1e400", "7.5", "NaN", "true", "null", "[7]",
-    "[" * 60_000, '{"a": 1}', "ada", '"ada', '"\\ud800"', '""', json.dumps("x" * 257), "7,",
+    "7, 7", "007", "9" * 5000, str(2**256), "1e400", "NaN", "true", "null", "[7]",
+    "[" * 60_000, "ada", '"ada', '"\\ud800"', '""', json.dumps("x" * 257), "7,",
 ]  # fmt: skip
 
 

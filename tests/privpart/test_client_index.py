@@ -85,12 +85,10 @@ def test_rows_per_client_by_list_dict_and_ids():
     ("rows", "ids", "sentence"),
     [
         ([], None, "indices: is empty"),
-        ([[0], [1]], ["a", "a"], r"ids\[0\] and ids\[1\] are both client 'a'"),
-        ([[0], [1]], [5, np.int64(5)], "are both client 5"),
+        ([[0], [1]], [5, np.int64(5)], r"ids\[0\] and ids\[1\] are both client 5"),
         ([[0], [1]], ["a"], "1 ids for 2 clients"),
         ({"a": [0]}, ["a"], "ids: indices is a dict"),
         ([[0.5]], None, r"indices\[0\]: has type torch.float32"),
-        ([[0], [True, False]], None, r"indices\[1\]: has type torch.bool"),
         ([0, 1], None, r"indices\[0\]: has type torch.int64 and shape \(\)"),
         ([["a"]], None, r"indices\[0\]: must be a list of rows"),
     ],
@@ -105,7 +103,6 @@ def test_rows_that_are_none(rows, ids, sentence):
     [
         ([1, None], r"user\[1\]: client id None of type NoneType"),
         (["a", float("nan")], r"user\[1\]: client id nan of type float"),
-        ([1, 2.0], r"user\[1\]: client id 2.0 of type float"),
         ([True], r"user\[0\]: client id True of type bool"),
         (["a", ""], r"user\[1\]: client id '' of type str"),
         (["a", "b" * 257], r"user\[1\]: client id 'bbb"),
@@ -113,11 +110,9 @@ def test_rows_that_are_none(rows, ids, sentence):
         ([0, 2**256], r"user\[1\]: client id"),
         ([], "user: is empty"),
         (np.array([1.0, np.nan]), r"user: has type float64.*no gap.*astype\(int\)"),
-        (np.array([True]), "user: has type bool"),
         (np.array([b"a"]), r"user: has type \|S1.*astype\(str\)"),
         (np.zeros((2, 2), int), r"user: has type int64 and shape \(2, 2\)"),
         ("abc", "user: is a str"),
-        (7, "user: is a int"),
     ],
 )
 def test_a_column_of_users_that_names_none(owners, sentence):
@@ -128,9 +123,8 @@ def test_a_column_of_users_that_names_none(owners, sentence):
 def test_an_unknown_client_is_named():
     index = Index.of_owners(["1", 2, "x"])
     for client in (1, "2", "y"):
-        with pytest.raises(
-            ConfigError, match=rf"client {client!r}: .* first of which is 2\. A num"
-        ):
+        said = rf"client {client!r}: .* first of which is 2\. A num"
+        with pytest.raises(ConfigError, match=said):
             index[client]
     with pytest.raises(ConfigError, match="of type float"):
         index[2.0]

@@ -36,26 +36,17 @@ def test_default_initializers():
 
 
 @pytest.mark.parametrize("initializer", [Normal, Uniform, Constant])
-@pytest.mark.parametrize("nonsense", [math.nan, math.inf, -math.inf, "1", None, -1])
-def test_nonsense_is_an_error(initializer, nonsense):
-    if (initializer, nonsense) != (Constant, -1):
+def test_what_float32_can_hold_is_drawn_and_all_else_is_an_error(initializer):
+    for value in (1e30, 1e-30):
+        drawn = seeded_tensor(0, "w", torch.Size([70_000]), initializer(value))
+        assert drawn.isfinite().all()
+        assert drawn.all()
+    for value in (1e31, 1e-31):
+        with pytest.raises(ConfigError, match="must be 0, or between 1e-30 and 1e30"):
+            initializer(value)
+    for nonsense in (math.nan, math.inf, "1", None):
         with pytest.raises(ConfigError):
             initializer(nonsense)
-
-
-@pytest.mark.parametrize("initializer", [Normal, Uniform, Constant])
-@pytest.mark.parametrize("value", [1e300, 1e31, 1e-31, 1e-60])
-def test_what_float32_cannot_hold_is_an_error(initializer, value):
-    with pytest.raises(ConfigError, match="must be 0, or between 1e-30 and 1e30"):
-        initializer(value)
-
-
-@pytest.mark.parametrize("initializer", [Normal, Uniform, Constant])
-@pytest.mark.parametrize("value", [1e30, 1e-30])
-def test_what_float32_can_hold_is_drawn(initializer, value):
-    drawn = seeded_tensor(0, "w", torch.Size([70_000]), initializer(value))
-    assert drawn.isfinite().all()
-    assert drawn.all()
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element")

@@ -24,22 +24,28 @@ LOCAL = LocalTraining(0.3, epochs=2, batch_size=3)
 LOOP, TOGETHER, GHOST = Method(), Method(vectorized=True), Method(ghost_sum=True)
 
 
-def users(shape=(64,), each=4, clients=CLIENTS):
+def users(clients=CLIENTS):
     generator = torch.Generator().manual_seed(2)
-    n = each * clients
-    x = torch.rand(n, *shape, generator=generator)
-    return Users(x, torch.randint(10, (n,), generator=generator), torch.arange(n).split(each))
+    n = 4 * clients
+    x = torch.rand(n, 64, generator=generator)
+    return Users(x, torch.randint(10, (n,), generator=generator), torch.arange(n).split(4))
 
 
-def words(vocabulary=12):
+def words():
     generator = torch.Generator().manual_seed(4)
-    x = torch.randint(vocabulary, (CLIENTS * 4, 5), generator=generator)
+    x = torch.randint(12, (CLIENTS * 4, 5), generator=generator)
     y = torch.randint(10, (CLIENTS * 4,), generator=generator)
     return Users(x, y, torch.arange(CLIENTS * 4).split(4))
 
 
 def updates(network, data, method, local=LOCAL, task=TASK, train=("*",)):
     return computed(PartialModel(network, train=train, seed=1), data, method, local, task)
+
+
+def run(one, task=TASK, start=None):
+    """The updates of an engine's round."""
+    start = one.model.flat.clone() if start is None else start
+    return torch.stack([update.update for update in one.run(task, start)])
 
 
 def dense():
@@ -66,7 +72,7 @@ class DeepLookup(OwnLookup):
 
 
 @pytest.mark.parametrize("local", [LOCAL, LocalTraining(0.3)], ids=["steps", "one step"])
-@pytest.mark.parametrize("word", [12, 15, 23, -1, 10**6])
+@pytest.mark.parametrize("word", [12, -1, 10**6])
 def test_a_word_outside_the_table_reaches_no_other_clients_table(word, local):
     data = words()
     data.x[4] = word  # of client 1
@@ -120,11 +126,11 @@ class Counting(nn.Module):
     def __init__(self):
         super().__init__()
         self.head = nn.Linear(64, 10)
-        self.register_buffer("seen", torch.zeros(()))
+        self.register_buffer("seen", torch.arange(4.0).flip(0))
 
     def forward(self, x):
         self.seen += len(x)
-        return self.head(x) * self.seen
+        return self.head(x) * self.seen.mean()
 
 
 class Writing(nn.Module):
@@ -172,10 +178,6 @@ def test_clients_together_do_not_write_to_buffers_by_data(kind):
             REWRITES[kind](self.seen, None, 1.0)
             return self.head(x) * self.seen.mean()
 
-        def __init__(self):
-            super().__init__()
-            self.seen = torch.arange(4.0).flip(0)
-
     model = PartialModel(Ranks, seed=1)
     with pytest.raises(RuntimeError, match="writes to its buffers"), nothing_kept(model):
         model.module(users().x)
@@ -205,14 +207,6 @@ def test_a_layer_that_makes_one_row_of_the_batch_is_no_function_of_the_example()
     assert len(below) == 1
 
 
-def test_one_step_of_adam_is_adams():
-    local = LocalTraining(0.01, optimizer="adam", batch_size=4)
-    loop, together = (updates(dense, users(), m, local) for m in (LOOP, TOGETHER))
-    assert (together - loop).norm(dim=1).max() < 1e-2 * loop.norm(dim=1).min()
-    descent = updates(dense, users(), LOOP, LocalTraining(0.01, batch_size=4))
-    assert (together - descent).norm(dim=1).min() > 0.5 * loop.norm(dim=1).min()  # power
-
-
 @pytest.mark.usefixtures("quick_workers")
 def test_answers_to_a_round_that_was_left_open_are_never_anothers():
     """Answers still in the pipes were once taken for those of the next round."""
@@ -223,7 +217,7 @@ def test_answers_to_a_round_that_was_left_open_are_never_anothers():
         start = one.model.flat.clone()
         left_open = one.run(first, start)
         next(left_open)
-        found = torch.stack([u.update for u in one.run(second, start + 0.5)])
+        found = run(one, second, start + 0.5)
         model = PartialModel(dense, seed=1)
         model.load(start + 0.5)
         out = computed(model, data, LOOP, LOCAL, second)
@@ -233,8 +227,7 @@ def test_answers_to_a_round_that_was_left_open_are_never_anothers():
         again = one.run(second, start + 0.5)
         assert torch.equal(next(again).update, out[0])  # the new processes are still there
         again.close()
-        retried = torch.stack([u.update for u in one.run(second, start + 0.5)])
-        assert torch.equal(retried, out)
+        assert torch.equal(run(one, second, start + 0.5), out)
 
 
 def wide():
@@ -245,8 +238,7 @@ def wide():
 def test_the_same_bits_whatever_the_number_of_threads():
     def updates_with(**options):
         with engine(wide, data=users(clients=2), local=LocalTraining(0.3), **options) as one:
-            task = replace(TASK, clients=(0, 1))
-            found = torch.stack([u.update for u in one.run(task, one.model.flat.clone())])
+            found = run(one, replace(TASK, clients=(0, 1)))
         assert torch.get_num_threads() == 2
         return found
 
@@ -265,25 +257,20 @@ def bracketed():
 @pytest.mark.usefixtures("quick_workers")
 def test_workers_take_names_for_names_not_for_patterns():
     with engine(bracketed, workers=2, batching="loop") as one:
-        found = torch.stack([u.update for u in one.run(TASK, one.model.flat.clone())])
-    assert torch.equal(found, updates(bracketed, users(), LOOP))
+        assert torch.equal(run(one), updates(bracketed, users(), LOOP))
 
 
 def test_moon_s_clients_remember_only_rounds_that_ended():
     local = LocalTraining(0.3, batch_size=4, objective="moon", mu=1.0)
     with engine(local=local) as one, engine(local=local) as other:
-        start = one.model.flat.clone()
-        broken_off = one.run(TASK, start)
+        broken_off = one.run(TASK, one.model.flat.clone())
         next(broken_off)
         broken_off.close()
-        again = torch.stack([u.update for u in one.run(TASK, start)])
-        whole = torch.stack([u.update for u in other.run(TASK, start)])
-        assert torch.equal(again, whole)
+        assert torch.equal(run(one), run(other))
         later = replace(TASK, round=1)
-        remembered = torch.stack([u.update for u in one.run(later, start)])
+        remembered = run(one, later)
     with engine(local=local) as one:
-        forgotten = torch.stack([u.update for u in one.run(later, start)])
-    assert not torch.equal(remembered, forgotten)  # power
+        assert not torch.equal(remembered, run(one, later))  # power
 
 
 def test_a_client_of_moon_that_diverges_once_is_not_lost():
@@ -291,11 +278,10 @@ def test_a_client_of_moon_that_diverges_once_is_not_lost():
     data.x[0] = torch.inf
     local = LocalTraining(0.3, batch_size=4, objective="moon", mu=1.0)
     with engine(data=data, local=local) as one:
-        start = one.model.flat.clone()
-        first = next(one.run(replace(TASK, clients=(0,)), start)).update
-        list(one.run(replace(TASK, clients=(0,)), start))
+        task = replace(TASK, clients=(0,))
+        first, _ = run(one, task), run(one, task)
         data.x[0] = 0.5
-        second = next(one.run(replace(TASK, clients=(0,), round=1), start)).update
+        second = run(one, replace(task, round=1))
     assert first.isnan().all()
     assert second.isfinite().all()
     assert second.any()
@@ -339,8 +325,7 @@ def test_what_one_client_holds_is_no_rounding_of_the_others(options, local):
                 assert {len(part.clients) for part in parts} == {3, 4}  # whatever a client holds
                 found.append(sum(part.total for part in parts)[None])
                 continue
-            deltas = [u.update for u in one.run(task, model.flat.clone())]
-        found.append(torch.stack(deltas[1:]))
+            found.append(run(one, task)[1:])
     assert found[0].norm(dim=1).min() > 1e-6  # power
     for other in found[1:]:
         assert (other - found[0]).norm() < (1.0 if "sums" in options else 1e-6)

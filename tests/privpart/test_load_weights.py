@@ -86,7 +86,6 @@ def test_other_floating_point_becomes_float32(path, dtype):
         ([], {"0__bias": torch.full((5,), 1e300, dtype=torch.float64)}, "holds NaN or inf"),
         ([], {"0__bias": torch.ones(5, dtype=torch.int64)}, "'0.bias' is torch.int64"),
         ([], {"1__num_batches_tracked": torch.tensor(1.5)}, "must be torch.int64"),
-        ([], {"1__num_batches_tracked": torch.tensor(1, dtype=torch.int32)}, "must be torch.int64"),
     ],
 )  # fmt: skip
 def test_a_wrong_file_is_one_sentence_and_changes_nothing(path, without, changed, said):
@@ -104,9 +103,6 @@ def test_an_unreadable_file_is_one_sentence(path, tmp_path):
         load_weights(network(), tmp_path, BODY)
     torch.save(network().state_dict(), path)
     with pytest.raises(ConfigError, match="Pickled weights"):
-        load_weights(network(), path, BODY)
-    path.write_bytes(b"")
-    with pytest.raises(ConfigError, match="cannot be read"):
         load_weights(network(), path, BODY)
     with pytest.raises(ConfigError, match=r"names: '9\.bias' is not a parameter"):
         load_weights(network(), path, ["9.bias"])

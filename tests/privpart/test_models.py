@@ -72,10 +72,8 @@ def test_fedpt_tables_1_2_3_10_and_11(name, rung, share, reduction):
     ("build", "classes", "count"),
     [
         (resnet8, 10, 1_235_274),
-        (resnet8, 100, 1_258_404),
         (resnet8, 200, 1_284_104),
         (resnet18, 10, 11_181_642),
-        (resnet18, 100, 11_227_812),
         (resnet18, 200, 11_279_112),
     ],
 )
@@ -131,43 +129,27 @@ def test_batch_norm_is_converted_and_what_remains_is_refused():
 
 
 def test_unknown_networks_and_sizes_are_errors():
-    with pytest.raises(ConfigError, match=r"'resnet_8': unknown\. Near it: resnet8"):
-        build_network("resnet_8")
-    with pytest.raises(ConfigError, match=r"'resnet8'.*unexpected keyword argument 'depth'"):
-        build_network("resnet8", depth=3)
-    with pytest.raises(ConfigError, match="norm='layer': must be"):
-        resnet8(norm="layer")
-    with pytest.raises(ConfigError, match="width=10: must be even and a multiple of heads=8"):
-        build_network("word_lm", width=10)
+    for name, sizes, fault in (
+        ("resnet_8", {}, r"'resnet_8': unknown\. Near it: resnet8"),
+        ("resnet8", {"depth": 3}, r"'resnet8'.*unexpected keyword argument 'depth'"),
+        ("resnet8", {"norm": "layer"}, "norm='layer': must be"),
+        ("word_lm", {"width": 10}, "width=10: must be even and a multiple of heads=8"),
+        ("small_cnn", SMALL["small_cnn"] | {"groups": 3}, "groups=3: must divide"),
+        ("small_cnn", SMALL["small_cnn"] | {"groups": -1}, "groups=-1"),
+        ("small_cnn", SMALL["small_cnn"] | {"kernel": 4}, "kernel=4: must be odd"),
+        ("small_cnn", SMALL["small_cnn"] | {"channels": (0, 8)}, "channels=0"),
+    ):
+        with pytest.raises(ConfigError, match=fault):
+            build_network(name, **sizes)
 
 
-WHOLE_SIZES = [
-    (name, size)
-    for name, architecture in MODELS.items()
-    for size, parameter in inspect.signature(architecture.build).parameters.items()
-    if parameter.annotation is int and size != "groups"
-]
-
-
-@pytest.mark.parametrize(("name", "size"), WHOLE_SIZES)
-@pytest.mark.parametrize("nonsense", [0, 1.5, True])
-def test_sizes_are_whole_numbers_from_1(name, size, nonsense):
-    with pytest.raises(ConfigError, match=f"{size}="):
-        meta(name, **SMALL[name] | {size: nonsense})
-
-
-@pytest.mark.parametrize(
-    ("sizes", "fault"),
-    [
-        ({"groups": 3}, "groups=3: must divide"),
-        ({"groups": -1}, "groups=-1"),
-        ({"kernel": 4}, "kernel=4: must be odd"),
-        ({"channels": (0, 8)}, "channels=0"),
-    ],
-)
-def test_sizes_that_do_not_fit_say_so(sizes, fault):
-    with pytest.raises(ConfigError, match=fault):
-        build_network("small_cnn", **SMALL["small_cnn"] | sizes)
+@pytest.mark.parametrize("name", MODELS)
+def test_sizes_are_whole_numbers_from_1(name):
+    for size, parameter in inspect.signature(MODELS[name].build).parameters.items():
+        if parameter.annotation is int and size != "groups":
+            for nonsense in (0, 1.5, True):
+                with pytest.raises(ConfigError, match=f"{size}="):
+                    meta(name, **SMALL[name] | {size: nonsense})
 
 
 def test_batch_norm_of_plain_features_still_tells_examples_apart():
@@ -195,11 +177,8 @@ def test_every_batch_norm_is_converted_wherever_it_sits(norm):
     converted = replace_batch_norm(module)
     assert isinstance(converted[1], nn.GroupNorm)
     assert converted[1] is converted[2]["again"]
-    assert (converted[1].num_groups, converted[1].eps, converted[1].affine) == (
-        8,
-        norm.eps,
-        norm.affine,
-    )
+    new = converted[1]
+    assert (new.num_groups, new.eps, new.affine) == (8, norm.eps, norm.affine)
     assert converted[0].weight is not module[0].weight
     assert torch.equal(converted[0].weight, module[0].weight)
     assert module[1] is norm

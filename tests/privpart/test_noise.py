@@ -58,15 +58,6 @@ def test_every_round_has_a_draw_of_its_own_and_none_of_later_rounds(mechanism):
         assert not noise[len(source.asked) :].any()
 
 
-def test_the_state_is_what_the_footprint_claims(mechanism):
-    stream = NoiseStream(mechanism, dim=4, stddev=FINE, source=SeededSource(0))
-    assert stream.state_vectors == footprint(mechanism).state_vectors
-    for _ in range(mechanism.rounds):
-        stream.next()
-        saved = stream.state_dict().get("state")
-        assert saved is None or len(saved) <= stream.state_vectors
-
-
 @pytest.mark.parametrize(
     ("mechanism", "size"),
     [
@@ -90,7 +81,7 @@ def test_nothing_but_the_state_is_kept(mechanism, size):
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    state = size * dim * footprint(mechanism).state_vectors
+    state = size * dim * stream.state_vectors
     assert state <= held < state + dim
 
 
@@ -107,24 +98,16 @@ def variance_accepted(sample: np.ndarray, variance: float) -> bool:
     return low < statistic < high
 
 
-@pytest.mark.parametrize("make_source", [lambda: SeededSource(7), SecretSource])
 @pytest.mark.parametrize("mechanism", LAW, ids=repr)
-def test_distribution_of_the_noise_with_a_power_twin(mechanism, make_source):
-    stream = NoiseStream(mechanism, dim=CELLS, stddev=STDDEV, source=make_source())
-    total = torch.zeros(CELLS, dtype=torch.int64)
-    for variance in mechanism.prefix_variance():
-        total += stream.next()
-        sample = total.numpy() / STDDEV
-        assert variance_accepted(sample, variance)
-        assert not variance_accepted(sample * 1.05, variance)
-        assert not variance_accepted(sample / 1.05, variance)
-
-
-@pytest.mark.parametrize("mechanism", LAW, ids=repr)
-def test_rounds_are_correlated_as_the_mechanism_says(mechanism):
+def test_distribution_and_correlation_of_the_noise_with_power_twins(mechanism):
     """Undo the filter: what remains is independent between rounds, coordinates and neighbours."""
     stream = NoiseStream(mechanism, dim=CELLS, stddev=STDDEV, source=SecretSource())
     noises = np.stack([stream.next().double().numpy() for _ in range(mechanism.rounds)])
+    sums = noises.cumsum(axis=0) / STDDEV
+    for sample, variance in zip(sums, mechanism.prefix_variance(), strict=True):
+        assert variance_accepted(sample, variance)
+        assert not variance_accepted(sample * 1.05, variance)
+        assert not variance_accepted(sample / 1.05, variance)
     root = np.linalg.cholesky((a := np.diff(mechanism.decoder(), axis=0, prepend=0)) @ a.T)
     white = np.linalg.solve(root, noises) / STDDEV
     bound = 6.5 / CELLS**0.5  # P < 1e-10 each if independent
@@ -146,6 +129,7 @@ def test_the_scale_of_a_normalized_filter_does_not_matter():
 def test_the_noise_is_whole_steps_of_a_size_that_fits(mechanism, stddev):
     """Range and type follow from the program: 32 standard deviations of every register."""
     stream = NoiseStream(mechanism, dim=3, stddev=stddev, source=SeededSource(4))
+    assert stream.state_vectors == footprint(mechanism).state_vectors
     limit = Executor(mechanism.noise_program(), stddev).limit
     assert stream.dtype is (torch.int32 if limit < 2**31 else torch.int64)
     noises = [stream.next() for _ in range(mechanism.rounds)]

@@ -84,11 +84,8 @@ def test_any_slice_gives_the_same_integers(mechanism, start):
     "bad",
     [
         {"dim": 0},
-        {"stddev": 0.0},
         {"stddev": 0.999},
         {"stddev": 2.0**30 + 1},
-        {"stddev": 1e16},
-        {"stddev": float("inf")},
         {"stddev": float("nan")},
         {"stddev": "1"},
         {"stream": -1},
@@ -123,14 +120,17 @@ def test_bad_buffers(out):
     assert stream.next().shape == (4,)
 
 
-class Failing(SeededSource):
+class Source(SeededSource):
+    """Draws of another kind."""
+
+    def __init__(self, kind):
+        super().__init__(0)
+        self.draws = lambda stream, salt: kind(bytes(32))
+
+
+class Failing(Draws):
     """Breaks down in the middle of a round."""
 
-    def draws(self, stream, salt):
-        return FailingDraws(bytes(32))
-
-
-class FailingDraws(Draws):
     def rounded(self, index, start, out, **options):
         if start:
             raise MemoryError
@@ -147,8 +147,8 @@ class FailingDraws(Draws):
 def test_an_interrupted_round_ends_the_stream(mechanism, threads):
     """Half of its state has moved: to go on would break the correlation without a sign."""
     torch.set_num_threads(threads)
-    stream = NoiseStream(mechanism, dim=PIECE + 1, stddev=1.0, source=Failing(0))
-    state = NoiseStream(mechanism, dim=PIECE + 1, stddev=1.0, source=Failing(0)).state_dict()
+    stream = NoiseStream(mechanism, dim=PIECE + 1, stddev=1.0, source=Source(Failing))
+    state = stream.state_dict()
     with pytest.raises(MemoryError):
         stream.next()
     for use in (stream.next, stream.state_dict):
@@ -158,14 +158,9 @@ def test_an_interrupted_round_ends_the_stream(mechanism, threads):
         stream.load_state_dict(state)
 
 
-class Runaway(SeededSource):
-    """Draws that Gaussian ones never are."""
+class Runaway(Draws):
+    """What Gaussian draws never are."""
 
-    def draws(self, stream, salt):
-        return RunawayDraws(bytes(32))
-
-
-class RunawayDraws(Draws):
     def rounded(self, index, start, out, *, weight, **options):
         out[:] = 0
         out[-1] = 2**20
@@ -177,7 +172,7 @@ class RunawayDraws(Draws):
 
 @pytest.mark.parametrize("mechanism", LAW, ids=repr)
 def test_a_register_out_of_range_ends_the_stream(mechanism):
-    stream = NoiseStream(mechanism, dim=5, stddev=4.0, source=Runaway(0))
+    stream = NoiseStream(mechanism, dim=5, stddev=4.0, source=Source(Runaway))
     with pytest.raises(NoiseRangeError, match="Nothing was released"):
         stream.next()
     with pytest.raises(ConfigError, match="round 0 was interrupted halfway"):
@@ -233,23 +228,10 @@ def test_a_forked_process_runs_no_server():
     assert server.run_round([server.task([]).update(0, torch.zeros(3))]).released
 
 
-@pytest.mark.parametrize(
-    "growing",
-    [
-        Toeplitz(9, (1.0, 1e6)),
-        Toeplitz(3, (1e-40,)),
-        BufferedToeplitz(60, decay=(1.0,), scale=(30.0,)),
-        Dense(np.tril(np.full((9, 9), 1e6), -1) + np.eye(9)),
-    ],
-    ids=lambda m: m.name,
-)
-def test_noise_that_grows_without_bound_is_refused_before_the_run(growing):
-    with pytest.raises(ConfigError, match=r"grows without bound|may grow to"):
-        NoiseStream(growing, dim=4, stddev=1.0, source=SeededSource(0))
-
-
 def filters(powers):
-    """Encoders with one entry, or two, that are such powers of two."""
+    """Encoders with one entry, or two, that are such powers of two; and whose noise grows."""
+    yield BufferedToeplitz(60, decay=(1.0,), scale=(30.0,))
+    yield Dense(np.tril(np.full((9, 9), 1e6), -1) + np.eye(9))
     for power in powers:
         yield Dense([[1.0, 0.0], [2.0**power, 1.0]])
         yield Dense([[1.0, 0.0, 0.0], [0.0, 2.0**power, 0.0], [1.0, 2.0**power, 1.0]])
@@ -267,7 +249,8 @@ def test_a_filter_whose_numbers_do_not_fit_is_refused_when_it_is_made(stddev):
         try:
             stream = NoiseStream(mechanism, dim=3, stddev=stddev, source=SeededSource(0))
         except ConfigError as error:
-            refused += "may grow to" in str(error) or "draws are weighted by" in str(error)
+            said = "may grow to", "draws are weighted by", "grows without bound"
+            refused += any(sentence in str(error) for sentence in said)
             continue
         assert len([stream.next() for _ in range(mechanism.rounds)]) == mechanism.rounds
     assert refused > 20

@@ -109,10 +109,13 @@ def test_what_a_state_says():
     assert filtered.state_dict()["state"].dtype is filtered.dtype is torch.int32
 
 
+def run_on(one, rounds):
+    return [one.next() for _ in range(rounds)]
+
+
 def used():
     one = stream()
-    for _ in range(3):
-        one.next()
+    run_on(one, 3)
     return one
 
 
@@ -121,12 +124,10 @@ def used():
     [
         ({"mechanism": BufferedToeplitz(8, (0.9, 0.5), (0.3, 0.2))}, "mechanism"),
         ({"mechanism": BufferedToeplitz(9, (0.9, 0.4), (0.3, 0.2))}, "mechanism"),
-        ({"mechanism": Toeplitz.square_root(8)}, "mechanism"),
         ({"dim": 7}, "dim"),
         ({"stddev": 1000.25 * (1 + 1e-15)}, "stddev"),
         ({"stream": 1}, "stream"),
         ({"source": SeededSource(6)}, "source"),
-        ({"source": SecretSource()}, "source"),
     ],
     ids=repr,
 )
@@ -150,17 +151,14 @@ def with_entry(value):
         ("schema", "privpart/noise/1", "schema"),
         ("round", 9, "whole number from 0 to 8"),
         ("round", -1, "whole number from 0 to 8"),
-        ("round", 3.0, "whole number from 0 to 8"),
         ("round", True, "whole number from 0 to 8"),
         ("round", "²", "whole number from 0 to 8"),
         ("round", float("nan"), "whole number from 0 to 8"),
         ("round", 0, r"has shape \(2, 6\); after that many rounds it is \(0, 6\)"),
         ("stddev", float("nan"), "stddev"),
         ("source", 5, "source"),
-        ("source", "seeded:6", "source"),
         ("salts", '[[0, "00112233445566778899aabbccddeeff"]]', "seeded source has no salts"),
         ("salts", "", "list of rounds and salts"),
-        ("salts", "[0]", "list of rounds and salts"),
         ("salts", None, "list of rounds and salts"),
         ("state", torch.zeros(0, 6), "has shape"),  # lost buffers are not fresh ones
         ("state", torch.zeros(12), "has shape"),
@@ -169,7 +167,6 @@ def with_entry(value):
         ("state", [[0.0] * 6] * 2, "dense tensor"),
         ("state", with_entry(float("nan")), "every number must lie between"),
         ("state", with_entry(-1e9), "every number must lie between"),
-        ("state", with_entry(float("inf")), "every number must lie between"),
     ],
 )
 def test_damaged_states_are_refused(key, value, message):
@@ -180,14 +177,13 @@ def test_damaged_states_are_refused(key, value, message):
     assert not fresh.state_dict()["state"].any()
 
 
-@pytest.mark.parametrize("key", sorted(used().state_dict()))
-def test_every_key_is_needed_and_no_other(key):
+def test_every_key_is_needed_and_no_other():
     state = used().state_dict()
-    value = state.pop(key)
-    with pytest.raises(ConfigError, match=f"missing {key}"):
-        stream().load_state_dict(state)
+    for key in state:
+        with pytest.raises(ConfigError, match=f"missing {key}"):
+            stream().load_state_dict({name: state[name] for name in state.keys() - {key}})
     with pytest.raises(ConfigError, match="unknown extra"):
-        stream().load_state_dict({**state, key: value, "extra": 1})
+        stream().load_state_dict({**state, "extra": 1})
 
 
 def test_a_running_stream_never_goes_back():
@@ -210,10 +206,6 @@ def secret(mechanism, state=None):
     if state is not None:
         one.load_state_dict(state)
     return one
-
-
-def run_on(one, rounds):
-    return [one.next() for _ in range(rounds)]
 
 
 @pytest.mark.parametrize("mechanism", [*KINDS, *GROUPED], ids=short)
@@ -262,6 +254,7 @@ def test_salts_of_attempts_are_kept_and_of_lost_ones_are_not():
     assert len({salt for _, salt in salts}) == 2
     assert all(len(bytes.fromhex(salt)) == 16 for _, salt in salts)
     assert json.loads(secret(BinaryTree(8)).state_dict()["salts"]) == []
+    assert KEY.hex() not in json.dumps(one.state_dict())
 
 
 GOOD = "00112233445566778899aabbccddeeff"
@@ -276,48 +269,31 @@ GOOD = "00112233445566778899aabbccddeeff"
         [[0, GOOD], [0, GOOD]],
         [[0, GOOD], [2, GOOD], [1, GOOD]],
         [[0, GOOD[2:]]],
-        [[0, ""]],
-        [[0.0, GOOD]],
         [[False, GOOD]],
         [[0, "xy"]],
-        [["0", GOOD]],
         [[0, GOOD, 1]],
         [0, GOOD],
         {"0": GOOD},
-        GOOD,
     ],
     ids=repr,
 )
-@pytest.mark.parametrize("mechanism", [BinaryTree(8), BLT], ids=repr)
-def test_damaged_salts_are_refused(mechanism, salts):
-    one = secret(mechanism)
+def test_damaged_salts_are_refused(salts):
+    one, fresh = secret(BLT), secret(BLT)
     run_on(one, 3)
-    fresh = secret(mechanism)
     with pytest.raises(ConfigError, match=r"state\['salts'\]"):
         fresh.load_state_dict(saved(one) | {"salts": json.dumps(salts)})
     assert fresh.round == 0
     fresh.load_state_dict(saved(one))
 
 
-def test_a_state_reveals_no_key():
-    one = secret(BinaryTree(8))
-    one.next()
-    text = json.dumps(one.state_dict())
-    assert KEY.hex() not in text
-    assert one.state_dict()["source"].startswith("secret:")
-
-
 def test_an_interrupted_recall_leaves_no_stream(monkeypatch):
     one = stream(BinaryTree(8))
     run_on(one, 3)
 
-    def broken(self, *arguments):
-        raise MemoryError
-
     fresh = stream(BinaryTree(8))
     with monkeypatch.context() as patched:
-        patched.setattr(Executor, "recall", broken)
-        with pytest.raises(MemoryError):
+        patched.setattr(Executor, "recall", None)
+        with pytest.raises(TypeError):
             fresh.load_state_dict(one.state_dict())
     for use in (fresh.next, fresh.state_dict):
         with pytest.raises(ConfigError, match="interrupted halfway"):

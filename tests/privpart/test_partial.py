@@ -6,20 +6,12 @@ from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from accounting import ConfigError
-from privpart import Constant, Glorot, Normal, PartialModel
+from privpart import Constant, Normal, PartialModel
 from privpart.models import small_cnn
 
 
 def network() -> nn.Module:
     return small_cnn(channels=(4, 8), hidden=16, image_size=8)
-
-
-def test_patterns_choose():
-    model = PartialModel(network, train=["conv2.*", "dense2.bias"], seed=0)
-    assert model.trainable == ("conv2.weight", "conv2.bias", "dense2.bias")
-    assert model.dim == 4 * 8 * 9 + 8 + 10
-    every = {name for name, _ in model.module.named_parameters()}
-    assert {*model.trainable, *model.frozen} == every
 
 
 def test_flat_is_the_trainable_part_and_so_is_its_gradient():
@@ -59,40 +51,32 @@ def test_a_parameter_without_initialiser_asks_for_one():
 
 
 def test_a_pretrained_model_keeps_its_weights_and_is_known_by_its_fingerprint():
-    def shipped():
-        return small_cnn(channels=(4, 8), hidden=16, image_size=8)
+    weights = network().state_dict()
 
-    weights = shipped().state_dict()
-    pretrained = shipped()
-    pretrained.load_state_dict(weights)
-    server = PartialModel(pretrained, train=["dense2.*"], seed=None)
+    def pretrained(**options):
+        module = network()
+        module.load_state_dict(weights)
+        return PartialModel(module, train=["dense2.*"], seed=None, **options)
+
+    server = pretrained()
     assert all(torch.equal(server.module.state_dict()[name], weights[name]) for name in weights)
     assert server.seed is None
-
-    again = shipped()
-    again.load_state_dict(weights)
-    client = PartialModel(again, train=["dense2.*"], seed=None, fingerprint=server.fingerprint)
-    assert torch.equal(client.flat, server.flat)
-
+    assert torch.equal(pretrained(fingerprint=server.fingerprint).flat, server.flat)
     weights["conv1.weight"][0, 0, 0, 0] += 1e-6
-    again = shipped()
-    again.load_state_dict(weights)
     with pytest.raises(ConfigError, match=f"expected {server.fingerprint}"):
-        PartialModel(again, train=["dense2.*"], seed=None, fingerprint=server.fingerprint)
+        pretrained(fingerprint=server.fingerprint)
     with pytest.raises(ConfigError, match="keeps its weights"):
-        PartialModel(shipped(), seed=None, initializers={"*": Constant(0.0)})
+        pretrained(initializers={"*": Constant(0.0)})
 
 
 def test_a_client_refuses_to_train_on_another_frozen_part():
     expected = PartialModel(network, train=["dense2.*"], seed=1).fingerprint
     PartialModel(network, train=["dense2.*"], seed=1, fingerprint=expected)
-    for other in (
-        {"train": ["dense2.*"], "seed": 2},
-        {"train": ["dense2.weight"], "seed": 1},
-        {"train": ["dense2.*"], "seed": 1, "initializers": {"conv1.weight": Glorot()}},
-    ):
+    changes = {"seed": 2}, {"train": ["dense2.weight"]}, {"initializers": {"conv1.*": Constant(1)}}
+    for change in changes:
+        options = {"train": ["dense2.*"], "seed": 1, "fingerprint": expected} | change
         with pytest.raises(ConfigError, match="the frozen part has fingerprint"):
-            PartialModel(network, fingerprint=expected, **other)
+            PartialModel(network, **options)
 
 
 def test_a_seed_overwrites_the_weights_of_a_module_only_where_the_caller_says_so():
@@ -119,11 +103,9 @@ def with_nan():
 @pytest.mark.parametrize(
     ("module", "options", "message"),
     [
-        (network, {"seed": 7}, "overwrite=True: nothing is overwritten"),
         (network(), {"seed": None}, "overwrite=True: nothing is overwritten"),
         (network().half(), {}, r"'conv1.weight' is torch\.float16.*module\.float"),
         (with_nan(), {"seed": None, "overwrite": False}, r"'dense1\.bias' holds NaN"),
-        (nn.LazyLinear(3), {}, "no shape yet"),
         (nn.Sequential(nn.LazyConv2d(3, 1)), {}, "no shape yet"),
         (nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True), nn.Linear(8, 2)), {},
          "layer '0' is a InstanceNorm1d"),
@@ -193,7 +175,7 @@ def test_buffers_that_a_forward_pass_replaced_are_put_back():
 
 
 @pytest.mark.parametrize("persistent", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.complex128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int64, torch.complex128])
 def test_the_fingerprint_sees_buffers(persistent, dtype):
     class Features(nn.Module):
         def __init__(self, last):
@@ -203,10 +185,10 @@ def test_the_fingerprint_sees_buffers(persistent, dtype):
             )
             self.head = nn.Linear(3, 2)
 
-    expected = PartialModel(lambda: Features(3), train=["head.bias"], seed=1).fingerprint
-    PartialModel(lambda: Features(3), train=["head.bias"], seed=1, fingerprint=expected)
-    with pytest.raises(ConfigError, match=f"expected {expected}"):
-        PartialModel(lambda: Features(4), train=["head.bias"], seed=1, fingerprint=expected)
+    def fingerprint(last):
+        return PartialModel(lambda: Features(last), train=["head.bias"], seed=1).fingerprint
+
+    assert fingerprint(3) == fingerprint(3) != fingerprint(4)
 
 
 def test_a_module_has_one_partial_model_at_a_time():
@@ -229,9 +211,6 @@ def test_the_mask_sees_names_shapes_and_order():
 
     base = mask(nn.Linear(2, 3), nn.Linear(3, 2))
     assert mask(nn.Linear(2, 3), nn.Linear(3, 2)) == base
-    for other in (
-        mask(nn.Linear(3, 2), nn.Linear(2, 3)),  # as many numbers
-        mask(nn.Linear(2, 3), nn.Linear(3, 2), train=["*.weight"]),
-        mask(nn.Linear(2, 3), nn.Identity(), nn.Linear(3, 2)),
-    ):
-        assert other != base
+    assert mask(nn.Linear(3, 2), nn.Linear(2, 3)) != base  # as many numbers
+    assert mask(nn.Linear(2, 3), nn.Linear(3, 2), train=["*.weight"]) != base
+    assert mask(nn.Linear(2, 3), nn.Identity(), nn.Linear(3, 2)) != base

@@ -27,30 +27,23 @@ def test_what_a_list_means(patterns, names):
     assert list(matching_parameters(network(), patterns)) == names
 
 
-@pytest.mark.parametrize(
-    ("pattern", "near"),
-    [
-        ("dnse1.*", "dense1"),
-        ("!dnse1.*", "dense1"),
-        ("type:Groupnorm", "GroupNorm"),
-        ("!type:Lineal", "Linear"),
-    ],
-)
+@pytest.mark.parametrize(("pattern", "near"), [("!dnse1.*", "dense1"), ("type:Lineal", "Linear")])
 def test_a_pattern_that_matches_nothing_names_its_neighbours(pattern, near):
     with pytest.raises(ConfigError, match=f"matches no parameter.*Near it:.*{near}"):
         matching_parameters(network(), ["conv1.*", pattern])
 
 
-@pytest.mark.parametrize("nothing", [[], "conv1.*", ()])
-def test_patterns_come_as_a_list(nothing):
-    with pytest.raises(ConfigError, match="must be a list"):
-        matching_parameters(network(), nothing)
-
-
-@pytest.mark.parametrize("everything", [["!*"], ["conv1.*", "!conv*"]])
-def test_freezing_everything_is_an_error(everything):
-    with pytest.raises(ConfigError, match="excludes every parameter"):
-        matching_parameters(network(), everything)
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ([], "must be a list"),
+        ("conv1.*", "must be a list"),
+        (["conv1.*", "!conv*"], "excludes every parameter"),
+    ],
+)
+def test_lists_that_choose_nothing_are_errors(wrong, said):
+    with pytest.raises(ConfigError, match=said):
+        matching_parameters(network(), wrong)
 
 
 def tied() -> nn.Module:

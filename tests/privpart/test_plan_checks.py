@@ -5,6 +5,7 @@ import tomllib
 
 import numpy as np
 import pytest
+from plans import small_plan
 from typer.testing import CliRunner
 
 from accounting import ConfigError, FixedOrder, Independent, Participation
@@ -12,10 +13,8 @@ from privpart.cli.main import app
 from privpart.data import cohorts_in_turn
 from privpart.messages import limit_reached
 from privpart.models import build_network
-from privpart.plan import PrivacyPlan
 from privpart.training.plan_file import validated
 from privpart.training.task_data import plan_data
-from privpart.training.training import training
 
 TEXT = """
 schema = "privpart/plan/1"
@@ -43,11 +42,11 @@ MOON = 'objective = "moon"\nmu = 1.0'
 PLAY = '[model]\nname = "word_lm"'
 
 
-def changed(table, line):
-    """The plan with a line changed in, or added to, a table."""
+def changed(*changes):
+    """The plan with lines changed in, or added to, tables."""
     tables = tomllib.loads(TEXT)
-    own = tables.setdefault(table, {})
-    own |= tomllib.loads(line)
+    for table, lines in changes:
+        tables.setdefault(table, {}).update(tomllib.loads(lines))
     return tables
 
 
@@ -56,7 +55,6 @@ REFUSED = [
     ([("client", 'loss = "binary_cross_entropy"')], "client.loss=binary_cross_entropy: every"),
     ([("model", 'name = "small_cn"')], "model 'small_cn': unknown. Near it: small_cnn"),
     ([("model", "sizes = { hidden = 8 }")], "model 'small_cnn': .*missing"),
-    ([("model", "sizes = { channels = [1], hidden = 8, image_size = 8 }")], "model 'small_cnn'"),
     ([("model", 'train = ["conv9.*"]')], "pattern 'conv9.*' matches no parameter"),
     ([("model", 'groups = [["*"]]')], "model.groups: need a table"),
     ([("model", "seed = -1")], "seed=-1: must be at least 0"),
@@ -72,27 +70,22 @@ REFUSED = [
     ([("data", 'partition = "pathological"\nclasses_each = 0')], "data.classes_each: Input"),
     ([("data", 'partition = "dirichlet"')], "data.alpha: is missing; digits .dirichlet. needs it"),
     ([("data", 'partition = "pathological"')], "data.classes_each: is missing; digits .path"),
-    ([("data", 'partition = "pathological"\nalpha = 1.0')], "data.alpha: is not for digits .path"),
-    ([("data", 'task = "cifar10"')], "data.directory: is missing; cifar10 .iid. needs it"),
     ([("data", "options = { each = 3 }")], "data.options: is not for digits"),
-    ([("data", "seed = -1")], "data.seed: Input should be greater than or equal to 0"),
     ([("data", "clients_per_round = 41")], "data.clients_per_round=41: must be at most data.users"),
     ([("schedule", "cycles = 3")], "privacy.rounds=4: the schedule has 39 rounds for 4 groups"),
     ([("privacy", "rounds = 11")], "rounds=11: from round 10 on, the limits on .* leave 0"),
     ([("privacy", "minimum_cohort = 5")], "rounds=4: from round 0 on, .* leave 4 clients, 5 are"),
     ([("privacy", "max_participations = 5")], "privacy: max_participations=5: at most 4 fit"),
     ([("privacy", f"rounds = {HUGE}")], f"privacy: rounds={HUGE}: must be at most 1000000"),
-    ([("client", f"batch_size = {HUGE}")], f"client: batch_size={HUGE}: must be at most"),
-    ([("client", f"epochs = {HUGE}")], f"client: epochs={HUGE}: must be at most"),
-    ([("client", f"steps = {HUGE}")], f"client: steps={HUGE}: must be at most"),
-    ([("data", f"users = {HUGE}")], "data.users: Input should be less than"),
-    ([("data", f"clients_per_round = {HUGE}")], "data.clients_per_round: Input should be"),
-    ([("data", f"seed = {HUGE}")], "data.seed: Input should be less than"),
-    ([("model", f"seed = {HUGE**2}")], f"seed={HUGE**2}: must be below"),
-    (
-        [("model", f"sizes = {{ channels = [2, 4], hidden = {HUGE}, image_size = 8 }}")],
-        f"model.sizes.hidden={HUGE}: must be at most",
+    *(
+        ([("client", f"{key} = {HUGE}")], f"client: {key}={HUGE}: must be at most")
+        for key in ("batch_size", "epochs", "steps")
     ),
+    *(
+        ([("data", f"{key} = {HUGE}")], f"data.{key}: Input should be less than")
+        for key in ("users", "clients_per_round", "seed")
+    ),
+    ([("model", f"seed = {HUGE**2}")], f"seed={HUGE**2}: must be below"),
     (
         [("model", f"sizes = {{ channels = [2, {HUGE}], hidden = 8, image_size = 8 }}")],
         f"model.sizes.channels={HUGE}: must be at most",
@@ -101,25 +94,14 @@ REFUSED = [
         [("model", "sizes = { channels = [2, 4], hidden = 2000000000, image_size = 8 }")],
         "model.sizes: the network has 54,000,000,1.. parameters; must be at most",
     ),
-    (
-        [("model", "sizes = { channels = [2, 4], hidden = 8, image_size = 2000000000 }")],
-        "model 'small_cnn': |model.sizes: the network has",
-    ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("changes", "says"), REFUSED, ids=[says for _, says in REFUSED])
 def test_what_the_plan_alone_shows_is_said_wherever_it_is_read(changes, says):
-    tables = tomllib.loads(TEXT)
-    for table, lines in changes:
-        tables.setdefault(table, {}).update(tomllib.loads(lines))
     with pytest.raises(ConfigError, match=f"^plan is not a valid plan: .*{says}") as refused:
-        validated(tables)
+        validated(changed(*changes))
     assert "\n" not in str(refused.value)
-
-
-def test_the_plan_itself_is_fine():
-    training(validated(tomllib.loads(TEXT)))
 
 
 @pytest.mark.parametrize("command", ["epsilon", "mechanisms", "train"])
@@ -154,7 +136,8 @@ def test_short_cohorts_are_those_of_the_cohorts_themselves(seed):
     users = int(draw.integers(1, 20))
     size = int(draw.integers(1, users + 1))
     least = int(draw.integers(1, 1 + size))
-    tables = changed("privacy", f"rounds={rounds}\nmax_participations={k}\nmin_separation={b}")
+    limits = f"rounds={rounds}\nmax_participations={k}\nmin_separation={b}"
+    tables = changed(("privacy", limits))
     tables["privacy"]["minimum_cohort"] = least
     tables["data"] |= {"users": users, "clients_per_round": size}
     cohorts = cohorts_in_turn(range(users), size=size, rounds=rounds, data_seed=0)
@@ -180,10 +163,4 @@ def test_a_folder_is_named_before_it_is_opened():
 
 def test_a_plan_does_not_promise_an_order_that_no_server_enforces():
     with pytest.raises(ConfigError, match="a FixedOrder is for budgets"):
-        PrivacyPlan(
-            mechanism=Independent(8),
-            participation=FixedOrder(8, 2, 3),
-            clip_norm=1.0,
-            noise_multiplier=1.0,
-            report_goal=1,
-        )
+        small_plan(Independent(8), FixedOrder(8, 2, 3))

@@ -5,7 +5,7 @@ import hashlib
 import itertools
 import math
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 
 import mpmath
 import numpy as np
@@ -22,17 +22,15 @@ K20 = 2.0**20
 E = Fraction(1, 2**53)
 
 
-def drawn(
-    count, *, index=0, start=0, weight=K20, offset=None, largest=0.0, key=KEY, dtype=np.int64
-):
+def drawn(count, *, index=0, start=0, weight=K20, offset=None, largest=0.0, dtype=np.int64):
     out = np.empty(count, dtype)
-    Draws(key).rounded(index, start, out, weight=weight, offset=offset, largest=largest)
+    Draws(KEY).rounded(index, start, out, weight=weight, offset=offset, largest=largest)
     return out
 
 
-def words_of(count, *, index=0, key=KEY):
+def words_of(count, *, index=0):
     counter = (index << 64).to_bytes(16, "big")
-    stream = Cipher(algorithms.AES256(key), modes.CTR(counter)).encryptor().update(bytes(8 * count))
+    stream = Cipher(algorithms.AES256(KEY), modes.CTR(counter)).encryptor().update(bytes(8 * count))
     return np.frombuffer(stream, np.int64)
 
 
@@ -47,10 +45,6 @@ def words_beyond(count, *, index=0):
     words = words_of(count, index=index)
     outside = np.abs(words.astype(float)) >= ziggurat._table().inner[0]
     return np.flatnonzero((words & 1023 == 0) & outside)
-
-
-def tail_coordinates(count, *, index=0):
-    return np.flatnonzero(np.abs(drawn(count, index=index)) > 4.0388 * K20)
 
 
 def wrong(coordinates, whole, *, index=0, weight=K20, offset=None):
@@ -72,7 +66,7 @@ def wrong(coordinates, whole, *, index=0, weight=K20, offset=None):
 
 @pytest.mark.parametrize(
     "weight",
-    [2.0**-20, 0.3, 1.0, 1234.56789, K20, 1234567.875 * 0.7, 2.0**30, 3e11, 2.0**45, 2.0**50],
+    [2.0**-20, 0.3, 1234.56789, K20, 3e11, 2.0**50],
 )
 @pytest.mark.parametrize("largest", [None, 1.0, 2.0**40])
 def test_integers_are_those_between_bounds(weight, largest):
@@ -89,9 +83,10 @@ def test_integers_are_those_between_bounds(weight, largest):
 
 
 def test_integers_of_the_tail_are_those_between_bounds():
-    tail = tail_coordinates(2**20)
+    whole = drawn(2**20)
+    tail = np.flatnonzero(np.abs(whole) > 4.0388 * K20)
     assert 30 < len(tail) < 90  # 56 are expected
-    assert not wrong(tail, drawn(2**20))
+    assert not wrong(tail, whole)
 
 
 def test_numbers_in_doubt_are_settled_between_bounds(monkeypatch):
@@ -234,9 +229,9 @@ def test_what_is_refused():
 # --- real draws and their bounds
 
 
-def in_many_digits(index, coordinate, key=KEY):  # noqa: C901 (one rule, whole)
+def in_many_digits(index, coordinate):  # noqa: C901 (one rule, whole)
     """A draw written once more, in 1000 bits: 700 further bits of each word, mpmath."""
-    careful = hashlib.sha256(b"privpart wedge and tail|" + key).digest()
+    careful = hashlib.sha256(b"privpart wedge and tail|" + KEY).digest()
 
     def more(word, size, name):
         data = careful + f"privpart digits|{index}|{coordinate}|{name}".encode()
@@ -253,9 +248,7 @@ def in_many_digits(index, coordinate, key=KEY):  # noqa: C901 (one rule, whole)
     def density(x):
         return mpmath.exp(-x * x / 2)
 
-    counter = (index << 64 | coordinate // 2).to_bytes(16, "big")
-    pair = Cipher(algorithms.AES256(key), modes.CTR(counter)).encryptor().update(bytes(16))
-    word = int.from_bytes(pair[8 * (coordinate % 2) :][:8], "little", signed=True)
+    word = int(words_of(coordinate + 1, index=index)[coordinate])
     edges = edges_in_many_digits()
     for attempt in itertools.count():
         layer, u = word % 1024, more(word >> 10, 53, f"{attempt}u")
@@ -277,18 +270,14 @@ def in_many_digits(index, coordinate, key=KEY):  # noqa: C901 (one rule, whole)
     return mpmath.sign(u) * (edges[1] - mpmath.log(v1) / edges[1])
 
 
-_MANY = []
-
-
+@cache
 def edges_in_many_digits():
     """The edges of pieces of equal area in more than 200 digits, by a secant of its own."""
-    if not _MANY:
-        r, other = mpmath.mpf("4.03884984610950"), mpmath.mpf("4.03884984610951")
-        while abs(r - other) > mpmath.mpf(10) ** -200:
-            here, there = missed(r)[1], missed(other)[1]
-            r, other = r - here * (r - other) / (here - there), r
-        _MANY.extend([*missed(r)[0], mpmath.mpf(0)])
-    return _MANY
+    r, other = mpmath.mpf("4.03884984610950"), mpmath.mpf("4.03884984610951")
+    while abs(r - other) > mpmath.mpf(10) ** -200:
+        here, there = missed(r)[1], missed(other)[1]
+        r, other = r - here * (r - other) / (here - there), r
+    return [*missed(r)[0], mpmath.mpf(0)]
 
 
 def missed(r):
@@ -437,30 +426,8 @@ def test_uniform_numbers_are_within_the_error_stated():
 # --- the law
 
 
-@pytest.fixture(scope="module")
-def sample():
-    return drawn(2**20, index=9) / K20
-
-
-def p_of_chi_square(whole, weight, stddev=1.0):
-    """Of integers against the normal law rounded: a cell each, merged where few are expected."""
-    edges = np.arange(-4 * weight, 4 * weight + 1) + 0.5
-    expected = np.diff(
-        stats.norm.cdf(np.concatenate([[-np.inf], edges, [np.inf]]) / weight / stddev)
-    )
-    found = np.bincount(np.searchsorted(edges, whole), minlength=len(expected))
-    return stats.chisquare(found, expected * len(whole)).pvalue
-
-
-def test_integers_have_the_law_of_a_rounded_normal():
-    for weight in (1.0, 16.0):
-        whole = drawn(2**20, index=2, weight=weight)
-        assert p_of_chi_square(whole, weight) > 1e-3
-        assert p_of_chi_square(whole, weight, 1.02) < 1e-12
-        assert p_of_chi_square(whole, weight, 0.98) < 1e-12
-
-
-def test_draws_have_the_law_of_a_normal(sample):
+def test_draws_have_the_law_of_a_normal():
+    sample = drawn(2**20, index=9) / K20
     some = np.sort(sample[: 2**19])
     assert stats.kstest(some, stats.norm.cdf).pvalue > 1e-3
     assert stats.kstest(some, stats.norm(0, 1.02).cdf).pvalue < 1e-9
@@ -469,32 +436,6 @@ def test_draws_have_the_law_of_a_normal(sample):
     for power, moment in ((1, 0), (2, 1), (3, 0), (4, 3), (6, 15)):
         spread = math.sqrt((math.prod(range(2 * power - 1, 0, -2)) - moment**2) / len(sample))
         assert abs(powers[power].mean() - moment) < 4.5 * spread
-
-
-def check_tails(sample_of, parts):
-    beyond = dict.fromkeys((3.5, 4.03, 4.04, 4.05, 4.5, 5.0), 0)
-    tail = []
-    size = 0
-    for part in range(parts):
-        z = np.abs(sample_of(part))
-        size += len(z)
-        z = z[z > 3.5]
-        for at in beyond:
-            beyond[at] += int((z > at).sum())
-        tail.append(z[z > 4.04])
-    for at, found in beyond.items():
-        expected = size * 2 * stats.norm.sf(at)
-        assert abs(found - expected) < 4.5 * math.sqrt(expected) + 1, at
-    law = stats.truncnorm(4.04, np.inf)
-    assert stats.kstest(np.concatenate(tail), law.cdf).pvalue > 1e-3
-    return np.concatenate(tail)
-
-
-def test_tails_are_those_of_a_normal(sample):
-    tail = check_tails(lambda part: drawn(2**21, index=10 + part) / K20, 2)
-    assert stats.kstest(tail - 0.05, stats.truncnorm(4.04, np.inf).cdf).pvalue < 1e-6
-    positive = int((sample > 0).sum())
-    assert abs(positive - len(sample) / 2) < 4.5 * math.sqrt(len(sample)) / 2
 
 
 def test_a_word_beyond_the_tail_begins_gives_a_number_beyond():
@@ -508,34 +449,25 @@ def test_a_word_beyond_the_tail_begins_gives_a_number_beyond():
     assert not wrong(places, drawn(count, index=11), index=11)
 
 
-def test_coordinates_are_not_correlated(sample):
-    pairs = sample.reshape(-1, 2)
-    bound = 4.5 / math.sqrt(len(pairs))
-    for f in (np.sign, np.abs, np.square, lambda z: z, lambda z: np.abs(z) > 2):
-        a, b = f(pairs[:, 0]).astype(float), f(pairs[:, 1]).astype(float)
-        assert abs(np.corrcoef(a, b)[0, 1]) < bound
-        assert abs(np.corrcoef(a[1:], b[:-1])[0, 1]) < bound
-        assert abs(np.corrcoef(a[1:], a[:-1])[0, 1]) < bound
-    signs, sizes = np.sign(pairs[:, 0]), np.abs(pairs[:, 1])
-    assert abs(np.corrcoef(signs, sizes)[0, 1]) < bound
-
-
-# --- long
-
-
-@pytest.mark.slow
-def test_many_integers_are_those_between_bounds():
-    whole = drawn(2**22, index=3)
-    assert not wrong(careful_coordinates(2**22, index=3), whole, index=3)
-    assert not wrong(np.arange(20_000), whole, index=3)
-    for weight in (2.0**36, 2.0**40):
-        whole = drawn(2**15, index=4, weight=weight)
-        assert not wrong(np.arange(2**15), whole, index=4, weight=weight)
-
-
-@pytest.mark.slow
-def test_far_tails_are_those_of_a_normal():
-    check_tails(lambda part: drawn(2**22, index=100 + part) / K20, 64)
+@pytest.mark.parametrize("parts", [2, pytest.param(64, marks=pytest.mark.slow)])
+def test_tails_are_those_of_a_normal(parts):
+    beyond = dict.fromkeys((3.5, 4.03, 4.04, 4.05, 4.5, 5.0), 0)
+    tails, size, positive = [], 2**21 * parts, 0
+    for part in range(parts):
+        z = drawn(2**21, index=10 + part) / K20
+        positive += int((z > 0).sum())
+        z = np.abs(z)
+        z = z[z > 3.5]
+        for at in beyond:
+            beyond[at] += int((z > at).sum())
+        tails.append(z[z > 4.04])
+    for at, found in beyond.items():
+        expected = size * 2 * stats.norm.sf(at)
+        assert abs(found - expected) < 4.5 * math.sqrt(expected) + 1, at
+    tail, law = np.concatenate(tails), stats.truncnorm(4.04, np.inf)
+    assert stats.kstest(tail, law.cdf).pvalue > 1e-3
+    assert stats.kstest(tail - 0.05, law.cdf).pvalue < 1e-6
+    assert abs(positive - size / 2) < 4.5 * math.sqrt(size) / 2
 
 
 FROZEN_FIRST = [-799408, -748479, -338036, 631302, -1779950, -2894252, 219993, 936214]
