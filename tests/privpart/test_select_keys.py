@@ -65,12 +65,6 @@ def test_decoys_do_not_change_between_rounds():
     assert len(others) == 2  # one of the two absent keys is left out
 
 
-def test_all_keys_are_the_whole_model_in_its_own_order():
-    assert structured(8)(0, 0).for_training() == tuple(range(8))
-    assert IndependentKeys(8, 8, data_seed=1)(0, 0).for_training() == tuple(range(8))
-    assert SharedKeys(8, 8, seed=1)(3, 0) == tuple(range(8))
-
-
 def test_independent_keys_differ_between_clients_and_rounds_and_repeat_with_the_seed():
     chooser = IndependentKeys(64, 16, data_seed=0)
     keys = [chooser(r, c).for_training() for r in range(5) for c in range(5)]
@@ -86,8 +80,7 @@ def test_shared_keys_are_public_equal_for_all_and_new_each_round():
 
 def test_shared_keys_are_the_same_on_every_machine():
     assert SharedKeys(8, 3, seed=5)(2, 0) == (0, 3, 7)
-    other = {SharedKeys(8, 3, seed=seed)(round_, 0) for seed in (5, 6) for round_ in (2, 3)}
-    assert len(other) == 4
+    assert SharedKeys(8, 3, seed=6)(2, 0) != (0, 3, 7)
 
 
 def test_shared_keys_are_drawn_evenly():

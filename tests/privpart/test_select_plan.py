@@ -185,7 +185,7 @@ def test_sensitivity_is_that_of_the_realised_keys_by_brute_force(tables, rounds)
     assert worst == one_tree if not tables else worst < one_tree
 
 
-@pytest.mark.parametrize("m", [1, 2, 4])
+@pytest.mark.parametrize("m", [1, 4])
 def test_updates_fill_and_noise_covers_exactly_what_trains_in_the_round(m):
     """The support of every round's release is public: the same whoever takes part."""
     chosen = shared(m)
