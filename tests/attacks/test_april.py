@@ -40,11 +40,3 @@ def test_a_hugging_face_vit_without_a_wrapper(digits):
     for visible in (["*embeddings.*"], ["vit.layers.0.attention.q_proj.weight"]):
         found = april(model, observe(model, x, y, visible=visible))
         assert float(psnr(found.x, x)) > 100
-
-
-def test_nothing_is_found_where_nothing_is(lenet, digits):
-    x, y = digits[0][:1], digits[1][:1]
-    model = Transformer()
-    assert april(lenet, observe(lenet, x, y)) is None
-    assert april(model, observe(model, digits[0][:2], digits[1][:2])) is None
-    assert april(model, observe(model, x, y, visible=["head.*"])) is None

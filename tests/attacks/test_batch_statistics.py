@@ -43,8 +43,7 @@ def test_they_are_those_of_the_batch_as_torch_computes_them(model, digits):
     change = trained_by_torch(model, x, y)
     seen = observe(model, x, y, local=LocalSteps(learning_rate=0.1))
     sent = replace(
-        seen,
-        buffers={k: seen.state[k] + change[k] for k in seen.state if "running" in k},
+        seen, buffers={k: seen.state[k] + change[k] for k in seen.state if "running" in k}
     )
     found = sent_statistics(model, sent)
     inner = model[0](x)
@@ -80,17 +79,12 @@ def test_sent_buffers_change_the_verdict_and_are_told(model, digits):
     assert kept.verdict != "recovered"
     assert list(kept.rows[0].to_dict()["by_attack"]) == ["dlg"]
     assert (sent.threat["buffers"], kept.threat["buffers"]) == ("sent", "not sent")
-    never = {"never": lambda *_: None}
     assert not [told for told in summary(kept).warnings if "buffers" in told]
     options["attacks"] = {"dlg": suite(restarts=1, max_evaluations=2, newton_steps=0)["dlg"]}
     noisy = leakage(model, x, y, send_buffers=True, noise_multiplier=1.0, **options)
     assert (
         "no clip and no noise covers them, and epsilon 4.378 is not" in summary(noisy).warnings[0]
     )
-    others = with_buffers(model, observe(model, x, y), digits[0][5:6])
-    given = dict(others.update) | dict(others.buffers)
-    void = leakage(model, x, y, update=given, views=ONLY, attacks=never)
-    assert void.void
 
 
 def test_an_audit_uses_them_and_says_so(model, digits):
@@ -103,7 +97,6 @@ def test_an_audit_uses_them_and_says_so(model, digits):
     assert report.verdict in VERDICTS[:5]
     assert report.threat["buffers"] == "sent"
     assert "dlg + statistics" in report.rows[0].by_attack or report.verdict == "recovered"
-    assert leakage(model, x, y, send_buffers=True, **options).threat["buffers"] == "sent"
     with pytest.raises(ConfigError, match="a given update"):
         leakage(model, x, y, update=change, send_buffers=True, **options)
 

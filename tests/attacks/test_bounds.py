@@ -10,19 +10,8 @@ from scipy import stats
 from scipy.optimize import linprog
 
 from accounting import ConfigError, Guarantee, gaussian
-from attacks import (
-    clopper_pearson,
-    guesses,
-    one_run,
-    one_run_gdp,
-    pooled_t,
-)
-from attacks.lower_bounds.bounds import (
-    _gdp_refuted,
-    epsilon_below,
-    from_mu,
-    one_run_p_value,
-)
+from attacks import clopper_pearson, guesses, one_run, one_run_gdp, pooled_t
+from attacks.lower_bounds.bounds import _gdp_refuted, epsilon_below, from_mu, one_run_p_value
 
 DELTA = 1e-5
 SEEDS = 400

@@ -18,13 +18,7 @@ from accounting import (
     Toeplitz,
     guarantee,
 )
-from attacks import (
-    Canaries,
-    drifting_view,
-    round_covariance,
-    view,
-    worst_view,
-)
+from attacks import Canaries, drifting_view, round_covariance, view, worst_view
 
 Z = 1.3
 

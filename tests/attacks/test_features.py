@@ -19,12 +19,6 @@ def test_local_steps_above_a_frozen_part_do_not_hide_it(digits):
     assert float(psnr(dense_then_invert(model, seen).x, x)) > 60
 
 
-def test_it_does_not_apply(lenet, digits):
-    x, y = digits[0][:2], digits[1][:2]
-    assert dense_then_invert(lenet, observe(lenet, x[:1], y[:1], visible=["conv2.*"])) is None
-    assert dense_then_invert(lenet, observe(lenet, x, y)) is None
-
-
 def test_a_batch_through_relu_is_copied_out(digits):
     """No order is promised, yet images and labels pair, or the residual would not vanish."""
     wide, batch = dense(512, bound=0.2, seed=0), 8

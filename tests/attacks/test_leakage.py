@@ -110,17 +110,6 @@ def test_the_same_starting_points_for_every_view(lenet, digits, report):
         assert torch.equal(row.own[1].result.x, alone.result.x)
 
 
-def test_labels_that_are_hidden_stay_hidden(lenet, digits):
-    """Two images whose head is not in view: nothing tells the attacker, so it must be refused."""
-    with pytest.raises(ConfigError, match="labels=None"):
-        leakage(
-            *(lenet, digits[0][:2], digits[1][:2]),
-            views={"conv2": ["conv2.*"]},
-            batch=2,
-            reveal_labels=False,
-        )
-
-
 @pytest.mark.parametrize("clip", [None, 0.01])
 def test_a_whole_that_is_attacked_badly_takes_the_score_of_its_part(lenet, digits, clip):
     """The attack ruins whatever shows conv1, so the part alone is better than the whole."""
@@ -247,10 +236,7 @@ def test_a_batch_is_scored_image_by_image_whatever_its_order(digits):
 def test_the_last_layer_shows_features_exactly_and_tells_who_it_was(lenet, digits):
     x, y = digits
     (row,) = leakage(
-        *(lenet, x[:2], y[:2]),
-        views={"dense2": ["dense2.*"]},
-        attacks=FAST,
-        decoys=(x[2:], y[2:]),
+        *(lenet, x[:2], y[:2]), views={"dense2": ["dense2.*"]}, attacks=FAST, decoys=(x[2:], y[2:])
     ).rows
     assert row.verdict == "ambiguous"
     assert row.feature_error["dense2"] < 1e-12

@@ -12,14 +12,7 @@ from safetensors.torch import save_file
 from torch.nn.functional import cross_entropy
 
 from accounting import ConfigError
-from attacks import (
-    Observation,
-    change_of_weights,
-    dlg,
-    for_model,
-    psnr,
-    read_update,
-)
+from attacks import Observation, change_of_weights, dlg, for_model, psnr, read_update
 from attacks.update import double_state
 
 

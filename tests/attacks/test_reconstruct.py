@@ -68,13 +68,6 @@ def test_the_attacker_clips_as_the_client_did(lenet, digits):
     assert matching_loss(lenet, replace(seen, clip=None), y)(x).item() > 1
 
 
-def test_an_update_of_zero_cannot_be_matched(lenet, digits):
-    seen = observe(lenet, *one(digits), visible=["conv1.*"])
-    zero = {name: torch.zeros_like(value) for name, value in seen.update.items()}
-    with pytest.raises(ConfigError, match="nothing to match"):
-        dlg(lenet, replace(seen, update=zero))
-
-
 def cosine(model, seen, **options):
     return cosine_tv(model, seen, restarts=2, steps=5, **options)
 

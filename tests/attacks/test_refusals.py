@@ -1,11 +1,13 @@
 """What attacks, scores and bounds refuse: one row for each kind of mistake."""
 
 import math
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from subjects import dense, seeded
+from subjects import Transformer, dense, seeded
 from torch import nn
 from torch.nn.functional import multi_margin_loss
 
@@ -15,9 +17,11 @@ from attacks import (
     ImageAudit,
     LocalSteps,
     Observation,
+    april,
     clopper_pearson,
     cosine_tv,
     defences,
+    dense_then_invert,
     dlg,
     guesses,
     infer_labels,
@@ -36,7 +40,8 @@ from attacks import (
     worst_view,
 )
 from attacks.metrics import baseline_images, feature_error, match_batch, wilson
-from attacks.networks import smooth_lenet
+from attacks.networks import smooth_lenet, smooth_mlp
+from attacks.reconstruction.analytic import invert_first_dense
 
 NET = smooth_lenet(seeded(0))
 X, Y = torch.rand(2, 1, 8, 8, generator=seeded(0)).double(), torch.tensor([3, 5])
@@ -45,7 +50,7 @@ CONV = observe(NET, X[:1], Y[:1], visible=["conv1.*"])
 TINY = CONV.restrict(["conv1.bias"])
 ADAM = LocalSteps(learning_rate=0.01, optimizer="adam")
 DROPPING = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
-FULL, STATE = {"full": ["*"]}, {"dense.weight": torch.zeros(2, 3)}
+FULL, PART, STATE = {"full": ["*"]}, {"conv2": ["conv2.*"]}, {"dense.weight": torch.zeros(2, 3)}
 SLOPE = torch.tensor([0.5, -0.5])
 EYE = np.eye(3)
 NOISE = EYE + np.arange(9.0).reshape(3, 3)
@@ -121,6 +126,7 @@ OF_IMAGES = [
     (lambda: hidden(NET, 2, visible=["conv*"]), r"those of 2 images .* \(dense2\)"),
     (lambda: hidden(NET, 1, loss=multi_margin_loss), "only under cross-entropy"),
     (lambda: hidden(NET, 2, local=ADAM), "Adam"),
+    (lambda: dlg(NET, replace(TINY, update={"conv1.bias": torch.zeros(8)})), "nothing to match"),
     (lambda: dlg(NET, SEEN, restarts=0), "restarts"),
     (lambda: dlg(NET, SEEN, restarts=2.5), "restarts"),
     (lambda: dlg(NET, SEEN, max_evaluations=0), "max_evaluations"),
@@ -160,6 +166,7 @@ OF_IMAGES = [
     (lambda: given(lambda v: v * torch.nan), "not finite"),
     (lambda: leakage(NET, X[:1], Y[:1], views=FULL, update={"a": SLOPE}), "is not a parameter"),
     (lambda: leakage(NET, X[:1], Y[:1], views=FULL, update={}), "is empty"),
+    (lambda: leakage(NET, X, Y, views=PART, batch=2, reveal_labels=False), "labels=None"),
     (lambda: swept([], [1.0]), "clips"),
     (lambda: swept([1.0], [-1.0]), "noise_multiplier"),
 ]
@@ -194,6 +201,26 @@ OF_LOWER_BOUNDS = [
 def test_what_cannot_be_is_refused(call, said):
     with pytest.raises(ConfigError, match=said):
         call()
+
+
+@pytest.mark.parametrize(
+    ("attack", "model", "visible", "count"),
+    [
+        (april, smooth_lenet, ["*"], 1),
+        (april, Transformer, ["*"], 2),
+        (april, Transformer, ["head.*"], 1),
+        (invert_first_dense, smooth_lenet, ["*"], 1),
+        (invert_first_dense, smooth_mlp, ["dense1.weight"], 2),
+        (dense_then_invert, smooth_lenet, ["conv2.*"], 1),
+        (dense_then_invert, smooth_lenet, ["*"], 2),
+        (spear, dense, ["*"], 1),
+        (partial(spear, draws=5000), partial(dense, 32, nn.Tanh()), ["*"], 2),
+        (partial(spear, draws=5000), partial(dense, 1), ["*"], 2),
+    ],
+)
+def test_an_attack_that_does_not_apply_finds_nothing(attack, model, visible, count):
+    net = model(seeded(0)) if model in (smooth_lenet, smooth_mlp) else model()
+    assert attack(net, observe(net, X[:count], Y[:count], visible=visible)) is None
 
 
 @pytest.mark.parametrize("bound", [one_run, one_run_gdp, guesses, clopper_pearson, pooled_t])
