@@ -16,12 +16,6 @@ from attacks import Observation, change_of_weights, dlg, for_model, psnr, read_u
 from attacks.update import double_state
 
 
-def observed(model, update, labels, **options):
-    return Observation(
-        update, double_state(model), (1, 1, 8, 8), labels, training=model.training, **options
-    )
-
-
 @pytest.mark.filterwarnings("ignore:Full backward hook")
 def test_a_file_of_an_opacus_model_is_attacked(lenet, digits, tmp_path):
     x, y = digits[0][:1], digits[1][:1]
@@ -31,7 +25,8 @@ def test_a_file_of_an_opacus_model_is_attacked(lenet, digits, tmp_path):
     update = read_update(tmp_path / "u.safetensors")
     assert set(update) == set(double_state(lenet))
     wrapped.remove_hooks()
-    found = dlg(lenet, observed(lenet, update, y), restarts=1, newton_steps=0)
+    seen = Observation(update, double_state(lenet), (1, 1, 8, 8), y, training=lenet.training)
+    found = dlg(lenet, seen, restarts=1, newton_steps=0)
     assert float(psnr(found.x, x)) > 30  # float32
 
 

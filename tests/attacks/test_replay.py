@@ -14,18 +14,12 @@ TREE = BinaryTree(16)
 COVARIANCE = round_covariance(TREE.decoder())
 ROOT = np.linalg.cholesky(COVARIANCE)
 DIM = 4096
+FIRST = np.outer(np.eye(16)[0], np.eye(DIM)[7])
 
 
 def noise(seed: int, z: float = 1.0) -> np.ndarray:
     draws = np.random.default_rng(seed).standard_normal((16, DIM))
     return z * (ROOT @ draws)
-
-
-def difference(pattern: np.ndarray) -> np.ndarray:
-    return np.outer(pattern, np.eye(DIM)[7])
-
-
-FIRST = difference(np.eye(16)[0])
 
 
 @pytest.mark.parametrize("epsilon", [1.0, 4.0, 10.0])

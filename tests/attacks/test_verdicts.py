@@ -135,12 +135,6 @@ def test_class_means_are_an_oracle_where_they_are_known_and_labels_hidden(
     assert summary(report).tables
 
 
-def with_background(digits):
-    """Return images that differ from a background they share by a little."""
-    x = 0.02 * digits[0] + 0.9 * interpolate(digits[0][:1, :, :4, :4], size=8)
-    return x, digits[1]
-
-
 def found_near(x):
     """Return an attack that hands in the background, and claims to match the update."""
 
@@ -154,7 +148,7 @@ def found_near(x):
 
 @pytest.mark.parametrize("source", ["decoys", "others", "given", "nothing"])
 def test_a_background_that_all_images_share_is_not_recovered(lenet, digits, source):
-    x, y = with_background(digits)
+    x, y = 0.02 * digits[0] + 0.9 * interpolate(digits[0][:1, :, :4, :4], size=8), digits[1]
     given = {
         "decoys": {"decoys": (x[2:], y[2:])},
         "others": {},
