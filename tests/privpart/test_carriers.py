@@ -13,13 +13,8 @@ from accounting import ConfigError
 from privpart.training.passed import digest
 
 PLAN = {
-    "privacy": {
-        "rounds": 2,
-        "clip_norm": 1.0,
-        "noise_multiplier": 1.0,
-        "delta": 1e-5,
-        "mechanism": {"name": "tree"},
-    },
+    "privacy": {"rounds": 2, "clip_norm": 1.0, "noise_multiplier": 1.0, "delta": 1e-5}
+    | {"mechanism": {"name": "tree"}},
     "model": {"train": ["head.*"]},
     "data": {"clients_per_round": 2},
     "client": {"learning_rate": 0.5, "batch_size": 4},
@@ -107,9 +102,8 @@ def hooked_loss(module, batch):
 
 
 def trained(tmp_path, module, **options):
-    return privpart.train(
-        module, Population(), plan=PLAN, out=tmp_path / "run", progress=False, **options
-    )
+    options = {"plan": PLAN, "out": tmp_path / "run", "progress": False} | options
+    return privpart.train(module, Population(), **options)
 
 
 def switching_loss(module, batch):
@@ -152,13 +146,7 @@ def test_augmentation_is_seeded_whatever_it_draws_from(draws, tmp_path):
         return x + 0.1 * noise, y
 
     states = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
-    runs = [
-        privpart.train(
-            Network(), Population(), plan=PLAN, out=tmp_path / name, progress=False, seed=1,
-            augment=augment,
-        )
-        for name in "ab"
-    ]  # fmt: skip
+    runs = [trained(tmp_path / name, Network(), seed=1, augment=augment) for name in "ab"]
     assert states == (random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
     first, second = (run.module().state_dict() for run in runs)
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -175,13 +163,11 @@ def test_a_loss_that_drops_the_gradients_trains_the_same(optimizer, tmp_path):
 
     momentum = {"momentum": 0.5} if optimizer == "sgd" else {}
     client = PLAN["client"] | {"optimizer": optimizer} | momentum
+    options = {"plan": PLAN | {"client": client}, "seed": 1}
     found = [
-        privpart.train(
-            Network(), Population(), plan=PLAN | {"client": client}, out=tmp_path / name,
-            progress=False, seed=1, loss=loss,
-        ).module().head.weight
-        for name, loss in (("plain", plain), ("dropping", dropping))
-    ]  # fmt: skip
+        trained(tmp_path / loss.__name__, Network(), loss=loss, **options).module().head.weight
+        for loss in (plain, dropping)
+    ]
     assert torch.equal(*found)
 
 
@@ -202,9 +188,8 @@ def test_what_a_function_closes_over_is_compared():
     assert digest(closing_over(1.0)) != digest(closing_over(-5.0))
     one, other = (lambda module: 1.0), (lambda module: 2.0)  # in one line
     assert digest(one) != digest(other)
-    assert digest(nn.Sequential(nn.Linear(2, 2), nn.ReLU())) != digest(
-        nn.Sequential(nn.Linear(2, 2), nn.Tanh())
-    )
-    assert digest(privpart.Accuracy(torch.ones(2, 1), torch.tensor([0, 1]))) != digest(
-        privpart.Accuracy(torch.ones(2, 1), torch.tensor([1, 1]))
-    )
+    one, other = (nn.Sequential(nn.Linear(2, 2), last) for last in (nn.ReLU(), nn.Tanh()))
+    assert digest(one) != digest(other)
+    labels = torch.tensor([[0, 1], [1, 1]])
+    one, other = (privpart.Accuracy(torch.ones(2, 1), own) for own in labels)
+    assert digest(one) != digest(other)

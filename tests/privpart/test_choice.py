@@ -61,9 +61,7 @@ def large():
         (dense, BIG, TASK, True, TOGETHER),  # as few examples as clients have
         (lambda: emnist_cnn(classes=10), STEPS, FEW, True, LOOP),
         (large, BIG, TASK, True, LOOP),
-        (convolutional, BIG, TASK, True, TOGETHER),
         (dense, replace(STEPS, objective="fedprox", mu=0.1), TASK, True, LOOP),
-        (dense, replace(STEPS, loss="binary_cross_entropy"), TASK, True, LOOP),
         (dense, replace(STEPS, augment=lambda batch: batch), TASK, True, LOOP),
         (lambda: nn.Sequential(nn.EmbeddingBag(9, 4)), STEPS, TASK, True, LOOP),
         (lambda: nn.Linear(2048, 2048), BIG, TASK, True, LOOP),

@@ -182,9 +182,8 @@ def test_buffers_are_reset_on_the_device(accelerator):
 def test_dropout_is_seeded_on_the_device_and_leaves_its_generator_alone(accelerator):
     states, found = [], []
     for _ in range(2):
-        found.append(
-            updates(PartialModel(Counting(0.5), seed=0, overwrite=True), device=accelerator)
-        )
+        model = PartialModel(Counting(0.5), seed=0, overwrite=True)
+        found.append(updates(model, device=accelerator))
         states.append(namespace(torch.device(accelerator)).get_rng_state(accelerator))
         torch.rand(3, device=accelerator)
     assert torch.equal(*found)

@@ -181,7 +181,6 @@ def test_workers_return_the_same_bits_and_leave_with_the_engine():
     data, local = users(), LOCALS["epochs"]
     alone = updates(cnn(PART), data, local, deterministic=True)
     model = cnn(PART)
-    task = replace(TASK, clients=(0, 1, 2, 3, 4, 5, 6, 7))
     later = LocalTraining(0.05)
     schedule = {TASK.round: local, TASK.round + 1: later}.__getitem__
     then = replace(TASK, round=TASK.round + 1)
@@ -190,14 +189,14 @@ def test_workers_return_the_same_bits_and_leave_with_the_engine():
         model, data, local=schedule, data_seed=5, workers=2, deterministic=True
     ) as engine:
         start = model.flat.clone()
-        found = [u.update for u in engine.run(task, start)]
-        again = [u.update for u in engine.run(task, start)]
+        found = [u.update for u in engine.run(TASK, start)]
+        again = [u.update for u in engine.run(TASK, start)]
         scheduled = [u.update for u in engine.run(then, start)]
         (pid,) = engine._pool.pool.pids
         assert lives(pid)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(WorkerError, match=r"process was ended by SIGKILL.*memory.*--resume"):
-            list(engine.run(task, start))
+            list(engine.run(TASK, start))
         assert engine._pool is None  # the next round starts new processes
     assert not lives(pid)
     assert torch.equal(torch.stack(found), alone)
@@ -375,23 +374,19 @@ def test_a_cached_prefix_and_workers_go_when_the_frozen_part_changes(workers):
 
 
 @pytest.mark.parametrize(
-    ("layers", "options"),
+    ("below", "options"),
     [
-        (  # random
-            (nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 4), nn.Linear(4, 10)),
-            {"train": ["3.*"]},
-        ),
-        ((nn.Linear(8, 4), nn.Flatten(), nn.Linear(32, 10)), {}),  # trained below
-        ((nn.Flatten(), nn.Linear(64, 10)), {"train": ["1.*"]}),  # nothing to keep
-        (  # a layer whose turn it is not
-            (nn.Flatten(), nn.Linear(64, 12), nn.Linear(12, 10)),
-            {"groups": [["1.*"], ["2.*"]]},
-        ),
+        ((nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 4)), {"train": ["head.*"]}),
+        ((nn.Flatten(), nn.Linear(64, 4)), {}),
+        ((nn.Flatten(),), {"train": ["head.*"]}),
+        ((nn.Flatten(), nn.Linear(64, 4)), {"groups": [["1.*"], ["head.*"]]}),
     ],
     ids=["random", "trained below", "nothing to keep", "another's turn"],
 )
-def test_no_cache_where_it_would_not_be_exact(layers, options):
-    model = PartialModel(nn.Sequential(*layers), seed=0, overwrite=True, **options)
+def test_no_cache_where_it_would_not_be_exact(below, options):
+    network = nn.Sequential(*below)
+    network.add_module("head", nn.Linear(4 if len(below) > 1 else 64, 10))
+    model = PartialModel(network, seed=0, overwrite=True, **options)
     if "groups" in options:
         model.train_only([1])  # as during a round of the last group
     one = EmbeddedEngine(model, users(), local=LOCALS["epochs"], data_seed=5)
@@ -407,18 +402,13 @@ def test_a_frozen_layer_that_works_in_place_leaves_the_examples_as_they_are():
     assert bool((x == -1).all())
 
 
-def one_activation():
-    again = nn.ReLU()
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(64, 9), again, nn.Linear(9, 9), again, nn.Linear(9, 10)
-    )
-
-
 def test_a_layer_that_comes_twice_is_in_the_frozen_prefix_twice():
     """``named_children`` names it once: behind such a prefix was another network."""
-    found = []
+    found, again = [], nn.ReLU()
     for options in ({"deterministic": True}, {}):
-        model = PartialModel(one_activation, train=["5.*"], seed=1)
+        layers = nn.Linear(64, 9), again, nn.Linear(9, 9), again, nn.Linear(9, 10)
+        network = nn.Sequential(nn.Flatten(), *layers)
+        model = PartialModel(network, train=["5.*"], seed=1, overwrite=True)
         found.append(updates(model, users(), LOCALS["epochs"], **options))
     assert (found[0] - found[1]).norm(dim=1).max() < 1e-6
     assert found[0].norm() > 1e-3

@@ -158,15 +158,6 @@ def test_a_mode_that_no_pass_has_used_yet_is_refused_too():
     assert not model.module[1].training
 
 
-def test_a_vectorized_client_is_told_as_well():
-    module = Flips(back=True)
-    freeze_batch_norm(module)
-    model = PartialModel(module, seed=None)
-    local, task = LocalTraining(0.1, batch_size=2), RoundTask(0, (0, 1), 9.0, "plan")
-    with pytest.raises(RuntimeError, match="updated in place, were not batched"):
-        computed(model, images(shape=(64,)), Method(True), local, task)
-
-
 def test_between_clients_batch_norm_stays_frozen_and_other_layers_keep_their_mode():
     model = frozen_norm()
     model.module.train()

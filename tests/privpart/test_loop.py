@@ -161,13 +161,6 @@ def test_a_record_says_who_is_missing_and_why():
     (found,) = fit(a_server(4, rounds=3), Some({0: 1}), [[0, 1, 2]])
     assert found.missing() == "1 refused (1 wrong shape or type)"
 
-    class Silent(Ones):
-        def run(self, task, start):
-            yield task.update(task.clients[0], start)
-
-    (found,) = fit(a_server(4, rounds=3), Silent(), [[0, 1, 2]])
-    assert found.missing() == "2 without an answer"
-
 
 @pytest.mark.parametrize("z", [0.0, 1.0])
 def test_when_most_of_a_cohort_is_refused_the_run_stops_and_says_why(z):

@@ -34,6 +34,7 @@ ROUNDS = len(SCHEDULE)
 
 
 PLAIN = LocalTraining(0.1, epochs=2, batch_size=5)
+STEP = LocalTraining(0.1, batch_size=12, steps=1)
 
 
 def network(**change):
@@ -170,7 +171,7 @@ def test_fedprox_is_the_gradient_of_its_term_over_the_active_part():
 def test_moon_is_the_gradient_of_its_term():
     model, start = network(), network().flat.clone()
     previous = start + torch.randn(len(start), generator=torch.Generator().manual_seed(9))
-    local = LocalTraining(0.1, batch_size=12, steps=1, objective="moon", mu=2.0, temperature=0.2)
+    local = replace(STEP, objective="moon", mu=2.0, temperature=0.2)
     x, y = examples()
 
     def features(flat):
@@ -192,18 +193,16 @@ def test_moon_is_the_gradient_of_its_term():
         sent = update_of(network(), active, local, previous=previous.clone())
         expected = torch.cat([-0.1 * leaf.grad[span] for span in model.spans(active)])
         torch.testing.assert_close(sent, expected, rtol=1e-3, atol=1e-6)
-    without = update_of(network(), (0, 1), LocalTraining(0.1, batch_size=12, steps=1))
+    without = update_of(network(), (0, 1), STEP)
     assert not torch.allclose(sent, without, rtol=1e-2)
     # the head is above the features: the term does not reach it
     head = update_of(network(), (2,), local, previous=previous.clone())
-    torch.testing.assert_close(
-        head, update_of(network(), (2,), LocalTraining(0.1, batch_size=12, steps=1))
-    )
+    torch.testing.assert_close(head, update_of(network(), (2,), STEP))
 
 
 def test_moon_without_a_last_time_is_fedavg():
-    local = LocalTraining(0.1, batch_size=12, steps=1, objective="moon", mu=2.0)
-    plain = update_of(network(), None, LocalTraining(0.1, batch_size=12, steps=1))
+    local = replace(STEP, objective="moon", mu=2.0)
+    plain = update_of(network(), None, STEP)
     torch.testing.assert_close(update_of(network(), None, local), plain, rtol=1e-4, atol=1e-7)
 
 

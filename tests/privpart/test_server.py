@@ -118,7 +118,6 @@ MALFORMED = [
     torch.zeros(DIM + 1),
     torch.zeros(DIM, 1),
     torch.zeros(DIM, dtype=torch.int64),
-    torch.zeros(DIM, dtype=torch.complex64),
     torch.zeros(DIM, dtype=torch.float8_e5m2),
     torch.zeros(DIM).to_sparse(),
     torch.zeros(DIM, device="meta"),

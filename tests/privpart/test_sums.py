@@ -1,6 +1,5 @@
 """Sums: clients of one step whose clipped updates are added up without being written out."""
 
-from collections import OrderedDict
 from dataclasses import replace
 from typing import get_args
 
@@ -118,11 +117,7 @@ def test_the_sum_is_that_of_the_clipped_updates(network, options, clip_norm):
 
 
 def test_behind_a_cached_prefix():
-    def network():
-        layers = [nn.Flatten(), nn.Linear(64, 30), nn.Tanh(), nn.Linear(30, 10)]
-        return nn.Sequential(OrderedDict((f"l{k}", layer) for k, layer in enumerate(layers)))
-
-    data, train = users(), ["l3.*"]
+    data, train, network = users(), ["dense3.*"], NETWORKS["dense"]
     below, above = split(PartialModel(network, train=train, seed=1))
     behind = LocalComputation(
         above, data, local=LOCAL, data_seed=5, features=Features.of(below, data.x)
@@ -266,7 +261,7 @@ HOOKS = {
 
 @pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
 def test_hooked_layers_are_not_summed(hook):
-    model = PartialModel(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), seed=1)
+    model = PartialModel(flat_image(lambda: nn.Linear(64, 10)), seed=1)
     assert GhostSum.supports(model)
     hook(model.module[1])
     assert not GhostSum.supports(model)
