@@ -82,30 +82,23 @@ def client_app(
 
 def _answered(message: Any, act: Callable[[], Any]) -> Any:  # noqa: ANN401  Flower's Message
     """Return the reply to a message; no text of an error that may tell of examples is in it."""
-    flwr = flower()
+    flwr, why = flower(), "see the log of the node"
     try:
-        content = act()
-    except ConfigError as error:
+        return flwr.Message(act(), reply_to=message)
+    except (ConfigError, DeclinedError) as error:
         to_stderr(f"declined a task: {error}")
-        content = _decline("see the log of the node")
-    except DeclinedError as error:
-        to_stderr(f"declined a task: {error}")
-        content = _decline(str(error))
+        why = str(error) if isinstance(error, DeclinedError) else why
     except (Exception, SystemExit) as error:
         # Flower would send its text to the server, or nothing
         to_stderr(f"failed at a task ({type(error).__name__}):")
         traceback.print_exc()
-        content = _decline("an error; see the log of the node")
-    return flwr.Message(content, reply_to=message)
+        why = f"an error; {why}"
+    declined = flwr.ConfigRecord({"schema": SCHEMA, "why": why})
+    return flwr.Message(flwr.RecordDict({"declined": declined}), reply_to=message)
 
 
 class DeclinedError(Exception):
     """A task that is not of this node's plan or clients; the message holds nothing of examples."""
-
-
-def _decline(why: str) -> Any:  # noqa: ANN401  Flower's RecordDict
-    flwr = flower()
-    return flwr.RecordDict({"declined": flwr.ConfigRecord({"schema": SCHEMA, "why": why})})
 
 
 def _share(config: Mapping[str, Any]) -> tuple[int, int] | None:

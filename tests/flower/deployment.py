@@ -166,20 +166,17 @@ class Deployment:
         path = self.folder / "keys" / name
         return path if path.exists() else write_node_key(path)
 
-    def start_node(
-        self, name: str, config: str = "", port: int | None = None, certificate: Path | None = None
-    ) -> None:
+    def start_node(self, name: str, config: str = "", port: int | None = None) -> None:
         """Start a SuperNode, with the key of this name.
 
         Args:
             config: its node configuration, as the command line takes it.
             port: where it finds the SuperLink, if not where the SuperLink is.
-            certificate: of the authority that it trusts, if not the SuperLink's.
         """
         self._start(
             name,
             "flower-supernode",
-            *("--root-certificates", str(certificate or self.folder / "certificates" / "ca.crt")),
+            *("--root-certificates", str(self.folder / "certificates" / "ca.crt")),
             *("--superlink", f"127.0.0.1:{port or self.port}"),
             *("--auth-supernode-private-key", str(self.key(name))),
             *("--port", str(free_port()), "--node-config", config),

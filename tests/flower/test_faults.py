@@ -7,7 +7,6 @@ The nodes are threads of the test, which speak to the SuperLink as a SuperNode d
 
 import signal
 import subprocess
-import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not in this environment: make flower")
 
-from deployment import Deployment, DeploymentError, write_certificates
+from deployment import Deployment, DeploymentError
 from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from node import Node
 from small import KILLED, SEED, committed, plan_of, train_here, write_app
@@ -232,22 +231,3 @@ def test_a_node_of_another_plan_or_version_declines_and_nothing_begins(deployed,
     assert "plan is" in said, said
     assert "schema is" in said
     assert "nodes=3: 1 said in time which clients they have" in said
-
-
-def test_a_stranger_and_a_wrong_certificate_never_become_a_node(deployed, tmp_path):
-    write_certificates(tmp_path / "elsewhere")
-    deployed.start_node("stranger")
-    deployed.start_node("north", certificate=tmp_path / "elsewhere" / "ca.crt")
-
-    def said(name: str) -> str:
-        return (deployed.folder / f"{name}.log").read_text()
-
-    try:
-        until = time.monotonic() + 90
-        while "failed" not in said("north").lower() or "failed" not in said("stranger").lower():
-            assert time.monotonic() < until, deployed.logs()
-            time.sleep(0.5)
-        assert "SuperNode ID" not in said("north") + said("stranger")
-    finally:
-        deployed.kill("stranger")
-        deployed.kill("north")

@@ -185,21 +185,9 @@ def test_a_node_cannot_answer_for_another_one():
     assert sent[0].object_id != name  # the hash of what is secret
 
 
-def test_an_update_that_is_not_finite_counts_as_zeros():
-    given = [torch.zeros(4), torch.full((4,), torch.nan), torch.full((4,), torch.inf)]
-    found = []
-    for update in given:
-        one_server = server()
-        grid = InProcessGrid({FIRST: node(), SECOND: node(one(Array(update.numpy())))})
-        fit(one_server, engine(grid, []), COHORTS[:1])
-        found.append(one_server.parameters)
-    assert all(torch.equal(found[0], other) for other in found[1:])
-
-
 def test_a_node_that_fails_declines_or_says_nothing_is_named_and_the_round_ends_without_it():
     declined = ConfigRecord({"schema": SCHEMA, "why": "another plan\x1b[31m"})
     ways = {
-        "Flower's error 2": lambda message, _: 1 / 0,
         "declined: another plan\\x1b": lambda message, _: Message(
             RecordDict({"declined": declined}), reply_to=message
         ),

@@ -5,6 +5,7 @@ import math
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -230,10 +231,12 @@ def test_a_simulation_is_listed_and_not_added(tmp_path, privpart):
     assert "1 simulation not added" in run_report(tmp_path / "task").all_runs.says
 
 
-def test_limits_are_raised_and_removed_only_on_purpose(privpart):
-    def budget(*typed: str):
-        return privpart("budget", "de", *typed)
-
+def test_limits_are_raised_and_removed_only_on_purpose(privpart, state):
+    budget = partial(privpart, "budget", "de")
+    told = privpart("budget")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert "No run on this machine has named a population yet" in told.stdout
+    assert not state.exists()
     first = budget("--limit-epsilon", "4", "--delta", "1e-6")
     assert "no run names the population 'de' yet" in first.stderr
     higher = budget("--limit-epsilon", "5", "--delta", "1e-6")
@@ -271,14 +274,6 @@ def test_the_command_lists_populations_and_runs(family, privpart):
     unknown = privpart("budget", "keyboard-ed")
     assert unknown.returncode == 2
     assert "must be one of this machine's: keyboard-de" in unknown.stderr
-
-
-def test_an_empty_book_is_said_and_not_made(state, privpart):
-    told = privpart("budget")
-    assert (told.returncode, told.stderr) == (0, "")
-    assert "No run on this machine has named a population yet" in told.stdout
-    assert json.loads(privpart("budget", "--format", "json").stdout)["populations"] == []
-    assert not state.exists()
 
 
 TABLES = {
