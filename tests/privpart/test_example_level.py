@@ -421,8 +421,7 @@ def test_lengths_that_float32_cannot_square(scale, rows):
     assert ((noised - same).norm(dim=1) <= 2 * BATCH * CLIP).all()
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize(("parts", "value"), [(False, torch.nan), (True, torch.inf)])
 def test_a_run_stops_before_a_step_of_which_most_gradients_are_not_finite(parts, value, tmp_path):
     """Half of them are zeros; of more, nothing is released, and no noise is spent."""
     some = data()
@@ -780,7 +779,7 @@ LOOPS = {
 
 def participation(folder):
     words = {a.code: a for a in run_report(folder).guarantee.assumptions}
-    line = next(check for check in check_run(folder) if check.what == "participation")
+    (line,) = (check for check in check_run(folder) if check.what == "participation")
     assert line.status == words["participation"].status
     assert words["gradients"].status == "asserted"
     assert "takes data or labels from elsewhere" in words["gradients"].text
@@ -967,11 +966,10 @@ def test_delta_is_judged_against_the_number_of_examples(tmp_path, capsys):
     for found in (engine.report(0.5), run_report(tmp_path / "run").guarantee):
         assert found.population == EXAMPLES
         assert "is 1 / 11 or more" in " ".join(found.warnings)
-    vouched = run_report(tmp_path / "run").guarantee
-    for each in vouched.assumptions:
+    for each in found.assumptions:
         if each.status == "asserted":
-            vouched = vouched.with_status(each.code, "vouched", "by a test")
-    assert vouched.status == "conditional"
+            found = found.with_status(each.code, "vouched", "by a test")
+    assert found.status == "conditional"
 
 
 def test_another_module_or_plan_is_not_resumed(tmp_path):

@@ -182,18 +182,10 @@ def test_changes_are_told_one_by_one():
 def test_nothing_is_run_by_a_record_and_everything_by_load(write, tmp_path):
     marks = tmp_path / "marks"
     mark = MARKS.format(str(marks))
-    folder = write(
-        {
-            "task.py": mark + "import helpers, pkg.inner.leaf\ndef f(): pass\n",
-            "helpers.py": mark,
-            "pkg/__init__.py": mark,
-            "pkg/inner/__init__.py": mark,
-            "pkg/inner/leaf.py": mark,
-            "conftest.py": mark,
-            "sitecustomize.py": mark,
-            "bad.pth": f"import os; exec({mark!r})",
-        }
-    )
+    inside = ("helpers.py", "pkg/__init__.py", "pkg/inner/__init__.py", "pkg/inner/leaf.py")
+    folder = write(dict.fromkeys([*inside, "conftest.py", "sitecustomize.py"], mark))
+    source = mark + "import helpers, pkg.inner.leaf\ndef f(): pass\n"
+    write({"task.py": source, "bad.pth": f"import os; exec({mark!r})"})
     assert len(record({"model.factory": "./task.py:f"}, folder)["files"]) == 7
     assert not marks.exists()
     load("./task.py:f", folder)
@@ -310,8 +302,7 @@ import task
 EDITED = (
     IMPORTED
     + """
-file = folder / "helpers.py"
-file.write_text(file.read_text().replace("1", "2"))
+(folder / "helpers.py").write_text("RATE = 2\\n")
 """
 )
 OURS = "import privpart.training.own_code\n"

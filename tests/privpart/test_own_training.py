@@ -293,19 +293,17 @@ def test_what_cannot_be_sent_to_workers_is_one_sentence():
 
 
 @pytest.mark.parametrize(
-    ("clients", "fields", "parts", "options", "words"),
+    ("clients", "augment", "parts", "words"),
     [
-        (Population, {}, {}, {"batching": "vmap"}, "are fetched or augmented"),
-        (in_memory, {"augment": jitter}, {}, {"batching": "vmap"}, "are fetched or augmented"),
-        (in_memory, {"loss": margin}, {}, {"batching": "vmap"}, "another loss"),
-        (in_memory, {}, {"local": ["0.*"]}, {"batching": "vmap"}, "keep a local part"),
+        (Population, None, [], "are fetched or augmented"),
+        (in_memory, jitter, [], "are fetched or augmented"),
+        (in_memory, None, ["0.*"], "keep a local part"),
     ],
 )
-def test_options_that_a_training_cannot_follow_are_refused(clients, fields, parts, options, words):
+def test_clients_that_cannot_be_vectorized_are_refused(clients, augment, parts, words):
+    model, local = partial(train=["2.*"], local=parts), replace(LOCAL, augment=augment)
     with pytest.raises(ConfigError, match=words):
-        engine(
-            clients(pairs()), partial(train=["2.*"], **parts), replace(LOCAL, **fields), **options
-        )
+        engine(clients(pairs()), model, local, batching="vmap")
 
 
 # Augmentation.

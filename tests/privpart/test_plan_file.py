@@ -21,17 +21,10 @@ def changed(old: str, new: str) -> str:
     return TEXT.replace(old, new)
 
 
-def test_the_example():
-    plan = plan_file.parse(TEXT)
-    promised = plan.privacy_plan()
-    assert isinstance(promised.mechanism, BufferedToeplitz)
-    assert promised.report_goal == 19
-    assert promised.context == plan.hash
-    assert plan.client.epochs == 2
-
-
 def test_spaces_and_comments_do_not_change_the_hash_and_every_value_does():
-    base = plan_file.parse(TEXT).hash
+    plan = plan_file.parse(TEXT)
+    assert (plan.privacy_plan().report_goal, plan.privacy_plan().context) == (19, plan.hash)
+    base = plan.hash
     assert plan_file.parse(TEXT + "\n# a comment\n").hash == base
     for old, new in [
         ("noise_multiplier = 1.0", "noise_multiplier = 1.5"),
@@ -68,14 +61,11 @@ def test_a_target_is_met_by_the_least_noise():
 WRONG = [
     ("clip_norm = 0.3", "clip_nrom = 0.3", "privacy.clip_nrom: no such key. The nearest is clip_"),
     ('"blt" }', '"blt", bufers = 2 }', "privacy.mechanism.bufers: no such key. The n"),
-    ("[server]", "[sever]", "sever: no such key. The nearest is server"),
     ("cycles = 4", "cycle = 4", "schedule.cycle: no such key. The nearest is cycles"),
     ('schema = "privpart/plan/1"', 'schema = "privpart/plan/2"', "schema: "),
     ("clip_norm = 0.3", "clip_norm = nan", "privacy.clip_norm: "),
-    ("momentum = 0.9", "momentum = 1.0", "server: momentum=1.0: must be at least 0 and below 1"),
     ("learning_rate = 0.1", "learning_rate = -0.1", "client: learning_rate=-0.1: must be"),
     ('task = "digits"', 'task = "mnist"', "data.task: "),
-    ('name = "blt"', 'name = "tee"', "privacy.mechanism.name: "),
     ("noise_multiplier = 1.0 ", "", "give either noise_multiplier or target"),
     ("noise_multiplier = 1.0 ", "noise_multiplier = 1.0\ntarget_epsilon = 2.0 ", "plan has both"),
     ('name = "blt"', 'name = "blt", decay = [0.9]', "decay and scale of a BLT belong together"),
@@ -185,9 +175,7 @@ def test_a_schedule_makes_a_stream_per_group_and_enters_the_hash():
 
 def test_groups_leave_a_fit_its_participation():
     """Rounds of one client that are 9 apart may be neighbours for a group that trains seldom."""
-    text = TURNS.replace(
-        "minimum_cohort", "max_participations = 4\nmin_separation = 9\nminimum_cohort"
-    )
-    promised = plan_file.parse(text).privacy_plan()
+    limits = "max_participations = 4\nmin_separation = 9\nminimum_cohort"
+    promised = plan_file.parse(TURNS.replace("minimum_cohort", limits)).privacy_plan()
     claimed = promised.mechanism.sensitivity(promised.participation)
     assert claimed.squared > 4

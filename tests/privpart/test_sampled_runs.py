@@ -12,6 +12,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from plans import small_plan
 
 from accounting import (
     AllocatedGuarantee,
@@ -32,7 +33,6 @@ from accounting import (
 from privpart import PrivacyPlan, RunFolder, SampledCohorts, SecretSource, SeededSource, Server, fit
 from privpart.engines.canaries import CanaryEngine
 from privpart.loop import CohortTooSmallError
-from privpart.messages import ClientUpdate
 from privpart.noise.cohorts import ids_hash
 from privpart.plan import AdaptiveClipping
 from privpart.run.begin import create_run, fork
@@ -47,22 +47,11 @@ PEOPLE = [f"p{i}" for i in range(12)]
 def plan(sampling=None, mechanism=None, **change) -> PrivacyPlan:
     sampling = sampling or PoissonSampling(4, 12)
     mechanism = mechanism or Independent(6)
-    fields = {
-        "mechanism": mechanism,
-        "participation": participation_of(sampling, mechanism.rounds),
-        "clip_norm": 1.0,
-        "noise_multiplier": 4.0,
-        "report_goal": 4,
-        "minimum_cohort": 0,
-        "sampling": sampling,
-    }
-    return PrivacyPlan(**(fields | change))
+    fields = {"clip_norm": 1.0, "noise_multiplier": 4.0, "minimum_cohort": 0, "sampling": sampling}
+    return small_plan(mechanism, participation_of(sampling, mechanism.rounds), **fields | change)
 
 
-PLAIN = PrivacyPlan(
-    mechanism=Independent(6), participation=Participation(6, 2, 2), clip_norm=1.0,
-    noise_multiplier=4.0, report_goal=4,
-)  # fmt: skip
+PLAIN = small_plan(Independent(6), (2, 2), clip_norm=1.0, noise_multiplier=4.0)
 
 
 class Clients:
@@ -96,10 +85,8 @@ def releases(sampling, update, runs, choose):
         server = Server(own, torch.zeros(1), source=source)
         run[0] = 0.0
         for r, cohort in enumerate(choose(SampledCohorts(own, ["victim"], source))):
-            sent = [
-                ClientUpdate(client, torch.tensor([update]), r, server.plan_hash)
-                for client in cohort
-            ]
+            task = server.task(cohort)
+            sent = [task.update(client, torch.tensor([update])) for client in cohort]
             assert server.run_round(sent, asked=cohort).released
             run[r + 1] = float(server.parameters)
     return np.diff(seen) / 0.5
@@ -188,12 +175,9 @@ def test_rounds_without_anybody_are_released_with_their_noise():
 
 
 def test_the_silent_and_the_refused_count_as_zero_and_nobody_takes_their_place():
-    class Malformed(Clients):
-        def run(self, task, start):
-            yield from ("nonsense" for _ in task.clients)
-
-    own = plan()
-    for clients in (Clients(silent=PEOPLE[:6]), Malformed()):
+    own, malformed = plan(), Clients()
+    malformed.run = lambda task, start: ["nonsense" for _ in task.clients]
+    for clients in (Clients(silent=PEOPLE[:6]), malformed):
         source = SecretSource()
         seen = run_all(own, clients, source=source)
         assert all(record.counts.released for record, _ in seen)
@@ -213,13 +197,9 @@ def test_fit_takes_no_cohorts_but_those_that_the_key_draws():
     own, source = plan(), SecretSource()
     server = Server(own, torch.zeros(3), source=source)
     mine = SampledCohorts(own, PEOPLE, source)
-    others = (
-        [["p1"]] * 6,
-        mine[:],
-        SampledCohorts(own, PEOPLE, SecretSource()),
-        SampledCohorts(replace(own, clip_norm=2.0), PEOPLE, source),
-    )
-    for cohorts in others:
+    of_another_key = SampledCohorts(own, PEOPLE, SecretSource())
+    of_another_plan = SampledCohorts(replace(own, clip_norm=2.0), PEOPLE, source)
+    for cohorts in ([["p1"]] * 6, mine[:], of_another_key, of_another_plan):
         with pytest.raises(ConfigError, match="cohorts: "):
             fit(server, Clients(), cohorts)
     with pytest.raises(ConfigError, match="has no sampling"):

@@ -105,14 +105,6 @@ def test_an_app_with_a_training_of_its_own(tmp_path):
         assert f"{name} = {side.removesuffix('app')}_app(" in (folder / f"{module}.py").read_text()
 
 
-def test_three_files_beside_a_plan_that_is_there(tmp_path):
-    write_starter(tmp_path / "mine")
-    before = {path.name: path.read_bytes() for path in (tmp_path / "mine").iterdir()}
-    write_flower_app(tmp_path / "mine")
-    assert names(tmp_path / "mine") == THREE | {"README.md"} | before.keys()
-    assert {name: (tmp_path / "mine" / name).read_bytes() for name in before} == before
-
-
 @pytest.mark.parametrize("name", ["my_app", "1st", "a" * 33])
 def test_names_that_flower_refuses(tmp_path, name):
     with pytest.raises(ConfigError, match="letters, digits and hyphens"):
@@ -140,12 +132,17 @@ def test_nothing_is_overwritten(write, name, tmp_path):
     ("old", "new", "words"), [("[model]", "[mode]", "not a valid plan"),
                               ("# local =", "local =", "stay on its node")]
 )  # fmt: skip
-def test_a_plan_that_no_network_trains_gets_no_app(tmp_path, old, new, words):
+def test_three_files_beside_a_plan_and_none_if_no_network_trains_it(tmp_path, old, new, words):
     plan, _ = write_starter(tmp_path / "mine")
     plan.write_text(plan.read_text().replace(old, new))
     with pytest.raises(ConfigError, match=words):
         write_flower_app(tmp_path / "mine")
     assert names(tmp_path / "mine") == {"plan.toml", "task.py"}
+    plan.write_text(plan.read_text().replace(new, old))
+    before = {path: path.read_bytes() for path in (tmp_path / "mine").iterdir()}
+    write_flower_app(tmp_path / "mine")
+    assert names(tmp_path / "mine") == THREE | {"README.md", "plan.toml", "task.py"}
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_without_flower_an_app_says_what_to_install(tmp_path, monkeypatch):
