@@ -1,11 +1,9 @@
 """Attacks on the bits of released models: was the update of one client there, or zeros?
 
-The attacker is differential privacy's strongest: it knows the plan, the start values, the server's
-optimiser, every released model and every update, its target's too; it lacks the noise and one coin.
-It recovers the noised sums from consecutive models and subtracts the updates that it knows, which
-leaves two candidates for the noise: without the target's update ("absent") and with it ("present").
-An attack is a function of ``Evidence`` that says which of the two is noise: a score per game, >= 0
-for "present". It uses the models alone, so it works on any server.
+The attacker is differential privacy's strongest: it knows all but the noise and one coin. The sums,
+from consecutive models, less the updates that it knows, leave two candidates for the noise: without
+the target's update ("absent") and with it ("present"). An attack is a function of ``Evidence`` that
+says which of the two is noise: a score per game, >= 0 for "present".
 
 A run is many games at once: game j owns pairs of coordinates, where only its own target's update is
 not zero. Noise is independent between coordinates, so the games are independent; one game is the

@@ -19,21 +19,15 @@ from privpart.server import RoundSum
 LAYERS = 8
 
 
-class _Scaled(Server):
-    """The noise is too small by a factor."""
-
-    factor = 1.0
+class HalfTheNoise(Server):
+    factor = 0.5
 
     def _draw(self) -> Tensor | None:
         noise = super()._draw()
         return noise.copy_((noise.double() * self.factor).round())
 
 
-class HalfTheNoise(_Scaled):
-    factor = 0.5
-
-
-class SlightlyLessNoise(_Scaled):
+class SlightlyLessNoise(HalfTheNoise):
     factor = 0.98
 
 

@@ -53,7 +53,7 @@ def test_owners_hold_their_rows(owners, kind):
     assert [rows.tolist() for rows in copy] == [rows.tolist() for rows in index]
 
 
-@pytest.mark.parametrize("kind", ["uint64", "int64", "int8", "uint16"])
+@pytest.mark.parametrize("kind", ["uint64", "int64", "int8"])
 def test_arrays_of_whole_numbers_keep_every_bit(kind):
     limits = np.iinfo(kind)
     owners = np.array([limits.max, limits.min, limits.max, limits.max - 1], dtype=kind)

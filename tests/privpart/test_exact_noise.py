@@ -267,7 +267,7 @@ def own_weight(program, t):
     return Fraction(weight)
 
 
-@pytest.mark.parametrize("bands", [3, 7, 20, 1000])
+@pytest.mark.parametrize("bands", [7, 1000])
 def test_no_round_has_less_noise_than_the_norm_of_its_column(bands):
     """Else a client's effect on a round is more than the 1 that the accountant counts."""
     mechanism = Toeplitz.square_root(1000, bands, normalize_columns=True)

@@ -93,12 +93,10 @@ def test_a_secret_source_is_never_copied(leak):
 
 
 def test_global_randomness_is_neither_used_nor_moved():
-    state = torch.get_rng_state()
-    first = integers(SeededSource(0))
+    state, first = torch.get_rng_state(), integers(SeededSource(0))
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(1)
     assert np.array_equal(first, integers(SeededSource(0)))
-    torch.set_rng_state(state)
 
 
 def test_a_stream_of_a_secret_source_is_claimed_once():
