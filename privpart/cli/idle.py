@@ -6,7 +6,7 @@ something. The options of mechanisms have one more rule, which plan files share
 (``MechanismChoice.refuse_idle``): the chosen mechanism must take them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -47,6 +47,21 @@ def where(owner: str, value: object, why: str) -> Idle:
     return Idle(owner, lambda values: bool(values[owner] == value), why)
 
 
+_USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # typer exports no name for it
+_MEANINGS = {
+    "clients": "population",
+    "cores": "workers jobs",
+    "eps": "target-epsilon max-epsilon",
+    "json": "format",
+    "output": "out",
+    "processes": "workers jobs",
+    "sigma": "noise-multiplier",
+    "std": "noise-multiplier",
+    "steps": "rounds",
+    "threads": "workers jobs",
+    "users": "population",
+}
+"""Words of other tools -> options of ours."""
 OF_A_PLAN = beside("plan", "already contains these values")
 OF_FOLDER = Idle(
     "data", lambda values: values["data"] != "fashion-mnist", "is not read from a folder"
@@ -68,12 +83,36 @@ def typed(context: typer.Context) -> frozenset[str]:
 
 
 class Command(TyperCommand):
-    """A command that refuses idle options before it runs."""
+    """A command that refuses idle options before it runs, and names what was meant otherwise."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401  click's, vendored
+        """Parse the command line; of an unknown option, name the nearest by meaning."""
+        try:
+            return super().parse_args(ctx, args)
+        except _USAGE_ERROR as error:
+            if unknown := getattr(error, "option_name", None):
+                listed = [name for option in self.params for name in option.opts]
+                error.possibilities = meant(unknown, listed) or error.possibilities
+            raise
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  click's, vendored
         """Run the command, unless ``refuse_idle`` raises."""
         refuse_idle(ctx)
         return super().invoke(ctx)
+
+
+def meant(unknown: str, options: Iterable[str]) -> list[str]:
+    """Return the options that an unknown one may stand for: by meaning, then by its words.
+
+    >>> meant("--noise", ["--noise-multiplier", "--bins"]), meant("--eps", ["--max-epsilon"])
+    (['--noise-multiplier'], ['--max-epsilon'])
+    """
+    typed_words = unknown.lstrip("-").split("-")
+    targets = {f"--{name}" for word in typed_words for name in _MEANINGS.get(word, "").split()}
+    listed = [option for option in options if option.startswith("--")]
+    if same := [option for option in listed if option in targets]:
+        return same
+    return [option for option in listed if set(typed_words) <= set(option[2:].split("-"))]
 
 
 def rules_of(command: Any) -> Iterator[tuple[str, Idle]]:  # noqa: ANN401  click's, vendored

@@ -208,10 +208,11 @@ def test_a_narrow_terminal_gets_fewer_columns(monkeypatch, capsys):
     assert "…" not in shown
 
 
-def test_help_and_the_nearest_option(privpart, privpart_process):
+def test_help_and_the_nearest_option_by_meaning(privpart, privpart_process):
     asked = [privpart("epsilon", "--help"), privpart("epsilon", "-h"), privpart("help", "epsilon")]
     assert len({done.stdout for done in asked}) == 1
     assert "--install-completion" in privpart("--help").stdout
     assert privpart_process("--version").stdout.strip() == version("privpart")
     assert __import__("privpart").__version__ == version("privpart")
-    assert "--noise-multiplier" in privpart("epsilon", "--noise-multiplyer", "3").stderr
+    for typed, option in (("--noise", "--noise-multiplier"), ("--clients", "--population")):
+        assert option in privpart("epsilon", typed, "3").stderr
