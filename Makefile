@@ -61,6 +61,7 @@ messages: $(FLOWER_READY)  ## the fast tests of Flower, over its own messages in
 	$(FLOWER)/bin/python -m pytest -q tests/flower
 
 docs: $(DOCS_READY)  ## build the site, run every cell of it, check its links; writes out/site (minutes)
+	rm -rf out/site  # pages of modules that are gone
 	$(BIN)/python -m sphinx -b html -W --keep-going -q -E -a -j 8 docs out/site
 	$(BIN)/python docs/check.py out/site
 
