@@ -227,6 +227,8 @@ def lines_of(run: str = "") -> list[Entry]:
             with opened(path) as file:
                 lines = complete_lines(file)
         except FileNotFoundError:
+            lines = []
+        if not lines:
             return [Entry(event="lost")] if size else []
         if size and not b"".join(lines)[:size].endswith(b" " + head + b"\n"):
             raise ValueError(f"it is an older copy or another machine's, beside its {_MARK}")
@@ -308,8 +310,9 @@ def append(*entries: Entry) -> None:
     path = directory() / _LOG
     with _legible(path):
         before, end = _last(path)
-        if not end and _mark()[0]:
-            entries = (Entry(event="lost", at=now()), *entries)
+        is_lost = not end and _mark()[0] > 0
+    if is_lost:
+        before, end = _begin_again(path)
     lines = []
     for entry in entries:
         text = entry.text()
@@ -320,8 +323,24 @@ def append(*entries: Entry) -> None:
         append_durably(path, data, end)
         # A log that lacks rounds is told by the folders, which have them.
         if any(entry.event not in ("coming", "round") for entry in entries):
-            mark = {"size": end + len(data), "head": before.decode()}
-            write_durably(path.with_name(_MARK), json.dumps(mark).encode())
+            _write_mark(end + len(data), before)
+
+
+def _begin_again(path: Path) -> tuple[bytes, int]:
+    """Begin a log with the line that says that the one before it is lost; see ``_last``."""
+    text = Entry(event="lost", at=now()).text()
+    head = _link(b"", text)
+    line = text + b" " + head + b"\n"
+    with _writable():
+        # The mark first: with the lost log's mark, a crash would leave a log that nobody can read.
+        _write_mark(len(line), head)
+        append_durably(path, line, 0)
+    return head, len(line)
+
+
+def _write_mark(size: int, head: bytes) -> None:
+    mark = {"size": size, "head": head.decode()}
+    write_durably(directory() / _MARK, json.dumps(mark).encode())
 
 
 def note(entry: Entry) -> None:
