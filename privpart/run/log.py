@@ -227,8 +227,6 @@ def lines_of(run: str = "") -> list[Entry]:
             with opened(path) as file:
                 lines = complete_lines(file)
         except FileNotFoundError:
-            lines = []
-        if not lines:
             return [Entry(event="lost")] if size else []
         if size and not b"".join(lines)[:size].endswith(b" " + head + b"\n"):
             raise ValueError(f"it is an older copy or another machine's, beside its {_MARK}")
@@ -334,7 +332,7 @@ def _begin_again(path: Path) -> tuple[bytes, int]:
     with _writable():
         # The mark first: with the lost log's mark, a crash would leave a log that nobody can read.
         _write_mark(len(line), head)
-        append_durably(path, line, 0)
+        write_durably(path, line)
     return head, len(line)
 
 
