@@ -167,7 +167,7 @@ class PrivacyReport:
             adjacency="zero-out" if sampled is None else "add-or-remove",
             **(_EXAMPLE_WORDS if unit == "example" else {}),
             formula=FORMULAS[method] if sampled is None else _amplified_by(sampled),
-            version=_version(),
+            version=installed_version(),
             population=population,
             noise_source=noise_source,
             earlier_mu=0.0 if earlier is None else earlier.mu,
@@ -307,7 +307,8 @@ class Figure(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _version() -> str:
+def installed_version() -> str:
+    """Return the version of this package, or "unknown" if it is not installed."""
     from importlib import metadata  # takes as long to load as numpy's half
 
     try:

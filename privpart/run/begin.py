@@ -5,7 +5,6 @@ import json
 import platform
 import secrets
 from dataclasses import asdict
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from accounting import PrivacyReport, checks
 from accounting.checks import ConfigError
+from accounting.report import installed_version
 from privpart.noise.source import SecretSource, SeededSource
 from privpart.plan import PrivacyPlan
 from privpart.run import budget_book, log
@@ -171,12 +171,8 @@ def _write(folder: Path, about: dict[str, Any], files: dict[str, bytes]) -> None
 
 def versions() -> dict[str, str]:
     """Return the versions of what computes a run."""
-    try:
-        version = metadata.version("privpart")
-    except metadata.PackageNotFoundError:
-        version = "unknown"
     return {
-        "privpart": version,
+        "privpart": installed_version(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "numpy": np.__version__,

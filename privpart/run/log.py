@@ -311,29 +311,32 @@ def append(*entries: Entry) -> None:
         is_lost = not end and _mark()[0] > 0
     if is_lost:
         before, end = _begin_again(path)
-    lines = []
-    for entry in entries:
-        text = entry.text()
-        before = _link(before, text)
-        lines.append(text + b" " + before + b"\n")
-    data = b"".join(lines)
+    data, head = _linked(before, *entries)
     with _writable():
         append_durably(path, data, end)
         # A log that lacks rounds is told by the folders, which have them.
         if any(entry.event not in ("coming", "round") for entry in entries):
-            _write_mark(end + len(data), before)
+            _write_mark(end + len(data), head)
 
 
 def _begin_again(path: Path) -> tuple[bytes, int]:
     """Begin a log with the line that says that the one before it is lost; see ``_last``."""
-    text = Entry(event="lost", at=now()).text()
-    head = _link(b"", text)
-    line = text + b" " + head + b"\n"
+    line, head = _linked(b"", Entry(event="lost", at=now()))
     with _writable():
         # The mark first: with the lost log's mark, a crash would leave a log that nobody can read.
         _write_mark(len(line), head)
         write_durably(path, line)
     return head, len(line)
+
+
+def _linked(before: bytes, *entries: Entry) -> tuple[bytes, bytes]:
+    """Return the lines that follow a line with the hash ``before``, and the hash of the last."""
+    data = b""
+    for entry in entries:
+        text = entry.text()
+        before = _link(before, text)
+        data += text + b" " + before + b"\n"
+    return data, before
 
 
 def _write_mark(size: int, head: bytes) -> None:

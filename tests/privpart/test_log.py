@@ -6,6 +6,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -313,6 +314,34 @@ def test_what_a_crash_leaves_of_a_line_is_skipped_and_cut_off(state, tmp_path):
         fit(server(run), Clients(), COHORTS[:2], commit=run.commit)
     assert path.read_bytes().startswith(whole + b'{"event": "coming"')
     assert gather(tmp_path / "run").origin == "here"
+
+
+@pytest.mark.parametrize("survives", range(5))
+def test_a_log_begun_after_a_loss_is_legible_whenever_the_process_dies(
+    state, monkeypatch, survives
+):
+    """The process dies after so many durable writes; the loss is known, before and after."""
+    (state / "runs.log").unlink()
+    entry = log.Entry(event="limit", population="keyboard-de", epsilon=1.0, delta=1e-6)
+    left = iter([True] * survives)
+
+    def dies(write):
+        def until(*arguments):
+            if not next(left, False):
+                raise KeyboardInterrupt
+            return write(*arguments)
+
+        return until
+
+    with monkeypatch.context() as patch:
+        for name in ("append_durably", "write_durably"):
+            patch.setattr(log, name, dies(getattr(log, name)))
+        with suppress(KeyboardInterrupt), log.writing():
+            log.append(entry)
+    assert log.lines_of()[0].event == "lost"
+    assert budget_book.account("keyboard-de").status == "unknown"
+    budget_book.set_limit("keyboard-de", budget_book.Limit(2.0, 1e-6), looser=True)
+    assert log.lines_of()[0].event == "lost"
 
 
 def test_a_lost_log_is_said_for_good_and_every_run_is_charged_whole(state, tmp_path, privpart):
