@@ -2,8 +2,6 @@
 
 import ast
 import importlib.util
-import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -34,29 +32,6 @@ def test_a_script_imports_names_that_exist(script):
                 inner = f"{module}.{alias.name}"
                 known = hasattr(home, alias.name) or importlib.util.find_spec(inner)
                 assert known or alias.name == "client_app", inner
-
-
-def test_quick_writes_nothing_and_what_is_typed_counts(frame, monkeypatch):
-    def parsed(*typed):
-        monkeypatch.setattr(sys, "argv", ["script", *typed])
-        return frame.options("", "x.json", {"turns": 1, "cases": ["a"]}, turns=9, cases=["a", "b"])
-
-    assert parsed().result == frame.RESULTS / "x.json"
-    assert (parsed().turns, parsed().cases) == (9, ["a", "b"])
-    assert parsed("--quick").result is None
-    assert (parsed("--quick", "--turns", "5").turns, parsed("--quick").cases) == (5, ["a"])
-    assert parsed("--quick", "--result", "y.json").result == Path("y.json")
-
-
-def test_a_result_holds_the_machine_and_is_read_again(frame, tmp_path):
-    path = tmp_path / "results" / "x.json"
-    frame.Result(path, "numpy", dim=3).write(method="how", rows=[1])
-    document = json.loads(path.read_text())
-    assert list(document) == ["method", "machine", "rows"]
-    assert document["machine"]["dim"] == 3
-    assert "numpy" in document["machine"]["packages"]
-    assert frame.Result(path).old == document
-    frame.Result(None).write(rows=[])
 
 
 def test_turns_alternate_after_one_that_does_not_count(frame):

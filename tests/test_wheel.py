@@ -97,16 +97,3 @@ def test_a_clean_environment_installs_and_runs_it(wheel, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert round(json.loads(done.stdout)["epsilon"], 3) == 17.667
-
-
-@pytest.mark.slow
-def test_an_editable_install_is_found_beside_its_clone(source, tmp_path):
-    """A folder named privpart beside the script must not be taken for an empty package."""
-    venv.create(tmp_path / "env", with_pip=True)
-    python = tmp_path / "env" / "bin" / "python"
-    command = [python, "-m", "pip", "install", "-q", "--no-deps", "-e", source]
-    subprocess.run(command, check=True)
-    script = source.parent / "script.py"
-    script.write_text("from importlib.util import find_spec; print(find_spec('privpart').origin)")
-    done = subprocess.run([python, "-E", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(source / "privpart" / "__init__.py")

@@ -167,18 +167,3 @@ def test_no_role_is_in_two_parts(folder):
     assert set(task["clients"]().ids) == parts["train"]
     dealt = task["clients"](shuffled=True)
     assert sorted(torch.cat(list(dealt.indices)).tolist()) == list(range(len(dealt.x)))
-
-
-MARKDOWN = """# A play\n## ACT I\n### SCENE I. Here.\n_Enter ADA_\n**ADA**
-Who's there? _Aside._ Nobody.\n**ADA  GRACE**\nTogether.\n**GRACE**\nMe.
-### SCENE II. There.\n**ADA**\nAgain,\nand again.
-"""
-
-
-def test_speeches_are_of_one_role_in_one_scene(folder):
-    speeches = runpy.run_path(str(folder / "prepare.py"))["speeches"]
-    assert list(speeches(MARKDOWN)) == [
-        (3, "ada", "Who's there? Nobody."),
-        (3, "grace", "Me."),
-        (4, "ada", "Again, and again."),
-    ]

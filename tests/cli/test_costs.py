@@ -33,16 +33,3 @@ def test_own_patterns_and_csv(privpart):
     assert partial["part"] == "dense2.* norm.*"
     assert int(partial["trained"]) == 512 * 10 + 10 + 2 * 32
     assert int(full["bytes_up"]) > 10 * int(partial["bytes_up"])
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nonsense"], "model 'nonsense' is unknown: must be one of small_cnn"),
-        (["small_cnn", "--train", "dens3.*"], "dens3"),
-    ],
-)
-def test_bad_input_is_one_sentence(arguments, message, privpart):
-    done = privpart("costs", *arguments)
-    assert done.returncode == 2
-    assert message in " ".join(done.stderr.split())

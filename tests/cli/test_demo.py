@@ -82,10 +82,6 @@ def test_tables_files_and_figures(finished, report):
     [
         (["--seeds", "0"], "--seeds 0: must be at least 1"),
         (["--data", "fashion-mnist", "--data-dir", "/nowhere"], "dataset-fashion-mnist"),
-        (
-            ["--data-dir", "/nowhere"],
-            "--data digits: is not read from a folder; leave out --data-dir",
-        ),
         (["--out", "/dev/null/out"], "cannot be made"),
     ],
 )

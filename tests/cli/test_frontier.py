@@ -2,10 +2,8 @@
 
 import csv
 import json
-from dataclasses import replace
 
 import pytest
-import torch
 from small_study import changed
 from typer.testing import CliRunner
 
@@ -127,20 +125,6 @@ def test_what_train_refuses_is_refused_before_any_trial(folder, monkeypatch):
     assert Store(folder / "out").errors() == []
 
 
-def test_a_study_whose_every_metric_is_nan_has_no_result(folder, monkeypatch):
-    tried = []
-
-    def fails(cell, *options, **more):
-        tried.append(cell.key)
-        return replace(run_cell(cell, *options, **more), accuracy=float("nan"))
-
-    monkeypatch.setattr(runner, "run_cell", fails)
-    told = frontier(folder)
-    assert len(tried) == len(set(tried)) == 8
-    assert isinstance(told.exception, ConfigError)
-    assert "no arm has a result: no metric was finite" in str(told.exception)
-
-
 def test_a_study_in_which_some_trial_of_every_group_failed_has_no_result(folder, monkeypatch):
     def fails(cell, *options, **more):
         if cell.labels["trial"] == "1":
@@ -218,19 +202,3 @@ def test_a_search_for_what_to_freeze_adds_arms_until_it_ends(folder):
     told = frontier(folder)
     assert told.stderr.count("; 0 rounds to train") == len(document["rows"])
     assert f"The search ends with the arm {within[-1]}: train = [" in told.stdout
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "audited"),
-    [
-        (torch.rand(2, 1, 4, 4), torch.tensor([0, 1]), True),
-        (3 * torch.rand(2, 1, 4, 4), torch.tensor([0, 1]), False),
-        (torch.full((2, 1, 4, 4), float("nan")), torch.tensor([0, 1]), False),
-        (torch.ones(2, 1, 4, 4, dtype=torch.long), torch.tensor([0, 1]), False),
-        (torch.rand(2, 1, 4, 4), torch.rand(2, 2), False),
-    ],
-    ids=["images", "above 1", "NaN", "whole numbers", "no labels"],
-)
-def test_only_images_with_labels_are_audited(x, y, audited):
-    assert frontier_leakage._is_images((x, y)) is audited
-    assert not frontier_leakage._is_images({"x": x, "y": y})

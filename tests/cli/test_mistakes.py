@@ -101,7 +101,6 @@ class Mistake:
     says: tuple[str, ...]
     plan: dict[str, str] = field(default_factory=dict)
     code: str = ""
-    options: tuple[str, ...] = ()
 
     def write(self, folder: Path) -> Path:
         """Write the plan and its code into a folder; return the plan's path."""
@@ -123,10 +122,6 @@ def named(key: str, text: str) -> dict[str, str]:
 
 FACTORY, CLIENTS = "factory", "clients"
 PLANS = [
-    Mistake("name and factory", ("model.name: cannot be combined with model.factory",),
-            {"[model]\n": '[model]\nname = "mlp"\n'}),
-    Mistake("no function", ("model.factory", r"\./file\.py:function"),
-            named(FACTORY, '"./NAME.py"')),
     Mistake("no file", ("model.factory", r"there is no file .*other\.py"),
             named(FACTORY, '"./other.py:network"')),
     Mistake("misspelt function", ("model.factory", "does not define netwrok", "near it: network"),
@@ -137,33 +132,20 @@ PLANS = [
             named(FACTORY, '"no_such_package.model:network"')),
     Mistake("module for a file", ("no module mistake_", r"\./mistake_module_for_a_file\.py:netw"),
             named(FACTORY, '"NAME:network"')),
-    Mistake("space in the name", ("model.factory", "rename it"),
-            named(FACTORY, '"./my task.py:network"')),
     Mistake("not a function", ("model.factory", "of type int", "must be a function"),
             named(FACTORY, '"./NAME.py:number"'), "\nnumber = 3\n"),
-    Mistake("syntax", (r"mistake_syntax\.py:\d+", "SyntaxError"), code="\ndef f(:\n"),
-    Mistake("relative import", ("import failed", r"mistake_relative_import\.py:\d+", "relative"),
-            code="\nfrom .helper import x\n"),
     Mistake("import raises", ("import failed", r"py:\d+", "ZeroDivisionError"),
             code="\nrate = 1 / 0\n"),
     Mistake("import exits", ("import failed", r"py:\d+", "SystemExit"),
             code="\nraise SystemExit(1)\n"),
-    Mistake("name of python", (r"random\.py", "another module has its name", "rename the file"),
-            {"NAME": "random"}),
     Mistake("unknown key", ("data.metrics: no such key", "nearest is metric"),
             {"metric = ": "metrics = "}),
     Mistake("task and clients", ("data.task: cannot be combined with data.clients",),
             {"[data]\n": '[data]\ntask = "digits"\n'}),
-    Mistake("options without clients", ("data.options", "leave it out"),
-            named("clients", "") | {"[data]\n": '[data]\ntask = "digits"\nusers = 20\n'}
-            | named("metric", "") | BUILTIN),
     Mistake("users of own clients", ("data.users", "leave it out"),
             {"[data]\n": "[data]\nusers = 20\n"}),
-    Mistake("neither task nor clients", ("data: needs task", "or clients"),
-            named("clients", "") | named("options", "")),
     Mistake("neither name nor factory", ("model: needs name", "or factory"), named(FACTORY, "")),
     Mistake("seed without keep", ("model.seed=1", "keep ="), named("keep", "")),
-    Mistake("keep without seed", ("model.keep", "Leave it out"), named("seed", "")),
     Mistake("groups without schedule", ("model.groups", r"\[schedule\]"),
             {"seed = 1\n": 'seed = 1\ngroups = [["0.*"], ["2.*"]]\n'}),
     Mistake("schedule without groups", ("model.groups: is missing", "names its groups"),
@@ -172,15 +154,10 @@ PLANS = [
             named("loss", '"crossentropy"')),
     Mistake("misspelt name", ("unknown. Near it: small_cnn",),
             named("sizes", "") | named(FACTORY, "") | {"[model]": '[model]\nname = "smal_cnn"'}),
-    Mistake("idle permission", ("delta=1e-05 is allowed without it",),
-            {"[privacy]\n": "[privacy]\nallow_large_delta = true\n"}),
-    Mistake("limits", ("from round 4 on", "fewer rounds"), {"rounds = 4": "rounds = 5"}),
 ]  # fmt: skip
 NETWORKS = [
     Mistake("factory raises", ("model.factory", r"py:\d+", "RuntimeError: no weights"),
             code="\ndef network(hidden):\n    raise RuntimeError('no weights')\n"),
-    Mistake("factory returns nothing", ("model.factory", "returned None", "torch.nn.Module"),
-            code="\ndef network(hidden):\n    nn.Linear(3, 2)\n"),
     Mistake("factory returns a class", ("model.factory", "the class Linear itself", "nn.Module"),
             code="\ndef network(hidden):\n    return nn.Linear\n"),
     Mistake("other sizes", ("model.factory", r"\(hidden\)", "width"),
@@ -188,8 +165,6 @@ NETWORKS = [
     Mistake("no parameters", ("no parameters",),
             code="\ndef network(hidden):\n    return nn.Sequential(nn.ReLU())\n"),
     Mistake("train matches nothing", (r"4\.\*", "no parameter"), named("train", '["4.*"]')),
-    Mistake("local matches nothing", ("local", r"4\.\*", "no parameter"),
-            {"keep = []\n": 'keep = []\nlocal = ["4.*"]\n'}),
     Mistake("local and trained", ("local", "train", "2.weight"),
             {"keep = []\n": 'keep = []\nlocal = ["2.*"]\n'}),
     Mistake("batch norm", ("BatchNorm", "freeze_batch_norm"),
@@ -203,16 +178,12 @@ POPULATIONS = [
             code="\ndef clients(each):\n    return open('gone.csv')\n"),
     Mistake("clients are a pair", ("clients", "tuple", "from_tensors"),
             code="\ndef clients(each):\n    return population(each)[:2]\n"),
-    Mistake("clients are a class", ("clients", "class Own itself", "from_tensors"),
-            code="\ndef clients(each):\n    return Own\n"),
     Mistake("no clients", ("clients", "there are none"),
             code="\ndef clients(each):\n    return Own(ids=[])\n"),
     Mistake("too many a round", ("clients_per_round=50", "20 clients", "at most"),
             named("clients_per_round", "50")),
     Mistake("one id twice", ("clients", "id 1", "each must have its own"),
             code="\ndef clients(each):\n    return Own(ids=[*range(20), np.int64(1)])\n"),
-    Mistake("ids are floats", ("id", r"1\.0", "whole number", "string"),
-            code="\ndef clients(each):\n    return Own(ids=[1.0, 2.0, 3.0, 4.0, 5.0])\n"),
     Mistake("ids are bools", ("id", "False", "whole number", "string"),
             code="\ndef clients(each):\n    return from_tensors(population(each)[:2], "
             "user=[False, True] * 30)\n"),
@@ -264,22 +235,16 @@ CALLS = [
             code="\ndef loss(module, batch):\n    return module(batch[0]).sum().item()\n"),
     Mistake("loss is detached", ("loss", "depends on no parameter"),
             code="\ndef loss(module, batch):\n    return module(batch[0]).sum().detach()\n"),
-    Mistake("loss is nothing", ("loss", "NoneType"),
-            code="\ndef loss(module, batch):\n    module(batch[0]).sum()\n"),
     Mistake("loss raises", ("loss", "KeyError", r"line \d+|py:\d+"),
             code="\ndef loss(module, batch):\n    return {}['labels']\n"),
     Mistake("loss of three", ("loss", "missing 1 required"),
             code="\ndef loss(module, x, y):\n    return module(x).sum()\n"),
     Mistake("augment is nothing", ("augment", "None"),
             code="\ndef augment(batch):\n    pass\n"),
-    Mistake("augment raises", ("augment", "ValueError: crop", r"line \d+|py:\d+"),
-            code="\ndef augment(batch):\n    raise ValueError('crop')\n"),
     Mistake("metric raises", ("data.metric", "ValueError: no test set", r"py:\d+"),
             code="\ndef metric(module):\n    raise ValueError('no test set')\n"),
     Mistake("metric is a string", ("metric", "returned a str", "number"),
             code="\ndef metric(module):\n    return '0.5'\n"),
-    Mistake("metric of two", ("data.metric", r"\(module, x\)", "missing"),
-            code="\ndef metric(module, x):\n    return 0.5\n"),
     Mistake("examples are nothing", ("client 7", "None"),
             code="\ndef say(client, x, y):\n    return None if client == 7 else (x, y)\n"
             "\n\ndef clients(each):\n    return Own(say=say)\n"),
@@ -319,17 +284,15 @@ def refuse(mistake: Mistake, folder: Path, privpart, *options: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "mistake", [*PLANS, *NETWORKS, *POPULATIONS, *CALLS], ids=lambda mistake: mistake.name
+    "mistake",
+    [*PLANS, *NETWORKS, *POPULATIONS, *CALLS, *LATE],
+    ids=lambda mistake: mistake.name,
 )
-def test_a_mistake_is_one_sentence_and_no_run(mistake, tmp_path, privpart):
+def test_a_mistake_is_one_sentence_and_no_run_unless_a_later_round_meets_it(
+    mistake, tmp_path, privpart
+):
     refuse(mistake, tmp_path, privpart)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("mistake", LATE, ids=lambda mistake: mistake.name)
-def test_a_mistake_in_a_later_round_is_one_sentence(mistake, tmp_path, privpart):
-    refuse(mistake, tmp_path, privpart)
-    assert (tmp_path / "run").exists()
+    assert (tmp_path / "run").exists() == (mistake in LATE)
 
 
 def test_weights_that_do_not_fit_are_one_sentence(tmp_path, privpart):
@@ -389,30 +352,16 @@ COMMANDS = {
         ("other.toml", "not the run's plan", "leave it out"),
     ),
     "no plan": (("train", "--out", "GONE"), ("--plan FILE", "--resume")),
-    "resume with a seed": (
-        ("train", "--out", "RUN", "--resume", "--seed", "1"),
-        ("the run has its start and its noise",),
-    ),
     "plan is missing": (("train", "--plan", "GONE", "--out", "RUN"), ("gone", "cannot be read")),
     "plan is code": (("train", "--plan", "CODE", "--out", "GONE"), (r"mistake_none\.py", "TOML")),
     "plan to export": (("export", "PLAN", "--out", "NEW"), (r"plan\.toml", "no run|no ledger")),
     "export exists": (("export", "RUN", "--out", "PLAN"), (r"plan\.toml", "exists", "remove")),
     "no adapter": (("export", "RUN", "--part", "peft", "--out", "NEW"), ("Sequential", "Use full")),
-    "idle plan": (
-        ("export", "RUN", "--part", "trained", "--plan", "PLAN", "--out", "NEW"),
-        ("--plan", "needs no plan", "leave"),
-    ),
     "export with another plan": (
         ("export", "RUN", "--plan", "OTHER", "--out", "NEW"),
         ("other.toml", "not the run's plan"),
     ),
     "start over the plan": (("init", "FOLDER"), ("plan.toml", "exists")),
-    "start in a file": (("init", "PLAN"), (r"plan\.toml", "folder|directory")),
-    "never evaluated": (
-        ("train", "--plan", "PLAN", "--out", "GONE", "--evaluate-every", "0"),
-        ("--evaluate-every 0", "at least 1"),
-    ),
-    "clients of no plan": (("doctor", "--all-clients"), ("all-clients", "--plan")),
 }
 
 
@@ -484,16 +433,13 @@ PYTHON = {
         {"plan": tables("model", name="small_cnn", seed=1, sizes=CNN)},
         ("module", "names one as well"),
     ),
-    "no clients": ({"clients": None}, ("clients", "are missing")),
     "a list of clients": ({"clients": [1, 2]}, ("list", "from_tensors")),
     "clients without examples": ({"clients": NoExamples()}, ("NoExamples", "examples")),
     "ids is a method": ({"clients": CalledIds()}, ("ids", "method", "property")),
     "a name of code": ({"loss": "./task.py:loss"}, ("loss", "function itself")),
     "loss is a module": ({"loss": nn.CrossEntropyLoss()}, ("CrossEntropyLoss", "Error: ")),
     "metric is a number": ({"metric": 0.5}, ("metric", "float", "function")),
-    "augment is a number": ({"augment": 1}, ("augment", "1", "function")),
     "no table": ({"plan": {k: TABLES[k] for k in ("privacy", "data")}}, ("client", "missing")),
-    "a plan of rounds": ({"plan": 5}, ("plan", "int", "path|tables")),
     "a misspelt option": ({"worker": 2}, ("worker", "workers")),
     "out is missing": ({"out": None}, ("out", "None", "folder")),
     "a seed of noise": ({"seed": -1}, ("seed", "-1")),
