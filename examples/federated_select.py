@@ -164,7 +164,8 @@ def main() -> None:
                 for shared in (False, True)
             ]
             shown = "  ".join(f"{mean(c):>7.1%} ± {stdev(c):>5.1%}" for c in cells)
-            print(f"{name:<7} {m:>4} {layout.client_dim([m]) / layout.dim:>10.2f}  {shown}")
+            size = len(layout.shared) + m * layout.widths[0]
+            print(f"{name:<7} {m:>4} {size / layout.dim:>10.2f}  {shown}")
     private_run(options.rounds)
 
 

@@ -177,47 +177,32 @@ class LocalTraining:
         """Whether a step subtracts the gradient of the loss times the learning rate."""
         return self.optimizer == "sgd" and not self.momentum and self.objective != "fedprox"
 
+    def flat_optimizer(self, parts: Sequence[Tensor]) -> FlatOptimizer:
+        """Return the optimiser of flat parts: ``torch.optim.SGD`` or ``Adam(fused=True)``'s bits.
+
+        Its ``step`` takes the gradient of each part by its number.
+        """
+        settings = ServerOptimizer(
+            kind=self.optimizer,
+            learning_rate=self.learning_rate,
+            momentum=self.momentum,
+            adaptivity=_EPSILON,
+        )
+        return FlatOptimizer(settings, parts, fused=True)
+
     def fresh_optimizer(
         self, model: PartialModel, active: Sequence[int] | None = None
-    ) -> "ClientOptimizer":
-        """Return an optimiser of the active parts of ``model.flat``, and of ``model.own``."""
+    ) -> tuple[FlatOptimizer, dict[int, Tensor]]:
+        """Return an optimiser of the active parts of ``model.flat`` and of ``model.own``.
+
+        Beside it are the tensors where ``model`` has the gradient of each part at every step.
+        """
         parts = [model.flat[span] for span in model.spans(active)]
         gradients = [model.gradient[span] for span in model.spans(active)]
         if model.own.numel():
             parts.append(model.own)
             gradients.append(model.own_gradient)
-        return ClientOptimizer(self, parts, gradients)
-
-
-class ClientOptimizer:
-    """The steps of ``torch.optim.SGD``, or of ``Adam(fused=True)``, with the same bits.
-
-    Args:
-        local: the kind, its rate and its momentum.
-        parts: flat parameters, changed by every step.
-        gradients: where the gradient of each is at every step.
-    """
-
-    def __init__(
-        self, local: LocalTraining, parts: Sequence[Tensor], gradients: Sequence[Tensor]
-    ) -> None:
-        settings = ServerOptimizer(
-            kind=local.optimizer,
-            learning_rate=local.learning_rate,
-            momentum=local.momentum,
-            adaptivity=_EPSILON,
-        )
-        self._optimizer = FlatOptimizer(settings, parts, fused=True)
-        self._gradients = dict(enumerate(gradients))
-
-    def step(self) -> None:
-        """Move every part by one step."""
-        self._optimizer.step(self._gradients)
-
-    @property
-    def state(self) -> list[Tensor]:
-        """Tensors that are kept between steps."""
-        return list(self._optimizer.tensors().values())
+        return self.flat_optimizer(parts), dict(enumerate(gradients))
 
 
 def client_update(
@@ -225,13 +210,8 @@ def client_update(
     start: Tensor,
     examples: Batch,
     *,
-    local: LocalTraining,
     clip_norm: float,
-    generator: torch.Generator,
-    active: Sequence[int] | None = None,
-    previous: Tensor | None = None,
-    own: Tensor | None = None,
-    after_step: Callable[[], None] | None = None,
+    **training: Any,  # noqa: ANN401  as of ``unclipped_update``
 ) -> Tensor:
     """Train from ``start`` and return the clipped update of the active groups.
 
@@ -240,8 +220,9 @@ def client_update(
         start: this round's trainable part, shape (d,); like the examples, on the model's device.
         examples: the client's n examples: a nest of tensors of shape (n, ...), for example
             ``(x, y)`` with labels y of shape (n,), see ``batch_loss``.
-        local: how to train.
         clip_norm: bound on the joint L2 norm of the result.
+        training: the others of ``unclipped_update``, by keyword; all but two may be missing.
+        local: how to train.
         generator: draws the order of the examples; its seed also seeds dropout and ``augment``.
         active: groups of the model that train in this round; None trains all.
         previous: for "moon", the client's own trained part after its last participation, shape
@@ -262,18 +243,7 @@ def client_update(
             loss or ``augment`` failed on a batch, or either is a name that was not replaced by its
             function.
     """
-    training = unclipped_update(
-        model,
-        start,
-        examples,
-        local=local,
-        generator=generator,
-        active=active,
-        previous=previous,
-        own=own,
-        after_step=after_step,
-    )
-    with training as update:
+    with unclipped_update(model, start, examples, **training) as update:
         sent = update.cpu()
         clipped, _ = clip_and_measure(sent, clip_norm)
         return sent.clone() if clipped is sent else clipped
@@ -355,7 +325,7 @@ def _steps(
     previous: Tensor,
 ) -> Iterator[None]:
     """Train, and yield after every step."""
-    optimizer = None if local.plain_sgd else local.fresh_optimizer(model, active)
+    fresh = None if local.plain_sgd else local.fresh_optimizer(model, active)
     trained = [p for p in model.module.parameters() if p.requires_grad]
     gradients = [p.grad for p in trained]  # the model's own, which a loss may replace
     names = [name for name, p in model.module.named_parameters() if p.requires_grad]
@@ -368,7 +338,7 @@ def _steps(
             total = _moon_loss(model, batch, local, start, previous)
         else:
             total = batch_loss(model.module, batch, local.loss)
-        if optimizer is None:
+        if fresh is None:
             moving = local.moving(names, step)
             _descend(total, list(compress(trained, moving)), local.learning_rate)
             yield
@@ -378,7 +348,8 @@ def _steps(
             mu = local.mu or 0.0
             for span in model.spans(active):
                 model.gradient[span].add_(model.flat[span], alpha=mu).sub_(start[span], alpha=mu)
-        optimizer.step()
+        optimizer, into = fresh
+        optimizer.step(into)
         yield
 
 

@@ -4,17 +4,18 @@ The loop does no accounting: the guarantee follows from the plan, and the server
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.engines.canaries import CanaryEngine
+from privpart.engines.canaries import CanaryClients, others_and_canaries
 from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.protocol import Abilities, Engine
-from privpart.messages import ClientId, CohortSum, Reason, RoundTask
+from privpart.messages import ClientId, ClientUpdate, CohortSum, Reason, RoundTask
 from privpart.noise.cohorts import SampledCohorts, distinct_ids
 from privpart.server import RoundCounts, Server
 
@@ -35,11 +36,6 @@ class RoundRecord:
     counts: RoundCounts
     metric: float | None
     not_asked: Mapping[Reason, int] = field(default_factory=dict, hash=False)
-
-    @property
-    def asked(self) -> int:
-        """Number of clients that were asked; not covered by the guarantee."""
-        return self.counts.asked
 
     def missing(self) -> str:
         """Return why fewer clients counted than the cohort has, or updates were refused; or ""."""
@@ -96,7 +92,7 @@ def _methods_of(kind: type) -> dict[str, object]:
     return {n: v for n, v in vars(kind).items() if callable(v) or isinstance(v, property)}
 
 
-_OWN = tuple((kind, _methods_of(kind)) for kind in (EmbeddedEngine, CanaryEngine))
+_OWN = _methods_of(EmbeddedEngine)
 
 
 def own_engine(engine: object) -> str:
@@ -106,14 +102,11 @@ def own_engine(engine: object) -> str:
     method replaced in the class or the object: a subclass may sum what it likes, and an object may
     say that it is of any class. What else code of the same process changes is not seen.
     """
-    kind = type(engine)
-    methods = next((methods for own, methods in _OWN if kind is own), None)
-    if methods is None or vars(engine).keys() & methods.keys():
+    if type(engine) is not EmbeddedEngine or vars(engine).keys() & _OWN.keys():
         return ""
-    now = _methods_of(kind)
-    if now.keys() != methods.keys() or any(now[name] is not methods[name] for name in methods):
-        return ""
-    return own_engine(engine.engine) if isinstance(engine, CanaryEngine) else kind.__name__
+    now = _methods_of(EmbeddedEngine)
+    changed = now.keys() != _OWN.keys() or any(now[name] is not _OWN[name] for name in _OWN)
+    return "" if changed else EmbeddedEngine.__name__
 
 
 def fit(
@@ -121,6 +114,7 @@ def fit(
     engine: Engine,
     cohorts: Sequence[Sequence[ClientId]],
     *,
+    canaries: CanaryClients | None = None,
     commit: Callable[[Server, RoundCounts], None] | None = None,
     evaluate: Callable[[Tensor], float] | None = None,
     evaluate_every: int | None = None,
@@ -136,6 +130,7 @@ def fit(
             chosen without looking at data. Ids are whole numbers or strings, see ``ClientId``;
             NumPy's become Python's. Clients that have reached their limit are not asked. If the
             plan samples, they are the ``SampledCohorts`` of this plan and this server's source.
+        canaries: an auditor's clients, who are in the ``cohorts_with_canaries``; none by default.
         commit: makes a round durable, for instance ``RunFolder.commit``. It is called before
             anything else, inside or outside ``fit``, sees the round's model.
         evaluate: returns a metric of the trainable part, shape (d,), from public data.
@@ -163,7 +158,7 @@ def fit(
     for number in range(server.round, len(cohorts)):
         cohort = _ids_of(number, cohorts[number])
         not_asked = server.ineligible(cohort)
-        counts = _run_round(server, engine, cohort, not_asked, commit)
+        counts = _run_round(server, engine, cohort, not_asked, canaries, commit)
         due = evaluate_every is not None and (number + 1) % evaluate_every == 0
         metric = None
         if evaluate is not None and (due or number + 1 == len(cohorts)):
@@ -229,13 +224,14 @@ def _run_round(
     engine: Engine,
     cohort: Sequence[ClientId],
     not_asked: Mapping[ClientId, Reason],
+    canaries: CanaryClients | None,
     commit: Callable[[Server, RoundCounts], None] | None,
 ) -> RoundCounts:
     """Run one round and commit it; halt the server if noise was drawn but not committed."""
     number = server.round
     task = server.task([client for client in cohort if client not in not_asked])
     try:
-        counts = _aggregate(server, engine, task)
+        counts = _aggregate(server, engine, task, canaries)
         if counts.released and commit is not None:
             commit(server, counts)
     except BaseException as error:
@@ -248,15 +244,20 @@ def _run_round(
     return counts
 
 
-def _aggregate(server: Server, engine: Engine, task: RoundTask) -> RoundCounts:
+def _aggregate(
+    server: Server, engine: Engine, task: RoundTask, canaries: CanaryClients | None
+) -> RoundCounts:
     asked, start = task.clients, server.parameters
     names = {own_engine(engine)}  # before any of its code runs, which might change what it is
     abilities = Abilities.of(engine)
-    if abilities.secure_sums is not None:
+    beside: Iterable[ClientUpdate] = ()
+    if canaries is not None:
+        task, beside = others_and_canaries(task, canaries)
+    elif abilities.secure_sums is not None:
         return server.run_round((), secure=abilities.secure_sums(task, start), asked=asked)
     sums = abilities.sums(task, start) if server.plan.sampling is None else None
     if sums is None:
-        return server.run_round(engine.run(task, start), asked=asked)
+        return server.run_round(chain(engine.run(task, start), beside), asked=asked)
 
     def named() -> Iterator[CohortSum]:
         for part in sums:
@@ -265,7 +266,7 @@ def _aggregate(server: Server, engine: Engine, task: RoundTask) -> RoundCounts:
             yield part
         names.add(own_engine(engine))
 
-    counts = server.run_round(abilities.beside(task), sums=named(), asked=asked)
+    counts = server.run_round(beside, sums=named(), asked=asked)
     if not counts.summed:
         return counts
     return replace(counts, summed_by=names.pop() if len(names) == 1 else "")

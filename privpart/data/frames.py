@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,12 +20,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-@overload
-def from_frame(frame: "pd.DataFrame", *, user: str, x: Sequence[str], y: str) -> Users: ...
-@overload
-def from_frame(
-    frame: "pd.DataFrame", *, user: str, examples: "Callable[[pd.DataFrame], Any]"
-) -> IndexedClients: ...
 def from_frame(
     frame: "pd.DataFrame",
     *,

@@ -1,4 +1,4 @@
-"""Canary engine: an engine whose cohorts also hold canaries, clients that an auditor made up.
+"""Canaries: clients that an auditor made up, in the cohorts of a run.
 
 A canary's update is a direction of the auditor's choice instead of training. It goes through the
 server: its messages, clip, limits and divisor, one update per client. An engine that hands over
@@ -14,8 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.engines.protocol import Abilities, Engine
-from privpart.messages import ClientId, ClientUpdate, CohortSum, RoundTask
+from privpart.messages import ClientId, ClientUpdate, RoundTask
 
 
 class CanaryClients(Protocol):
@@ -46,43 +45,21 @@ class CanaryClients(Protocol):
         ...
 
 
-class CanaryEngine:
-    """An engine that also carries the updates of canaries.
+def others_and_canaries(
+    task: RoundTask, canaries: CanaryClients
+) -> tuple[RoundTask, Iterator[ClientUpdate]]:
+    """Return the task of the other clients, and the updates of the canaries that it asks.
 
-    Args:
-        engine: computes the other clients of every task.
-        canaries: the auditor's clients.
+    Those are in no sum of an engine's: the server clips each.
     """
-
-    def __init__(self, engine: Engine, canaries: CanaryClients) -> None:
-        self.engine = engine
-        self.canaries = canaries
-
-    def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
-        """Yield the updates of the other clients, then those of the canaries."""
-        yield from self.engine.run(self._others(task), start)
-        yield from self.beside(task)
-
-    def sums(self, task: RoundTask, start: Tensor) -> Iterator[CohortSum] | None:
-        """Return what the engine below does for the other clients; see ``beside``."""
-        return Abilities.of(self.engine).sums(self._others(task), start)
-
-    def beside(self, task: RoundTask) -> Iterator[ClientUpdate]:
-        """Yield the updates of the canaries, which are in no sum: the server clips each."""
-        asked = set(task.clients)
-        for client in self.canaries.clients(task.round):
-            if client in asked:
-                update = self.canaries.update(client, task.round, task.clip_norm)
-                yield task.update(client, update)
-
-    @property
-    def each_alone(self) -> bool:
-        """Whether every bit of an update is a function of its client's own data."""
-        return Abilities.of(self.engine).each_alone()
-
-    def _others(self, task: RoundTask) -> RoundTask:
-        canaries = set(self.canaries.clients(task.round))
-        return replace(task, clients=tuple(c for c in task.clients if c not in canaries))
+    planted, asked = canaries.clients(task.round), set(task.clients)
+    others = tuple(client for client in task.clients if client not in set(planted))
+    updates = (
+        task.update(client, canaries.update(client, task.round, task.clip_norm))
+        for client in planted
+        if client in asked
+    )
+    return replace(task, clients=others), updates
 
 
 def cohorts_with_canaries(

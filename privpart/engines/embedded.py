@@ -186,7 +186,7 @@ class EmbeddedEngine:
 
         On a device it would never leave; here it serves to evaluate the client's own model.
         """
-        return self._with_memory.own_part(client)
+        return self._with_memory.parts.get(client)
 
     def close(self) -> None:
         """End the worker processes; the next round starts new ones."""

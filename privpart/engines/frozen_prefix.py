@@ -127,7 +127,7 @@ class Features:
         self.values = values
         self._known = torch.zeros(len(x), dtype=torch.bool)
         if shared:
-            share(self._known)
+            self._known.share_memory_()  # type: ignore[no-untyped-call]
 
     @classmethod
     def of(cls, below: nn.Sequential, x: Tensor, *, shared: bool = False) -> "Features | None":
@@ -170,8 +170,3 @@ def shared_memory(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     tensor, size = torch.empty(0, dtype=dtype), math.prod(shape)
     memory: torch.UntypedStorage = storage._new_shared(size * tensor.element_size())
     return tensor.set_(memory, 0, (size,), (1,)).view(shape)
-
-
-def share(tensor: Tensor) -> Tensor:
-    """Move a tensor into shared memory, and return it."""
-    return tensor.share_memory_()  # type: ignore[no-untyped-call,no-any-return]

@@ -26,6 +26,9 @@ class ClientsWithMemory:
         clients: the clients' data.
         data_seed: order of examples, as for ``LocalComputation``.
         report: called with a sentence if what the clients kept was lost.
+
+    Attributes:
+        parts: the local part that each client kept, shape (l,).
     """
 
     def __init__(
@@ -40,12 +43,8 @@ class ClientsWithMemory:
         self._data_seed = data_seed
         self._report = report
         self._previous: dict[ClientId, Tensor] = {}
-        self._own: dict[ClientId, Tensor] = {}
+        self.parts: dict[ClientId, Tensor] = {}
         self._began = False
-
-    def own_part(self, client: ClientId) -> Tensor | None:
-        """Return the local part that a client kept, shape (l,); None if it kept none."""
-        return self._own.get(client)
 
     def run(self, task: RoundTask, start: Tensor, local: LocalTraining) -> Iterator[ClientUpdate]:
         """Yield each client's clipped update, shape (c,), in the order of the task."""
@@ -68,7 +67,7 @@ class ClientsWithMemory:
                 if moon:
                     now[client] = self._previous.get(client, start).clone()
                 if keeps_part:
-                    parts[client] = self._own.get(client, self._model.own_start).clone()
+                    parts[client] = self.parts.get(client, self._model.own_start).clone()
                 with naming(client):
                     update = client_update(
                         self._model,
@@ -87,7 +86,9 @@ class ClientsWithMemory:
         self._previous |= {
             client: vector for client, vector in now.items() if vector.isfinite().all()
         }
-        self._own |= {client: vector for client, vector in parts.items() if vector.isfinite().all()}
+        self.parts |= {
+            client: vector for client, vector in parts.items() if vector.isfinite().all()
+        }
 
     def _examples(self, client: ClientId, generator: torch.Generator) -> Batch:
         if isinstance(self._clients, Users):

@@ -1,6 +1,6 @@
 """Protocol: what the round loop asks of an engine, and what an engine may offer besides."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -30,8 +30,6 @@ class Abilities:
             returns sums that contain each client of the task once, or None to have ``run`` called.
             The report says that the clipping is enforced if the engine is one of this package's
             (``own_engine``), and asserted otherwise.
-        beside: yields the update of each client of the task that ``sums`` leaves out, such as an
-            auditor's.
         secure_sums: of an engine over a protocol of secure aggregation, in place of ``run``:
             returns sums modulo 2^k of clients that clipped and rounded to the task's grid.
         each_alone: a property: whether every bit of an update is a function of its client's own
@@ -39,7 +37,6 @@ class Abilities:
     """
 
     sums: Callable[[RoundTask, Tensor], Iterator[CohortSum] | None]
-    beside: Callable[[RoundTask], Iterable[ClientUpdate]]
     secure_sums: Callable[[RoundTask, Tensor], Iterator[ModularSum]] | None
     each_alone: Callable[[], bool]
 
@@ -48,7 +45,6 @@ class Abilities:
         """Return what an engine can do."""
         return cls(
             sums=getattr(engine, "sums", lambda *_: None),
-            beside=getattr(engine, "beside", lambda _: ()),
             secure_sums=getattr(engine, "secure_sums", None),
             each_alone=lambda: getattr(engine, "each_alone", True),
         )

@@ -11,7 +11,6 @@ networks; ``BatchedLayers`` keeps it from mixing embedding tables.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import compress, groupby
 from typing import Any
 
@@ -24,21 +23,12 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
-from privpart.client import ClientOptimizer, LocalTraining, logits_of, mean_loss
+from privpart.client import LocalTraining, logits_of, mean_loss, moved
 from privpart.model import LayerStates, PartialModel, state_of
 
 LARGEST_PASS = 256
 """Examples in one pass: of each client here, of all clients in ``ghost_sum``."""
 _PADDING = -100  # the label that ``mean_loss`` ignores
-
-
-@dataclass(frozen=True, slots=True)
-class _Clients:
-    """The trained parts of V clients and their gradients, each of shape (V, d), and their steps."""
-
-    flat: Tensor
-    gradient: Tensor
-    optimizer: ClientOptimizer | None
 
 
 class VectorizedTraining:
@@ -137,29 +127,36 @@ class VectorizedTraining:
         sizes = [[len(batch) for batch in client_batches] for client_batches in batches]
         order = sorted(range(len(batches)), key=lambda place: (len(sizes[place]), sizes[place]))
         order.reverse()
-        clients = self._clients(start, len(batches), local)
+        flat, gradient = self._stacks(start, len(batches))
+        # one optimiser serves all clients, because SGD and Adam treat each coordinate separately
+        optimizer = None if local.plain_sgd else local.flat_optimizer([flat])
         active = len(batches)
         for step in range(max(map(len, batches), default=0) + 1):
             remaining = sum(len(client_batches) > step for client_batches in batches)
             # Read now: the optimiser moves every row of the stack, also those that have finished.
             for place in range(remaining, active):
-                torch.sub(clients.flat[place], start, out=out[order[place]])
+                torch.sub(flat[place], start, out=out[order[place]])
                 yield order[place]
             active = remaining
             if active:
                 rows = [batches[order[place]][step] for place in range(active)]
-                self._step(clients, x, y, rows, local, local.moving(self._names, step))
+                moving = local.moving(self._names, step)
+                rate = local.learning_rate if optimizer is None else None
+                self._step(flat, gradient, x, y, rows, moving, rate)
+                if optimizer is not None:
+                    optimizer.step({0: gradient})
 
     def _step(
         self,
-        clients: _Clients,
+        flat: Tensor,
+        gradient: Tensor,
         x: Tensor,
         y: Tensor,
         batches: Sequence[Tensor],
-        local: LocalTraining,
         moving: Sequence[bool],
+        rate: float | None,
     ) -> None:
-        """Move the first clients of the stack by one step."""
+        """Move the first clients of the stack by one step of SGD; None writes their gradients."""
         first = 0
         # Clients with batches of one size are computed together and nothing is padded: products
         # with another number of rows round differently, which would make one client's update depend
@@ -168,17 +165,14 @@ class VectorizedTraining:
             rows = torch.stack(list(run))
             span = slice(first, first + len(rows))
             first = span.stop
-            parts = self._split(clients.flat[span])
+            parts = self._split(flat[span])
             gradients = self._gradients(parts, moving, x[rows], y[rows])
-            if clients.optimizer is None:
-                for moved, gradient in zip(compress(parts, moving), gradients, strict=True):
-                    moved.add_(gradient, alpha=-local.learning_rate)
+            if rate is not None:
+                for part, move in zip(compress(parts, moving), gradients, strict=True):
+                    part.add_(move, alpha=-rate)
             else:
-                to = self._split(clients.gradient[span])
-                for place, gradient in zip(to, gradients, strict=True):
-                    place.copy_(gradient)
-        if clients.optimizer is not None:
-            clients.optimizer.step()
+                for place, move in zip(self._split(gradient[span]), gradients, strict=True):
+                    place.copy_(move)
 
     def _gradients(
         self, parts: Sequence[Tensor], moving: Sequence[bool], x: Tensor, y: Tensor
@@ -192,15 +186,14 @@ class VectorizedTraining:
         leaves = list(compress(parts, moving))
         return torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
 
-    def _clients(self, start: Tensor, count: int, local: LocalTraining) -> _Clients:
+    def _stacks(self, start: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Return the trained parts of clients and memory of their gradients, shape (count, d)."""
         buffer = self._buffers.get(self._names)
         if buffer is None or buffer.shape[1] < count:
             buffer = self._buffers[self._names] = start.new_empty(2, count, len(start))
         flat, gradient = buffer[:, :count]
         flat.copy_(start)
-        # one optimiser serves all clients, because SGD and Adam treat each coordinate separately
-        optimizer = None if local.plain_sgd else ClientOptimizer(local, [flat], [gradient])
-        return _Clients(flat, gradient, optimizer)
+        return flat, gradient
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """Return one view per parameter of shape (..., *shape), for ``flat`` of shape (..., d)."""
@@ -260,14 +253,9 @@ def padded_batches(
 
 
 def _moved(batches: Sequence[Sequence[Tensor]], device: torch.device) -> list[list[Tensor]]:
-    """Return each client's batches on a device, in one copy, because each waits for the device."""
-    flat_batches = [rows for client_batches in batches for rows in client_batches]
-    if device.type != "cpu" and flat_batches:
-        flat_batches = list(
-            torch.split(torch.cat(flat_batches).to(device), [len(rows) for rows in flat_batches])
-        )
-    remaining = iter(flat_batches)
-    return [[next(remaining) for _ in client_batches] for client_batches in batches]
+    """Return each client's batches on a device."""
+    every_batch = iter(moved([rows for client_rows in batches for rows in client_rows], device))
+    return [[next(every_batch) for _ in client_rows] for client_rows in batches]
 
 
 def losses_of(logits: Tensor, y: Tensor) -> Tensor:

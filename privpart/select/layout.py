@@ -97,10 +97,6 @@ class Layout:
         """Parameters per slice of each key space."""
         return tuple(t.shape[1] for t in self.tables)
 
-    def client_dim(self, counts: Sequence[int]) -> int:
-        """Return the number of parameters of a client that selects ``counts`` keys per space."""
-        return len(self.shared) + sum(m * w for m, w in zip(counts, self.widths, strict=True))
-
     def selected(self, keys: Sequence[Keys]) -> list[Tensor]:
         """Return, per key space, the positions of the selected slices, shape (m, width)."""
         return [t[list(z)] for t, z in zip(self.tables, keys, strict=True)]

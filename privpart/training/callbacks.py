@@ -116,7 +116,7 @@ class ProgressBar:
         if not missing or reasons in self._told:
             return
         self._told.add(reasons)
-        cohort = record.asked + sum(record.not_asked.values())
+        cohort = record.counts.asked + sum(record.not_asked.values())
         self._console.print(
             f"round {record.round + 1}: {record.counts.counted} of the {cohort} clients of the "
             f"cohort counted: {missing}. Not for release; later rounds like it are not listed.",

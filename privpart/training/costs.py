@@ -186,14 +186,14 @@ def _memory(
     del loss
     trained = sum(model.flat[span].nbytes for span in model.spans(active))
     before = model.flat.clone()
-    optimizer = local.fresh_optimizer(model, active)
-    optimizer.step()
+    optimizer, gradients = local.fresh_optimizer(model, active)
+    optimizer.step(gradients)
     model.flat.copy_(before)
     return StepMemory(
         parameters=sum(resident.values()),
         gradients=trained,
         before=trained,
-        optimizer=sum(value.nbytes for value in optimizer.state),
+        optimizer=sum(value.nbytes for value in optimizer.tensors().values()),
         activations=activations,
     )
 

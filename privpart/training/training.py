@@ -31,7 +31,7 @@ from privpart.data.batches import Batch, count_rows, take
 from privpart.data.clients import Clients
 from privpart.data.tasks.shakespeare import UNKNOWN
 from privpart.data.users import Users
-from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_canaries
+from privpart.engines.canaries import CanaryClients, cohorts_with_canaries
 from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.methods import client_generator, fetched, one_thread
 from privpart.engines.options import EngineOptions
@@ -228,7 +228,11 @@ class Training:
             evaluate_every: rounds between evaluations by the metric; None leaves them out.
             rounds: other arguments of ``fit``.
         """
-        engine, cohorts = self._with_canaries()
+        if self.canaries is None and self.plan.canaries is not None:
+            raise without_canaries()
+        cohorts: Sequence[Sequence[ClientId]] = self.cohorts
+        if self.canaries is not None:
+            cohorts = cohorts_with_canaries(cohorts, self.canaries)
         # Small models lose time to more threads.
         torch.set_num_threads(1)
         server = self.server(promised, source)
@@ -240,16 +244,8 @@ class Training:
         if evaluate_every is not None and self.metric is not None:
             rounds |= {"evaluate": self.evaluate, "evaluate_every": evaluate_every}
         with self.trainer:
-            records = fit(server, engine, cohorts, **rounds)
+            records = fit(server, self.trainer, cohorts, canaries=self.canaries, **rounds)
         return server, records
-
-    def _with_canaries(self) -> tuple[Engine, Sequence[Sequence[ClientId]]]:
-        if self.canaries is not None:
-            cohorts = cohorts_with_canaries(self.cohorts, self.canaries)
-            return CanaryEngine(self.trainer, self.canaries), cohorts
-        if self.plan.canaries is not None:
-            raise without_canaries()
-        return self.trainer, self.cohorts
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,26 +208,3 @@ def test_a_supernode_killed_or_stopped_misses_rounds_and_comes_back(deployed, tm
         assert deployed.result(run) == "finished:completed", deployed.said(run)
     said = deployed.said(run)
     assert said.count("2 of its clients are missing from the round") >= 2, said
-
-
-def test_a_node_of_another_plan_or_version_declines_and_nothing_begins(deployed, app, tmp_path):
-    other = app / "other.toml"
-    other.write_text((app / "plan.toml").read_text().replace("clip_norm = 0.5", "clip_norm = 5.0"))
-    versions = client_app(app / "plan.toml")
-
-    def later(message: Message, context) -> list[Message]:
-        message.content["task"]["schema"] = "privpart/flower/0"  # as an older server's would be
-        return [versions(message, context)]
-
-    out = tmp_path / "run"
-    plans = client_app(other)
-    with ExitStack() as stack:
-        answers = {"east": lambda m, c: [plans(m, c)], "south": later}
-        nodes(deployed, app, stack, **answers)
-        run = submit(deployed, app, out)
-        assert deployed.result(run) == "finished:failed"
-        said = deployed.said(run)
-    assert not out.exists()
-    assert "plan is" in said, said
-    assert "schema is" in said
-    assert "nodes=3: 1 said in time which clients they have" in said

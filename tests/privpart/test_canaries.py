@@ -16,7 +16,7 @@ from attacks.lower_bounds.planted import (
 )
 from privpart import RunFolder, SeededSource, Server, ServerOptimizer, fit
 from privpart.data.arrays import from_tensors
-from privpart.engines.canaries import CanaryEngine, cohorts_with_canaries
+from privpart.engines.canaries import cohorts_with_canaries
 from privpart.run import canaries as canaries_of_run
 from privpart.run.canaries import read_canary_key, read_releases
 from privpart.run.store import StorageError
@@ -189,8 +189,9 @@ def released(engine, canaries, promised, dim, cohorts):
     models = [server.parameters.clone()]
     records = fit(
         server,
-        CanaryEngine(engine, canaries),
+        engine,
         cohorts_with_canaries(cohorts, canaries),
+        canaries=canaries,
         commit=lambda server, _: models.append(server.parameters.clone()),
     )
     return np.stack([model.numpy() for model in models]), records

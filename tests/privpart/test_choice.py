@@ -1,6 +1,7 @@
 """The choice of a method: the rule, and the check of what it gives against the plain loop."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,8 +9,7 @@ from torch import nn
 
 from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
-from privpart.client import ClientOptimizer
-from privpart.engines import choice, vectorized
+from privpart.engines import choice
 from privpart.engines.choice import fastest
 from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.methods import LocalComputation, Method
@@ -104,15 +104,6 @@ def both(one, data, task=TASK, local=STEPS, network=dense):
     return (torch.stack([u.update for u in each.run(task, start)]) for each in (one, loop))
 
 
-class FirstStepOnly(ClientOptimizer):
-    """Keeps nothing from one step to the next."""
-
-    def step(self):
-        super().step()
-        for kept in self.state:
-            kept.zero_()
-
-
 @pytest.mark.parametrize("fault", ["state", "last batch", "length", "a fiftieth"])
 def test_a_method_that_is_wrong_only_later_or_only_before_the_clip_is_dropped(fault, monkeypatch):
     local = LocalTraining(0.1, batch_size=6, momentum=0.9 if fault == "state" else 0.0)
@@ -124,7 +115,14 @@ def test_a_method_that_is_wrong_only_later_or_only_before_the_clip_is_dropped(fa
         return tuple(factor * gradient for gradient in gradients)
 
     if fault == "state":
-        monkeypatch.setattr(vectorized, "ClientOptimizer", FirstStepOnly)
+        fresh = LocalTraining.flat_optimizer
+
+        def forgetful(local, parts):
+            """The optimiser of a stack of clients keeps nothing from one step to the next."""
+            step = lambda gradients: fresh(local, parts).step(gradients)  # noqa: E731
+            return SimpleNamespace(step=step) if parts[0].dim() == 2 else fresh(local, parts)
+
+        monkeypatch.setattr(LocalTraining, "flat_optimizer", forgetful)
     else:
         monkeypatch.setattr(VectorizedTraining, "_gradients", wrong)
     one = made(data=users(38), local=local)  # six full batches, and one of two
@@ -241,14 +239,3 @@ def test_a_method_is_checked_once_on_two_clients_that_have_examples(sums, monkey
     assert checked == [GHOST if sums else TOGETHER]
     assert all(client >= 20 for client in asked[0])
     assert len(asked[0]) <= 2
-
-
-def test_groups_and_changing_cohorts_are_followed():
-    groups = [["conv*", "norm.*"], ["dense1.*"], ["dense2.*"]]
-    model = PartialModel(convolutional, seed=1, groups=groups)
-    one = EmbeddedEngine(model, users(4, 10), local=STEPS, data_seed=0)
-    start = model.flat.clone()
-    rounds = [((), None), ((1,), (0,)), ((), None), ((0, 2), None), (tuple(range(10)), (1, 2))]
-    for round_, (clients, active) in enumerate(rounds):
-        task = RoundTask(round_, clients, 0.2, "plan", active=active)
-        assert [u.client for u in one.run(task, start)] == list(clients)

@@ -3,7 +3,6 @@
 Each way out has a twin with power: without the reset, or without the refusal, it would get out.
 """
 
-import copy
 from collections import deque
 
 import pytest
@@ -62,34 +61,6 @@ def train(model, users, client, local=LocalTraining(0.1, batch_size=2), **option
     )
 
 
-@pytest.mark.parametrize("frozen", [[], ["!1.*"]], ids=["affine trains", "all frozen"])
-def test_frozen_batch_norm_is_the_constant_that_it_says(frozen):
-    """The same updates as those of a scale and shift written out."""
-
-    class Constant(nn.Module):
-        def __init__(self, norm):
-            super().__init__()
-            self.weight, self.bias = norm.weight, norm.bias
-            self.mean, self.var = norm.running_mean.clone(), norm.running_var.clone()
-
-        def forward(self, x):
-            scale = self.weight / (self.var + 1e-5).sqrt()
-            each = (1, -1, 1, 1)
-            return (x - self.mean.view(each)) * scale.view(each) + self.bias.view(each)
-
-    module, twin = normalised(), normalised()
-    twin[1] = Constant(twin[1])
-    patterns = frozen or ["*"]
-    model, written_out = (
-        frozen_norm(module, train=patterns),
-        PartialModel(twin, train=patterns, seed=None),
-    )
-    for client in range(2):
-        found, expected = train(model, images(), client), train(written_out, images(), client)
-        assert found.norm() > 1e-3
-        assert (found - expected).norm() < 1e-5 * expected.norm()
-
-
 @pytest.mark.parametrize("local", [LocalTraining(0.1, steps=1), LocalTraining(0.1, batch_size=2)])
 def test_vectorized_clients_compute_frozen_batch_norm_as_the_loop_does(local):
     task = RoundTask(0, tuple(range(6)), 9.0, "plan")
@@ -112,13 +83,6 @@ def test_batch_norm_in_training_mode_or_without_statistics_is_refused_with_advic
     broken[1].running_var[2] = torch.nan
     with pytest.raises(ConfigError, match=r"buffer '1\.running_var' holds NaN"):
         PartialModel(broken, seed=None)
-
-
-def test_freezing_counts_layers_and_leaves_the_others_in_their_mode():
-    network = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(), nn.BatchNorm2d(2), nn.GroupNorm(1, 2))
-    assert freeze_batch_norm(network) == 2
-    assert [layer.training for layer in network] == [False, True, False, True]
-    assert freeze_batch_norm(nn.Linear(2, 2)) == 0
 
 
 class Flips(nn.Module):
@@ -149,13 +113,6 @@ def test_whoever_puts_frozen_batch_norm_into_training_mode_is_told(back, counted
         train(model, images(shape=(64,)), 0)
     assert torch.equal(module.norm.running_mean, mean)  # and nothing of it is left
     assert [m.training for m in module.modules()] == modes
-
-
-def test_a_mode_that_no_pass_has_used_yet_is_refused_too():
-    model = frozen_norm()
-    with pytest.raises(ConfigError, match="training mode"), model.lent(model.flat.clone()):
-        model.module.train()
-    assert not model.module[1].training
 
 
 def test_between_clients_batch_norm_stays_frozen_and_other_layers_keep_their_mode():
@@ -335,19 +292,3 @@ def test_no_gradient_of_a_client_is_left_anywhere():
     assert not body.weight.requires_grad
     assert head.weight.grad.data_ptr() == model.gradient.data_ptr()
     assert not model.gradient.any()
-
-
-def test_a_client_that_fails_leaves_nothing_either():
-    class Failing(Leaking):
-        def forward(self, x):
-            super().forward(x)
-            raise RuntimeError("no")
-
-    model = PartialModel(Failing, seed=1, overwrite=False)
-    before = copy.deepcopy(model.flat)
-    with pytest.raises(ConfigError, match="no"):
-        train(model, images(shape=(64,)), 0)
-    assert model.module.hidden is None
-    assert not model.module.seen
-    assert model.module.training
-    assert torch.equal(model.flat, before)

@@ -133,10 +133,10 @@ def test_inactive_groups_keep_their_bits_and_have_no_gradient():
 
 def test_the_state_of_a_clients_optimiser_is_that_of_the_active_part():
     model = network()
-    optimizer = LocalTraining(0.1, optimizer="adam").fresh_optimizer(model, (0, 2))
-    optimizer.step()
+    optimizer, into = LocalTraining(0.1, optimizer="adam").fresh_optimizer(model, (0, 2))
+    optimizer.step(into)
     # of each part: how many steps, and two running means
-    sizes = [tensor.numel() for tensor in optimizer.state]
+    sizes = [tensor.numel() for tensor in optimizer.tensors().values()]
     assert sizes == [1, SIZES[0], SIZES[0], 1, SIZES[2], SIZES[2]]
 
 

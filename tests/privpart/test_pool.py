@@ -1,8 +1,6 @@
 """The pool: processes that die or hang fail their own jobs, and others take their places."""
 
-import os
 import signal
-import time
 from multiprocessing import Pipe
 from threading import Thread
 
@@ -106,32 +104,3 @@ def test_patience_follows_the_pace_so_far():
     pool._longest = 2.0
     assert pool._patience(worker) == 100
     assert Pool(2, None, timeout=7.0)._patience(worker) == 7
-
-
-def squares():
-    def work(job, tell):
-        tell(os.getpid())
-        time.sleep(0.01)
-        return job * job
-
-    return work
-
-
-@pytest.mark.slow
-def test_a_stopped_process_fails_its_job_and_another_takes_its_place():
-    pool, stopped, found = Pool(2, squares, timeout=20.0), [], {}
-    todo = [1, 2, 3, 4]
-    while todo or pool.busy:
-        while todo and (worker := pool.idle()):
-            pool.give(worker, todo.pop())
-        for job, finished, message in pool.heard():
-            if finished:
-                found[job] = message
-            elif not stopped:
-                stopped.append(job)
-                os.kill(message, signal.SIGSTOP)
-    pool.close()
-    assert len(found) == 4
-    hung = [job for job, answer in found.items() if isinstance(answer, WorkerError)]
-    assert set(hung) <= set(stopped)  # none if it was finished by then
-    assert all(found[job] == job * job for job in found.keys() - set(hung))

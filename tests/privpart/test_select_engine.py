@@ -14,7 +14,6 @@ from privpart import (
     LocalTraining,
     PartialModel,
     PrivacyPlan,
-    RoundTask,
     SeededSource,
     Server,
     ServerOptimizer,
@@ -188,15 +187,6 @@ def test_a_round_is_the_papers_algorithm(name, sizes):
         assert flat.count_nonzero() == update.update.count_nonzero()  # nothing outside
     fit(own, engine, COHORTS[:1])
     torch.testing.assert_close(own.parameters.detach(), start + 0.8 * (total / 4).float())
-
-
-def test_the_order_of_clients_does_not_matter():
-    start = cnn().flat.clone()
-    one, two = (
-        {u.client: u.update for u in select_engine("cnn", 3).run(RoundTask(0, c, 0.5, "p"), start)}
-        for c in ((0, 1, 2), (2, 1, 0))
-    )
-    assert all(torch.equal(one[c], two[c]) for c in one)
 
 
 def test_unselected_targets_do_not_count_and_the_softmax_is_over_the_selected():

@@ -11,7 +11,6 @@ from accounting import BinaryTree, ConfigError, Grouped, Participation
 from privpart import RunFolder, SeededSource, Server, fit
 from privpart.data import tasks
 from privpart.data.tasks.shakespeare import WHEEL
-from privpart.engines.options import EngineOptions
 from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn, word_lm
 from privpart.run.begin import create_run, fork
 from privpart.run.report import run_report
@@ -135,19 +134,6 @@ def test_words_of_ones_own_are_said_to_be_seen(plays):
     one, two = setup.engine.choosers[0](0, 0), setup.engine.choosers[0](0, 1)
     assert one.for_training()[:2] == (0, 1)  # unknown and begin
     assert len(one.for_training()) == len(two.for_training()) == 6
-
-
-def test_all_keys_are_the_plan_without_a_selection(plays):
-    select = {"delivery": "pir", "words": {"keys": "random-top", "m": 12}}
-    select["hidden"] = {"keys": "independent", "m": 6}
-    whole = {name: own for name, own in plays.items() if name != "select"}
-    models = []
-    for chosen in (plan(select, base=plays), plan(base=whole)):
-        setup = training(chosen, options=EngineOptions(deterministic=True))
-        server = server_of(chosen, setup, NoNoise())
-        fit(server, setup.engine, setup.cohorts)
-        models.append(server.parameters.detach())
-    assert torch.equal(*models)
 
 
 def realised(chosen):

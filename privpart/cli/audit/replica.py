@@ -23,7 +23,7 @@ from accounting.checks import ConfigError
 from attacks.lower_bounds.canaries import round_covariance
 from attacks.lower_bounds.planted import PlantedCanaries, sums_of_releases
 from attacks.lower_bounds.replay import FALSE_ALARM, Replay, paired
-from privpart.engines.canaries import CanaryClients, CanaryEngine, cohorts_with_canaries
+from privpart.engines.canaries import CanaryClients, cohorts_with_canaries
 from privpart.loop import fit
 from privpart.messages import ClientId, ClientUpdate, RoundTask
 from privpart.noise.source import SeededSource
@@ -113,7 +113,7 @@ class Replica:
             [f"other-{round_}-{i}" for i in range(_OTHERS)] for round_ in range(self.plan.rounds)
         ]
         cohorts = cohorts_with_canaries(ids, canaries)
-        fit(server, CanaryEngine(clients, canaries), cohorts, commit=keep)
+        fit(server, clients, cohorts, canaries=canaries, commit=keep)
         return np.stack(rows)
 
     def planted(self, count: int, **coins: Any) -> PlantedCanaries:  # noqa: ANN401  key or present
