@@ -31,10 +31,6 @@ NOT_OUR_WORDS = {
 }
 """Phrases that the design page's word list replaces, in docstrings of any module."""
 
-SHARED_NAMES = {"delta", "epsilon", "log_delta", "record"}
-"""The same question to accountants that share no file, and own_code.record; used with the module's
-name."""
-
 
 ARROWS = {name: imported_by(path) for name, path in MODULES.items()}
 
@@ -156,18 +152,6 @@ def test_a_missing_package_has_its_own_error_and_exit_code():
     ]
     assert raised
     assert {error for _, error in raised} == {"MissingExtraError"}, raised
-
-
-def test_a_public_function_or_class_has_its_name_to_itself():
-    homes: dict[str, set[str]] = {}
-    for path in SOURCES:
-        if path.is_relative_to(ROOT / "privpart" / "cli"):
-            continue  # a command bears the name of what it shows
-        for node in tree(path).body:
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"):
-                homes.setdefault(node.name, set()).add(str(path.relative_to(ROOT)))
-    twice = {name: sorted(files) for name, files in homes.items() if len(files) > 1}
-    assert {name: files for name, files in twice.items() if name not in SHARED_NAMES} == {}
 
 
 HOUSE = (ROOT / "docs" / "project" / "house.md").read_text()

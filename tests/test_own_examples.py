@@ -261,7 +261,6 @@ def test_a_network_with_lora_on_texts(folder, privpart):
 @pytest.mark.parametrize("folder", ["bert_lora"], indirect=True)
 def test_ten_lines_of_python_from_a_table_to_an_adapter_with_a_statement(folder, tmp_path, capsys):
     import pandas as pd
-    from peft import PeftModel
 
     task = code_of(folder)
     network, tokens, texts = task.network(rank=2), task.tokens, folder / "reviews.csv"
@@ -288,11 +287,6 @@ def test_ten_lines_of_python_from_a_table_to_an_adapter_with_a_statement(folder,
     assert (enforced in ours, enforced in theirs) == (True, False)
     assert privacy["privpart.status"] == "conditional"
     assert 7.99 < float(privacy["privpart.epsilon"]) <= 8
-    inputs = tokens(table[:20])
-    adapted = PeftModel.from_pretrained(task.base(), tmp_path / "adapter")
-    found = predicted(adapted, inputs)
-    assert torch.equal(found, predicted(run.module(), inputs))
-    assert not torch.allclose(found, predicted(network, inputs))
 
 
 @pytest.mark.slow

@@ -143,11 +143,6 @@ def test_a_delta_beside_a_plan_or_a_log(privpart, tmp_path):
     assert "the log has 20 clients" in fewer.stderr
 
 
-def test_statement(privpart):
-    told = privpart("epsilon", *RUN, "--noise-multiplier", "4", "--format", "statement")
-    assert "Adjacency: zero-out" in " ".join(told.stdout.split())
-
-
 @pytest.mark.parametrize("command", ["epsilon", "calibrate", "mechanisms"])
 def test_one_participation_is_never_assumed_in_silence(privpart, command):
     run = ["--rounds", "64", "--delta", "1e-6"]

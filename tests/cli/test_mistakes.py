@@ -44,9 +44,8 @@ augment = "./NAME.py:augment"
 CODE = """
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import nn
-from privpart.data import Users, from_frame, from_tensors
+from privpart.data import from_tensors
 
 
 def network(hidden):
@@ -187,21 +186,6 @@ POPULATIONS = [
     Mistake("ids are bools", ("id", "False", "whole number", "string"),
             code="\ndef clients(each):\n    return from_tensors(population(each)[:2], "
             "user=[False, True] * 30)\n"),
-    Mistake("ids are too few", ("60 rows", "59 ids", "each row needs"),
-            code="\ndef clients(each):\n    x, y, user = population(each)\n"
-            "    return from_tensors((x, y), user=user[1:])\n"),
-    Mistake("missing id", ("user", "float64", "gap"),
-            code="\ndef clients(each):\n    x, y, user = population(each)\n"
-            "    user = np.arange(60.0)\n    user[4] = np.nan\n"
-            "    return from_tensors((x, y), user=user)\n"),
-    Mistake("wrong type", ("x", "float64", "float32"),
-            code="\ndef clients(each):\n    x, y, user = population(each)\n"
-            "    rows = [torch.arange(3 * i, 3 * i + 3) for i in range(20)]\n"
-            "    return Users(x.double(), y, rows)\n"),
-    Mistake("row out of range", ("client 19", "row 60 of 60", "0 to 59"),
-            code="\ndef clients(each):\n    x, y, user = population(each)\n"
-            "    rows = [torch.arange(3 * i + 1, 3 * i + 4) for i in range(20)]\n"
-            "    return Users(x, y, rows)\n"),
     Mistake("label 2 of 2", ("client 'user 1'", "label 2", "2 outputs"),
             BUILTIN,
             code="\ndef clients(each):\n    x, y, user = population(each)\n"
@@ -213,30 +197,12 @@ POPULATIONS = [
     Mistake("not finite", ("client 'user 3'", "row 9", "NaN"),
             code="\ndef clients(each):\n    x, y, user = population(each)\n    x[9] = torch.nan\n"
             "    return from_tensors((x, y), user=user)\n"),
-    Mistake("rows differ", ("60", "59"),
-            code="\ndef clients(each):\n    x, y, user = population(each)\n"
-            "    return from_tensors((x, y[1:]), user=user)\n"),
     Mistake("examples of words", ("str", "tensor"),
             code="\ndef clients(each):\n    return Own(say=lambda client, x, y: ('a text', y))\n"),
-    Mistake("no column", ("label", "x, y, user|columns"),
-            code="\ndef clients(each):\n    import pandas\n    x, y, user = population(each)\n"
-            "    frame = pandas.DataFrame({'x': x[:, 0], 'y': y, 'user': user})\n"
-            "    return from_frame(frame, user='user', x=['x'], y='label')\n"),
-    Mistake("other network", ("shape", r"\(4,\)|4"),
-            BUILTIN,
-            code="\ndef network(hidden):\n"
-            "    return nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))\n"),
 ]  # fmt: skip
 CALLS = [
-    Mistake("loss is a vector", ("loss", r"shape \(3,\)", r"shape \(\)"),
-            code="\ndef loss(module, batch):\n"
-            "    return (module(batch[0]) ** 2).sum(dim=1)\n"),
     Mistake("loss is a number", ("loss", "returned a float", r"\.item\(\)"),
             code="\ndef loss(module, batch):\n    return module(batch[0]).sum().item()\n"),
-    Mistake("loss is detached", ("loss", "depends on no parameter"),
-            code="\ndef loss(module, batch):\n    return module(batch[0]).sum().detach()\n"),
-    Mistake("loss raises", ("loss", "KeyError", r"line \d+|py:\d+"),
-            code="\ndef loss(module, batch):\n    return {}['labels']\n"),
     Mistake("loss of three", ("loss", "missing 1 required"),
             code="\ndef loss(module, x, y):\n    return module(x).sum()\n"),
     Mistake("augment is nothing", ("augment", "None"),

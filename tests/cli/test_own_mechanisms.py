@@ -57,7 +57,6 @@ def test_a_report_leaves_out_what_is_too_long_and_the_reader_says_so(privpart, t
         '"scale": [0.1]}',
         '{"schema": "privpart/mechanism/1", "name": "file", "file": "/etc/passwd"}',
         '{"schema": "privpart/mechanism/1", "name": "tree", "rounds": 64, "rounds": 64}',
-        '{"schema": "privpart/epsilon/1", "mechanism_parameters": [1]}',
         "\ufeff{}",
     ],
 )
