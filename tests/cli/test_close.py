@@ -55,14 +55,3 @@ def test_a_complete_or_unknown_run_is_not_closed(begun, privpart, tmp_path):
     told = privpart("close", str(begun(4)), "--yes")
     assert told.returncode == privpart("close", str(tmp_path), "--yes").returncode == 2
     assert "is complete, and its keys are erased already" in " ".join(told.stderr.split())
-
-
-def test_a_run_of_another_machine_is_closed_after_adoption(begun, privpart, monkeypatch, tmp_path):
-    run = begun(1)
-    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "elsewhere"))
-    told = privpart("close", str(run), "--yes")
-    assert told.returncode == 2
-    assert "--adopt" in told.stderr
-    assert (run / "key").exists()
-    assert privpart("close", str(run), "--yes", "--adopt").returncode == 0
-    assert not (run / "key").exists()

@@ -123,11 +123,6 @@ def test_shared_keys_of_a_plan_are_compared_group_by_group(tmp_path):
     assert per_group["draws_per_round"] < one["draws_per_round"] == 1
     assert per_group["rmse"] < 0.8 * one["rmse"]
     assert "not known for groups" in str(call("mechanisms", "--mechanism", "dense").exception)
-    plan.write_text(text.replace(independent, '{ keys = "shared", m = 65 }'))
-    for command in ("mechanisms", "epsilon"):
-        refused = call(command).exception
-        assert isinstance(refused, ConfigError)
-        assert "select.filters.m=65: must be from 1 to K=64" in str(refused)
 
 
 def test_what_is_refused_comes_before_what_takes_long(monkeypatch):

@@ -347,16 +347,6 @@ def test_a_mistake_with_a_command_is_one_sentence(name, trained, privpart):
     assert not (trained / "new").exists()
 
 
-def test_a_doctor_names_the_fault(tmp_path, privpart):
-    plan = Mistake("doctor", (), {"each = 3": "many = 3"}).write(tmp_path)
-    done = privpart("doctor", "--plan", str(plan))
-    assert done.returncode == 2
-    assert "Traceback" not in done.stdout + done.stderr
-    faults = [line for line in done.stdout.splitlines() if line.startswith("! ")]
-    assert len(faults) == 1
-    assert re.search(r"data\.clients.*\(each\).*many", faults[0])
-
-
 def population(count: int = 20, **options):
     draws = torch.Generator().manual_seed(0)
     x = torch.randn(count * 3, 3, generator=draws)
