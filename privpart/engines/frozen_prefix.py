@@ -58,7 +58,8 @@ def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
     parameters = dict(network.named_parameters())
     # by name, because requires_grad changes from round to round if groups take turns
     trained = {id(parameters[name]) for name in (*model.trainable, *model.local)}
-    layers = named_layers(network)
+    # ``named_children`` lists a layer that occurs twice once, which would be another network
+    layers = [(name, network.get_submodule(name)) for name in network._modules]
     length = next(
         (k for k, (_, layer) in enumerate(layers) if not _fixed(layer, trained)), len(layers)
     )
@@ -68,12 +69,6 @@ def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
     above = copy(model)
     above.module = nn.Sequential(OrderedDict(layers[length:]))
     return below, above
-
-
-def named_layers(network: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return a network's layers by name; a layer that occurs twice is listed twice."""
-    # ``named_children`` would list it once, and the prefix would be another network
-    return [(name, network.get_submodule(name)) for name in network._modules]
 
 
 def _fixed(layer: nn.Module, trained: set[int]) -> bool:

@@ -196,7 +196,9 @@ class GhostSum:
         shape = x.shape[:2]
         x = x.flatten(0, 1)
         if x.dim() == 4:
-            x = to_channels_last(x)
+            # x.to(memory_format=...) treats the two layouts of a single channel as equal and keeps
+            # the strides of the other one, which convolutions do not recognise as channels last.
+            x = torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
         passed = []
         with self._model.lent(start):
             self._model.train_only()
@@ -258,13 +260,6 @@ def layer_updates(
     # a copy in another layout is fast within one type only
     doubles = {name: gradients[name].contiguous().double() for name in names}
     return {name: Materialized(move.mul_(-learning_rate)) for name, move in doubles.items()}
-
-
-def to_channels_last(x: Tensor) -> Tensor:
-    """Return images (n, channels, height, width) with an image's channels adjacent in memory."""
-    # x.to(memory_format=...) treats the two layouts of a single channel as equal and keeps the
-    # strides of the other one, which convolutions do not recognise as channels last.
-    return torch.empty_like(x, memory_format=torch.channels_last).copy_(x)
 
 
 def _zero_padding(layer: nn.Conv2d) -> list[int] | None:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
 from privpart.engines import choice
 from privpart.engines.choice import fastest
@@ -174,17 +173,6 @@ class Centred(nn.Module):
         return self.dense(x - x.mean(dim=0))
 
 
-class Failing(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.dense = nn.Linear(64, 10)
-
-    def forward(self, x):
-        if not torch._C._functorch.maybe_current_level():
-            raise RuntimeError("not one after another")
-        return self.dense(x.flatten(1))
-
-
 @pytest.mark.parametrize(
     ("network", "local"), [(Branches, STEPS), (Centred, LocalTraining(0.3, steps=1, batch_size=3))]
 )
@@ -199,12 +187,6 @@ def test_what_is_another_training_for_some_clients_is_dropped(network, local):
         chosen, loop = both(one, data, TASK, local, network)
         assert one.method == LOOP
         assert torch.equal(chosen, loop)
-
-
-def test_a_method_is_never_taken_where_only_it_works():
-    one = made(Failing)
-    with pytest.raises(ConfigError, match="not one after another"):
-        list(one.run(TASK, one.model.flat.clone()))
 
 
 @pytest.mark.parametrize("sums", [False, True])

