@@ -64,6 +64,7 @@ GROUPS = {
     "online": [BinaryTree(len(rounds), 4, estimator="online") for rounds in _BY_GROUP],
     "pruned": [PrunedTree(len(GROUPS_ACTIVE), rounds) for rounds in _BY_GROUP],
     "blt": [BufferedToeplitz(len(rounds), (0.9, 0.4), (0.3, 0.2)) for rounds in _BY_GROUP],
+    "wide": [BinaryTree(6), Toeplitz(6, (1.0, 8.0)), Independent(5)],
     "mixed": [BinaryTree(6), BufferedToeplitz(6, (0.5,), (0.25,)), Independent(5)],
 }  # fmt: skip
 """A mechanism for each of three groups."""

@@ -10,7 +10,7 @@ from no_noise import NoNoise
 from plans import small_plan
 
 from accounting import BinaryTree, ConfigError, Independent, Participation, guarantee
-from privpart import AdaptiveClipping, PrivacyPlan, SecretSource, SeededSource, Server
+from privpart import AdaptiveClipping, PrivacyPlan, SeededSource, Server
 from privpart.plan import restarts
 
 
@@ -95,25 +95,6 @@ def test_noise_follows_the_clip_norm_of_its_tree():
         one.run_round([one.task([]).update(0, torch.zeros(5))])
         sums.append(one.parameters * 100)
     torch.testing.assert_close(sums[1], 4 * sums[0])
-
-
-def test_bits_have_a_stream_of_their_own():
-    one = Server(plan(), torch.zeros(1), source=SecretSource())
-    one.run_round([one.task([]).update(0, torch.zeros(1))])
-    update_noise = float(one.parameters) * 100 / 0.1 / one.plan.update_noise_multiplier
-    bit_noise = (one._bits - 0.5) / 5.0
-    assert abs(update_noise - bit_noise) > 1e-4
-
-
-def test_noise_on_the_bits_has_its_size():
-    shares = []
-    for seed in range(100):
-        one = Server(plan(rounds=2, every=1, bits=50.0), torch.zeros(1), source=SeededSource(seed))
-        one.run_round([one.task([]).update(0, torch.zeros(1))])
-        shares.append(0.5 - math.log(one.clip_norm / 0.1) / 0.2)
-    inside = torch.tensor([s for s in shares if 0 < s < 1])
-    assert len(inside) > 60  # 50 / 100 = half a share: two thirds lie inside [0, 1]
-    assert 0.2 < float(inside.std()) < 0.3
 
 
 @pytest.mark.parametrize(

@@ -97,12 +97,3 @@ def test_global_randomness_is_neither_used_nor_moved():
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(1)
     assert np.array_equal(first, integers(SeededSource(0)))
-
-
-def test_a_stream_of_a_secret_source_is_claimed_once():
-    source = SecretSource()
-    source.claim(0)
-    source.claim(1)
-    with pytest.raises(ConfigError, match="stream=1: this SecretSource already feeds"):
-        source.claim(1)
-    SecretSource().claim(1)

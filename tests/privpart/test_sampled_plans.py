@@ -109,19 +109,6 @@ def test_what_sampling_decides_or_does_not_cover_is_refused(old, new, sentence):
         read(old, new)
 
 
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [('{ name = "tree" }', "only a square"), ('{ name = "blt" }', "a group has only")],
-)
-def test_a_mechanism_that_the_proof_does_not_cover_is_refused(change, sentence):
-    chosen = read('{ name = "independent" }', change)
-    with pytest.raises(ConfigError, match=sentence):
-        chosen.privacy_plan()
-
-
-# Training
-
-
 CLIENTS = from_tensors(
     (torch.randn(18, 4, generator=torch.Generator().manual_seed(0)), torch.arange(18) % 2),
     user=[f"client {i % 9}" for i in range(18)],
@@ -155,11 +142,6 @@ def test_clients_are_computed_alone_so_that_no_rounding_tells_who_else_was_drawn
     assert setup.engine._fixed == Method()
     with pytest.raises(ConfigError, match="no client's rounding"):
         training(chosen, objects=own, options=EngineOptions(batching="vmap"))
-
-
-def test_a_population_of_another_size_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="population of 8, there are 9"):
-        trained(tmp_path / "run", TEXT.replace("population = 9", "population = 8"))
 
 
 @pytest.mark.slow

@@ -93,7 +93,6 @@ def test_every_group_trains_as_often_as_every_other(schedule, groups):
         ({"between": 1.5}, "between=1.5"),
         ({"order": "shuffled"}, "order"),
         ({"seed": 3}, "seed=3"),
-        ({"cycles": float("nan")}, "cycles"),
     ],
 )
 def test_what_is_no_schedule_says_why(change, message):
@@ -103,24 +102,14 @@ def test_what_is_no_schedule_says_why(change, message):
         Schedule(cycles=1).rounds(0)
 
 
-SIZES = {
-    "resnet8": [9536, 36992, 36992, 73984, 147712, 8448, 295424, 590336, 33280, 2570],
-    "text_transformer": [6066600, *[160800, 81200] * 3, 1005],
-}
-
-
-@pytest.mark.parametrize("name", ["resnet8", "resnet18", "text_transformer"])
+@pytest.mark.parametrize("name", FLING)
 def test_the_papers_groups_cover_the_network_once(name):
     with torch.device("meta"):
         module = build_network(name)
     everything = [n for n, _ in module.named_parameters()]
     groups = trained_groups(module, MODELS[name].groups, everything)
     assert sorted(n for names in groups for n in names) == sorted(everything)
-    sizes = dict(module.named_parameters())
-    found = [sum(sizes[n].numel() for n in names) for names in groups]
-    assert len(found) == FLING[name][0]
-    if name in SIZES:
-        assert found == SIZES[name]
+    assert len(groups) == FLING[name][0]
     if name.startswith("resnet"):  # whose layers are the paper's groups
         assert layer_groups(module) == groups
 

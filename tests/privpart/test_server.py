@@ -284,10 +284,8 @@ def test_steps_and_state_are_torch_s_bit_for_bit(kind, options, monkeypatch):
     ("kind", "names", "message"),
     [
         ("sgd", {"-1.momentum_buffer": 7}, "sgd on this model: it has -1.momentum_buffer .7,"),
-        ("sgd", {"1.momentum_buffer": 7}, "it has 1.momentum_buffer"),
         ("sgd", {"0.momentum_buffer": 1}, "sgd on this model: it has 0.momentum_buffer .1,"),
         ("sgd", {"0.exp_avg": 7}, "is not that of sgd"),
-        ("adam", {"0.exp_avg": 7}, "is not that of adam"),
         ("adagrad", {"0.sum": 7}, "is not that of adagrad"),
     ],
 )

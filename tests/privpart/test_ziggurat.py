@@ -61,9 +61,6 @@ def wrong(coordinates, whole, *, index=0, weight=K20, offset=None):
     ]
 
 
-# --- the integers
-
-
 @pytest.mark.parametrize(
     "weight",
     [2.0**-20, 0.3, 1234.56789, K20, 3e11, 2.0**50],
@@ -80,13 +77,6 @@ def test_integers_are_those_between_bounds(weight, largest):
     whole = drawn(count, weight=weight, offset=offset, largest=largest or 0.0)
     some = np.concatenate([np.arange(64), careful_coordinates(count)])
     assert not wrong(some, whole, weight=weight, offset=offset)
-
-
-def test_integers_of_the_tail_are_those_between_bounds():
-    whole = drawn(2**20)
-    tail = np.flatnonzero(np.abs(whole) > 4.0388 * K20)
-    assert 30 < len(tail) < 90  # 56 are expected
-    assert not wrong(tail, whole)
 
 
 def test_numbers_in_doubt_are_settled_between_bounds(monkeypatch):
@@ -167,15 +157,11 @@ def test_a_wrong_table_or_bound_is_found(name, monkeypatch):
 
 
 def test_integers_are_the_same_on_every_machine():
-    assert drawn(8).tolist() == FROZEN_FIRST
     for (index, weight, largest), digest in FROZEN.items():
         offset = np.arange(2**17) % 97 / 128 * largest if largest else None
         whole = drawn(2**17, index=index, weight=weight, offset=offset, largest=largest)
         whole = whole.astype("<i8")
         assert hashlib.sha256(whole.tobytes()).hexdigest()[:32] == digest
-
-
-# --- addresses
 
 
 def test_slices_are_slices_of_the_whole_in_any_order():
@@ -224,9 +210,6 @@ def test_what_is_refused():
         drawn(4, largest=np.nan)
     with pytest.raises(ValueError, match="NaN"):
         drawn(4, offset=np.full(4, np.nan), dtype=np.float64)
-
-
-# --- real draws and their bounds
 
 
 def in_many_digits(index, coordinate):  # noqa: C901 (one rule, whole)
@@ -368,9 +351,6 @@ def test_a_comparison_without_enough_bits_is_not_decided():
     assert enclosures._size((Fraction(-2), Fraction(-1))) == (1, 2)
 
 
-# --- the table
-
-
 @pytest.mark.parametrize("bits", [68, 84, 132, 260, pytest.param(620, marks=pytest.mark.slow)])
 def test_edges_are_enclosed(bits, digits):
     """With them the tail's begin, and its area over the density."""
@@ -423,9 +403,6 @@ def test_uniform_numbers_are_within_the_error_stated():
         assert abs(Fraction(v) - (digits + 1) * E) <= E
 
 
-# --- the law
-
-
 def test_draws_have_the_law_of_a_normal():
     sample = drawn(2**20, index=9) / K20
     some = np.sort(sample[: 2**19])
@@ -470,7 +447,6 @@ def test_tails_are_those_of_a_normal(parts):
     assert abs(positive - size / 2) < 4.5 * math.sqrt(size) / 2
 
 
-FROZEN_FIRST = [-799408, -748479, -338036, 631302, -1779950, -2894252, 219993, 936214]
 FROZEN = {
     (0, K20, 0.0): "4833c1ab8347c58e2ebc47b8583070a8",
     (1, 1234567.875, 1.0): "e8cfbe039b723ad2c22e833cd1ee8f92",
