@@ -131,7 +131,6 @@ class Setting:
 
 
 def play(make: Callable, setting: Setting, present: Sequence[bool]) -> list[Array]:
-    """Run a server that ``make(setting)`` returns; return what it released, round by round."""
     server = make(setting)
     models = [setting.start]
     for round_ in range(len(setting.others)):
@@ -303,7 +302,6 @@ def fair_coins(runs: int, games: int) -> NDArray[np.bool_]:
 
 
 def right_answers(make: Callable, setting: Setting, runs: int, attacks=ATTACKS) -> dict[str, int]:
-    """Return how many of ``runs * setting.games`` trials each attack won."""
     won = dict.fromkeys(attacks, 0)
     for coins in fair_coins(runs, setting.games):
         seen = evidence(setting, play(make, setting, coins))
@@ -318,7 +316,6 @@ def most(trials: int, share: float, level: float) -> int:
 
 
 def allowed(name: str, setting: Setting) -> float:
-    """Return the share of right answers that the guarantee allows an attack."""
     if name in EXACT and not setting.ordinary:
         return 0.5
     return float(norm.cdf(setting.mu / 2))

@@ -88,7 +88,6 @@ def test_it_finds_the_quantile():
 
 
 def test_noise_follows_the_clip_norm_of_its_tree():
-    """Servers that differ in the first clip norm only: so does their first noise."""
     sums = []
     for clip in (0.1, 0.4):
         one = Server(plan(clip=clip), torch.zeros(5), source=SeededSource(1))

@@ -47,7 +47,6 @@ def test_equal_groups_have_unequal_noise():
 
 @KINDS
 def test_a_group_s_noise_is_that_of_its_own_stream(kind):
-    """No group's integers depend on the others."""
     noise = noise_of(kind)
     assert noise.dtype is (torch.int64 if kind == "wide" else torch.int32)
     own = [

@@ -1,7 +1,6 @@
 """The server's noise against the mechanism: exact linear algebra, then distribution with power."""
 
 import tracemalloc
-from functools import cache
 
 import numpy as np
 import pytest
@@ -29,20 +28,14 @@ def total_draws(mechanism) -> int:
     return round(footprint(mechanism).draws_per_round * mechanism.rounds)
 
 
-@cache
-def noising_matrix(mechanism) -> np.ndarray:
-    """N, shape (n, draws): row t is how the noise of round t mixes the i.i.d. draws."""
+def test_the_stream_is_the_matrix_of_the_program(mechanism):
+    """Row t is how the noise of round t mixes the i.i.d. draws."""
     source, dim = unit_vectors(), total_draws(mechanism)
     stream = NoiseStream(mechanism, dim=dim, stddev=FINE, source=source)
     matrix = np.stack([stream.next().numpy() / FINE for _ in range(mechanism.rounds)])
     # each draw once, in order, and no more than claimed
     assert source.asked == [(0, index) for index in range(dim)]
-    return matrix
-
-
-def test_the_stream_is_the_matrix_of_the_program(mechanism):
-    """The executor on integers and the accountant's run on unit vectors do the same."""
-    np.testing.assert_allclose(noising_matrix(mechanism), noise_matrix(mechanism), atol=1e-7)
+    np.testing.assert_allclose(matrix, noise_matrix(mechanism), atol=1e-7)
 
 
 def test_every_round_has_a_draw_of_its_own_and_none_of_later_rounds(mechanism):

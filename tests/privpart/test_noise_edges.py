@@ -54,7 +54,6 @@ def test_pieces_threads_and_buffers_change_no_integer(mechanism):
 
 
 def test_pieces_follow_each_other():
-    """Every piece has draws of its own: a stream of fresh noise is the source's draw, whole."""
     source, dim = SeededSource(4), 2 * PIECE + 5
     noise = NoiseStream(Independent(1), dim=dim, stddev=STDDEV, source=source).next()
     whole = np.zeros(dim, np.int32)

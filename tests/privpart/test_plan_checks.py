@@ -147,7 +147,6 @@ def test_short_cohorts_are_those_of_the_cohorts_themselves(seed):
 
 
 def test_a_folder_is_named_before_it_is_opened():
-    """``plan_data`` relies on it."""
     data = validated(tomllib.loads(TEXT)).data.model_copy(update={"task": "emnist"})
     with pytest.raises(TypeError, match="names the folder"):
         plan_data(data, build_network("emnist_cnn"))

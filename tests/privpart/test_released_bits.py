@@ -158,7 +158,6 @@ def test_the_likelihood_ratio_attains_its_bound_and_does_not_pass_it(name):
 
 
 def test_less_noise_passes_the_bound():
-    """The power of the test above: noise smaller by a third."""
     won, trials, share = against_the_bound(
         partial(IntegerServer, fault=lambda w: np.rint(2 / 3 * w)), "independent"
     )

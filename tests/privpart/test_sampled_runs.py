@@ -344,7 +344,6 @@ def test_a_run_that_is_resumed_draws_the_same_cohorts_and_is_verified_at_its_end
 
 
 def test_a_report_says_nothing_of_who_or_how_many_took_part(tmp_path):
-    """Two runs of one plan, in one of which nobody answers, have the same report."""
     said = []
     for name, silent in (("all", ()), ("none", PEOPLE)):
         with create_run(tmp_path / name, plan(), facts=FACTS) as run:

@@ -186,7 +186,6 @@ def test_slices_are_slices_of_the_whole_in_any_order():
 
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 8, BLOCK - 1, BLOCK, BLOCK + 1])
 def test_any_length_and_type_and_an_offset_that_is_overwritten_are_one_draw(count):
-    """A slice of the longest, of int64, with an offset of its own."""
     offset = np.random.default_rng(3).uniform(0, 1, count)
     whole = drawn(2 * BLOCK, weight=4.0)[:count]
     expected = drawn(count, weight=4.0, offset=offset)
@@ -362,7 +361,6 @@ def test_edges_are_enclosed(bits, digits):
 
 
 def test_a_word_below_sure_is_inside_whatever_its_digits():
-    """All 1024 pieces, in fractions."""
     table, edges = ziggurat._table(), enclosures.edges(84)
     slack = Fraction(1.5) * E
     for i in range(1023):
