@@ -144,6 +144,13 @@ def test_clients_are_computed_alone_so_that_no_rounding_tells_who_else_was_drawn
         training(chosen, objects=own, options=EngineOptions(batching="vmap"))
 
 
+def test_a_group_smaller_than_its_batch_and_a_population_of_another_size_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="a group has only"):
+        read('{ name = "independent" }', '{ name = "blt" }').privacy_plan()
+    with pytest.raises(ConfigError, match="population of 8, there are 9"):
+        trained(tmp_path / "run", TEXT.replace("population = 9", "population = 8"))
+
+
 @pytest.mark.slow
 def test_empty_cohorts_go_through_worker_processes(tmp_path):
     rare = TEXT.replace("expected_batch = 3", "expected_batch = 0.5")
