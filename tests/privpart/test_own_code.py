@@ -145,9 +145,6 @@ def test_packages_on_the_path_are_own_code_and_keep_their_names(write, tmp_path,
     assert list(files) == sorted(["lib/fast.so", *(n for n in READ if n.startswith("lib/"))])
     alone = record({"model.factory": "helpers:f"}, tmp_path / "elsewhere")["files"]
     assert set(alone) == {*READ, "lib/fast.so"}
-    write({"src/lib/blocks.py": "", "src/lib/layers.py": "from . import blocks"})
-    message = sentence(load, "lib.layers:block", tmp_path)
-    assert message == "lib.layers:block: lib.layers does not define block; near it: blocks."
 
 
 def test_installed_packages_are_recorded_by_version(tmp_path, write):
