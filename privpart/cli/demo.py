@@ -1,6 +1,6 @@
 """``privpart demo``: train, account and audit on real data, and say what the results mean.
 
-The trainings are a sweep over noise and trained part, the files in ``study/plans``. Its three
+The trainings are a sweep over noise and trained part, ``study/plans/digits.toml``. Its three
 tables, budget, accuracy and leakage, are each followed by what they mean.
 """
 
@@ -11,14 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 from statistics import mean, median, stdev
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.report import up
-from privpart.cli.idle import OF_FOLDER
 from privpart.cli.output import print_table
 from privpart.cli.trainings import JobsOption, processes, shown_trainings
 from privpart.engines.options import EngineOptions
@@ -40,8 +39,7 @@ _SEED = 0
 ENGINE = EngineOptions(batching="vmap")
 """Vectorized clients take less than half of the processor time of one client after another, on both
 networks. With "auto", the numbers would depend on how busy the machine is."""
-_PLANS = Path(__file__).parents[1] / "study" / "plans"
-DataName = Literal["digits", "fashion-mnist"]
+_PLAN = Path(__file__).parents[1] / "study" / "plans" / "digits.toml"
 _WIDTH = 96
 
 
@@ -49,10 +47,6 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for report.json and the pictures.")] = Path(
         "out"
     ),
-    data: Annotated[DataName, typer.Option(help="What to train on.")] = "digits",
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Folder with Fashion-MNIST's four idx files."), OF_FOLDER
-    ] = None,
     seeds: Annotated[
         int, typer.Option(help="Trainings per noise level and part; the first has seed 0.")
     ] = 5,
@@ -60,11 +54,11 @@ def demo(
 ) -> None:
     """Train full and partial models at several noise levels; report privacy and leakage.
 
-    Digits take about a minute on two cores, Fashion-MNIST several minutes.
+    It takes about a minute on two cores.
     """
     checks.count("seeds", seeds)
     jobs = processes(jobs)
-    file, base = sweep_file(data, data_dir, range(seeds))
+    file, base = sweep_file(range(seeds))
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -105,19 +99,13 @@ def demo(
     typer.echo(f"\nWritten: {out / 'report.json'}, {out / 'accuracy.png'}, {out / 'leakage.png'}")
 
 
-def sweep_file(
-    data: DataName, data_dir: Path | None, seeds: Sequence[int]
-) -> "tuple[SweepFile, BasePlan]":
-    """Return the trainings of the demo on ``data``, with these seeds."""
-    from privpart.study.cell import BasePlan, read_file
+def sweep_file(seeds: Sequence[int]) -> "tuple[SweepFile, BasePlan]":
+    """Return the trainings of the demo, with these seeds."""
+    from privpart.study.cell import read_file
     from privpart.study.sweep import SweepFile
 
-    file, base = read_file(_PLANS / f"{data.replace('-', '_')}.toml", SweepFile, "sweep")
-    tables = dict(base.tables)
-    if data_dir is not None:
-        tables["data"] = tables["data"] | {"directory": str(data_dir)}
-    file = file.model_copy(update={"plan": tables, "seeds": list(seeds)})
-    return file, BasePlan(tables, base.folder)
+    file, base = read_file(_PLAN, SweepFile, "sweep")
+    return file.model_copy(update={"seeds": list(seeds)}), base
 
 
 def _rows(cells: "Sequence[Cell]", results: "Mapping[str, Outcome]") -> list[dict[str, Any]]:
