@@ -17,7 +17,7 @@ from accounting.checks import ConfigError
 from accounting.report import installed_version
 from privpart.noise.source import SecretSource, SeededSource
 from privpart.plan import PrivacyPlan
-from privpart.run import budget_book, log
+from privpart.run import budget_book, log, package
 from privpart.run.folder import (
     KEY,
     LOCK,
@@ -104,6 +104,7 @@ def create_run(
         "key": source.identity,
         "public_key": signed_by(keys[SIGNING_KEY]),
         "versions": versions(),
+        "package": package.facts(),
     }
     given, answered = facts or {}, own or {}
     reserved = {*about, "start", *LATER_FACTS}

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from safetensors import safe_open
 
 from accounting.checks import ConfigError, parsed_json
-from privpart.run import log
+from privpart.run import log, package
 from privpart.run.folder import named_secret
 from privpart.run.ledger import KEY_BYTES, LEDGER, Ledger, Row, read_key, signed_by
 from privpart.run.store import damage_named, file_hash, model_hash, one_line
@@ -56,12 +56,15 @@ class Evidence:
     Attributes:
         ledger: of the run, as it is written.
         origin: whose words the ledger holds, see the module.
-        checks: lines on chain, signature, state, released model, keys and the log of runs.
+        checks: lines on chain, signature, state, released model, keys, the log of runs, and the
+            code that made the run.
+        package: whether that code is a release's, see ``package.identity``.
     """
 
     ledger: Ledger
     origin: Origin
     checks: tuple[Check, ...]
+    package: package.Word
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -133,15 +136,20 @@ def _checked(path: Path, ledger: Ledger, expected: str | None) -> Evidence:
     named = ledger.facts["public_key"]
     signing = _key("signing key", path / "signing-key", named, signed_by, ended=ended)
     key = _noise_key(path, ledger, ended=ended)
-    checks = (chain, signature, state, model, key, signing, _guard(ledger, rows))
+    guard = _guard(ledger, rows)
+    facts = ledger.facts
+    made_by, says = package.identity(facts.get("package"), facts["versions"].get("privpart"))
+    # Whoever edits files can edit what they write of themselves: no hash in a folder verifies.
+    code = Check("package", "asserted", f"{made_by}: {says}")
+    checks = (chain, signature, state, model, key, signing, guard, code)
     # A log or a key that matches says nothing about rows that are not in one chain.
     sound = chain.status != "wrong" and signature.status != "wrong"
     origin: Origin = "unknown"
-    if sound and checks[-1].status == "verified":
+    if sound and guard.status == "verified":
         origin = "here"
     elif sound and signature.status == "verified":
         origin = "signed"
-    return Evidence(ledger, origin, checks)
+    return Evidence(ledger, origin, checks, made_by)
 
 
 def _chain(ledger: Ledger) -> Check:

@@ -354,7 +354,9 @@ def _with_evidence(
 def _as_strong_as(
     evidence: Evidence, code: str, status: AssumptionStatus, why: str
 ) -> tuple[AssumptionStatus, str]:
-    """Return a status no stronger than whose words the ledger holds."""
+    """Return a status no stronger than whose words the ledger holds, and whose code wrote them."""
+    if status == "enforced" and evidence.package == "modified":
+        return "asserted", f"says code that is not the release that it names: {why}"
     if status not in ("enforced", "verified") or evidence.origin == "here":
         return status, why
     if evidence.origin == "signed":
