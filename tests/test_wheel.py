@@ -59,6 +59,47 @@ def test_it_has_exactly_three_packages_that_are_typed_and_answers_alone(wheel, t
     assert round(json.loads(done.stdout)["epsilon"], 3) == 17.667
 
 
+def test_a_run_names_its_code_as_a_release_modified_or_unknown(wheel, tmp_path):
+    """By the list that pip installs with a wheel; a byte of one file is then edited."""
+    site = tmp_path / "site"
+    zipfile.ZipFile(wheel).extractall(site)
+    code = (
+        "import sys; from accounting import Independent, Participation;"
+        "from privpart import PrivacyPlan; from privpart.run.begin import create_run;"
+        "from privpart.run.evidence import gather;"
+        "plan = PrivacyPlan(mechanism=Independent(2), participation=Participation(2),"
+        "clip_norm=1.0, report_goal=1, noise_multiplier=1.0);"
+        "begun, *checked = sys.argv[1:];"
+        "begun and create_run(begun, plan, facts={'delta': 1e-6}).close();"
+        "print(*(gather(run).line('package').says for run in checked), sep='\\n')"
+    )
+
+    def says(path: Path, *runs: str) -> list[str]:
+        """Begin the first run with the code of a path, and return what it says of the others."""
+        state = {"PYTHONPATH": str(path), "PRIVPART_STATE_DIR": str(tmp_path / "state")}
+        done = subprocess.run(
+            [sys.executable, "-c", code, *runs],
+            env=os.environ | state,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    (checkout,) = says(ROOT, "checkout", "checkout")
+    assert "a source checkout, which is no release" in checkout
+    sound, checkout = says(site, "sound", "sound", "checkout")
+    assert sound.startswith("release: files ")
+    assert checkout.startswith("release: files ")  # the wheel was built from these files
+    edited = site / "privpart" / "clip.py"
+    edited.write_bytes(edited.read_bytes().replace(b"Clip", b"Clap", 1))
+    assert says(site, "edited", "edited")[0].startswith("modified: ")
+    sound, edited = says(ROOT, "", "sound", "edited")
+    assert "of their wheel; compare" in sound
+    assert edited.startswith("modified: ")
+
+
 @pytest.mark.slow
 def test_wheel_and_sdist_are_fit_for_an_index(source, wheel, tmp_path):
     """Their metadata render, and a wheel that is built from the sdist holds the same files."""

@@ -72,7 +72,12 @@ def doctor(
 
 
 def _installation() -> Iterator[Finding]:
+    from privpart.run import package
+
+    word, says = package.identity(package.facts(), version("privpart"))
     yield Finding("privpart", version("privpart"))
+    yield Finding("its code", f"{word}: {says}", "note" if word == "modified" else "ok")
+    yield Finding("files", package.running())
     yield Finding("Python", f"{platform.python_version()} on {platform.system()}")
     for name in _NEEDED:
         yield _package(name, f"missing: pip install {name}", "fault")

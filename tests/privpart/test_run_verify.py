@@ -52,6 +52,7 @@ HERE = {
     "key": "verified",
     "signing key": "verified",
     "log of runs": "verified",
+    "package": "asserted",
     "plan": "asserted",  # the run was begun without a plan file
     "code": "verified",
     "participation": "verified",
