@@ -17,7 +17,7 @@ from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.protocol import Abilities, Engine
 from privpart.messages import ClientId, ClientUpdate, CohortSum, Reason, RoundTask
 from privpart.noise.cohorts import SampledCohorts, distinct_ids
-from privpart.server import RoundCounts, Server
+from privpart.server import RoundCounts, Server, methods_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,7 @@ def _listed(number: int, what: str, reasons: Mapping[Reason, int]) -> str:
     return f"{number} {what}" + (f" ({listed})" if listed else "")
 
 
-def _methods_of(kind: type) -> dict[str, object]:
-    return {n: v for n, v in vars(kind).items() if callable(v) or isinstance(v, property)}
-
-
-_OWN = _methods_of(EmbeddedEngine)
+_OWN = methods_of(EmbeddedEngine)
 
 
 def own_engine(engine: object) -> str:
@@ -104,9 +100,7 @@ def own_engine(engine: object) -> str:
     """
     if type(engine) is not EmbeddedEngine or vars(engine).keys() & _OWN.keys():
         return ""
-    now = _methods_of(EmbeddedEngine)
-    changed = now.keys() != _OWN.keys() or any(now[name] is not _OWN[name] for name in _OWN)
-    return "" if changed else EmbeddedEngine.__name__
+    return EmbeddedEngine.__name__ if methods_of(EmbeddedEngine) == _OWN else ""
 
 
 def fit(

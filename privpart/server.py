@@ -49,6 +49,15 @@ from privpart.optimizer import FlatOptimizer, ServerOptimizer
 from privpart.patterns import parts_of
 from privpart.plan import PrivacyPlan, restarts
 
+SERVER, CLIENTS = "server", "clients"
+ANOTHER_ENGINE, ANOTHER_SERVER = "another engine", "another server"
+"""Who may clip an update, besides this package's engines, which a ledger names by their class."""
+
+
+def methods_of(kind: type) -> dict[str, object]:
+    """Return the methods and properties that a class itself defines, by name."""
+    return {n: v for n, v in vars(kind).items() if callable(v) or isinstance(v, property)}
+
 
 @dataclass(frozen=True, slots=True)
 class RoundCounts:
@@ -85,6 +94,17 @@ class RoundCounts:
     rows_differ: str = ""
     not_finite: int = 0
     summed_by: str = ""
+
+    @property
+    def clipped_by(self) -> dict[str, int]:
+        """Counted updates by who clipped them last: "server", "clients", or an engine's name."""
+        engine = self.summed_by or ANOTHER_ENGINE
+        numbers = {
+            SERVER: self.counted - self.summed,
+            CLIENTS: self.self_clipped,
+            engine: self.summed - self.self_clipped,
+        }
+        return {name: number for name, number in numbers.items() if number}
 
     @property
     def admitted(self) -> int:
@@ -620,3 +640,16 @@ def _quotient(
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     dot = f"{prefix}."
     return {name[len(dot) :]: t.clone() for name, t in tensors.items() if name.startswith(dot)}
+
+
+_OWN = methods_of(Server)
+
+
+def is_own(server: object) -> bool:
+    """Return whether this is a ``Server`` with no method replaced, in the class or the object.
+
+    What a subclass does is its author's word. What else code of the same process changes is not
+    seen.
+    """
+    unchanged = type(server) is Server and methods_of(Server) == _OWN
+    return unchanged and not vars(server).keys() & _OWN.keys()

@@ -11,6 +11,8 @@ from privpart.messages import ClientUpdate, CohortSum, RoundTask
 
 OWN_ENGINES = ("EmbeddedEngine",)
 """This package's engines that sum clients, as a ledger's rows name them."""
+OPTIMIZER = "FTRLOptimizer"
+"""What clips the gradients of examples, as a ledger's rows name it."""
 
 
 class Engine(Protocol):

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from accounting.checks import ConfigError
+from privpart.engines.protocol import OPTIMIZER
 from privpart.example_level.loader import FixedPasses
 from privpart.grid import Grid
 from privpart.model import refuse_batch_statistics, same_bits, state_of
@@ -137,7 +138,14 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._step_scheduler(self.passes.done)
         if self._folder is not None and self._steps is not None:
             examples = len(self._steps.cohort)
-            counts = RoundCounts(examples, examples, 0, rows_differ=self._rows_differ)
+            counts = RoundCounts(
+                examples,
+                examples,
+                0,
+                summed=examples,
+                summed_by=OPTIMIZER if type(self) is FTRLOptimizer else "",
+                rows_differ=self._rows_differ,
+            )
             self._folder.commit(self._steps, counts)
         with torch.no_grad():
             # these are what a failed step returns to, and what nothing else may change

@@ -58,10 +58,8 @@ from privpart.run.store import (
     warn_if_readable,
     write_state,
 )
-from privpart.server import RoundCounts
+from privpart.server import ANOTHER_SERVER, SERVER, RoundCounts, is_own
 
-SELF_CLIPPED = "self_clipped_since"
-"""Fact of a run with secure sums: the first round in which clients clipped their own updates."""
 ROWS_DIFFER = "rows_differ"
 """Fact of a run on examples: the first step whose rows may be of others, and a name in ``ROWS``."""
 ROWS = {
@@ -429,10 +427,11 @@ class RunFolder:
         with ThreadPoolExecutor(1) as thread:
             model = thread.submit(model_hash, server.parameters)
             state = write_state(self.path / state_name(server.round), tensors, values)
-        if counts.self_clipped and SELF_CLIPPED not in self.facts:
-            self._ledger.add_fact(SELF_CLIPPED, self.rounds)
         if counts.rows_differ and ROWS_DIFFER not in self.facts:
             self._ledger.add_fact(ROWS_DIFFER, [self.rounds, counts.rows_differ])
+        clipped_by = counts.clipped_by
+        if SERVER in clipped_by and not is_own(server):
+            clipped_by = {ANOTHER_SERVER: len(server.cohort)}
         row = Row(
             round=self.rounds,
             state=state,
@@ -440,8 +439,7 @@ class RunFolder:
             clip_norm=server.last_clip_norm,
             received=counts.received,
             clients=tuple(sorted(server.cohort, key=id_order)),
-            summed=counts.summed,
-            summed_by=counts.summed_by,
+            clipped_by=clipped_by,
         )
         # So that a crash behind the next line is not taken for a round made elsewhere.
         if self._private:

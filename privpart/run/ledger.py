@@ -40,8 +40,8 @@ from privpart.run.store import (
 )
 
 LEDGER = "ledger.log"
-SCHEMA = "privpart/ledger/6"
-LATER_FACTS = ("closed", "rows_differ", "sampling_checked", "self_clipped_since")
+SCHEMA = "privpart/ledger/7"
+LATER_FACTS = ("closed", "rows_differ", "sampling_checked")
 """Facts that are added after a run began; all others are in the first line."""
 KEY_BYTES = 32
 _MOST_DIMENSIONS, _MOST_VALUES = 64, 2**48
@@ -61,8 +61,7 @@ class Row:
         clip_norm: clip norm of the round.
         received: number of updates received.
         clients: ids of the clients whose updates entered the sum, each once.
-        summed: number of them whose updates an engine clipped in the server's place.
-        summed_by: that engine, if it is this package's, or else "".
+        clipped_by: how many of these updates who clipped last, see ``RoundCounts.clipped_by``.
         chain: chain value of its line; "" until it is computed.
     """
 
@@ -72,8 +71,7 @@ class Row:
     clip_norm: float
     received: int
     clients: tuple[ClientId, ...]
-    summed: int = 0
-    summed_by: str = ""
+    clipped_by: Mapping[str, int]
     chain: str = ""
 
     @property
@@ -386,12 +384,15 @@ def parameter_sizes(facts: Mapping[str, Any]) -> list[int] | None:
     return sizes
 
 
-def _checked_row(values: dict[str, Any], chain: str) -> Row:
-    row = Row(**values | {"clients": tuple(values["clients"]), "chain": chain})
-    kinds = [int, str, str, float, int, int, str]
-    numbers = [row.round, row.state, row.model, row.clip_norm, row.received, row.summed]
-    if [type(value) for value in (*numbers, row.summed_by)] != kinds:
+def _checked_row(entry: dict[str, Any], chain: str) -> Row:
+    row = Row(**entry | {"clients": tuple(entry["clients"]), "chain": chain})
+    kinds = [int, str, str, float, int]
+    values = [row.round, row.state, row.model, row.clip_norm, row.received]
+    if [type(value) for value in values] != kinds:
         raise ValueError(f"row {row.round!r} holds values of other kinds")
+    numbers = list(row.clipped_by.values())
+    if any(type(n) is not int or n < 1 for n in numbers) or sum(numbers) != row.counted:
+        raise ValueError(f"round {row.round!r} does not say who clipped each of its updates")
     # One client under two ids would have two histories.
     if not all(map(is_client_id, row.clients)) or len(set(row.clients)) != len(row.clients):
         raise ValueError(f"round {row.round!r} names a client twice, or what is no client")

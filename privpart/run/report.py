@@ -14,15 +14,16 @@ from accounting import Participation, PrivacyReport, checks, footprint
 from accounting.checks import ConfigError, is_large_delta
 from accounting.guarantee import Guarantee
 from accounting.report import Assumption, AssumptionStatus, up
-from privpart.engines.protocol import OWN_ENGINES
+from privpart.engines.protocol import OPTIMIZER, OWN_ENGINES
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.canaries import measured_from_below
 from privpart.run.evidence import Check, Evidence, gather
-from privpart.run.folder import CHECKED, ROWS, ROWS_DIFFER, SELF_CLIPPED
+from privpart.run.folder import CHECKED, ROWS, ROWS_DIFFER
 from privpart.run.ledger import LEDGER, Row, parameter_sizes
 from privpart.run.store import damage_named
 from privpart.select.delivery import SeenByParty, select_claims
+from privpart.server import ANOTHER_SERVER, CLIENTS, SERVER
 
 SCHEMA = "privpart/run/1"
 _BYTES = 4
@@ -336,6 +337,12 @@ def _with_evidence(
         words["noise"] = _noise(evidence)
     if plan.sampling is not None:
         words |= _of_sampling(plan, report, evidence)
+    if foreign := sum(ANOTHER_SERVER in row.clipped_by for row in evidence.rows):
+        why = (
+            f"in {foreign} of {len(evidence.rows)} rounds a server that is not this package's, or "
+        )
+        why += "was changed, clipped, summed and added the noise"
+        words |= dict.fromkeys(words.keys() - {"participation"}, ("asserted", why))
     # One place weakens all words, so that none can be forgotten.
     words = {code: _as_strong_as(evidence, code, *word) for code, word in words.items()}
     # After the weakening: what was not checked of the parent is not checked of its fork.
@@ -371,16 +378,16 @@ def _of_clients(evidence: Evidence) -> dict[str, _Words]:
     rows, facts = evidence.rows, evidence.facts
     divisor: _Words = ("enforced", "the server divides by the plan's report_goal")
     words = {"participation": _participation(rows, facts), "divisor": divisor}
-    if (since := facts.get(SELF_CLIPPED)) is not None:
+    if by_clients := [row for row in rows if CLIENTS in row.clipped_by]:
         why = (
-            f"since round {since} clients clip and round their own updates, of which the server "
-            "sees sums"
+            f"since round {by_clients[0].round} clients clip and round their own updates, of which "
+            "the server sees sums"
         )
         return words | {
             "clipping": ("asserted", f"{why} only: one that does not can move them at will"),
             "floating-point": ("asserted", f"{why} of integers, modulo a power of 2"),
         }
-    if summed := [row for row in rows if row.summed]:
+    if summed := [row for row in rows if row.clipped_by.keys() - {SERVER}]:
         return words | {
             "clipping": _clipping_of_sums(summed, len(rows)),
             "floating-point": (
@@ -402,12 +409,12 @@ def _of_clients(evidence: Evidence) -> dict[str, _Words]:
 
 def _clipping_of_sums(summed: Sequence[Row], rounds: int) -> _Words:
     what = "sums, which the server cannot clip again; it clips every other update again"
-    if foreign := sum(row.summed_by not in OWN_ENGINES for row in summed):
+    if foreign := sum(bool(row.clipped_by.keys() - {SERVER, *OWN_ENGINES}) for row in summed):
         return "asserted", (
             f"in {foreign} of {rounds} rounds an engine that is not this package's, or was "
             f"changed, says that it clipped each update, and handed over {what}"
         )
-    engines = ", ".join(sorted({row.summed_by for row in summed}))
+    engines = ", ".join(sorted({name for row in summed for name in row.clipped_by} - {SERVER}))
     return "enforced", (
         f"in {len(summed)} of {rounds} rounds this package's {engines} clipped each update and "
         f"handed over {what}"
@@ -432,6 +439,9 @@ def _participation(rows: Sequence[Row], facts: Mapping[str, Any]) -> _Words:
 
 def _of_examples(evidence: Evidence) -> dict[str, _Words]:
     """Map assumptions to what the optimizer of a loop on examples enforced."""
+    clipping: _Words = ("enforced", "the optimizer clips the gradient of every example by its norm")
+    if any(row.clipped_by.keys() - {OPTIMIZER} for row in evidence.rows):
+        clipping = ("asserted", "the ledger names a step whose gradients somebody else clipped")
     return {
         "participation": _rows_compared(
             f"ledger of {len(evidence.rows)} steps in one chain, by number of the example; the "
@@ -439,7 +449,7 @@ def _of_examples(evidence: Evidence) -> dict[str, _Words]:
             evidence.facts,
         ),
         "divisor": ("enforced", "the optimizer divides by the plan's report_goal, the batch size"),
-        "clipping": ("enforced", "the optimizer clips the gradient of every example by its norm"),
+        "clipping": clipping,
         "floating-point": (
             "enforced",
             "the optimizer takes what float32 adds to a sum of 64 gradients from the clip norm, "

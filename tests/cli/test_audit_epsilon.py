@@ -259,7 +259,11 @@ def test_a_run_with_canaries_is_audited_and_its_report_says_so(
     assert "by the server, of canaries and other clients alike" in told.stdout
     with monkeypatch.context() as patch:
         rows = Ledger.rows
-        patch.setattr(Ledger, "rows", lambda own: [replace(row, summed=2) for row in rows(own)])
+        patch.setattr(
+            Ledger,
+            "rows",
+            lambda own: [replace(row, clipped_by={"EmbeddedEngine": 2}) for row in rows(own)],
+        )
         summed = privpart("audit", "epsilon", str(run), "--out", str(tmp_path / "summed"))
     assert "in 4 of 4 rounds the run's engine clipped the other clients" in summed.stdout
     report = json.loads((run / "audit" / "report.json").read_text())

@@ -86,7 +86,8 @@ def add_row(folder: Path, *, clients, **fields) -> Row:
     ledger = Ledger(folder)
     ledger.signer = SigningKey((folder / "signing-key").read_bytes())
     fields = {"state": "0" * 64, "model": "0" * 64, "received": 1, "clip_norm": 0.5} | fields
-    ledger.append(Row(clients=tuple(clients), **fields))
+    clipped_by = {"server": len(clients)} if clients else {}
+    ledger.append(Row(**{"clients": tuple(clients), "clipped_by": clipped_by} | fields))
     return ledger.rows()[-1]
 
 

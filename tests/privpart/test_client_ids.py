@@ -83,7 +83,9 @@ def test_limits_survive_a_resumption_for_each_of_two_alike(tmp_path, ids):
 
 
 def row_of(clients, round_=0) -> Row:
-    return Row(round=round_, state="", model="", clip_norm=1.0, received=9, clients=tuple(clients))
+    by = {"server": len(clients)} if clients else {}
+    fields = {"state": "", "model": "", "clip_norm": 1.0, "received": 9, "clipped_by": by}
+    return Row(round=round_, clients=tuple(clients), **fields)
 
 
 @settings(max_examples=8)

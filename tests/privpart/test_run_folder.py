@@ -112,7 +112,7 @@ def test_facts_never_set_what_the_package_reads(tmp_path):
         path.read_text() for path in Path(folder_module.__file__).parents[1].rglob("*.py")
     )
     names = {name for pattern in READ for name in re.findall(pattern, source)}
-    names |= {folder_module.SELF_CLIPPED, folder_module.CHECKED, canaries.FACT}
+    names |= {folder_module.CHECKED, canaries.FACT}
     callers = {"delta", "population", "population_name", "population_size", "parameters", "frozen"}
     assert {"unit", "identity", "inherited", "earlier_mu", "code", "plan"} | callers <= names
     for name in names - callers:
@@ -177,7 +177,7 @@ def test_a_run_that_this_machine_never_saw_needs_adoption(folder, monkeypatch, t
     [
         lambda entries: entries[1]["row"].update(received=9),
         lambda entries: entries[2]["row"].update(state="a"),
-        lambda entries: entries[2]["row"].update(summed_by="EmbeddedEngine"),
+        lambda entries: entries[2]["row"].update(clipped_by={"EmbeddedEngine": 2}),
         lambda entries: entries[1]["row"]["clients"].pop(),
         lambda entries: entries.pop(1),
         lambda entries: entries.reverse(),
@@ -186,7 +186,7 @@ def test_a_run_that_this_machine_never_saw_needs_adoption(folder, monkeypatch, t
 )
 def test_a_ledger_that_was_changed_is_refused(folder, change):
     changed(folder, change)
-    assert re.search("does not follow|no facts that may follow", refusal(folder))
+    assert re.search("does not follow|no facts that may follow|who clipped", refusal(folder))
 
 
 def test_another_plan_or_model(folder):

@@ -58,7 +58,7 @@ def test_the_ledger_says_who_the_run_is_and_names_each_released_model(folder):
 def test_a_head_that_somebody_else_signed_is_refused(folder):
     ledger = Ledger(folder)
     ledger.signer = SigningKey(bytes(32))
-    ledger.add_fact("self_clipped_since", 0)
+    ledger.add_fact("rows_differ", [0, "unseen"])
     assert "the signature of its head is not that of the run's key" in refusal(folder)
 
 
@@ -73,7 +73,7 @@ def test_a_head_that_somebody_else_signed_is_refused(folder):
         b'{"row": {"round": 2, "clients": []}, "facts": {}}',
         b'{"facts": {"seed": 1}}',
         b'{"facts": {"closed": 2}}',
-        b'{"facts": {"self_clipped_since": "\\ud800"}}',
+        b'{"facts": {"rows_differ": "\\ud800"}}',
     ],
     ids=lambda entry: entry[:24].decode(),
 )

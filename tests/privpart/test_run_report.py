@@ -12,7 +12,16 @@ from safetensors import safe_open
 from torch import nn
 
 from accounting import BinaryTree, ConfigError, Participation, PrivacyReport, guarantee
-from privpart import EmbeddedEngine, LocalTraining, PartialModel, PrivacyPlan, RunFolder, Users, fit
+from privpart import (
+    EmbeddedEngine,
+    LocalTraining,
+    PartialModel,
+    PrivacyPlan,
+    RunFolder,
+    Server,
+    Users,
+    fit,
+)
 from privpart.run.begin import create_run, fork
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report, vouched
@@ -164,10 +173,11 @@ def committed(path, engine, canaries=None):
     with create_run(path, promised, facts={"delta": 1e-6}) as run:
         fit(server(run, DIM), engine, [list(range(10))], canaries=canaries, commit=run.commit)
     (row,) = Ledger(path).rows()
-    assert row.summed == 10
     clipping = next(a for a in run_report(path).guarantee.assumptions if a.code == "clipping")
     checked = next(check.says for check in check_run(path) if check.what == "guarantee")
-    return row.summed_by, clipping, "clipping" in checked
+    ((clipped_by, count),) = row.clipped_by.items()
+    assert count == 10
+    return clipped_by, clipping, "clipping" in checked
 
 
 @pytest.mark.parametrize("canaries", [None, NoCanaries()])
@@ -180,8 +190,34 @@ def test_clipping_in_this_packages_engine_is_enforced_and_the_ledger_names_it(tm
 @pytest.mark.parametrize("how", ["subclass", "renamed", "turning", "class", "object", "schedule"])
 def test_clipping_in_any_other_engine_is_asserted(tmp_path, monkeypatch, how):
     row, clipping, open_ = committed(tmp_path / "run", foreign(how, monkeypatch))
-    assert (row, clipping.status, open_) == ("", "asserted", True)
+    assert (row, clipping.status, open_) == ("another engine", "asserted", True)
     assert "not this package's, or was changed" in clipping.evidence
+
+
+class Subclass(Server):
+    pass
+
+
+@pytest.mark.parametrize("how", ["subclass", "class", "object"])
+def test_what_another_server_does_is_asserted(tmp_path, monkeypatch, how):
+    kind, real = Subclass if how == "subclass" else Server, Server.run_round
+    with (
+        monkeypatch.context() as patch,
+        create_run(tmp_path / "run", plan(), facts={"delta": 1e-6}) as run,
+    ):
+        other = kind(run.plan, torch.zeros(runs.DIM), source=run.source())
+        if how == "object":
+            other.run_round = other.run_round
+        if how == "class":
+
+            def wrapped(*given, **more):
+                return real(*given, **more)
+
+            patch.setattr(Server, "run_round", wrapped)
+        fit(other, Clients(), COHORTS[:2], commit=run.commit)
+    found = statuses(run_report(tmp_path / "run").guarantee)
+    assert found == dict.fromkeys(found, "asserted") | {"participation": "verified"}
+    assert Ledger(tmp_path / "run").rows()[0].clipped_by == {"another server": 2}
 
 
 def test_it_says_in_how_many_rounds_somebody_elses_engine_summed(folder, tmp_path):

@@ -32,6 +32,7 @@ from privpart.cli.train import tell_of_code
 from privpart.plan import PrivacyPlan
 from privpart.run.canaries import AUDIT_REPORT, read_canary_key, read_releases
 from privpart.run.ledger import Ledger
+from privpart.server import SERVER
 from privpart.training.export import released_parameters
 from privpart.training.plan_file import PlanFile, read
 from privpart.training.train import kept_plan
@@ -98,7 +99,7 @@ def of_run(folder: Path, confidence: float) -> EpsilonAudit:
         learning_rate=plan.server.learning_rate,
     )
     clipping = "by the server, of canaries and other clients alike"
-    if summed := sum(row.summed > 0 for row in rows):
+    if summed := sum(row.clipped_by.keys() != {SERVER} for row in rows):
         clipping = (
             f"by the server, of canaries; in {summed} of {rounds} rounds the run's engine clipped "
             "the other clients, which is not tested"
