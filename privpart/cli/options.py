@@ -79,6 +79,15 @@ ReportFormatOption = Annotated[
 MaxEpsilon = Annotated[
     float | None, typer.Option(help="Exit with 3 if epsilon is above this; for CI.")
 ]
+PolicyOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--policy",
+        help="TOML file with what your organisation allows; exit with 3 if it is not met. Judged "
+        "at the policy's delta and population.",
+        show_default=False,
+    ),
+]
 HtmlOption = Annotated[
     Path | None,
     typer.Option(

@@ -1,7 +1,9 @@
 """``privpart report``: the guarantee of a run, derived again from its ledger."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from textwrap import fill
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +11,7 @@ import typer
 from accounting import ConfigError, PrivacyReport, checks
 from accounting.report import printable, up
 from privpart.cli import options
+from privpart.cli.gate import as_field, judged_run, leave_if_refused
 from privpart.cli.idle import without
 from privpart.cli.options import Format, ReportFormat
 from privpart.cli.output import print_result, report_row
@@ -36,11 +39,17 @@ def report(
         list[str] | None,
         typer.Option(
             help="Code of an assumption that you vouch for, such as 'choices'; may be repeated. "
-            "The report says so."
+            "The report says so, and when."
         ),
+    ] = None,
+    voucher: Annotated[
+        str | None,
+        typer.Option(help="Name of who vouches, for the report and for --policy."),
+        without("vouch", "nothing is vouched for"),
     ] = None,
     public_key: options.PublicKey = None,
     max_epsilon: options.MaxEpsilon = None,
+    policy: options.PolicyOption = None,
     html: options.HtmlOption = None,
     registry: Annotated[
         Path | None,
@@ -73,12 +82,13 @@ def report(
         g = result.guarantee
         checks.accept_delta(delta, g.population, allow_large=allow_large_delta, unit=g.unit)
     for code in vouch or ():
-        result = vouched(result, code)
+        result = vouched(result, code, voucher)
+    refusals = [] if policy is None else judged_run(policy, run, result)
     _write(result, html, registry, about)
     if form is ReportFormat.STATEMENT:
         typer.echo(printable(result.statement()))
     else:
-        print_run(result, Format(form))
+        print_run(result, Format(form), as_field(policy, refusals))
     # The report is printed before any gate ends the command: it says why.
     if result.deviations:
         raise typer.Exit(_LEFT_ITS_PLAN)
@@ -86,6 +96,7 @@ def report(
         raise typer.Exit(_UNSOUND)
     if limit is not None:
         _within(result.guarantee, limit)
+    leave_if_refused(refusals)
 
 
 def _derived(
@@ -142,9 +153,11 @@ def _within(guarantee: PrivacyReport, limit: float) -> None:
     raise typer.Exit(_EXCEEDED)
 
 
-def print_run(result: "RunReport", form: Format) -> None:
-    """Print the report of a run, and its warnings on standard error."""
-    document = result.to_dict()
+def print_run(
+    result: "RunReport", form: Format, more: Mapping[str, object] = MappingProxyType({})
+) -> None:
+    """Print the report of a run, with more fields of JSON, and its warnings on standard error."""
+    document = result.to_dict() | dict(more)
     flat = {k: v for k, v in document.items() if not isinstance(v, list | dict)}
     row = flat | report_row(result.guarantee) | {"schema": flat["schema"]}
     print_result(form, document, [row], lambda: typer.echo(printable(_as_text(result))))

@@ -9,6 +9,7 @@ import typer
 
 from accounting import ConfigError, checks
 from privpart.cli import options
+from privpart.cli.gate import judged_plan, leave_if_refused
 from privpart.cli.idle import beside, typed, where, without
 from privpart.cli.options import Format
 from privpart.engines.options import Batching, EngineOptions, Precision
@@ -58,6 +59,9 @@ def train(
             beside("resume", "the run has its start and its noise"),
             beside("fork_of", "a fork of a private run has a secret key"),
         ),
+    ] = None,
+    policy: Annotated[
+        options.PolicyOption, beside("resume", "it was judged when the run began")
     ] = None,
     evaluate_every: Annotated[
         int, typer.Option(help="Rounds between evaluations on the test images.")
@@ -129,6 +133,7 @@ def train(
 
     # what the plan's code prints is no part of the result
     with redirect_stdout(sys.stderr):
+        from privpart.cli.budget.promise import Promise
         from privpart.training.plan_file import read
         from privpart.training.train import begin, resume_run
 
@@ -140,6 +145,8 @@ def train(
             raise ConfigError("plan is missing: pass --plan FILE to begin a run, or --resume.")
         else:
             chosen = read(plan)
+            if policy is not None:
+                leave_if_refused(judged_plan(policy, Promise.planned(plan, None)))
             about(chosen)
             run, setup = begin(
                 chosen, out, fork_of=fork_of, seed=seed, canaries=_canaries, options=engine

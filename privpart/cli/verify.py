@@ -10,6 +10,7 @@ import typer
 
 from accounting.report import printable
 from privpart.cli import options
+from privpart.cli.gate import as_field, judged_run, leave_if_refused
 
 if TYPE_CHECKING:
     from privpart.run.evidence import Check
@@ -31,6 +32,7 @@ def verify(
         ),
     ] = None,
     public_key: options.PublicKey = None,
+    policy: options.PolicyOption = None,
     form: Annotated[
         Literal["table", "json"], typer.Option("--format", help="Form of the result.")
     ] = "table",
@@ -42,18 +44,22 @@ def verify(
 
     Example: privpart verify run model.safetensors --public-key key.txt
     """
+    from privpart.run.report import run_report
     from privpart.training.verify import check_run, left_its_plan
 
     key = options.public_key_of_file(public_key)
     checks = check_run(run, model=model, public_key=key)
     wrong = any(check.status == "wrong" for check in checks)
+    refusals = [] if wrong or policy is None else judged_run(policy, run, run_report(run))
     if form == "json":
         report = {"schema": _SCHEMA, "wrong": wrong, "checks": [asdict(check) for check in checks]}
+        report |= as_field(policy, refusals)
         typer.echo(json.dumps(report, indent=2))
     else:
         typer.echo(printable(_as_text(checks)))
     if wrong:
         raise typer.Exit(_LEFT_ITS_PLAN if left_its_plan(checks) else _WRONG)
+    leave_if_refused(refusals)
 
 
 def _as_text(checks: "tuple[Check, ...]") -> str:

@@ -6,7 +6,8 @@ limit that was not kept did not bind anybody.
 """
 
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ class RunReport:
             them.
         measured: what an audit of the run found from below, as it was written beside the run.
         cost: what the run costs besides privacy.
+        vouchers: code of each assumption that was vouched for -> "by" whom, and "at" what time.
     """
 
     run_id: str
@@ -103,6 +105,7 @@ class RunReport:
     cost: RunCost | None = None
     select: tuple[str, str] | None = None
     measured: str | None = None
+    vouchers: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
     @property
     def wrong(self) -> tuple[Check, ...]:
@@ -526,8 +529,13 @@ def _of_sampling(plan: PrivacyPlan, report: PrivacyReport, evidence: Evidence) -
     return words
 
 
-def vouched(report: RunReport, code: str) -> RunReport:
-    """Return the report with one asserted assumption marked as vouched for by its reader.
+def vouched(report: RunReport, code: str, by: str | None = None) -> RunReport:
+    """Return the report with one asserted assumption marked as vouched for, by whom and when.
+
+    Args:
+        report: of a run.
+        code: of the assumption.
+        by: who vouches for it; None says the reader of the report. Nothing checks the name.
 
     Raises:
         ConfigError: there is no such assumption, or it is not merely asserted: nobody can vouch for
@@ -541,4 +549,10 @@ def vouched(report: RunReport, code: str) -> RunReport:
     asserted = [a.code for a in report.guarantee.assumptions if a.status == "asserted"]
     if code not in asserted:
         raise ConfigError(f"vouch={code!r}: must be one of {', '.join(asserted) or 'none'}.")
-    return replace(report, guarantee=report.guarantee.with_status(code, "vouched", "not checked"))
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    evidence = f"not checked; by {by or 'the reader of this report'}, {at}"
+    return replace(
+        report,
+        guarantee=report.guarantee.with_status(code, "vouched", evidence),
+        vouchers={**report.vouchers, code: {"by": by, "at": at}},
+    )

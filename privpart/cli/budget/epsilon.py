@@ -19,6 +19,7 @@ from privpart.cli.budget.options import (
     typed_participation,
 )
 from privpart.cli.budget.promise import Histories, Promise, SampledRun, built, histories_of
+from privpart.cli.gate import judged_plan, leave_if_refused
 from privpart.cli.idle import OF_A_PLAN, beside
 from privpart.cli.options import Format, ReportFormat
 from privpart.cli.output import print_report
@@ -59,6 +60,7 @@ def epsilon(
     population: options.Population = None,
     allow_large_delta: options.AllowLargeDelta = False,
     max_epsilon: options.MaxEpsilon = None,
+    policy: options.PolicyOption = None,
     html: options.HtmlOption = None,
     form: options.ReportFormatOption = ReportFormat.TABLE,
 ) -> None:
@@ -112,6 +114,7 @@ def epsilon(
     else:
         print_report(report, Format(form), beside=_one_stream(promise))
     _judge(report, limit)
+    leave_if_refused([] if policy is None else judged_plan(policy, promise))
 
 
 def _write_page(report: PrivacyReport, limit: float | None, html: Path | None) -> None:
