@@ -170,7 +170,16 @@ def test_train_refuses_before_anything_is_spent_and_runs_are_judged(privpart, po
         assert told.returncode == 3
         refusals = json.loads(told.stdout)["policy"]["refusals"]
         assert any(line.startswith("choices is asserted") for line in refusals)
-    vouching = ["--vouch", "choices", "--voucher", "Ada", "--policy", str(policy), "--format", "json"]
+    vouching = [
+        "--vouch",
+        "choices",
+        "--voucher",
+        "Ada",
+        "--policy",
+        str(policy),
+        "--format",
+        "json",
+    ]
     told = privpart("report", str(out), *vouching)
     assert told.returncode == 0, told.stderr
     document = json.loads(told.stdout)
