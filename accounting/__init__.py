@@ -32,6 +32,13 @@ from accounting.participation import FixedOrder, Participation
 from accounting.random_allocation import AllocatedGuarantee, BallsInBins
 from accounting.realised import Realised
 from accounting.report import Assumption, PrivacyReport
+from accounting.selection import (
+    BinomialRuns,
+    NegativeBinomialRuns,
+    PoissonRuns,
+    SelectedGuarantee,
+    most_mu,
+)
 from accounting.sensitivity import Sensitivity, brute_force
 from accounting.subsampled import PoissonSampling, SampledGuarantee
 
@@ -42,6 +49,7 @@ __all__ = [
     "BallsInBins",
     "BandedInverse",
     "BinaryTree",
+    "BinomialRuns",
     "BufferedToeplitz",
     "ConfigError",
     "CrossCheck",
@@ -54,13 +62,16 @@ __all__ = [
     "Guarantee",
     "Independent",
     "Mechanism",
+    "NegativeBinomialRuns",
     "Participation",
+    "PoissonRuns",
     "PoissonSampling",
     "PrefixError",
     "PrivacyReport",
     "PrunedTree",
     "Realised",
     "SampledGuarantee",
+    "SelectedGuarantee",
     "Sensitivity",
     "Toeplitz",
     "brute_force",
@@ -71,6 +82,7 @@ __all__ = [
     "footprint",
     "guarantee",
     "mechanism_from_dict",
+    "most_mu",
     "optimize",
     "participation_of",
     "sampled_guarantee",

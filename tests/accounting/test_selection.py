@@ -1,0 +1,230 @@
+"""Private selection: its price against exact random cases, an attack, and published figures."""
+
+import dataclasses
+import itertools
+import math
+import secrets
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+from scipy.optimize import brentq
+
+from accounting import (
+    BinomialRuns,
+    ConfigError,
+    Guarantee,
+    NegativeBinomialRuns,
+    PoissonRuns,
+    SelectedGuarantee,
+    most_mu,
+)
+from accounting.selection import Array, Repetitions, draw, quantile
+
+EPSILONS = (0.0, 0.3, 1.0, 2.5)
+KINDS: Sequence[Repetitions] = (
+    NegativeBinomialRuns(10, eta=-0.5),
+    NegativeBinomialRuns(3, eta=0),
+    NegativeBinomialRuns(30, eta=1),
+    NegativeBinomialRuns(5, eta=2),
+    PoissonRuns(4),
+    BinomialRuns(3, most=5),
+)
+
+
+def generating(repetitions: Repetitions, x: Array) -> Array:
+    """f(x) in closed form, which the accountant does not use."""
+    match repetitions:
+        case NegativeBinomialRuns(eta=0) as runs:
+            return np.log1p(-(1 - runs.gamma) * x) / math.log(runs.gamma)
+        case NegativeBinomialRuns() as runs:
+            grown = (1 - (1 - runs.gamma) * x) ** -runs.eta
+            return (grown - 1) / (runs.gamma**-runs.eta - 1)
+        case PoissonRuns() as runs:
+            return np.expm1(runs.rate * x) / math.expm1(runs.rate)
+        case BinomialRuns() as runs:
+            none = (1 - runs.chance) ** runs.most
+            powers = (1 - runs.chance + runs.chance * x) ** runs.most
+            return np.asarray((powers - none) / (1 - none))
+    raise AssertionError(repetitions)
+
+
+@dataclasses.dataclass(frozen=True)
+class Discrete:
+    """A base of a few outcomes, with its exact profile and trade-off in both directions."""
+
+    first: Array
+    second: Array
+
+    def delta(self, epsilon: float) -> float:
+        one = hockey_stick(self.first, self.second, epsilon)
+        return max(one, hockey_stick(self.second, self.first, epsilon))
+
+    def tpr_at_fpr(self, fpr: float) -> float:
+        rates = []
+        for low, high in ((self.first, self.second), (self.second, self.first)):
+            order = np.argsort(-high / np.maximum(low, 1e-300))
+            x, y = (np.cumsum(np.append(0, part[order])) for part in (low, high))
+            rates.append(float(np.interp(fpr, x, y)))
+        return min(1.0, max(rates) * (1 + 1e-12))
+
+
+def hockey_stick(first: Array, second: Array, epsilon: float) -> float:
+    return float(np.maximum(first - math.exp(epsilon) * second, 0).sum())
+
+
+def winner(repetitions: Repetitions, chances: Array, scores: NDArray[np.int64]) -> Array:
+    """Distribution of the run with the highest score; ties are broken at random."""
+    winners = np.zeros_like(chances)
+    for score in np.unique(scores):
+        tied = scores == score
+        low, mass = chances[scores < score].sum(), chances[tied].sum()
+        gain = np.diff(generating(repetitions, np.minimum([low, low + mass], 1.0)))[0]
+        winners[tied] = gain * chances[tied] / max(mass, 1e-300)
+    return winners
+
+
+def nearest_of_random(cases: int, seed: int, *, fineness: float, factor: float = 1.0) -> float:
+    """Greatest true delta / claimed delta over random discrete bases and random scores."""
+    rng = np.random.default_rng(seed)
+    nearest = 0.0
+    for case in range(cases):
+        outcomes = rng.integers(2, 9)
+        first = rng.dirichlet(np.ones(outcomes) * rng.choice([0.1, 0.5, 1, 3]))
+        second = first * np.exp(rng.normal(0, rng.choice([0.1, 0.5, 2]), outcomes))
+        if rng.random() < 0.2:
+            second[rng.integers(outcomes)] = 0
+        second /= second.sum()
+        repetitions = KINDS[case % len(KINDS)]
+        scores = rng.integers(0, outcomes, outcomes)
+        if rng.random() < 0.5:  # the attack: likely outcomes best, the next worst
+            order = np.argsort(-second / np.maximum(first, 1e-300))
+            best, worst = np.sort(rng.integers(0, outcomes + 1, 2))
+            scores[order] = 1
+            scores[order[:best]], scores[order[best:worst]] = 2, 0
+        claim = SelectedGuarantee(Discrete(first, second), repetitions, fineness)
+        winners = [winner(repetitions, part, scores) for part in (first, second)]
+        for epsilon in EPSILONS:
+            bound = factor * claim.delta(epsilon)
+            for one, other in (winners, winners[::-1]):
+                truth = hockey_stick(one, other, epsilon)
+                if truth > 1e-9:
+                    nearest = max(nearest, truth / bound)
+    return nearest
+
+
+def attacked(mu: float, repetitions: Repetitions, delta: float) -> float:
+    """Epsilon that scores by two thresholds prove for a Gaussian base.
+
+    {kappa < z <= tau} scores lowest, then the event S = {z > tau}, then {z <= kappa}.
+    """
+    tau, kappa = np.meshgrid(np.linspace(-6, 9, 700) + mu, np.linspace(-9, 9 + mu, 700))
+    kappa = np.minimum(kappa, tau)
+
+    def chance_of_event(shift: float) -> Array:
+        event, low = stats.norm.sf(tau - shift), stats.norm.sf(kappa - shift)
+        return generating(repetitions, low) - generating(repetitions, low - event)
+
+    won, lost = chance_of_event(mu), chance_of_event(0.0)
+    return float(brentq(lambda e: np.max(won - math.exp(e) * lost) - delta, 0.01, 60, xtol=1e-4))
+
+
+def test_no_random_base_exceeds_the_price() -> None:
+    assert 0.95 < nearest_of_random(60, seed=1, fineness=0.1) <= 1
+
+
+@pytest.mark.slow
+def test_no_random_base_exceeds_the_price_at_length() -> None:
+    assert 0.999 < nearest_of_random(10_000, seed=2, fineness=0.1) <= 1
+
+
+def test_a_price_that_is_too_low_is_caught() -> None:
+    assert nearest_of_random(60, seed=1, fineness=0.1, factor=0.9) > 1
+
+
+@pytest.mark.parametrize("repetitions", [KINDS[0], KINDS[2], PoissonRuns(10)], ids=repr)
+def test_an_attack_attains_the_price(repetitions: Repetitions) -> None:
+    """The power twin of a bound: 1 % less would be false."""
+    claimed = SelectedGuarantee(Guarantee(mu=0.5), repetitions).epsilon(1e-6)
+    assert 0.99 * claimed < attacked(0.5, repetitions, 1e-6) <= claimed
+
+
+@pytest.mark.parametrize(
+    ("mu", "expected", "eta", "epsilon"),
+    [
+        (0.5, 3, -0.5, 2.64),
+        (0.5, 10, 0, 3.09),
+        (0.5, 10, 1, 3.26),
+        (1, 10, 1, 6.90),
+        (0.2, 10, -0.5, 1.12),
+    ],
+)
+def test_the_table_of_the_design(mu: float, expected: float, eta: float, epsilon: float) -> None:
+    selected = SelectedGuarantee(Guarantee(mu), NegativeBinomialRuns(expected, eta))
+    assert selected.epsilon(1e-6) == pytest.approx(epsilon, abs=0.005)
+
+
+@pytest.mark.parametrize("repetitions", KINDS, ids=repr)
+def test_the_distribution_is_that_of_the_generating_function(repetitions: Repetitions) -> None:
+    masses = [float(mass) for mass in itertools.islice(repetitions.probabilities(), 5_000)]
+    powers = np.arange(1, len(masses) + 1)
+    assert math.fsum(masses) == pytest.approx(1, abs=1e-9)
+    assert math.fsum(masses * powers) == pytest.approx(repetitions.expected, rel=1e-6)
+    for x in (0.3, 0.9):
+        assert np.sum(masses * x**powers) == pytest.approx(
+            float(generating(repetitions, np.array(x)))
+        )
+        slope = np.sum(masses * powers * x ** (powers - 1.0))
+        assert slope == pytest.approx(float(repetitions.slope(np.array(1 - x))))
+
+
+def test_draws_follow_the_distribution_and_a_wrong_mean_is_caught() -> None:
+    repetitions = NegativeBinomialRuns(4, eta=1)
+    draws = np.array([draw(repetitions, secrets.randbits) for _ in range(3_000)])
+    counts = np.array([np.sum(draws == k) for k in range(1, 12)] + [np.sum(draws >= 12)])
+
+    def p_value(other: Repetitions) -> float:
+        masses = [float(mass) for mass in itertools.islice(other.probabilities(), 11)]
+        return float(stats.chisquare(counts, 3_000 * np.array([*masses, 1 - sum(masses)])).pvalue)
+
+    assert p_value(repetitions) > 1e-6
+    assert p_value(NegativeBinomialRuns(4.6, eta=1)) < 1e-6
+
+
+def test_quantile_and_cap() -> None:
+    assert quantile(NegativeBinomialRuns(10, eta=1), 0.99) == 44
+    assert max(draw(BinomialRuns(3, most=4), lambda bits: 2**bits - 1) for _ in range(3)) == 4
+
+
+@pytest.mark.parametrize("repetitions", KINDS, ids=repr)
+def test_most_mu_meets_the_target_from_below(repetitions: Repetitions) -> None:
+    mu = most_mu(repetitions, target_epsilon=2.0, delta=1e-6)
+    assert SelectedGuarantee(Guarantee(mu), repetitions).epsilon(1e-6) <= 2.0 * (1 + 1e-6)
+    assert SelectedGuarantee(Guarantee(mu * 1.0002), repetitions).epsilon(1e-6) > 2.0
+
+
+def test_a_coarser_cover_is_never_cheaper() -> None:
+    near = SelectedGuarantee(Guarantee(0.5), KINDS[2])
+    far = dataclasses.replace(near, fineness=0.3)
+    assert near.delta(4.0) < far.delta(4.0) < 1.5 * near.delta(4.0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: NegativeBinomialRuns(1, 1), "must be above 1"),
+        (lambda: NegativeBinomialRuns(math.nan), "must be positive"),
+        (lambda: NegativeBinomialRuns(10, -1), "must be above -1"),
+        (lambda: NegativeBinomialRuns(10, math.nan), "must be above -1"),
+        (lambda: PoissonRuns(1e9), "at most 1,000"),
+        (lambda: BinomialRuns(5, 5), "must be below most=5"),
+        (lambda: SelectedGuarantee(Guarantee(1), PoissonRuns(2)).epsilon(0), "strictly between"),
+        (lambda: SelectedGuarantee(Guarantee(1), PoissonRuns(2)).delta(-1), "zero or more"),
+        (lambda: most_mu(PoissonRuns(2), target_epsilon=0, delta=1e-6), "must be positive"),
+    ],
+)
+def test_wrong_input(call, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match=message):
+        call()
