@@ -8,6 +8,7 @@ that enters the mechanism, divided by the clip norm, on the scale of the sum.
 from accounting.calibrate import calibrate
 from accounting.checks import ConfigError
 from accounting.cohorts import Estimate, cohorts, participation_of, sampled_guarantee
+from accounting.composed import ComposedGuarantee, StatedGuarantee
 from accounting.cross_check import CrossCheck
 from accounting.error import PrefixError, error
 from accounting.guarantee import Guarantee, guarantee
@@ -51,6 +52,7 @@ __all__ = [
     "BinaryTree",
     "BinomialRuns",
     "BufferedToeplitz",
+    "ComposedGuarantee",
     "ConfigError",
     "CrossCheck",
     "Dense",
@@ -73,6 +75,7 @@ __all__ = [
     "SampledGuarantee",
     "SelectedGuarantee",
     "Sensitivity",
+    "StatedGuarantee",
     "Toeplitz",
     "brute_force",
     "calibrate",

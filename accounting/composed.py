@@ -1,0 +1,207 @@
+"""Composition of releases that are not all Gaussian: one privacy profile for all of them.
+
+A Gaussian release, a run on Poisson samples, and somebody else's (epsilon, delta) compose because
+all three speak of the same two inputs: the member's contributions are there, or are zero. Each is
+dominated by a pair of distributions, with the member and without; the pair of a composition is the
+product of the pairs (Dong, Roth and Su 2022, Theorem 3.2; Zhu, Dong and Wang 2022, Theorem 10),
+whichever order the releases come in and however one depends on those before it. Both directions
+are composed, each with its own, and the larger delta counts.
+
+    release                    dominating pair, with the member and without       computed by
+    Guarantee(mu)              N(mu, 1), N(0, 1)                                  the exact mu
+    SampledGuarantee           (1 - q) N(0, 1) + q N(1/z, 1), N(0, 1), T times    PLD
+    StatedGuarantee            randomised response with failure delta             PLD
+
+Gaussian releases alone stay one exact mu. Else the losses are rounded up to a grid whose step is a
+ten-thousandth of the spread of the whole loss, by dp-accounting (Doroshenko et al. 2022).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from accounting import accountants, checks
+from accounting.checks import ConfigError
+from accounting.guarantee import Guarantee
+from accounting.sensitivity import Array
+from accounting.subsampled import SampledGuarantee
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+_LEAST_DELTA = 1e-11
+"""Below it the masses that dp-accounting cuts off are no longer small."""
+_CUT = 1e-13
+"""Mass that dp-accounting may lose per release; added to each delta."""
+_MOST_EPSILON = 500.0
+"""Up to it exp(epsilon) is a float; a greater epsilon promises nothing."""
+_POINTS = 2_001
+"""Epsilons of a profile; between two of them its chord is at most 0.2 % above it."""
+_ROUNDING = 1e-9
+"""Relative error of the sums and transforms of dp-accounting, which do not round up."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatedGuarantee:
+    """An (epsilon, delta) that somebody states of a release, under zero-out adjacency.
+
+    Args:
+        epsilon: zero or more.
+        delta: in [0, 1).
+    """
+
+    epsilon: float
+    delta: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.nonnegative("epsilon", self.epsilon)
+        if not checks.nonnegative("delta", self.delta) < 1:
+            raise ConfigError(f"delta={self.delta:g}: must be below 1.")
+
+
+Release = Guarantee | SampledGuarantee | StatedGuarantee
+
+
+@dataclass(frozen=True)
+class ComposedGuarantee:
+    """What several releases about the same people cost together.
+
+    Args:
+        releases: their guarantees, at least one, in any order.
+
+    Raises:
+        ConfigError: a guarantee has no proof that it composes with others: samples in bins, and
+            estimates by Monte Carlo, are bounds at single deltas of one run.
+
+    >>> poisson = SampledGuarantee(1.0, probability=0.01, steps=1000)
+    >>> both = ComposedGuarantee((poisson, Guarantee(mu=0.5), StatedGuarantee(1.0, 1e-6)))
+    >>> round(both.epsilon(delta=1e-5), 2)
+    3.73
+    """
+
+    releases: tuple[Release, ...]
+
+    def __post_init__(self) -> None:
+        if not self.releases:
+            raise ConfigError("releases: at least one must be given.")
+        for release in self.releases:
+            if not isinstance(release, Release):
+                raise ConfigError(
+                    f"{type(release).__name__}: has no proof here that it composes with other "
+                    "releases. Use guarantee(), which holds without amplification."
+                )
+
+    @cached_property
+    def mu(self) -> float | None:
+        """The exact mu, if every release is one Gaussian; else None."""
+        gaussians = [release for release in self.releases if isinstance(release, Guarantee)]
+        alone = len(gaussians) == len(self.releases)
+        return reduce(Guarantee.compose, gaussians).mu if alone else None
+
+    def epsilon(self, delta: float) -> float:
+        """Return an epsilon that holds with ``delta``, rounded up by at most 1e-6 of it.
+
+        Raises:
+            ConfigError: delta is not above what the stated releases fail with together, or is
+                below 1e-11 although a release is not Gaussian.
+        """
+        delta = checks.probability("delta", delta)
+        if self.mu is not None:
+            return Guarantee(self.mu).epsilon(delta)
+        stated = math.fsum(r.delta for r in self.releases if isinstance(r, StatedGuarantee))
+        least = max(stated, _LEAST_DELTA)
+        if not delta > least:
+            raise ConfigError(
+                f"delta={delta:g}: must be above {least:g}, what these releases fail with together."
+            )
+        low, high = 0.0, 1.0
+        if self.delta(0.0) <= delta:
+            return 0.0
+        while self.delta(high) > delta:
+            low, high = high, 2 * high
+            if high > 2 * _MOST_EPSILON:
+                raise ConfigError(f"delta={delta:g}: is reached by no epsilon of this profile.")
+        while high - low > 1e-6 * high:
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.delta(middle) <= delta else (middle, high)
+        return high
+
+    def delta(self, epsilon: float) -> float:
+        """Return a delta that holds with ``epsilon`` >= 0, rounded up."""
+        epsilon = checks.nonnegative("epsilon", epsilon)
+        if self.mu is not None:
+            return Guarantee(self.mu).delta(epsilon)
+        epsilons, deltas = self._profile
+        # delta is convex in e^epsilon, so that a chord lies above it.
+        return float(np.interp(math.expm1(epsilon), np.expm1(epsilons), deltas))
+
+    def tpr_at_fpr(self, fpr: float) -> float:
+        """Return an upper bound on the true-positive rate of any membership test.
+
+        Every (epsilon, delta) of the profile is such a bound: tpr <= e^epsilon fpr + delta, and
+        1 - fpr <= e^epsilon (1 - tpr) + delta.
+        """
+        fpr = checks.probability("fpr", fpr)
+        if self.mu is not None:
+            return Guarantee(self.mu).tpr_at_fpr(fpr)
+        epsilons, deltas = self._profile
+        rates = np.minimum(
+            np.exp(epsilons) * fpr + deltas, 1 - np.exp(-epsilons) * (1 - fpr - deltas)
+        )
+        return min(1.0, float(rates.min()) * (1 + _ROUNDING))
+
+    @cached_property
+    def _profile(self) -> tuple[Array, Array]:
+        """Epsilons, and the deltas that hold with them; the last holds from there on."""
+        delta = self._losses.get_delta_for_epsilon
+        last = 5 * self._spread
+        while last < _MOST_EPSILON and delta(last) - delta(2 * last) > _CUT:
+            last *= 2
+        epsilons = np.linspace(0.0, min(last, _MOST_EPSILON), _POINTS)
+        deltas = np.asarray(self._losses.get_delta_for_epsilon(epsilons))
+        if not np.isfinite(deltas).all() or deltas.min() < 0:
+            raise ConfigError("dp-accounting has no finite profile of these releases.")
+        return epsilons, np.minimum(deltas * (1 + _ROUNDING) + _CUT * len(self.releases), 1.0)
+
+    @cached_property
+    def _spread(self) -> float:
+        """About one standard deviation of the whole loss."""
+        return math.hypot(*(_spread(release) for release in self.releases))
+
+    @cached_property
+    def _losses(self) -> "PrivacyLossDistribution":
+        grid = accountants.GRID * self._spread * max(1.0, self._spread / 30)
+        gaussians = [release for release in self.releases if isinstance(release, Guarantee)]
+        others = [release for release in self.releases if not isinstance(release, Guarantee)]
+        one = [reduce(Guarantee.compose, gaussians)] if gaussians else []
+        parts = [_losses(release, grid) for release in (*one, *others)]
+        return reduce(lambda left, right: left.compose(right), parts)
+
+
+def _spread(release: Release) -> float:
+    if isinstance(release, Guarantee):
+        return release.mu
+    if isinstance(release, StatedGuarantee):
+        return release.epsilon
+    z, q = release.noise_multiplier, release.probability
+    # Of one step: q sqrt(exp(1/z^2) - 1) by chi-square, and never more than the Gaussian's own.
+    chi = math.sqrt(math.expm1(min(1 / z**2, 100.0)))
+    return math.sqrt(release.steps) * min(q * chi, 1 / z)
+
+
+def _losses(release: Release, grid: float) -> "PrivacyLossDistribution":
+    from dp_accounting.pld import common
+    from dp_accounting.pld import privacy_loss_distribution as pld
+
+    if isinstance(release, StatedGuarantee):
+        stated = common.DifferentialPrivacyParameters(release.epsilon, release.delta)
+        return pld.from_privacy_parameters(stated, value_discretization_interval=grid)
+    if isinstance(release, Guarantee):
+        z, q, steps = math.nextafter(1 / release.mu, 0.0), 1.0, 1
+    else:
+        z, q, steps = release.noise_multiplier, release.probability, release.steps
+    step = pld.from_gaussian_mechanism(z, sampling_prob=q, value_discretization_interval=grid)
+    return step if steps == 1 else step.self_compose(steps)
