@@ -28,6 +28,7 @@ SAMPLES = {
     "fail_on": "partial", "fork_of": "old", "seed": "1", "worker_timeout": "60",
     "limit_epsilon": "4",
     "public_key": "0" * 64, "html": "x.html", "registry": "x.yaml", "about": "about.toml",
+    "policy": "policy.toml", "voucher": "Ada",
 }  # fmt: skip
 """Values of options that have no default, or a list."""
 OWN_SAMPLES = {("audit epsilon", "fail_on"): "violation"}
@@ -39,7 +40,6 @@ ATTACKED = ["--model", "lenet", "--data", "digits", "--out", "out"]
 LEAKING = [*ATTACKED, "--view", "full"]
 OF_A_PLAN = [*PLANNED, "--out", "out"]
 OF_A_FILE = ["--model", "m:f", "--tokens", "t.safetensors", "--out", "out", "--view", "full"]
-FASHION = ["--data", "fashion-mnist"]
 BINS = "balls-in-bins:bins=8"
 SIMULATED = [*PLANNED, "--simulate"]
 RESUMED = ["--resume", "--out", "run"]
@@ -52,12 +52,13 @@ CASES = {
     "train": [[*PLANNED, "--out", "run"], RESUMED, [*RESUMED, "--workers", "2"]],
     "close": [["run"]],
     "export": [["run", "--out", "m.safetensors"]],
-    "report": [["run", "--delta", "1e-6"], ["run", "--registry", "x.yaml"]],
+    "report": [["run", "--delta", "1e-6"], ["run", "--registry", "x.yaml"],
+               ["run", "--vouch", "choices"]],
     "budget": [[], ["mine"], ["mine", "--limit-epsilon", "4"]],
     "verify": [["run", "m.safetensors"]],
     "costs": [["emnist_cnn"]],
     "frontier": [["study.toml", "--out", "out"]],
-    "demo": [[], FASHION],
+    "demo": [[]],
     "sweep": [["sweep.toml", "--out", "out"]],
     "audit leakage": [
         LEAKING, [*LEAKING, "--clip", "1", "--noise-multiplier", "1"], OF_A_PLAN, OF_A_FILE,
