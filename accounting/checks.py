@@ -74,6 +74,14 @@ def nonnegative(name: str, value: SupportsFloat, *, hint: str = "") -> float:
     return number
 
 
+def finite(name: str, value: SupportsFloat) -> float:
+    """Return ``value`` as a finite float."""
+    number = _real(name, value)
+    if not math.isfinite(number):
+        raise ConfigError(f"{name}={number:g}: must be finite.")
+    return number
+
+
 def probability(name: str, value: SupportsFloat, *, hint: str = "") -> float:
     """Return ``value`` as a float strictly between 0 and 1."""
     number = _real(name, value)

@@ -136,7 +136,7 @@ class ComposedGuarantee:
             return Guarantee(self.mu).delta(epsilon)
         epsilons, deltas = self._profile
         # delta is convex in e^epsilon, so that a chord lies above it.
-        return float(np.interp(math.expm1(epsilon), np.expm1(epsilons), deltas))
+        return float(np.interp(math.expm1(min(epsilon, _MOST_EPSILON)), np.expm1(epsilons), deltas))
 
     def tpr_at_fpr(self, fpr: float) -> float:
         """Return an upper bound on the true-positive rate of any membership test.

@@ -90,7 +90,7 @@ class NegativeBinomialRuns:
 
     def __post_init__(self) -> None:
         _mean(self.expected)
-        if not -1 < self.eta <= 10:
+        if not -1 < checks.finite("eta", self.eta) <= 10:
             raise ConfigError(f"eta={self.eta:g}: must be above -1 and at most 10.")
 
     @property
@@ -253,6 +253,9 @@ class SelectedGuarantee:
     base: Base
     repetitions: Repetitions
     fineness: float = 0.004
+
+    def __post_init__(self) -> None:
+        checks.positive("fineness", self.fineness)
 
     def delta(self, epsilon: float) -> float:
         """Return a delta that holds with ``epsilon`` >= 0, rounded up; at most 1."""

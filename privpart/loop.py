@@ -17,7 +17,7 @@ from privpart.engines.embedded import EmbeddedEngine
 from privpart.engines.protocol import Abilities, Engine
 from privpart.messages import ClientId, ClientUpdate, CohortSum, Reason, RoundTask
 from privpart.noise.cohorts import SampledCohorts, distinct_ids
-from privpart.server import RoundCounts, Server, methods_of
+from privpart.server import RoundCounts, Server, is_unchanged, methods_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +94,9 @@ _OWN = methods_of(EmbeddedEngine)
 def own_engine(engine: object) -> str:
     """Return the name of this package's engine that sums clients, "" for any other one.
 
-    Of its sums alone a report says that the clipping is enforced. It takes the exact type, with no
-    method replaced in the class or the object: a subclass may sum what it likes, and an object may
-    say that it is of any class. What else code of the same process changes is not seen.
+    Of its sums alone a report says that the clipping is enforced.
     """
-    if type(engine) is not EmbeddedEngine or vars(engine).keys() & _OWN.keys():
-        return ""
-    return EmbeddedEngine.__name__ if methods_of(EmbeddedEngine) == _OWN else ""
+    return EmbeddedEngine.__name__ if is_unchanged(engine, EmbeddedEngine, _OWN) else ""
 
 
 def fit(

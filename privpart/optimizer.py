@@ -1,13 +1,19 @@
 """Optimizer: steps of ``torch.optim`` on flat vectors, of the server's model and of a client's.
 
-It calls torch's own functions. torch's classes import torch's compiler when one is made, which
-takes every process of a training two seconds.
+A client's steps call torch's own functions. torch's classes import torch's compiler when one is
+made, which takes every process of a training two seconds.
+
+The server's steps are in numpy: torch fuses a product and a sum where the processor can, so that
+its last bits depend on the processor. A released model follows from sums and noise by operations
+that IEEE 754 rounds one by one, so that anybody can compute it again (``verify --replay``).
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.adagrad import adagrad
@@ -23,6 +29,7 @@ _STATES: dict[Kind, tuple[str, ...]] = {
     "adam": ("step", "exp_avg", "exp_avg_sq"),
     "adagrad": ("step", "sum"),
 }
+_BETAS = 0.9, 0.999
 _PLAIN: dict[str, Any] = {"weight_decay": 0.0, "maximize": False}
 
 
@@ -102,7 +109,12 @@ class FlatOptimizer:
         if settings.kind == "adagrad":
             adagrad([part], [gradient], first, step, lr_decay=0.0, **plain)
         else:
-            plain |= {"beta1": 0.9, "beta2": 0.999, "amsgrad": False, "fused": self._fused}
+            plain |= {
+                "beta1": _BETAS[0],
+                "beta2": _BETAS[1],
+                "amsgrad": False,
+                "fused": self._fused,
+            }
             adam([part], [gradient], first, second[0], [], step, **plain)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -136,3 +148,54 @@ class FlatOptimizer:
             {name: tensors[f"{number}.{name}"] for name in names if number in started}
             for number in range(len(self._parts))
         ]
+
+
+class ExactOptimizer(FlatOptimizer):
+    """The same steps for float32 on the CPU, rounded after each operation: the same bits anywhere.
+
+    The formulas are torch's. The gradients that ``step`` is given are overwritten.
+    """
+
+    def _descend(self, part: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
+        momentum, slope = self._settings.momentum, gradient.numpy()
+        if momentum and "momentum_buffer" in state:
+            moving = state["momentum_buffer"].numpy()
+            moving *= momentum
+            moving += slope
+            slope = moving
+        elif momentum:
+            state["momentum_buffer"] = gradient.clone()
+        # Into the gradient: fresh memory would cost as much as the arithmetic.
+        values, scaled = part.numpy(), gradient.numpy()
+        values -= np.multiply(slope, self._settings.learning_rate, out=scaled)
+
+    def _adapt(self, part: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
+        settings, slope, values = self._settings, gradient.numpy(), part.numpy()
+        if not state:
+            names = _STATES[settings.kind][1:]
+            state |= {"step": torch.zeros(())} | {name: torch.zeros_like(part) for name in names}
+        state["step"] += 1
+        if settings.kind == "adagrad":
+            squares = state["sum"].numpy()
+            squares += slope * slope
+            values -= settings.learning_rate * slope / (np.sqrt(squares) + settings.adaptivity)
+            return
+        mean, squares = state["exp_avg"].numpy(), state["exp_avg_sq"].numpy()
+        mean += (1 - _BETAS[0]) * (slope - mean)
+        squares *= _BETAS[1]
+        squares += (1 - _BETAS[1]) * (slope * slope)
+        ended, root = (1 - _power(beta, int(state["step"])) for beta in _BETAS)
+        spread = np.sqrt(squares) / math.sqrt(root) + settings.adaptivity
+        values -= settings.learning_rate / ended * (mean / spread)
+
+
+def _power(base: float, exponent: int) -> float:
+    """Return a power by squaring, whose bits do not depend on the maths library."""
+    power = 1.0
+    while exponent:
+        power, base, exponent = (
+            (power * base if exponent & 1 else power),
+            base * base,
+            exponent // 2,
+        )
+    return power

@@ -45,7 +45,7 @@ from privpart.messages import (
 )
 from privpart.noise.source import NoiseSource
 from privpart.noise.stream import NoiseStream, noise_and_grid
-from privpart.optimizer import FlatOptimizer, ServerOptimizer
+from privpart.optimizer import ExactOptimizer, ServerOptimizer
 from privpart.patterns import parts_of
 from privpart.plan import PrivacyPlan, restarts
 
@@ -57,6 +57,16 @@ ANOTHER_ENGINE, ANOTHER_SERVER = "another engine", "another server"
 def methods_of(kind: type) -> dict[str, object]:
     """Return the methods and properties that a class itself defines, by name."""
     return {n: v for n, v in vars(kind).items() if callable(v) or isinstance(v, property)}
+
+
+def is_unchanged(thing: object, kind: type, methods: Mapping[str, object]) -> bool:
+    """Whether an object is of a class itself, and no method was replaced in the class or in it.
+
+    A subclass may do what it likes, and an object may say that it is of any class. What else code
+    of the same process changes is not seen.
+    """
+    same = type(thing) is kind and methods_of(kind) == methods
+    return same and not vars(thing).keys() & methods.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +87,7 @@ class RoundCounts:
             had every such answer refused; each counts once, however often it answered.
         self_clipped: those of ``summed`` whose clients clipped them, for a secure sum.
         rows_differ: of a step on examples, why nothing shows that their gradients are of the batch,
-            by a name of ``privpart.run.folder.ROWS``; "" if they were compared.
+            by a name of ``privpart.run.report.ROWS``; "" if they were compared.
         not_finite: counted updates that were not finite, and are zeros in the sum. Of a secure sum,
             which shows no update, it is not known, and they are not in it.
     """
@@ -98,12 +108,8 @@ class RoundCounts:
     @property
     def clipped_by(self) -> dict[str, int]:
         """Counted updates by who clipped them last: "server", "clients", or an engine's name."""
-        engine = self.summed_by or ANOTHER_ENGINE
-        numbers = {
-            SERVER: self.counted - self.summed,
-            CLIENTS: self.self_clipped,
-            engine: self.summed - self.self_clipped,
-        }
+        numbers = {SERVER: self.counted - self.summed, CLIENTS: self.self_clipped}
+        numbers[self.summed_by or ANOTHER_ENGINE] = self.summed - self.self_clipped
         return {name: number for name, number in numbers.items() if number}
 
     @property
@@ -159,7 +165,7 @@ class Server:
         self.clip_norm = float(plan.clip_norm)
         self.plan_hash = plan.hash
         self._groups = parts_of(plan.mechanism, self.parameters)
-        self._optimizer = FlatOptimizer(optimizer or ServerOptimizer(), self._groups)
+        self._optimizer = ExactOptimizer(optimizer or ServerOptimizer(), self._groups)
         # In units of the clip norm, which adaptive clipping may change.
         self._noise: NoiseStream | None = None
         self._grid: Grid | None = None
@@ -187,6 +193,7 @@ class Server:
         self._adding_up = False
         # a fork has the key and the state, and would repeat the noise
         self._process = os.getpid()
+        self._last = RecordedSum(self._total, 0.0, None)
         self.cohort: tuple[ClientId, ...] = ()
         self.last_clip_norm = self.clip_norm
 
@@ -275,7 +282,7 @@ class Server:
         """
         self._refuse_round(sums, secure)
         asked, sampled = frozenset(asked), self.plan.sampling is not None
-        dim = sum(self._groups[group].numel() for group in self._active() or (0,))
+        dim = self._active_dim()
         if not len(self._total):
             self._total = torch.empty(self.parameters.numel(), dtype=torch.float64)
             self._gradient = torch.empty_like(self.parameters)
@@ -308,13 +315,48 @@ class Server:
         self.last_clip_norm = self.clip_norm
         for client in came:
             self._participations.setdefault(client, []).append(self.round)
+        self._last = RecordedSum(round_sum.total, round_sum.bits, round_sum.modulus_bits)
+        self._release(self._last)
+        self._halted = ""
+        return counts
+
+    def _release(self, round_sum: "RecordedSum") -> None:
+        """Add the round's noise to its sum, and take the step."""
         noise = self._draw() if self._coming is None else self._coming.result()
         self._coming = None
         self._step(round_sum, noise)
         self.round += 1
         self._adapt(round_sum.bits)
-        self._halted = ""
-        return counts
+
+    def recorded(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the last round's sum, as integers, and what else ``replay`` needs of it.
+
+        As secret as the noise: with it, the noise can be computed from the release.
+        """
+        salts = [stream.salt_of(self.round - 1).hex() for _, stream in self._streams()]
+        values = {"bits": self._last.bits, "modulus_bits": self._last.modulus_bits, "salts": salts}
+        return {"sum": self._last.total.to(torch.int64)}, values
+
+    def replay(self, total: Tensor, values: Mapping[str, Any]) -> None:
+        """Run a round again from what ``recorded`` returned of it.
+
+        Raises:
+            ConfigError: the sum is of another length or type, or a value is of another kind.
+        """
+        dim = self._active_dim()
+        if self.is_complete or total.dtype is not torch.int64 or total.shape != (dim,):
+            raise ConfigError(
+                f"sum: has {total.dtype} of shape {tuple(total.shape)}; must be {dim} integers."
+            )
+        if not len(self._gradient):
+            self._gradient = torch.empty_like(self.parameters)
+        for (_, stream), salt in zip(self._streams(), values["salts"], strict=True):
+            stream.draw_again(bytes.fromhex(salt))
+        self.last_clip_norm = self.clip_norm
+        self._release(RecordedSum(total.double(), float(values["bits"]), values["modulus_bits"]))
+
+    def _active_dim(self) -> int:
+        return sum(self._groups[group].numel() for group in self._active() or (0,))
 
     def _refuse_round(self, sums: Iterable[CohortSum], secure: Iterable[ModularSum]) -> None:
         self._check_running()
@@ -360,7 +402,7 @@ class Server:
         rounds = self._participations.get(client, ())
         return limit_reached(self.plan.participation, rounds, self.round)
 
-    def _step(self, round_sum: "RoundSum", noise: Tensor | None) -> None:
+    def _step(self, round_sum: "RecordedSum", noise: Tensor | None) -> None:
         """Release the noised sum: divide it by a public constant and take a step."""
         step = 1.0 if self._grid is None else self._grid.step(self.clip_norm)
         total = round_sum.total
@@ -487,6 +529,15 @@ class Server:
 _PART = 2**16
 _STALE: tuple[Reason, ...] = ("another round", "another plan")
 """Reasons that tell nothing of how a client answers this round."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RecordedSum:
+    """What a round's step depends on besides its noise."""
+
+    total: Tensor  # shape (c,), float64; integers on a grid
+    bits: float  # the sum of the centred bits of adaptive clipping
+    modulus_bits: int | None  # k of a sum modulo 2^k
 
 
 class RoundSum:
@@ -642,14 +693,4 @@ def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name[len(dot) :]: t.clone() for name, t in tensors.items() if name.startswith(dot)}
 
 
-_OWN = methods_of(Server)
-
-
-def is_own(server: object) -> bool:
-    """Return whether this is a ``Server`` with no method replaced, in the class or the object.
-
-    What a subclass does is its author's word. What else code of the same process changes is not
-    seen.
-    """
-    unchanged = type(server) is Server and methods_of(Server) == _OWN
-    return unchanged and not vars(server).keys() & _OWN.keys()
+OWN_SERVER = methods_of(Server)

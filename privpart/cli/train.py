@@ -60,6 +60,15 @@ def train(
             beside("fork_of", "a fork of a private run has a secret key"),
         ),
     ] = None,
+    record_sums: Annotated[
+        bool,
+        typer.Option(
+            "--record-sums",
+            help="Keep each round's sum in the folder, so that `privpart verify --replay` can "
+            "repeat the run: with --seed, or for a built-in task, whose data are public.",
+        ),
+        beside("resume", "it was decided when the run began"),
+    ] = False,
     policy: Annotated[
         options.PolicyOption, beside("resume", "it was judged when the run began")
     ] = None,
@@ -149,7 +158,13 @@ def train(
                 leave_if_refused(judged_plan(policy, Promise.planned(plan, None)))
             about(chosen)
             run, setup = begin(
-                chosen, out, fork_of=fork_of, seed=seed, canaries=_canaries, options=engine
+                chosen,
+                out,
+                fork_of=fork_of,
+                seed=seed,
+                canaries=_canaries,
+                record_sums=record_sums,
+                options=engine,
             )
         with run:
             _train(run, setup, evaluate_every)

@@ -11,6 +11,7 @@ import typer
 from accounting.report import printable
 from privpart.cli import options
 from privpart.cli.gate import as_field, judged_run, leave_if_refused
+from privpart.cli.idle import without
 
 if TYPE_CHECKING:
     from privpart.run.evidence import Check
@@ -33,6 +34,21 @@ def verify(
     ] = None,
     public_key: options.PublicKey = None,
     policy: options.PolicyOption = None,
+    replay: Annotated[
+        bool,
+        typer.Option(
+            "--replay",
+            help="Also compute each released model again, from the recorded sums and the noise "
+            "(of a run that was begun with --record-sums).",
+        ),
+    ] = False,
+    noise_key: Annotated[
+        Path | None,
+        typer.Option(
+            help="File with the run's noise key, if its operator disclosed it.", show_default=False
+        ),
+        without("replay", "nothing is computed again"),
+    ] = None,
     form: Annotated[
         Literal["table", "json"], typer.Option("--format", help="Form of the result.")
     ] = "table",
@@ -49,6 +65,8 @@ def verify(
 
     key = options.public_key_of_file(public_key)
     checks = check_run(run, model=model, public_key=key)
+    if replay:
+        checks = (*checks, _replayed(run, noise_key))
     wrong = any(check.status == "wrong" for check in checks)
     refusals = [] if wrong or policy is None else judged_run(policy, run, run_report(run))
     if form == "json":
@@ -60,6 +78,14 @@ def verify(
     if wrong:
         raise typer.Exit(_LEFT_ITS_PLAN if left_its_plan(checks) else _WRONG)
     leave_if_refused(refusals)
+
+
+def _replayed(run: Path, noise_key: Path | None) -> "Check":
+    from privpart.run.evidence import Check
+    from privpart.training.replay import replay as run_again
+
+    result = run_again(run, key=noise_key)
+    return Check("replay", "verified" if result.differs is None else "wrong", result.says)
 
 
 def _as_text(checks: "tuple[Check, ...]") -> str:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from accounting import Participation, checks
 from accounting.checks import ConfigError
-from privpart.run.folder import ROWS
+from privpart.run.report import ROWS
 
 
 class Rows:

@@ -492,6 +492,10 @@ class NoiseStream:
         """Return the salt of the attempt in which a round was drawn."""
         return next(salt for first, salt in reversed(self._salts) if first <= round_)
 
+    def draw_again(self, salt: bytes) -> None:
+        """Draw the coming round under the salt of the attempt that was committed."""
+        self._salts.append((self.round, salt))
+
     def _writable(self, out: Tensor) -> Tensor:
         fits = out.shape == (self.dim,) and out.dtype is self.dtype and out.is_contiguous()
         if not fits or out.device.type != "cpu":

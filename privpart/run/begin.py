@@ -55,6 +55,7 @@ _WORDS = (
     "plan_file",
     "plan_folder",
     "plan_tables",
+    "records_sums",
     "rest",
     "seen_in_clear",
     "unit",

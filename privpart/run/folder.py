@@ -4,6 +4,7 @@
     state-000012.safetensors   model, optimiser and noise after 12 rounds; only the newest is kept
     closed-000012.safetensors  in its place, the model alone, of a run that was ended early
     start.safetensors          start model of a fork
+    sum-000007.safetensors     sum of round 7 before its noise, of a run that records its sums
     key                        noise key, until the run ends; keep the folder secret
     signing-key                signs the ledger, until the run ends
     lock                       held while a process works on the run
@@ -42,6 +43,7 @@ from privpart.run.ledger import (
     read_key,
     signed_by,
     state_name,
+    sum_name,
 )
 from privpart.run.population import refuse_population, spoken
 from privpart.run.store import (
@@ -58,30 +60,20 @@ from privpart.run.store import (
     warn_if_readable,
     write_state,
 )
-from privpart.server import ANOTHER_SERVER, SERVER, RoundCounts, is_own
+from privpart.server import ANOTHER_SERVER, OWN_SERVER, SERVER, RoundCounts, Server, is_unchanged
 
 ROWS_DIFFER = "rows_differ"
-"""Fact of a run on examples: the first step whose rows may be of others, and a name in ``ROWS``."""
-ROWS = {
-    "unseen": "the loader dealt nothing that could be compared: parts of a batch, as with "
-    "BatchMemoryManager, or objects without a tensor of a row per example",
-    "outside": "layers of the network were called outside of a call of the network",
-    "inputs": "the network was called with something else than the rows that were dealt, such as "
-    "rows that the loop had augmented, embedded, chosen or put into another order",
-    "alike": "what the network was called with does not tell the rows of the batch apart",
-    "backward": "the gradients did not come unchanged from one backward pass through the call, or "
-    "what the network was called with was changed before it",
-    "hooks": "a layer or an output of the network has a hook that was added after make_private, "
-    "which may change what its gradients come from",
-}
-"""Why nothing shows that the network got the rows of the examples that were dealt, each once."""
+"""Fact of a run on examples: the first step whose rows may be of others, and a reason."""
 CHECKED = "sampling_checked"
 """Fact: the rounds whose members were compared with those drawn again from the key."""
 KEY = "key"
 SIGNING_KEY = "signing-key"
 LOCK = "lock"
 START = "start.safetensors"
+RECORDS = "records_sums"
+"""Fact of a run whose sums are kept beside it, for anybody to replay it."""
 _STATE = re.compile(r"(state|closed)-[0-9]{6,}\.safetensors")
+_SUM = re.compile(r"sum-([0-9]{6,})\.safetensors")
 
 
 class Committed(Protocol):
@@ -423,6 +415,9 @@ class RunFolder:
             # Drawn again for this round, and compared with the disk, before the keys are erased.
             self._refuse_unsampled(self._sampled, Ledger(self.path))
             self._ledger.add_fact(CHECKED, self.plan.rounds)
+        digest = ""
+        if self.facts.get(RECORDS) and isinstance(server, Server):
+            digest = write_state(self.path / sum_name(self.rounds), *server.recorded())
         # Hashing does not hold Python's lock.
         with ThreadPoolExecutor(1) as thread:
             model = thread.submit(model_hash, server.parameters)
@@ -430,7 +425,7 @@ class RunFolder:
         if counts.rows_differ and ROWS_DIFFER not in self.facts:
             self._ledger.add_fact(ROWS_DIFFER, [self.rounds, counts.rows_differ])
         clipped_by = counts.clipped_by
-        if SERVER in clipped_by and not is_own(server):
+        if SERVER in clipped_by and not is_unchanged(server, Server, OWN_SERVER):
             clipped_by = {ANOTHER_SERVER: len(server.cohort)}
         row = Row(
             round=self.rounds,
@@ -440,6 +435,7 @@ class RunFolder:
             received=counts.received,
             clients=tuple(sorted(server.cohort, key=id_order)),
             clipped_by=clipped_by,
+            sum=digest,
         )
         # So that a crash behind the next line is not taken for a round made elsewhere.
         if self._private:
@@ -471,7 +467,8 @@ class RunFolder:
         # A state of a round that was not committed holds noise that is drawn again.
         keep = self._ledger.newest()[0] if self.rounds else ""
         for file in self.path.iterdir():
-            if is_scratch(file.name) or (_STATE.fullmatch(file.name) and file.name != keep):
+            lost = (named := _SUM.fullmatch(file.name)) and int(named[1]) >= self.rounds
+            if is_scratch(file.name) or lost or (_STATE.fullmatch(file.name) and file.name != keep):
                 remove_durably(file)
         if self._ended:
             erase_durably(self.path / KEY)

@@ -44,8 +44,6 @@ SCHEMA = "privpart/ledger/7"
 LATER_FACTS = ("closed", "rows_differ", "sampling_checked")
 """Facts that are added after a run began; all others are in the first line."""
 KEY_BYTES = 32
-_MOST_DIMENSIONS, _MOST_VALUES = 64, 2**48
-"""Of a tensor."""
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _HASH = re.compile("[0-9a-f]{64}")
 
@@ -62,6 +60,7 @@ class Row:
         received: number of updates received.
         clients: ids of the clients whose updates entered the sum, each once.
         clipped_by: how many of these updates who clipped last, see ``RoundCounts.clipped_by``.
+        sum: SHA-256, in hex, of the file with the recorded sum; "" if it was not recorded.
         chain: chain value of its line; "" until it is computed.
     """
 
@@ -72,6 +71,7 @@ class Row:
     received: int
     clients: tuple[ClientId, ...]
     clipped_by: Mapping[str, int]
+    sum: str = ""
     chain: str = ""
 
     @property
@@ -290,6 +290,11 @@ def state_name(rounds: int) -> str:
     return f"state-{rounds:06d}.safetensors"
 
 
+def sum_name(number: int) -> str:
+    """Return the name of the file with the recorded sum of a round."""
+    return f"sum-{number:06d}.safetensors"
+
+
 def closed_name(rounds: int) -> str:
     """Return the name of the file that holds the model of a run that was ended early."""
     return f"closed-{rounds:06d}.safetensors"
@@ -360,34 +365,10 @@ def _is_signed(public_key: str, message: bytes, signature: str) -> bool:
     return True
 
 
-def parameter_sizes(facts: Mapping[str, Any]) -> list[int] | None:
-    """Return how many values each trained tensor has, if the facts name their shapes.
-
-    Raises:
-        ValueError: a name or shape is not a valid one. Facts of a stranger may be anything, also
-            lengths whose product would take hours.
-    """
-    if (named := facts.get("parameters")) is None:
-        return None
-    sizes = []
-    for name, shape in named:
-        least = 1
-        if not isinstance(name, str) or len(shape) > _MOST_DIMENSIONS:
-            raise ValueError("parameters: a name or shape is not a valid one")
-        for length in shape:
-            if type(length) is not int or length < 0:
-                raise ValueError("parameters: a length is not a valid number")
-            least *= max(length, 1)
-            if least > _MOST_VALUES:
-                raise ValueError("parameters: no tensor is that large")
-        sizes.append(0 if 0 in shape else least)
-    return sizes
-
-
 def _checked_row(entry: dict[str, Any], chain: str) -> Row:
     row = Row(**entry | {"clients": tuple(entry["clients"]), "chain": chain})
-    kinds = [int, str, str, float, int]
-    values = [row.round, row.state, row.model, row.clip_norm, row.received]
+    kinds = [int, str, str, float, int, str]
+    values = [row.round, row.state, row.model, row.clip_norm, row.received, row.sum]
     if [type(value) for value in values] != kinds:
         raise ValueError(f"row {row.round!r} holds values of other kinds")
     numbers = list(row.clipped_by.values())

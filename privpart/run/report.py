@@ -20,8 +20,8 @@ from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.canaries import measured_from_below
 from privpart.run.evidence import Check, Evidence, gather
-from privpart.run.folder import CHECKED, ROWS, ROWS_DIFFER
-from privpart.run.ledger import LEDGER, Row, parameter_sizes
+from privpart.run.folder import CHECKED, RECORDS, ROWS_DIFFER
+from privpart.run.ledger import LEDGER, Row
 from privpart.run.store import damage_named
 from privpart.select.delivery import SeenByParty, select_claims
 from privpart.server import ANOTHER_SERVER, CLIENTS, SERVER
@@ -42,6 +42,21 @@ _FIGURES = (
 """What the table of a run shows of a guarantee's figures."""
 AUTHENTICATED, UNAUTHENTICATED = "authenticated nodes", "asserted"
 """Values of the fact "identity" of a run whose clients are on nodes."""
+ROWS = {
+    "unseen": "the loader dealt nothing that could be compared: parts of a batch, as with "
+    "BatchMemoryManager, or objects without a tensor of a row per example",
+    "outside": "layers of the network were called outside of a call of the network",
+    "inputs": "the network was called with something else than the rows that were dealt, such as "
+    "rows that the loop had augmented, embedded, chosen or put into another order",
+    "alike": "what the network was called with does not tell the rows of the batch apart",
+    "backward": "the gradients did not come unchanged from one backward pass through the call, or "
+    "what the network was called with was changed before it",
+    "hooks": "a layer or an output of the network has a hook that was added after make_private, "
+    "which may change what its gradients come from",
+}
+"""Why nothing shows that the network got the rows of the examples that were dealt, each once."""
+_MOST_DIMENSIONS, _MOST_VALUES = 64, 2**48
+"""Of a tensor."""
 _Words = tuple[AssumptionStatus, str]
 
 
@@ -251,6 +266,30 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         measured=measured_from_below(path, facts["run_id"]),
         cost=_cost(plan, facts),
     )
+
+
+def parameter_sizes(facts: Mapping[str, Any]) -> list[int] | None:
+    """Return how many values each trained tensor has, if the facts name their shapes.
+
+    Raises:
+        ValueError: a name or shape is not a valid one. Facts of a stranger may be anything, also
+            lengths whose product would take hours.
+    """
+    if (named := facts.get("parameters")) is None:
+        return None
+    sizes = []
+    for name, shape in named:
+        least = 1
+        if not isinstance(name, str) or len(shape) > _MOST_DIMENSIONS:
+            raise ValueError("parameters: a name or shape is not a valid one")
+        for length in shape:
+            if type(length) is not int or length < 0:
+                raise ValueError("parameters: a length is not a valid number")
+            least *= max(length, 1)
+            if least > _MOST_VALUES:
+                raise ValueError("parameters: no tensor is that large")
+        sizes.append(0 if 0 in shape else least)
+    return sizes
 
 
 def _cost(plan: PrivacyPlan, facts: Mapping[str, Any]) -> RunCost:
@@ -481,6 +520,8 @@ def _rows_compared(ledger: str, facts: Mapping[str, Any]) -> _Words:
 
 
 def _noise(evidence: Evidence) -> _Words:
+    if evidence.facts.get(RECORDS):
+        return "violated", "the sums lie beside the run: with them, anybody can remove the noise"
     for what in ("log of runs", "state", "key"):
         if evidence.status(what) != "verified":
             return "asserted", f"{what}: {evidence.line(what).says}"

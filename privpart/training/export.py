@@ -18,8 +18,8 @@ from accounting import checks
 from accounting.checks import ConfigError
 from privpart.plan import PrivacyPlan
 from privpart.run.evidence import Evidence, gather
-from privpart.run.ledger import LEDGER, Ledger, parameter_sizes
-from privpart.run.report import report_of
+from privpart.run.ledger import LEDGER, Ledger
+from privpart.run.report import parameter_sizes, report_of
 from privpart.run.store import damage_named, read_state
 
 if TYPE_CHECKING:

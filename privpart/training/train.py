@@ -38,8 +38,9 @@ from privpart.run.canaries import (
     read_canary_key,
     write_canary_key,
 )
-from privpart.run.folder import RunFolder, holds_a_run
+from privpart.run.folder import RECORDS, RunFolder, holds_a_run
 from privpart.run.ledger import Ledger
+from privpart.run.population import is_public
 from privpart.run.report import RunReport, run_report
 from privpart.run.store import StorageError, tensor_hash, write_durably
 from privpart.server import RoundCounts, Server
@@ -220,11 +221,13 @@ def begin(
     fork_of: Path | None = None,
     seed: int | None = None,
     canaries: CanaryMaker | None = None,
+    record_sums: bool = False,
     options: EngineOptions,
 ) -> tuple[RunFolder, Training]:
     """Put a plan together, and begin its run only if that succeeds; see ``train``.
 
-    With ``fork_of`` it starts from the model of another run, whose cost is added.
+    With ``fork_of`` it starts from the model of another run, whose cost is added. With
+    ``record_sums`` it can be replayed, which nobody's private data may be.
     """
     objects = objects or Own()
     # A seed would make the noise of a private run's continuation public.
@@ -248,14 +251,29 @@ def begin(
     if plan.canaries is not None:
         facts[FACT] = {**plan.canaries.model_dump(), "key": canary_key_hash(key)}
     setup = _planted(setup, promised, canaries, key)
+    if record_sums:
+        _refuse_private_sums(plan, seed, str(facts["population_name"]))
+        facts[RECORDS] = True
     facts |= {"plan_tables": plan.tables} if plan.text is None else {"plan_file": plan.text}
     # Nothing exists before this: whatever is refused leaves no folder and enters no budget book.
     if fork_of is None:
-        run = create_run(out, promised, seed=seed, own=facts)
+        start = setup.start if record_sums else None
+        run = create_run(out, promised, seed=seed, own=facts, start=start)
     else:
         run = fork(fork_of, out, promised, facts=facts)
     _write_beside(run, plan, key)
     return run, setup
+
+
+def _refuse_private_sums(plan: PlanFile, seed: int | None, people: str) -> None:
+    """Refuse sums beside a run of people whose data are not public."""
+    if not plan.privacy.noise_multiplier:
+        raise ConfigError("record_sums: the plan adds no noise, so there is nothing to replay.")
+    if seed is None and not is_public(people):
+        raise ConfigError(
+            "record_sums: whoever has the sums can remove the noise. Record them with --seed, or "
+            "of the public data of a built-in task."
+        )
 
 
 def _write_beside(run: RunFolder, plan: PlanFile, key: bytes) -> None:

@@ -19,12 +19,17 @@ from accounting import BinaryTree, ConfigError, Independent, Participation, Pois
 RUN = BinaryTree(64), Participation(64)
 SAMPLING = PoissonSampling(10, 1000)
 BINS = accounting.BallsInBins(8, 8)
+RUNS = accounting.NegativeBinomialRuns(3)
 OBJECTS = {
     "AllocatedGuarantee": accounting.AllocatedGuarantee(4.0, BINS),
     "EstimatedGuarantee": accounting.EstimatedGuarantee(4.0, BINS, Independent(8), 10_000),
+    "ComposedGuarantee": accounting.ComposedGuarantee(
+        (accounting.Guarantee(1.0), accounting.StatedGuarantee(0.1))
+    ),
     "Guarantee": accounting.Guarantee(1.0),
     "PrunedTree": accounting.PrunedTree(8, (0, 2)),
     "SampledGuarantee": accounting.SampledGuarantee(1.0, 0.1, 10, "rdp"),
+    "SelectedGuarantee": accounting.SelectedGuarantee(accounting.Guarantee(1.0), RUNS, 0.2),
 }
 """What methods are called of."""
 
@@ -46,11 +51,15 @@ CALLS = {
     "PrivacyReport.of": partial(accounting.PrivacyReport.of, *RUN),
     "PrunedTree": partial(accounting.PrunedTree, active=(0,)),
     "Realised.of": partial(accounting.Realised.of, RUN[0], {"ada": [0, 9]}, RUN[1]),
+    "SelectedGuarantee": partial(
+        accounting.SelectedGuarantee, accounting.Guarantee(1.0), repetitions=RUNS
+    ),
     "Sensitivity": partial(accounting.Sensitivity, exact=True, rule=""),
     "Toeplitz": partial(accounting.Toeplitz, coefficients=(1.0, 0.5)),
     "calibrate": partial(accounting.calibrate, *RUN),
     "cohorts": partial(accounting.cohorts, SAMPLING, key=bytes(32)),
     "guarantee": partial(accounting.guarantee, *RUN),
+    "most_mu": partial(accounting.most_mu, RUNS),
     "optimize": fits,
     "participation_of": partial(accounting.participation_of, SAMPLING),
     "sampled_guarantee": partial(accounting.sampled_guarantee, Independent(8), SAMPLING),
@@ -62,6 +71,7 @@ FINE = {
     "target_epsilon": 1.0, "mu": 1.0, "fpr": 0.1, "agree_to": 0.1, "squared": 1.0, "rmse": 1.0,
     "max_error": 2.0, "expected_batch": 10.0, "population": 1000, "members": 1000, "groups": 2,
     "probability": 0.1, "steps": 10, "bins": 8, "samples": 10_000, "draws": 10_000, "seed": 0,
+    "expected": 4.0, "most": 8, "eta": 1.0, "fineness": 0.2,
 }  # fmt: skip
 NOT_CALLED = {"ConfigError", "Mechanism"}  # an exception and a protocol
 
@@ -70,6 +80,8 @@ MAY_BE_ZERO = {
     ("Estimate", "seed"),
     ("AllocatedGuarantee.delta", "epsilon"),
     ("Guarantee.delta", "epsilon"), ("SampledGuarantee.delta", "epsilon"),
+    ("ComposedGuarantee.delta", "epsilon"), ("SelectedGuarantee.delta", "epsilon"),
+    ("StatedGuarantee", "epsilon"), ("StatedGuarantee", "delta"), ("NegativeBinomialRuns", "eta"),
     ("CrossCheck", "epsilon"), ("CrossCheck", "agree_to"),
     ("Participation.from_tf_privacy", "min_separation"),
 }  # fmt: skip
@@ -137,6 +149,7 @@ def cases():
                 fine = (
                     (value is None and kind in (int | None, float | None))
                     or (value == 0 and value is not True and (name, argument) in MAY_BE_ZERO)
+                    or (value == -1e-9 and argument == "eta")
                     or (value in (1.5, 1e301) and kind not in WHOLE)
                 )
                 if not fine:

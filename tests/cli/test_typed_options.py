@@ -28,7 +28,7 @@ SAMPLES = {
     "fail_on": "partial", "fork_of": "old", "seed": "1", "worker_timeout": "60",
     "limit_epsilon": "4",
     "public_key": "0" * 64, "html": "x.html", "registry": "x.yaml", "about": "about.toml",
-    "policy": "policy.toml", "voucher": "Ada",
+    "policy": "policy.toml", "voucher": "Ada", "noise_key": "key",
 }  # fmt: skip
 """Values of options that have no default, or a list."""
 OWN_SAMPLES = {("audit epsilon", "fail_on"): "violation"}
@@ -55,7 +55,7 @@ CASES = {
     "report": [["run", "--delta", "1e-6"], ["run", "--registry", "x.yaml"],
                ["run", "--vouch", "choices"]],
     "budget": [[], ["mine"], ["mine", "--limit-epsilon", "4"]],
-    "verify": [["run", "m.safetensors"]],
+    "verify": [["run", "m.safetensors"], ["run", "--replay"]],
     "costs": [["emnist_cnn"]],
     "frontier": [["study.toml", "--out", "out"]],
     "demo": [[]],
