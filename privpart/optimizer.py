@@ -191,11 +191,5 @@ class ExactOptimizer(FlatOptimizer):
 
 def _power(base: float, exponent: int) -> float:
     """Return a power by squaring, whose bits do not depend on the maths library."""
-    power = 1.0
-    while exponent:
-        power, base, exponent = (
-            (power * base if exponent & 1 else power),
-            base * base,
-            exponent // 2,
-        )
-    return power
+    half = _power(base * base, exponent // 2) if exponent > 1 else 1.0
+    return half * base if exponent & 1 else half
