@@ -57,6 +57,7 @@ _WORDS = (
     "plan_tables",
     "records_sums",
     "rest",
+    "round_seconds",
     "seen_in_clear",
     "unit",
 )

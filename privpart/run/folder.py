@@ -390,6 +390,10 @@ class RunFolder:
                 "free some space, and resume."
             ) from None
 
+    def note_late(self) -> None:
+        """Keep in the ledger that the coming round is released later than its slot ends."""
+        self._ledger.add_fact("late_rounds", self.facts.get("late_rounds", 0) + 1)
+
     def _check_sample(self, server: Committed) -> None:
         """Check that everybody who counted was drawn; in the last round, that a new draw agrees."""
         if self._sampled is None:

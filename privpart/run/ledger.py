@@ -41,7 +41,7 @@ from privpart.run.store import (
 
 LEDGER = "ledger.log"
 SCHEMA = "privpart/ledger/7"
-LATER_FACTS = ("closed", "rows_differ", "sampling_checked")
+LATER_FACTS = ("closed", "late_rounds", "rows_differ", "sampling_checked")
 """Facts that are added after a run began; all others are in the first line."""
 KEY_BYTES = 32
 _RUN_ID = re.compile("[0-9a-f]{32}")

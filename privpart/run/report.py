@@ -397,7 +397,20 @@ def _with_evidence(
         words["participation"] = ("violated", "; ".join(deviations))
     for code in words.keys() & {a.code for a in report.assumptions}:
         report = report.with_status(code, *words[code])
-    return report
+    return _with_times(report, facts)
+
+
+def _with_times(report: PrivacyReport, facts: Mapping[str, Any]) -> PrivacyReport:
+    """Return the report with what it says of the times of releases, of a run that fixed them."""
+    if (seconds := facts.get("round_seconds")) is None:
+        return report
+    late = int(facts.get("late_rounds", 0))
+    paced = (
+        f"side channels, such as memory and traffic; rounds were released at the ends of slots of "
+        f"{float(seconds):g} seconds, whoever came, {late} of them a slot too late or more"
+    )
+    lines = (*(line for line in report.not_covered if "side channels" not in line), paced)
+    return replace(report, not_covered=lines)
 
 
 def _as_strong_as(

@@ -65,7 +65,7 @@ _Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 TaskName = Literal["digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "shakespeare"]
 
 _UNSET_IS_ABSENT = {
-    "privacy": ("sampling", "allow_large_delta"),
+    "privacy": ("sampling", "allow_large_delta", "round_seconds"),
     "privacy.mechanism": ("normalize_columns", "fit", "objective", "file", "fingerprint"),
     "model": ("name", "factory", "weights", "keep", "local"),
     "data": ("task", "clients", "options", "metric", "population", "held_out", "measured_on"),
@@ -111,6 +111,10 @@ class Privacy(_Table):
     )
     sampling: SamplingChoice | None = Field(
         None, description="draws each round's clients, in secret"
+    )
+
+    round_seconds: Annotated[float, Field(gt=0, le=86_400)] | None = Field(
+        None, description="releases a round at the end of so many seconds, whoever came"
     )
 
     @model_validator(mode="after")

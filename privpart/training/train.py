@@ -49,6 +49,7 @@ from privpart.training.callbacks import MetricsFile, ProgressBar
 from privpart.training.export import export, released_module
 from privpart.training.metric import Accuracy, Metric
 from privpart.training.own_code import described
+from privpart.training.pace import paced
 from privpart.training.passed import digest
 from privpart.training.plan_file import PlanFile, parse, read, validated
 from privpart.training.training import (
@@ -254,6 +255,8 @@ def begin(
     if record_sums:
         _refuse_private_sums(plan, seed, str(facts["population_name"]))
         facts[RECORDS] = True
+    if plan.privacy.round_seconds is not None:
+        facts["round_seconds"] = plan.privacy.round_seconds
     facts |= {"plan_tables": plan.tables} if plan.text is None else {"plan_file": plan.text}
     # Nothing exists before this: whatever is refused leaves no folder and enters no budget book.
     if fork_of is None:
@@ -505,9 +508,12 @@ def finish(
     bar = ProgressBar(run.plan.rounds, done=run.rounds, accuracy=accuracy)
     watchers: list[Callback] = [bar] if progress else []
     watchers.append(MetricsFile(run.path))
-    commit, restore = run.commit, run.restore
+    commit: Callable[[Server, RoundCounts], None] = run.commit
+    restore: Callable[[Server], None] = run.restore
     if setup.canaries is not None:
         commit, restore = _logging(run, setup.canaries)
+    if (seconds := setup.plan.privacy.round_seconds) is not None:
+        commit = paced(run, commit, seconds)
     with ExitStack() as open_, _unspent_if_refused(run):
 
         def begin_to_show(server: Server) -> None:

@@ -217,7 +217,7 @@ def test_a_coarser_cover_is_never_cheaper() -> None:
         (lambda: NegativeBinomialRuns(1, 1), "must be above 1"),
         (lambda: NegativeBinomialRuns(math.nan), "must be positive"),
         (lambda: NegativeBinomialRuns(10, -1), "must be above -1"),
-        (lambda: NegativeBinomialRuns(10, math.nan), "must be above -1"),
+        (lambda: NegativeBinomialRuns(10, math.nan), "must be finite"),
         (lambda: PoissonRuns(1e9), "at most 1,000"),
         (lambda: BinomialRuns(5, 5), "must be below most=5"),
         (lambda: SelectedGuarantee(Guarantee(1), PoissonRuns(2)).epsilon(0), "strictly between"),
