@@ -267,4 +267,7 @@ def _guard(ledger: Ledger, rows: list[Row]) -> Check:
             "a copy of the run was adopted, of which this machine need not have seen every round; "
             "nothing shows that its original stopped",
         )
+    if len(rows) != life.rounds:
+        reason = f"round {len(rows) - 1} is being committed, or its commit failed: resume the run"
+        return Check(what, "asserted", reason)
     return Check(what, "verified", f"this machine saw the same {len(rows)} rounds, and no more")

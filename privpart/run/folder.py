@@ -21,7 +21,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -177,6 +177,7 @@ class RunFolder:
             # While a last line that was damaged later can still be repaired: it is cut off below.
             entries = log.lines_of(run.facts["run_id"]) if run._is_logged else []
             why = run._unknown(entries)
+            run._refuse_lost_line(why)
             # A process that was killed may have flushed neither its last line, which a power
             # failure would take back with its round, nor the removal of a key.
             run._ledger.settle()
@@ -441,13 +442,10 @@ class RunFolder:
             clipped_by=clipped_by,
             sum=digest,
         )
-        # So that a crash behind the next line is not taken for a round made elsewhere.
-        if self._private:
-            self._note("coming", self._ledger.following(row).chain)
-        # The point of no return.
-        self._ledger.append(row)
-        if self._private:
-            self._note("round")
+        run, head = self.facts["run_id"], self._ledger.following(row).chain
+        with log.committing(run, server.round, head) if self._private else nullcontext():
+            # The point of no return.
+            self._ledger.append(row)
         self._remove_leftovers()
 
     @property
@@ -455,13 +453,10 @@ class RunFolder:
         """Whether the log of runs has lines on this run: on a simulation, only for its people."""
         return self._private or "population_name" in self.facts
 
-    def _note(self, event: log.Event, head: str = "") -> None:
+    def _note(self, event: log.Event) -> None:
         """Tell the log of runs where the run stands."""
-        log.note(log.Entry(event=event, **self._standing(head)))
-
-    def _standing(self, head: str = "") -> dict[str, Any]:
-        chain = head or self._ledger.chains[-1]
-        return {"run": self.facts["run_id"], "rounds": self.rounds, "head": chain}
+        run, head = self.facts["run_id"], self._ledger.chains[-1]
+        log.note(log.Entry(event=event, run=run, rounds=self.rounds, head=head))
 
     def _remove_leftovers(self) -> None:
         """Remove all but the committed state, and the keys of a run that has ended.
@@ -500,6 +495,23 @@ class RunFolder:
         if standing == "closed":
             raise ConfigError(f"{self.path}: {fault}. Begin a new run or a fork.")
         return fault
+
+    def _refuse_lost_line(self, why: str) -> None:
+        """Check that no committed round is missing at the ledger's end, before anything is removed.
+
+        A crash before a row is committed leaves the state before it. A copy from elsewhere with a
+        torn last line may lack a round that was released there.
+        """
+        fault = ""
+        if self.rounds and not os.path.lexists(self.path / (name := self._ledger.newest()[0])):
+            fault = f"{name}, the state after its last row, is missing"
+        elif why and not self._ended and self._ledger.unread:
+            fault = f"{self._ledger.unread} bytes behind its last row are no row"
+        if fault:
+            raise ConfigError(
+                f"{self.path / LEDGER}: {fault}: a later row may have been cut off or damaged. "
+                "Nothing was changed; copy the folder again from where it is whole, or restore it."
+            )
 
     def _enter_log(self, entries: list[log.Entry], why: str, *, adopt: bool) -> None:
         """Tell the log of runs what it lacks: an adoption, a charge, or what a crash cut off."""

@@ -1,10 +1,10 @@
 """Ledger: the facts and committed rounds of a run, a file of lines chained by hashes and signed.
 
 A line is a chain value, a signature and an entry, which is JSON: facts about the run, or a row. The
-chain value hashes the line before and the entry as it is written, so no entry can be changed,
-dropped or moved without changing all later lines; the run's signing key (Ed25519, RFC 8032) signs
-it, so nobody without that key can write the chain anew. It does not show that the holder of the key
-was honest: the owner of the machine can sign anything while the run lasts.
+chain value hashes chain value and signature of the line before, and the entry as it is written, so
+nothing can be changed, dropped or moved without changing all later lines; the run's signing key
+(Ed25519, RFC 8032) signs it, so nobody without that key can write the chain anew. It does not show
+that its holder was honest: the owner of the machine can sign anything while the run lasts.
 
 A line is appended in one piece and flushed. What a crash leaves of one lacks its end, or holds
 zeros where blocks were not written. Readers skip it, and it is cut off before the next line is
@@ -34,13 +34,14 @@ from privpart.run.store import (
     append_durably,
     complete_lines,
     damage_named,
+    flush_end,
     opened,
     read_small,
     write_durably,
 )
 
 LEDGER = "ledger.log"
-SCHEMA = "privpart/ledger/7"
+SCHEMA = "privpart/ledger/8"
 LATER_FACTS = ("closed", "late_rounds", "rows_differ", "sampling_checked")
 """Facts that are added after a run began; all others are in the first line."""
 KEY_BYTES = 32
@@ -111,6 +112,7 @@ class Ledger:
         facts: values that were recorded about the run, by name.
         head: chain value of the last line, which was signed last.
         chains: chain values after 0, 1, ... rounds.
+        unread: bytes behind the last line: what a crash left of one, or a damaged one.
         signer: key that signs every change; None refuses changes.
 
     Raises:
@@ -124,17 +126,25 @@ class Ledger:
         self.head = self._signature = ""
         self._rows: list[Row] = []
         self._chain_fault: str | None = None
+        self._is_settled = False
         try:
             with opened(self._path) as file:
                 lines = complete_lines(file)
                 # Who reads a round may release it, and a killed process may not have flushed it.
                 os.fsync(file.fileno())
+                size = os.fstat(file.fileno()).st_size
         except (FileNotFoundError, NotADirectoryError):
             raise ConfigError(f"{folder} holds no run: {LEDGER} is missing.") from None
         except OSError as error:
             raise ConfigError(f"{self._path} cannot be read: {error}.") from None
         # Of complete lines: the next append cuts off what a crash left behind them.
         self._size = sum(map(len, lines))
+        # The disk refused the last line in the meantime, so its writer cut it off.
+        if size < self._size:
+            size -= len(lines[-1])
+            self._size -= len(lines.pop())
+        self.unread = size - self._size
+        self._last = lines[-1] if lines else b""
         with damage_named(self._path):
             self.chains = [lines[0].split(b" ")[0].decode()]
             for number, line in enumerate(lines):
@@ -152,7 +162,7 @@ class Ledger:
     def _read(self, number: int, line: bytes) -> None:
         chain, signature, entry = line.rstrip(b"\n").split(b" ", 2)
         # Noted and not raised: a report still reads a changed ledger, to say so.
-        if _link(self.head, entry) != chain.decode() and self._chain_fault is None:
+        if _link(self._end, entry) != chain.decode() and self._chain_fault is None:
             self._chain_fault = (
                 f"line {number} does not follow from the lines before it. The ledger was changed "
                 "after the fact, so no guarantee can be derived from it"
@@ -192,9 +202,16 @@ class Ledger:
         rounds: int = self.facts["plan"].get("participation", {}).get("rounds", 0)
         return rounds
 
+    @property
+    def _end(self) -> str:
+        """What the next line hashes of the last one."""
+        return self.head + self._signature
+
     def settle(self) -> None:
-        """Flush the ledger, without what a crash left behind its last line."""
-        append_durably(self._path, b"", self._size)
+        """Flush the ledger, without what a crash or a failure left behind its last line."""
+        if not self._is_settled:
+            flush_end(self._path, self._last, self._size)
+            self._is_settled, self.unread = True, 0
 
     def add_fact(self, name: str, value: Any) -> None:  # noqa: ANN401  any JSON
         """Record another fact about the run, one of ``LATER_FACTS``."""
@@ -203,7 +220,7 @@ class Ledger:
 
     def following(self, row: Row) -> Row:
         """Return a row with the chain value that it will have if it is appended next."""
-        return replace(row, chain=_link(self.head, row.entry()))
+        return replace(row, chain=_link(self._end, row.entry()))
 
     def append(self, row: Row) -> None:
         """Commit a round."""
@@ -217,10 +234,13 @@ class Ledger:
                 f"{self._path}: the run's signing key is missing, so nothing can be added to its "
                 "ledger. Restore the file signing-key, or begin a fork."
             )
-        line = _line(self.head, entry, self.signer)
+        line = _line(self._end, entry, self.signer)
+        self._is_settled = False
         append_durably(self._path, line, self._size)
         # Only after the append: if it fails, the next one begins where this one did.
         self._size += len(line)
+        self._last = line
+        self._is_settled = True
         self.head, self._signature = line.decode().split(" ", 2)[:2]
 
     def rows(self) -> list[Row]:

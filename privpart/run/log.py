@@ -344,6 +344,15 @@ def _write_mark(size: int, head: bytes) -> None:
     write_durably(directory() / _MARK, json.dumps(mark).encode())
 
 
+@contextmanager
+def committing(run: str, rounds: int, head: str) -> Iterator[None]:
+    """Add a line before a round's commit, and one after it, which is missing if that fails."""
+    with writing():
+        append(Entry(event="coming", run=run, rounds=rounds - 1, head=head))
+        yield
+        append(Entry(event="round", run=run, rounds=rounds, head=head))
+
+
 def note(entry: Entry) -> None:
     """Add one line; errors are those of ``writing`` and ``append``."""
     with writing():

@@ -27,6 +27,8 @@ from privpart.select.delivery import SeenByParty, select_claims
 from privpart.server import ANOTHER_SERVER, CLIENTS, SERVER
 
 SCHEMA = "privpart/run/1"
+_MOST_WORK = 5 * 10**7
+"""Rounds times participations of one client: what a stranger's plan may cost, some seconds."""
 _BYTES = 4
 """Of a parameter in an update: float32."""
 _VERDICTS = {
@@ -209,11 +211,27 @@ def run_report(
 def report_of(evidence: Evidence, path: Path, *, delta: float | None = None) -> RunReport:
     """Derive the guarantee from evidence that was gathered; errors are those of ``run_report``."""
     ledger = path / LEDGER
-    for what in ("chain", "signature"):
-        if evidence.status(what) == "wrong":
-            raise ConfigError(f"{ledger}: {evidence.line(what).says}.")
+    if reason := not_derivable(evidence, path):
+        raise ConfigError(f"{ledger}: {reason}.")
     with damage_named(ledger):
         return _derived(evidence, path, delta)
+
+
+def not_derivable(evidence: Evidence, path: Path) -> str:
+    """Return why no guarantee is derived from a ledger, or ""."""
+    for what in ("chain", "signature"):
+        if evidence.status(what) == "wrong":
+            return evidence.line(what).says
+    with damage_named(path / LEDGER):
+        limits = PrivacyPlan.from_dict(evidence.facts["plan"]).participation
+    work = limits.rounds * limits.max_participations
+    if evidence.origin == "here" or work <= _MOST_WORK:
+        return ""
+    return (
+        f"it is planned for {limits.rounds:,} rounds with {limits.max_participations:,} "
+        "participations, which takes minutes to account for; a guarantee that long is derived only "
+        "on the machine that made the run"
+    )
 
 
 def _population(

@@ -45,6 +45,8 @@ _OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _BLOCK = 2**20
 
+_LARGE, _LEAST_FILLED = 2**28, 1 / 16
+"""Bytes from which on a file is refused if less than this share of it lies on the disk."""
 LONGEST_LINE = 2**28
 """Bytes of a line: a file of zeros costs nothing to send, and would fill the memory."""
 HANDLED = (
@@ -248,6 +250,27 @@ def append_durably(path: Path, data: bytes, at: int) -> None:
         flush_directory(path.parent)
 
 
+def flush_end(path: Path, line: bytes, end: int) -> None:
+    """Flush a file whose last line ends at ``end``, without what lies beyond.
+
+    The line is written again in its place. A disk that refused it says so once: whoever flushes the
+    file afterwards is told that all is well, although the line may be in memory only.
+
+    Raises:
+        OSError: the disk refused, or the path is a link, or the file is shorter.
+    """
+    with os.fdopen(os.open(path, _OVERWRITE), "wb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < end:
+            raise OSError(f"{path} has lost bytes: it has {size} of {end}")
+        file.seek(end - len(line))
+        file.write(line)
+        file.flush()
+        if size > end:
+            file.truncate(end)
+        os.fsync(file.fileno())
+
+
 def complete_lines(file: BufferedReader) -> list[bytes]:
     """Return the lines of a file to which lines are appended, without what a crash left of one.
 
@@ -287,7 +310,7 @@ def opened(path: Path) -> Iterator[BufferedReader]:
 
     Raises:
         OSError: it cannot be read, is not a regular file (a link is not), or is larger than this
-            machine's memory, as a sparse file of no size on the disk can be.
+            machine's memory; or it is a large hole, which costs nothing to send.
     """
     # Looked at before it is opened: a device may react to being opened.
     mode = path.lstat().st_mode
@@ -300,7 +323,18 @@ def opened(path: Path) -> Iterator[BufferedReader]:
             raise OSError("it is not a file")
         if about.st_size > _memory():
             raise OSError(f"its {about.st_size} bytes do not fit into this machine's memory")
+        if about.st_size > _LARGE and _is_hollow(file.fileno(), about):
+            raise OSError(f"its {about.st_size} bytes are a hole: nearly none of them was written")
         yield file
+
+
+def _is_hollow(handle: int, about: os.stat_result) -> bool:
+    if about.st_blocks:
+        return about.st_blocks * 512 < about.st_size * _LEAST_FILLED
+    # Some file systems count no blocks, and say that byte 0 is data.
+    with suppress(OSError):
+        return os.lseek(handle, 0, os.SEEK_DATA) > 0
+    return True
 
 
 def _memory() -> int:

@@ -21,7 +21,7 @@ from privpart.run.begin import versions
 from privpart.run.budget_book import all_runs, counted
 from privpart.run.evidence import Check, Evidence, gather, public_key_of
 from privpart.run.folder import holds_a_run
-from privpart.run.report import AUTHENTICATED, RunReport, report_of
+from privpart.run.report import AUTHENTICATED, RunReport, not_derivable, report_of
 from privpart.run.store import file_hash, model_hash, one_line, read_small, tensor_hash
 from privpart.training.export import privacy_metadata
 from privpart.training.plan_file import parse, validated
@@ -49,8 +49,7 @@ def check_run(
         evidence = gather(path, public_key)
     except ConfigError as error:
         return (Check("ledger", "wrong", str(error).rstrip(".")),)
-    content = f"schema {evidence.facts['schema']}, {len(evidence.rows)} rounds, and no more"
-    checks = [Check("ledger", "verified", content), *evidence.checks]
+    checks = [_ledger(evidence), *evidence.checks]
     checks.append(_guarded("plan", lambda: _plan(path, evidence)))
     checks.append(_guarded("code", lambda: _code(evidence)))
     checks += _derived_again(path, evidence)
@@ -60,6 +59,14 @@ def check_run(
     if model is not None:
         checks += _model_file(Path(model), path, evidence)
     return tuple(checks)
+
+
+def _ledger(evidence: Evidence) -> Check:
+    content = f"schema {evidence.facts['schema']}, {len(evidence.rows)} rounds"
+    if unread := evidence.ledger.unread:
+        reason = f"{content}; {counted(unread, 'byte')} behind the last are no row, and not read"
+        return Check("ledger", "asserted", reason)
+    return Check("ledger", "verified", f"{content}, and no more")
 
 
 def left_its_plan(checks: tuple[Check, ...]) -> bool:
@@ -122,7 +129,7 @@ def _derived_again(path: Path, evidence: Evidence) -> Iterator[Check]:
     reason = "" if evidence.facts["plan"].get("noise_multiplier") else "the plan adds no noise"
     if any(evidence.status(what) == "wrong" for what in ("chain", "signature")):
         reason = "the ledger was changed"
-    if reason:
+    if reason := reason or not_derivable(evidence, path):
         for what in ("participation", "guarantee"):
             yield Check(what, "asserted", f"not derived: {reason}")
         return

@@ -1,5 +1,6 @@
 """What forgers, careless owners and two processes at once do to runs, reports and the book."""
 
+import errno
 import os
 import shutil
 import sys
@@ -10,18 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import PLAN, begun, train
+from runs import PLAN, begun, contents, train
 from safetensors.torch import load_file, save_file
 from test_run_verify import forged, statuses, wrong
 
 from accounting import ConfigError
 from privpart import RunFolder
-from privpart.run import begin, budget_book, evidence, store
+from privpart.run import begin, budget_book, evidence, report, store
 from privpart.run.begin import create_run
-from privpart.run.ledger import SigningKey
+from privpart.run.ledger import Ledger, SigningKey
 from privpart.run.population import spoken
 from privpart.run.report import run_report, vouched
-from privpart.run.store import tensor_hash
+from privpart.run.store import StorageError, tensor_hash
 from privpart.training.export import export
 from privpart.training.verify import check_run
 
@@ -257,6 +258,9 @@ def test_a_ledger_of_zeros_costs_no_memory(folder, monkeypatch):
     with (folder / "ledger.log").open("ab") as file:
         file.truncate(2**42)
     monkeypatch.setattr(store, "_memory", lambda: 2**43)
+    with pytest.raises(ConfigError, match="bytes are a hole"):
+        run_report(folder)
+    monkeypatch.setattr(store, "_LARGE", 2**43)
     monkeypatch.setattr(store, "LONGEST_LINE", 2**22)
     with pytest.raises(ConfigError, match="line 3 is longer than"):
         run_report(folder)
@@ -290,3 +294,101 @@ def test_a_name_that_is_too_long_is_one_sentence(privpart, folder, monkeypatch, 
     monkeypatch.chdir(folder.parent)
     told = privpart(*command)
     assert (told.returncode, told.stderr.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+def test_a_copy_that_may_lack_a_round_is_not_adopted(tmp_path, monkeypatch, rounds):
+    """The newline of its last row was damaged on the way here."""
+    folder = begun(tmp_path / "run", rounds + 1)
+    path = folder / "ledger.log"
+    damaged = path.read_bytes()[:-1] + b"\v"
+    path.write_bytes(damaged)
+    before = contents(folder)
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "victim"))
+    with pytest.raises(ConfigError, match="may have been cut off or damaged"):
+        RunFolder.open(folder, adopt=True)
+    assert contents(folder) == before
+
+
+def test_a_seeded_run_that_lost_a_row_keeps_its_state(tmp_path):
+    folder = begun(tmp_path / "run", 2, seed=3)
+    path = folder / "ledger.log"
+    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
+    before = contents(folder)
+    with pytest.raises(ConfigError, match=r"state-000001\S+, the state after its last row"):
+        RunFolder.open(folder)
+    assert contents(folder) == before
+
+
+def test_bytes_behind_the_last_row_are_named(folder):
+    assert statuses(check_run(folder))["ledger"] == "verified"
+    with (folder / "ledger.log").open("ab") as file:
+        file.write(b"more")
+    line = check_run(folder)[0]
+    assert (line.status, "4 bytes behind the last are no row" in line.says) == ("asserted", True)
+
+
+def test_a_damaged_signature_of_an_earlier_row_breaks_the_chain(folder):
+    path = folder / "ledger.log"
+    lines = path.read_bytes().splitlines(keepends=True)
+    chain, signature, entry = lines[1].split(b" ", 2)
+    lines[1] = b" ".join([chain, bytes(reversed(signature)), entry])
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(ConfigError, match="line 2 does not follow"):
+        run_report(folder)
+
+
+def test_a_row_that_the_disk_refused_does_not_count(folder, monkeypatch):
+    """The failure is reported once: whoever flushes the row afterwards is told that it is there."""
+    path, usual = folder / "ledger.log", os.fsync
+    before = path.read_bytes()
+    refused = []
+
+    def fails(handle):
+        if not refused and path.stat().st_size > len(before):
+            refused.append(path.read_bytes())
+            raise OSError(errno.EIO, "I/O error")
+        usual(handle)
+
+    with monkeypatch.context() as patch, RunFolder.open(folder) as run:
+        patch.setattr(os, "fsync", fails)
+        with pytest.raises(StorageError, match="could not be saved"):
+            train(run, 3)
+    assert path.read_bytes() == before
+    path.write_bytes(refused[0])  # a disk that does not cut it off either
+    line = next(c for c in check_run(folder) if c.what == "log of runs")
+    assert (line.status, "its commit failed" in line.says) == ("asserted", True)
+    os.utime(path, (0, 0))
+    with RunFolder.open(folder) as run:
+        assert run.rounds == 3
+    assert path.stat().st_mtime > 0  # written again, not only flushed
+    assert path.read_bytes() == refused[0]
+
+
+def test_a_row_that_is_cut_off_while_it_is_read_does_not_count(folder, monkeypatch):
+    path, usual = folder / "ledger.log", os.fsync
+    whole = path.read_bytes()
+
+    def cut(handle):
+        usual(handle)
+        path.write_bytes(whole[: whole[:-1].rindex(b"\n") + 1])
+
+    monkeypatch.setattr(os, "fsync", cut)
+    assert len(Ledger(folder).rows()) == 1
+
+
+def test_a_strangers_plan_that_takes_minutes_is_not_derived(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "_MOST_WORK", 3)
+    assert run_report(folder).rounds == 2
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "victim"))
+    with pytest.raises(ConfigError, match="takes minutes to account for"):
+        run_report(folder)
+    line = next(c for c in check_run(folder) if c.what == "guarantee")
+    assert (line.status, "takes minutes" in line.says) == ("asserted", True)
+
+
+def test_a_state_of_holes_is_not_read(folder):
+    with (folder / "state-000002.safetensors").open("wb") as file:
+        file.truncate(20 * 2**30)
+    assert wrong(check_run(folder)) == ["state", "released model"]
+    assert "are a hole" in next(c.says for c in check_run(folder) if c.what == "state")

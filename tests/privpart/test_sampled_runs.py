@@ -368,7 +368,7 @@ def test_the_chain_does_not_let_anybody_test_a_guess_of_who_took_part(tmp_path, 
             fit(server, Clients(), [PEOPLE[2 * r :][:2] for r in range(6)], commit=run.commit)
     ledger = Ledger(tmp_path / "run")
     last = ledger.rows()[-1]
-    before = (tmp_path / "run" / LEDGER).read_text().splitlines()[-2].split()[0]
+    before = "".join((tmp_path / "run" / LEDGER).read_text().splitlines()[-2].split()[:2])
     file = next((tmp_path / "run").glob("*.safetensors"))
     tensors, values = decode_state(file)
     unblinded = {name: value for name, value in values.items() if name != "blind"}
