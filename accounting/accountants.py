@@ -57,16 +57,16 @@ def sampled_gaussians(
     if method == "rdp":
         return _usable(RdpAccountant().compose(event))
     return PLDAccountant(
-        value_discretization_interval=_sampled_grid(noise_multiplier, probability, steps)
+        value_discretization_interval=GRID * sampled_spread(noise_multiplier, probability, steps)
     ).compose(event)
 
 
-def _sampled_grid(noise_multiplier: float, probability: float, steps: int) -> float:
-    """Return GRID times the spread of the total loss, or more if one step's range is far wider."""
+def sampled_spread(noise_multiplier: float, probability: float, steps: int) -> float:
+    """Return the spread of the total loss, or more if one step's range is far wider."""
     spread = math.sqrt(steps) * probability / noise_multiplier
     hit = 10 / noise_multiplier + 0.5 / noise_multiplier**2  # ten deviations, if sampled
     widest = hit if hit > 500 else math.log1p(probability * math.expm1(hit))
-    return GRID * max(spread, widest / 10)
+    return max(spread, widest / 10)
 
 
 def sampled_event(noise_multiplier: float, probability: float, steps: int) -> "DpEvent":

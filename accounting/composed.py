@@ -187,9 +187,7 @@ def _spread(release: Release) -> float:
     if isinstance(release, StatedGuarantee):
         return release.epsilon
     z, q = release.noise_multiplier, release.probability
-    # Of one step: q sqrt(exp(1/z^2) - 1) by chi-square, and never more than the Gaussian's own.
-    chi = math.sqrt(math.expm1(min(1 / z**2, 100.0)))
-    return math.sqrt(release.steps) * min(q * chi, 1 / z)
+    return accountants.sampled_spread(z, q, release.steps)
 
 
 def _losses(release: Release, grid: float) -> "PrivacyLossDistribution":

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from textwrap import fill
+from types import MappingProxyType
 from typing import Any
 
 import typer
@@ -39,7 +40,11 @@ def print_result(
 
 
 def print_report(
-    report: PrivacyReport, form: Format, *, beside: Sequence[tuple[str, str]] = ()
+    report: PrivacyReport,
+    form: Format,
+    *,
+    beside: Sequence[tuple[str, str]] = (),
+    more: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
     """Print one guarantee, and its warnings on standard error.
 
@@ -47,10 +52,10 @@ def print_report(
         report: guarantee to print.
         form: text, JSON or CSV.
         beside: extra lines (name, value) of the text form, below the sensitivity.
+        more: further fields of the JSON.
     """
-    print_result(
-        form, report.to_dict(), [report_row(report)], lambda: typer.echo(_as_text(report, beside))
-    )
+    document = report.to_dict() | dict(more)
+    print_result(form, document, [report_row(report)], lambda: typer.echo(_as_text(report, beside)))
     for warning in report.warnings:
         typer.echo(f"privpart: warning: {warning}", err=True)
 

@@ -5,9 +5,10 @@ from typing import Annotated
 import typer
 
 import accounting
-from accounting import checks
+from accounting import Guarantee, checks, most_mu
 from accounting.report import up
 from privpart.cli import options
+from privpart.cli.budget.best_of import BestOf, lines_of, repetitions_of, selected
 from privpart.cli.budget.options import (
     FixedOrderOption,
     MaxParticipations,
@@ -18,6 +19,7 @@ from privpart.cli.budget.options import (
     typed_participation,
 )
 from privpart.cli.budget.promise import Promise, SampledRun, built
+from privpart.cli.idle import beside
 from privpart.cli.options import Format, method_of
 from privpart.cli.output import print_report
 
@@ -38,9 +40,16 @@ def calibrate(
     allow_large_delta: options.AllowLargeDelta = False,
     sampling: SamplingOption = None,
     method: options.MethodOption = None,
+    best_of: Annotated[
+        BestOf,
+        beside("sampling", "noise under sampling is found for one run"),
+        beside("method", "a selection is accounted for by the exact trade-off"),
+    ] = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Find the least noise whose epsilon does not exceed a target.
+
+    With --best-of the target is for the selection; each of its runs gets this noise.
 
     With --sampling it finds the noise of a run that hides who takes part. By Monte Carlo, the noise
     is chosen by earlier draws, and one estimate is then made and printed.
@@ -49,6 +58,9 @@ def calibrate(
     """
     checks.accept_delta(delta, population, allow_large=allow_large_delta)
     choice = typed_choice(mechanism, rounds)
+    if best_of is not None:
+        mu = most_mu(repetitions_of(best_of), target_epsilon=target_epsilon, delta=delta)
+        target_epsilon = Guarantee(mu).epsilon(delta)
     if sampling is not None:
         run = SampledRun.typed(sampling, choice, rounds, population, method)
         promise = run.calibrated(target_epsilon, delta)
@@ -67,7 +79,9 @@ def calibrate(
         stated = max_participations is not None
         promise = Promise(choice, encoder, participation, z, delta, stated, population)
     report = promise.report(method)
-    print_report(report, form)
+    selection = None if best_of is None else selected(promise.guarantee(), best_of, delta)
+    lines = lines_of(selection) if selection else []
+    print_report(report, form, beside=lines, more={"selection": selection} if selection else {})
     # Far below the target looks like a fault of this command, so the reader is told why.
     if promise.sampled is None and report.epsilon < target_epsilon * (1 - _CLOSE):
         typer.echo(

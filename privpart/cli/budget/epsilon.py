@@ -9,6 +9,7 @@ from accounting import ConfigError, Participation, PrivacyReport, checks
 from accounting.mechanisms import MechanismChoice
 from accounting.report import up
 from privpart.cli import options
+from privpart.cli.budget.best_of import BestOf, lines_of, selected
 from privpart.cli.budget.options import (
     FixedOrderOption,
     MaxParticipations,
@@ -61,6 +62,7 @@ def epsilon(
     allow_large_delta: options.AllowLargeDelta = False,
     max_epsilon: options.MaxEpsilon = None,
     policy: options.PolicyOption = None,
+    best_of: BestOf = None,
     html: options.HtmlOption = None,
     form: options.ReportFormatOption = ReportFormat.TABLE,
 ) -> None:
@@ -109,10 +111,13 @@ def epsilon(
     # The page comes first: a gate must not leave them unwritten.
     report = promise.report(method, histories=histories)
     _write_page(report, limit, html)
+    selection = None if best_of is None else selected(promise.guarantee(), best_of, report.delta)
     if form is ReportFormat.STATEMENT:
         typer.echo(report.statement())
     else:
-        print_report(report, Format(form), beside=_one_stream(promise))
+        lines = [*_one_stream(promise), *(lines_of(selection) if selection else ())]
+        more = {"selection": selection} if selection else {}
+        print_report(report, Format(form), beside=lines, more=more)
     _judge(report, limit)
     leave_if_refused([] if policy is None else judged_plan(policy, promise))
 

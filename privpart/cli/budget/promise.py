@@ -20,11 +20,13 @@ import typer
 from accounting import (
     ConfigError,
     Estimate,
+    Guarantee,
     Mechanism,
     Participation,
     PoissonSampling,
     PrivacyReport,
     Realised,
+    guarantee,
     participation_of,
     sampled_guarantee,
 )
@@ -82,6 +84,12 @@ class Promise:
             population=stated or population,
             sampled=promised.guarantee() if promised.sampling is not None else None,  # type: ignore[arg-type]
         )
+
+    def guarantee(self) -> Guarantee | Sampled:
+        """Return what one run costs, amplified if it hides who takes part."""
+        if self.sampled is not None:
+            return self.sampled
+        return guarantee(self.mechanism, self.participation, noise_multiplier=self.noise_multiplier)
 
     def report(
         self, method: MethodName | None = None, *, histories: Histories | None = None

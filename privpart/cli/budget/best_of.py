@@ -1,0 +1,101 @@
+"""What it costs to release the best of several such runs, beside counting all of them."""
+
+import math
+from typing import Annotated, Any
+
+import typer
+
+from accounting import (
+    AllocatedGuarantee,
+    BinomialRuns,
+    ComposedGuarantee,
+    ConfigError,
+    EstimatedGuarantee,
+    Guarantee,
+    NegativeBinomialRuns,
+    PoissonRuns,
+    SelectedGuarantee,
+)
+from accounting.cohorts import Sampled
+from accounting.report import up
+from accounting.selection import Base, Repetitions, quantile
+from accounting.typed import split_text, typed_values
+
+BestOf = Annotated[
+    str | None,
+    typer.Option(
+        "--best-of",
+        help="Also the cost of releasing only the best of K such runs, K secret, instead of one. "
+        "'10' draws K with mean 10 from a geometric distribution. Others: "
+        "'negative-binomial:expected=10,eta=0' (a smaller eta costs less, and K has a longer "
+        "tail), 'poisson:expected=10', 'binomial:expected=3,most=5'.",
+        show_default=False,
+    ),
+]
+_KINDS: dict[str, tuple[type[Any], set[str]]] = {
+    "negative-binomial": (NegativeBinomialRuns, {"expected", "eta"}),
+    "poisson": (PoissonRuns, {"expected"}),
+    "binomial": (BinomialRuns, {"expected", "most"}),
+}
+_SHARE = 0.95
+
+
+def repetitions_of(text: str) -> Repetitions:
+    """Return the distribution of K that was typed."""
+    try:
+        return NegativeBinomialRuns(float(text))
+    except ConfigError:
+        raise
+    except ValueError:
+        name, options = split_text(text)
+    if name not in _KINDS:
+        raise ConfigError(f"best_of={text}: must be a mean number of runs, or {', '.join(_KINDS)}.")
+    kind, allowed = _KINDS[name]
+    values = typed_values(kind, name, options, allowed)
+    if missing := {"expected", "most"} & allowed - values.keys():
+        raise ConfigError(f"best_of={text}: {', '.join(sorted(missing))} is missing.")
+    repetitions: Repetitions = kind(**values)
+    return repetitions
+
+
+def selected(run: Guarantee | Sampled, text: str, delta: float) -> dict[str, Any]:
+    """Return what a selection among such runs costs at ``delta``, ready for JSON."""
+    repetitions = repetitions_of(text)
+    counted = math.ceil(repetitions.expected)
+    if isinstance(run, Guarantee):
+        base: Base = run
+        all_runs = Guarantee(run.mu * math.sqrt(counted)).epsilon(delta)
+    elif isinstance(run, AllocatedGuarantee | EstimatedGuarantee):
+        raise ConfigError(
+            f"best_of={text}: needs the whole trade-off of one run, and this sampler's accountant "
+            "has none. Use Poisson sampling, or no sampling."
+        )
+    else:
+        base = ComposedGuarantee((run,))
+        all_runs = ComposedGuarantee((run,) * counted).epsilon(delta)
+    return {
+        "runs": text,
+        "expected_runs": repetitions.expected,
+        "runs_95_percent": quantile(repetitions, _SHARE),
+        "epsilon": SelectedGuarantee(base, repetitions).epsilon(delta),
+        "epsilon_of_counting_all": all_runs,
+        "counted": counted,
+        "delta": delta,
+    }
+
+
+def lines_of(selection: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines of a report's text form."""
+    return [
+        (
+            "best of K",
+            f"epsilon {up(selection['epsilon'], 5)} to release the best run and nothing else of "
+            f"them, {selection['expected_runs']:g} on average, at most "
+            f"{selection['runs_95_percent']} in 95 % of all cases",
+        ),
+        (
+            "counting all",
+            f"epsilon {up(selection['epsilon_of_counting_all'], 5)} to release all of "
+            f"{selection['counted']} runs",
+        ),
+    ]
