@@ -28,7 +28,7 @@ SAMPLES = {
     "fail_on": "partial", "fork_of": "old", "seed": "1", "worker_timeout": "60",
     "limit_epsilon": "4",
     "public_key": "0" * 64, "html": "x.html", "registry": "x.yaml", "about": "about.toml",
-    "policy": "policy.toml", "voucher": "Ada", "noise_key": "key",
+    "policy": "policy.toml", "voucher": "Ada", "noise_key": "key", "best_of": "10",
 }  # fmt: skip
 """Values of options that have no default, or a list."""
 OWN_SAMPLES = {("audit epsilon", "fail_on"): "violation"}
@@ -68,7 +68,7 @@ CASES = {
 """Complete command lines that nothing idle is in; every option matters in one of them."""
 SITUATIONS = {
     "epsilon": [PLANNED, [*TYPED, "--sampling", BINS]],
-    "calibrate": [[*FITTED, "--sampling", BINS]],
+    "calibrate": [[*FITTED, "--sampling", BINS], [*FITTED, "--method", "pld"]],
     "mechanisms": [PLANNED],
     "doctor": [[]],
     "train": [[*PLANNED, "--out", "run", "--fork-of", "old"]],
