@@ -300,6 +300,7 @@ WRITTEN_BY = {
     "text-defences": "`privpart audit leakage` of text, at levels: defences.json",
     "text-leakage": "`privpart audit leakage` of text: report.json, `--format json`",
     "verify": "`privpart verify --format json`",
+    "witness": "`privpart budget --write-witness FILE`",
 }
 """Name of each schema -> what is written in it. The build fails if the code has another one."""
 

@@ -26,7 +26,7 @@ NOT_OUR_WORDS = {
     r"\bgo(es)? on with\b": "continue, resume",
     r"\bsays? it all\b": "already contains these values",
     r"\bnumbers (of|in) (the|a|its) (model|network|part|group|layer|block)": "parameters",
-    r"\b(witness(es)?|rollback guard)\b": "log of runs",
+    r"\brollback guard\b": "log of runs",
     r"\bwhat there is is\b": "a sentence with a subject",
 }
 """Phrases that the design page's word list replaces, in docstrings of any module."""

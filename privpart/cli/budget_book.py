@@ -1,13 +1,14 @@
 """``privpart budget``: what each population has spent on this machine, and its limit."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from accounting import ConfigError, Guarantee, checks
 from accounting.report import down, up
-from privpart.cli.idle import without
+from privpart.cli.idle import beside, without
 from privpart.cli.output import fill_lines, print_table
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
@@ -55,6 +56,19 @@ def budget(
         ),
         without("limit_epsilon", "nothing is raised"),
     ] = False,
+    write_witness: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write how far each run went on this machine into a file, by ids and hashes: "
+            "`privpart verify --witness` compares it elsewhere.",
+            show_default=False,
+        ),
+        (
+            beside("population", "is of all runs"),
+            beside("limit_epsilon", "shows no budget"),
+            beside("delta", "shows no budget"),
+        ),
+    ] = None,
     form: Annotated[
         Literal["table", "json"], typer.Option("--format", help="Form of the result.")
     ] = "table",
@@ -68,6 +82,9 @@ def budget(
     """
     from privpart.run.budget_book import accounts
 
+    if write_witness is not None:
+        _write_witness(write_witness, form)
+        return
     chosen = None if delta is None else checks.probability("delta", delta)
     # Changed before it is shown, so that the exit code is that of the new limit.
     if population is not None and limit_epsilon is not None:
@@ -84,6 +101,16 @@ def budget(
         _print(shown, chosen, runs=population is not None)
     if any(one.passed for one in shown):
         raise typer.Exit(_EXCEEDED)
+
+
+def _write_witness(path: Path, form: str) -> None:
+    from privpart.run.budget_book import counted
+    from privpart.run.witness import write_witness
+
+    now = write_witness(path)
+    runs, head = counted(len(now.runs), "run"), now.head[:12] or "without a line"
+    text = f"  {path}: {runs}, log {head}, {now.at}."
+    typer.echo(json.dumps(now.to_dict(), indent=2) if form == "json" else text)
 
 
 def _set_limit(population: str, epsilon: float, delta: float | None, *, looser: bool) -> None:

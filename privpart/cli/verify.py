@@ -34,6 +34,14 @@ def verify(
     ] = None,
     public_key: options.PublicKey = None,
     policy: options.PolicyOption = None,
+    witness: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="File that 'privpart budget --write-witness' wrote on another machine, or earlier "
+            "on this one: whether another copy of the run was continued there. Repeatable.",
+            show_default=False,
+        ),
+    ] = None,
     replay: Annotated[
         bool,
         typer.Option(
@@ -64,7 +72,7 @@ def verify(
     from privpart.training.verify import check_run, left_its_plan
 
     key = options.public_key_of_file(public_key)
-    checks = check_run(run, model=model, public_key=key)
+    checks = check_run(run, model=model, public_key=key, witnesses=witness or ())
     if replay:
         checks = (*checks, _replayed(run, noise_key))
     wrong = any(check.status == "wrong" for check in checks)

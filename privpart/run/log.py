@@ -218,19 +218,34 @@ def lines_of(run: str = "") -> list[Entry]:
     Raises:
         ConfigError: the log is damaged, foreign or an older copy, or others can change it.
     """
+    with _legible(directory() / _LOG):
+        lines = _lines()
+        return [Entry(event="lost")] if lines is None else list(_chained(lines, run.encode()))
+
+
+def heads() -> list[str]:
+    """Return the hash at the end of each line of the log; errors are those of ``lines_of``."""
+    with _legible(directory() / _LOG):
+        lines = _lines() or []
+        # For the checks: no line holds this.
+        list(_chained(lines, b"\n"))
+    return [line[:-1].rpartition(b" ")[2].decode() for line in lines]
+
+
+def _lines() -> list[bytes] | None:
+    """Return the log's lines; None if they are lost."""
     path = directory() / _LOG
-    with _legible(path):
-        # The mark first: another process may be adding to both.
-        size, head = _mark()
-        try:
-            refuse_odd(path)
-            with opened(path) as file:
-                lines = complete_lines(file)
-        except FileNotFoundError:
-            return [Entry(event="lost")] if size else []
-        if size and not b"".join(lines)[:size].endswith(b" " + head + b"\n"):
-            raise ValueError(f"it is an older copy or another machine's, beside its {_MARK}")
-        return list(_chained(lines, run.encode()))
+    # The mark first: another process may be adding to both.
+    size, head = _mark()
+    try:
+        refuse_odd(path)
+        with opened(path) as file:
+            lines = complete_lines(file)
+    except FileNotFoundError:
+        return None if size else []
+    if size and not b"".join(lines)[:size].endswith(b" " + head + b"\n"):
+        raise ValueError(f"it is an older copy or another machine's, beside its {_MARK}")
+    return lines
 
 
 def _chained(lines: Sequence[bytes], wanted: bytes) -> Iterator[Entry]:

@@ -5,7 +5,7 @@ exported from the run may be given, and the public key that the run is known by.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from privpart.run.evidence import Check, Evidence, gather, public_key_of
 from privpart.run.folder import holds_a_run
 from privpart.run.report import AUTHENTICATED, RunReport, not_derivable, report_of
 from privpart.run.store import file_hash, model_hash, one_line, read_small, tensor_hash
+from privpart.run.witness import compared, read_witness
 from privpart.training.export import privacy_metadata
 from privpart.training.plan_file import parse, validated
 
@@ -31,7 +32,11 @@ _ANY_DELTA = 1e-9
 
 
 def check_run(
-    folder: str | Path, *, model: str | Path | None = None, public_key: str | None = None
+    folder: str | Path,
+    *,
+    model: str | Path | None = None,
+    public_key: str | None = None,
+    witnesses: Sequence[str | Path] = (),
 ) -> tuple[Check, ...]:
     """Return a line per claim of a run, which is only read and may still be running.
 
@@ -39,8 +44,9 @@ def check_run(
         folder: the run folder.
         model: a file that ``export`` wrote, "full" or "trained"; compared with the newest round.
         public_key: key that the run is known by, in hex, from anywhere but the folder.
+        witnesses: files that ``write_witness`` wrote on other machines, or earlier on this one.
     """
-    path = Path(folder)
+    path, others = Path(folder), [read_witness(file) for file in witnesses]
     if public_key is not None:
         public_key_of(public_key)
     if not holds_a_run(path):
@@ -56,6 +62,7 @@ def check_run(
     if "identity" in evidence.facts:
         checks.append(_guarded("identity", lambda: _identity(evidence)))
     checks.append(_guarded("budget book", lambda: _book(evidence)))
+    checks += [compared(other, evidence) for other in others]
     if model is not None:
         checks += _model_file(Path(model), path, evidence)
     return tuple(checks)
