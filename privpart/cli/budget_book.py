@@ -1,13 +1,15 @@
 """``privpart budget``: what each population has spent on this machine, and its limit."""
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from accounting import ConfigError, Guarantee, checks
-from accounting.report import down, up
+from accounting import ConfigError, Guarantee, StatedGuarantee, checks
+from accounting.report import down, printable, up
+from accounting.typed import split_text
 from privpart.cli.idle import beside, without
 from privpart.cli.output import fill_lines, print_table
 
@@ -56,6 +58,21 @@ def budget(
         ),
         without("limit_epsilon", "nothing is raised"),
     ] = False,
+    add: Annotated[
+        str | None,
+        typer.Option(
+            help="Charge what somebody else released about these people, with --by: "
+            "'epsilon=1,delta=1e-6', 'mu=0.5', or 'rho=0.1,delta=1e-7', which takes zCDP's "
+            "epsilon at that delta. It stays in the book.",
+            show_default=False,
+        ),
+        without("population", "a release is about one population"),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option(help="Who states the cost of --add.", show_default=False),
+        without("add", "nothing is stated"),
+    ] = None,
     write_witness: Annotated[
         Path | None,
         typer.Option(
@@ -65,7 +82,6 @@ def budget(
         ),
         (
             beside("population", "is of all runs"),
-            beside("limit_epsilon", "shows no budget"),
             beside("delta", "shows no budget"),
         ),
     ] = None,
@@ -89,6 +105,8 @@ def budget(
     # Changed before it is shown, so that the exit code is that of the new limit.
     if population is not None and limit_epsilon is not None:
         _set_limit(population, limit_epsilon, chosen, looser=raise_limit)
+    if population is not None and add is not None:
+        _state(population, add, by)
     book = accounts()
     shown = [one for one in book if population in (None, one.population)]
     if population is not None and not shown:
@@ -122,6 +140,35 @@ def _set_limit(population: str, epsilon: float, delta: float | None, *, looser: 
         typer.echo(f"privpart: no run names the population {population!r} yet.", err=True)
 
 
+def _state(population: str, text: str, by: str | None) -> None:
+    from privpart.run.budget_book import state
+
+    if by is None:
+        raise ConfigError("by is missing: say who states what this release cost. Pass --by.")
+    _, options = split_text(f"cost:{text}")
+    try:
+        values = {name: float(value) for name, value in options.items()}
+    except ValueError:
+        raise ConfigError(f"add={text}: must be numbers, such as epsilon=1,delta=1e-6.") from None
+    state(population, _cost(text, values), by)
+
+
+def _cost(text: str, values: dict[str, float]) -> StatedGuarantee | Guarantee:
+    names = frozenset(values)
+    if names == {"mu"}:
+        return Guarantee(values["mu"])
+    if names in ({"epsilon"}, {"epsilon", "delta"}):
+        return StatedGuarantee(**values)
+    if names == {"rho", "delta"}:
+        rho, delta = (checks.positive(name, values[name]) for name in ("rho", "delta"))
+        # Bun and Steinke 2016, Proposition 1.3; zCDP is no one pair of distributions.
+        epsilon = rho + 2 * math.sqrt(rho * -math.log(checks.probability("delta", delta)))
+        return StatedGuarantee(epsilon * (1 + 1e-12), delta)
+    raise ConfigError(
+        f"add={text}: must be epsilon=... with or without delta=..., mu=..., or rho=...,delta=..."
+    )
+
+
 def _print(book: "list[Account]", delta: float | None, *, runs: bool) -> None:
     if not book:
         typer.echo("  No run on this machine has named a population yet.")
@@ -152,20 +199,22 @@ def _print(book: "list[Account]", delta: float | None, *, runs: bool) -> None:
 
 
 def _print_runs(account: "Account", delta: float | None) -> None:
+    from privpart.run.budget_book import composed, epsilon_of
+
     chosen = account.delta if delta is None else delta
     rows = []
     for charge in account.charges:
         entry = charge.entry
-        mu = None if entry.mu is None or chosen is None else Guarantee(entry.mu)
+        cost = composed([charge.cost])
         done, planned = ("?" if n is None else n for n in (charge.released, entry.planned))
         rows.append(
             [
                 entry.run[:12],
                 _NONE if entry.parent is None else entry.parent[:12],
-                "no bound" if entry.mu is None else _up(entry.mu),
-                _up(None if mu is None or chosen is None else mu.epsilon(chosen)),
+                "no bound" if cost is None else _up(cost.mu),
+                _up(None if cost is None or chosen is None else epsilon_of(cost, chosen)),
                 f"{done} of {planned}",
-                charge.status,
+                f"stated by {printable(entry.by)}" if entry.by else charge.status,
                 entry.at[:10],
                 entry.folder or _NONE,
             ]

@@ -8,7 +8,10 @@ A run is charged when it is created, for its whole plan and alone, under one loc
 a limit; what it was forked from is a charge of its own. Only a run that was closed before its first
 round is free, if the log shows that it was created here and that no copy of it was adopted. Every
 other one costs its whole plan, however early it ended: less would need a proof for each mechanism.
-A run whose members are sampled is charged as if they were not.
+A run on Poisson samples is charged its amplified cost, which holds while nobody learns who was
+sampled; one with another sampler as if its members were not sampled, because no proof here says
+that its amplified cost composes with others. What others released about the same people can be
+stated, with who says so; it stays in the book.
 
 A run with noise from a seed, or without noise, has no bound. It is listed and not added, because
 such runs are simulations; but the total of its population is then "not-private", unless the
@@ -19,14 +22,24 @@ of two populations, runs that were made by hand without a name, and what a lost 
 """
 
 import math
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from accounting import Guarantee, checks, gaussian, guarantee
+from accounting import (
+    ComposedGuarantee,
+    Guarantee,
+    SampledGuarantee,
+    StatedGuarantee,
+    checks,
+    gaussian,
+    guarantee,
+)
 from accounting.checks import ConfigError
+from accounting.composed import Release
 from accounting.report import up
 from privpart.plan import PrivacyPlan
 from privpart.run import log
@@ -49,9 +62,22 @@ class Charge:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the charge as plain values, ready for JSON, with how far the run is."""
-        names = ("population", "run", "mu", "delta", "parent", "at", "planned", "folder")
+        names = [
+            *("population", "run", "mu", "sampled", "epsilon", "delta", "by"),
+            *("parent", "at", "planned", "folder"),
+        ]
         values = {name: getattr(self.entry, name) for name in names}
         return values | {"released": self.released, "status": self.status}
+
+    @property
+    def cost(self) -> Release | None:
+        """What the run costs alone; None without a bound."""
+        entry = self.entry
+        if entry.event == "stated" and entry.mu is None:
+            return StatedGuarantee(entry.epsilon or 0.0, entry.delta or 0.0)
+        if entry.sampled is not None:
+            return SampledGuarantee(**entry.sampled)  # type: ignore[arg-type]
+        return None if entry.mu is None else Guarantee(entry.mu)
 
     @property
     def released(self) -> int | None:
@@ -60,7 +86,9 @@ class Charge:
 
     @property
     def status(self) -> str:
-        """How far the run is: "closed", "complete", "running" or "unknown"."""
+        """How far the run is: "closed", "complete", "running", "unknown"; or "stated"."""
+        if self.entry.event == "stated":
+            return "stated"
         if self.life.closed:
             return "closed"
         if self.released is None or self.entry.planned is None:
@@ -92,9 +120,10 @@ class Limit:
         """The greatest mu within the limit, rounded down."""
         return gaussian.mu(self.epsilon, self.delta)
 
-    def allows(self, cost: Guarantee | None) -> bool:
-        """Return whether a cost is within the limit."""
-        return cost is None or cost.epsilon(self.delta) <= self.epsilon
+    def allows(self, cost: ComposedGuarantee | None) -> bool:
+        """Return whether a cost is within the limit; of a delta that it cannot reach, it is not."""
+        spent = None if cost is None else epsilon_of(cost, self.delta)
+        return cost is None or (spent is not None and spent <= self.epsilon)
 
     def __str__(self) -> str:
         return f"epsilon {self.epsilon:g} with delta {self.delta:g}"
@@ -138,14 +167,14 @@ class Account:
     lost: bool
 
     @cached_property
-    def total(self) -> Guarantee | None:
+    def total(self) -> ComposedGuarantee | None:
         """The cost of all private runs together; None if there are none."""
-        return composed([c.entry.mu for c in self.charges if not c.life.is_free])
+        return composed([charge.cost for charge in self.charges if not charge.life.is_free])
 
     @cached_property
     def unbounded(self) -> int:
         """Number of runs without a bound, which are not in the total."""
-        return sum(charge.entry.mu is None for charge in self.charges)
+        return sum(charge.cost is None for charge in self.charges)
 
     @property
     def status(self) -> Status:
@@ -167,13 +196,19 @@ class Account:
         """The limit's delta, or the least of the runs', which gives the most epsilon."""
         if self.limit is not None:
             return self.limit.delta
-        return min((c.entry.delta for c in self.charges if c.entry.delta is not None), default=None)
+        # Below what is stated to fail, the total has no epsilon.
+        runs = (charge.entry for charge in self.charges if charge.entry.event != "stated")
+        return min((entry.delta for entry in runs if entry.delta is not None), default=None)
 
     def left(self) -> float | None:
-        """Return the mu that one more run may have, rounded down; None without a limit."""
-        if self.limit is None:
+        """Return the mu that one more run may have, rounded down.
+
+        None without a limit, or if what was spent is not one Gaussian.
+        """
+        spent = 0.0 if self.total is None else self.total.mu
+        if self.limit is None or spent is None:
             return None
-        budget, spent = self.limit.mu, 0.0 if self.total is None else self.total.mu
+        budget = self.limit.mu
         if not spent < budget:
             return 0.0
         # The factors keep digits that a difference of squares loses; the last one rounds down.
@@ -184,10 +219,16 @@ class Account:
         mu = epsilon = None
         sentence = f"{counted(len(self.charges), 'run')} on this machine about {self.population!r}"
         if self.total is not None:
-            mu, sentence = self.total.mu, f"mu {up(self.total.mu, 5)}: {sentence}"
-            if delta is not None:
-                epsilon = self.total.epsilon(delta)
-                sentence = f"epsilon {up(epsilon, 5)}, {sentence}"
+            mu = self.total.mu
+            words = [] if mu is None else [f"mu {up(mu, 5)}"]
+            epsilon = None if delta is None else epsilon_of(self.total, delta)
+            if epsilon is not None:
+                words.insert(0, f"epsilon {up(epsilon, 5)}")
+            elif delta is not None:
+                words.insert(0, f"no epsilon at delta {delta:g}, which is below what is stated")
+            sentence = f"{', '.join(words)}: {sentence}" if words else sentence
+            if any(charge.entry.sampled for charge in self.charges):
+                sentence += ", some of which hold while nobody learns who was sampled"
         if self.status == "not-private":
             simulations = counted(self.unbounded, "run")
             sentence = f"NOT PRIVATE: {simulations} without secret noise. The others: {sentence}"
@@ -239,14 +280,22 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def composed(costs: Sequence[float | None]) -> Guarantee | None:
-    """Return the guarantee of runs of these mu together, None if no run has a bound.
+def composed(costs: Sequence[Release | None]) -> ComposedGuarantee | None:
+    """Return the guarantee of these runs together, None if no run has a bound.
 
-    >>> round(composed([2 / 3, 2 / 3, 2 / 3]).mu, 6)  # a run and two forks of it
+    >>> round(composed([Guarantee(2 / 3)] * 3).mu, 6)  # a run and two forks of it
     1.154701
     """
-    bounds = [Guarantee(mu) for mu in costs if mu is not None]
-    return reduce(Guarantee.compose, bounds) if bounds else None
+    bounds = tuple(cost for cost in costs if cost is not None)
+    return ComposedGuarantee(bounds) if bounds else None
+
+
+def epsilon_of(cost: ComposedGuarantee, delta: float) -> float | None:
+    """Return the epsilon of a cost at a delta; None if no epsilon has it."""
+    try:
+        return cost.epsilon(delta)
+    except ConfigError:
+        return None
 
 
 def accounts() -> list[Account]:
@@ -279,12 +328,18 @@ def _book(entries: Sequence[Entry]) -> dict[str, Account]:
         if entry.event == "limit":
             limits[people] = Limit(entry.epsilon or 0.0, entry.delta or 0.0)
         # A run that is named twice costs the most that any line says.
-        elif entry.run not in runs or (entry.mu or 0.0) > (runs[entry.run].entry.mu or 0.0):
+        elif entry.run not in runs or _is_dearer(entry, runs[entry.run].entry):
             runs[entry.run] = Charge(entry, lives[entry.run])
     return {
         people: Account(names[people], tuple(runs.values()), limits.get(people), lost)
         for people, runs in charges.items()
     }
+
+
+def _is_dearer(entry: Entry, other: Entry) -> bool:
+    """Whether a line charges a run more than another one; without amplification is more."""
+    costs = [(line.mu or 0.0, line.sampled is None) for line in (entry, other)]
+    return costs[0] > costs[1]
 
 
 def enter(
@@ -314,10 +369,12 @@ def enter(
         ConfigError: its population is another spelling of one in the book; or the log is damaged.
         StorageError: the disk refused.
     """
-    mu, z = None, plan.noise_multiplier
-    # Not plan.guarantee(), which may count on members being sampled.
+    mu, sampled, z = None, None, plan.noise_multiplier
     if facts["seed"] is None and z > 0:
         mu = guarantee(plan.mechanism, plan.participation, noise_multiplier=z).mu
+        # Of other samplers no proof here says that they compose.
+        if isinstance(run := plan.guarantee(), SampledGuarantee):
+            sampled = {name: value for name, value in asdict(run).items() if name != "method"}
     entry = Entry(
         event=event,
         run=facts["run_id"],
@@ -330,6 +387,7 @@ def enter(
         parent=facts.get("fork_of"),
         planned=plan.rounds,
         folder=log.shown(folder),
+        sampled=sampled,
     )
     if entry.population is None:
         log.append(entry)
@@ -373,6 +431,28 @@ def set_limit(population: str, limit: Limit, *, looser: bool = False) -> Account
     return replace(before, limit=limit)
 
 
+def state(population: str, cost: StatedGuarantee | Guarantee, by: str) -> Account:
+    """Charge a population for somebody else's release, as somebody states; return its account.
+
+    Raises:
+        ConfigError: the name is another spelling of one in the book, nobody is named, or the log
+            is damaged, foreign or busy.
+        StorageError: the disk refused.
+    """
+    entry = Entry(
+        event="stated",
+        run=secrets.token_hex(16),
+        at=log.now(),
+        population=refuse_population(population),
+        by=by,
+        **({"mu": cost.mu} if isinstance(cost, Guarantee) else asdict(cost)),
+    )
+    with log.writing():
+        _refuse_alike(account(population), population)
+        log.append(entry)
+    return account(population)
+
+
 def _missing_parent(facts: Mapping[str, Any], entry: Entry, before: Account) -> list[Entry]:
     """Return a charge for the run that another was forked from, if the population has none.
 
@@ -409,12 +489,14 @@ def _refuse_beyond_limit(before: Account, new: Sequence[Entry]) -> None:
             f"a run with noise from a seed, or without noise, has no bound and would pass {bound}. "
             "Simulate on data of nobody, under a population of another name."
         )
-    spent, alone = before.total, composed([entry.mu for entry in new])
-    after = alone if spent is None or alone is None else spent.compose(alone)
-    if not limit.allows(after):
-        costs = [cost.epsilon(limit.delta) if cost else 0.0 for cost in (spent, alone, after)]
+    spent = [charge.cost for charge in before.charges if not charge.life.is_free]
+    alone = [Charge(entry, Life()).cost for entry in new]
+    if not limit.allows(composed([*spent, *alone])):
+        costs = [composed(part) for part in (spent, alone, [*spent, *alone])]
+        told = [epsilon_of(cost, limit.delta) if cost else 0.0 for cost in costs]
+        words = ["no epsilon" if epsilon is None else up(epsilon) for epsilon in told]
         raise BudgetExceededError(
-            f"this run would pass {bound}: the runs so far have spent {up(costs[0])}, this one "
-            f"costs {up(costs[1])}, and together they cost {up(costs[2])}. Plan more noise or "
-            "fewer rounds, or see `privpart budget`."
+            f"this run would pass {bound}: the runs so far have spent {words[0]}, this one costs "
+            f"{words[1]}, and together they cost {words[2]}. Plan more noise or fewer rounds, or "
+            "see `privpart budget`."
         )

@@ -12,6 +12,7 @@ line is on the disk before what it describes can be released:
     charged   people pay for a run that this machine did not see begin, such as a fork's parent
     closed    a run was ended early
     limit     what all runs about a population may cost from now on
+    stated    somebody says what another release about the people cost
     lost      the log before this one is missing
 
 A line ends with a hash of itself and of the line before, so none can be changed, dropped or moved.
@@ -34,7 +35,7 @@ from typing import Literal
 from filelock import FileLock
 from pydantic import TypeAdapter
 
-from accounting import Guarantee, checks
+from accounting import Guarantee, SampledGuarantee, StatedGuarantee, checks
 from accounting.checks import ConfigError, parsed_json
 from privpart.run.population import refuse_population
 from privpart.run.store import (
@@ -53,11 +54,13 @@ from privpart.run.store import (
 )
 
 VARIABLE = "PRIVPART_STATE_DIR"
-Event = Literal["begun", "coming", "round", "adopted", "charged", "closed", "limit", "lost"]
+Event = Literal[
+    "begun", "coming", "round", "adopted", "charged", "closed", "limit", "lost", "stated"
+]
 _LOG, _MARK, _LOCK = "runs.log", "runs.mark", "runs.lock"
 _SHORT_TAIL, _TAIL = 2**11, 2**16
 """Bytes that hold the last two lines usually, and always."""
-_LONGEST_FOLDER = 4096
+_LONGEST_FOLDER, _LONGEST_NAME = 4096, 200
 _RUN_ID = re.compile("[0-9a-f]{32}")
 _PATIENCE = 60.0
 """Seconds to wait for another process that begins a run."""
@@ -74,12 +77,15 @@ class Entry:
         head: head of its ledger's chain after them; "" if this machine did not see them.
         at: when it happened, in UTC.
         population: name of the people that pay.
-        mu: cost of the whole plan of this run alone; None without a bound.
+        mu: cost of the whole plan of this run alone, whoever learns who took part; None without a
+            bound.
+        sampled: fields of the ``SampledGuarantee`` of a run on Poisson samples; None of others.
         delta: delta that the run was planned with, or that of a limit.
         parent: run that it was forked from.
         planned: planned rounds.
         folder: where the run was.
-        epsilon: of a limit.
+        epsilon: of a limit, or of what somebody states, with ``delta``.
+        by: who states it.
     """
 
     event: Event
@@ -94,6 +100,8 @@ class Entry:
     planned: int | None = None
     folder: str | None = None
     epsilon: float | None = None
+    sampled: dict[str, int | float] | None = None
+    by: str | None = None
 
     def __post_init__(self) -> None:
         named = _RUN_ID.fullmatch(self.run) is not None
@@ -105,10 +113,24 @@ class Entry:
         if self.mu is not None:
             # Which refuses what is out of range.
             Guarantee(self.mu)
+        self._refuse_odd_costs()
+        if self.event == "stated":
+            return
         if self.delta is not None or self.event == "limit":
             checks.probability("delta", self.delta or 0.0)
         if self.event == "limit":
             checks.positive("epsilon", self.epsilon or 0.0)
+
+    def _refuse_odd_costs(self) -> None:
+        if self.sampled is not None:
+            SampledGuarantee(**self.sampled)  # type: ignore[arg-type]
+        if self.event == "stated":
+            StatedGuarantee(self.epsilon or 0.0, self.delta or 0.0)
+            if self.population is None or not 0 < len(self.by or "") <= _LONGEST_NAME:
+                raise ConfigError(
+                    f"by={str(self.by)[:40]!r}: must name who states the cost, in up to "
+                    f"{_LONGEST_NAME} characters."
+                )
 
     def text(self) -> bytes:
         """Return the line without its hash: what is not the usual, as JSON."""

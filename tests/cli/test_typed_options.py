@@ -29,6 +29,7 @@ SAMPLES = {
     "limit_epsilon": "4",
     "public_key": "0" * 64, "html": "x.html", "registry": "x.yaml", "about": "about.toml",
     "policy": "policy.toml", "voucher": "Ada", "noise_key": "key", "best_of": "10",
+    "add": "mu=1", "by": "Ada", "witness": "w.json", "write_witness": "w.json",
 }  # fmt: skip
 """Values of options that have no default, or a list."""
 OWN_SAMPLES = {("audit epsilon", "fail_on"): "violation"}
@@ -54,7 +55,7 @@ CASES = {
     "export": [["run", "--out", "m.safetensors"]],
     "report": [["run", "--delta", "1e-6"], ["run", "--registry", "x.yaml"],
                ["run", "--vouch", "choices"]],
-    "budget": [[], ["mine"], ["mine", "--limit-epsilon", "4"]],
+    "budget": [[], ["mine"], ["mine", "--limit-epsilon", "4"], ["mine", "--add", "mu=1"]],
     "verify": [["run", "m.safetensors"], ["run", "--replay"]],
     "costs": [["emnist_cnn"]],
     "frontier": [["study.toml", "--out", "out"]],
