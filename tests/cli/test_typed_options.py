@@ -75,7 +75,7 @@ SITUATIONS = {
     "train": [[*PLANNED, "--out", "run", "--fork-of", "old"]],
     "export": [["run", "--out", "m.safetensors", "--part", "trained"]],
     "report": [["run"]],
-    "budget": [[]],
+    "budget": [[], ["--delta", "1e-6"]],
     "costs": [PLANNED],
     "sweep": [["--out", "out"]],
     "audit leakage": [
