@@ -22,6 +22,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Context, Decimal
 from typing import Any, Literal, get_args
 
 from accounting import (
@@ -364,7 +365,9 @@ class AdaptiveClipping:
         """
         # noise may leave the share outside of what a share can be
         share = min(1.0, max(0.0, unclipped))
-        wanted = clip_norm * math.exp(-self.rate * (share - self.quantile))
+        exponent = Decimal(-self.rate * (share - self.quantile))
+        # The last bit of math.exp depends on the processor, and whoever replays a run has another.
+        wanted = clip_norm * float(Context(prec=40).exp(exponent))
         return min(first * _CLIP_NORM_RANGE, max(first / _CLIP_NORM_RANGE, wanted))
 
     def reaches(self, clip_norm: float, steps: int, *, first: float) -> bool:

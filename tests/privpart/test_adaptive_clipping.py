@@ -77,6 +77,18 @@ def test_the_clip_norm_stays_in_the_range_of_floats():
     assert norm == pytest.approx(1e3)
 
 
+@pytest.mark.parametrize(
+    ("rate", "share", "power"),
+    [
+        (0.16819997657826246, 1.0, 0.9193393283327804),  # math.exp rounds wrongly with FMA
+        (0.03392222777527478, 0.0, 1.0171057702669655),  # and this one without
+    ],
+)
+def test_the_next_clip_norm_has_the_same_bits_on_every_processor(rate, share, power):
+    adaptive = AdaptiveClipping(rate=rate, bit_noise_multiplier=1.0)
+    assert adaptive.next_clip_norm(1.0, share, first=1.0) == power
+
+
 def test_it_finds_the_quantile():
     one = Server(plan(rounds=60, every=2, rate=0.5), torch.zeros(1), source=NoNoise())
     lengths = torch.linspace(0.01, 1.0, 100)
