@@ -72,6 +72,16 @@ def test_a_changed_integer_is_named_with_its_round(run, privpart):
     assert privpart("verify", str(run), "--replay").returncode == 5
 
 
+def test_a_changed_ledger_is_shown_with_all_lines_though_it_cannot_be_replayed(run, privpart):
+    ledger = run / LEDGER
+    ledger.write_bytes(ledger.read_bytes().replace(b'"received": 6', b'"received": 7', 1))
+    done = privpart("verify", str(run), "--replay", "--format", "json")
+    assert done.returncode == 5
+    lines = {line["what"]: line for line in json.loads(done.stdout)["checks"]}
+    assert lines["chain"]["status"] == "wrong"
+    assert lines["replay"]["says"] == "not replayed: first, the ledger is wrong"
+
+
 def resigned(run: Path, number: int, **change: object) -> None:
     """Let the holder of a signing key write the ledger anew, with one row changed."""
     facts, rows = Ledger(run).facts, Ledger(run).rows()
@@ -153,6 +163,7 @@ def test_a_disclosed_key_replays_a_secret_run_and_its_noise_no_longer_counts(pri
     assert replay(out, key=key).differs is None
     with pytest.raises(ConfigError, match="only an operator who kept the key"):
         replay(out)
+    assert privpart("verify", str(out), "--replay").returncode == 2
     key.write_bytes(bytes(32))
     with pytest.raises(ConfigError, match="not the key"):
         replay(out, key=key)
