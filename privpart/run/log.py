@@ -416,6 +416,9 @@ def _last(path: Path) -> tuple[bytes, int]:
     refuse_odd(path)
     try:
         with opened(path) as file:
+            # A process that was killed may not have flushed its line, and a power failure could
+            # take that one back and leave the next, which follows from it.
+            os.fsync(file.fileno())
             end = file.seek(0, os.SEEK_END)
             for tail in (_SHORT_TAIL, _TAIL):
                 start = file.seek(max(0, end - tail))

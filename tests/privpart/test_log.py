@@ -384,6 +384,20 @@ def test_what_a_crash_leaves_of_a_line_is_skipped_and_cut_off(state, tmp_path):
     assert gather(tmp_path / "run").origin == "here"
 
 
+def test_a_line_that_a_killed_process_did_not_flush_is_flushed_before_the_next(state, monkeypatch):
+    path, usual, sizes = state / "runs.log", os.fsync, []
+    before = path.stat().st_size
+
+    def note(handle):
+        if os.path.samestat(os.fstat(handle), path.stat()):
+            sizes.append(os.fstat(handle).st_size)
+        usual(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    log.note(log.Entry(event="limit", population="keyboard-de", epsilon=1.0, delta=1e-6))
+    assert sizes == [before, path.stat().st_size]
+
+
 @pytest.mark.parametrize("survives", range(5))
 def test_a_log_begun_after_a_loss_is_legible_whenever_the_process_dies(
     state, monkeypatch, survives
