@@ -68,6 +68,8 @@ def read_policy(path: Path) -> Policy:
         if len(text) > _MOST_BYTES:
             raise ConfigError(f"policy={path}: has more than {_MOST_BYTES} bytes.")
         policy = Policy.model_validate(tomllib.loads(text.decode("utf-8")))
+    except FileNotFoundError:
+        raise ConfigError(f"policy={path}: there is no such file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"policy={path}: cannot be read: {error}.") from None
     except tomllib.TOMLDecodeError as error:

@@ -130,8 +130,8 @@ def test_a_wrong_policy_file_is_one_sentence(tmp_path, text, reason):
 
 
 def test_what_is_no_file_is_refused(tmp_path):
-    for path in (tmp_path, tmp_path / "missing.toml"):
-        with pytest.raises(ConfigError, match="cannot be read"):
+    for path, why in ((tmp_path, "cannot be read"), (tmp_path / "missing.toml", "no such file")):
+        with pytest.raises(ConfigError, match=why):
             read_policy(path)
 
 
@@ -152,7 +152,7 @@ def test_a_strangers_delta_does_not_pass_the_gate(privpart, policy):
     assert refused.returncode == 3
     assert "the policy is not met: epsilon 6." in refused.stderr
     unstated = privpart("epsilon", "--rounds", "9", "--delta", "1e-6", *z, "--policy", str(policy))
-    assert unstated.returncode == 2
+    assert (unstated.returncode, unstated.stdout) == (2, "")
     assert "a gate needs --max-participations" in unstated.stderr
 
 

@@ -108,6 +108,7 @@ def epsilon(
             promise = Promise(
                 choice, encoder, participation, noise_multiplier, delta, stated, population
             )
+    refusals = [] if policy is None else judged_plan(policy, promise)
     # The page comes first: a gate must not leave them unwritten.
     report = promise.report(method, histories=histories)
     _write_page(report, limit, html)
@@ -119,7 +120,7 @@ def epsilon(
         more = {"selection": selection} if selection else {}
         print_report(report, Format(form), beside=lines, more=more)
     _judge(report, limit)
-    leave_if_refused([] if policy is None else judged_plan(policy, promise))
+    leave_if_refused(refusals)
 
 
 def _write_page(report: PrivacyReport, limit: float | None, html: Path | None) -> None:
