@@ -197,7 +197,12 @@ def _is_free(folder: Path) -> bool:
 
 
 def fork(
-    old: str | Path, new: str | Path, plan: PrivacyPlan, *, facts: dict[str, Any] | None = None
+    old: str | Path,
+    new: str | Path,
+    plan: PrivacyPlan,
+    *,
+    facts: dict[str, Any] | None = None,
+    own: dict[str, Any] | None = None,
 ) -> RunFolder:
     """Begin a new run from the last committed model of an old one, with a new key.
 
@@ -211,7 +216,8 @@ def fork(
         old: folder of the old run.
         new: folder of the new run; it must not exist yet or be empty.
         plan: plan of the new run.
-        facts: further values to keep in the new ledger, ready for JSON.
+        facts: further values to keep in the new ledger, as of ``create_run``.
+        own: facts for which this package answers.
 
     Raises:
         ConfigError: a plan samples; the old run was not private, left its plan, has another model,
@@ -227,7 +233,8 @@ def fork(
     # The new run starts from that model, so what was open about it stays open.
     open_ones = [asdict(a) for a in before.assumptions if a.status in ("asserted", "violated")]
     about = {"earlier_mu": before.mu, "fork_of": was["run_id"], "inherited": open_ones}
-    given = facts or {}
+    others = facts or {}
+    given = {**others, **(own or {})}
     if taken := sorted(given.keys() & about.keys()):
         raise ConfigError(f"facts: {', '.join(taken)} are the fork's own names. Choose others.")
     # The fact "rest" is the hash of the frozen part and of the order of slices.
@@ -238,13 +245,15 @@ def fork(
             "number of rounds and shared keys."
         )
     population = given.get("population_name", was.get("population_name"))
-    if population is not None:
+    # The caller's own name stays the caller's word.
+    if population is not None and "population_name" not in others:
         about["population_name"] = population
     # What was seen of the old run's clients cannot be unseen.
     sightings = [seen for known in (was, given) if (seen := known.get("seen_in_clear"))]
     disclosed = merge_seen(*sightings) if sightings else None
-    about = {**given, **about, "seen_in_clear": disclosed}
-    return create_run(new, plan, own=about, start=start)
+    about = {**(own or {}), **about, "seen_in_clear": disclosed}
+    others = {name: value for name, value in others.items() if name not in about}
+    return create_run(new, plan, facts=others, own=about, start=start)
 
 
 def _forked(old: Path) -> tuple[PrivacyReport, dict[str, Any], Tensor]:

@@ -263,7 +263,7 @@ def begin(
         start = setup.start if record_sums else None
         run = create_run(out, promised, seed=seed, own=facts, start=start)
     else:
-        run = fork(fork_of, out, promised, facts=facts)
+        run = fork(fork_of, out, promised, own=facts)
     _write_beside(run, plan, key)
     return run, setup
 

@@ -333,3 +333,14 @@ def test_a_fork_repeats_what_nobody_checked_about_its_parent(folder, tmp_path, m
     assert adopted.status == forked.status == "asserted"
     assert "a copy of the run was adopted" in adopted.evidence
     assert "asserted of the run that this one was forked from" in forked.evidence
+
+
+@pytest.mark.parametrize(
+    "word",
+    [{"unit": "example"}, {"identity": "x"}, {"rest": None}, {"population_name": "task:digits"}],
+    ids=lambda word: next(iter(word)),
+)
+def test_a_fork_takes_no_word_of_this_package_from_its_caller(folder, tmp_path, word):
+    with pytest.raises(ConfigError, match=r"words of this package|public data"):
+        fork(folder, tmp_path / "fork", plan(), facts={"delta": 1e-6} | word)
+    assert not (tmp_path / "fork").exists()

@@ -214,12 +214,12 @@ def test_forks_keep_what_was_seen_and_the_order(tmp_path):
     run_of(plan(), secret, seed=None)
     whole = {name: own for name, own in DIGITS.items() if name != "select"}
     facts = {"delta": 1e-5, "seen_in_clear": None, "rest": training(plan(base=whole)).model_hash}
-    fork(secret, tmp_path / "new", plan(base=whole).privacy_plan(), facts=facts).close()
+    fork(secret, tmp_path / "new", plan(base=whole).privacy_plan(), own=facts).close()
     report = run_report(tmp_path / "new")
     assert "random filters keys" in report.select[1]
     run_of(shared(), tmp_path / "turns", seed=None)
     with pytest.raises(ConfigError, match="is of another model"):
-        fork(tmp_path / "turns", tmp_path / "no", plan().privacy_plan(), facts=facts)
+        fork(tmp_path / "turns", tmp_path / "no", plan().privacy_plan(), own=facts)
 
 
 def test_what_a_fork_must_share():
