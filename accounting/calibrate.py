@@ -10,7 +10,7 @@ from accounting.guarantee import METHODS, Guarantee, Method, mu_upper
 from accounting.mechanisms import Mechanism
 from accounting.monte_carlo import BMinSep, EstimatedGuarantee
 from accounting.participation import Participation
-from accounting.random_allocation import BallsInBins, TooFineError
+from accounting.random_allocation import BallsInBins
 from accounting.report import up
 from accounting.subsampled import SampledMethod
 
@@ -81,19 +81,7 @@ def least_sampled_noise(
         run = sampled_guarantee(mechanism, sampling, noise_multiplier=noise, method=method)
         return run.epsilon(delta)
 
-    binned = isinstance(sampling, BallsInBins)
-    edge = f"target_epsilon={target:g}: the grid on which bins are accounted for ends before it, "
-    unsampled = f"account without the sampling, which noise_multiplier={enough:.5g} meets."
-    try:
-        noise = _descend(epsilon, target, enough)
-    except TooFineError:
-        raise ConfigError(f"{edge}so the least noise is not known; {unsampled}") from None
-    if binned and (least := epsilon(noise)) < target * (1 - 1e-4):
-        raise ConfigError(
-            f"{edge}at epsilon {least:.4g} with noise_multiplier={noise:.5g}; less noise than that "
-            f"would do, and how much is not known. Take these two, or {unsampled}"
-        )
-    return noise
+    return _descend(epsilon, target, enough)
 
 
 def estimated_noise(

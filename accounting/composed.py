@@ -1,35 +1,45 @@
 """Composition of releases that are not all Gaussian: one privacy profile for all of them.
 
-A Gaussian release, a run on Poisson samples, and somebody else's (epsilon, delta) compose because
-all three speak of the same two inputs: the member's contributions are there, or are zero. Each is
-dominated by a pair of distributions, with the member and without; the pair of a composition is the
-product of the pairs (Dong, Roth and Su 2022, Theorem 3.2; Zhu, Dong and Wang 2022, Theorem 10),
-whichever order the releases come in and however one depends on those before it. Both directions
-are composed, each with its own, and the larger delta counts.
+A Gaussian release, a run on Poisson samples or in bins, and somebody else's (epsilon, delta)
+compose because all speak of the same two inputs: the member's contributions are there, or are zero.
+Each is dominated by a pair of distributions, with the member and without; the pair of a composition
+is the product of the pairs (Dong, Roth and Su 2022, Theorem 3.2; Zhu, Dong and Wang 2022, Theorem
+10), whichever order the releases come in and however one depends on those before it. Both
+directions are composed, each with its own, and the larger delta counts.
 
     release                    dominating pair, with the member and without       computed by
     Guarantee(mu)              N(mu, 1), N(0, 1)                                  the exact mu
     SampledGuarantee           (1 - q) N(0, 1) + q N(1/z, 1), N(0, 1), T times    PLD
+    AllocatedGuarantee, Shares of ``Allocation``, and a Gaussian beside it        PLD of its profile
     StatedGuarantee            randomised response with failure delta             PLD
+
+Of bins upper bounds on delta(epsilon) are known, in both directions. The true profile is convex in
+e^epsilon, so it lies below the greatest convex function that does not exceed these bounds at any
+point of a grid; a line through its values is the profile of a pair that dominates (Connect the
+Dots: Doroshenko et al. 2022, Algorithm 1).
 
 Gaussian releases alone stay one exact mu. Else the losses are rounded up to a grid whose step is a
 ten-thousandth of the spread of the whole loss, by dp-accounting (Doroshenko et al. 2022).
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from accounting import accountants, checks
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
+from accounting.random_allocation import AllocatedGuarantee, Allocation, Shares
 from accounting.sensitivity import Array
 from accounting.subsampled import SampledGuarantee
 
 if TYPE_CHECKING:
+    from dp_accounting.pld.pld_pmf import PLDPmf
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 _LEAST_DELTA = 1e-11
@@ -62,7 +72,7 @@ class StatedGuarantee:
             raise ConfigError(f"delta={self.delta:g}: must be below 1.")
 
 
-Release = Guarantee | SampledGuarantee | StatedGuarantee
+Release = Guarantee | SampledGuarantee | AllocatedGuarantee | Shares | StatedGuarantee
 
 
 @dataclass(frozen=True)
@@ -73,8 +83,8 @@ class ComposedGuarantee:
         releases: their guarantees, at least one, in any order.
 
     Raises:
-        ConfigError: a guarantee has no proof that it composes with others: samples in bins, and
-            estimates by Monte Carlo, are bounds at single deltas of one run.
+        ConfigError: a guarantee has no proof that it composes with others: estimates by Monte
+            Carlo are bounds at single deltas of one run.
 
     >>> poisson = SampledGuarantee(1.0, probability=0.01, steps=1000)
     >>> both = ComposedGuarantee((poisson, Guarantee(mu=0.5), StatedGuarantee(1.0, 1e-6)))
@@ -169,37 +179,92 @@ class ComposedGuarantee:
     @cached_property
     def _spread(self) -> float:
         """About one standard deviation of the whole loss."""
-        return math.hypot(*(_spread(release) for release in self.releases))
+        return math.hypot(*(_spread(part) for part in self._parts))
+
+    @cached_property
+    def _parts(self) -> "tuple[_Part, ...]":
+        """The releases, with what is Gaussian as one."""
+        others: list[_Part] = []
+        gaussians: list[Guarantee] = []
+        for stated in self.releases:
+            release = stated.dominating() if isinstance(stated, AllocatedGuarantee) else stated
+            if isinstance(release, Shares):
+                others.append(Allocation(release.own, release.bins))
+                gaussians += [Guarantee(release.shared)] if release.shared else []
+            elif isinstance(release, Guarantee):
+                gaussians.append(release)
+            else:
+                others.append(release)
+        return (*([reduce(Guarantee.compose, gaussians)] if gaussians else []), *others)
 
     @cached_property
     def _losses(self) -> "PrivacyLossDistribution":
         grid = accountants.GRID * self._spread * max(1.0, self._spread / 30)
-        gaussians = [release for release in self.releases if isinstance(release, Guarantee)]
-        others = [release for release in self.releases if not isinstance(release, Guarantee)]
-        one = [reduce(Guarantee.compose, gaussians)] if gaussians else []
-        parts = [_losses(release, grid) for release in (*one, *others)]
+        parts = [_losses(part, grid) for part in self._parts]
         return reduce(lambda left, right: left.compose(right), parts)
 
 
-def _spread(release: Release) -> float:
-    if isinstance(release, Guarantee):
-        return release.mu
-    if isinstance(release, StatedGuarantee):
-        return release.epsilon
-    z, q = release.noise_multiplier, release.probability
-    return accountants.sampled_spread(z, q, release.steps)
+_Part = Guarantee | SampledGuarantee | StatedGuarantee | Allocation
 
 
-def _losses(release: Release, grid: float) -> "PrivacyLossDistribution":
+def _spread(part: _Part) -> float:
+    if isinstance(part, Guarantee):
+        return part.mu
+    if isinstance(part, StatedGuarantee):
+        return part.epsilon
+    if isinstance(part, Allocation):
+        # As Poisson sampling in as many rounds.
+        return accountants.sampled_spread(1 / part.mu, 1 / part.bins, part.bins)
+    z, q = part.noise_multiplier, part.probability
+    return accountants.sampled_spread(z, q, part.steps)
+
+
+def _losses(part: _Part, grid: float) -> "PrivacyLossDistribution":
     from dp_accounting.pld import common
     from dp_accounting.pld import privacy_loss_distribution as pld
 
-    if isinstance(release, StatedGuarantee):
-        stated = common.DifferentialPrivacyParameters(release.epsilon, release.delta)
+    if isinstance(part, StatedGuarantee):
+        stated = common.DifferentialPrivacyParameters(part.epsilon, part.delta)
         return pld.from_privacy_parameters(stated, value_discretization_interval=grid)
-    if isinstance(release, Guarantee):
-        z, q, steps = math.nextafter(1 / release.mu, 0.0), 1.0, 1
+    if isinstance(part, Allocation):
+        # Eight deviations of the member's number among T; or twelve of the sum of the others.
+        alone = part.mu * 8 + part.mu**2 / 2
+        hit = alone if alone > 500 else math.log1p(math.expm1(alone) / part.bins)
+        reach = min(alone, max(hit, 12 * _spread(part)))
+        return pld.PrivacyLossDistribution(
+            _dominating(part.removed, grid, reach), _dominating(part.added, grid, reach)
+        )
+    if isinstance(part, Guarantee):
+        z, q, steps = math.nextafter(1 / part.mu, 0.0), 1.0, 1
     else:
-        z, q, steps = release.noise_multiplier, release.probability, release.steps
+        z, q, steps = part.noise_multiplier, part.probability, part.steps
     step = pld.from_gaussian_mechanism(z, sampling_prob=q, value_discretization_interval=grid)
     return step if steps == 1 else step.self_compose(steps)
+
+
+def _dominating(bounds: Callable[[Array], Array], grid: float, reach: float) -> "PLDPmf":
+    """Return losses on the grid whose profile is nowhere below the true one.
+
+    Args:
+        bounds: upper bounds of delta at epsilons of any sign.
+        grid: step of the losses.
+        reach: greatest loss that is told from an infinite one.
+    """
+    from dp_accounting.pld import pld_pmf
+
+    points = np.arange(math.floor(-reach / grid), math.ceil(reach / grid) + 1)
+    epsilons: Array = np.asarray(points * grid, dtype=np.float64)
+    deltas = np.minimum.accumulate(np.maximum(bounds(epsilons), -np.expm1(epsilons)))
+    chosen = _corners(np.exp(epsilons), deltas)
+    return pld_pmf.create_pmf_pessimistic_connect_dots(grid, points[chosen], deltas[chosen])
+
+
+def _corners(x: Array, y: Array) -> NDArray[np.int64]:
+    """Return where the greatest convex function with values of at most y touches them."""
+    chosen = np.arange(len(x))
+    while True:
+        slopes = np.diff(y[chosen]) / np.diff(x[chosen])
+        above = np.flatnonzero(np.diff(slopes) < 0) + 1  # a line between its neighbours is below
+        if not len(above):
+            return chosen
+        chosen = np.delete(chosen, above)

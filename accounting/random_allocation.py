@@ -7,14 +7,22 @@ s = noise_multiplier / sqrt(E). Let f be the likelihood ratio of the two,
 
     f = (l_1 + ... + l_T) / T,    l_t = exp(x_t / s^2 - 1 / (2 s^2)).
 
-Without the member the l_t are i.i.d. lognormal; with it one of them has x_t ~ N(1, s^2). So
+Without the member the l_t are i.i.d. lognormal of mean 1, and both deltas are expectations of
+convex functions of their sum alone:
 
-    delta_remove = E_with (1 - e^epsilon / f)_+,    delta_add = E_without (1 - e^epsilon f)_+
+    delta_remove = E_without (f - e^epsilon)_+,    delta_add = E_without (1 - e^epsilon f)_+.
 
-are expectations over a sum of independent numbers, computed here by convolution on a grid, without
-Monte Carlo (as in arXiv 2602.17284 and 2601.21636). The first grows with every l_t and the second
-falls, so l_t is rounded up for the first and down for the second, and what leaves the grid counts
-in full: both results are upper bounds, up to the rounding of the FFT, for which ``_FFT`` is added.
+A number that is moved to the two points of a grid beside it, so that its mean stays, is greater in
+the convex order, and so is a sum of such numbers. So both results are upper bounds, their excess is
+of second order in the step, and sums are convolutions on the grid, without Monte Carlo (rounding up
+and down, as in arXiv 2601.21636 and 2602.17284, costs the first order). Outside of the grid
+
+    (f - e^epsilon)_+ <= (f' - e^epsilon)_+ + sum (l_t - c)_+ / T,
+    (1 - e^epsilon f)_+ <= (1 - e^epsilon f')_+ + e^epsilon sum (a - l_t)_+ / T
+
+where f' has every l_t cut to [a, c]; the expectations of what is added are prices of options. The
+first is weighted by one l_t, so that what is summed are probabilities with the member. What the
+sum does not reach counts in full, and ``_FFT`` is added for the rounding of the transforms.
 
 Correlated noise: with C the encoder, |C| its entries without their signs, and x_j the rounds of
 bin j, the two are N(0, z^2 I) and the uniform mixture of N(|C| x_j, z^2 I), whatever the updates,
@@ -44,23 +52,27 @@ from accounting.report import Assumption
 from accounting.sensitivity import Array, rounded_up
 from accounting.subsampled import magnitudes, sampling_assumptions
 
-_FFT = 1e-13
+_FFT = 1e-12
 _LEAST_DELTA = 1e-11
 """Deltas below this are lost in the rounding of the FFT."""
-_POINTS = 2**19
-"""Points of the grid of the sum."""
-_FAR = 7.4
-"""Standard deviations of x beyond which its mass, 7e-14, counts in full."""
-_COARSEST = 0.02
-"""Greatest step of the grid, against 1, the mean of each number: an error of a percent in f."""
+_MOST_POINTS, _LEAST_POINTS = 2**21, 2**17
+"""Of a grid of the sum."""
+_FINE = 40
+"""Steps of the grid in a standard deviation of l_t, where the points suffice."""
+_FAR = (4.5, 5.5, 6.5, 7.5)
+"""Standard deviations of x, with the member, where l_t is cut; what is beyond counts in full."""
+_NEAR = 9.0
+"""The same downwards."""
+_TYPICAL = 1e-6
+"""Delta at which bounds are compared that hold at every delta."""
+_MOST_MU = 12.0
+"""Above it no sum is tried; hidden bins save nothing."""
+_LEVELS = (0.0, 2.0, 4.0, 6.0, 8.0, 10.0)
+"""Epsilons from which on a finer grid is taken for delta_add, which is about f <= e^-epsilon."""
 _SHARED = np.linspace(-8.0, 8.0, 4001)
 """Edges that the shared release is rounded to."""
-_SUMS = 2e-10
+_SUMS = 1e-9
 """Relative error of a sum over the grid, with room."""
-
-
-class TooFineError(ConfigError):
-    """There is so little noise that a grid of ``_POINTS`` is too coarse for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +106,23 @@ class BallsInBins:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shares:
-    """One bound: bins that remain, mu of what is each bin's own, and mu of what all share."""
+class Shares:
+    """A random allocation in bins, and a Gaussian beside it: one release that dominates a run.
+
+    Args:
+        bins: number of bins, >= 2; those that remain, where the adversary was told of some.
+        own: mu of what is each bin's own, > 0.
+        shared: mu of what all bins share, >= 0.
+    """
 
     bins: int
     own: float
-    shared: float
+    shared: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.count("bins", self.bins, minimum=2, maximum=100_000)
+        checks.positive("own", self.own)
+        checks.nonnegative("shared", self.shared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,14 +165,14 @@ class AllocatedGuarantee:
             return float(self.sampling.passes)
         return float(self._products.diagonal().max())
 
-    def _bounds(self) -> list[_Shares]:
+    def _bounds(self) -> list[Shares]:
         """Return what can be computed: all bins, and fewer that are further apart."""
         z, bins = self.noise_multiplier, self.sampling.bins
         if self._products is None:
-            return [_Shares(bins, self.mu, 0.0)]
+            return [Shares(bins, self.mu, 0.0)]
         squared = self._most()
         by_lag = [float(self._products.diagonal(lag).max()) for lag in range(bins)]
-        bounds: list[_Shares] = []
+        bounds: list[Shares] = []
         smallest = math.inf
         for fewer in sorted({bins // apart for apart in range(1, bins // 2 + 1)}, reverse=True):
             apart = bins // fewer
@@ -158,8 +181,22 @@ class AllocatedGuarantee:
                 smallest = shared
                 alone = squared - shared + squared * 1e-15  # the rounding of the difference
                 mu_shared = mu_upper(shared, z) if shared else 0.0
-                bounds.append(_Shares(fewer, mu_upper(alone, z), mu_shared))
-        return [shares for shares in bounds if _fits(shares.own, shares.bins)]
+                bounds.append(Shares(fewer, mu_upper(alone, z), mu_shared))
+        return bounds
+
+    def dominating(self) -> "Shares | Guarantee":
+        """Return one release that dominates the run, for composition with others.
+
+        Of several, the one with the least epsilon at delta 1e-6; without amplification, if hidden
+        bins save nothing.
+        """
+        least = Guarantee(self.mu).epsilon(_TYPICAL)
+        nearest: Shares | None = None
+        for shares in self._bounds():
+            epsilon = _least_epsilon(shares, _TYPICAL, least)
+            if epsilon < least:
+                least, nearest = epsilon, shares
+        return Guarantee(self.mu) if nearest is None else nearest
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
@@ -169,8 +206,13 @@ class AllocatedGuarantee:
     def delta(self, epsilon: float) -> float:
         """Return an upper bound on delta at ``epsilon`` >= 0."""
         epsilon = checks.nonnegative("epsilon", epsilon)
-        plain = Guarantee(self.mu).delta(epsilon)
-        return min([plain, *(_delta(shares, epsilon) for shares in self._usable())])
+        least = Guarantee(self.mu).delta(epsilon)
+        for shares in self._bounds():
+            for far in _FAR:
+                least = min(least, _delta(shares, epsilon, far))
+                if _beyond(far) <= least / 1e6:
+                    break
+        return least
 
     def epsilon(self, delta: float) -> float:
         """Return an upper bound on epsilon at ``delta`` in (0, 1), within 1e-6 of the least."""
@@ -178,16 +220,9 @@ class AllocatedGuarantee:
         if delta < _LEAST_DELTA:
             raise ConfigError(f"delta={delta:g}: must be at least {_LEAST_DELTA:g} for bins.")
         least = Guarantee(self.mu).epsilon(delta)
-        for shares in self._usable():
-            if _delta(shares, least) <= delta:
-                least = _least_epsilon(shares, delta, least)
+        for shares in self._bounds():
+            least = _least_epsilon(shares, delta, least)
         return least
-
-    def _usable(self) -> list[_Shares]:
-        bounds = self._bounds()
-        if self.mechanism is None:
-            _fits(self.mu, self.sampling.bins, refuse=True)
-        return bounds
 
 
 def bin_modes(mechanism: Mechanism, sampling: BallsInBins) -> Array:
@@ -229,24 +264,36 @@ def lowest(meets: Callable[[float], bool], low: float, high: float, *, close: fl
     return high
 
 
-def _least_epsilon(shares: _Shares, delta: float, high: float) -> float:
+def _least_epsilon(shares: Shares, delta: float, high: float) -> float:
     def meets(epsilon: float) -> bool:
-        return _delta(shares, epsilon) <= delta
+        return _delta(shares, epsilon, far) <= delta
 
+    far = next((far for far in _FAR if _beyond(far) <= delta / 1000), _FAR[-1])
+    if not meets(high):
+        return high
     return 0.0 if meets(0.0) else lowest(meets, 0.0, high, close=1e-6)
 
 
-def _delta(shares: _Shares, epsilon: float) -> float:
-    return min(1.0, max(_both(shares, epsilon)) + _FFT)
+def _delta(shares: Shares, epsilon: float, far: float) -> float:
+    return min(1.0, max(_both(shares, epsilon, far)) + _FFT)
 
 
-def _both(shares: _Shares, epsilon: float) -> tuple[float, float]:
+def _beyond(far: float) -> float:
+    """Return at least the expectation of (l_t - c)_+ without the member."""
+    from scipy.special import ndtr
+
+    return float(ndtr(-far)) * (1 + _SUMS)
+
+
+def _both(shares: Shares, epsilon: float, far: float) -> tuple[float, float]:
     """Return delta_remove and delta_add of a Gaussian release beside a random allocation.
 
     The loss of the Gaussian is rounded to the edges: up with the member, down without, and what
     lies beyond the last one counts in full. Given it, the allocation spends what is left.
     """
-    allocation = _allocation(shares.own, shares.bins)
+    if shares.own > _MOST_MU:
+        return 1.0, 1.0
+    allocation = Allocation(shares.own, shares.bins, far)
     if not shares.shared:
         at = np.array([epsilon])
         return float(allocation.removed(at)[0]), float(allocation.added(at)[0])
@@ -261,124 +308,162 @@ def _both(shares: _Shares, epsilon: float) -> tuple[float, float]:
     return removed, float(mass @ without) * _ROUNDED + tail
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Allocation:
-    """Sums over the grid of f, from which delta of a random allocation is read at any epsilon."""
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Deltas of a random allocation with independent noise, at any epsilons, rounded up.
 
-    ratio_with: Array
-    """Points of the grid, with the member; without, the grid is another one."""
-    ratio_without: Array
-    above: Array
-    """Mass with the member at and above each point."""
-    above_inverse: Array
-    below: Array
-    """Mass without the member below each point."""
-    below_ratio: Array
-    beyond: float
+    Args:
+        mu: of a member whose bin is known, in (0, 12].
+        bins: number of bins T, >= 2.
+        far: where l_t is cut, in standard deviations; Phi(-far) is added to delta_remove. None is
+            the best of several at each epsilon.
+    """
+
+    mu: float
+    bins: int
+    far: float | None = None
 
     def removed(self, epsilon: Array) -> Array:
-        """Return E_with (1 - e^epsilon / f)_+ at any epsilon, negative ones too, rounded up."""
+        """Return upper bounds of E_with (1 - e^epsilon / f)_+ at epsilons of any sign."""
         scale = np.exp(np.minimum(epsilon, 700.0))  # at most what it is
-        first = np.searchsorted(self.ratio_with, scale)
-        deltas = self.above[first] * (1 + _SUMS) - scale * self.above_inverse[first]
-        return np.clip(deltas + self.beyond, 0.0, 1.0)
+        least = np.ones(len(scale))
+        for far in _fine_enough(self.mu) if self.far is None else (self.far,):
+            ratio, above, above_inverse = _sums_above(self.mu, self.bins, far)
+            first = np.minimum(np.searchsorted(ratio, scale), len(ratio) - 1)
+            deltas = above[first] * (1 + _SUMS) - scale * above_inverse[first] + _beyond(far)
+            np.minimum(least, deltas, out=least)
+        return np.clip(least, 0.0, 1.0)
 
     def added(self, epsilon: Array) -> Array:
-        """Return E_without (1 - e^epsilon f)_+ at any epsilon, rounded up."""
+        """Return upper bounds of E_without (1 - e^epsilon f)_+ at epsilons of any sign."""
+        from scipy.special import ndtr
+
         scale = np.exp(np.minimum(epsilon, 700.0))
-        last = np.searchsorted(self.ratio_without, 1 / scale)
-        deltas = self.below[last] * (1 + _SUMS) - scale * self.below_ratio[last]
+        lowest_number = _cut_below(self.mu)
+        deltas = scale * lowest_number * float(ndtr(-_NEAR))
+        levels = np.searchsorted(_LEVELS, epsilon, side="right")
+        for level in np.unique(levels):
+            most = math.exp(-_LEVELS[level - 1]) if level else 3.0
+            ratio, below, below_ratio = _sums_below(self.mu, self.bins, most)
+            at = levels == level
+            last = np.searchsorted(ratio, 1 / scale[at])
+            deltas[at] += below[last] * (1 + _SUMS) - scale[at] * below_ratio[last]
         return np.clip(deltas, 0.0, 1.0)
 
 
+def _fine_enough(mu: float) -> list[float]:
+    """Return where to cut l_t so that a step is at most its deviation, and the nearest."""
+    most = _MOST_POINTS * _deviation(mu)
+    return [_FAR[0], *(far for far in _FAR[1:] if math.exp(mu * far + mu * mu / 2) <= most)]
+
+
+def _cut_below(mu: float) -> float:
+    return math.exp(-mu * _NEAR - mu * mu / 2)
+
+
+def _deviation(mu: float) -> float:
+    """Return the standard deviation of l_t."""
+    return math.sqrt(math.expm1(mu * mu))
+
+
+def _reach(mu: float, bins: int) -> float:
+    """Return how far above T a the sum of T numbers lies, unless some of them are very large."""
+    return bins * (1 - _cut_below(mu)) + 12 * _deviation(mu) * math.sqrt(bins)
+
+
+def _points(mu: float, reach: float) -> int:
+    fine = min(reach * _FINE / _deviation(mu), float(_MOST_POINTS))
+    return max(_LEAST_POINTS, int(fine))
+
+
 @lru_cache(maxsize=4)
-def _allocation(mu: float, bins: int) -> _Allocation:
-    up, beyond, step = _sum(mu, bins, with_member=True)
-    over = np.arange(len(up)) * step / bins
-    with np.errstate(divide="ignore"):
-        inverse = np.where(over > 0, 1 / over, 0.0)
-    down, _, step = _sum(mu, bins, with_member=False)
-    under = np.arange(len(down)) * step / bins
-    return _Allocation(
-        over,
-        under,
-        _from_above(up),
-        _from_above(up * inverse),
-        np.concatenate([[0.0], np.cumsum(down)]),
-        np.concatenate([[0.0], np.cumsum(down * under)]),
-        beyond,
-    )
+def _sums_above(mu: float, bins: int, far: float) -> tuple[Array, Array, Array]:
+    """Return points of f, and with the member the masses from each on, and those divided by f.
+
+    The last point stands for all that is beyond, and its mass counts in full.
+    """
+    low, high = _cut_below(mu), math.exp(mu * far + mu * mu / 2)
+    reach = _reach(mu, bins) + high - low
+    points = _points(mu, reach)
+    step = reach / (points - 1)
+    masses = np.zeros(points)
+    cut = min(points, math.ceil((high - low) / step) + 1)
+    masses[:cut] = _masses(mu, low, step, cut)
+    weighted = masses * (low + step * np.arange(points))
+    total = _convolved(_power(masses, bins - 1), weighted)
+    ratio = low + step * np.arange(points) / bins
+    inverse = 1 / ratio
+    inverse[-1] = 0.0
+    return ratio, _from_above(total), _from_above(total * inverse)
+
+
+@lru_cache(maxsize=16)
+def _sums_below(mu: float, bins: int, most: float) -> tuple[Array, Array, Array]:
+    """Return points of f up to ``most``, and without the member the masses, and f, below each.
+
+    The last point is the least of all that is beyond.
+    """
+    low = _cut_below(mu)
+    reach = min(_reach(mu, bins), bins * (most - low))
+    if reach <= 0:  # f' is nowhere as low as that
+        return np.array([low]), np.zeros(2), np.zeros(2)
+    points = _points(mu, reach)
+    step = reach / (points - 1)
+    total = _power(_masses(mu, low, step, points), bins)
+    ratio = low + step * np.arange(points) / bins
+    below = np.concatenate([[0.0], np.cumsum(total)])
+    return ratio, below, np.concatenate([[0.0], np.cumsum(total * ratio)])
 
 
 def _from_above(masses: Array) -> Array:
-    return np.concatenate([np.cumsum(masses[::-1])[::-1], [0.0]])
+    return np.cumsum(masses[::-1])[::-1]
 
 
-def _fits(mu: float, bins: int, *, refuse: bool = False) -> bool:
-    """Return whether the grid is fine enough; or refuse if it is not."""
-    widest = math.exp(min(mu * _FAR + mu * mu / 2, 700.0))
-    fine = (3.0 * bins + widest) / _POINTS <= _COARSEST
-    if refuse and not fine:
-        raise TooFineError(
-            f"noise_multiplier: mu={mu:g} without sampling is too large for the grid of this "
-            "accountant, whatever bins would save; leave out the sampling, or use more noise."
-        )
-    return fine
+def _masses(mu: float, low: float, step: float, points: int) -> Array:
+    """Return the masses of l_t, cut to the grid, moved to its points so that the mean stays.
 
-
-@lru_cache(maxsize=8)
-def _sum(mu: float, bins: int, *, with_member: bool) -> tuple[Array, float, float]:
-    """Return the masses of l_1 + ... + l_T on a grid, the mass beyond it, and the grid's step.
-
-    Rounded up with the member, down without. A mass that leaves the grid upwards is beyond; where
-    the sum is rounded down it stays at the end, since less is the safe side.
+    Of a cell's mass m0 with mean m1 / m0 the upper point gets (m1 - lower * m0) / step.
     """
-    widest = math.exp(min(mu * _FAR + mu * mu / 2, 700.0))
-    reach = 3.0 * bins + widest if with_member else 3.0 * bins
-    _fits(mu, bins, refuse=True)
-    step = reach / (_POINTS - 1)
-    member = _lognormal(mu, step, with_member=with_member, shifted=False)
-    total = _power(member, bins - 1 if with_member else bins, with_member=with_member)
-    if with_member:
-        total = _convolved(total, _lognormal(mu, step, with_member=True, shifted=True), keep=False)
-    return total, max(0.0, 1.0 - float(total.sum())), step
-
-
-def _lognormal(mu: float, step: float, *, with_member: bool, shifted: bool) -> Array:
-    """Return the masses of exp(mu y - mu^2/2), y ~ N(0, 1), or N(mu, 1) if shifted, on the grid."""
-    edges = np.arange(_POINTS) * step
-    with np.errstate(divide="ignore"):
-        y = np.log(edges) / mu + mu / 2 - (mu if shifted else 0.0)
+    grid = low + step * np.arange(points)
+    y = np.log(grid) / mu + mu / 2
+    mass, mean = _cells(y), _cells(y - mu)
+    upper = np.clip((mean - grid[:-1] * mass) / step, 0.0, mass)
     from scipy.special import ndtr
 
-    below = ndtr(y)
-    below[0] = 0.0
-    if with_member:  # up: what lies in (a, b] goes to b
-        return np.diff(below, prepend=0.0)
-    masses = np.diff(below, append=1.0)  # down: what lies in [a, b) goes to a, the tail to the end
-    return np.asarray(masses, dtype=np.float64)
+    masses = np.zeros(points)
+    masses[:-1] += mass - upper
+    masses[1:] += upper
+    masses[0] += ndtr(y[0])
+    masses[-1] += ndtr(-y[-1])
+    return masses
 
 
-def _power(masses: Array, times: int, *, with_member: bool) -> Array:
-    """Return the masses of a sum of ``times`` independent numbers, by repeated squaring."""
-    total = np.zeros(_POINTS)
-    total[0] = 1.0
-    square = masses
-    while times:
+def _cells(y: Array) -> Array:
+    """Return the masses of N(0, 1) between neighbours, with all digits in both tails."""
+    from scipy.special import ndtr
+
+    return np.asarray(np.where(y[:-1] > 0, -np.diff(ndtr(-y)), np.diff(ndtr(y))))
+
+
+def _power(masses: Array, times: int) -> Array:
+    """Return the masses of a sum of ``times`` >= 1 independent numbers, by repeated squaring."""
+    total, square = None, masses
+    while True:
         if times % 2:
-            total = _convolved(total, square, keep=not with_member)
+            total = square if total is None else _convolved(total, square)
         times //= 2
-        if times:
-            square = _convolved(square, square, keep=not with_member)
-    return total
+        if not times:
+            return total if total is not None else square
+        square = _convolved(square, square)
 
 
-def _convolved(left: Array, right: Array, *, keep: bool) -> Array:
-    """Return the masses of a sum; what leaves the grid goes to its end, or is dropped."""
-    size = 2 * _POINTS
-    product = np.fft.irfft(np.fft.rfft(left, size) * np.fft.rfft(right, size), size)
-    product = np.maximum(product, 0.0)
-    inside = product[:_POINTS].copy()
-    if keep:
-        inside[-1] += product[_POINTS:].sum()
-    return np.asarray(inside, dtype=np.float64)
+def _convolved(left: Array, right: Array) -> Array:
+    """Return the masses of a sum; what leaves the grid goes to its last point."""
+    from scipy import fft
+
+    points = len(left)
+    size = fft.next_fast_len(2 * points, real=True)
+    product: Array = fft.irfft(fft.rfft(left, size) * fft.rfft(right, size), size)
+    np.maximum(product, 0.0, out=product)
+    product[points - 1] += product[points:].sum()
+    return product[:points].copy()

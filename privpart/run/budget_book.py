@@ -8,10 +8,10 @@ A run is charged when it is created, for its whole plan and alone, under one loc
 a limit; what it was forked from is a charge of its own. Only a run that was closed before its first
 round is free, if the log shows that it was created here and that no copy of it was adopted. Every
 other one costs its whole plan, however early it ended: less would need a proof for each mechanism.
-A run on Poisson samples is charged its amplified cost, which holds while nobody learns who was
-sampled; one with another sampler as if its members were not sampled, because no proof here says
-that its amplified cost composes with others. What others released about the same people can be
-stated, with who says so; it stays in the book.
+A run on Poisson samples or in bins is charged its amplified cost, which holds while nobody learns
+who was sampled; one that was estimated by Monte Carlo as if its members were not sampled, because
+such a bound is of a single delta and composes with nothing. What others released about the same
+people can be stated, with who says so; it stays in the book.
 
 A run with noise from a seed, or without noise, has no bound. It is listed and not added, because
 such runs are simulations; but the total of its population is then "not-private", unless the
@@ -39,7 +39,9 @@ from accounting import (
     guarantee,
 )
 from accounting.checks import ConfigError
+from accounting.cohorts import Sampled
 from accounting.composed import Release
+from accounting.random_allocation import AllocatedGuarantee, Shares
 from accounting.report import up
 from privpart.plan import PrivacyPlan
 from privpart.run import log
@@ -75,8 +77,8 @@ class Charge:
         entry = self.entry
         if entry.event == "stated" and entry.mu is None:
             return StatedGuarantee(entry.epsilon or 0.0, entry.delta or 0.0)
-        if entry.sampled is not None:
-            return SampledGuarantee(**entry.sampled)  # type: ignore[arg-type]
+        if (amplified := entry.amplified) is not None:
+            return amplified
         return None if entry.mu is None else Guarantee(entry.mu)
 
     @property
@@ -372,9 +374,7 @@ def enter(
     mu, sampled, z = None, None, plan.noise_multiplier
     if facts["seed"] is None and z > 0:
         mu = guarantee(plan.mechanism, plan.participation, noise_multiplier=z).mu
-        # Of other samplers no proof here says that they compose.
-        if isinstance(run := plan.guarantee(), SampledGuarantee):
-            sampled = {name: value for name, value in asdict(run).items() if name != "method"}
+        sampled = _amplified(plan.guarantee())
     entry = Entry(
         event=event,
         run=facts["run_id"],
@@ -401,6 +401,16 @@ def enter(
     is_new = all(charge.entry.run != entry.run for charge in before.charges)
     if is_new and entry.rounds < plan.rounds and "closed" not in facts:
         _refuse_beyond_limit(before, new)
+
+
+def _amplified(run: Guarantee | Sampled) -> dict[str, int | float] | None:
+    """Return what an amplified run costs, as fields; None if no proof says that it composes."""
+    if isinstance(run, AllocatedGuarantee):
+        dominating = run.dominating()
+        return asdict(dominating) if isinstance(dominating, Shares) else None
+    if isinstance(run, SampledGuarantee):
+        return {name: value for name, value in asdict(run).items() if name != "method"}
+    return None
 
 
 def set_limit(population: str, limit: Limit, *, looser: bool = False) -> Account:

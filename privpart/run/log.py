@@ -37,6 +37,7 @@ from pydantic import TypeAdapter
 
 from accounting import Guarantee, SampledGuarantee, StatedGuarantee, checks
 from accounting.checks import ConfigError, parsed_json
+from accounting.random_allocation import Shares
 from privpart.run.population import refuse_population
 from privpart.run.store import (
     HANDLED,
@@ -79,7 +80,8 @@ class Entry:
         population: name of the people that pay.
         mu: cost of the whole plan of this run alone, whoever learns who took part; None without a
             bound.
-        sampled: fields of the ``SampledGuarantee`` of a run on Poisson samples; None of others.
+        sampled: fields of the ``SampledGuarantee`` of a run on Poisson samples, or of the
+            ``Shares`` of one in bins; None of others.
         delta: delta that the run was planned with, or that of a limit.
         parent: run that it was forked from.
         planned: planned rounds.
@@ -121,9 +123,17 @@ class Entry:
         if self.event == "limit":
             checks.positive("epsilon", self.epsilon or 0.0)
 
+    @property
+    def amplified(self) -> SampledGuarantee | Shares | None:
+        """What the run costs while nobody learns who was sampled; None if that is not known."""
+        if self.sampled is None:
+            return None
+        kind = Shares if "bins" in self.sampled else SampledGuarantee
+        return kind(**self.sampled)  # type: ignore[arg-type]
+
     def _refuse_odd_costs(self) -> None:
         if self.sampled is not None:
-            SampledGuarantee(**self.sampled)  # type: ignore[arg-type]
+            _ = self.amplified
         if self.event == "stated":
             StatedGuarantee(self.epsilon or 0.0, self.delta or 0.0)
             if self.population is None or not 0 < len(self.by or "") <= _LONGEST_NAME:

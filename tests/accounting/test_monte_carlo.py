@@ -34,12 +34,12 @@ pytestmark = pytest.mark.usefixtures("coarse_bins")
 def coarse_bins():
     """A grid for balls in bins whose bounds stay bounds and take an eighth of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(random_allocation, "_POINTS", 2**16)
-        random_allocation._sum.cache_clear()
-        random_allocation._allocation.cache_clear()
+        patch.setattr(random_allocation, "_LEAST_POINTS", 2**12)
+        random_allocation._sums_above.cache_clear()
+        random_allocation._sums_below.cache_clear()
         yield
-    random_allocation._sum.cache_clear()
-    random_allocation._allocation.cache_clear()
+    random_allocation._sums_above.cache_clear()
+    random_allocation._sums_below.cache_clear()
 
 
 EPSILONS = (0.0, 0.4, 1.0, 2.0)
@@ -101,7 +101,7 @@ def test_the_bound_in_closed_form_is_never_below_the_truth(mechanism, bins):
     run = AllocatedGuarantee(Z, BallsInBins(bins, 3), mechanism)
     for epsilon, least in zip(EPSILONS, truth.T, strict=True):
         for shares in run._bounds():
-            assert (np.array(_both(shares, epsilon)) >= least / GRID - 1e-15).all()
+            assert (np.array(_both(shares, epsilon, 6.5)) >= least / GRID - 1e-15).all()
         assert run.delta(epsilon) >= least.max() / GRID
         assert run.delta(epsilon) <= Guarantee(run.mu).delta(epsilon)
 
@@ -115,10 +115,10 @@ def test_the_bound_is_the_truth_where_all_bins_share_as_much(z):
     (shares,) = run._bounds()
     assert shares.shared > 0
     for epsilon, exact in zip(epsilons, truth.T, strict=True):
-        found = np.array(_both(shares, epsilon))  # each direction
+        found = np.array(_both(shares, epsilon, 6.5))  # each direction
         assert (exact * (1 - 1e-4) <= found).all()
         assert (found <= exact * 1.01 + 1e-12).all()
-        assert run.delta(epsilon) == pytest.approx(found.max(), rel=1e-9)
+        assert run.delta(epsilon) == pytest.approx(found.max(), rel=1e-3)
 
 
 def test_distant_bins_of_a_banded_encoder_share_nothing():
@@ -128,8 +128,8 @@ def test_distant_bins_of_a_banded_encoder_share_nothing():
     apart = run._bounds()[-1]
     assert (apart.bins, apart.shared) == (4, 0.0)
     alone = AllocatedGuarantee(4.0 / math.sqrt(1.81), BallsInBins(4, 8))
-    assert _delta(apart, 0.3) == pytest.approx(alone.delta(0.3), rel=1e-6)
-    assert run.epsilon(1e-5) <= alone.epsilon(1e-5) * (1 + 1e-6)
+    assert _delta(apart, 0.3, 7.5) == pytest.approx(alone.delta(0.3), rel=1e-3)
+    assert run.epsilon(1e-5) <= alone.epsilon(1e-5) * (1 + 1e-3)
 
 
 SEPARATED = [(2, 0.3, (1.0, 0.6)), (2, 1.0, (1.0, 0.6)), (3, 0.6, (1.0, 0.5, 0.4)), (1, 0.2, (1,))]

@@ -1,6 +1,7 @@
 """Unlike releases about the same people: one epsilon, by the book."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from dp_accounting import ComposedDpEvent, GaussianDpEvent
@@ -8,6 +9,7 @@ from dp_accounting.pld import PLDAccountant
 from runs import plan
 
 from accounting import (
+    BallsInBins,
     BufferedToeplitz,
     ConfigError,
     Guarantee,
@@ -63,6 +65,25 @@ def test_a_sampled_run_a_blt_and_a_strangers_release_are_one_epsilon(spent):
     assert together < SAMPLED.noise_multiplier * 10 * basic
     (unsampled,) = (c.entry.mu for c in spent.charges if c.entry.sampled)
     assert Guarantee(unsampled).epsilon(DELTA) > 10 * run.epsilon(DELTA)
+
+
+def test_a_run_in_bins_is_charged_what_it_costs_beside_another(tmp_path):
+    bins = BallsInBins(20, ROUNDS)
+    limits = participation_of(bins, ROUNDS)
+    changed = {"sampling": bins, "participation": limits, "noise_multiplier": 4.0}
+    binned = replace(SAMPLED, **changed)
+    create_run(tmp_path / "bins", binned, facts=NAMED | {"population": "0" * 64}).close()
+    create_run(tmp_path / "blt", BLT, facts=NAMED).close()
+    account = book.account("keyboard-de")
+    (charge,) = (c for c in account.charges if c.entry.sampled)
+    assert charge.entry.sampled == {"bins": 20, "own": charge.entry.mu, "shared": 0.0}
+    run, blt = binned.guarantee(), BLT.guarantee()
+    together = account.total.epsilon(DELTA)
+    assert max(run.epsilon(DELTA), blt.epsilon(DELTA)) < together
+    assert together < min(
+        run.epsilon(5e-6) + blt.epsilon(5e-6),
+        Guarantee(charge.entry.mu).compose(blt).epsilon(DELTA),
+    )
 
 
 def test_it_is_dp_accountings_composition_where_that_has_one(tmp_path):
