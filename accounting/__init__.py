@@ -32,6 +32,7 @@ from accounting.optimize import optimize
 from accounting.participation import FixedOrder, Participation
 from accounting.random_allocation import AllocatedGuarantee, BallsInBins
 from accounting.realised import Realised
+from accounting.redrawn import RedrawnGuarantee
 from accounting.report import Assumption, PrivacyReport
 from accounting.selection import (
     BinomialRuns,
@@ -72,6 +73,7 @@ __all__ = [
     "PrivacyReport",
     "PrunedTree",
     "Realised",
+    "RedrawnGuarantee",
     "SampledGuarantee",
     "SelectedGuarantee",
     "Sensitivity",

@@ -26,6 +26,7 @@ from accounting.mechanisms import Mechanism
 from accounting.monte_carlo import BMinSep, EstimatedGuarantee
 from accounting.participation import Participation
 from accounting.random_allocation import AllocatedGuarantee, BallsInBins, refuse_other_rounds
+from accounting.redrawn import RedrawnGuarantee
 from accounting.report import SampledClaim
 from accounting.subsampled import (
     PoissonSampling,
@@ -37,7 +38,7 @@ from accounting.subsampled import (
 
 Members = NDArray[np.int64]
 Sampling = PoissonSampling | BallsInBins | BMinSep
-Sampled = SampledGuarantee | AllocatedGuarantee | EstimatedGuarantee
+Sampled = SampledGuarantee | AllocatedGuarantee | RedrawnGuarantee | EstimatedGuarantee
 
 SamplerName = Literal["poisson", "balls-in-bins", "b-min-sep"]
 
@@ -50,7 +51,7 @@ SAMPLERS: Mapping[str, type[Sampling]] = {
 """Samplers by the name that people type."""
 _OPTIONS = {
     "poisson": {"expected_batch"},
-    "balls-in-bins": {"bins", "draws"},
+    "balls-in-bins": {"bins", "redraw", "draws"},
     "b-min-sep": {"expected_batch", "min_separation", "draws"},
 }
 
@@ -81,6 +82,7 @@ class SamplingChoice:
         name: of the sampler.
         expected_batch: of poisson and b-min-sep: members of a round, on average.
         bins: of balls-in-bins: a member takes part in one round of so many.
+        redraw: of balls-in-bins: whether every pass puts the members into bins anew.
         min_separation: of b-min-sep; None takes the number of bands.
         population: number of members, where nothing else says it.
         draws: of an estimate by Monte Carlo; b-min-sep has no other accountant.
@@ -89,6 +91,7 @@ class SamplingChoice:
     name: SamplerName
     expected_batch: float | None = None
     bins: int | None = None
+    redraw: bool | None = None
     min_separation: int | None = None
     population: int | None = None
     draws: int | None = None
@@ -97,7 +100,7 @@ class SamplingChoice:
         needed = "bins" if self.name == "balls-in-bins" else "expected_batch"
         if getattr(self, needed) is None:
             raise ConfigError(f"{needed}: is missing; {self.name} needs it.")
-        for key in ("expected_batch", "bins", "min_separation", "draws"):
+        for key in ("expected_batch", "bins", "redraw", "min_separation", "draws"):
             if getattr(self, key) is not None and key not in _OPTIONS[self.name]:
                 raise ConfigError(f"{key}: is not of {self.name}; leave it out.")
 
@@ -123,7 +126,7 @@ class SamplingChoice:
     def sampler(self, mechanism: Mechanism, population: int | None) -> Sampling:
         """Return the sampler of these members, for the rounds of the mechanism."""
         if self.bins is not None:
-            return BallsInBins(self.bins, mechanism.rounds)
+            return BallsInBins(self.bins, mechanism.rounds, bool(self.redraw))
         if population is None:
             raise ConfigError(f"population is missing: {self.name} draws members from it.")
         batch = self.expected_batch or 0.0
@@ -169,8 +172,22 @@ def sampled_guarantee(
         raise ConfigError("draws: b-min-sep has no closed form; it needs an estimate.")
     if not isinstance(sampling, BallsInBins):
         raise ConfigError(f"sampling={sampling!r}: must be a sampler of this package.")
+    return _in_bins(mechanism, sampling, z)
+
+
+def _in_bins(
+    mechanism: Mechanism, sampling: BallsInBins, z: float
+) -> AllocatedGuarantee | RedrawnGuarantee:
     refuse_other_rounds(sampling, mechanism)
-    return AllocatedGuarantee(z, sampling, None if mechanism.name == "independent" else mechanism)
+    independent = mechanism.name == "independent"
+    if not sampling.redraw:
+        return AllocatedGuarantee(z, sampling, None if independent else mechanism)
+    if not independent:
+        raise ConfigError(
+            f"redraw: no proof covers {mechanism.name} with bins that every pass draws anew; use "
+            "independent noise, or draw them once."
+        )
+    return RedrawnGuarantee(z, sampling)
 
 
 def sampled_claim(run: Sampled, delta: float) -> SampledClaim:
@@ -183,6 +200,7 @@ def sampled_claim(run: Sampled, delta: float) -> SampledClaim:
     if isinstance(run.sampling, BallsInBins):
         values = {"name": "balls-in-bins", "bins": run.sampling.bins}
         values |= {"passes": run.sampling.passes, "method": "convolution"}
+        values |= {"redraw": True} if run.sampling.redraw else {}
     else:
         values = {"name": "b-min-sep", "probability": run.sampling.probability}
         values["min_separation"] = run.sampling.min_separation
@@ -202,6 +220,8 @@ def participation_of(sampling: Sampling, rounds: int) -> Participation:
         apart = sampling.groups
     elif isinstance(sampling, BallsInBins):
         apart = sampling.bins
+        if sampling.redraw:  # the last round of a pass, and the first of the next
+            return Participation(rounds, sampling.passes, 1)
     else:
         apart = sampling.min_separation
     return Participation(rounds, -(-checks.rounds(rounds) // apart), apart)
@@ -217,7 +237,10 @@ def sampled_passes(rounds: int, bins: int | None) -> Participation:
 def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:
     """Return a sampler as plain values, ready for JSON."""
     name = next(name for name, kind in SAMPLERS.items() if kind is type(sampling))
-    return {"name": name, **asdict(sampling)}
+    values = asdict(sampling)
+    if not values.get("redraw", True):  # no plan of an older version had it
+        del values["redraw"]
+    return {"name": name, **values}
 
 
 def sampling_from_dict(values: Mapping[str, Any]) -> Sampling:
@@ -273,16 +296,22 @@ def _poisson(sampling: PoissonSampling, members: int, rounds: int, key: bytes) -
 
 
 def _bins(sampling: BallsInBins, members: int, key: bytes) -> Iterator[Members]:
-    bins = sampling.bins
-    words = _words(key, "bins", 0, members)
+    bin_of = _bin_of(sampling.bins, members, key, "bins")
+    for t in range(sampling.rounds):
+        turn, place = divmod(t, sampling.bins)
+        if sampling.redraw and place == 0:
+            bin_of = _bin_of(sampling.bins, members, key, f"bins {turn}")
+        yield np.flatnonzero(bin_of == place)
+
+
+def _bin_of(bins: int, members: int, key: bytes, purpose: str) -> NDArray[np.uint64]:
+    words = _words(key, purpose, 0, members)
     limit = np.uint64(2**64 // bins * bins - 1)  # words above it would make some bins likelier
     attempt = 1
     while (words > limit).any():
-        words = np.where(words > limit, _words(key, "bins", attempt, members), words)
+        words = np.where(words > limit, _words(key, purpose, attempt, members), words)
         attempt += 1
-    bin_of = words % np.uint64(bins)
-    for t in range(sampling.rounds):
-        yield np.flatnonzero(bin_of == t % bins)
+    return words % np.uint64(bins)
 
 
 def _separated(sampling: BMinSep, members: int, rounds: int, key: bytes) -> Iterator[Members]:

@@ -10,7 +10,7 @@ directions are composed, each with its own, and the larger delta counts.
     release                    dominating pair, with the member and without       computed by
     Guarantee(mu)              N(mu, 1), N(0, 1)                                  the exact mu
     SampledGuarantee           (1 - q) N(0, 1) + q N(1/z, 1), N(0, 1), T times    PLD
-    AllocatedGuarantee, Shares of ``Allocation``, and a Gaussian beside it        PLD of its profile
+    of members in bins: Shares of ``Allocation``, and a Gaussian beside it        PLD of its profile
     StatedGuarantee            randomised response with failure delta             PLD
 
 Of bins upper bounds on delta(epsilon) are known, in both directions. The true profile is convex in
@@ -23,10 +23,11 @@ ten-thousandth of the spread of the whole loss, by dp-accounting (Doroshenko et 
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +35,7 @@ from numpy.typing import NDArray
 from accounting import accountants, checks
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
-from accounting.random_allocation import AllocatedGuarantee, Allocation, Shares
+from accounting.random_allocation import Allocation, Shares
 from accounting.sensitivity import Array
 from accounting.subsampled import SampledGuarantee
 
@@ -72,7 +73,15 @@ class StatedGuarantee:
             raise ConfigError(f"delta={self.delta:g}: must be below 1.")
 
 
-Release = Guarantee | SampledGuarantee | AllocatedGuarantee | Shares | StatedGuarantee
+@runtime_checkable
+class Dominated(Protocol):
+    """A guarantee of which a release is known that dominates it, as of members in bins."""
+
+    def dominating(self) -> "Shares | Guarantee":
+        """Return that release."""
+
+
+Release = Guarantee | SampledGuarantee | Shares | StatedGuarantee | Dominated
 
 
 @dataclass(frozen=True)
@@ -179,7 +188,8 @@ class ComposedGuarantee:
     @cached_property
     def _spread(self) -> float:
         """About one standard deviation of the whole loss."""
-        return math.hypot(*(_spread(part) for part in self._parts))
+        times = Counter(self._parts)
+        return math.hypot(*(_spread(part) * math.sqrt(n) for part, n in times.items()))
 
     @cached_property
     def _parts(self) -> "tuple[_Part, ...]":
@@ -187,9 +197,9 @@ class ComposedGuarantee:
         others: list[_Part] = []
         gaussians: list[Guarantee] = []
         for stated in self.releases:
-            release = stated.dominating() if isinstance(stated, AllocatedGuarantee) else stated
+            release = stated.dominating() if isinstance(stated, Dominated) else stated
             if isinstance(release, Shares):
-                others.append(Allocation(release.own, release.bins))
+                others += [Allocation(release.own, release.bins)] * release.draws
                 gaussians += [Guarantee(release.shared)] if release.shared else []
             elif isinstance(release, Guarantee):
                 gaussians.append(release)
@@ -200,8 +210,12 @@ class ComposedGuarantee:
     @cached_property
     def _losses(self) -> "PrivacyLossDistribution":
         grid = accountants.GRID * self._spread * max(1.0, self._spread / 30)
-        parts = [_losses(part, grid) for part in self._parts]
-        return reduce(lambda left, right: left.compose(right), parts)
+        times = Counter(self._parts)
+        alike = [
+            _losses(p, grid).self_compose(n) if n > 1 else _losses(p, grid)
+            for p, n in times.items()
+        ]
+        return reduce(lambda left, right: left.compose(right), alike)
 
 
 _Part = Guarantee | SampledGuarantee | StatedGuarantee | Allocation

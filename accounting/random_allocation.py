@@ -77,15 +77,17 @@ _SUMS = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class BallsInBins:
-    """Each member is put into one bin, at random, once; round i takes the members of bin i mod T.
+    """Each member is put into one bin, at random; round i takes the members of bin i mod T.
 
     Args:
         bins: number of bins T, 2 to 100,000.
         rounds: number of rounds, 1 to a million; the last pass may be cut off.
+        redraw: whether every pass puts the members into bins anew; else once for all passes.
     """
 
     bins: int
     rounds: int
+    redraw: bool = False
 
     def __post_init__(self) -> None:
         checks.count("bins", self.bins, minimum=2, maximum=100_000)
@@ -94,10 +96,8 @@ class BallsInBins:
     @property
     def how(self) -> str:
         """What the sampler must do, as a condition."""
-        return (
-            f"every member is put into one of {self.bins} bins on its own, uniformly, once for all "
-            "passes"
-        )
+        often = "anew for each pass" if self.redraw else "once for all passes"
+        return f"every member is put into one of {self.bins} bins on its own, uniformly, {often}"
 
     @property
     def passes(self) -> int:
@@ -113,16 +113,19 @@ class Shares:
         bins: number of bins, >= 2; those that remain, where the adversary was told of some.
         own: mu of what is each bin's own, > 0.
         shared: mu of what all bins share, >= 0.
+        draws: how many such allocations there are, each with bins that are drawn anew.
     """
 
     bins: int
     own: float
     shared: float = 0.0
+    draws: int = 1
 
     def __post_init__(self) -> None:
         checks.count("bins", self.bins, minimum=2, maximum=100_000)
         checks.positive("own", self.own)
         checks.nonnegative("shared", self.shared)
+        checks.count("draws", self.draws, maximum=checks.MOST_ROUNDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +153,8 @@ class AllocatedGuarantee:
         checks.positive("noise_multiplier", self.noise_multiplier)
         if not isinstance(self.sampling, BallsInBins):
             raise ConfigError(f"sampling={self.sampling!r}: must be BallsInBins(...).")
+        if self.sampling.redraw:
+            raise ConfigError("redraw: bins that are drawn anew are for RedrawnGuarantee.")
         if self.mechanism is not None:
             modes = bin_modes(self.mechanism, self.sampling)
             terms = len(modes) + 2 * self.sampling.passes
@@ -229,6 +234,8 @@ def bin_modes(mechanism: Mechanism, sampling: BallsInBins) -> Array:
     """Return |C| x_j for every bin j, shape (released values, bins): means of the mixture."""
     encoder = magnitudes(mechanism)
     refuse_other_rounds(sampling, mechanism)
+    if sampling.redraw:
+        raise ConfigError("redraw: is accounted for in closed form, with independent noise only.")
     if sampling.bins > mechanism.rounds:
         raise ConfigError(
             f"bins={sampling.bins}: with correlated noise at most one per round, {sampling.rounds}."

@@ -40,8 +40,8 @@ from accounting import (
 )
 from accounting.checks import ConfigError
 from accounting.cohorts import Sampled
-from accounting.composed import Release
-from accounting.random_allocation import AllocatedGuarantee, Shares
+from accounting.composed import Dominated, Release
+from accounting.random_allocation import Shares
 from accounting.report import up
 from privpart.plan import PrivacyPlan
 from privpart.run import log
@@ -405,7 +405,7 @@ def enter(
 
 def _amplified(run: Guarantee | Sampled) -> dict[str, int | float] | None:
     """Return what an amplified run costs, as fields; None if no proof says that it composes."""
-    if isinstance(run, AllocatedGuarantee):
+    if isinstance(run, Dominated):
         dominating = run.dominating()
         return asdict(dominating) if isinstance(dominating, Shares) else None
     if isinstance(run, SampledGuarantee):

@@ -14,10 +14,13 @@ from accounting import (
     BMinSep,
     ConfigError,
     Independent,
+    Participation,
     PoissonSampling,
     cohorts,
+    participation_of,
     sampled_guarantee,
 )
+from accounting.cohorts import sampling_from_dict, sampling_to_dict
 
 KEY = bytes(range(32))
 MEMBERS = 40_000
@@ -117,3 +120,17 @@ def test_what_the_guarantee_does_not_say_is_refused():
         cohorts(bins, members=5, rounds=9, key=KEY)
     with pytest.raises(ConfigError, match="must be a sampler of this package"):
         cohorts(SimpleNamespace(population=5), members=5, rounds=9, key=KEY)
+
+
+def test_redrawn_bins_deal_everybody_once_per_pass_and_anew():
+    sampler = BallsInBins(5, 12, redraw=True)
+    drawn = list(cohorts(sampler, members=400, rounds=12, key=bytes(range(32))))
+    for start in (0, 5):
+        dealt = np.concatenate(drawn[start : start + 5])
+        assert sorted(dealt.tolist()) == list(range(400))
+    same = len(np.intersect1d(drawn[0], drawn[5])) / len(drawn[0])
+    assert 0.05 < same < 0.4  # a fifth, if the passes are independent; all, with one draw
+    assert len(drawn) == 12
+    assert participation_of(sampler, 12) == Participation(12, 3, 1)
+    assert sampling_from_dict(sampling_to_dict(sampler)) == sampler
+    assert "redraw" not in sampling_to_dict(BallsInBins(5, 12))

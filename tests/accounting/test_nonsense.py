@@ -19,9 +19,11 @@ from accounting import BinaryTree, ConfigError, Independent, Participation, Pois
 RUN = BinaryTree(64), Participation(64)
 SAMPLING = PoissonSampling(10, 1000)
 BINS = accounting.BallsInBins(8, 8)
+REDRAWN = accounting.BallsInBins(8, 16, redraw=True)
 RUNS = accounting.NegativeBinomialRuns(3)
 OBJECTS = {
     "AllocatedGuarantee": accounting.AllocatedGuarantee(4.0, BINS),
+    "RedrawnGuarantee": accounting.RedrawnGuarantee(4.0, REDRAWN),
     "EstimatedGuarantee": accounting.EstimatedGuarantee(4.0, BINS, Independent(8), 10_000),
     "ComposedGuarantee": accounting.ComposedGuarantee(
         (accounting.Guarantee(1.0), accounting.StatedGuarantee(0.1))
@@ -41,6 +43,7 @@ def fits(*, buffers, bands):
 
 CALLS = {
     "AllocatedGuarantee": partial(accounting.AllocatedGuarantee, sampling=BINS),
+    "RedrawnGuarantee": partial(accounting.RedrawnGuarantee, sampling=REDRAWN),
     "BandedInverse": partial(accounting.BandedInverse, coefficients=(1.0, -0.5)),
     "BufferedToeplitz": partial(accounting.BufferedToeplitz, decay=(0.9,), scale=(0.2,)),
     "CrossCheck": partial(accounting.CrossCheck, "pld", consistent=True),
@@ -78,7 +81,7 @@ NOT_CALLED = {"ConfigError", "Mechanism"}  # an exception and a protocol
 MAY_BE_ZERO = {
     ("PrunedTree.prefix_nodes", "step"), ("EstimatedGuarantee", "seed"),
     ("Estimate", "seed"),
-    ("AllocatedGuarantee.delta", "epsilon"),
+    ("AllocatedGuarantee.delta", "epsilon"), ("RedrawnGuarantee.delta", "epsilon"),
     ("Guarantee.delta", "epsilon"), ("SampledGuarantee.delta", "epsilon"),
     ("ComposedGuarantee.delta", "epsilon"), ("SelectedGuarantee.delta", "epsilon"),
     ("StatedGuarantee", "epsilon"), ("StatedGuarantee", "delta"), ("NegativeBinomialRuns", "eta"),

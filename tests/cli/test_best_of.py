@@ -38,14 +38,19 @@ def test_noise_for_a_target_of_the_selection(privpart):
     assert 3.2595 < told["epsilon"] <= 3.26
 
 
-def test_poisson_sampling_has_a_price_and_bins_have_none(privpart):
+def test_samplers_have_a_price_and_estimates_have_none(privpart):
     sampled = [*ONE[:5], "--noise-multiplier", "2", "--delta", "1e-6", "--population", "1000"]
     poisson = [*sampled, "--sampling", "poisson:expected_batch=10", "--best-of", "3"]
     one = json.loads(privpart(*poisson, "--format", "json").stdout)
     assert one["epsilon"] < one["selection"]["epsilon"] < 3 * one["epsilon"]
-    bins = privpart(*sampled, "--sampling", "balls-in-bins:bins=8", "--best-of", "3")
-    assert bins.returncode == 2
-    assert "needs the whole trade-off of one run" in bins.stderr
+    bins = [*sampled, "--sampling", "balls-in-bins:bins=8", "--best-of", "3"]
+    priced = json.loads(privpart(*bins, "--format", "json").stdout)
+    assert priced["epsilon"] < priced["selection"]["epsilon"] < 3 * priced["epsilon"]
+    estimated = [*sampled, "--sampling", "balls-in-bins:bins=8,draws=10000", "--best-of", "3"]
+    refused = privpart(*estimated)
+    assert refused.returncode == 2
+    assert "bins without draws" in refused.stderr
+
 
 
 @pytest.mark.parametrize(

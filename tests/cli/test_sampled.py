@@ -153,3 +153,15 @@ def test_a_plan_that_samples_is_accounted_for_or_refused_in_a_sentence(privpart,
     ):
         result = privpart(*refused)
         assert (result.returncode, said in result.stderr) == (2, True), result.stderr
+
+
+def test_bins_that_are_drawn_anew_cost_less(privpart):
+    line = ["epsilon", "--rounds", "16", "--delta", "1e-5", "--noise-multiplier", "2", *ALONE]
+    once, anew = (
+        json.loads(privpart(*line, "--sampling", text, "--format", "json").stdout)
+        for text in ("balls-in-bins:bins=4", "balls-in-bins:bins=4,redraw")
+    )
+    assert anew["epsilon"] < once["epsilon"]
+    assert anew["sampling"]["redraw"] is True
+    refused = privpart(*line, "--sampling", "poisson:expected_batch=2,redraw")
+    assert (refused.returncode, "redraw" in refused.stderr) == (2, True)

@@ -76,7 +76,12 @@ def test_a_run_in_bins_is_charged_what_it_costs_beside_another(tmp_path):
     create_run(tmp_path / "blt", BLT, facts=NAMED).close()
     account = book.account("keyboard-de")
     (charge,) = (c for c in account.charges if c.entry.sampled)
-    assert charge.entry.sampled == {"bins": 20, "own": charge.entry.mu, "shared": 0.0}
+    assert charge.entry.sampled == {
+        "bins": 20,
+        "own": charge.entry.mu,
+        "shared": 0.0,
+        "draws": 1,
+    }
     run, blt = binned.guarantee(), BLT.guarantee()
     together = account.total.epsilon(DELTA)
     assert max(run.epsilon(DELTA), blt.epsilon(DELTA)) < together

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 
 from accounting import (
-    AllocatedGuarantee,
     BinomialRuns,
     ComposedGuarantee,
     ConfigError,
@@ -65,10 +64,10 @@ def selected(run: Guarantee | Sampled, text: str, delta: float) -> dict[str, Any
     if isinstance(run, Guarantee):
         base: Base = run
         all_runs = Guarantee(run.mu * math.sqrt(counted)).epsilon(delta)
-    elif isinstance(run, AllocatedGuarantee | EstimatedGuarantee):
+    elif isinstance(run, EstimatedGuarantee):
         raise ConfigError(
             f"best_of={text}: needs the whole trade-off of one run, and this sampler's accountant "
-            "has none. Use Poisson sampling, or no sampling."
+            "has none. Use Poisson sampling, bins without draws, or no sampling."
         )
     else:
         base = ComposedGuarantee((run,))
