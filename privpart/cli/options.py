@@ -41,10 +41,10 @@ class ReportFormat(StrEnum):
     CSV = "csv"
 
 
-_ROUNDS = typer.Option(help="Training rounds, each of which releases a model.")
+ROUNDS = typer.Option(help="Training rounds, each of which releases a model.")
 _DELTA = typer.Option(help="Delta of the guarantee, strictly between 0 and 1.")
-Rounds = Annotated[int, _ROUNDS]
-RoundsUnlessPlanned = Annotated[int | None, _ROUNDS, OF_A_PLAN]
+Rounds = Annotated[int, ROUNDS]
+RoundsUnlessPlanned = Annotated[int | None, ROUNDS, OF_A_PLAN]
 Delta = Annotated[float, _DELTA]
 DeltaUnlessPlanned = Annotated[float | None, _DELTA, OF_A_PLAN]
 Population = Annotated[

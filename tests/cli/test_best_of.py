@@ -52,7 +52,6 @@ def test_samplers_have_a_price_and_estimates_have_none(privpart):
     assert "bins without draws" in refused.stderr
 
 
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [

@@ -165,3 +165,45 @@ def test_bins_that_are_drawn_anew_cost_less(privpart):
     assert anew["sampling"]["redraw"] is True
     refused = privpart(*line, "--sampling", "poisson:expected_batch=2,redraw")
     assert (refused.returncode, "redraw" in refused.stderr) == (2, True)
+
+
+GIVEN = ["calibrate", "--target-epsilon", "2", "--noise-multiplier", "1", "--delta", "1e-6", *ALONE]
+
+
+@pytest.mark.parametrize(
+    ("typed", "option", "text"),
+    [
+        (["--sampling", "poisson:expected_batch=20", "--population", "800"], "--rounds", "{}"),
+        (["--rounds", "20", "--population", "500"], "--sampling", "poisson:expected_batch={}"),
+        (["--rounds", "30"], "--sampling", "balls-in-bins:bins={}"),
+    ],
+)
+def test_what_is_left_out_is_found_beside_noise(privpart, typed, option, text):
+    left_out = [] if option == "--rounds" else [option, text.partition(":")[0]]
+    found = json.loads(privpart(*GIVEN, *typed, *left_out, "--format", "json").stdout)
+    solution = found["solution"]
+    line = ["epsilon", "--noise-multiplier", "1", "--delta", "1e-6", *ALONE, *typed, option]
+
+    def epsilon(number):
+        typed = text.format(number)
+        return json.loads(privpart(*line, typed, "--format", "json").stdout)["epsilon"]
+
+    assert epsilon(solution["number"]) == found["epsilon"] <= 2
+    assert epsilon(solution["neighbour"]) == solution["epsilon_of_neighbour"] > 2
+    assert abs(solution["neighbour"] - solution["number"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "why"),
+    [
+        (["--rounds", "10"], "nothing is left out"),
+        (["--sampling", "poisson", "--population", "100"], "rounds and expected_batch are missing"),
+        (["--rounds", "9", "--sampling", "b-min-sep", "--population", "9"], "sought by estimates"),
+        (["--rounds", "9", "--sampling", "balls-in-bins:draws=10000"], "sought by estimates"),
+        (["--max-participations", "30"], "with rounds=30 this noise costs epsilon"),
+    ],
+)
+def test_what_cannot_be_found_is_said(privpart, typed, why):
+    refused = privpart(*GIVEN, *typed)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert why in refused.stderr

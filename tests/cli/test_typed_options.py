@@ -69,7 +69,11 @@ CASES = {
 """Complete command lines that nothing idle is in; every option matters in one of them."""
 SITUATIONS = {
     "epsilon": [PLANNED, [*TYPED, "--sampling", BINS]],
-    "calibrate": [[*FITTED, "--sampling", BINS], [*FITTED, "--method", "pld"]],
+    "calibrate": [
+        [*FITTED, "--sampling", BINS],
+        [*FITTED, "--method", "pld"],
+        [*FITTED, "--noise-multiplier", "1"],
+    ],
     "mechanisms": [PLANNED],
     "doctor": [[]],
     "train": [[*PLANNED, "--out", "run", "--fork-of", "old"]],

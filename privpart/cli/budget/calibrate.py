@@ -1,11 +1,15 @@
-"""``privpart calibrate``: the least noise within a budget."""
+"""``privpart calibrate``: the least noise within a budget, or what a budget allows with noise."""
 
+import math
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import typer
 
 import accounting
-from accounting import Guarantee, checks, most_mu
+from accounting import Guarantee, Mechanism, Participation, checks, most_mu
+from accounting.mechanisms import MechanismChoice
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.budget.best_of import BestOf, lines_of, repetitions_of, selected
@@ -19,8 +23,9 @@ from privpart.cli.budget.options import (
     typed_participation,
 )
 from privpart.cli.budget.promise import Promise, SampledRun, built
+from privpart.cli.budget.solve import solve, unknown_of
 from privpart.cli.idle import beside
-from privpart.cli.options import Format, method_of
+from privpart.cli.options import Format, MethodName, method_of
 from privpart.cli.output import print_report
 
 _CLOSE = 1e-4
@@ -30,8 +35,15 @@ _CLOSE = 1e-4
 def calibrate(
     *,
     target_epsilon: Annotated[float, typer.Option(help="The budget, above 0.")],
-    rounds: options.Rounds,
     delta: options.Delta,
+    rounds: Annotated[int | None, options.ROUNDS] = None,
+    noise_multiplier: Annotated[
+        float | None,
+        typer.Option(
+            help="Noise of the sum / clip norm. What is left out is then found: the most rounds, "
+            "or the greatest expected_batch or fewest bins of --sampling."
+        ),
+    ] = None,
     mechanism: MechanismOption = None,
     max_participations: MaxParticipations = None,
     min_separation: MinSeparation = None,
@@ -44,6 +56,7 @@ def calibrate(
         BestOf,
         beside("sampling", "noise under sampling is found for one run"),
         beside("method", "a selection is accounted for by the exact trade-off"),
+        beside("noise_multiplier", "with given noise, one run is accounted for"),
     ] = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
@@ -52,32 +65,26 @@ def calibrate(
     With --best-of the target is for the selection; each of its runs gets this noise.
 
     With --sampling it finds the noise of a run that hides who takes part. By Monte Carlo, the noise
-    is chosen by earlier draws, and one estimate is then made and printed.
+    is chosen by earlier draws, and one estimate is then made and printed. With --noise-multiplier
+    it finds what is left out: rounds, expected batch or bins.
 
     Example: privpart calibrate --target-epsilon 2 --rounds 1000 --delta 1e-6 --max-participations 1
     """
     checks.accept_delta(delta, population, allow_large=allow_large_delta)
-    choice = typed_choice(mechanism, rounds)
+    limits = (max_participations, min_separation, fixed_order)
+    run = _Run(mechanism, limits, population, method, delta)
+    if unknown_of(rounds, sampling, noise_multiplier) is not None:
+        z = noise_multiplier or math.nan
+        promised = partial(run.promise, z=z)
+        least = 1 + ((max_participations or 1) - 1) * (min_separation or 1)
+        solution = solve(promised, target_epsilon, rounds, sampling, population, least)
+        more = {"solution": solution.to_dict()}
+        print_report(solution.promise.report(method), form, beside=[solution.line], more=more)
+        return
     if best_of is not None:
         mu = most_mu(repetitions_of(best_of), target_epsilon=target_epsilon, delta=delta)
         target_epsilon = Guarantee(mu).epsilon(delta)
-    if sampling is not None:
-        run = SampledRun.typed(sampling, choice, rounds, population, method)
-        promise = run.calibrated(target_epsilon, delta)
-    else:
-        participation = typed_participation(
-            rounds, max_participations, min_separation, fixed_order=fixed_order
-        )
-        encoder = built(choice, participation)
-        z = accounting.calibrate(
-            encoder,
-            participation,
-            target_epsilon=target_epsilon,
-            delta=delta,
-            method=method_of(method),
-        )
-        stated = max_participations is not None
-        promise = Promise(choice, encoder, participation, z, delta, stated, population)
+    promise = run.calibrated(target_epsilon, rounds or 0, sampling)
     report = promise.report(method)
     selection = None if best_of is None else selected(promise.guarantee(), best_of, delta)
     lines = lines_of(selection) if selection else []
@@ -89,3 +96,48 @@ def calibrate(
             f"with this noise and above {target_epsilon:g} with any less.",
             err=True,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What was typed of a run whose noise, or whose length or sampler, is sought."""
+
+    mechanism: str | None
+    limits: tuple[int | None, int | None, bool]
+    population: int | None
+    method: MethodName | None
+    delta: float
+
+    def promise(self, rounds: int, sampling: str | None, *, z: float) -> Promise:
+        """Return the promise with this noise."""
+        if sampling is not None:
+            return self._sampled(rounds, sampling).promise(z, self.delta)
+        choice, participation = self._unsampled(rounds)
+        return self._promise(choice, built(choice, participation), participation, z)
+
+    def calibrated(self, target: float, rounds: int, sampling: str | None) -> Promise:
+        """Return the promise with the least noise that meets a target."""
+        if sampling is not None:
+            return self._sampled(rounds, sampling).calibrated(target, self.delta)
+        choice, participation = self._unsampled(rounds)
+        encoder = built(choice, participation)
+        by, delta = method_of(self.method), self.delta
+        z = accounting.calibrate(
+            encoder, participation, target_epsilon=target, delta=delta, method=by
+        )
+        return self._promise(choice, encoder, participation, z)
+
+    def _sampled(self, rounds: int, sampling: str) -> SampledRun:
+        choice = typed_choice(self.mechanism, rounds)
+        return SampledRun.typed(sampling, choice, rounds, self.population, self.method)
+
+    def _unsampled(self, rounds: int) -> tuple[MechanismChoice, Participation]:
+        k, b, fixed_order = self.limits
+        participation = typed_participation(rounds, k, b, fixed_order=fixed_order)
+        return typed_choice(self.mechanism, rounds), participation
+
+    def _promise(
+        self, choice: MechanismChoice, encoder: Mechanism, limits: Participation, z: float
+    ) -> Promise:
+        stated = self.limits[0] is not None
+        return Promise(choice, encoder, limits, z, self.delta, stated, self.population)

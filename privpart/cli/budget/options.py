@@ -38,7 +38,8 @@ SamplingOption = Annotated[
         "--sampling",
         help="Amplify by hiding who takes part, under add-or-remove adjacency. "
         "'poisson:expected_batch=20': each member of --population joins a round on its own. "
-        "'balls-in-bins:bins=8': each member is in one bin, and the rounds take the bins in turn. "
+        "'balls-in-bins:bins=8': each member is in one bin, and the rounds take the bins in turn; "
+        "with 'redraw' every pass draws the bins anew. "
         "'b-min-sep:expected_batch=20,min_separation=4': each member joins on its own, but never "
         "within so many rounds of its last one. 'draws=1000000' estimates by Monte Carlo, which "
         "b-min-sep always does; the probability of error is part of delta. 'draw_seed=N' repeats a "

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 Histories = Mapping[str, list[int]]
 """Each client's rounds, by a log."""
+FITS = "accounting.fit"
+"""Name of the logger of what takes long."""
 _PATIENCE = 2.0
 """Seconds between two lines about a fit."""
 
@@ -230,7 +232,7 @@ class _Lines(logging.Handler):
 @contextmanager
 def shown_fits() -> Iterator[None]:
     """Show on standard error what the fits inside reach, every two seconds."""
-    log, lines = logging.getLogger("accounting.fit"), _Lines()
+    log, lines = logging.getLogger(FITS), _Lines()
     level = log.level
     log.addHandler(lines)
     log.setLevel(logging.INFO)

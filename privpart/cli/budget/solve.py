@@ -1,0 +1,146 @@
+"""What ``calibrate`` finds besides noise: the option that was left out, for noise that was given.
+
+Most rounds, the greatest expected batch, or the fewest bins within a target. Cost grows with the
+first two and falls with the third, so a number that meets the target is sought beside one that does
+not; both were accounted for, and both are printed.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from accounting import ConfigError, checks
+from accounting.report import up
+from accounting.typed import split_text
+from privpart.cli.budget.promise import FITS, Promise, shown_fits
+
+_LOG = logging.getLogger(FITS)
+
+Unknown = Literal["rounds", "expected_batch", "bins"]
+_OF_SAMPLERS: dict[str, Unknown] = {
+    "poisson": "expected_batch",
+    "b-min-sep": "expected_batch",
+    "balls-in-bins": "bins",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """The number that was found, and its neighbour that exceeds the target."""
+
+    unknown: Unknown
+    number: int
+    promise: Promise
+    neighbour: int | None
+    exceeds: float | None
+
+    @property
+    def line(self) -> tuple[str, str]:
+        """A line of the report's table."""
+        name = self.unknown.replace("_", " ")
+        if self.neighbour is None or self.exceeds is None:
+            return name, f"{self.number}, as far as is accounted for"
+        return name, f"{self.number}; {self.neighbour} would cost epsilon {up(self.exceeds, 5)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the solution as plain values, ready for JSON."""
+        values = {"unknown": self.unknown, "number": self.number}
+        return values | {"neighbour": self.neighbour, "epsilon_of_neighbour": self.exceeds}
+
+
+def unknown_of(
+    rounds: int | None, sampling: str | None, noise_multiplier: float | None
+) -> Unknown | None:
+    """Return what was left out of the options; None is the noise.
+
+    Raises:
+        ConfigError: nothing was left out, or more than one option.
+    """
+    name, options = split_text(sampling or "")
+    missing: list[Unknown] = ["rounds"] if rounds is None else []
+    if name in _OF_SAMPLERS and (key := _OF_SAMPLERS[name]) not in options:
+        missing.append(key)
+    if noise_multiplier is None:
+        if missing:
+            raise ConfigError(
+                f"{missing[0]}: is missing; or give --noise-multiplier, and it is found."
+            )
+        return None
+    if len(missing) != 1:
+        fault = f"{' and '.join(missing)} are missing" if missing else "nothing is left out"
+        raise ConfigError(f"--noise-multiplier: {fault}; leave out what is to be found, alone.")
+    if "draws" in options or name == "b-min-sep":
+        raise ConfigError(f"{missing[0]}: is missing; it is not sought by estimates.")
+    return missing[0]
+
+
+def solve(
+    promise: Callable[[int, str | None], Promise],
+    target: float,
+    rounds: int | None,
+    sampling: str | None,
+    population: int | None,
+    least_rounds: int = 1,
+) -> Solution:
+    """Return the number within the target whose neighbour is beyond it.
+
+    Args:
+        promise: returns the promise of so many rounds, with a sampler.
+        target: epsilon, > 0.
+        rounds: of the run, unless they are sought.
+        sampling: the sampler as it was typed, without what is sought.
+        population: members, where that is known.
+        least_rounds: how many rounds the limits on participation need.
+
+    Raises:
+        ConfigError: no number meets the target, or what was given fits no number.
+    """
+    checks.positive("target_epsilon", target)
+    if rounds is None:
+        search = _Search("rounds", lambda n: promise(n, sampling), least_rounds, checks.MOST_ROUNDS)
+    else:
+        text = f"{sampling}{',' if ':' in str(sampling) else ':'}"
+        key = _OF_SAMPLERS[text.partition(":")[0]]
+        first, last = (rounds, 2) if key == "bins" else (1, population or 1)
+        search = _Search(key, lambda n: promise(rounds, f"{text}{key}={n}"), first, last)
+    with shown_fits():
+        return search.run(target)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """From the number that costs least to the one that costs most."""
+
+    unknown: Unknown
+    promise: Callable[[int], Promise]
+    first: int
+    last: int
+
+    def run(self, target: float) -> Solution:
+        least = self._epsilon(self.first)
+        if least > target:
+            raise ConfigError(
+                f"target_epsilon={target:g}: with {self.unknown}={self.first} this noise costs "
+                f"epsilon {up(least, 5)}; use more noise."
+            )
+        within, beyond, exceeds, step = self.first, None, None, 1
+        sign = 1 if self.last > self.first else -1
+        while within != self.last and (beyond is None or abs(beyond - within) > 1):
+            if beyond is None:
+                number = self.first + sign * min(step, abs(self.last - self.first))
+                step *= 2
+            else:
+                number = (within + beyond) // 2
+            cost = self._epsilon(number)
+            if cost <= target:
+                within = number
+            else:
+                beyond, exceeds = number, cost
+        return Solution(self.unknown, within, self.promise(within), beyond, exceeds)
+
+    def _epsilon(self, number: int) -> float:
+        run = self.promise(number)
+        epsilon = run.guarantee().epsilon(run.delta)
+        _LOG.info("%s=%d: epsilon %.5g", self.unknown, number, epsilon)
+        return epsilon
