@@ -280,7 +280,10 @@ class SelectedGuarantee:
         while self.delta(high) > delta:
             low, high = high, 2 * high
             if high > 1e4:
-                raise ConfigError(f"delta={delta:g}: is reached by no epsilon; use a greater one.")
+                raise ConfigError(
+                    f"delta={delta:g}: is reached by no epsilon up to 10,000; use a greater one, "
+                    "more noise or fewer runs."
+                )
         while high - low > 1e-6 * high:
             middle = (low + high) / 2
             low, high = (low, middle) if self.delta(middle) <= delta else (middle, high)
@@ -293,8 +296,9 @@ class SelectedGuarantee:
         hull = _lower_hull(first, second)
         spans = np.diff(np.array([a for a, _ in hull]))
         rises = np.diff(np.array([b for _, b in hull]))
-        # Down: a smaller slope s gives a greater delta_Q(e + log s).
-        return spans * (1 + _ROUNDED), np.log(rises / spans) - _ROUNDED
+        # Down: a smaller slope s gives a greater delta_Q(e + log s), at most 1 where B underflows.
+        with np.errstate(divide="ignore"):
+            return spans * (1 + _ROUNDED), np.log(rises / spans) - _ROUNDED
 
     def _points(self) -> tuple[Array, Array]:
         """Points (A, B) of cells of positions that cover [0, 1], each rounded against us."""
@@ -305,10 +309,11 @@ class SelectedGuarantee:
             rates = np.array([self.base.tpr_at_fpr(float(fpr)) for fpr in x])
             first = self.repetitions.slope(np.concatenate(([0.0], x)))
             second = self.repetitions.slope(np.concatenate((rates, [1.0])))
-            coarse = np.flatnonzero(
-                np.maximum(-np.diff(np.log(first))[1:], -np.diff(np.log(second))[:-1])
-                > self.fineness
-            )
+            with np.errstate(divide="ignore", invalid="ignore"):
+                widths = -np.diff(np.log(first))[1:], -np.diff(np.log(second))[:-1]
+            # Cells whose slopes underflow are not refined: there is nothing to tell them apart.
+            wide = np.fmax(*(np.where(np.isfinite(w), w, 0.0) for w in widths))
+            coarse = np.flatnonzero(wide > self.fineness)
             if coarse.size == 0 or logits.size > 200_000:
                 return first * (1 + _ROUNDED), second * (1 - _ROUNDED)
             middles = (logits[coarse] + logits[coarse + 1]) / 2
@@ -336,6 +341,8 @@ def most_mu(repetitions: Repetitions, *, target_epsilon: float, delta: float) ->
 
 def _profile(base: Base, epsilon: float) -> float:
     """Return the base's delta at any real ``epsilon``: below 0 by the other direction."""
+    if epsilon < -700:  # 1 - e^epsilon and more, as a float
+        return 1.0
     if epsilon >= 0:
         return base.delta(epsilon)
     return min(1.0, (1 - math.exp(epsilon) * (1 - base.delta(-epsilon))) * (1 + _ROUNDED))

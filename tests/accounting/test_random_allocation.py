@@ -45,6 +45,7 @@ def below_the_truth(mu, bins, epsilons, cells):
     edges = np.concatenate([[-np.inf], edges, [mu + 2, np.inf]])
     edges.sort()
     mass, mean = np.diff(norm.cdf(edges)), np.diff(norm.cdf(edges - mu))
+    mass, mean = mass[mass > 0], mean[mass > 0]
     number = mean / mass
     removed, added = np.zeros(len(epsilons)), np.zeros(len(epsilons))
     for bars in itertools.combinations(range(bins + len(mass) - 1), len(mass) - 1):

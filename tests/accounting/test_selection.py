@@ -228,3 +228,12 @@ def test_a_coarser_cover_is_never_cheaper() -> None:
 def test_wrong_input(call, message: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match=message):
         call()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("mu", [3.0, 20.0])
+def test_slopes_that_underflow_are_refused_in_a_sentence(mu):
+    """With 1,000 runs expected, and a base that tells nearly all, B is 0 as a float."""
+    run = SelectedGuarantee(Guarantee(mu), PoissonRuns(1000), fineness=0.1)
+    with pytest.raises(ConfigError, match="reached by no epsilon up to 10,000"):
+        run.epsilon(1e-6)
