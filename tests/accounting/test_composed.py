@@ -140,13 +140,13 @@ BINS = [
 
 @pytest.mark.parametrize("run", BINS, ids=["independent", "correlated"])
 def test_a_run_in_bins_alone_is_its_own_accountants_figure(run: AllocatedGuarantee) -> None:
-    for delta in (1e-4, 1e-6, 1e-8):
+    for delta in (1e-5, 1e-8):
         alone, told = run.epsilon(delta), ComposedGuarantee((run,)).epsilon(delta)
         # What bins share is rounded more coarsely alone than composed.
         assert alone * (1 - (1e-3 if run.mechanism else 3e-5)) <= told <= alone * 1.001
 
 
-@pytest.mark.parametrize("epsilon", [0.5, 2.0])
+@pytest.mark.parametrize("epsilon", [0.5, pytest.param(2.0, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("removed", [True, False])
 def test_bins_beside_a_gaussian_and_another_run_in_bins(epsilon: float, removed: bool) -> None:
     """Four releases by simulation of their losses; five percent less would be noticed."""
@@ -176,6 +176,7 @@ def test_the_corners_are_the_greatest_convex_function_below() -> None:
     assert (np.diff(np.diff(y[chosen]) / np.diff(x[chosen])) >= 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("removed", [True, False])
 def test_bins_that_every_pass_draws_anew_by_simulation(removed: bool) -> None:
     """Three passes, the last one cut off, in which the member may not come at all."""
@@ -193,8 +194,9 @@ def test_bins_that_every_pass_draws_anew_by_simulation(removed: bool) -> None:
     run = RedrawnGuarantee(1 / mu, BallsInBins(bins, 11, redraw=True))
     assert truth - 4 * error < run.delta(epsilon)
     assert run.delta(epsilon) < Guarantee(run.mu).delta(epsilon)
-    once = AllocatedGuarantee(1 / mu, BallsInBins(bins, 11))
-    assert run.epsilon(1e-5) < 0.9 * once.epsilon(1e-5)
+    assert run.delta(epsilon) < 0.9 * AllocatedGuarantee(1 / mu, BallsInBins(bins, 11)).delta(
+        epsilon
+    )
     if removed:  # a claim without the last pass is caught
         short = RedrawnGuarantee(1 / mu, BallsInBins(bins, 8, redraw=True))
         assert short.delta(epsilon) < truth - 4 * error

@@ -30,8 +30,8 @@ def two_bins(mu, epsilon):
     return removed, added
 
 
-@pytest.mark.parametrize("mu", [0.1, 1.0, 3.0])
-@pytest.mark.parametrize("factor", [-1.0, 0.0, 0.5, 3.0])
+@pytest.mark.parametrize("mu", [0.1, 1.0, pytest.param(3.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("factor", [-1.0, 0.0, 3.0])
 def test_two_bins_are_never_below_the_truth_and_close_to_it(mu, factor):
     epsilon = factor * mu
     for found, truth in zip(_deltas(mu, 2, epsilon), two_bins(mu, epsilon), strict=True):
@@ -105,7 +105,7 @@ def test_a_simulation_agrees_and_would_catch_a_bound_too_low(mu, bins, epsilon):
         assert 0.8 * found[0] < mean - 4 * error
 
 
-@pytest.mark.parametrize(("mu", "bins"), [(0.3, 12), (1.4, 20)])
+@pytest.mark.parametrize(("mu", "bins"), [(0.3, 12), pytest.param(1.4, 20, marks=pytest.mark.slow)])
 def test_a_coarser_grid_only_says_more(monkeypatch, mu, bins):
     def both():
         random_allocation._sums_above.cache_clear()
@@ -129,7 +129,7 @@ def test_published_values_are_reached():
         assert AllocatedGuarantee(z, BallsInBins(100, rounds)).epsilon(1e-5) <= most
 
 
-@pytest.mark.parametrize(("z", "bins"), [(0.1, 8), (0.02, 100), (0.4, 3), (1e-3, 2), (300.0, 50)])
+@pytest.mark.parametrize(("z", "bins"), [(0.1, 8), (0.02, 100), (1e-3, 2), (300.0, 50)])
 def test_every_noise_has_an_answer_that_is_no_worse_than_without_bins(z, bins):
     run = AllocatedGuarantee(z, BallsInBins(bins, bins))
     assert 0 <= run.epsilon(1e-5) <= Guarantee(run.mu).epsilon(1e-5)

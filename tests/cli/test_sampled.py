@@ -173,8 +173,18 @@ GIVEN = ["calibrate", "--target-epsilon", "2", "--noise-multiplier", "1", "--del
 @pytest.mark.parametrize(
     ("typed", "option", "text"),
     [
-        (["--sampling", "poisson:expected_batch=20", "--population", "800"], "--rounds", "{}"),
-        (["--rounds", "20", "--population", "500"], "--sampling", "poisson:expected_batch={}"),
+        pytest.param(
+            ["--sampling", "poisson:expected_batch=20", "--population", "800"],
+            "--rounds",
+            "{}",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["--rounds", "20", "--population", "500"],
+            "--sampling",
+            "poisson:expected_batch={}",
+            marks=pytest.mark.slow,
+        ),
         (["--rounds", "30"], "--sampling", "balls-in-bins:bins={}"),
     ],
 )
