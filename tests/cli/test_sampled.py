@@ -207,6 +207,8 @@ def test_what_is_left_out_is_found_beside_noise(privpart, typed, option, text):
     ("typed", "why"),
     [
         (["--rounds", "10"], "nothing is left out"),
+        (["--noise-multiplier", "0"], "--noise-multiplier 0: must be positive"),
+        (["--rounds", "9", "--sampling", "nonsense"], "must be one of poisson"),
         (["--sampling", "poisson", "--population", "100"], "rounds and expected_batch are missing"),
         (["--rounds", "9", "--sampling", "b-min-sep", "--population", "9"], "sought by estimates"),
         (["--rounds", "9", "--sampling", "balls-in-bins:draws=10000"], "sought by estimates"),

@@ -1,6 +1,5 @@
 """``privpart calibrate``: the least noise within a budget, or what a budget allows with noise."""
 
-import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
@@ -73,9 +72,9 @@ def calibrate(
     checks.accept_delta(delta, population, allow_large=allow_large_delta)
     limits = (max_participations, min_separation, fixed_order)
     run = _Run(mechanism, limits, population, method, delta)
-    if unknown_of(rounds, sampling, noise_multiplier) is not None:
-        z = noise_multiplier or math.nan
-        promised = partial(run.promise, z=z)
+    unknown = unknown_of(rounds, sampling, noise_multiplier)
+    if unknown is not None and noise_multiplier is not None:
+        promised = partial(run.promise, z=noise_multiplier)
         least = 1 + ((max_participations or 1) - 1) * (min_separation or 1)
         solution = solve(promised, target_epsilon, rounds, sampling, population, least)
         more = {"solution": solution.to_dict()}

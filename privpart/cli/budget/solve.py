@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from accounting import ConfigError, checks
+from accounting.cohorts import SAMPLERS
 from accounting.report import up
 from accounting.typed import split_text
 from privpart.cli.budget.promise import FITS, Promise, shown_fits
@@ -58,6 +59,8 @@ def unknown_of(
         ConfigError: nothing was left out, or more than one option.
     """
     name, options = split_text(sampling or "")
+    if sampling is not None:
+        checks.choice("sampling", name, list(SAMPLERS))
     missing: list[Unknown] = ["rounds"] if rounds is None else []
     if name in _OF_SAMPLERS and (key := _OF_SAMPLERS[name]) not in options:
         missing.append(key)
