@@ -188,33 +188,31 @@ class ComposedGuarantee:
     @cached_property
     def _spread(self) -> float:
         """About one standard deviation of the whole loss."""
-        times = Counter(self._parts)
-        return math.hypot(*(_spread(part) * math.sqrt(n) for part, n in times.items()))
+        return math.hypot(*(_spread(part) * math.sqrt(n) for part, n in self._parts.items()))
 
     @cached_property
-    def _parts(self) -> "tuple[_Part, ...]":
-        """The releases, with what is Gaussian as one."""
-        others: list[_Part] = []
+    def _parts(self) -> "Counter[_Part]":
+        """How many there are of each release, with all that is Gaussian as one."""
+        parts: Counter[_Part] = Counter()
         gaussians: list[Guarantee] = []
         for stated in self.releases:
             release = stated.dominating() if isinstance(stated, Dominated) else stated
             if isinstance(release, Shares):
-                others += [Allocation(release.own, release.bins)] * release.draws
-                gaussians += [Guarantee(release.shared)] if release.shared else []
+                parts[Allocation(release.own, release.bins)] += release.draws
+                gaussians += [] if release.beside is None else [release.beside]
             elif isinstance(release, Guarantee):
                 gaussians.append(release)
             else:
-                others.append(release)
-        return (*([reduce(Guarantee.compose, gaussians)] if gaussians else []), *others)
+                parts[release] += 1
+        if gaussians:
+            parts[reduce(Guarantee.compose, gaussians)] += 1
+        return parts
 
     @cached_property
     def _losses(self) -> "PrivacyLossDistribution":
         grid = accountants.GRID * self._spread * max(1.0, self._spread / 30)
-        times = Counter(self._parts)
-        alike = [
-            _losses(p, grid).self_compose(n) if n > 1 else _losses(p, grid)
-            for p, n in times.items()
-        ]
+        losses = [(_losses(part, grid), n) for part, n in self._parts.items()]
+        alike = [loss if n == 1 else loss.self_compose(n) for loss, n in losses]
         return reduce(lambda left, right: left.compose(right), alike)
 
 

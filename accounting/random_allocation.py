@@ -22,7 +22,8 @@ and down, as in arXiv 2601.21636 and 2602.17284, costs the first order). Outside
 
 where f' has every l_t cut to [a, c]; the expectations of what is added are prices of options. The
 first is weighted by one l_t, so that what is summed are probabilities with the member. What the
-sum does not reach counts in full, and ``_FFT`` is added for the rounding of the transforms.
+sum does not reach counts in full, and ``_FFT`` is added to every delta for the rounding of the
+transforms.
 
 Correlated noise: with C the encoder, |C| its entries without their signs, and x_j the rounds of
 bin j, the two are N(0, z^2 I) and the uniform mixture of N(|C| x_j, z^2 I), whatever the updates,
@@ -66,7 +67,7 @@ _NEAR = 9.0
 _TYPICAL = 1e-6
 """Delta at which bounds are compared that hold at every delta."""
 _MOST_MU = 12.0
-"""Above it no sum is tried; hidden bins save nothing."""
+"""Above it no sum is tried, and floats would overflow; hidden bins save nothing."""
 _LEVELS = (0.0, 2.0, 4.0, 6.0, 8.0, 10.0)
 """Epsilons from which on a finer grid is taken for delta_add, which is about f <= e^-epsilon."""
 _SHARED = np.linspace(-8.0, 8.0, 4001)
@@ -111,9 +112,9 @@ class Shares:
 
     Args:
         bins: number of bins, >= 2; those that remain, where the adversary was told of some.
-        own: mu of what is each bin's own, > 0.
+        own: mu of what is each bin's own, in (0, 12].
         shared: mu of what all bins share, >= 0.
-        draws: how many such allocations there are, each with bins that are drawn anew.
+        draws: how often all of this is released, each time with bins that are drawn anew.
     """
 
     bins: int
@@ -123,9 +124,17 @@ class Shares:
 
     def __post_init__(self) -> None:
         checks.count("bins", self.bins, minimum=2, maximum=100_000)
-        checks.positive("own", self.own)
+        if checks.positive("own", self.own) > _MOST_MU:
+            raise ConfigError(f"own={self.own:g}: must be at most {_MOST_MU:g}.")
         checks.nonnegative("shared", self.shared)
         checks.count("draws", self.draws, maximum=checks.MOST_ROUNDS)
+
+    @property
+    def beside(self) -> Guarantee | None:
+        """What the bins of all draws share, as one Gaussian; None if that is nothing."""
+        if not self.shared:
+            return None
+        return Guarantee(rounded_up(math.sqrt(self.draws) * self.shared, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +183,7 @@ class AllocatedGuarantee:
         """Return what can be computed: all bins, and fewer that are further apart."""
         z, bins = self.noise_multiplier, self.sampling.bins
         if self._products is None:
-            return [Shares(bins, self.mu, 0.0)]
+            return [Shares(bins, self.mu)] if self.mu <= _MOST_MU else []
         squared = self._most()
         by_lag = [float(self._products.diagonal(lag).max()) for lag in range(bins)]
         bounds: list[Shares] = []
@@ -185,9 +194,20 @@ class AllocatedGuarantee:
             if shared < smallest * _WORTH and squared - shared > _WORTHLESS * squared:
                 smallest = shared
                 alone = squared - shared + squared * 1e-15  # the rounding of the difference
-                mu_shared = mu_upper(shared, z) if shared else 0.0
-                bounds.append(Shares(fewer, mu_upper(alone, z), mu_shared))
+                own, mu_shared = mu_upper(alone, z), mu_upper(shared, z) if shared else 0.0
+                bounds += [Shares(fewer, own, mu_shared)] if own <= _MOST_MU else []
         return bounds
+
+    def _nearest(self, delta: float) -> tuple[float, "Shares | Guarantee"]:
+        """Return the least epsilon of all bounds at ``delta``, and the release that has it."""
+        plain = Guarantee(self.mu)
+        nearest: Shares | Guarantee = plain
+        least = plain.epsilon(delta)
+        for shares in self._bounds():
+            epsilon = _least_epsilon(shares, delta, least)
+            if epsilon < least:
+                least, nearest = epsilon, shares
+        return least, nearest
 
     def dominating(self) -> "Shares | Guarantee":
         """Return one release that dominates the run, for composition with others.
@@ -195,13 +215,7 @@ class AllocatedGuarantee:
         Of several, the one with the least epsilon at delta 1e-6; without amplification, if hidden
         bins save nothing.
         """
-        least = Guarantee(self.mu).epsilon(_TYPICAL)
-        nearest: Shares | None = None
-        for shares in self._bounds():
-            epsilon = _least_epsilon(shares, _TYPICAL, least)
-            if epsilon < least:
-                least, nearest = epsilon, shares
-        return Guarantee(self.mu) if nearest is None else nearest
+        return self._nearest(_TYPICAL)[1]
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
@@ -224,10 +238,7 @@ class AllocatedGuarantee:
         delta = checks.probability("delta", delta)
         if delta < _LEAST_DELTA:
             raise ConfigError(f"delta={delta:g}: must be at least {_LEAST_DELTA:g} for bins.")
-        least = Guarantee(self.mu).epsilon(delta)
-        for shares in self._bounds():
-            least = _least_epsilon(shares, delta, least)
-        return least
+        return self._nearest(delta)[0]
 
 
 def bin_modes(mechanism: Mechanism, sampling: BallsInBins) -> Array:
@@ -282,7 +293,7 @@ def _least_epsilon(shares: Shares, delta: float, high: float) -> float:
 
 
 def _delta(shares: Shares, epsilon: float, far: float) -> float:
-    return min(1.0, max(_both(shares, epsilon, far)) + _FFT)
+    return min(1.0, max(_both(shares, epsilon, far)))
 
 
 def _beyond(far: float) -> float:
@@ -298,8 +309,6 @@ def _both(shares: Shares, epsilon: float, far: float) -> tuple[float, float]:
     The loss of the Gaussian is rounded to the edges: up with the member, down without, and what
     lies beyond the last one counts in full. Given it, the allocation spends what is left.
     """
-    if shares.own > _MOST_MU:
-        return 1.0, 1.0
     allocation = Allocation(shares.own, shares.bins, far)
     if not shares.shared:
         at = np.array([epsilon])
@@ -339,7 +348,7 @@ class Allocation:
             first = np.minimum(np.searchsorted(ratio, scale), len(ratio) - 1)
             deltas = above[first] * (1 + _SUMS) - scale * above_inverse[first] + _beyond(far)
             np.minimum(least, deltas, out=least)
-        return np.clip(least, 0.0, 1.0)
+        return np.clip(least + _FFT, 0.0, 1.0)
 
     def added(self, epsilon: Array) -> Array:
         """Return upper bounds of E_without (1 - e^epsilon f)_+ at epsilons of any sign."""
@@ -355,7 +364,7 @@ class Allocation:
             at = levels == level
             last = np.searchsorted(ratio, 1 / scale[at])
             deltas[at] += below[last] * (1 + _SUMS) - scale[at] * below_ratio[last]
-        return np.clip(deltas, 0.0, 1.0)
+        return np.clip(deltas + _FFT, 0.0, 1.0)
 
 
 def _fine_enough(mu: float) -> list[float]:
@@ -431,12 +440,12 @@ def _masses(mu: float, low: float, step: float, points: int) -> Array:
 
     Of a cell's mass m0 with mean m1 / m0 the upper point gets (m1 - lower * m0) / step.
     """
+    from scipy.special import ndtr
+
     grid = low + step * np.arange(points)
     y = np.log(grid) / mu + mu / 2
     mass, mean = _cells(y), _cells(y - mu)
     upper = np.clip((mean - grid[:-1] * mass) / step, 0.0, mass)
-    from scipy.special import ndtr
-
     masses = np.zeros(points)
     masses[:-1] += mass - upper
     masses[1:] += upper

@@ -21,7 +21,7 @@ from accounting.subsampled import sampling_assumptions
 
 @dataclass(frozen=True)
 class RedrawnGuarantee:
-    """The guarantee of independent noise on such bins, under add-or-remove adjacency.
+    """The guarantee of independent noise on bins drawn anew, under add-or-remove adjacency.
 
     A pass that is cut off costs as much as a whole one.
 

@@ -341,7 +341,7 @@ def most_mu(repetitions: Repetitions, *, target_epsilon: float, delta: float) ->
 
 def _profile(base: Base, epsilon: float) -> float:
     """Return the base's delta at any real ``epsilon``: below 0 by the other direction."""
-    if epsilon < -700:  # 1 - e^epsilon and more, as a float
+    if epsilon < -700:  # at least 1 - e^epsilon, which is 1 as a float
         return 1.0
     if epsilon >= 0:
         return base.delta(epsilon)

@@ -132,8 +132,7 @@ class Entry:
         return kind(**self.sampled)  # type: ignore[arg-type]
 
     def _refuse_odd_costs(self) -> None:
-        if self.sampled is not None:
-            _ = self.amplified
+        _ = self.amplified  # which refuses what is out of range
         if self.event == "stated":
             StatedGuarantee(self.epsilon or 0.0, self.delta or 0.0)
             if self.population is None or not 0 < len(self.by or "") <= _LONGEST_NAME:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from accounting import (
     sampled_guarantee,
 )
 from accounting.composed import _corners
+from accounting.random_allocation import Allocation, Shares
 
 POISSON = SampledGuarantee(1.0, probability=0.01, steps=1000)
 
@@ -162,8 +164,27 @@ def test_bins_beside_a_gaussian_and_another_run_in_bins(epsilon: float, removed:
     claim = ComposedGuarantee(both).delta(epsilon)
     assert claim >= truth - 4 * error
     if removed:
-        assert 0.95 * claim < truth + 4 * error
+        assert 0.95 * claim < truth - 4 * error
         assert claim < (truth + 4 * error) * 1.02
+
+
+def test_every_draw_and_every_transform_counts() -> None:
+    twice = RedrawnGuarantee(1.0, BallsInBins(20, 40, redraw=True))
+    apart = ComposedGuarantee((BINS[0], BINS[0])).epsilon(1e-6)
+    assert twice.epsilon(1e-6) == pytest.approx(apart, rel=1e-6)
+    assert BINS[0].epsilon(1e-6) * 1.1 < apart
+    shares = Shares(4, own=0.3, shared=0.2)
+    four = ComposedGuarantee((replace(shares, draws=4),))
+    assert four.epsilon(1e-6) == pytest.approx(
+        ComposedGuarantee((shares,) * 4).epsilon(1e-6), rel=1e-6
+    )
+    assert four.epsilon(1e-6) > ComposedGuarantee((Shares(4, 0.3, draws=4),)).epsilon(1e-6) * 1.1
+    # What is added for the rounding of a transform is in a composition, too.
+    far = np.array([5.0])
+    allocation = Allocation(0.1, 4)
+    assert min(allocation.removed(far)[0], allocation.added(far)[0]) >= 1e-12
+    with pytest.raises(ConfigError, match="own=40: must be at most 12"):
+        Shares(4, own=40.0)
 
 
 def test_the_corners_are_the_greatest_convex_function_below() -> None:
