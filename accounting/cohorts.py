@@ -49,6 +49,12 @@ SAMPLERS: Mapping[str, type[Sampling]] = {
     "b-min-sep": BMinSep,
 }
 """Samplers by the name that people type."""
+NEEDED: Mapping[str, Literal["expected_batch", "bins"]] = {
+    "poisson": "expected_batch",
+    "balls-in-bins": "bins",
+    "b-min-sep": "expected_batch",
+}
+"""The option that a sampler cannot do without."""
 _OPTIONS = {
     "poisson": {"expected_batch"},
     "balls-in-bins": {"bins", "redraw", "draws"},
@@ -97,7 +103,7 @@ class SamplingChoice:
     draws: int | None = None
 
     def __post_init__(self) -> None:
-        needed = "bins" if self.name == "balls-in-bins" else "expected_batch"
+        needed = NEEDED[self.name]
         if getattr(self, needed) is None:
             raise ConfigError(f"{needed}: is missing; {self.name} needs it.")
         for key in ("expected_batch", "bins", "redraw", "min_separation", "draws"):
@@ -113,8 +119,7 @@ class SamplingChoice:
         >>> SamplingChoice.parse("balls-in-bins:bins=8,draws=10000,draw_seed=3")[1]
         3
         """
-        name, options = typed.split_text(text)
-        checks.choice("sampling", name, list(SAMPLERS))
+        name, options = named_options(text)
         text_of_seed = options.pop("draw_seed", None)
         try:
             seed = None if text_of_seed is None else int(text_of_seed)
@@ -150,6 +155,12 @@ class SamplingChoice:
             return None
         draws = {} if self.draws is None else {"draws": self.draws}
         return Estimate(**draws, **({} if seed is None else {"seed": seed}))
+
+
+def named_options(text: str) -> tuple[str, dict[str, str]]:
+    """Return the name of a sampler that was typed, and its options as text."""
+    name, options = typed.split_text(text)
+    return checks.choice("sampling", name, list(SAMPLERS)), options
 
 
 def sampled_guarantee(
@@ -217,14 +228,13 @@ def participation_of(sampling: Sampling, rounds: int) -> Participation:
     Participation(rounds=20, max_participations=3, min_separation=8)
     """
     if isinstance(sampling, PoissonSampling):
-        apart = sampling.groups
+        turn = apart = sampling.groups
     elif isinstance(sampling, BallsInBins):
-        apart = sampling.bins
-        if sampling.redraw:  # the last round of a pass, and the first of the next
-            return Participation(rounds, sampling.passes, 1)
+        # Drawn anew, a member may be in the last bin of a pass and in the first of the next.
+        turn, apart = sampling.bins, 1 if sampling.redraw else sampling.bins
     else:
-        apart = sampling.min_separation
-    return Participation(rounds, -(-checks.rounds(rounds) // apart), apart)
+        turn = apart = sampling.min_separation
+    return Participation(rounds, -(-checks.rounds(rounds) // turn), apart)
 
 
 def sampled_passes(rounds: int, bins: int | None) -> Participation:
@@ -296,11 +306,11 @@ def _poisson(sampling: PoissonSampling, members: int, rounds: int, key: bytes) -
 
 
 def _bins(sampling: BallsInBins, members: int, key: bytes) -> Iterator[Members]:
-    bin_of = _bin_of(sampling.bins, members, key, "bins")
     for t in range(sampling.rounds):
         turn, place = divmod(t, sampling.bins)
-        if sampling.redraw and place == 0:
-            bin_of = _bin_of(sampling.bins, members, key, f"bins {turn}")
+        if t == 0 or (sampling.redraw and place == 0):
+            purpose = f"bins {turn}" if sampling.redraw else "bins"
+            bin_of = _bin_of(sampling.bins, members, key, purpose)
         yield np.flatnonzero(bin_of == place)
 
 

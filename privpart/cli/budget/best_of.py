@@ -16,6 +16,7 @@ from accounting import (
     SelectedGuarantee,
 )
 from accounting.cohorts import Sampled
+from accounting.composed import Dominated
 from accounting.report import up
 from accounting.selection import Base, Repetitions, quantile
 from accounting.typed import split_text, typed_values
@@ -71,7 +72,8 @@ def selected(run: Guarantee | Sampled, text: str, delta: float) -> dict[str, Any
         )
     else:
         base = ComposedGuarantee((run,))
-        all_runs = ComposedGuarantee((run,) * counted).epsilon(delta)
+        one = run.dominating() if isinstance(run, Dominated) else run
+        all_runs = ComposedGuarantee((one,) * counted).epsilon(delta)
     return {
         "runs": text,
         "expected_runs": repetitions.expected,

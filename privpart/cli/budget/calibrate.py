@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import accounting
-from accounting import Guarantee, Mechanism, Participation, checks, most_mu
+from accounting import ConfigError, Guarantee, Mechanism, Participation, checks, most_mu
 from accounting.mechanisms import MechanismChoice
 from accounting.report import up
 from privpart.cli import options
@@ -22,7 +22,7 @@ from privpart.cli.budget.options import (
     typed_participation,
 )
 from privpart.cli.budget.promise import Promise, SampledRun, built
-from privpart.cli.budget.solve import solve, unknown_of
+from privpart.cli.budget.solve import left_out, solve
 from privpart.cli.idle import beside
 from privpart.cli.options import Format, MethodName, method_of
 from privpart.cli.output import print_report
@@ -72,18 +72,20 @@ def calibrate(
     checks.accept_delta(delta, population, allow_large=allow_large_delta)
     limits = (max_participations, min_separation, fixed_order)
     run = _Run(mechanism, limits, population, method, delta)
-    unknown = unknown_of(rounds, sampling, noise_multiplier)
-    if unknown is not None and noise_multiplier is not None:
+    if noise_multiplier is not None:
         promised = partial(run.promise, z=noise_multiplier)
         least = 1 + ((max_participations or 1) - 1) * (min_separation or 1)
         solution = solve(promised, target_epsilon, rounds, sampling, population, least)
         more = {"solution": solution.to_dict()}
         print_report(solution.promise.report(method), form, beside=[solution.line], more=more)
         return
+    missing = left_out(rounds, sampling)
+    if rounds is None or missing:
+        raise ConfigError(f"{missing[0]}: is missing; or give --noise-multiplier, and it is found.")
     if best_of is not None:
         mu = most_mu(repetitions_of(best_of), target_epsilon=target_epsilon, delta=delta)
         target_epsilon = Guarantee(mu).epsilon(delta)
-    promise = run.calibrated(target_epsilon, rounds or 0, sampling)
+    promise = run.calibrated(target_epsilon, rounds, sampling)
     report = promise.report(method)
     selection = None if best_of is None else selected(promise.guarantee(), best_of, delta)
     lines = lines_of(selection) if selection else []

@@ -11,19 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from accounting import ConfigError, checks
-from accounting.cohorts import SAMPLERS
+from accounting.cohorts import NEEDED, named_options
 from accounting.report import up
-from accounting.typed import split_text
 from privpart.cli.budget.promise import FITS, Promise, shown_fits
 
 _LOG = logging.getLogger(FITS)
 
 Unknown = Literal["rounds", "expected_batch", "bins"]
-_OF_SAMPLERS: dict[str, Unknown] = {
-    "poisson": "expected_batch",
-    "b-min-sep": "expected_batch",
-    "balls-in-bins": "bins",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,32 +44,13 @@ class Solution:
         return values | {"neighbour": self.neighbour, "epsilon_of_neighbour": self.exceeds}
 
 
-def unknown_of(
-    rounds: int | None, sampling: str | None, noise_multiplier: float | None
-) -> Unknown | None:
-    """Return what was left out of the options; None is the noise.
-
-    Raises:
-        ConfigError: nothing was left out, or more than one option.
-    """
-    name, options = split_text(sampling or "")
-    if sampling is not None:
-        checks.choice("sampling", name, list(SAMPLERS))
+def left_out(rounds: int | None, sampling: str | None) -> list[Unknown]:
+    """Return the options that are missing, besides noise, for a run to be accounted for."""
     missing: list[Unknown] = ["rounds"] if rounds is None else []
-    if name in _OF_SAMPLERS and (key := _OF_SAMPLERS[name]) not in options:
-        missing.append(key)
-    if noise_multiplier is None:
-        if missing:
-            raise ConfigError(
-                f"{missing[0]}: is missing; or give --noise-multiplier, and it is found."
-            )
-        return None
-    if len(missing) != 1:
-        fault = f"{' and '.join(missing)} are missing" if missing else "nothing is left out"
-        raise ConfigError(f"--noise-multiplier: {fault}; leave out what is to be found, alone.")
-    if "draws" in options or name == "b-min-sep":
-        raise ConfigError(f"{missing[0]}: is missing; it is not sought by estimates.")
-    return missing[0]
+    if sampling is not None:
+        name, options = named_options(sampling)
+        missing += [] if NEEDED[name] in options else [NEEDED[name]]
+    return missing
 
 
 def solve(
@@ -97,16 +72,23 @@ def solve(
         least_rounds: how many rounds the limits on participation need.
 
     Raises:
-        ConfigError: no number meets the target, or what was given fits no number.
+        ConfigError: nothing was left out, or more than one option; no number meets the target, or
+            what was given fits no number.
     """
+    missing = left_out(rounds, sampling)
+    if len(missing) != 1:
+        fault = f"{' and '.join(missing)} are missing" if missing else "nothing is left out"
+        raise ConfigError(f"--noise-multiplier: {fault}; leave out what is to be found, alone.")
     checks.positive("target_epsilon", target)
+    name, options = ("", {}) if sampling is None else named_options(sampling)
+    if "draws" in options or name == "b-min-sep":
+        raise ConfigError(f"{missing[0]}: is missing; it is not sought by estimates.")
     if rounds is None:
         search = _Search("rounds", lambda n: promise(n, sampling), least_rounds, checks.MOST_ROUNDS)
     else:
-        text = f"{sampling}{',' if ':' in str(sampling) else ':'}"
-        key = _OF_SAMPLERS[text.partition(":")[0]]
+        key, joint = missing[0], "," if options else ":"
         first, last = (rounds, 2) if key == "bins" else (1, population or 1)
-        search = _Search(key, lambda n: promise(rounds, f"{text}{key}={n}"), first, last)
+        search = _Search(key, lambda n: promise(rounds, f"{sampling}{joint}{key}={n}"), first, last)
     with shown_fits():
         return search.run(target)
 
@@ -121,7 +103,7 @@ class _Search:
     last: int
 
     def run(self, target: float) -> Solution:
-        least = self._epsilon(self.first)
+        best, least = self._priced(self.first)
         if least > target:
             raise ConfigError(
                 f"target_epsilon={target:g}: with {self.unknown}={self.first} this noise costs "
@@ -135,15 +117,15 @@ class _Search:
                 step *= 2
             else:
                 number = (within + beyond) // 2
-            cost = self._epsilon(number)
+            promise, cost = self._priced(number)
             if cost <= target:
-                within = number
+                within, best = number, promise
             else:
                 beyond, exceeds = number, cost
-        return Solution(self.unknown, within, self.promise(within), beyond, exceeds)
+        return Solution(self.unknown, within, best, beyond, exceeds)
 
-    def _epsilon(self, number: int) -> float:
+    def _priced(self, number: int) -> tuple[Promise, float]:
         run = self.promise(number)
         epsilon = run.guarantee().epsilon(run.delta)
         _LOG.info("%s=%d: epsilon %.5g", self.unknown, number, epsilon)
-        return epsilon
+        return run, epsilon
