@@ -1,23 +1,41 @@
 """Gate: a policy beside a plan or a run, with one exit code for every command."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from accounting import ConfigError
 from accounting.report import printable
+from privpart.cli.budget.best_of import selected
 
 if TYPE_CHECKING:
+    from accounting import Guarantee
     from privpart.cli.budget.promise import Promise
-    from privpart.run.report import RunReport
 
 EXCEEDED = 3
 
 
-def judged_plan(policy: Path, promise: "Promise") -> list[str]:
-    """Return why a planned run does not meet a policy; see ``plan_refusals``."""
+def judged_plan(
+    policy: Path,
+    promise: "Promise",
+    *,
+    best_of: str | None = None,
+    earlier: "Guarantee | None" = None,
+    seed: int | None = None,
+) -> list[str]:
+    """Return why a planned run does not meet a policy; see ``plan_refusals``.
+
+    Args:
+        policy: file of the policy.
+        promise: what the run is planned to cost.
+        best_of: how many such runs compete for release; None releases the run.
+        earlier: cost of the run that it is forked from.
+        seed: of its noise, in a simulation.
+    """
     from privpart.run.policy import plan_refusals, read_policy
 
     limits = read_policy(policy)
@@ -27,24 +45,34 @@ def judged_plan(policy: Path, promise: "Promise") -> list[str]:
             "1 would be assumed, which nothing enforces."
         )
     people = promise.population or limits.population
-    report = replace(promise, delta=limits.delta, population=people).report()
+    judged = replace(promise, delta=limits.delta, population=people)
+    report = judged.report(earlier=earlier, noise_source="unstated" if seed is None else "seeded")
+    if best_of is not None:
+        selection = selected(promise.guarantee(), best_of, limits.delta)
+        report = replace(report, epsilon=selection["epsilon"])
     return plan_refusals(limits, report)
 
 
-def judged_run(policy: Path, run: Path, printed: "RunReport") -> list[str]:
+def judged_run(
+    policy: Path,
+    run: Path,
+    public_key: str | None,
+    vouchers: Mapping[str, Mapping[str, str | None]] = MappingProxyType({}),
+) -> list[str]:
     """Return why a run does not meet a policy; see ``run_refusals``.
 
     Args:
         policy: file of the policy.
         run: folder, which is reported on again at the policy's delta.
-        printed: the report that the command prints, with what was vouched for.
+        public_key: key that the run is known by, from anywhere but the folder.
+        vouchers: what was vouched for, as a report has it.
     """
     from privpart.run.policy import read_policy, run_refusals
     from privpart.run.report import run_report, vouched
 
     limits = read_policy(policy)
-    report = run_report(run, delta=limits.delta, public_key=printed.public_key)
-    names = {code: voucher["by"] for code, voucher in printed.vouchers.items()}
+    report = run_report(run, delta=limits.delta, public_key=public_key)
+    names = {code: voucher["by"] for code, voucher in vouchers.items()}
     for code, name in names.items():
         report = vouched(report, code, name)
     return run_refusals(

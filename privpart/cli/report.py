@@ -77,13 +77,14 @@ def report(
     from privpart.run.report import vouched
 
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
-    result = _derived(run, delta, options.public_key_of_file(public_key), html)
+    key = options.public_key_of_file(public_key)
+    result = _derived(run, delta, key, html)
     if delta is not None:
         g = result.guarantee
         checks.accept_delta(delta, g.population, allow_large=allow_large_delta, unit=g.unit)
     for code in vouch or ():
         result = vouched(result, code, voucher)
-    refusals = [] if policy is None else judged_run(policy, run, result)
+    refusals = [] if policy is None else judged_run(policy, run, key, result.vouchers)
     _write(result, html, registry, about)
     if form is ReportFormat.STATEMENT:
         typer.echo(printable(result.statement()))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accounting import ConfigError, checks
+from accounting import ConfigError, Guarantee, checks
 from privpart.cli import options
 from privpart.cli.gate import judged_plan, leave_if_refused
 from privpart.cli.idle import beside, typed, where, without
@@ -155,7 +155,8 @@ def train(
         else:
             chosen = read(plan)
             if policy is not None:
-                leave_if_refused(judged_plan(policy, Promise.planned(plan, None)))
+                promise, earlier = Promise.planned(plan, None), _earlier(fork_of)
+                leave_if_refused(judged_plan(policy, promise, earlier=earlier, seed=seed))
             about(chosen)
             run, setup = begin(
                 chosen,
@@ -169,6 +170,16 @@ def train(
         with run:
             _train(run, setup, evaluate_every)
     _tell(run, form)
+
+
+def _earlier(fork_of: Path | None) -> Guarantee | None:
+    """Return what the run cost that another one is to be forked from."""
+    if fork_of is None:
+        return None
+    from privpart.run.report import run_report
+
+    # For mu, which does not depend on delta.
+    return Guarantee(run_report(fork_of, delta=0.5).guarantee.mu)
 
 
 def tell_of_code(plan: "PlanFile") -> None:

@@ -70,7 +70,6 @@ def verify(
 
     Example: privpart verify run model.safetensors --public-key key.txt
     """
-    from privpart.run.report import run_report
     from privpart.training.verify import check_run, left_its_plan
 
     key = options.public_key_of_file(public_key)
@@ -78,7 +77,7 @@ def verify(
     if replay:
         checks = (*checks, _replayed(run, noise_key, checks))
     wrong = any(check.status == "wrong" for check in checks)
-    refusals = [] if wrong or policy is None else judged_run(policy, run, run_report(run))
+    refusals = [] if wrong or policy is None else judged_run(policy, run, key)
     if form == "json":
         report = {"schema": _SCHEMA, "wrong": wrong, "checks": [asdict(check) for check in checks]}
         report |= as_field(policy, refusals)

@@ -72,13 +72,13 @@ def read_policy(path: Path) -> Policy:
         raise ConfigError(f"policy={path}: there is no such file.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"policy={path}: cannot be read: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"policy={path}: is not valid TOML: {error}.") from None
     except ValidationError as error:
         faults = "; ".join(
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
         )
         raise ConfigError(f"policy={path}: is not a valid policy: {faults}.") from None
+    except (ValueError, RecursionError) as error:  # as for integers of 5,000 digits
+        raise ConfigError(f"policy={path}: is not valid TOML: {error}.") from None
     if checks.is_large_delta(policy.delta, policy.population):
         raise ConfigError(f"policy={path}: {checks.delta_warning(policy.delta, policy.population)}")
     return policy
@@ -171,6 +171,9 @@ def _of_total(policy: Policy, all_runs: AllRuns | None) -> Iterator[str]:
         yield "total_epsilon: the plan names no population, so that no log adds its runs"
     elif all_runs.status not in ("holds", "nothing released"):
         yield f"total_epsilon: {all_runs.says}"
+    elif all_runs.epsilon is None and all_runs.status == "holds":
+        # Such as a stated release whose delta is above the policy's.
+        yield f"total_epsilon: at delta {policy.delta:g} it is not bounded: {all_runs.says}"
     elif all_runs.epsilon is not None and not all_runs.epsilon <= policy.total_epsilon:
         yield (
             f"all runs together cost epsilon {up(all_runs.epsilon)}, above the policy's total of "

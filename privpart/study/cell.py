@@ -131,7 +131,7 @@ def _json_of_toml(path: Path) -> bytes:
         return to_json(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} cannot be read: {error}.") from None
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # as for integers of 5,000 digits
         raise ConfigError(f"{path} is no TOML: {error}.") from None
 
 

@@ -5,12 +5,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import runs
 from small_study import PLAN
 
 from accounting import BinaryTree, ConfigError, Participation, PrivacyReport
 from accounting.report import SampledClaim
 from privpart.run.budget_book import AllRuns
 from privpart.run.policy import Policy, plan_refusals, read_policy, run_refusals
+from privpart.run.report import run_report
 
 LIMITS = {"epsilon": 5.0, "delta": 1e-6, "population": 20_000}
 POLICY = Policy(**LIMITS)
@@ -88,6 +90,7 @@ def all_runs(status: str, epsilon: float | None) -> AllRuns:
         (all_runs("holds", 8.1), "all runs together cost epsilon 8.1"),
         (all_runs("unknown", 1.0), "total_epsilon: 2 runs"),
         (all_runs("not-private", 1.0), "total_epsilon: 2 runs"),
+        (all_runs("holds", None), "at delta 1e-06 it is not bounded: 2 runs"),
     ],
 )
 def test_all_runs_together_are_judged_by_the_log(runs, reason):
@@ -117,6 +120,8 @@ def test_sampled_epsilon_is_that_at_the_policys_delta():
         ("epsilon = 5.0\ndelta = 1e-3\npopulation = 2000", "is 1 / 2,000 or more"),
         ("epsilon = 5.0\ndelta = 1e-6\npopulation = 2000\nsampler = []", "sampler: Extra inputs"),
         ("epsilon = ", "is not valid TOML"),
+        ("epsilon = " + "[" * 20_000, "is not valid TOML"),
+        ("epsilon = " + "1" * 5_000, "is not valid TOML"),
         (PLAN, "epsilon: Field required"),
         ("#" * 70_000, "has more than 65536 bytes"),
         ("\xff", "epsilon|TOML"),
@@ -154,6 +159,50 @@ def test_a_strangers_delta_does_not_pass_the_gate(privpart, policy):
     unstated = privpart("epsilon", "--rounds", "9", "--delta", "1e-6", *z, "--policy", str(policy))
     assert (unstated.returncode, unstated.stdout) == (2, "")
     assert "a gate needs --max-participations" in unstated.stderr
+
+
+def test_the_best_of_several_runs_is_judged_by_its_own_cost(privpart, policy):
+    typed = ["epsilon", "--rounds", "100", "--max-participations", "1", "--delta", "1e-6"]
+    typed += ["--noise-multiplier", "3.5"]
+    for gate in (["--max-epsilon", "5"], ["--policy", str(policy)]):
+        assert privpart(*typed, *gate).returncode == 0
+        refused = privpart(*typed, *gate, "--best-of", "10")
+        assert refused.returncode == 3, refused.stderr
+        assert "epsilon 5." in refused.stderr or "epsilon 6." in refused.stderr
+
+
+def test_the_key_that_a_folder_names_is_nobodys_word(privpart, policy, tmp_path, monkeypatch):
+    made = runs.begun(tmp_path / "run", 4)
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "another machine"))
+    report = run_report(made)
+    codes = [a.code for a in report.guarantee.assumptions if a.code != "participation"]
+    policy.write_text(
+        f"epsilon = 100.0\ndelta = 1e-6\npopulation = 9\nasserted = {json.dumps(codes)}\n"
+    )
+    (tmp_path / "key.txt").write_text(report.public_key)
+    for command in ("report", "verify"):
+        refused = privpart(command, str(made), "--policy", str(policy))
+        assert refused.returncode == 3
+        assert "participation is asserted" in refused.stderr
+        known = [command, str(made), "--public-key", str(tmp_path / "key.txt")]
+        assert privpart(*known, "--policy", str(policy)).returncode == 0
+
+
+def test_train_judges_a_fork_with_its_parent_and_a_seed_as_no_noise(privpart, policy, tmp_path):
+    (plan := tmp_path / "plan.toml").write_text(PLAN)
+    train = ["train", "--plan", str(plan), "--policy", str(policy)]
+    policy.write_text("epsilon = 1e6\ndelta = 1e-6\npopulation = 20000\n")
+    seeded = privpart(*train, "--seed", "1", "--out", str(tmp_path / "seeded"))
+    assert seeded.returncode == 3
+    assert "the noise is from a seed" in seeded.stderr
+    assert privpart(*train, "--out", str(tmp_path / "run")).returncode == 0
+    alone = run_report(tmp_path / "run", delta=1e-6).guarantee.epsilon
+    policy.write_text(f"epsilon = {alone * 1.01}\ndelta = 1e-6\npopulation = 20000\n")
+    assert privpart(*train, "--out", str(tmp_path / "other")).returncode == 0
+    fork = ["--fork-of", str(tmp_path / "run"), "--out", str(tmp_path / "fork")]
+    forked = privpart(*train, *fork)
+    assert forked.returncode == 3, forked.stderr
+    assert not any((tmp_path / name).exists() for name in ("seeded", "fork"))
 
 
 def test_train_refuses_before_anything_is_spent_and_runs_are_judged(privpart, policy, tmp_path):

@@ -1,7 +1,7 @@
 """``privpart epsilon``: what a planned run costs, or what a finished one did cost."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -108,7 +108,7 @@ def epsilon(
             promise = Promise(
                 choice, encoder, participation, noise_multiplier, delta, stated, population
             )
-    refusals = [] if policy is None else judged_plan(policy, promise)
+    refusals = [] if policy is None else judged_plan(policy, promise, best_of=best_of)
     # The page comes first: a gate must not leave them unwritten.
     report = promise.report(method, histories=histories)
     _write_page(report, limit, html)
@@ -119,7 +119,7 @@ def epsilon(
         lines = [*_one_stream(promise), *(lines_of(selection) if selection else ())]
         more = {"selection": selection} if selection else {}
         print_report(report, Format(form), beside=lines, more=more)
-    _judge(report, limit)
+    _judge(report, limit, selection)
     leave_if_refused(refusals)
 
 
@@ -160,10 +160,11 @@ def _one_stream(promise: Promise) -> list[tuple[str, str]]:
     return [("one stream", f"{up(alone.squared, 5)}{bound}, if all groups shared one {kind}")]
 
 
-def _judge(report: PrivacyReport, limit: float | None) -> None:
+def _judge(report: PrivacyReport, limit: float | None, selection: dict[str, Any] | None) -> None:
     """Exit with 6 if the log breaks the promise, or with 3 if epsilon is above the limit."""
+    spent = report.epsilon if selection is None else selection["epsilon"]
     if report.realised is not None and report.realised.deviations:
         raise typer.Exit(_LEFT_ITS_PLAN)
-    if limit is not None and report.epsilon > limit:
-        typer.echo(f"privpart: epsilon {up(report.epsilon)} exceeds {limit:g}.", err=True)
+    if limit is not None and not spent <= limit:
+        typer.echo(f"privpart: epsilon {up(spent)} exceeds {limit:g}.", err=True)
         raise typer.Exit(_EXCEEDED)

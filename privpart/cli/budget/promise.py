@@ -34,6 +34,7 @@ from accounting.calibrate import estimated_noise, least_sampled_noise
 from accounting.cohorts import Sampled, Sampling, SamplingChoice, sampled_claim, sampled_passes
 from accounting.mechanisms import MechanismChoice
 from accounting.realised import read_log
+from accounting.report import NoiseOrigin
 from privpart.cli.options import MethodName, method_of
 
 if TYPE_CHECKING:
@@ -94,9 +95,14 @@ class Promise:
         return guarantee(self.mechanism, self.participation, noise_multiplier=self.noise_multiplier)
 
     def report(
-        self, method: MethodName | None = None, *, histories: Histories | None = None
+        self,
+        method: MethodName | None = None,
+        *,
+        histories: Histories | None = None,
+        earlier: Guarantee | None = None,
+        noise_source: NoiseOrigin = "unstated",
     ) -> PrivacyReport:
-        """Return the report, with the cost by a log if there is one."""
+        """Return the report, with the cost by a log and of an earlier run if there is one."""
         plain = "exact" if self.sampled is not None else method_of(method)
         realised = None
         if histories is not None:
@@ -115,6 +121,8 @@ class Promise:
             delta=self.delta,
             method=plain,
             population=self.population,
+            noise_source=noise_source,
+            earlier=earlier,
             participation_stated=self.stated,
             realised=realised,
             sampled=None if self.sampled is None else sampled_claim(self.sampled, self.delta),
