@@ -259,7 +259,8 @@ def _aggregate(
     counts = server.run_round(beside, sums=named(), asked=asked)
     if not counts.summed:
         return counts
-    return replace(counts, summed_by=names.pop() if len(names) == 1 else "")
+    server.last_counts = replace(counts, summed_by=names.pop() if len(names) == 1 else "")
+    return server.last_counts
 
 
 def _not_released(

@@ -140,6 +140,7 @@ class Server:
         cohort: ids of the clients whose updates entered the last sum, in the order of ``id_order``;
             not for release.
         last_clip_norm: clip norm of the last round.
+        last_counts: what was counted in the last round, as a run folder keeps it; None before it.
 
     Raises:
         ConfigError: ``start`` is not float32, or its length is not that of the plan's groups.
@@ -196,6 +197,7 @@ class Server:
         self._last = RecordedSum(self._total, 0.0, None)
         self.cohort: tuple[ClientId, ...] = ()
         self.last_clip_norm = self.clip_norm
+        self.last_counts: RoundCounts | None = None
 
     def _active(self) -> tuple[int, ...] | None:
         """Groups that train in the next round; None without groups, none after the last round."""
@@ -318,6 +320,7 @@ class Server:
         self._last = RecordedSum(round_sum.total, round_sum.bits, round_sum.modulus_bits)
         self._release(self._last)
         self._halted = ""
+        self.last_counts = counts
         return counts
 
     def _release(self, round_sum: "RecordedSum") -> None:

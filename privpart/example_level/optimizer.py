@@ -17,7 +17,7 @@ from privpart.model import refuse_batch_statistics, same_bits, state_of
 from privpart.noise.stream import NoiseStream
 from privpart.plan import PrivacyPlan
 from privpart.run.folder import Committed, RunFolder
-from privpart.server import RoundCounts
+from privpart.server import RoundCounts, is_unchanged, methods_of
 
 
 class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
@@ -143,7 +143,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                 examples,
                 0,
                 summed=examples,
-                summed_by=OPTIMIZER if type(self) is FTRLOptimizer else "",
+                summed_by=OPTIMIZER if is_unchanged(self, FTRLOptimizer, _OWN) else "",
                 rows_differ=self._rows_differ,
             )
             self._folder.commit(self._steps, counts)
@@ -450,3 +450,6 @@ def weighted_sum(flat: Tensor, factors: Tensor) -> Tensor:
         else:
             total += (weights[:, None] * rows).sum(0)
     return total
+
+
+_OWN = methods_of(FTRLOptimizer)

@@ -469,7 +469,9 @@ def _missing_parent(facts: Mapping[str, Any], entry: Entry, before: Account) -> 
     The parent may be of another machine, or about people of another name. Its ancestors' cost
     cannot be told from its own and stays in it.
     """
-    if entry.parent is None or any(c.entry.run == entry.parent for c in before.charges):
+    charges = [c for c in before.charges if c.entry.run == entry.parent]
+    # One that was closed unspent here was continued elsewhere, if a run came from its model.
+    if entry.parent is None or any(not charge.life.is_free for charge in charges):
         return []
     mu = facts.get("earlier_mu")
     if not isinstance(entry.parent, str) or type(mu) not in (int, float):

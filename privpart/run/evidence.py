@@ -137,8 +137,7 @@ def _checked(path: Path, ledger: Ledger, expected: str | None) -> Evidence:
     signing = _key("signing key", path / "signing-key", named, signed_by, ended=ended)
     key = _noise_key(path, ledger, ended=ended)
     guard = _guard(ledger, rows)
-    facts = ledger.facts
-    made_by, says = package.identity(facts.get("package"), facts["versions"].get("privpart"))
+    made_by, says = package.worst(ledger.facts)
     # Whoever edits files can edit what they write of themselves: no hash in a folder verifies.
     code = Check("package", "asserted", f"{made_by}: {says}")
     checks = (chain, signature, state, model, key, signing, guard, code)

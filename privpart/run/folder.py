@@ -29,11 +29,13 @@ from filelock import FileLock
 from torch import Tensor
 
 from accounting.checks import ConfigError
+from accounting.report import installed_version
+from privpart.engines.protocol import OPTIMIZER
 from privpart.messages import ClientId, id_order
 from privpart.noise.cohorts import SampledCohorts
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.plan import PrivacyPlan
-from privpart.run import budget_book, log
+from privpart.run import budget_book, log, package
 from privpart.run.ledger import (
     LEDGER,
     Ledger,
@@ -45,9 +47,11 @@ from privpart.run.ledger import (
     state_name,
     sum_name,
 )
+from privpart.run.package import PACKAGES
 from privpart.run.population import refuse_population, spoken
 from privpart.run.store import (
     StorageError,
+    damage_named,
     erase_durably,
     flush_directory,
     is_scratch,
@@ -60,7 +64,7 @@ from privpart.run.store import (
     warn_if_readable,
     write_state,
 )
-from privpart.server import ANOTHER_SERVER, OWN_SERVER, SERVER, RoundCounts, Server, is_unchanged
+from privpart.server import ANOTHER_SERVER, OWN_SERVER, RoundCounts, Server, is_unchanged
 
 ROWS_DIFFER = "rows_differ"
 """Fact of a run on examples: the first step whose rows may be of others, and a reason."""
@@ -143,6 +147,11 @@ class RunFolder:
         self.plan = PrivacyPlan.from_dict(ledger.facts["plan"])
         # Computed once: hashing a dense mechanism means hashing a matrix.
         self._plan_hash = self.plan.hash
+        # Of code by which no round was committed yet, what the next commit will say.
+        with damage_named(path / LEDGER):
+            made_by = package.named(ledger.facts)
+        mine = {"privpart": installed_version(), **package.facts()}
+        self._packages = None if mine in made_by else [*made_by[1:], mine]
         if self._private:
             # A copy of the folder has a lock file of its own, but the same key.
             self._locks.append(log.hold(ledger.facts["run_id"]))
@@ -363,8 +372,8 @@ class RunFolder:
         """Make the round that ``server`` just ran durable; nobody may see its model before.
 
         Raises:
-            ConfigError: the server is not one round ahead of the ledger, or its plan or noise
-                source is not the run's.
+            ConfigError: the server is not one round ahead of the ledger, its plan or noise source
+                is not the run's, or the counts are not those of its last round.
             StorageError: the disk refused. The run is unchanged, and nothing is lost.
         """
         self._refuse_fork()
@@ -377,6 +386,9 @@ class RunFolder:
         # A server with another source would not add the noise that the ledger names.
         if server.source is not self._source:
             raise ConfigError("the server's noise is not the run's: use RunFolder.source().")
+        # The ledger says by them who clipped.
+        if isinstance(server, Server) and counts != server.last_counts:
+            raise ConfigError("counts: must be those that run_round returned of this round.")
         if self.plan.sampling is not None:
             self._check_sample(server)
         try:
@@ -392,7 +404,7 @@ class RunFolder:
             ) from None
 
     def note_late(self) -> None:
-        """Keep in the ledger that the coming round is released later than its slot ends."""
+        """Keep in the ledger that a round is released later than its slot ends."""
         self._ledger.add_fact("late_rounds", self.facts.get("late_rounds", 0) + 1)
 
     def _check_sample(self, server: Committed) -> None:
@@ -429,8 +441,11 @@ class RunFolder:
             state = write_state(self.path / state_name(server.round), tensors, values)
         if counts.rows_differ and ROWS_DIFFER not in self.facts:
             self._ledger.add_fact(ROWS_DIFFER, [self.rounds, counts.rows_differ])
+        if self._packages is not None:
+            self._ledger.add_fact(PACKAGES, self._packages)
+            self._packages = None
         clipped_by = counts.clipped_by
-        if SERVER in clipped_by and not is_unchanged(server, Server, OWN_SERVER):
+        if OPTIMIZER not in clipped_by and not is_unchanged(server, Server, OWN_SERVER):
             clipped_by = {ANOTHER_SERVER: len(server.cohort)}
         row = Row(
             round=self.rounds,

@@ -42,7 +42,7 @@ from privpart.run.store import (
 
 LEDGER = "ledger.log"
 SCHEMA = "privpart/ledger/8"
-LATER_FACTS = ("closed", "late_rounds", "rows_differ", "sampling_checked")
+LATER_FACTS = ("closed", "late_rounds", "packages", "rows_differ", "sampling_checked")
 """Facts that are added after a run began; all others are in the first line."""
 KEY_BYTES = 32
 _RUN_ID = re.compile("[0-9a-f]{32}")
@@ -223,7 +223,15 @@ class Ledger:
         return replace(row, chain=_link(self._end, row.entry()))
 
     def append(self, row: Row) -> None:
-        """Commit a round."""
+        """Commit a round.
+
+        Raises:
+            ConfigError: nobody could read the ledger with that row in it.
+        """
+        try:
+            _refuse_odd_row(row)
+        except ValueError as error:
+            raise ConfigError(f"{self._path}: {error}. Nothing was added.") from None
         self._append(row.entry())
         self._rows.append(replace(row, chain=self.head))
         self.chains.append(self.head)
@@ -387,14 +395,18 @@ def _is_signed(public_key: str, message: bytes, signature: str) -> bool:
 
 def _checked_row(entry: dict[str, Any], chain: str) -> Row:
     row = Row(**entry | {"clients": tuple(entry["clients"]), "chain": chain})
+    _refuse_odd_row(row)
+    return row
+
+
+def _refuse_odd_row(row: Row) -> None:
     kinds = [int, str, str, float, int, str]
     values = [row.round, row.state, row.model, row.clip_norm, row.received, row.sum]
     if [type(value) for value in values] != kinds:
         raise ValueError(f"row {row.round!r} holds values of other kinds")
     numbers = list(row.clipped_by.values())
-    if any(type(n) is not int or n < 1 for n in numbers) or sum(numbers) != row.counted:
+    if any(type(n) is not int or n < 0 for n in numbers) or sum(numbers) != row.counted:
         raise ValueError(f"round {row.round!r} does not say who clipped each of its updates")
     # One client under two ids would have two histories.
     if not all(map(is_client_id, row.clients)) or len(set(row.clients)) != len(row.clients):
         raise ValueError(f"round {row.round!r} names a client twice, or what is no client")
-    return row

@@ -170,6 +170,7 @@ class Life:
         head: head of the ledger's chain after them; "" if it saw none of the run.
         coming: head after the round that is being committed; "" if none is.
         is_ours: whether a private run was created here, and no copy of it was adopted.
+        is_parent: whether people pay for it because another run came from it.
         closed: whether it was ended early.
     """
 
@@ -177,6 +178,7 @@ class Life:
     head: str = ""
     coming: str = ""
     is_ours: bool = False
+    is_parent: bool = False
     closed: bool = False
 
     def add(self, entry: Entry) -> None:
@@ -185,6 +187,7 @@ class Life:
             self.is_ours = entry.mu is not None
         elif entry.event == "adopted":
             self.is_ours = False
+        self.is_parent |= entry.event == "charged"
         self.closed |= entry.event == "closed"
         if entry.event == "coming":
             self.coming = entry.head
@@ -194,7 +197,8 @@ class Life:
     @property
     def is_free(self) -> bool:
         """Whether nobody can have seen a model of it: what is not known to be unspent is spent."""
-        return self.is_ours and self.closed and not self.rounds and not self.coming
+        seen = self.rounds or self.coming or self.is_parent
+        return self.is_ours and self.closed and not seen
 
     def standing(self, chains: Sequence[str], *, closed: bool) -> str:
         """Return how a copy of the run stands beside the log, see ``_STANDS``.
@@ -352,7 +356,12 @@ def append(*entries: Entry) -> None:
         StorageError: the disk refused.
     """
     path = directory() / _LOG
+    # A log that lacks rounds is told by the folders, which have them.
+    is_marked = any(entry.event not in ("coming", "round") for entry in entries)
     with _legible(path):
+        if is_marked:
+            # Which refuses an older copy, before a new mark would hide that it is one.
+            list(_chained(_lines() or [], b"\n"))
         before, end = _last(path)
         is_lost = not end and _mark()[0] > 0
     if is_lost:
@@ -360,8 +369,7 @@ def append(*entries: Entry) -> None:
     data, head = _linked(before, *entries)
     with _writable():
         append_durably(path, data, end)
-        # A log that lacks rounds is told by the folders, which have them.
-        if any(entry.event not in ("coming", "round") for entry in entries):
+        if is_marked:
             _write_mark(end + len(data), head)
 
 

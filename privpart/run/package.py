@@ -1,9 +1,10 @@
 """Package: which code made a run, by the hashes of the installed files of this distribution.
 
 A run's first ledger line names the hash of the files that ran, and that of the list that came with
-the installed wheel. A release's hash is printed when its wheel is built, and published with it, so
-anybody can compare. It shows that files were edited, by mistake or by a careless hand: a process
-that was changed to lie can name any hash, which nothing in a run folder can show.
+the installed wheel; a later line names those by which the run was continued, if they differ. A
+release's hash is printed when its wheel is built, and published with it, so anybody can compare. It
+shows that files were edited, by mistake or by a careless hand: a process that was changed to lie
+can name any hash, which nothing in a run folder can show.
 """
 
 import base64
@@ -17,6 +18,8 @@ from typing import Any, Literal
 from accounting.report import installed_version
 
 Word = Literal["release", "modified", "unknown"]
+PACKAGES = "packages"
+"""Fact: other code than that of the first line, by which the run was continued."""
 _PACKAGES = ("accounting", "attacks", "privpart")
 
 
@@ -55,6 +58,25 @@ def tree_hash(files: Iterable[tuple[str, str]]) -> str:
 def facts() -> dict[str, str | None]:
     """Return what a ledger's first line says of the code that begins a run."""
     return {"files": running(), "wheel": recorded()}
+
+
+def named(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what a ledger says of all code that made a run: its version, as "privpart", and files.
+
+    What it says of no code is {}, since a version alone tells nothing.
+    """
+    first = facts.get("package")
+    version = facts["versions"].get("privpart")
+    return [{} if first is None else {"privpart": version, **first}, *facts.get(PACKAGES, [])]
+
+
+def worst(facts: Mapping[str, Any]) -> tuple[Word, str]:
+    """Return ``identity`` of the code that made a run; of several, that which is worth least."""
+    made_by = [identity(code or None, code.get("privpart")) for code in named(facts)]
+    order: tuple[Word, ...] = ("modified", "unknown", "release")
+    word, says = min(made_by, key=lambda one: order.index(one[0]))
+    more = f"; the run was made by {len(made_by)} versions of the code" * (len(made_by) > 1)
+    return word, f"{says}{more}"
 
 
 def identity(package: Mapping[str, Any] | None, version: object) -> tuple[Word, str]:

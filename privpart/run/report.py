@@ -390,19 +390,7 @@ def _with_evidence(
     was checked now: what the code enforced is known only of a run whose rounds this machine's log
     of runs saw; of any other run, its ledger asserts it.
     """
-    facts = evidence.facts
-    words = _of_examples(evidence) if facts.get("unit") == "example" else _of_clients(evidence)
-    # Of a seeded run, nothing can be said about secrecy.
-    if facts["seed"] is None:
-        words["noise"] = _noise(evidence)
-    if plan.sampling is not None:
-        words |= _of_sampling(plan, report, evidence)
-    if foreign := sum(ANOTHER_SERVER in row.clipped_by for row in evidence.rows):
-        why = (
-            f"in {foreign} of {len(evidence.rows)} rounds a server that is not this package's, or "
-        )
-        why += "was changed, clipped, summed and added the noise"
-        words |= dict.fromkeys(words.keys() - {"participation"}, ("asserted", why))
+    facts, words = evidence.facts, _of_code_and_ledger(report, plan, evidence)
     # One place weakens all words, so that none can be forgotten.
     words = {code: _as_strong_as(evidence, code, *word) for code, word in words.items()}
     # After the weakening: what was not checked of the parent is not checked of its fork.
@@ -410,12 +398,34 @@ def _with_evidence(
         if old["code"] not in {a.code for a in report.assumptions}:
             report = replace(report, assumptions=(*report.assumptions, Assumption(**old)))
         why = f"asserted of the run that this one was forked from. {old['evidence']}".strip()
-        words[old["code"]] = ("asserted", why)
+        if words.get(old["code"], ("asserted",))[0] != "violated":
+            words[old["code"]] = ("asserted", why)
     if deviations:
         words["participation"] = ("violated", "; ".join(deviations))
     for code in words.keys() & {a.code for a in report.assumptions}:
         report = report.with_status(code, *words[code])
     return _with_times(report, facts)
+
+
+def _of_code_and_ledger(
+    report: PrivacyReport, plan: PrivacyPlan, evidence: Evidence
+) -> dict[str, _Words]:
+    """Map assumptions to what the ledger says, if whoever wrote it is believed."""
+    facts = evidence.facts
+    words = _of_examples(evidence) if facts.get("unit") == "example" else _of_clients(evidence)
+    # Of a seeded run, nothing can be said about secrecy.
+    if facts["seed"] is None:
+        words["noise"] = _noise(evidence)
+    if plan.sampling is not None:
+        words |= _of_sampling(plan, report, evidence)
+    if foreign := sum(_is_foreign(row, facts) for row in evidence.rows):
+        why = (
+            f"in {foreign} of {len(evidence.rows)} rounds a server or optimizer that is not this "
+            "package's, or was changed, clipped, summed and added the noise"
+        )
+        checked = {code for code, (status, _) in words.items() if status != "violated"}
+        words |= dict.fromkeys(checked - _follows_from_the_ledger(facts), ("asserted", why))
+    return words
 
 
 def _with_times(report: PrivacyReport, facts: Mapping[str, Any]) -> PrivacyReport:
@@ -435,15 +445,30 @@ def _as_strong_as(
     evidence: Evidence, code: str, status: AssumptionStatus, why: str
 ) -> tuple[AssumptionStatus, str]:
     """Return a status no stronger than whose words the ledger holds, and whose code wrote them."""
-    if status == "enforced" and evidence.package == "modified":
+    if status not in ("enforced", "verified"):
+        return status, why
+    of_ledger = code in _follows_from_the_ledger(evidence.facts)
+    if evidence.package == "modified" and not of_ledger:
         return "asserted", f"says code that is not the release that it names: {why}"
-    if status not in ("enforced", "verified") or evidence.origin == "here":
+    if evidence.origin == "here":
         return status, why
     if evidence.origin == "signed":
-        if code == "participation":
+        if of_ledger:
             return status, f"{why}, signed by the key that you gave"
         return "asserted", f"says the holder of the key that you gave: {why}"
     return "asserted", f"says the folder, which this machine did not see being made: {why}"
+
+
+def _is_foreign(row: Row, facts: Mapping[str, Any]) -> bool:
+    """Return whether neither this package's server nor, on examples, its optimizer made a row."""
+    if facts.get("unit") == "example":
+        return bool(row.clipped_by.keys() - {OPTIMIZER})
+    return bool(row.clipped_by.keys() & {ANOTHER_SERVER, OPTIMIZER})
+
+
+def _follows_from_the_ledger(facts: Mapping[str, Any]) -> set[str]:
+    """Return the assumptions that a reader derives; whose gradients came, the code compared."""
+    return set() if facts.get("unit") == "example" else {"participation"}
 
 
 def _of_clients(evidence: Evidence) -> dict[str, _Words]:
@@ -512,9 +537,6 @@ def _participation(rows: Sequence[Row], facts: Mapping[str, Any]) -> _Words:
 
 def _of_examples(evidence: Evidence) -> dict[str, _Words]:
     """Map assumptions to what the optimizer of a loop on examples enforced."""
-    clipping: _Words = ("enforced", "the optimizer clips the gradient of every example by its norm")
-    if any(row.clipped_by.keys() - {OPTIMIZER} for row in evidence.rows):
-        clipping = ("asserted", "the ledger names a step whose gradients somebody else clipped")
     return {
         "participation": _rows_compared(
             f"ledger of {len(evidence.rows)} steps in one chain, by number of the example; the "
@@ -522,7 +544,7 @@ def _of_examples(evidence: Evidence) -> dict[str, _Words]:
             evidence.facts,
         ),
         "divisor": ("enforced", "the optimizer divides by the plan's report_goal, the batch size"),
-        "clipping": clipping,
+        "clipping": ("enforced", "the optimizer clips the gradient of every example by its norm"),
         "floating-point": (
             "enforced",
             "the optimizer takes what float32 adds to a sum of 64 gradients from the clip norm, "

@@ -43,7 +43,10 @@ def paced(
             run.note_late()
         commit(server, counts)
         # A commit, too, may take longer than what is left of the slot.
-        end = began + seconds * max(slots, math.ceil((clock() - began) / seconds))
+        committed = max(slots, math.ceil((clock() - began) / seconds))
+        if committed > slots == 1:
+            run.note_late()
+        end = began + seconds * committed
         while (left := end - clock()) > 0:
             sleep(left)
         began = end

@@ -47,6 +47,22 @@ def begin(folder: Path, *, rounds: int = 0, plan=PLAN, seed=None, **facts) -> Pa
     return folder
 
 
+def test_a_run_that_was_closed_here_and_continued_elsewhere_is_paid_for_by_its_fork(
+    tmp_path, monkeypatch
+):
+    run = begin(tmp_path / "run")
+    copy = shutil.copytree(run, tmp_path / "copy")
+    with RunFolder.open(run) as closed:
+        closed.end_early()
+    assert book.account("keyboard-de").total is None
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("PRIVPART_STATE_DIR", str(tmp_path / "elsewhere"))
+        with RunFolder.open(copy, adopt=True) as continued:
+            train(continued, 1)
+    fork(copy, tmp_path / "fork", PLAN, facts={"delta": 1e-6}).close()
+    assert spent() == pytest.approx(MU * math.sqrt(2))
+
+
 def spent(name: str = "keyboard-de") -> float:
     total = book.account(name).total
     return 0.0 if total is None else total.mu

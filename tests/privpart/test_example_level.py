@@ -2,6 +2,7 @@
 
 import copy
 import re
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +23,7 @@ from accounting import BinaryTree, ConfigError, Grouped, Participation, guarante
 from privpart import SeededSource
 from privpart.cli.main import app
 from privpart.example_level import FTRLEngine
+from privpart.example_level.optimizer import FTRLOptimizer
 from privpart.noise.stream import NoiseStream
 from privpart.run.evidence import gather
 from privpart.run.report import report_of, run_report
@@ -802,6 +804,24 @@ def run_with(folder, loop, *, module=None, dataset=None, **options):
         optimizer.step()
     engine.close()
     return participation(folder)
+
+
+def again(optimizer, samples, own=FTRLOptimizer._factors):
+    return own(optimizer, samples)
+
+
+@pytest.mark.parametrize("how", ["object", "class"])
+def test_an_optimizer_that_was_changed_is_nobodys_word(how, monkeypatch, tmp_path):
+    engine, module, optimizer, loader, *_ = private(
+        Two(), seed=None, out=tmp_path / "run", delta=1e-5, epochs=1
+    )
+    own = FTRLOptimizer._factors
+    changes = {"object": (optimizer, partial(own, optimizer)), "class": (FTRLOptimizer, again)}
+    monkeypatch.setattr(changes[how][0], "_factors", changes[how][1])
+    step(module, optimizer, next(iter(loader)))
+    engine.close()
+    words = {a.code: a.status for a in run_report(tmp_path / "run").guarantee.assumptions}
+    assert set(words.values()) == {"asserted"}
 
 
 @pytest.mark.parametrize(

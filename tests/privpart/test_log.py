@@ -353,6 +353,10 @@ def test_a_log_that_is_not_the_newest_is_never_a_silent_zero(state, tmp_path):
     newest = path.read_bytes()
     for damaged in (older, newest[:-300], b"", newest.replace(b'"mu"', b'"no"', 1)):
         path.write_bytes(damaged)
+        # A run about nobody reads no account, and would write a mark that fits the damaged log.
+        with pytest.raises(ConfigError, match="log of runs"):
+            create_run(tmp_path / "of nobody", PLAN)
+        assert not (tmp_path / "of nobody").exists()
         assert "Restore it, with runs.mark" in answer(state)
     lines = newest.splitlines(keepends=True)
     for without in (lines[1:], lines[:1] + lines[2:], [lines[1], lines[0], *lines[2:]]):

@@ -63,6 +63,21 @@ def test_a_round_that_is_late_waits_for_the_end_of_a_slot_and_is_counted(tmp_pat
     assert not [check for check in check_run(run.path) if check.status == "wrong"]
 
 
+def test_a_commit_that_is_late_is_counted_too_also_the_last(tmp_path):
+    clock = Clock()
+    with create_run(tmp_path / "run", runs.PLAN, facts=runs.FACTS) as run:
+
+        def slow(server, counts):
+            run.commit(server, counts)
+            clock.pass_(15)
+
+        commit = paced(run, slow, SLOT, clock=clock, sleep=clock.pass_)
+        fit(runs.server(run), runs.Clients(), runs.COHORTS, commit=commit)
+    with RunFolder.open(tmp_path / "run") as run:
+        assert run.facts["late_rounds"] == len(runs.COHORTS)
+    assert not [check for check in check_run(run.path) if check.status == "wrong"]
+
+
 def test_a_plan_paces_its_run_and_another_keeps_the_line(tmp_path, privpart):
     for text, line in (
         (changed(("rounds = 2", "rounds = 2\nround_seconds = 0.001"), text=PLAN), "slots of 0.001"),

@@ -8,8 +8,12 @@ from types import SimpleNamespace
 import pytest
 import runs
 
+from accounting import ConfigError
 from privpart.run import package
 from privpart.run.begin import create_run
+from privpart.run.evidence import gather
+from privpart.run.folder import RunFolder
+from privpart.run.ledger import Ledger, SigningKey
 from privpart.run.report import run_report
 
 ONE, TWO = "1" * 64, "2" * 64
@@ -50,6 +54,36 @@ def test_the_list_of_a_wheel_and_the_files_on_the_disk_have_one_hash(monkeypatch
     monkeypatch.setattr(metadata, "files", lambda name: [other, *map(listed, reversed(names))])
     assert package.recorded.__wrapped__() == package.running.__wrapped__()
     assert package.tree_hash([("a", ONE)]) != package.tree_hash([("b", ONE)])
+
+
+def test_a_run_that_other_code_continued_is_worth_what_the_worst_of_it_is(monkeypatch, tmp_path):
+    folder, sound = tmp_path / "run", {"files": ONE, "wheel": ONE}
+    for until, named in ((1, sound), (2, {"files": TWO, "wheel": ONE}), (3, sound)):
+        monkeypatch.setattr(package, "facts", lambda named=named: named)
+        opened = create_run(folder, runs.PLAN, facts=runs.FACTS) if until == 1 else None
+        with opened or RunFolder.open(folder) as run:
+            runs.train(run, until)
+        evidence = gather(folder)
+        assert evidence.package == ("unknown" if until == 1 else "modified")
+        assert len(evidence.facts.get(package.PACKAGES, ())) == (until > 1)
+    found = {a.code: a.status for a in run_report(folder).guarantee.assumptions}
+    assert "enforced" not in found.values()
+    assert "made by 2 versions of the code" in evidence.line("package").says
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"package": [1]}, {"package": "x"}, {"versions": None}, {"packages": 5}, {"packages": [5]}],
+    ids=str,
+)
+def test_odd_facts_on_the_code_are_one_sentence(tmp_path, odd):
+    create_run(tmp_path / "run", runs.PLAN, facts=runs.FACTS).close()
+    facts = Ledger(tmp_path / "run").facts | odd
+    signer = SigningKey((tmp_path / "run" / "signing-key").read_bytes())
+    Ledger.create(tmp_path / "run", facts, signer)
+    for reads in (lambda path: RunFolder.open(path, adopt=True), gather):
+        with pytest.raises(ConfigError):
+            reads(tmp_path / "run")
 
 
 def test_nothing_is_enforced_by_code_that_was_modified(monkeypatch, tmp_path):

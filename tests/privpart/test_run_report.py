@@ -3,6 +3,8 @@
 import json
 import math
 import shutil
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import runs
@@ -218,6 +220,61 @@ def test_what_another_server_does_is_asserted(tmp_path, monkeypatch, how):
     found = statuses(run_report(tmp_path / "run").guarantee)
     assert found == dict.fromkeys(found, "asserted") | {"participation": "verified"}
     assert Ledger(tmp_path / "run").rows()[0].clipped_by == {"another server": 2}
+
+
+def test_another_server_is_named_whoever_summed_for_it(tmp_path):
+    with create_run(tmp_path / "run", plan(), facts={"delta": 1e-6}) as run:
+        other = Subclass(run.plan, torch.zeros(DIM), source=run.source())
+        fit(other, embedded(), [[0, 1], [2, 3]], commit=run.commit)
+    found = statuses(run_report(tmp_path / "run").guarantee)
+    assert found == dict.fromkeys(found, "asserted") | {"participation": "verified"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"summed": 0},
+        {"summed_by": "EmbeddedEngine"},
+        {"summed_by": "FTRLOptimizer"},
+        {"counted": 3},
+        {"self_clipped": -1},
+        {"received": 2.5},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", [Server, Subclass])
+def test_counts_that_a_caller_changed_neither_name_who_clipped_nor_cost_the_run(
+    tmp_path, kind, change
+):
+    with create_run(tmp_path / "run", plan(), facts={"delta": 1e-6}) as run:
+        made = kind(run.plan, torch.zeros(runs.DIM), source=run.source())
+        fit(made, Summing(), COHORTS[:2], commit=run.commit)
+
+        def commit(server, counts):
+            run.commit(server, replace(counts, **change))
+
+        with suppress(ConfigError):
+            fit(made, Summing(), COHORTS[:3], commit=commit)
+    found = statuses(run_report(tmp_path / "run").guarantee)
+    assert found["clipping"] == ("enforced" if kind is Server else "asserted")
+    with RunFolder.open(tmp_path / "run") as run:
+        assert run.rounds == 2
+
+
+@pytest.mark.parametrize("how", ["fork", "subclass"])
+def test_no_weaker_word_hides_that_the_sums_lie_beside_the_run(folder, tmp_path, how):
+    own, kind = {"records_sums": True}, Server
+    if how == "subclass":
+        made, kind = create_run(tmp_path / "new", plan(), facts={"delta": 1e-6}, own=own), Subclass
+    else:
+        shutil.copytree(folder, parent := tmp_path / "parent")
+        (parent / "key").unlink()
+        made = fork(parent, tmp_path / "new", plan(), facts={"delta": 1e-6}, own=own)
+    with made as run:
+        server = kind(run.plan, torch.zeros(runs.DIM), source=run.source())
+        run.restore(server)
+        fit(server, Clients(), COHORTS[:1], commit=run.commit)
+    assert statuses(run_report(tmp_path / "new").guarantee)["noise"] == "violated"
 
 
 def test_it_says_in_how_many_rounds_somebody_elses_engine_summed(folder, tmp_path):

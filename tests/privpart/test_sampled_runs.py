@@ -34,6 +34,7 @@ from privpart import PrivacyPlan, RunFolder, SampledCohorts, SecretSource, Seede
 from privpart.loop import CohortTooSmallError
 from privpart.noise.cohorts import ids_hash
 from privpart.plan import AdaptiveClipping
+from privpart.run import package
 from privpart.run.begin import create_run, fork
 from privpart.run.ledger import LEDGER, Ledger, _link
 from privpart.run.report import run_report
@@ -325,7 +326,9 @@ def members(path):
     return ledger.rounds_by_client()
 
 
-def test_a_run_that_is_resumed_draws_the_same_cohorts_and_is_verified_at_its_end(tmp_path):
+def test_a_run_that_is_resumed_draws_the_same_cohorts_and_is_verified_at_its_end(
+    tmp_path, monkeypatch
+):
     with create_run(tmp_path / "run", plan(), facts=FACTS) as run:
         first = list(train(run, until=3))
     halfway = run_report(tmp_path / "run")
@@ -342,6 +345,11 @@ def test_a_run_that_is_resumed_draws_the_same_cohorts_and_is_verified_at_its_end
     assert (found.deviations, found.guarantee.status) == ((), "conditional")
     drawn_for = {p: [r for r, cohort in enumerate(first) if p in cohort] for p in PEOPLE}
     assert members(tmp_path / "run") == {p: own for p, own in drawn_for.items() if own}
+    # It is the code that ran, and not the reader, who drew them again.
+    monkeypatch.setattr(package, "recorded", lambda: "0" * 64)
+    words = {a.code: a.status for a in run_report(tmp_path / "run").guarantee.assumptions}
+    assert words["poisson-sampling"] == "asserted"
+    assert words["participation"] == status["participation"]
 
 
 def test_a_report_says_nothing_of_who_or_how_many_took_part(tmp_path):
