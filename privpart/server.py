@@ -43,6 +43,7 @@ from privpart.messages import (
     named_clients,
     refusal,
 )
+from privpart.model import same_bits
 from privpart.noise.source import NoiseSource
 from privpart.noise.stream import NoiseStream, noise_and_grid
 from privpart.optimizer import ExactOptimizer, ServerOptimizer
@@ -133,7 +134,8 @@ class Server:
         optimizer: settings of the step on the noised mean; None is plain averaging.
 
     Attributes:
-        parameters: the trainable part, shape (d,), which the next round's clients receive.
+        parameters: the trainable part, shape (d,), which the next round's clients receive. Engines
+            and evaluations see this tensor itself; a round after they changed it is refused.
         plan_hash: hash of the plan, computed once.
         round: the next round, from 0; equal to ``plan.rounds`` in the end.
         clip_norm: clip norm of the next round.
@@ -162,6 +164,7 @@ class Server:
         self.plan = plan
         self.source = source
         self.parameters = start.detach().clone()
+        self._released = self.parameters.clone()
         self.round = 0
         self.clip_norm = float(plan.clip_norm)
         self.plan_hash = plan.hash
@@ -310,6 +313,7 @@ class Server:
             received = counts.received, 0, counts.refused
             missing = counts.refusals, counts.refused_clients
             return RoundCounts(*received, 0, False, counts.asked, *missing)
+        self._refuse_changed_model()
         # From here on the round's noise is drawn. If anything fails before the end, a second try
         # would add the same noise to another sum, so the server stays halted.
         self.halt("a round was interrupted after its noise was drawn")
@@ -328,6 +332,7 @@ class Server:
         noise = self._draw() if self._coming is None else self._coming.result()
         self._coming = None
         self._step(round_sum, noise)
+        self._released.copy_(self.parameters)
         self.round += 1
         self._adapt(round_sum.bits)
 
@@ -383,6 +388,15 @@ class Server:
             raise ConfigError(
                 "secure: sums of clients that clip themselves need noise, whose grid they round "
                 "to; and no sampling and no adaptive clipping, which need each update."
+            )
+
+    def _refuse_changed_model(self) -> None:
+        """Check that the model is what the last round made it; no noise covers anything else."""
+        if not same_bits(self.parameters, self._released):
+            raise ConfigError(
+                "server.parameters: were changed by something else than a round, such as an engine "
+                "that trains in place or an evaluation, and no noise covers that. Work on a copy: "
+                "start.clone(). Make a new server and restore the last committed round."
             )
 
     def halt(self, reason: str) -> None:
@@ -446,6 +460,7 @@ class Server:
                 f"{self.parameters.numel()}, as the model, and be loaded before the first round."
             )
         self.parameters.copy_(parameters)
+        self._released.copy_(parameters)
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return everything that the next round depends on, except plan, key and participations.
@@ -455,8 +470,10 @@ class Server:
             The state of a complete run holds no noise: whoever read it could subtract it.
 
         Raises:
-            ConfigError: a task was given out and its round was not run.
+            ConfigError: a task was given out and its round was not run, or the parameters were
+                changed since.
         """
+        self._refuse_changed_model()
         if self._coming is not None:
             raise ConfigError(
                 f"round {self.round} is under way and its noise is drawn: save the server after "
@@ -514,6 +531,7 @@ class Server:
                     f"{stream.round}."
                 )
         self.parameters.copy_(tensors["parameters"])
+        self._released.copy_(self.parameters)
         self.round = values["round"]
         self.clip_norm = values["clip_norm"]
         self._bits = values["bits"]

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 import torch
 from plans import small_plan
+from torch import nn
+from torch.nn.utils import vector_to_parameters
 
 from accounting import ConfigError
 from privpart import (
@@ -70,6 +72,41 @@ class Asking(Ones):
     def run(self, task, start):
         self.asked.append(task.clients)
         yield from super().run(task, start)
+
+
+def in_place(parameters):
+    """Train a network whose parameters are views of the server's: torch makes no copy."""
+    module = nn.Linear(3, 1)
+    vector_to_parameters(parameters, module.parameters())
+    with torch.no_grad():
+        module.weight.add_(1000.0)
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    "change", [in_place, lambda p: p.data.copy_(p.flip(0)) is None, lambda p: p.neg_() is None]
+)
+@pytest.mark.parametrize("who", ["engine", "evaluation", "commit"])
+def test_a_model_that_anything_but_a_round_changed_is_not_released(who, change):
+    class Trains(Ones):
+        def run(self, task, start):
+            if who == "engine" and task.round == 1:
+                change(start)
+            yield from super().run(task, start)
+
+    def commit(server, counts):
+        if who == "commit" and server.round == 2:
+            change(server.parameters)
+        server.state_dict()
+        committed.append(server.round)
+
+    committed, every = [], {"evaluate": change, "evaluate_every": 1} if who == "evaluation" else {}
+    one = a_server(4, rounds=4, z=1.0)
+    with pytest.raises(ConfigError, match="by something else than a round"):
+        fit(one, Trains(), [[0], [1], [2], [3]], commit=commit, **every)
+    assert committed == [1]
+    with pytest.raises(ConfigError):
+        fit(one, Ones(), [[0], [1], [2], [3]], commit=commit)
 
 
 def test_a_cohort_that_is_too_small_stops_before_anything_is_committed():
