@@ -60,14 +60,16 @@ def methods_of(kind: type) -> dict[str, object]:
     return {n: v for n, v in vars(kind).items() if callable(v) or isinstance(v, property)}
 
 
-def is_unchanged(thing: object, kind: type, methods: Mapping[str, object]) -> bool:
+def is_unchanged(
+    thing: object, kind: type, methods: Mapping[str, object], *, but: Collection[str] = ()
+) -> bool:
     """Whether an object is of a class itself, and no method was replaced in the class or in it.
 
     A subclass may do what it likes, and an object may say that it is of any class. What else code
-    of the same process changes is not seen.
+    of the same process changes is not seen. Methods in ``but`` may be replaced in the object.
     """
     same = type(thing) is kind and methods_of(kind) == methods
-    return same and not vars(thing).keys() & methods.keys()
+    return same and not (vars(thing).keys() & methods.keys()) - {*but}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from typing import Any, NoReturn, cast
 import torch
 from opacus.optimizers import DPOptimizer
 from torch import Tensor, nn
+from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
@@ -143,7 +144,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                 examples,
                 0,
                 summed=examples,
-                summed_by=OPTIMIZER if is_unchanged(self, FTRLOptimizer, _OWN) else "",
+                summed_by=OPTIMIZER if self._is_unchanged() else "",
                 rows_differ=self._rows_differ,
             )
             self._folder.commit(self._steps, counts)
@@ -152,6 +153,13 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             for released, p in zip(self._released, self.trained, strict=True):
                 released.copy_(p)
         return result
+
+    def _is_unchanged(self) -> bool:
+        step = vars(self).get("step")
+        # A scheduler that was made for this optimizer wraps it, to count its calls.
+        by_torch = getattr(step, "__globals__", None) is vars(lr_scheduler)
+        wrapped = by_torch and getattr(step, "__wrapped__", None) is _OWN["step"]
+        return is_unchanged(self, FTRLOptimizer, _OWN, but=("step",) if wrapped else ())
 
     def _step_scheduler(self, done: int) -> None:
         """Step the scheduler if it is due; refuse one that the loop stepped too."""

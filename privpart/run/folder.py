@@ -131,6 +131,7 @@ class RunFolder:
         path: the folder.
         plan: the plan that was fixed when the run was created.
         is_new: whether ``create_run`` returned it.
+        is_paced: whether its commits wait for the ends of slots, see ``privpart.training.pace``.
     """
 
     def __init__(self, path: Path, ledger: Ledger, folder_lock: FileLock) -> None:
@@ -140,7 +141,7 @@ class RunFolder:
         self._source: NoiseSource | None = None
         self._sampled: SampledCohorts | None = None
         self._process = os.getpid()
-        self.is_new = False
+        self.is_new = self.is_paced = False
         # Called for its checks: a changed ledger is refused before a key is read.
         ledger.rows()
         self._private = ledger.facts["seed"] is None
@@ -404,7 +405,7 @@ class RunFolder:
             ) from None
 
     def note_late(self) -> None:
-        """Keep in the ledger that a round is released later than its slot ends."""
+        """Keep in the ledger that a round is not released at the end of its slot."""
         self._ledger.add_fact("late_rounds", self.facts.get("late_rounds", 0) + 1)
 
     def _check_sample(self, server: Committed) -> None:
@@ -441,6 +442,8 @@ class RunFolder:
             state = write_state(self.path / state_name(server.round), tensors, values)
         if counts.rows_differ and ROWS_DIFFER not in self.facts:
             self._ledger.add_fact(ROWS_DIFFER, [self.rounds, counts.rows_differ])
+        if "round_seconds" in self.facts and not self.is_paced:
+            self.note_late()
         if self._packages is not None:
             self._ledger.add_fact(PACKAGES, self._packages)
             self._packages = None

@@ -434,9 +434,12 @@ def _with_times(report: PrivacyReport, facts: Mapping[str, Any]) -> PrivacyRepor
         return report
     late = int(facts.get("late_rounds", 0))
     paced = (
-        f"side channels, such as memory and traffic; rounds were released at the ends of slots of "
-        f"{float(seconds):g} seconds, whoever came, {late} of them a slot too late or more"
+        "side channels, such as memory and traffic; by the ledger, rounds were released at the "
+        f"ends of slots of {float(seconds):g} seconds, whoever came, {late} of them later or at "
+        "other times"
     )
+    if "fork_of" in facts:
+        paced += "; it does not say when those of the run were that this one was forked from"
     lines = (*(line for line in report.not_covered if "side channels" not in line), paced)
     return replace(report, not_covered=lines)
 

@@ -34,6 +34,7 @@ def paced(
         sleep: waits so many seconds.
     """
     began = clock()
+    run.is_paced = True
 
     def wait(server: Server, counts: RoundCounts) -> None:
         nonlocal began

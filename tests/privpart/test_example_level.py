@@ -2,7 +2,7 @@
 
 import copy
 import re
-from functools import partial
+from functools import partial, wraps
 from types import SimpleNamespace
 
 import numpy as np
@@ -810,18 +810,25 @@ def again(optimizer, samples, own=FTRLOptimizer._factors):
     return own(optimizer, samples)
 
 
-@pytest.mark.parametrize("how", ["object", "class"])
+@pytest.mark.parametrize("how", ["object", "class", "step", "scheduler"])
 def test_an_optimizer_that_was_changed_is_nobodys_word(how, monkeypatch, tmp_path):
     engine, module, optimizer, loader, *_ = private(
         Two(), seed=None, out=tmp_path / "run", delta=1e-5, epochs=1
     )
     own = FTRLOptimizer._factors
     changes = {"object": (optimizer, partial(own, optimizer)), "class": (FTRLOptimizer, again)}
-    monkeypatch.setattr(changes[how][0], "_factors", changes[how][1])
+    if how in changes:
+        monkeypatch.setattr(changes[how][0], "_factors", changes[how][1])
+    if how == "step":
+        optimizer.step = wraps(FTRLOptimizer.step)(partial(FTRLOptimizer.step, optimizer))
+    if how == "scheduler":
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)  # torch wraps step, and that is all it does
     step(module, optimizer, next(iter(loader)))
     engine.close()
     words = {a.code: a.status for a in run_report(tmp_path / "run").guarantee.assumptions}
-    assert set(words.values()) == {"asserted"}
+    assert set(words.values()) == (
+        {"asserted", "enforced", "verified"} if how == "scheduler" else {"asserted"}
+    )
 
 
 @pytest.mark.parametrize(

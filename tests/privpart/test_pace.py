@@ -7,7 +7,7 @@ import runs
 from small_study import PLAN, changed
 
 from privpart import fit
-from privpart.run.begin import create_run
+from privpart.run.begin import create_run, fork
 from privpart.run.folder import RunFolder
 from privpart.run.report import run_report
 from privpart.training.pace import paced
@@ -58,7 +58,7 @@ def test_a_round_that_is_late_waits_for_the_end_of_a_slot_and_is_counted(tmp_pat
     with RunFolder.open(tmp_path / "run") as run:
         assert run.facts["late_rounds"] == 2
     (line,) = (x for x in run_report(run.path).guarantee.not_covered if "side channels" in x)
-    assert "slots of 10 seconds, whoever came, 2 of them a slot too late or more" in line
+    assert "slots of 10 seconds, whoever came, 2 of them later or at other" in line
     assert "time," not in line
     assert not [check for check in check_run(run.path) if check.status == "wrong"]
 
@@ -76,6 +76,23 @@ def test_a_commit_that_is_late_is_counted_too_also_the_last(tmp_path):
     with RunFolder.open(tmp_path / "run") as run:
         assert run.facts["late_rounds"] == len(runs.COHORTS)
     assert not [check for check in check_run(run.path) if check.status == "wrong"]
+
+
+def test_rounds_that_nothing_paced_are_counted_and_a_fork_speaks_of_itself(tmp_path):
+    own = {"round_seconds": SLOT}
+    with create_run(tmp_path / "run", runs.PLAN, facts=runs.FACTS, own=own) as run:
+        runs.train(run, 3)
+    with fork(
+        tmp_path / "run", tmp_path / "fork", runs.PLAN, facts={"delta": 1e-6}, own=own
+    ) as run:
+        assert released(run, (1, 1, 1, 1)) == [10, 20, 30, 40]
+    for name, late in (("run", 3), ("fork", 0)):
+        (line,) = (
+            line
+            for line in run_report(tmp_path / name).guarantee.not_covered
+            if f"whoever came, {late} of them later or at other times" in line
+        )
+        assert ("forked from" in line) == (name == "fork")
 
 
 def test_a_plan_paces_its_run_and_another_keeps_the_line(tmp_path, privpart):

@@ -54,7 +54,7 @@ HERE = {
     "log of runs": "verified",
     "package": "asserted",
     "plan": "asserted",  # the run was begun without a plan file
-    "code": "verified",
+    "code": "asserted",
     "participation": "verified",
     "guarantee": "verified",
     "budget book": "asserted",
