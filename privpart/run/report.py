@@ -528,7 +528,7 @@ def _participation(rows: Sequence[Row], facts: Mapping[str, Any]) -> _Words:
     A name is worth what stands behind it: without authentication, a node that is started again, or
     that lies, is somebody else.
     """
-    chain = f"ledger of {len(rows)} rounds in one chain, by client id"
+    chain = f"ledger of {len(rows)} rounds in one chain, by the ids that its engine gave"
     identity = facts.get("identity")
     if identity is None:
         return "verified", chain

@@ -175,7 +175,7 @@ def _beside(seen: Standing, chains: list[str], facts: Mapping[str, Any], says: s
         return _line("wrong", f"{says}{reason}: it is an older copy, or another was continued")
     if chains[seen.rounds] != seen.head:
         return _line("wrong", f"{says}another copy was continued, to {seen.rounds} rounds")
-    if seen.closed and "closed" not in facts:
+    if seen.closed and ("closed" not in facts or seen.rounds < rounds):
         return _line("wrong", f"{says}the run was closed after {seen.rounds} rounds")
     if seen.coming and chains[seen.rounds + 1 : seen.rounds + 2] != [seen.coming]:
         reason = f"a commit after {seen.rounds} rounds was cut off, and is not in this folder"

@@ -87,6 +87,10 @@ def test_closing_losing_and_seeding_are_named(machines):
     machines(1)
     RunFolder.open(base / "copy", adopt=True).end_early()
     assert "was closed after 2 rounds" in line(base / "run", path := witnessed(machines, 1)).says
+    with RunFolder.open(shutil.copytree(base / "run", base / "other")) as run:
+        train(run, 3)
+        run.end_early()
+    assert line(base / "other", path).status == "wrong"
     (base / "machine-1" / "runs.log").unlink()
     shown = line(base / "run", witnessed(machines, 1))
     assert (shown.status, "an earlier one is lost" in shown.says) == ("asserted", True)
