@@ -261,6 +261,16 @@ def test_counts_that_a_caller_changed_neither_name_who_clipped_nor_cost_the_run(
         assert run.rounds == 2
 
 
+def test_a_sum_that_nobody_clipped_is_no_round_of_the_server(tmp_path):
+    with create_run(tmp_path / "run", plan(), facts={"delta": 1e-6}) as run:
+        made = server(run)
+        fit(made, Clients(), COHORTS[:1], commit=run.commit)
+        counts, (tensors, values) = made.last_counts, made.recorded()
+        made.replay(tensors["sum"] * 10**6, values)
+        with pytest.raises(ConfigError, match="counts: must be those"):
+            run.commit(made, counts)
+
+
 @pytest.mark.parametrize("how", ["fork", "subclass"])
 def test_no_weaker_word_hides_that_the_sums_lie_beside_the_run(folder, tmp_path, how):
     own, kind = {"records_sums": True}, Server
