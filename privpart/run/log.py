@@ -170,7 +170,8 @@ class Life:
         head: head of the ledger's chain after them; "" if it saw none of the run.
         coming: head after the round that is being committed; "" if none is.
         is_ours: whether a private run was created here, and no copy of it was adopted.
-        is_parent: whether people pay for it because another run came from it.
+        is_spent: whether a model of it may be known: a round was about to be committed, or people
+            pay for it because another run came from it.
         closed: whether it was ended early.
     """
 
@@ -178,7 +179,7 @@ class Life:
     head: str = ""
     coming: str = ""
     is_ours: bool = False
-    is_parent: bool = False
+    is_spent: bool = False
     closed: bool = False
 
     def add(self, entry: Entry) -> None:
@@ -187,7 +188,7 @@ class Life:
             self.is_ours = entry.mu is not None
         elif entry.event == "adopted":
             self.is_ours = False
-        self.is_parent |= entry.event == "charged"
+        self.is_spent |= entry.event in ("coming", "charged")
         self.closed |= entry.event == "closed"
         if entry.event == "coming":
             self.coming = entry.head
@@ -197,8 +198,7 @@ class Life:
     @property
     def is_free(self) -> bool:
         """Whether nobody can have seen a model of it: what is not known to be unspent is spent."""
-        seen = self.rounds or self.coming or self.is_parent
-        return self.is_ours and self.closed and not seen
+        return self.is_ours and self.closed and not (self.rounds or self.is_spent)
 
     def standing(self, chains: Sequence[str], *, closed: bool) -> str:
         """Return how a copy of the run stands beside the log, see ``_STANDS``.

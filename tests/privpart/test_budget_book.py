@@ -17,7 +17,9 @@ from accounting import ConfigError, Guarantee, Independent, Participation
 from privpart import PrivacyPlan, RunFolder
 from privpart.run import budget_book as book
 from privpart.run.begin import create_run, fork
+from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
+from privpart.run.store import StorageError
 from privpart.training.plan_file import validated
 from privpart.training.training import population_name
 from privpart.training.verify import check_run
@@ -61,6 +63,21 @@ def test_a_run_that_was_closed_here_and_continued_elsewhere_is_paid_for_by_its_f
             train(continued, 1)
     fork(copy, tmp_path / "fork", PLAN, facts={"delta": 1e-6}).close()
     assert spent() == pytest.approx(MU * math.sqrt(2))
+
+
+def test_a_round_that_was_about_to_be_committed_is_paid_for(tmp_path, monkeypatch):
+    """Its row may have been read before the disk, or somebody, took it back."""
+    with create_run(tmp_path / "run", PLAN, own=FACTS) as run, monkeypatch.context() as full:
+        full.setattr(Ledger, "append", refused)
+        with pytest.raises(StorageError):
+            train(run, 1)
+    with RunFolder.open(tmp_path / "run") as run:
+        run.end_early()
+    assert spent() == MU
+
+
+def refused(*_: object) -> None:
+    raise OSError("No space left on device")
 
 
 def spent(name: str = "keyboard-de") -> float:
