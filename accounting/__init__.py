@@ -5,6 +5,7 @@ and divisor stay). ``noise_multiplier`` is the standard deviation of one i.i.d. 
 that enters the mechanism, divided by the clip norm, on the scale of the sum.
 """
 
+from accounting.bounded import TruncatedGuarantee
 from accounting.calibrate import calibrate
 from accounting.checks import ConfigError
 from accounting.cohorts import Estimate, cohorts, participation_of, sampled_guarantee
@@ -43,6 +44,10 @@ from accounting.selection import (
 )
 from accounting.sensitivity import Sensitivity, brute_force
 from accounting.subsampled import PoissonSampling, SampledGuarantee
+from accounting.truncated import (
+    TruncatedPoissonSampling,
+    WithoutReplacementSampling,
+)
 
 __all__ = [
     "AllocatedGuarantee",
@@ -79,6 +84,9 @@ __all__ = [
     "Sensitivity",
     "StatedGuarantee",
     "Toeplitz",
+    "TruncatedGuarantee",
+    "TruncatedPoissonSampling",
+    "WithoutReplacementSampling",
     "brute_force",
     "calibrate",
     "cohorts",

@@ -7,11 +7,12 @@ round, so the cohorts of a run can be drawn again from the key, in any process. 
 or sees who takes part, is not covered by the amplification.
 
 A member joins if 53 bits are below its probability, rounded down for Poisson sampling, where less
-is safer, and exact for ``BMinSep``, whose probability is a multiple of 2^-53; its start is exact to
-about 2^-52. Bins are exactly uniform.
+is safer (room for it is in the bound of a cut), and exact for ``BMinSep``, whose probability is a
+multiple of 2^-53; its start is exact to about 2^-52. Bins are exactly uniform.
 """
 
 import hashlib
+import math
 import secrets
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -21,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accounting import checks, typed
+from accounting.bounded import TruncatedGuarantee
 from accounting.checks import ConfigError
 from accounting.mechanisms import Mechanism
 from accounting.monte_carlo import BMinSep, EstimatedGuarantee
@@ -35,28 +37,44 @@ from accounting.subsampled import (
     bands_of,
     poisson_guarantee,
 )
+from accounting.truncated import TruncatedPoissonSampling, WithoutReplacementSampling
 
 Members = NDArray[np.int64]
-Sampling = PoissonSampling | BallsInBins | BMinSep
-Sampled = SampledGuarantee | AllocatedGuarantee | RedrawnGuarantee | EstimatedGuarantee
+Bounded = TruncatedPoissonSampling | WithoutReplacementSampling
+Sampling = PoissonSampling | Bounded | BallsInBins | BMinSep
+Sampled = (
+    SampledGuarantee
+    | TruncatedGuarantee
+    | AllocatedGuarantee
+    | RedrawnGuarantee
+    | EstimatedGuarantee
+)
 
-SamplerName = Literal["poisson", "balls-in-bins", "b-min-sep"]
+SamplerName = Literal[
+    "poisson", "truncated-poisson", "without-replacement", "balls-in-bins", "b-min-sep"
+]
 
 KEY_BYTES = 32
 SAMPLERS: Mapping[str, type[Sampling]] = {
     "poisson": PoissonSampling,
+    "truncated-poisson": TruncatedPoissonSampling,
+    "without-replacement": WithoutReplacementSampling,
     "balls-in-bins": BallsInBins,
     "b-min-sep": BMinSep,
 }
 """Samplers by the name that people type."""
-NEEDED: Mapping[str, Literal["expected_batch", "bins"]] = {
+NEEDED: Mapping[str, Literal["expected_batch", "batch", "bins"]] = {
     "poisson": "expected_batch",
+    "truncated-poisson": "expected_batch",
+    "without-replacement": "batch",
     "balls-in-bins": "bins",
     "b-min-sep": "expected_batch",
 }
 """The option that a sampler cannot do without."""
 _OPTIONS = {
     "poisson": {"expected_batch"},
+    "truncated-poisson": {"expected_batch", "most"},
+    "without-replacement": {"batch"},
     "balls-in-bins": {"bins", "redraw", "draws"},
     "b-min-sep": {"expected_batch", "min_separation", "draws"},
 }
@@ -86,7 +104,10 @@ class SamplingChoice:
 
     Args:
         name: of the sampler.
-        expected_batch: of poisson and b-min-sep: members of a round, on average.
+        expected_batch: of poisson, truncated-poisson and b-min-sep: members of a round, on average
+            (before the cut).
+        most: of truncated-poisson: members of a round, at most.
+        batch: of without-replacement: members of every round.
         bins: of balls-in-bins: a member takes part in one round of so many.
         redraw: of balls-in-bins: whether every pass puts the members into bins anew.
         min_separation: of b-min-sep; None takes the number of bands.
@@ -96,6 +117,8 @@ class SamplingChoice:
 
     name: SamplerName
     expected_batch: float | None = None
+    most: int | None = None
+    batch: int | None = None
     bins: int | None = None
     redraw: bool | None = None
     min_separation: int | None = None
@@ -103,10 +126,11 @@ class SamplingChoice:
     draws: int | None = None
 
     def __post_init__(self) -> None:
-        needed = NEEDED[self.name]
-        if getattr(self, needed) is None:
-            raise ConfigError(f"{needed}: is missing; {self.name} needs it.")
-        for key in ("expected_batch", "bins", "redraw", "min_separation", "draws"):
+        truncated = ("most",) * (self.name == "truncated-poisson")
+        for needed in (NEEDED[self.name], *truncated):
+            if getattr(self, needed) is None:
+                raise ConfigError(f"{needed}: is missing; {self.name} needs it.")
+        for key in set.union(*_OPTIONS.values()):
             if getattr(self, key) is not None and key not in _OPTIONS[self.name]:
                 raise ConfigError(f"{key}: is not of {self.name}; leave it out.")
 
@@ -134,7 +158,11 @@ class SamplingChoice:
             return BallsInBins(self.bins, mechanism.rounds, bool(self.redraw))
         if population is None:
             raise ConfigError(f"population is missing: {self.name} draws members from it.")
+        if self.batch is not None:
+            return WithoutReplacementSampling(self.batch, population)
         batch = self.expected_batch or 0.0
+        if self.most is not None:
+            return TruncatedPoissonSampling(batch, population, self.most)
         if self.name == "poisson":
             groups = 1 if mechanism.name == "independent" else bands_of(mechanism)
             return PoissonSampling(batch, population, groups)
@@ -143,7 +171,9 @@ class SamplingChoice:
 
     def expected(self, population: int) -> float:
         """Return the public expected number of members of a round."""
-        return population / self.bins if self.bins else self.expected_batch or 0.0
+        if self.bins:
+            return population / self.bins
+        return self.batch or min(self.expected_batch or 0.0, self.most or math.inf)
 
     def estimate(self, seed: int | None = None) -> Estimate | None:
         """Return the draws of a new estimate; None if the sampler is accounted in closed form."""
@@ -177,6 +207,10 @@ def sampled_guarantee(
         if estimate is not None:
             raise ConfigError("draws: Poisson sampling is accounted for in closed form; leave out.")
         return poisson_guarantee(mechanism, sampling, noise_multiplier=z, method=method)
+    if isinstance(sampling, Bounded):
+        if estimate is not None:
+            raise ConfigError("draws: samples of bounded size have a closed form; leave out.")
+        return _of_bounded_size(mechanism, sampling, z)
     if estimate is not None:
         return EstimatedGuarantee(z, sampling, mechanism, estimate.draws, estimate.seed)
     if isinstance(sampling, BMinSep):
@@ -184,6 +218,20 @@ def sampled_guarantee(
     if not isinstance(sampling, BallsInBins):
         raise ConfigError(f"sampling={sampling!r}: must be a sampler of this package.")
     return _in_bins(mechanism, sampling, z)
+
+
+def _of_bounded_size(mechanism: Mechanism, sampling: Bounded, z: float) -> TruncatedGuarantee:
+    if mechanism.name != "independent":
+        raise ConfigError(
+            f"{mechanism.name}: no proof covers correlated noise with samples of bounded size; use "
+            "independent noise, or 'poisson'."
+        )
+    probability, most = 1.0, 0
+    if isinstance(sampling, TruncatedPoissonSampling):
+        probability, most = sampling.probability, sampling.most
+    else:
+        most = sampling.batch
+    return TruncatedGuarantee(z, probability, sampling.population, most, mechanism.rounds)
 
 
 def _in_bins(
@@ -208,6 +256,12 @@ def sampled_claim(run: Sampled, delta: float) -> SampledClaim:
         values = {"name": "poisson", "probability": run.probability, "groups": run.groups}
         values |= {"steps": run.steps, "method": run.method}
         return SampledClaim(run.epsilon(delta), values, run.assumptions)
+    if isinstance(run, TruncatedGuarantee):
+        values = {"name": "without-replacement", "batch": run.most}
+        if run.probability < 1:
+            values = {"name": "truncated-poisson", "probability": run.probability, "most": run.most}
+        values |= {"steps": run.steps, "method": "profile"}
+        return SampledClaim(run.epsilon(delta), values, run.assumptions)
     if isinstance(run.sampling, BallsInBins):
         values = {"name": "balls-in-bins", "bins": run.sampling.bins}
         values |= {"passes": run.sampling.passes, "method": "convolution"}
@@ -229,6 +283,8 @@ def participation_of(sampling: Sampling, rounds: int) -> Participation:
     """
     if isinstance(sampling, PoissonSampling):
         turn = apart = sampling.groups
+    elif isinstance(sampling, Bounded):
+        turn = apart = 1
     elif isinstance(sampling, BallsInBins):
         # Drawn anew, a member may be in the last bin of a pass and in the first of the next.
         turn, apart = sampling.bins, 1 if sampling.redraw else sampling.bins
@@ -288,12 +344,14 @@ def cohorts(sampling: Sampling, *, members: int, rounds: int, key: bytes) -> Ite
         if rounds != sampling.rounds:
             raise ConfigError(f"rounds={rounds}: the bins are for {sampling.rounds} rounds.")
         return _bins(sampling, members, key)
-    if not isinstance(sampling, PoissonSampling | BMinSep):
+    if not isinstance(sampling, PoissonSampling | Bounded | BMinSep):
         raise ConfigError(f"sampling={sampling!r}: must be a sampler of this package.")
     if members != sampling.population:
         raise ConfigError(f"members={members}: the sampler has population={sampling.population}.")
     if isinstance(sampling, PoissonSampling):
         return _poisson(sampling, members, rounds, key)
+    if isinstance(sampling, Bounded):
+        return _of_size(sampling, members, rounds, key)
     return _separated(sampling, members, rounds, key)
 
 
@@ -303,6 +361,27 @@ def _poisson(sampling: PoissonSampling, members: int, rounds: int, key: bytes) -
     for t in range(rounds):
         joins = (_words(key, "poisson", t, members) >> np.uint64(11)) < threshold
         yield np.flatnonzero(joins & (group == t % sampling.groups))
+
+
+def _of_size(sampling: Bounded, members: int, rounds: int, key: bytes) -> Iterator[Members]:
+    joined = np.arange(members)
+    for t in range(rounds):
+        if isinstance(sampling, TruncatedPoissonSampling):
+            most, threshold = sampling.most, np.uint64(int(sampling.probability * 2.0**53))
+            joins = (_words(key, "poisson", t, members) >> np.uint64(11)) < threshold
+            joined = np.flatnonzero(joins)
+        else:
+            most = sampling.batch
+        yield joined if len(joined) <= most else np.sort(joined[_order(key, t, joined)[:most]])
+
+
+def _order(key: bytes, t: int, joined: Members) -> Members:
+    """Return a uniformly random order of those who joined."""
+    attempt, words = 0, np.zeros(2, np.uint64)
+    while len(np.unique(words)) < len(words):  # equal words would favour the first
+        words = _words(key, f"order {attempt}", t, len(joined))
+        attempt += 1
+    return np.argsort(words)
 
 
 def _bins(sampling: BallsInBins, members: int, key: bytes) -> Iterator[Members]:

@@ -10,13 +10,14 @@ directions are composed, each with its own, and the larger delta counts.
     release                    dominating pair, with the member and without       computed by
     Guarantee(mu)              N(mu, 1), N(0, 1)                                  the exact mu
     SampledGuarantee           (1 - q) N(0, 1) + q N(1/z, 1), N(0, 1), T times    PLD
+    TruncatedSteps             by bounds on both profiles of a step, T times      PLD of its profile
     of members in bins: Shares of ``Allocation``, and a Gaussian beside it        PLD of its profile
     StatedGuarantee            randomised response with failure delta             PLD
 
-Of bins upper bounds on delta(epsilon) are known, in both directions. The true profile is convex in
-e^epsilon, so it lies below the greatest convex function that does not exceed these bounds at any
-point of a grid; a line through its values is the profile of a pair that dominates (Connect the
-Dots: Doroshenko et al. 2022, Algorithm 1).
+Of bins, and of samples of bounded size, upper bounds on delta(epsilon) are known, in both
+directions. The true profile is convex in e^epsilon, so it lies below the greatest convex function
+that does not exceed these bounds at any point of a grid; a line through its values is the profile
+of a pair that dominates (Connect the Dots: Doroshenko et al. 2022, Algorithm 1).
 
 Gaussian releases alone stay one exact mu. Else the losses are rounded up to a grid whose step is a
 ten-thousandth of the spread of the whole loss, by dp-accounting (Doroshenko et al. 2022).
@@ -38,6 +39,7 @@ from accounting.guarantee import Guarantee
 from accounting.random_allocation import Allocation, Shares
 from accounting.sensitivity import Array
 from accounting.subsampled import SampledGuarantee
+from accounting.truncated import TruncatedSteps
 
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
@@ -81,7 +83,7 @@ class Dominated(Protocol):
         """Return that release."""
 
 
-Release = Guarantee | SampledGuarantee | Shares | StatedGuarantee | Dominated
+Release = Guarantee | SampledGuarantee | TruncatedSteps | Shares | StatedGuarantee | Dominated
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,8 @@ class ComposedGuarantee:
             last *= 2
         epsilons = np.linspace(0.0, min(last, _MOST_EPSILON), _POINTS)
         deltas = np.asarray(self._losses.get_delta_for_epsilon(epsilons))
-        if not np.isfinite(deltas).all() or deltas.min() < 0:
+        # The transform of many steps leaves rounding where nothing is, of either sign.
+        if not np.isfinite(deltas).all() or deltas.min() < -_CUT:
             raise ConfigError("dp-accounting has no finite profile of these releases.")
         return epsilons, np.minimum(deltas * (1 + _ROUNDING) + _CUT * len(self.releases), 1.0)
 
@@ -216,7 +219,7 @@ class ComposedGuarantee:
         return reduce(lambda left, right: left.compose(right), alike)
 
 
-_Part = Guarantee | SampledGuarantee | StatedGuarantee | Allocation
+_Part = Guarantee | SampledGuarantee | TruncatedSteps | StatedGuarantee | Allocation
 
 
 def _spread(part: _Part) -> float:
@@ -227,6 +230,8 @@ def _spread(part: _Part) -> float:
     if isinstance(part, Allocation):
         # As Poisson sampling in as many rounds.
         return accountants.sampled_spread(1 / part.mu, 1 / part.bins, part.bins)
+    if isinstance(part, TruncatedSteps):
+        return part.spread
     z, q = part.noise_multiplier, part.probability
     return accountants.sampled_spread(z, q, part.steps)
 
@@ -246,6 +251,10 @@ def _losses(part: _Part, grid: float) -> "PrivacyLossDistribution":
         return pld.PrivacyLossDistribution(
             _dominating(part.removed, grid, reach), _dominating(part.added, grid, reach)
         )
+    if isinstance(part, TruncatedSteps):
+        each = (_dominating(bounds, grid, part.reach) for bounds in (part.removed, part.added))
+        one = pld.PrivacyLossDistribution(*each)
+        return one if part.steps == 1 else one.self_compose(part.steps)
     if isinstance(part, Guarantee):
         z, q, steps = math.nextafter(1 / part.mu, 0.0), 1.0, 1
     else:

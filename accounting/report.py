@@ -366,6 +366,7 @@ _AMPLIFIED = {
     "pld": "Poisson sampling, by dp-accounting's privacy loss distribution",
     "rdp": "Poisson sampling, by dp-accounting's Renyi DP",
     "convolution": "balls in bins, by convolution",
+    "profile": "samples of bounded size, by a bound on each step's privacy profile",
 }
 
 

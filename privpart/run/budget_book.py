@@ -8,7 +8,7 @@ A run is charged when it is created, for its whole plan and alone, under one loc
 a limit; what it was forked from is a charge of its own. Only a run that was closed before its first
 round is free, if the log shows that it was created here and that no copy of it was adopted. Every
 other one costs its whole plan, however early it ended: less would need a proof for each mechanism.
-A run on Poisson samples or in bins is charged its amplified cost, which holds while nobody learns
+A run on Poisson samples, cut or not, or in bins is charged its amplified cost, while nobody learns
 who was sampled; one that was estimated by Monte Carlo as if its members were not sampled, because
 such a bound is of a single delta and composes with nothing. What others released about the same
 people can be stated, with who says so; it stays in the book.
@@ -34,6 +34,7 @@ from accounting import (
     Guarantee,
     SampledGuarantee,
     StatedGuarantee,
+    TruncatedGuarantee,
     checks,
     gaussian,
     guarantee,
@@ -408,7 +409,7 @@ def _amplified(run: Guarantee | Sampled) -> dict[str, int | float] | None:
     if isinstance(run, Dominated):
         dominating = run.dominating()
         return asdict(dominating) if isinstance(dominating, Shares) else None
-    if isinstance(run, SampledGuarantee):
+    if isinstance(run, SampledGuarantee | TruncatedGuarantee):
         return {name: value for name, value in asdict(run).items() if name != "method"}
     return None
 

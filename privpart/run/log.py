@@ -35,7 +35,7 @@ from typing import Literal
 from filelock import FileLock
 from pydantic import TypeAdapter
 
-from accounting import Guarantee, SampledGuarantee, StatedGuarantee, checks
+from accounting import Guarantee, SampledGuarantee, StatedGuarantee, TruncatedGuarantee, checks
 from accounting.checks import ConfigError, parsed_json
 from accounting.random_allocation import Shares
 from privpart.run.population import refuse_population
@@ -80,7 +80,8 @@ class Entry:
         population: name of the people that pay.
         mu: cost of the whole plan of this run alone, whoever learns who took part; None without a
             bound.
-        sampled: fields of the ``SampledGuarantee`` of a run on Poisson samples, or of the
+        sampled: fields of the ``SampledGuarantee`` of a run on Poisson samples, of the
+            ``TruncatedGuarantee`` of one on samples of bounded size, or of the
             ``Shares`` of one in bins; None of others.
         delta: delta that the run was planned with, or that of a limit.
         parent: run that it was forked from.
@@ -124,11 +125,15 @@ class Entry:
             checks.positive("epsilon", self.epsilon or 0.0)
 
     @property
-    def amplified(self) -> SampledGuarantee | Shares | None:
+    def amplified(self) -> SampledGuarantee | TruncatedGuarantee | Shares | None:
         """What the run costs while nobody learns who was sampled; None if that is not known."""
         if self.sampled is None:
             return None
-        kind = Shares if "bins" in self.sampled else SampledGuarantee
+        kind: type[SampledGuarantee | Shares | TruncatedGuarantee] = SampledGuarantee
+        if "bins" in self.sampled:
+            kind = Shares
+        elif "most" in self.sampled:
+            kind = TruncatedGuarantee
         return kind(**self.sampled)  # type: ignore[arg-type]
 
     def _refuse_odd_costs(self) -> None:

@@ -16,6 +16,8 @@ from accounting import (
     Independent,
     Participation,
     PoissonSampling,
+    TruncatedPoissonSampling,
+    WithoutReplacementSampling,
     cohorts,
     participation_of,
     sampled_guarantee,
@@ -60,6 +62,8 @@ def poisson_rows(probability):
 
 
 SAMPLERS = [
+    (WithoutReplacementSampling(8000, MEMBERS), poisson_rows, 0.2),
+    (TruncatedPoissonSampling(12_000, MEMBERS, 8000), poisson_rows, 0.2),
     (PoissonSampling(8000, MEMBERS), poisson_rows, 0.2),
     (BMinSep(8000, MEMBERS, 3), lambda p: separated_rows(ROUNDS, 3, p), 1 / 3),
     (BMinSep(8000, MEMBERS, 1), poisson_rows, 0.2),

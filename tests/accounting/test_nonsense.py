@@ -30,6 +30,7 @@ OBJECTS = {
     ),
     "Guarantee": accounting.Guarantee(1.0),
     "PrunedTree": accounting.PrunedTree(8, (0, 2)),
+    "TruncatedGuarantee": accounting.TruncatedGuarantee(2.0, 0.1, 100, 20, 2),
     "SampledGuarantee": accounting.SampledGuarantee(1.0, 0.1, 10, "rdp"),
     "SelectedGuarantee": accounting.SelectedGuarantee(accounting.Guarantee(1.0), RUNS, 0.2),
 }
@@ -73,7 +74,8 @@ FINE = {
     "buffers": 1, "span": 8, "step": 1, "noise_multiplier": 4.0, "delta": 1e-6, "epsilon": 1.0,
     "target_epsilon": 1.0, "mu": 1.0, "fpr": 0.1, "agree_to": 0.1, "squared": 1.0, "rmse": 1.0,
     "max_error": 2.0, "expected_batch": 10.0, "population": 1000, "members": 1000, "groups": 2,
-    "probability": 0.1, "steps": 10, "bins": 8, "samples": 10_000, "draws": 10_000, "seed": 0,
+    "probability": 0.1, "steps": 10, "bins": 8, "samples": 10_000, "batch": 8,
+    "draws": 10_000, "seed": 0,
     "expected": 4.0, "most": 8, "eta": 1.0, "fineness": 0.2,
 }  # fmt: skip
 NOT_CALLED = {"ConfigError", "Mechanism"}  # an exception and a protocol
@@ -83,6 +85,7 @@ MAY_BE_ZERO = {
     ("Estimate", "seed"),
     ("AllocatedGuarantee.delta", "epsilon"), ("RedrawnGuarantee.delta", "epsilon"),
     ("Guarantee.delta", "epsilon"), ("SampledGuarantee.delta", "epsilon"),
+    ("TruncatedGuarantee.delta", "epsilon"),
     ("ComposedGuarantee.delta", "epsilon"), ("SelectedGuarantee.delta", "epsilon"),
     ("StatedGuarantee", "epsilon"), ("StatedGuarantee", "delta"), ("NegativeBinomialRuns", "eta"),
     ("CrossCheck", "epsilon"), ("CrossCheck", "agree_to"),
@@ -212,7 +215,7 @@ ROUNDS = [
 
 
 def test_the_census_of_rounds_finds_them():
-    assert len(ROUNDS) == 16
+    assert len(ROUNDS) == 17
 
 
 @pytest.mark.parametrize(("name", "argument"), ROUNDS)

@@ -13,6 +13,7 @@ from accounting import (
     Guarantee,
     PoissonSampling,
     Toeplitz,
+    TruncatedGuarantee,
     sampled_guarantee,
 )
 
@@ -31,6 +32,21 @@ def test_dp_sgd_of_jax_privacy(privpart):
     assert {"poisson-sampling", "hidden-sample"} <= {a["code"] for a in report["assumptions"]}
     assert privpart(*run, "--max-epsilon", "3.7").returncode == 3
     assert json.loads(privpart(*run, "--method", "rdp").stdout)["epsilon"] > 3.77
+
+
+@pytest.mark.parametrize(
+    ("sampler", "cost"),
+    [
+        ("truncated-poisson:expected_batch=20,most=32", (0.02, 1000, 32)),
+        ("without-replacement:batch=20", (1.0, 1000, 20)),
+    ],
+)
+def test_samples_of_bounded_size(privpart, sampler, cost):
+    run = [*RUN, *ALONE, "--rounds", "20", "--noise-multiplier", "4", "--sampling", sampler]
+    report = json.loads(privpart(*run, *OF_1000).stdout)
+    expected = TruncatedGuarantee(4.0, *cost, steps=20).epsilon(1e-6)
+    assert report["epsilon"] == pytest.approx(expected, rel=1e-9)
+    assert {"stateless-members", "hidden-sample"} <= {a["code"] for a in report["assumptions"]}
 
 
 def test_a_banded_mechanism_takes_its_groups_in_turn(privpart):

@@ -27,6 +27,8 @@ from accounting import (
     Participation,
     PoissonSampling,
     Toeplitz,
+    TruncatedPoissonSampling,
+    WithoutReplacementSampling,
     participation_of,
     sampled_guarantee,
 )
@@ -208,10 +210,12 @@ def test_fit_takes_no_cohorts_but_those_that_the_key_draws():
     [
         (PoissonSampling(3, 12), Independent(9)),
         (PoissonSampling(3, 12, groups=3), Toeplitz.square_root(9, 3)),
+        (TruncatedPoissonSampling(6, 12, 4), Independent(9)),
+        (WithoutReplacementSampling(4, 12), Independent(9)),
         (BallsInBins(4, 9), Toeplitz.square_root(9)),
         (BMinSep(2, 12, 3), Toeplitz.square_root(9, 3)),
     ],
-    ids=["poisson", "groups", "bins", "b-min-sep"],
+    ids=["poisson", "groups", "truncated", "without", "bins", "b-min-sep"],
 )
 def test_whoever_is_drawn_is_within_the_limits_that_the_server_enforces(sampling, mechanism):
     estimate = Estimate(10_000) if isinstance(sampling, BMinSep) else None

@@ -38,6 +38,8 @@ SamplingOption = Annotated[
         "--sampling",
         help="Amplify by hiding who takes part, under add-or-remove adjacency. "
         "'poisson:expected_batch=20': each member of --population joins a round on its own. "
+        "'truncated-poisson:expected_batch=20,most=32': of more than 32, a random 32 stay. "
+        "'without-replacement:batch=20': a random 20 of --population in every round. "
         "'balls-in-bins:bins=8': each member is in one bin, and the rounds take the bins in turn; "
         "with 'redraw' every pass draws the bins anew. "
         "'b-min-sep:expected_batch=20,min_separation=4': each member joins on its own, but never "

@@ -1,7 +1,8 @@
 """Promise: a planned run, from typed options or from a plan file, and the report of what it costs.
 
 Sampler and accountant are one choice. Poisson sampling: independent noise is DP-SGD; a banded
-mechanism needs the members in as many groups as it has bands, which take turns. Balls in bins: any
+mechanism needs the members in as many groups as it has bands, which take turns. Truncated Poisson
+sampling and sampling without replacement: independent noise only, by a bound. Balls in bins: any
 mechanism of one stream, by a bound in closed form, or nearer by Monte Carlo. b-min-sep: encoders
 with no more bands than rounds between two of one member, by Monte Carlo only.
 """
@@ -18,6 +19,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from accounting import (
+    BallsInBins,
+    BMinSep,
     ConfigError,
     Estimate,
     Guarantee,
@@ -183,7 +186,7 @@ class SampledRun:
             )
         target = {"target_epsilon": target_epsilon, "delta": delta}
         mechanism, sampling = self.mechanism, self.sampling
-        if self.estimate is not None and not isinstance(sampling, PoissonSampling):
+        if self.estimate is not None and isinstance(sampling, BallsInBins | BMinSep):
             # The guarantee that met the target, not another one: each would be a second answer.
             run = estimated_noise(mechanism, sampling, **target, draws=self.estimate.draws)
             return self._promise(run.noise_multiplier, delta, run)

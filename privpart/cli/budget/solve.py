@@ -17,7 +17,7 @@ from privpart.cli.budget.promise import FITS, Promise, shown_fits
 
 _LOG = logging.getLogger(FITS)
 
-Unknown = Literal["rounds", "expected_batch", "bins"]
+Unknown = Literal["rounds", "expected_batch", "batch", "bins"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,262 @@
+r"""Samples of bounded size: truncated Poisson sampling, and sampling without replacement.
+
+Each member joins a round with probability q. If more than B did, a uniformly random B of them stay
+(arXiv 2508.15089). With q = 1 this draws B members of n without replacement. A round has a fixed
+shape, but members are not drawn independently: a member that stays takes somebody else's place.
+
+Adjacency is zero-out: the member is drawn as always, and what it contributes is u or 0. Let N be
+how many others joined. Whether N >= B depends on nothing that is released before, so telling it can
+only raise delta. If N < B nobody is cut, and the round is Poisson sampling of the member. If
+N >= B, the others in the round are a uniformly random set: of B without the member, of B - 1 with
+it, whatever N is. Draw the smaller set A and one more other b; then with w = P(N >= B), k the
+probability that N >= B and the member stays, and p = k / w,
+
+    with       (1 - p) N(a + b, z^2) + p N(a + u, z^2),    |u|, |b| <= 1,
+    without    (1 - p) N(a + b, z^2) + p N(a, z^2).
+
+By advanced joint convexity (Balle, Barthe and Gaboardi 2018, Theorem 2), for epsilon >= 0 and with
+alpha = 1 + (e^epsilon - 1) / p, beta = e^epsilon / alpha, and G_m(alpha) the delta of a Gaussian
+release of mu = m / z at log alpha,
+
+    delta_remove <= p ((1 - beta) G_2(alpha) + beta G_1(alpha)),    delta_add <= p G_1(alpha).
+
+For epsilon < 0 delta_remove(epsilon) = 1 - e^epsilon + e^epsilon delta_add(-epsilon), and the other
+way round. So upper bounds are known at every epsilon, whose convex hull is the profile of a pair
+that dominates the round (``accounting.composed``); rounds are composed as such pairs. Bounds for
+epsilon >= 0 alone would not do: the worst neighbours for small and for large epsilons differ
+(Lebeda et al. 2024, arXiv 2405.20769).
+
+Composition needs that what others send in a round depends on the model and on their data, not on
+the rounds that they were in before, because these depend on the member.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar
+
+import numpy as np
+
+from accounting import checks
+from accounting.checks import ConfigError
+from accounting.guarantee import mu_upper
+from accounting.report import Assumption
+from accounting.sensitivity import Array
+from accounting.subsampled import sampling_assumptions
+
+_Bound = Callable[[Array], Array]
+
+_ROUNDED = 1 + 1e-9
+"""Room for the rounding of binomial tails, and of the probability with which members are drawn."""
+_MOST_MEMBERS = 10**9
+_TRANSFORM = 1e-15
+"""Added to every delta of a step, for the rounding of the Fourier transform that composes steps."""
+_BEYOND = 1e-15
+"""Mass of all rounds beyond the greatest loss that is told from an infinite one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TruncatedPoissonSampling:
+    """Each member joins a round on its own; of more than ``most``, a random ``most`` stay.
+
+    Args:
+        expected_batch: expected number of members per round before the cut, > 0 and at most
+            ``population``.
+        population: number of members to sample from, 2 to 10^9; public.
+        most: of one round, >= 1 and below ``population``.
+    """
+
+    expected_batch: float
+    population: int
+    most: int
+
+    def __post_init__(self) -> None:
+        checks.positive("expected_batch", self.expected_batch)
+        checks.count("population", self.population, minimum=2, maximum=_MOST_MEMBERS)
+        if not self.expected_batch <= self.population:
+            raise ConfigError(
+                f"expected_batch={self.expected_batch:g}: at most the population, "
+                f"{self.population}, can join a round."
+            )
+        if checks.count("most", self.most) >= self.population:
+            raise ConfigError(
+                f"most={self.most}: cuts no round of a population of {self.population}; use "
+                "'poisson', which costs the same."
+            )
+
+    @property
+    def probability(self) -> float:
+        """Probability that a member joins a round before the cut, rounded up."""
+        return min(1.0, math.nextafter(self.expected_batch / self.population, 1.0))
+
+
+@dataclass(frozen=True, slots=True)
+class WithoutReplacementSampling:
+    """Every round has ``batch`` members, each set of so many as likely as any other.
+
+    Args:
+        batch: members of a round, >= 1 and at most ``population``.
+        population: number of members to sample from, 2 to 10^9; public.
+    """
+
+    batch: int
+    population: int
+
+    def __post_init__(self) -> None:
+        checks.count("population", self.population, minimum=2, maximum=_MOST_MEMBERS)
+        if checks.count("batch", self.batch) > self.population:
+            raise ConfigError(
+                f"batch={self.batch}: a population of {self.population} has fewer members."
+            )
+
+
+@dataclass(frozen=True)
+class TruncatedSteps:
+    """Gaussian steps on samples of bounded size, under zero-out adjacency.
+
+    Args:
+        noise_multiplier: noise standard deviation on the sum / clip norm, 1e-2 to 1e4.
+        probability: probability that a member joins a step before the cut, in (0, 1]; 1 is sampling
+            of ``most`` members without replacement.
+        population: number of members, 2 to 10^9.
+        most: members of one step, 1 to ``population``.
+        steps: number of steps, 1 to a million.
+    """
+
+    noise_multiplier: float
+    probability: float
+    population: int
+    most: int
+    steps: int
+
+    adjacency: ClassVar[str] = "add-or-remove"
+
+    def __post_init__(self) -> None:
+        if not 1e-2 <= checks.positive("noise_multiplier", self.noise_multiplier) <= 1e4:
+            raise ConfigError(
+                f"noise_multiplier={self.noise_multiplier:g}: samples of bounded size are "
+                "accounted for from 0.01 to 10000."
+            )
+        if not checks.positive("probability", self.probability) <= 1:
+            raise ConfigError(f"probability={self.probability:g}: must be at most 1.")
+        checks.count("population", self.population, minimum=2, maximum=_MOST_MEMBERS)
+        checks.count("most", self.most, maximum=self.population)
+        checks.count("steps", self.steps, maximum=checks.MOST_ROUNDS)
+
+    @property
+    def mu(self) -> float:
+        """Without the draws being hidden, rounded up."""
+        return mu_upper(float(self.steps), self.noise_multiplier)
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """The conditions of the amplification, besides clipping and secret noise."""
+        how = (
+            f"every step has a uniformly random {self.most} of {self.population} members"
+            if self.probability == 1
+            else f"every step samples each member on its own with probability {self.probability:g} "
+            f"and, of more than {self.most}, drops a uniformly random rest"
+        )
+        drawn = sampling_assumptions("sampling", how, sees="who was sampled")
+        stateless = Assumption(
+            "stateless-members",
+            "what a member sends in a step depends on the model and on its own data, not on the "
+            "steps that it was in before",
+            "asserted",
+            "no amplification: who is in a step depends on who else was drawn",
+        )
+        return (*drawn, stateless)
+
+    def removed(self, epsilons: Array) -> Array:
+        """Return upper bounds on delta_remove of one step, at epsilons of any sign."""
+        return _of_any_sign(epsilons, self._removed, self._added)
+
+    def added(self, epsilons: Array) -> Array:
+        """Return upper bounds on delta_add of one step, at epsilons of any sign."""
+        return _of_any_sign(epsilons, self._added, self._removed)
+
+    @cached_property
+    def reach(self) -> float:
+        """Loss of one step beyond which there is no mass that counts."""
+        reach, least = np.array([1e-3 / self.noise_multiplier]), _BEYOND / self.steps
+        while max(self._removed(reach)[0], self._added(reach)[0]) > least:
+            reach *= 1.2
+        return float(reach[0])
+
+    @property
+    def spread(self) -> float:
+        """About one standard deviation of the loss of all steps, or more if one reaches far."""
+        free, cut, stays = self._odds
+        variance = free * self.probability**2 + cut * (2 * stays) ** 2
+        return max(math.sqrt(self.steps * variance) / self.noise_multiplier, self.reach / 10)
+
+    @cached_property
+    def _odds(self) -> tuple[float, float, float]:
+        """P(N < B), P(N >= B), and the member's probability to stay if N >= B; rounded up."""
+        n, most, q = self.population, self.most, self.probability
+        free = 1.0 - _above(most - 1, n - 1, q) if q < 1 else float(most == n)
+        cut = _above(most - 1, n - 1, q)
+        # Of n who are drawn alike, most stay whenever more than most joined.
+        stays = _above(most, n, q) * most / n / cut if cut else 0.0
+        free = min(1.0, free * _ROUNDED + 1e-15 * (q < 1))
+        if not stays:  # below every float
+            return free, 0.0, 0.0
+        return free, min(1.0, cut * _ROUNDED), min(1.0, stays * _ROUNDED)
+
+    def _removed(self, epsilons: Array) -> Array:
+        free, cut, stays = self._odds
+        uncut = self.probability * self._gaussian(1, epsilons, self.probability)
+        if not cut:
+            return free * uncut
+        least = stays / _ROUNDED**2  # a smaller beta is safer
+        beta = least / (least * np.exp(-epsilons) - np.expm1(-epsilons))
+        far, near = (self._gaussian(shift, epsilons, stays) for shift in (2, 1))
+        return free * uncut + cut * stays * ((1 - beta) * far + beta * near)
+
+    def _added(self, epsilons: Array) -> Array:
+        free, cut, stays = self._odds
+        q, z = self.probability, self.noise_multiplier
+        # (1 - e^epsilon (1 - q + q l))_+ of a lognormal l, the price of an option
+        weight = q - np.expm1(epsilons) * (1 - q) + 1e-15 * q
+        some = np.maximum(weight, 1e-300)
+        uncut = np.where(
+            weight > 0, some * _gaussian(1 / z, epsilons + math.log(q) - np.log(some)), 0.0
+        )
+        if not cut:
+            return free * uncut
+        return free * uncut + cut * stays * self._gaussian(1, epsilons, stays)
+
+    def _gaussian(self, shift: int, epsilons: Array, p: float) -> Array:
+        """Return the delta of a Gaussian release at log(1 + (e^epsilon - 1) / p)."""
+        # Beyond 600 the exponential might overflow, and the logarithm is this to all digits.
+        near = np.log1p(np.expm1(np.minimum(epsilons, 600.0)) / p)
+        at = np.where(epsilons > 600, epsilons - math.log(p), near)
+        return _gaussian(shift / self.noise_multiplier, at)
+
+
+def _of_any_sign(epsilons: Array, own: _Bound, other: _Bound) -> Array:
+    size = np.abs(epsilons)
+    negative = -np.expm1(-size) + np.exp(-size) * other(size)
+    return np.minimum(np.where(epsilons < 0, negative, own(size)) + _TRANSFORM, 1.0)
+
+
+def _gaussian(mu: float, epsilons: Array) -> Array:
+    """Return delta of a Gaussian release at epsilons >= 0, rounded up (``accounting.gaussian``)."""
+    from scipy.special import erfcx, ndtr
+
+    x = np.maximum(epsilons, 0.0) / mu - mu / 2
+    y = x + mu
+    density = np.exp(-x * x / 2) / 2
+    first = np.where(x > -1, density * erfcx(np.maximum(x, -1) / math.sqrt(2)), ndtr(-x))
+    second = density * erfcx(y / math.sqrt(2))
+    error = 2.0**-49 * (4 + np.abs(x) * y + y / np.maximum(np.abs(x), 1.0))
+    rounded: Array = np.maximum(first - second, 0.0) + error * (first + second)
+    return np.minimum(rounded, 1.0)
+
+
+def _above(k: int, n: int, q: float) -> float:
+    """Return P(Binomial(n, q) > k)."""
+    from scipy.special import betainc
+
+    return float(betainc(k + 1, n - k, q)) if k < n else 0.0
