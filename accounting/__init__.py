@@ -12,6 +12,7 @@ from accounting.cohorts import Estimate, cohorts, participation_of, sampled_guar
 from accounting.composed import ComposedGuarantee, StatedGuarantee
 from accounting.cross_check import CrossCheck
 from accounting.error import PrefixError, error
+from accounting.events import composed_events
 from accounting.guarantee import Guarantee, guarantee
 from accounting.mechanisms import (
     BandedInverse,
@@ -23,6 +24,7 @@ from accounting.mechanisms import (
     Independent,
     Mechanism,
     PrunedTree,
+    Scheduled,
     Toeplitz,
     fingerprint,
     footprint,
@@ -80,6 +82,7 @@ __all__ = [
     "Realised",
     "RedrawnGuarantee",
     "SampledGuarantee",
+    "Scheduled",
     "SelectedGuarantee",
     "Sensitivity",
     "StatedGuarantee",
@@ -90,6 +93,7 @@ __all__ = [
     "brute_force",
     "calibrate",
     "cohorts",
+    "composed_events",
     "error",
     "fingerprint",
     "footprint",

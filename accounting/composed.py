@@ -183,10 +183,12 @@ class ComposedGuarantee:
             last *= 2
         epsilons = np.linspace(0.0, min(last, _MOST_EPSILON), _POINTS)
         deltas = np.asarray(self._losses.get_delta_for_epsilon(epsilons))
-        # The transform of many steps leaves rounding where nothing is, of either sign.
-        if not np.isfinite(deltas).all() or deltas.min() < -_CUT:
+        # Sums of 1 that lose their last bits leave deltas a little below zero, and others as much.
+        below = max(0.0, -float(deltas.min()))
+        if not np.isfinite(deltas).all() or below > _LEAST_DELTA:
             raise ConfigError("dp-accounting has no finite profile of these releases.")
-        return epsilons, np.minimum(deltas * (1 + _ROUNDING) + _CUT * len(self.releases), 1.0)
+        allowance = _CUT * len(self.releases) + 2 * below
+        return epsilons, np.minimum(deltas * (1 + _ROUNDING) + allowance, 1.0)
 
     @cached_property
     def _spread(self) -> float:

@@ -88,7 +88,7 @@ def gram_sensitivity(gram: Array, participation: Participation) -> Sensitivity:
     apart = np.abs(np.subtract.outer(np.arange(size), np.arange(size))) >= b
     admissible = np.where(apart, gram, 0.0)
     if not admissible.any():
-        worst = float(_heaviest(np.diag(gram), k, b))
+        worst = float(heaviest(np.diag(gram), k, b))
         return Sensitivity(rounded_up(worst, terms), exact=True, rule="orthogonal participations")
     magnitude = np.abs(admissible)
     attained = admissible.min() >= -_ROUNDING * np.diag(gram).max()
@@ -121,8 +121,8 @@ def row_bound(magnitude: Array, diagonal: Array, participation: Participation) -
     most the sum of its rows. ``magnitude`` is |X|, with zeros where |i - j| < b.
     """
     k, b = participation.max_participations, participation.min_separation
-    cross = _heaviest(magnitude, k - 1, b)
-    return float(_heaviest(diagonal + cross, k, b))
+    cross = heaviest(magnitude, k - 1, b)
+    return float(heaviest(diagonal + cross, k, b))
 
 
 def rounded_up(value: float, terms: int) -> float:
@@ -142,8 +142,8 @@ def same_rounds(mechanism_rounds: int, participation: Participation) -> None:
         )
 
 
-def _heaviest(weights: Array, count: int, separation: int) -> Array:
-    """Return the greatest weight of at most ``most`` rounds, ``separation`` apart (last axis).
+def heaviest(weights: Array, count: int, separation: int) -> Array:
+    """Return the greatest weight of at most ``count`` rounds, ``separation`` apart (last axis).
 
     F_m[i] = max(F_m[i-1], w_i + F_{m-1}[i-b]) over the first i rounds.
     """

@@ -163,6 +163,11 @@ def poisson_guarantee(
     steps = -(-mechanism.rounds // groups)
     if mechanism.name == "independent" and groups == 1:
         return SampledGuarantee(z, sampling.probability, steps, method)
+    if mechanism.name == "scheduled":
+        raise ConfigError(
+            "scheduled: Poisson steps whose noise changes compose, but a plan has one noise "
+            "multiplier for them; `privpart epsilon --events FILE` accounts for such steps."
+        )
     if bands_of(mechanism) > groups:
         raise ConfigError(
             f"groups={groups}: the encoder of {mechanism.name} reaches further back than that; use "

@@ -57,7 +57,7 @@ def _value(option: str, hint: Any, text: str) -> Any:  # noqa: ANN401  any field
         return True
     if get_origin(kind) is Literal:
         return checks.choice(option, text, get_args(kind))
-    number = float if get_origin(kind) is tuple else kind
+    number = get_args(kind)[0] if get_origin(kind) is tuple else kind
     try:
         if number is kind:
             return kind(text)

@@ -283,6 +283,7 @@ WRITTEN_BY = {
     "demo": "`privpart demo`: report.json",
     "doctor": "`privpart doctor --format json`",
     "epsilon": "`privpart epsilon`, `calibrate`, `--format json`; `PrivacyReport.to_dict`",
+    "events": "`privpart epsilon --events FILE --format json`",
     "example-level": "state of an `FTRLEngine`, in a run folder",
     "flower": "messages between Flower's server and nodes",
     "frontier": "`privpart frontier --format json`, and study.json",

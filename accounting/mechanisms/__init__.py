@@ -8,6 +8,7 @@ from accounting.mechanisms.grouped import Grouped
 from accounting.mechanisms.independent import Independent
 from accounting.mechanisms.mechanism import Footprint, Mechanism, footprint, noise_matrix
 from accounting.mechanisms.pruned_tree import PrunedTree
+from accounting.mechanisms.scheduled import Scheduled
 from accounting.mechanisms.toeplitz import Toeplitz
 from accounting.mechanisms.tree import BinaryTree
 
@@ -22,6 +23,7 @@ __all__ = [
     "Mechanism",
     "MechanismChoice",
     "PrunedTree",
+    "Scheduled",
     "Toeplitz",
     "fingerprint",
     "footprint",

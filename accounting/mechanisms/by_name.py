@@ -26,6 +26,7 @@ from accounting.mechanisms.grouped import Grouped
 from accounting.mechanisms.independent import Independent
 from accounting.mechanisms.mechanism import SCHEMA, Mechanism
 from accounting.mechanisms.pruned_tree import PrunedTree
+from accounting.mechanisms.scheduled import Scheduled
 from accounting.mechanisms.toeplitz import Objective, Toeplitz
 from accounting.mechanisms.tree import BinaryTree, Estimator
 from accounting.participation import Participation
@@ -85,6 +86,7 @@ class FromFile:
 OFFERED: tuple[Any, ...] = (
     BinaryTree,
     Independent,
+    Scheduled,
     Toeplitz,
     BufferedToeplitz,
     BandedInverse,
@@ -121,6 +123,8 @@ class MechanismChoice:
         buffers: for "blt", which is then fitted to the participation; None is 3.
         decay: for "blt": used, together with scale, instead of a fit.
         scale: see decay.
+        from_round: for "scheduled": rounds at which the noise changes, the first of them 0.
+        factor: for "scheduled": per such round, the noise / the noise multiplier.
         file: for "file": holds the mechanism, see ``read_mechanism``.
         fingerprint: for "file": what the mechanism in it must have; a plan needs it.
     """
@@ -136,6 +140,8 @@ class MechanismChoice:
     normalize_columns: bool = False
     fit: bool = False
     objective: Objective | None = None
+    from_round: tuple[int, ...] | None = None
+    factor: tuple[float, ...] | None = None
     file: Path | None = None
     fingerprint: str | None = None
 

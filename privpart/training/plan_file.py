@@ -66,7 +66,15 @@ TaskName = Literal["digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "
 
 _UNSET_IS_ABSENT = {
     "privacy": ("sampling", "allow_large_delta", "round_seconds"),
-    "privacy.mechanism": ("normalize_columns", "fit", "objective", "file", "fingerprint"),
+    "privacy.mechanism": (
+        "normalize_columns",
+        "fit",
+        "objective",
+        "file",
+        "fingerprint",
+        "from_round",
+        "factor",
+    ),
     "model": ("name", "factory", "weights", "keep", "local"),
     "data": ("task", "clients", "options", "metric", "population", "held_out", "measured_on"),
     "client": ("augment", "alternate"),

@@ -18,6 +18,7 @@ from accounting import (
     Independent,
     Participation,
     PrefixError,
+    Scheduled,
     Toeplitz,
     brute_force,
     calibrate,
@@ -79,10 +80,17 @@ def banded_inverses(draw, n):
     return BandedInverse(n, (1.0, *later), normalized)
 
 
+@st.composite
+def scheduleds(draw, n):
+    starts = draw(st.sets(st.integers(1, n - 1))) if n > 1 else set()
+    factors = [draw(st.floats(0.1, 10)) for _ in range(len(starts) + 1)]
+    return Scheduled(n, (0, *sorted(starts)), tuple(factors))
+
+
 def mechanisms(n):
     return st.one_of(
         st.just(Independent(n)), trees(n), toeplitzes(n), buffereds(n), denses(n),
-        banded_inverses(n),
+        banded_inverses(n), scheduleds(n),
     )  # fmt: skip
 
 

@@ -72,7 +72,8 @@ TREE = BinaryTree(8).to_dict()
         (TREE | {"schema": "privpart/mechanism/2"}, "schema='privpart/mechanism/2'"),
         (
             TREE | {"name": "forest"},
-            "one of banded-inverse, blt, dense, grouped, independent, pruned tree, toeplitz, tree",
+            "one of banded-inverse, blt, dense, grouped, independent, pruned tree, scheduled, "
+            "toeplitz, tree",
         ),
         (TREE | {"name": None}, "name=None"),
         (TREE | {"name": ["tree"]}, "name="),

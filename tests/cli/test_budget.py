@@ -188,3 +188,37 @@ def test_help_and_the_nearest_option_by_meaning(privpart, privpart_process):
     assert __import__("privpart").__version__ == version("privpart")
     for typed, option in (("--noise", "--noise-multiplier"), ("--clients", "--population")):
         assert option in privpart("epsilon", typed, "3").stderr
+
+
+def test_noise_that_changes_by_round_costs_its_quietest_rounds(privpart, tmp_path):
+    schedule = tmp_path / "noise.csv"
+    schedule.write_text("from_round,factor\n0,1\n50,0.5\n")
+    limits = ("--rounds", "100", "--max-participations", "4", "--min-separation", "20")
+    line = ("epsilon", *limits, "--noise-multiplier", "10", "--delta", "1e-6")
+    scheduled = (*line, "--noise-schedule", str(schedule), "--format", "json")
+    # rounds 50, 70 and 90, and one before them
+    assert json.loads(privpart(*scheduled).stdout)["sensitivity_squared"] == pytest.approx(13)
+    told = privpart(*scheduled, "--mechanism", "tree")
+    assert told.returncode == 2
+    assert "is of independent noise; leave out --mechanism" in told.stderr
+    for text in (
+        "round,factor\n0,1\n",
+        "from_round,factor\n0,1\n0,2\n",
+        "from_round,factor\n0,a\n",
+    ):
+        schedule.write_text(text)
+        assert privpart(*scheduled).returncode == 2
+
+
+def test_events_are_written_and_read(privpart, tmp_path):
+    run = ("--rounds", "100", "--noise-multiplier", "1", "--delta", "1e-5")
+    sampled = ("--sampling", "poisson:expected_batch=10", "--population", "1000")
+    planned = ("epsilon", *run, *sampled, "--mechanism", "independent", "--format")
+    events = tmp_path / "events.json"
+    events.write_text(privpart(*planned, "events").stdout)
+    read = ("epsilon", "--events", str(events), "--delta", "1e-5", "--format", "json")
+    expected = json.loads(privpart(*planned, "json").stdout)["epsilon"]
+    assert json.loads(privpart(*read).stdout)["epsilon"] == pytest.approx(expected, rel=1e-3)
+    assert privpart(*read, "--max-epsilon", str(expected / 2)).returncode == 3
+    assert privpart(*read, "--rounds", "3").returncode == 2
+    assert privpart("epsilon", "--events", str(events)).returncode == 2

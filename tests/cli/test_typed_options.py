@@ -29,6 +29,7 @@ SAMPLES = {
     "limit_epsilon": "4",
     "public_key": "0" * 64, "html": "x.html", "registry": "x.yaml", "about": "about.toml",
     "policy": "policy.toml", "voucher": "Ada", "noise_key": "key", "best_of": "10",
+    "noise_schedule": "noise.csv", "events": "events.json",
     "add": "mu=1", "by": "Ada", "witness": "w.json", "write_witness": "w.json",
 }  # fmt: skip
 """Values of options that have no default, or a list."""
@@ -68,10 +69,16 @@ CASES = {
 }  # fmt: skip
 """Complete command lines that nothing idle is in; every option matters in one of them."""
 SITUATIONS = {
-    "epsilon": [PLANNED, [*TYPED, "--sampling", BINS]],
+    "epsilon": [
+        PLANNED,
+        [*TYPED, "--sampling", BINS],
+        [*TYPED, "--noise-schedule", "noise.csv"],
+        ["--events", "events.json", "--delta", "1e-6"],
+    ],
     "calibrate": [
         [*FITTED, "--sampling", BINS],
         [*FITTED, "--method", "pld"],
+        [*FITTED, "--noise-schedule", "noise.csv"],
         [*FITTED, "--noise-multiplier", "1"],
     ],
     "mechanisms": [PLANNED],

@@ -9,6 +9,7 @@ from accounting import (
     Dense,
     Independent,
     PrunedTree,
+    Scheduled,
     Toeplitz,
 )
 
@@ -31,6 +32,7 @@ TREES = [
 ]
 FILTERS = [
     Independent(7),
+    Scheduled(7, (0, 2, 6), (1.0, 0.3, 7.0)),
     Toeplitz.square_root(1),
     Toeplitz.square_root(9),
     Toeplitz.square_root(9, bands=3),
@@ -50,6 +52,7 @@ LAW = [
     BufferedToeplitz(5, **BLT3),
     Toeplitz.square_root(6, bands=3, normalize_columns=True),
     Independent(3),
+    Scheduled(3, (0, 1), (0.5, 3.0)),
     BandedInverse(6, (2.0, -0.5, -0.25)),
     BandedInverse(6, (0.3, -0.2, -0.1), normalize_columns=True),
     Dense([[2.0, 0.0, 0.0], [-1.0, 1.0, 0.0], [0.5, 0.25, 3.0]]),

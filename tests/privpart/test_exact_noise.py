@@ -23,6 +23,7 @@ from accounting import (
     Dense,
     Independent,
     PrunedTree,
+    Scheduled,
     Toeplitz,
 )
 from privpart.noise import stream as stream_module
@@ -181,6 +182,9 @@ def exact_encoder(mechanism):
         return [[Fraction(c) for c in row] for row in mechanism.matrix.tolist()]
     if isinstance(mechanism, Independent):
         return [[Fraction(int(i == j)) for j in range(n)] for i in range(n)]
+    if isinstance(mechanism, Scheduled):
+        sizes = [Fraction(s) for s in mechanism.noise_per_round().tolist()]
+        return [[(i == j) / sizes[i] for j in range(n)] for i in range(n)]
     if isinstance(mechanism, BufferedToeplitz):
         pairs = [
             (Fraction(a), Fraction(b))

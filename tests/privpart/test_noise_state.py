@@ -9,7 +9,15 @@ from every_mechanism import FILTERS, GROUPS, GROUPS_ACTIVE, TREES, short
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from accounting import BinaryTree, BufferedToeplitz, ConfigError, Grouped, Independent, Toeplitz
+from accounting import (
+    BinaryTree,
+    BufferedToeplitz,
+    ConfigError,
+    Grouped,
+    Independent,
+    Scheduled,
+    Toeplitz,
+)
 from privpart import NoiseStream, SecretSource, SeededSource
 from privpart.noise.stream import Executor
 
@@ -73,7 +81,7 @@ def test_a_state_shares_the_stream_s_memory_and_a_loaded_one_does_not():
 
 def test_draws_that_can_be_made_again_are_not_saved(mechanism):
     """Nodes of a vanilla tree are draws; sums of them, filtered ones and buffers are not."""
-    again = isinstance(mechanism, Independent) or (
+    again = isinstance(mechanism, Independent | Scheduled) or (
         isinstance(mechanism, BinaryTree) and mechanism.estimator == "vanilla"
     )
     one = stream(mechanism)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -17,6 +18,7 @@ from privpart.cli.budget.options import (
     MaxParticipations,
     MechanismOption,
     MinSeparation,
+    NoiseScheduleOption,
     SamplingOption,
     typed_choice,
     typed_participation,
@@ -44,6 +46,7 @@ def calibrate(
         ),
     ] = None,
     mechanism: MechanismOption = None,
+    noise_schedule: NoiseScheduleOption = None,
     max_participations: MaxParticipations = None,
     min_separation: MinSeparation = None,
     fixed_order: FixedOrderOption = False,
@@ -71,7 +74,7 @@ def calibrate(
     """
     checks.accept_delta(delta, population, allow_large=allow_large_delta)
     limits = (max_participations, min_separation, fixed_order)
-    run = _Run(mechanism, limits, population, method, delta)
+    run = _Run(mechanism, noise_schedule, limits, population, method, delta)
     if noise_multiplier is not None:
         promised = partial(run.promise, z=noise_multiplier)
         least = 1 + ((max_participations or 1) - 1) * (min_separation or 1)
@@ -104,6 +107,7 @@ class _Run:
     """What was typed of a run whose noise, or whose length or sampler, is sought."""
 
     mechanism: str | None
+    schedule: Path | None
     limits: tuple[int | None, int | None, bool]
     population: int | None
     method: MethodName | None
@@ -129,13 +133,13 @@ class _Run:
         return self._promise(choice, encoder, participation, z)
 
     def _sampled(self, rounds: int, sampling: str) -> SampledRun:
-        choice = typed_choice(self.mechanism, rounds)
+        choice = typed_choice(self.mechanism, rounds, self.schedule)
         return SampledRun.typed(sampling, choice, rounds, self.population, self.method)
 
     def _unsampled(self, rounds: int) -> tuple[MechanismChoice, Participation]:
         k, b, fixed_order = self.limits
         participation = typed_participation(rounds, k, b, fixed_order=fixed_order)
-        return typed_choice(self.mechanism, rounds), participation
+        return typed_choice(self.mechanism, rounds, self.schedule), participation
 
     def _promise(
         self, choice: MechanismChoice, encoder: Mechanism, limits: Participation, z: float

@@ -1,20 +1,25 @@
 """``privpart epsilon``: what a planned run costs, or what a finished one did cost."""
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from accounting import ConfigError, Participation, PrivacyReport, checks
+from accounting.events import event_of
 from accounting.mechanisms import MechanismChoice
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.budget.best_of import BestOf, lines_of, selected
+from privpart.cli.budget.events import EpsilonFormat, print_events
 from privpart.cli.budget.options import (
+    OF_EVENTS,
     FixedOrderOption,
     MaxParticipations,
     MechanismOption,
     MinSeparation,
+    NoiseScheduleOption,
     SamplingOption,
     typed_choice,
     typed_participation,
@@ -22,7 +27,7 @@ from privpart.cli.budget.options import (
 from privpart.cli.budget.promise import Histories, Promise, SampledRun, built, histories_of
 from privpart.cli.gate import judged_plan, leave_if_refused
 from privpart.cli.idle import OF_A_PLAN, beside
-from privpart.cli.options import Format, ReportFormat
+from privpart.cli.options import Format
 from privpart.cli.output import print_report
 
 _EXCEEDED = 3
@@ -31,20 +36,32 @@ _LEFT_ITS_PLAN = 6
 
 def epsilon(
     *,
-    rounds: options.RoundsUnlessPlanned = None,
+    rounds: Annotated[options.RoundsUnlessPlanned, OF_EVENTS] = None,
     noise_multiplier: Annotated[
         float | None,
         typer.Option(
             help="Noise standard deviation per coordinate / clip norm, on the scale of the sum."
         ),
         OF_A_PLAN,
+        OF_EVENTS,
     ] = None,
     delta: options.DeltaUnlessPlanned = None,
     plan: Annotated[
         Path | None,
         typer.Option(help="Plan file to read all of this from, as `privpart train` does."),
     ] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option(
+            "--events",
+            help="What was released, as events of dp-accounting in JSON; with --delta. "
+            "--format events writes such a file.",
+            show_default=False,
+        ),
+        OF_A_PLAN,
+    ] = None,
     mechanism: MechanismOption = None,
+    noise_schedule: NoiseScheduleOption = None,
     max_participations: MaxParticipations = None,
     min_separation: MinSeparation = None,
     fixed_order: FixedOrderOption = False,
@@ -56,15 +73,23 @@ def epsilon(
             "round. Its cost is shown beside what was promised; without a promise, alone."
         ),
         beside("sampling", "decides who takes part, which is secret"),
+        OF_EVENTS,
     ] = None,
-    method: options.MethodOption = None,
+    method: Annotated[options.MethodOption, OF_EVENTS] = None,
     population: options.Population = None,
     allow_large_delta: options.AllowLargeDelta = False,
     max_epsilon: options.MaxEpsilon = None,
-    policy: options.PolicyOption = None,
-    best_of: BestOf = None,
-    html: options.HtmlOption = None,
-    form: options.ReportFormatOption = ReportFormat.TABLE,
+    policy: Annotated[options.PolicyOption, OF_EVENTS] = None,
+    best_of: Annotated[BestOf, OF_EVENTS] = None,
+    html: Annotated[options.HtmlOption, OF_EVENTS] = None,
+    form: Annotated[
+        EpsilonFormat,
+        typer.Option(
+            "--format",
+            help="Form of the result; 'statement' is plain English, 'events' what dp-accounting "
+            "reads.",
+        ),
+    ] = EpsilonFormat.TABLE,
 ) -> None:
     """Report the (epsilon, delta) of a planned run.
 
@@ -72,6 +97,9 @@ def epsilon(
     --max-participations 1
     """
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
+    if events is not None:
+        print_events(events, delta, population, limit, form, allow_large=allow_large_delta)
+        return
     histories = None if log is None else histories_of(log)
     population = _counted(population, histories)
     if plan is not None:
@@ -87,7 +115,8 @@ def epsilon(
         )
     else:
         checks.accept_delta(delta, population, allow_large=allow_large_delta)
-        choice, stated = typed_choice(mechanism, rounds), max_participations is not None
+        choice = typed_choice(mechanism, rounds, noise_schedule)
+        stated = max_participations is not None
         if limit is not None and not (stated or sampling or histories):
             raise ConfigError(
                 f"max_epsilon={limit:g}: a gate needs --max-participations, the most rounds of one "
@@ -113,14 +142,22 @@ def epsilon(
     report = promise.report(method, histories=histories)
     _write_page(report, limit, html)
     selection = None if best_of is None else selected(promise.guarantee(), best_of, report.delta)
-    if form is ReportFormat.STATEMENT:
+    _print(form, promise, report, selection)
+    _judge(report, limit, selection)
+    leave_if_refused(refusals)
+
+
+def _print(
+    form: EpsilonFormat, promise: Promise, report: PrivacyReport, selection: dict[str, Any] | None
+) -> None:
+    if form is EpsilonFormat.EVENTS:
+        typer.echo(json.dumps(event_of(promise.guarantee()), indent=2))
+    elif form is EpsilonFormat.STATEMENT:
         typer.echo(report.statement())
     else:
         lines = [*_one_stream(promise), *(lines_of(selection) if selection else ())]
         more = {"selection": selection} if selection else {}
         print_report(report, Format(form), beside=lines, more=more)
-    _judge(report, limit, selection)
-    leave_if_refused(refusals)
 
 
 def _write_page(report: PrivacyReport, limit: float | None, html: Path | None) -> None:

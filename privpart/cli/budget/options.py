@@ -1,11 +1,13 @@
 """Options of the budget commands: the mechanism, the sampler, and how often a client takes part."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from accounting import ConfigError, FixedOrder, Participation
-from accounting.mechanisms.by_name import MechanismChoice, options_by_name
+from accounting.mechanisms.by_name import MechanismChoice, MechanismName, options_by_name
+from accounting.mechanisms.scheduled import read_schedule
 from privpart.cli.idle import OF_A_PLAN, beside
 
 TYPED_MECHANISM = (
@@ -22,7 +24,8 @@ TYPED_MECHANISM = (
 """How a mechanism is typed, for help."""
 DEFAULT_MECHANISM = "tree"
 
-_LIMITS = (OF_A_PLAN, beside("sampling", "decides who takes part, and how often"))
+OF_EVENTS = beside("events", "says what is released, and how")
+_LIMITS = (OF_A_PLAN, OF_EVENTS, beside("sampling", "decides who takes part, and how often"))
 
 MechanismOption = Annotated[
     str | None,
@@ -31,6 +34,19 @@ MechanismOption = Annotated[
         help=f"What correlates the noise over the rounds, by default a tree, {TYPED_MECHANISM}",
     ),
     OF_A_PLAN,
+    OF_EVENTS,
+    beside("noise_schedule", "is of independent noise"),
+]
+NoiseScheduleOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--noise-schedule",
+        help="Independent noise that changes: a CSV file with the columns from_round and factor. "
+        "From that round on, the first is 0, the noise is factor times --noise-multiplier.",
+        show_default=False,
+    ),
+    OF_A_PLAN,
+    OF_EVENTS,
 ]
 SamplingOption = Annotated[
     str | None,
@@ -48,6 +64,7 @@ SamplingOption = Annotated[
         "printed figure; the probability of error holds for a fresh seed, the default, alone.",
     ),
     OF_A_PLAN,
+    OF_EVENTS,
 ]
 MaxParticipations = Annotated[
     int | None,
@@ -100,8 +117,14 @@ def typed_participation(
     return Participation(rounds, 1 if k is None else k, 1 if b is None else b)
 
 
-def typed_choice(mechanism: str | None, rounds: int) -> MechanismChoice:
+def typed_choice(
+    mechanism: str | None, rounds: int, schedule: Path | None = None
+) -> MechanismChoice:
     """Return the mechanism that was typed for so many rounds, or the default."""
+    if schedule is not None:
+        starts, factors = read_schedule(schedule)
+        name = MechanismName("scheduled")
+        return MechanismChoice(name=name, from_round=starts, factor=factors)
     choice = MechanismChoice.parse(mechanism or DEFAULT_MECHANISM)
     choice.refuse_late_restart(rounds)
     return choice

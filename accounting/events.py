@@ -1,0 +1,187 @@
+"""Events of dp-accounting, read from JSON and written: what other tools say that they release.
+
+dp-accounting has no file format of its own. The JSON here is that of ``DpEvent.to_named_tuple``,
+with an object for each named tuple: ``class_name`` and the event's fields. ``docs/sampling.md`` has
+the lines that write it. Nothing is imported by a name that the file gives.
+
+An event is about one person, who is present or not; a composed guarantee is about a member whose
+contributions are there or are zero. They agree where sums are divided by public constants.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accounting import checks
+from accounting.checks import ConfigError, parsed_json
+from accounting.composed import ComposedGuarantee, Release, StatedGuarantee
+from accounting.guarantee import Guarantee, mu_upper
+from accounting.subsampled import SampledGuarantee
+
+_MOST_BYTES = 10**7
+_DEEPEST = 50
+_MOST_KINDS = 200
+"""Different releases, each of which takes a transform; Gaussian ones are one together."""
+_MOST_STATED = 10_000
+_SUFFIX = "DpEvent"
+
+
+@dataclass
+class Tally:
+    """Releases by kind, as many as there are of each.
+
+    Attributes:
+        gaussian: sum of mu^2 of all Gaussian releases.
+        poisson: (noise multiplier, probability) -> steps.
+        pure: epsilon -> how many.
+    """
+
+    gaussian: float = 0.0
+    poisson: Counter[tuple[float, float]] = field(default_factory=Counter)
+    pure: Counter[float] = field(default_factory=Counter)
+
+    def guarantee(self) -> ComposedGuarantee:
+        """Return what all of them cost together."""
+        if len(self.poisson) + len(self.pure) > _MOST_KINDS or self.pure.total() > _MOST_STATED:
+            raise ConfigError(
+                f"events: at most {_MOST_KINDS} different releases that are not Gaussian, and "
+                f"{_MOST_STATED:,} of pure epsilon, are composed."
+            )
+        releases: list[Release] = []
+        if self.gaussian:
+            releases.append(Guarantee(math.nextafter(math.sqrt(self.gaussian), math.inf)))
+        for (z, q), steps in self.poisson.items():
+            releases.append(SampledGuarantee(z, q, steps))
+        releases += [StatedGuarantee(epsilon) for epsilon in self.pure.elements()]
+        if not releases:
+            raise ConfigError("events: none of them releases anything.")
+        return ComposedGuarantee(tuple(releases))
+
+
+def read_events(path: Path) -> ComposedGuarantee:
+    """Return what the events in a file cost together.
+
+    Raises:
+        ConfigError: the file is not such JSON, or an event has no accountant here.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise ConfigError(f"events={path}: must have at most {_MOST_BYTES:,} bytes.")
+        event = parsed_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"events={path}: cannot be read: {error.strerror}.") from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"events={path}: is not JSON: {error or 'nested too deeply'}.") from None
+    return composed_events(event)
+
+
+def composed_events(event: object) -> ComposedGuarantee:
+    """Return what an event costs, given as plain values.
+
+    >>> step = {"class_name": "GaussianDpEvent", "noise_multiplier": 2.0}
+    >>> run = {"class_name": "SelfComposedDpEvent", "event": step, "count": 4}
+    >>> round(composed_events(run).mu, 6)
+    1.0
+    """
+    tally = Tally()
+    _count(event, 1, tally, 0)
+    return tally.guarantee()
+
+
+def _count(event: object, times: int, tally: Tally, depth: int) -> None:
+    """Add ``times`` of an event to the tally."""
+    kind, fields = _kind(event, depth)
+    match kind:
+        case "NoOp":
+            pass
+        case "SelfComposed":
+            count = checks.count("count", _field(kind, fields, "count")) * times
+            checks.count("count", count, maximum=checks.MOST_ROUNDS)
+            _count(fields.get("event"), count, tally, depth + 1)
+        case "Composed":
+            for each in _listed(fields):
+                _count(each, times, tally, depth + 1)
+        case "PoissonSampled":
+            _count_sampled(fields, times, tally, depth)
+        case "Gaussian":
+            tally.gaussian += times * mu_upper(1.0, _noise(kind, fields)) ** 2 * (1 + 1e-15)
+        case "Laplace":
+            tally.pure[math.nextafter(1 / _noise(kind, fields), math.inf)] += times
+        case _:
+            raise ConfigError(
+                f"{kind}{_SUFFIX}: has no accountant here. Those that have one are Gaussian, "
+                "Laplace, Poisson-sampled Gaussian, composed and self-composed ones."
+            )
+
+
+def _count_sampled(fields: Mapping[str, Any], times: int, tally: Tally, depth: int) -> None:
+    """Add steps on Poisson samples: several Gaussians on one sample are one, of a greater mu."""
+    inner = Tally()
+    _count(fields.get("event"), 1, inner, depth + 1)
+    if inner.poisson or inner.pure:
+        raise ConfigError("PoissonSampledDpEvent: only Gaussian events are accounted for in it.")
+    given = _field("PoissonSampled", fields, "sampling_probability")
+    q = checks.nonnegative("sampling_probability", given)
+    if q > 1:
+        raise ConfigError(f"sampling_probability={q:g}: must be at most 1.")
+    if q and inner.gaussian:
+        # Rounded down; one Gaussian keeps its own number, of which that would take the last bits.
+        single = fields["event"].get("noise_multiplier")
+        z = 1 / math.sqrt(inner.gaussian) * (1 - 1e-15) if single is None else float(single)
+        tally.poisson[z, q] += times
+
+
+def _kind(event: object, depth: int) -> tuple[str, Mapping[str, Any]]:
+    if depth > _DEEPEST:
+        raise ConfigError(f"events: nested deeper than {_DEEPEST}.")
+    name = event.get("class_name") if isinstance(event, Mapping) else None
+    if not isinstance(event, Mapping) or not isinstance(name, str) or not name.endswith(_SUFFIX):
+        raise ConfigError(
+            f"events: {str(event)[:60]!r} is not an event; it must be an object with a class_name "
+            "such as GaussianDpEvent, and that event's fields."
+        )
+    return name.removesuffix(_SUFFIX), event
+
+
+def _listed(fields: Mapping[str, Any]) -> list[Any]:
+    events = fields.get("events")
+    if not isinstance(events, list):
+        raise ConfigError("ComposedDpEvent: events must be a list.")
+    return events
+
+
+def _noise(kind: str, fields: Mapping[str, Any]) -> float:
+    return checks.positive("noise_multiplier", _field(kind, fields, "noise_multiplier"))
+
+
+def _field(kind: str, fields: Mapping[str, Any], name: str) -> Any:  # noqa: ANN401  any JSON
+    if name not in fields:
+        raise ConfigError(f"{kind}{_SUFFIX}: {name} is missing.")
+    return fields[name]
+
+
+def event_of(guarantee: object) -> dict[str, Any]:
+    """Return the event of a run, as plain values that dp-accounting's classes take.
+
+    Raises:
+        ConfigError: dp-accounting has no event that costs what the run costs.
+    """
+    if isinstance(guarantee, Guarantee):
+        z = math.nextafter(1 / guarantee.mu, 0.0)
+        return {"class_name": f"Gaussian{_SUFFIX}", "noise_multiplier": z}
+    if isinstance(guarantee, SampledGuarantee):
+        z, q = guarantee.noise_multiplier, guarantee.probability
+        step = {"class_name": f"Gaussian{_SUFFIX}", "noise_multiplier": z}
+        sampled = {"class_name": f"PoissonSampled{_SUFFIX}", "sampling_probability": q}
+        return {
+            "class_name": f"SelfComposed{_SUFFIX}",
+            "event": sampled | {"event": step},
+            "count": guarantee.steps,
+        }
+    raise ConfigError(
+        "format=events: dp-accounting has no event for this sampler; it has them for Poisson "
+        "sampling, and for runs that do not sample."
+    )
