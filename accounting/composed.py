@@ -51,6 +51,8 @@ _CUT = 1e-13
 """Mass that dp-accounting may lose per release; added to each delta."""
 _MOST_EPSILON = 500.0
 """Up to it exp(epsilon) is a float; a greater epsilon promises nothing."""
+_LEAST_SPREAD = 1e-6
+"""Of releases that cost a delta alone, whose losses have no spread."""
 _POINTS = 2_001
 """Epsilons of a profile; between two of them its chord is at most 0.2 % above it."""
 _ROUNDING = 1e-9
@@ -187,13 +189,17 @@ class ComposedGuarantee:
         below = max(0.0, -float(deltas.min()))
         if not np.isfinite(deltas).all() or below > _LEAST_DELTA:
             raise ConfigError("dp-accounting has no finite profile of these releases.")
-        allowance = _CUT * len(self.releases) + 2 * below
+        lost = accountants.TRANSFORM * sum(
+            n * getattr(part, "steps", 1) for part, n in self._parts.items()
+        )
+        allowance = _CUT * len(self.releases) + 2 * below + lost
         return epsilons, np.minimum(deltas * (1 + _ROUNDING) + allowance, 1.0)
 
     @cached_property
     def _spread(self) -> float:
         """About one standard deviation of the whole loss."""
-        return math.hypot(*(_spread(part) * math.sqrt(n) for part, n in self._parts.items()))
+        spread = math.hypot(*(_spread(part) * math.sqrt(n) for part, n in self._parts.items()))
+        return max(spread, _LEAST_SPREAD)
 
     @cached_property
     def _parts(self) -> "Counter[_Part]":

@@ -45,7 +45,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from accounting import checks
+from accounting import accountants, checks
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee, mu_upper
 from accounting.mechanisms import Mechanism
@@ -339,6 +339,11 @@ class Allocation:
     bins: int
     far: float | None = None
 
+    @property
+    def _lost(self) -> float:
+        """What the transforms of so many bins may lose of a delta."""
+        return max(_FFT, accountants.TRANSFORM * self.bins)
+
     def removed(self, epsilon: Array) -> Array:
         """Return upper bounds of E_with (1 - e^epsilon / f)_+ at epsilons of any sign."""
         scale = np.exp(np.minimum(epsilon, 700.0))  # at most what it is
@@ -348,7 +353,7 @@ class Allocation:
             first = np.minimum(np.searchsorted(ratio, scale), len(ratio) - 1)
             deltas = above[first] * (1 + _SUMS) - scale * above_inverse[first] + _beyond(far)
             np.minimum(least, deltas, out=least)
-        return np.clip(least + _FFT, 0.0, 1.0)
+        return np.clip(least + self._lost, 0.0, 1.0)
 
     def added(self, epsilon: Array) -> Array:
         """Return upper bounds of E_without (1 - e^epsilon f)_+ at epsilons of any sign."""
@@ -364,7 +369,7 @@ class Allocation:
             at = levels == level
             last = np.searchsorted(ratio, 1 / scale[at])
             deltas[at] += below[last] * (1 + _SUMS) - scale[at] * below_ratio[last]
-        return np.clip(deltas + _FFT, 0.0, 1.0)
+        return np.clip(deltas + self._lost, 0.0, 1.0)
 
 
 def _fine_enough(mu: float) -> list[float]:

@@ -92,6 +92,15 @@ class NegativeBinomialRuns:
         _mean(self.expected)
         if not -1 < checks.finite("eta", self.eta) <= 10:
             raise ConfigError(f"eta={self.eta:g}: must be above -1 and at most 10.")
+        if 0 < abs(self.eta) < 1e-6:
+            raise ConfigError(
+                f"eta={self.eta:g}: is too near 0 for exact chances of K; use 0 itself."
+            )
+        if not math.isclose(self._mean(self.gamma), self.expected, rel_tol=1e-6):
+            raise ConfigError(
+                f"eta={self.eta:g}: no K of this shape has a mean of {self.expected:g} that can be "
+                "drawn; use a greater eta, or a smaller mean."
+            )
 
     @property
     def gamma(self) -> float:
@@ -332,7 +341,13 @@ def most_mu(repetitions: Repetitions, *, target_epsilon: float, delta: float) ->
     target = checks.positive("target_epsilon", target_epsilon)
     # One run costs less than a selection of it, so its mu is too great.
     low, high = 0.0, gaussian.mu(target, checks.probability("delta", delta))
+    least = high / 1000
     while high - low > 3e-5 * high:
+        if high < least:
+            raise ConfigError(
+                f"target_epsilon={target:g}: is below what a selection can be accounted for, with "
+                "slopes told apart by 0.4 %; use a greater target."
+            )
         middle = (low + high) / 2
         cost = SelectedGuarantee(Guarantee(middle), repetitions).delta(target)
         low, high = (middle, high) if cost <= delta else (low, middle)
@@ -345,7 +360,8 @@ def _profile(base: Base, epsilon: float) -> float:
         return 1.0
     if epsilon >= 0:
         return base.delta(epsilon)
-    return min(1.0, (1 - math.exp(epsilon) * (1 - base.delta(-epsilon))) * (1 + _ROUNDED))
+    other = math.exp(epsilon) * base.delta(-epsilon)
+    return min(1.0, (other - math.expm1(epsilon)) * (1 + _ROUNDED))
 
 
 def _lower_hull(first: Array, second: Array) -> list[tuple[float, float]]:

@@ -237,3 +237,19 @@ def test_slopes_that_underflow_are_refused_in_a_sentence(mu):
     run = SelectedGuarantee(Guarantee(mu), PoissonRuns(1000), fineness=0.1)
     with pytest.raises(ConfigError, match="reached by no epsilon up to 10,000"):
         run.epsilon(1e-6)
+
+
+@pytest.mark.parametrize("eta", [1e-7, -1e-50, 5e-324])
+def test_a_shape_too_near_zero_for_exact_chances_is_refused(eta):
+    with pytest.raises(ConfigError, match="use 0 itself"):
+        NegativeBinomialRuns(10, eta=eta)
+
+
+def test_a_mean_that_a_shape_cannot_reach_is_refused():
+    with pytest.raises(ConfigError, match="no K of this shape has a mean of 1000"):
+        NegativeBinomialRuns(1000, eta=-0.95)
+
+
+def test_a_target_below_what_is_told_apart_ends_in_a_sentence():
+    with pytest.raises(ConfigError, match="below what a selection"):
+        most_mu(NegativeBinomialRuns(10), target_epsilon=0.001, delta=1e-6)
