@@ -54,6 +54,7 @@ CALLS = {
     "Participation.from_log": partial(Participation.from_log, rounds_by_client={0: [1]}),
     "PrivacyReport.of": partial(accounting.PrivacyReport.of, *RUN),
     "PrunedTree": partial(accounting.PrunedTree, active=(0,)),
+    "Scheduled": partial(accounting.Scheduled, from_round=(0,), factor=(1.0,)),
     "Realised.of": partial(accounting.Realised.of, RUN[0], {"ada": [0, 9]}, RUN[1]),
     "SelectedGuarantee": partial(
         accounting.SelectedGuarantee, accounting.Guarantee(1.0), repetitions=RUNS
@@ -215,7 +216,7 @@ ROUNDS = [
 
 
 def test_the_census_of_rounds_finds_them():
-    assert len(ROUNDS) == 17
+    assert len(ROUNDS) == 18
 
 
 @pytest.mark.parametrize(("name", "argument"), ROUNDS)

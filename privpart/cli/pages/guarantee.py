@@ -29,7 +29,7 @@ BADGES: dict[str, Badge] = {
 LAYERS = {
     "Top: epsilon and the unit of privacy": (
         *("delta", "participation", "data", "poisson-sampling", "balls-in-bins", "sampling"),
-        *("hidden-sample", "public-constants"),
+        *("hidden-sample", "public-constants", "stateless-members"),
     ),
     "Middle: the algorithm and its program": (
         *("clipping", "divisor", "noise", "release", "gradients", "choices", "floating-point"),
