@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from accounting import ConfigError
-from accounting.report import printable
+from accounting.report import printable, up
 from privpart.cli.budget.best_of import selected
 
 if TYPE_CHECKING:
@@ -87,6 +87,13 @@ def judged_run(
 def as_field(policy: Path | None, refusals: list[str]) -> dict[str, Any]:
     """Return what a JSON document says of a policy; nothing without one."""
     return {} if policy is None else {"policy": {"file": policy.name, "refusals": refusals}}
+
+
+def leave_if_above(epsilon: float, limit: float | None) -> None:
+    """Exit with code 3 if epsilon is above the limit of ``--max-epsilon``."""
+    if limit is not None and not epsilon <= limit:
+        typer.echo(f"privpart: epsilon {up(epsilon)} exceeds {limit:g}.", err=True)
+        raise typer.Exit(EXCEEDED)
 
 
 def leave_if_refused(refusals: list[str]) -> None:

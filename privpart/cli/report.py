@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from accounting import ConfigError, PrivacyReport, checks
-from accounting.report import printable, up
+from accounting.report import printable
 from privpart.cli import options
-from privpart.cli.gate import as_field, judged_run, leave_if_refused
+from privpart.cli.gate import EXCEEDED, as_field, judged_run, leave_if_above, leave_if_refused
 from privpart.cli.idle import without
 from privpart.cli.options import Format, ReportFormat
 from privpart.cli.output import print_result, report_row
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from privpart.run.evidence import Check
     from privpart.run.report import RunReport
 
-_EXCEEDED = 3
 _UNSOUND = 5
 _LEFT_ITS_PLAN = 6
 _WIDTH = 96
@@ -147,11 +146,8 @@ def _within(guarantee: PrivacyReport, limit: float) -> None:
     """Exit with code 3 unless the guarantee is private and within ``limit``."""
     if guarantee.status == "not-private":
         typer.echo("privpart: the run is not private, so no limit on epsilon holds.", err=True)
-    elif guarantee.epsilon > limit:
-        typer.echo(f"privpart: epsilon {up(guarantee.epsilon)} exceeds {limit:g}.", err=True)
-    else:
-        return
-    raise typer.Exit(_EXCEEDED)
+        raise typer.Exit(EXCEEDED)
+    leave_if_above(guarantee.epsilon, limit)
 
 
 def print_run(

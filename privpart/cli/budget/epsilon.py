@@ -25,12 +25,11 @@ from privpart.cli.budget.options import (
     typed_participation,
 )
 from privpart.cli.budget.promise import Histories, Promise, SampledRun, built, histories_of
-from privpart.cli.gate import judged_plan, leave_if_refused
+from privpart.cli.gate import judged_plan, leave_if_above, leave_if_refused
 from privpart.cli.idle import OF_A_PLAN, beside
 from privpart.cli.options import Format
 from privpart.cli.output import print_report
 
-_EXCEEDED = 3
 _LEFT_ITS_PLAN = 6
 
 
@@ -202,6 +201,4 @@ def _judge(report: PrivacyReport, limit: float | None, selection: dict[str, Any]
     spent = report.epsilon if selection is None else selection["epsilon"]
     if report.realised is not None and report.realised.deviations:
         raise typer.Exit(_LEFT_ITS_PLAN)
-    if limit is not None and not spent <= limit:
-        typer.echo(f"privpart: epsilon {up(spent)} exceeds {limit:g}.", err=True)
-        raise typer.Exit(_EXCEEDED)
+    leave_if_above(spent, limit)

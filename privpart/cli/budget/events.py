@@ -9,8 +9,7 @@ import typer
 from accounting import ConfigError, checks
 from accounting.events import read_events
 from accounting.report import up
-
-_EXCEEDED = 3
+from privpart.cli.gate import leave_if_above
 
 
 class EpsilonFormat(StrEnum):
@@ -49,6 +48,4 @@ def print_events(
         lines += [] if composed.mu is None else [("mu", up(composed.mu, 5))]
         adjacency = "the events' own: one person is there, or is not; divisors are public"
         typer.echo("\n".join(f"  {a:<17} {b}" for a, b in [*lines, ("adjacency", adjacency)]))
-    if limit is not None and not epsilon <= limit:
-        typer.echo(f"privpart: epsilon {up(epsilon)} exceeds {limit:g}.", err=True)
-        raise typer.Exit(_EXCEEDED)
+    leave_if_above(epsilon, limit)
