@@ -5,7 +5,7 @@ the stated probability, hidden from the adversary. Federated systems rarely can,
 state the sampling as a ``PoissonSampling``; it is never a default.
 
 Adjacency here is add-or-remove: a member is in the population or not. It is not the zero-out of
-``Guarantee``, and the two types do not compose.
+``Guarantee``, with which a run composes by the pair that dominates it (``ComposedGuarantee``).
 """
 
 import math

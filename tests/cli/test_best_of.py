@@ -69,3 +69,21 @@ def test_wrong_input_is_one_sentence(privpart, text, why):
     assert done.returncode == 2
     assert why in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("form", ["statement", "csv", "events"])
+def test_no_form_states_one_run_in_place_of_the_selection(privpart, form):
+    done = privpart(*ONE, "--best-of", "10", "--format", form)
+    assert done.returncode == 2
+    assert "states the cost of one run, not of the best of several" in done.stderr
+    assert done.stdout == ""
+
+
+def test_no_page_or_row_states_one_run_in_place_of_the_selection(privpart, tmp_path):
+    page = tmp_path / "page.html"
+    done = privpart(*ONE, "--best-of", "10", "--html", str(page))
+    assert done.returncode == 2
+    assert "states the cost of one run" in done.stderr
+    assert not page.exists()
+    target = ["calibrate", "--target-epsilon", "3", "--best-of", "10", "--delta", "1e-6"]
+    assert privpart(*target, *TYPED[1:], "--format", "csv").returncode == 2

@@ -1,6 +1,7 @@
 """What it costs to release the best of several such runs, beside counting all of them."""
 
 import math
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -56,6 +57,16 @@ def repetitions_of(text: str) -> Repetitions:
         raise ConfigError(f"best_of={text}: {', '.join(sorted(missing))} is missing.")
     repetitions: Repetitions = kind(**values)
     return repetitions
+
+
+def refuse_form(text: str | None, form: str, html: Path | None = None) -> None:
+    """Refuse forms of a result that state one run only: a reader would take it for the whole."""
+    shown = "html" if html is not None else f"format={form}"
+    if text is not None and (html is not None or form not in ("table", "json")):
+        raise ConfigError(
+            f"{shown}: states the cost of one run, not of the best of several; with --best-of, "
+            "use --format table or json, and no --html."
+        )
 
 
 def selected(run: Guarantee | Sampled, text: str, delta: float) -> dict[str, Any]:

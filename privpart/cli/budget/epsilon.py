@@ -11,7 +11,7 @@ from accounting.events import event_of
 from accounting.mechanisms import MechanismChoice
 from accounting.report import up
 from privpart.cli import options
-from privpart.cli.budget.best_of import BestOf, lines_of, selected
+from privpart.cli.budget.best_of import BestOf, lines_of, refuse_form, selected
 from privpart.cli.budget.events import EpsilonFormat, print_events
 from privpart.cli.budget.options import (
     OF_EVENTS,
@@ -99,6 +99,7 @@ def epsilon(
     if events is not None:
         print_events(events, delta, population, limit, form, allow_large=allow_large_delta)
         return
+    refuse_form(best_of, form, html)
     histories = None if log is None else histories_of(log)
     population = _counted(population, histories)
     if plan is not None:
