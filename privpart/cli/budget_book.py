@@ -10,6 +10,7 @@ import typer
 from accounting import ConfigError, Guarantee, StatedGuarantee, checks
 from accounting.report import down, printable, up
 from accounting.typed import split_text
+from privpart.cli.gate import EXCEEDED
 from privpart.cli.idle import beside, without
 from privpart.cli.output import fill_lines, print_table
 
@@ -17,7 +18,6 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from privpart.run.budget_book import Account
 
 _SCHEMA = "privpart/budget/1"
-_EXCEEDED = 3
 _NONE = "-"
 _HIDDEN = (
     "runs on other machines, or about the same people under another name, are not in this book",
@@ -118,7 +118,7 @@ def budget(
     else:
         _print(shown, chosen, runs=population is not None)
     if any(one.passed for one in shown):
-        raise typer.Exit(_EXCEEDED)
+        raise typer.Exit(EXCEEDED)
 
 
 def _write_witness(path: Path, form: str) -> None:

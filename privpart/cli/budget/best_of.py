@@ -1,7 +1,6 @@
 """What it costs to release the best of several such runs, beside counting all of them."""
 
 import math
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,7 +20,9 @@ from accounting.composed import Dominated
 from accounting.report import up
 from accounting.selection import Base, Repetitions, quantile
 from accounting.typed import split_text, typed_values
+from privpart.cli.idle import Idle, beside
 
+_OF_ONE_RUN = "states the cost of one run, not of the best of several; table and json state both"
 BestOf = Annotated[
     str | None,
     typer.Option(
@@ -32,6 +33,8 @@ BestOf = Annotated[
         "tail), 'poisson:expected=10', 'binomial:expected=3,most=5'.",
         show_default=False,
     ),
+    beside("html", _OF_ONE_RUN),
+    Idle("form", lambda values: values["form"] not in ("table", "json"), _OF_ONE_RUN),
 ]
 _KINDS: dict[str, tuple[type[Any], set[str]]] = {
     "negative-binomial": (NegativeBinomialRuns, {"expected", "eta"}),
@@ -57,16 +60,6 @@ def repetitions_of(text: str) -> Repetitions:
         raise ConfigError(f"best_of={text}: {', '.join(sorted(missing))} is missing.")
     repetitions: Repetitions = kind(**values)
     return repetitions
-
-
-def refuse_form(text: str | None, form: str, html: Path | None = None) -> None:
-    """Refuse forms of a result that state one run only: a reader would take it for the whole."""
-    shown = "html" if html is not None else f"format={form}"
-    if text is not None and (html is not None or form not in ("table", "json")):
-        raise ConfigError(
-            f"{shown}: states the cost of one run, not of the best of several; with --best-of, "
-            "use --format table or json, and no --html."
-        )
 
 
 def selected(run: Guarantee | Sampled, text: str, delta: float) -> dict[str, Any]:

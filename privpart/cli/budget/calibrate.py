@@ -12,7 +12,7 @@ from accounting import ConfigError, Guarantee, Mechanism, Participation, checks,
 from accounting.mechanisms import MechanismChoice
 from accounting.report import up
 from privpart.cli import options
-from privpart.cli.budget.best_of import BestOf, lines_of, refuse_form, repetitions_of, selected
+from privpart.cli.budget.best_of import BestOf, lines_of, repetitions_of, selected
 from privpart.cli.budget.options import (
     FixedOrderOption,
     MaxParticipations,
@@ -73,7 +73,6 @@ def calibrate(
     Example: privpart calibrate --target-epsilon 2 --rounds 1000 --delta 1e-6 --max-participations 1
     """
     checks.accept_delta(delta, population, allow_large=allow_large_delta)
-    refuse_form(best_of, form)
     limits = (max_participations, min_separation, fixed_order)
     run = _Run(mechanism, noise_schedule, limits, population, method, delta)
     if noise_multiplier is not None:

@@ -11,7 +11,7 @@ from accounting.events import event_of
 from accounting.mechanisms import MechanismChoice
 from accounting.report import up
 from privpart.cli import options
-from privpart.cli.budget.best_of import BestOf, lines_of, refuse_form, selected
+from privpart.cli.budget.best_of import BestOf, lines_of, selected
 from privpart.cli.budget.events import EpsilonFormat, print_events
 from privpart.cli.budget.options import (
     OF_EVENTS,
@@ -99,7 +99,6 @@ def epsilon(
     if events is not None:
         print_events(events, delta, population, limit, form, allow_large=allow_large_delta)
         return
-    refuse_form(best_of, form, html)
     histories = None if log is None else histories_of(log)
     population = _counted(population, histories)
     if plan is not None:
@@ -199,7 +198,6 @@ def _one_stream(promise: Promise) -> list[tuple[str, str]]:
 
 def _judge(report: PrivacyReport, limit: float | None, selection: dict[str, Any] | None) -> None:
     """Exit with 6 if the log breaks the promise, or with 3 if epsilon is above the limit."""
-    spent = report.epsilon if selection is None else selection["epsilon"]
     if report.realised is not None and report.realised.deviations:
         raise typer.Exit(_LEFT_ITS_PLAN)
-    leave_if_above(spent, limit)
+    leave_if_above(report.epsilon if selection is None else selection["epsilon"], limit)
