@@ -7,7 +7,11 @@ written the other way round accepts NaN, which then becomes a plausible epsilon.
 import json
 import math
 import operator
+import re
+import stat
+import tomllib
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, SupportsFloat, SupportsIndex
 
 
@@ -177,6 +181,47 @@ def choice(name: str, value: str, allowed: Sequence[str]) -> str:
     if value not in allowed:
         raise ConfigError(f"{name}={value!r}: must be one of {', '.join(allowed)}.")
     return value
+
+
+def text_of(path: str | Path, name: str, *, most: int = 10**7) -> str:
+    """Return the text of a file that a person wrote, in UTF-8, with or without a byte order mark.
+
+    Args:
+        path: of a regular file; nothing else is waited for, such as a pipe.
+        name: what the errors call it.
+        most: bytes that it may have.
+
+    Raises:
+        ConfigError: it is missing, not a regular file, larger, unreadable, or not UTF-8.
+    """
+    try:
+        if not stat.S_ISREG(Path(path).stat().st_mode):
+            raise ConfigError(f"{name}: cannot be read: it is not a file.")
+        with Path(path).open("rb") as file:
+            content = file.read(most + 1)
+        if len(content) > most:
+            raise ConfigError(f"{name}: has more than {most:,} bytes.")
+        return content.decode("utf-8-sig")
+    except (FileNotFoundError, NotADirectoryError):
+        raise ConfigError(f"{name}: there is no such file.") from None
+    except OSError as error:
+        raise ConfigError(f"{name}: cannot be read: {error.strerror}.") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: is not UTF-8 text, from byte {error.start} on.") from None
+
+
+def parsed_toml(text: str, name: str) -> dict[str, Any]:
+    """Return the tables of a TOML text.
+
+    Raises:
+        ConfigError: it is not valid TOML; the message calls it ``name``.
+    """
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # as for integers of 5,000 digits
+        comma = re.search(r"=\s*-?\d+,\d", text)
+        hint = " A decimal number has a point, such as 0.5." if comma else ""
+        raise ConfigError(f"{name}: is not valid TOML: {error}.{hint}") from None
 
 
 def parsed_json(text: str | bytes) -> Any:  # noqa: ANN401  any JSON

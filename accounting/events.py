@@ -21,7 +21,6 @@ from accounting.composed import ComposedGuarantee, Release, StatedGuarantee
 from accounting.guarantee import Guarantee, mu_upper
 from accounting.subsampled import SampledGuarantee
 
-_MOST_BYTES = 10**7
 _DEEPEST = 50
 _MOST_KINDS = 200
 """Different releases, each of which takes a transform; Gaussian ones are one together."""
@@ -67,12 +66,9 @@ def read_events(path: Path) -> ComposedGuarantee:
     Raises:
         ConfigError: the file is not such JSON, or an event has no accountant here.
     """
+    text = checks.text_of(path, f"events={path}")
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise ConfigError(f"events={path}: must have at most {_MOST_BYTES:,} bytes.")
-        event = parsed_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"events={path}: cannot be read: {error.strerror}.") from None
+        event = parsed_json(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"events={path}: is not JSON: {error or 'nested too deeply'}.") from None
     return composed_events(event)

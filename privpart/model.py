@@ -48,7 +48,8 @@ class PartialModel:
     Args:
         module: a function that builds a float32 module on the CPU, without batch statistics; or
             such a module, if no other ``PartialModel`` holds it.
-        train: patterns on parameter names or layer types, see ``privpart.patterns``.
+        train: patterns on parameter names or layer types, see ``privpart.patterns``; None trains
+            the parameters that require gradients.
         seed: public seed of the start values, 0 <= seed < 2^128. None keeps all of the module's own
             weights.
         keep: patterns of parameters that keep the module's own weights, which are pretrained; the
@@ -95,7 +96,7 @@ class PartialModel:
         self,
         module: nn.Module | Callable[[], nn.Module],
         *,
-        train: Sequence[str] = ("*",),
+        train: Sequence[str] | None = None,
         seed: int | None,
         keep: Sequence[str] = (),
         local: Sequence[str] = (),

@@ -22,9 +22,11 @@ from accounting.checks import ConfigError
 
 
 def matching_parameters(
-    module: nn.Module, patterns: Sequence[str], option: str = "train"
+    module: nn.Module, patterns: Sequence[str] | None, option: str = "train"
 ) -> tuple[str, ...]:
     """Return the names of the parameters that match the patterns, in the module's order.
+
+    None matches the parameters that require gradients, as an optimiser of PyTorch would train.
 
     A tied parameter is returned under its first name; a pattern may match any of its names.
 
@@ -37,12 +39,19 @@ def matching_parameters(
     >>> matching_parameters(network, ["type:LayerNorm", "*.bias", "!0.bias"])
     ('1.weight', '1.bias', '2.bias')
     """
-    if isinstance(patterns, str) or not patterns:
+    if isinstance(patterns, str) or (patterns is not None and not patterns):
         raise ConfigError(f"{option}={patterns!r}: must be a list with at least one pattern.")
     own_names = first_names(module)
     if not own_names:
         raise ConfigError(
             f"the module, a {type(module).__name__}, has no parameters: nothing can train."
+        )
+    if patterns is None:
+        if trained := tuple(n for n, p in module.named_parameters() if p.requires_grad):
+            return trained
+        raise ConfigError(
+            "no parameter of the module requires a gradient: nothing can train. Call "
+            "requires_grad_(True) on what shall train."
         )
     # exclusions alone mean all the other parameters
     positive = [p for p in patterns if not p.startswith("!")] or ["*"]

@@ -309,17 +309,8 @@ def read_mechanism(path: Path) -> Mechanism:
 
     A file can be changed after a plan was written, so a plan also names the fingerprint.
     """
-    try:
-        size = path.stat().st_size
-        if size > _MOST_BYTES:
-            raise ConfigError(
-                f"mechanism file {path}: has {size:,} bytes; must have at most {_MOST_BYTES:,}."
-            )
-        return mechanism_from_dict(_parameters(path, path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise ConfigError(f"mechanism file {path}: cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"mechanism file {path}: is not JSON.") from None
+    text = checks.text_of(path, f"mechanism file {path}", most=_MOST_BYTES)
+    return mechanism_from_dict(_parameters(path, text))
 
 
 def _parameters(path: Path, text: str) -> Mapping[str, Any]:

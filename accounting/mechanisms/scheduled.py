@@ -19,7 +19,6 @@ from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.participation import FixedOrder, Participation
 from accounting.sensitivity import Array, Sensitivity, heaviest, rounded_up, same_rounds
 
-_MOST_CHARACTERS = 10**7
 _RANGE = 1024.0
 """Factors lie from 1 / 1024 to 1024."""
 
@@ -133,14 +132,8 @@ def read_schedule(path: Path) -> tuple[tuple[int, ...], tuple[float, ...]]:
     Raises:
         ConfigError: the file cannot be read, or has other columns or no numbers.
     """
-    try:
-        with path.open(encoding="utf-8") as file:
-            lines = file.read(_MOST_CHARACTERS + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"noise_schedule={path}: cannot be read: {error}.") from None
-    if len(lines) > _MOST_CHARACTERS:
-        raise ConfigError(f"noise_schedule={path}: has more than {_MOST_CHARACTERS:,} characters.")
-    header, *rows = [line.split(",") for line in lines.splitlines() if line.strip()] or [[]]
+    lines = checks.text_of(path, f"noise_schedule={path}").splitlines()
+    header, *rows = [line.split(",") for line in lines if line.strip()] or [[]]
     if [column.strip() for column in header] != ["from_round", "factor"] or not rows:
         raise ConfigError(
             f"noise_schedule={path}: must be a CSV file with the columns from_round and factor, "

@@ -151,8 +151,9 @@ def _of_plan(path: Path, train: Sequence[str] | None) -> _Subject:
     setup = training(plan, report=lambda _: None)
     local = setup.engine.local_of(0)
     batch, examples = first_batch(setup.clients, local)
-    as_planned = " ".join(plan.model.train)
-    parts: dict[str, Sequence[str]] = {"full": ("*",), as_planned: plan.model.train}
+    planned = plan.model.train or (["*"] if not setup.model.frozen else setup.model.trainable)
+    as_planned = " ".join(planned)
+    parts: dict[str, Sequence[str]] = {"full": ("*",), as_planned: planned}
     if train:
         parts[" ".join(train)] = train
 

@@ -6,6 +6,7 @@ something. The options of mechanisms have one more rule, which plan files share
 (``MechanismChoice.refuse_idle``): the chosen mechanism must take them.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from inspect import signature
@@ -93,6 +94,13 @@ class Command(TyperCommand):
             if unknown := getattr(error, "option_name", None):
                 listed = [name for option in self.params for name in option.opts]
                 error.possibilities = meant(unknown, listed) or error.possibilities
+            elif faults := getattr(
+                error.__cause__, "errors", None
+            ):  # pydantic's, without the value
+                value = faults()[0]["input"]
+                comma = re.fullmatch(r"-?\d+,\d+", str(value))
+                hint = ". A decimal number has a point" if comma else ""
+                error.message = f"{value!r}: {error.message}{hint}"
             raise
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  click's, vendored

@@ -5,13 +5,13 @@ asked for by name. Nothing is made up, so an entry without that file cannot be w
 """
 
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from accounting import ConfigError, PrivacyReport
+from accounting.checks import parsed_toml, text_of
 from accounting.report import claims, printable, up
 from privpart.cli.pages.run import without_places
 from privpart.run.report import RunReport
@@ -45,7 +45,8 @@ def read_about(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, has unknown keys or values of another kind, or lacks what
             its tier needs.
     """
-    tables = _tables(path)
+    name = f"about={path}"
+    tables = parsed_toml(text_of(path, name, most=_LARGEST), name)
     entry = tables.get("entry")
     tier = entry.pop("tier", None) if isinstance(entry, dict) else None
     # True equals 1 in Python, and is no tier.
@@ -65,19 +66,6 @@ def read_about(path: Path) -> dict[str, Any]:
     if missing := [key for key in needed if key not in given]:
         raise ConfigError(f"about={path}: an entry of tier {tier} needs {', '.join(missing)}.")
     return answers
-
-
-def _tables(path: Path) -> dict[str, Any]:
-    try:
-        # No more than an entry can need: a file without end would fill the memory.
-        with path.open("rb") as file:
-            return tomllib.loads(file.read(_LARGEST).decode())
-    except OSError as error:
-        raise ConfigError(
-            f"about={path}: cannot be read: {error.strerror}. docs/reports.md has one to fill in."
-        ) from None
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"about={path}: is not TOML: {error}.") from None
 
 
 def _answer(key: str, value: object, path: Path) -> str | list[str]:

@@ -4,7 +4,6 @@ The policy brings its own delta and population, and a report is judged at that d
 pass by choosing a delta at which its epsilon is small, nor by claiming more people than there are.
 """
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,6 @@ from accounting import PrivacyReport, checks
 from accounting.checks import ConfigError
 from accounting.report import Adjacency, Unit, up
 from privpart.run.budget_book import AllRuns
-from privpart.run.store import opened
 
 _MOST_BYTES = 2**16
 """Of a policy file; a greater one is another file."""
@@ -62,25 +60,17 @@ def read_policy(path: Path) -> Policy:
         ConfigError: it cannot be read, has unknown keys or values out of range, or its delta is
             1 / population or more.
     """
+    name = f"policy={path}"
+    tables = checks.parsed_toml(checks.text_of(path, name, most=_MOST_BYTES), name)
     try:
-        with opened(path) as file:
-            text = file.read(_MOST_BYTES + 1)
-        if len(text) > _MOST_BYTES:
-            raise ConfigError(f"policy={path}: has more than {_MOST_BYTES} bytes.")
-        policy = Policy.model_validate(tomllib.loads(text.decode("utf-8")))
-    except FileNotFoundError:
-        raise ConfigError(f"policy={path}: there is no such file.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"policy={path}: cannot be read: {error}.") from None
+        policy = Policy.model_validate(tables)
     except ValidationError as error:
         faults = "; ".join(
             f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
         )
-        raise ConfigError(f"policy={path}: is not a valid policy: {faults}.") from None
-    except (ValueError, RecursionError) as error:  # as for integers of 5,000 digits
-        raise ConfigError(f"policy={path}: is not valid TOML: {error}.") from None
+        raise ConfigError(f"{name}: is not a valid policy: {faults}.") from None
     if checks.is_large_delta(policy.delta, policy.population):
-        raise ConfigError(f"policy={path}: {checks.delta_warning(policy.delta, policy.population)}")
+        raise ConfigError(f"{name}: {checks.delta_warning(policy.delta, policy.population)}")
     return policy
 
 

@@ -5,7 +5,6 @@ Each cell is a whole plan: it is checked like any other, and its hash says wheth
 
 import hashlib
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import to_json
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, parsed_toml, text_of
 from privpart.training.plan_file import PlanFile, validated
 
 Changes = Mapping[str, Any]
@@ -127,12 +126,7 @@ def read_file(path: Path, kind: type[AnyFile], what: str) -> tuple[AnyFile, Base
 
 def _json_of_toml(path: Path) -> bytes:
     """Return a TOML file as JSON, which pydantic validates strictly."""
-    try:
-        return to_json(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from None
-    except (ValueError, RecursionError) as error:  # as for integers of 5,000 digits
-        raise ConfigError(f"{path} is no TOML: {error}.") from None
+    return to_json(parsed_toml(text_of(path, str(path)), str(path)))
 
 
 def _apply(values: dict[str, Any], changes: Changes) -> None:

@@ -15,7 +15,6 @@ and the hash becomes part of the privacy plan of a run.
 import difflib
 import hashlib
 import json
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -147,7 +146,9 @@ class Model(_Table):
     )
     sizes: dict[str, Any] = Field({}, description="keyword arguments of the network")
     weights: str | None = Field(None, description="safetensors file of the parameters in keep")
-    train: list[str] = Field(["*"], description="patterns of the parameters that train")
+    train: list[str] | None = Field(
+        None, description="patterns of the parameters that train; None: those with requires_grad"
+    )
     keep: list[str] | None = Field(None, description="patterns that keep the network's own weights")
     local: list[str] = Field([], description="patterns that train and never leave the client")
     groups: list[list[str]] | None = Field(
@@ -330,6 +331,7 @@ class PlanFile(_Table):
             }
         if self.canaries is None:
             del values["canaries"]
+        values["model"]["train"] = self.model.train or ["*"]
         values["privacy"]["mechanism"] |= _HASHED
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
 
@@ -518,20 +520,13 @@ def read(path: str | Path, *, in_python: bool = False) -> PlanFile:
         ConfigError: no such file, not valid TOML, unknown keys (named with the nearest known one),
             missing keys, or values out of range.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"plan {path} cannot be read: {error}.") from None
+    text = checks.text_of(path, f"plan {path}")
     return parse(text, name=str(path), folder=Path(path).parent, in_python=in_python)
 
 
 def parse(text: str, *, name: str = "plan", **options: Any) -> PlanFile:  # noqa: ANN401
     """Return the plan in a TOML text; options and errors are those of ``validated``."""
-    try:
-        values = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # as for integers of 5,000 digits
-        raise ConfigError(f"{name} is no TOML: {error}.") from None
-    plan = validated(values, name=name, **options)
+    plan = validated(checks.parsed_toml(text, name), name=name, **options)
     # The ledger keeps what a person wrote, comments included.
     plan._text = text
     return plan

@@ -435,6 +435,7 @@ def _model(plan: PlanFile, objects: Own, code: Code) -> PartialModel:
         load_weights(module, plan.folder / table.weights, names)
     if plan.select is not None:
         return table.partial(groups=plan.groups())
+    _refuse_frozen(module, table.train)
     model = table.partial(module, groups=plan.groups())
     if plan.schedule is not None and len(model.groups) != len(plan.model.grouped()[0]):
         raise ConfigError(
@@ -442,6 +443,19 @@ def _model(plan: PlanFile, objects: Own, code: Code) -> PartialModel:
             "counts the groups that train."
         )
     return model
+
+
+def _refuse_frozen(module: nn.Module, train: Sequence[str] | None) -> None:
+    """Refuse patterns that train what the network's author froze: one of the two is a mistake."""
+    trained = dict(module.named_parameters())
+    frozen = [n for n in matching_parameters(module, train) if not trained[n].requires_grad]
+    if frozen:
+        more = f" and {len(frozen) - 1} more" if len(frozen) > 1 else ""
+        raise ConfigError(
+            f"model.train={train}: trains {frozen[0]!r}{more}, which the network says is frozen "
+            "(requires_grad=False). Leave model.train out, which trains what requires gradients, "
+            "or call requires_grad_(True) on it."
+        )
 
 
 def _built(table: Model, code: Code) -> nn.Module:

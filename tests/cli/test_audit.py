@@ -264,7 +264,7 @@ def test_weights_before_and_after(privpart, tmp_path):
         ('optimizer = "lion"', "optimizer: Input should be 'sgd' or 'adam'"),
         ('local_steps = "2"', "local_steps: Input should be a valid integer"),
         ("view = 3", "view: Extra inputs are not permitted. Keys are data_dir"),
-        ("seed =", "cannot be read: Invalid value"),
+        ("seed =", "is not valid TOML: Invalid value"),
     ],
 )
 def test_bad_input_is_one_sentence(privpart, monkeypatch, tmp_path, changed, fault):

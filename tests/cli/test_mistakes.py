@@ -318,7 +318,7 @@ COMMANDS = {
         ("other.toml", "not the run's plan", "leave it out"),
     ),
     "no plan": (("train", "--out", "GONE"), ("--plan FILE", "--resume")),
-    "plan is missing": (("train", "--plan", "GONE", "--out", "RUN"), ("gone", "cannot be read")),
+    "plan is missing": (("train", "--plan", "GONE", "--out", "RUN"), ("gone", "no such file")),
     "plan is code": (("train", "--plan", "CODE", "--out", "GONE"), (r"mistake_none\.py", "TOML")),
     "plan to export": (("export", "PLAN", "--out", "NEW"), (r"plan\.toml", "no run|no ledger")),
     "export exists": (("export", "RUN", "--out", "PLAN"), (r"plan\.toml", "exists", "remove")),
@@ -398,6 +398,17 @@ PYTHON = {
     "no table": ({"plan": {k: TABLES[k] for k in ("privacy", "data")}}, ("client", "missing")),
     "a misspelt option": ({"worker": 2}, ("worker", "workers")),
     "out is missing": ({"out": None}, ("out", "None", "folder")),
+    "a frozen layer in train": (
+        {
+            "module": nn.Sequential(nn.Linear(3, 3).requires_grad_(False), nn.Linear(3, 2)),
+            "plan": tables("model", train=["*"]),
+        },
+        ("model.train", "0.weight", "and 1 more", "requires_grad"),
+    ),
+    "all is frozen": (
+        {"module": nn.Linear(3, 2).requires_grad_(False)},
+        ("no parameter", "requires a gradient"),
+    ),
     "a seed of noise": ({"seed": -1}, ("seed", "-1")),
 }  # fmt: skip
 

@@ -123,7 +123,7 @@ def test_sampled_epsilon_is_that_at_the_policys_delta():
         ("epsilon = " + "[" * 20_000, "is not valid TOML"),
         ("epsilon = " + "1" * 5_000, "is not valid TOML"),
         (PLAN, "epsilon: Field required"),
-        ("#" * 70_000, "has more than 65536 bytes"),
+        ("#" * 70_000, "has more than 65,536 bytes"),
         ("\xff", "epsilon|TOML"),
     ],
 )

@@ -262,7 +262,7 @@ def test_the_registrys_schema_accepts_an_entry_of_every_tier(registered, tier):
         (('"2026-11-22"', '"22.11."'), "must be YYYY-MM-DD"),
         (('["A Person"]', '"A Person"'), "must be a list of texts"),
         (('"Shows the machinery."', "3"), "must be a text"),
-        (("[basic]", "[basic"), "is not TOML"),
+        (("[basic]", "[basic"), "is not valid TOML"),
     ],
 )  # fmt: skip
 def test_what_the_user_must_say_is_asked_for_by_name(registered, change, said):
@@ -283,7 +283,7 @@ def test_a_run_without_a_guarantee_is_not_registered(registered):
 def test_the_form_of_the_documentation_makes_nothing_up(registered):
     done, entry = registered(None)
     assert (done.returncode, entry) == (2, None)
-    assert "about.toml: cannot be read" in done.stderr
+    assert "about.toml: there is no such file" in done.stderr
     (form,) = blocks("toml")
     values = tomllib.loads(form)
     assert values.pop("entry") == {"tier": 3, "url_slug": ""}

@@ -273,7 +273,7 @@ def test_a_large_delta_is_refused_before_any_cell_and_repeated_in_the_table(fold
         (("seeds", "seedz"), "seedz"),
         (('"model.train"', '"model.trian"'), "nearest is train"),
         (("seeds = [0, 1]", "seeds = [0, 0]"), "same cell twice"),
-        (("plan.toml", "none.toml"), "cannot be read"),
+        (("plan.toml", "none.toml"), "no such file"),
         (("dense2.*", "dense9.*"), r"model.train=\['dense9.\*'\]"),
         (("seeds = [0, 1]", "seeds = [0, true]"), r"seeds.1: Input should be a valid integer"),
         (("[grid]", '[grid]\n"client.epochs" = [true]'), r"client.epochs: .* valid integer"),

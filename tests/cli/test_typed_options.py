@@ -177,6 +177,13 @@ def test_what_has_no_effect_is_refused_with_its_default_too(privpart, command):
     assert "leave out " in done.stderr
 
 
+def test_a_decimal_comma_is_shown_with_advice(privpart):
+    done = privpart("epsilon", "--rounds", "4", "--noise-multiplier", "1,5", "--delta", "1e-5")
+    assert done.returncode == 2
+    assert "'1,5'" in done.stderr
+    assert "has a point" in " ".join(done.stderr.replace("\u2502", " ").split())
+
+
 def test_noise_is_chosen_by_draws_of_its_own(privpart):
     done = privpart("calibrate", *FITTED, "--sampling", f"{BINS},draws=10000,draw_seed=0")
     assert (done.returncode, done.stdout) == (2, "")
@@ -189,7 +196,7 @@ def test_noise_is_chosen_by_draws_of_its_own(privpart):
         ("tree:bands=3", "tree: no option 'bands'; tree takes estimator"),
         ("independent:fit", "independent has no options"),
         ("forest", "must be one of tree, independent"),
-        ("file:none.json", "none.json: cannot be read"),
+        ("file:none.json", "none.json: there is no such file"),
         ("toeplitz:fit=1", "takes no value"),
         ("tree:restart_every=64", "has no effect, as the run ends after 64 rounds"),
         ("tree:=3", "must be written as name=value"),

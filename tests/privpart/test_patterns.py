@@ -27,6 +27,16 @@ def test_what_a_list_means(patterns, names):
     assert list(matching_parameters(network(), patterns)) == names
 
 
+def test_without_patterns_what_requires_gradients_trains():
+    module = network()
+    module.conv1.requires_grad_(False)
+    assert "dense1.weight" in matching_parameters(module, None)
+    assert not [name for name in matching_parameters(module, None) if name.startswith("conv1")]
+    assert PartialModel(module, seed=None).frozen == ("conv1.weight", "conv1.bias")
+    with pytest.raises(ConfigError, match="no parameter of the module requires a gradient"):
+        PartialModel(network().requires_grad_(False), seed=None)
+
+
 @pytest.mark.parametrize(("pattern", "near"), [("!dnse1.*", "dense1"), ("type:Lineal", "Linear")])
 def test_a_pattern_that_matches_nothing_names_its_neighbours(pattern, near):
     with pytest.raises(ConfigError, match=f"matches no parameter.*Near it:.*{near}"):

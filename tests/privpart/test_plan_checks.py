@@ -104,8 +104,8 @@ def test_what_the_plan_alone_shows_is_said_wherever_it_is_read(changes, says):
         ("delta = 1e-5", "delta = 1.5", "delta=1.5: must lie"),
         ("delta = 1e-5", f"delta = 1e-5\nreport_goal = {HUGE}", f"report_goal={HUGE}: must be at"),
         ('name = "tree"', 'name = "tree", bands = 2', "bands: only for the mechanism toeplitz"),
-        ("seed = 7", f"seed = 1{'0' * 5000}", "is no TOML: Exceeds the limit"),
-        ("seed = 7", f"seed = {'[' * 5000}", "is no TOML: "),
+        ("seed = 7", f"seed = 1{'0' * 5000}", "is not valid TOML: Exceeds the limit"),
+        ("seed = 7", f"seed = {'[' * 5000}", "is not valid TOML: "),
     ],
 )
 def test_commands_say_the_same(tmp_path, command, old, new, says):

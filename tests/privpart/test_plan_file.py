@@ -140,13 +140,25 @@ def test_truth_values_and_strings_are_no_numbers_nor_the_other_way_round(path, v
         plan_file.validated(values)
 
 
+def test_a_byte_order_mark_is_no_part_of_a_plan(tmp_path):
+    text = (Path(__file__).parents[2] / "examples" / "digits.toml").read_text()
+    marked = tmp_path / "marked.toml"
+    marked.write_text(text, encoding="utf-8-sig")
+    assert plan_file.read(marked).hash == plan_file.parse(text).hash
+
+
 def test_files_that_are_none(tmp_path):
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match=r"plan .*nothing.toml: there is no such file"):
         plan_file.read(tmp_path / "nothing.toml")
-    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="cannot be read"):
+        plan_file.read(tmp_path)
+    (tmp_path / "bytes").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="is not UTF-8 text"):
         plan_file.read(tmp_path / "bytes")
-    with pytest.raises(ConfigError, match="plan is no TOML"):
+    (tmp_path / "comma").write_text("rate = 0,5")
+    with pytest.raises(ConfigError, match="has a point"):
+        plan_file.read(tmp_path / "comma")
+    with pytest.raises(ConfigError, match="plan: is not valid TOML"):
         plan_file.parse("rounds = = 3")
 
 

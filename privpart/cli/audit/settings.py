@@ -1,13 +1,12 @@
 """Settings: keys of the file that ``privpart audit leakage --settings`` names."""
 
-import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, parsed_toml, text_of
 from privpart.cli.idle import OF_FOLDER, OF_IMAGES, OF_SGD, Idle, beside, where, without
 
 _OF_TOKENS = without("tokens", "a plan has its own")
@@ -58,15 +57,14 @@ class Keys(BaseModel):
         Raises:
             ConfigError: it cannot be read, or has a key that is unknown or of another type.
         """
+        tables = parsed_toml(text_of(path, f"settings={path}"), f"settings={path}")
         try:
             # Strict JSON, unlike strict Python values, takes a string for a path.
-            return cls.model_validate_json(to_json(tomllib.loads(path.read_text("utf-8"))))
+            return cls.model_validate_json(to_json(tables))
         except ValidationError as error:
             faults = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors())
             names = ", ".join(cls.model_fields)
             raise ConfigError(f"settings={path}: {faults}. Keys are {names}.") from None
-        except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"settings={path}: cannot be read: {error}.") from None
 
     def refuse_idle(self, options: dict[str, Any]) -> None:
         """Raise a ConfigError for a key without effect; of typed options ``Command`` does."""

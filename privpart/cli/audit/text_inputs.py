@@ -11,7 +11,7 @@ import torch
 import typer
 from torch import Tensor
 
-from accounting.checks import ConfigError
+from accounting.checks import ConfigError, text_of
 from attacks import TextAudit, read_update
 from attacks.text.observation import vocabulary
 from attacks.text_audit import text_suite
@@ -255,10 +255,8 @@ def _of_file(options: LeakageOptions) -> _Sentences:
             f"{'' if labels is None else f' and {len(labels)} labels'}; --batch and --trials need "
             f"{count}."
         )
-    try:
-        words = () if keys.words is None else keys.words.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"words={keys.words}: cannot be read: {error}.") from None
+    name = f"words={keys.words}"
+    words = () if keys.words is None else text_of(keys.words, name, most=10**9).splitlines()
     # Without public sentences, those that are not attacked are public.
     public = tensors.get("public", tokens[count:])
     return _Sentences(
