@@ -19,9 +19,9 @@ from torch import nn
 
 from accounting import Independent, Participation
 from privpart import EmbeddedEngine, PartialModel, PrivacyPlan, SecretSource, Server, fit
-from privpart.client import LocalTraining
 from privpart.data import Users, cohorts_in_turn, iid_users
 from privpart.pool import keep_freed_memory
+from privpart.settings.client import LocalTraining
 
 
 def users(share: float) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from privpart.client import LocalTraining, client_update
+    from privpart.client import client_update
     from privpart.data.users import Users
     from privpart.engines.embedded import EmbeddedEngine
     from privpart.engines.protocol import Engine
@@ -28,18 +28,19 @@ if TYPE_CHECKING:
     from privpart.noise.cohorts import SampledCohorts
     from privpart.noise.source import NoiseSource, SecretSource, SeededSource
     from privpart.noise.stream import NoiseStream
-    from privpart.optimizer import ServerOptimizer
     from privpart.plan import AdaptiveClipping, PrivacyPlan
     from privpart.pool import WorkerError
     from privpart.run.begin import create_run
     from privpart.run.folder import RunFolder
     from privpart.server import RoundCounts, Server
+    from privpart.settings.client import LocalTraining
+    from privpart.settings.server import ServerOptimizer
     from privpart.start_values import Constant, Glorot, He, Normal, Uniform
     from privpart.training.metric import Accuracy
     from privpart.training.train import Run, train
 
 _NAMES = {
-    "client": "LocalTraining client_update",
+    "client": "client_update",
     "data.users": "Users",
     "engines.embedded": "EmbeddedEngine",
     "engines.protocol": "Engine",
@@ -53,12 +54,13 @@ _NAMES = {
     "noise.cohorts": "SampledCohorts",
     "noise.source": "NoiseSource SecretSource SeededSource",
     "noise.stream": "NoiseStream",
-    "optimizer": "ServerOptimizer",
     "plan": "AdaptiveClipping PrivacyPlan",
     "pool": "WorkerError",
     "run.begin": "create_run",
     "run.folder": "RunFolder",
     "server": "RoundCounts Server",
+    "settings.client": "LocalTraining",
+    "settings.server": "ServerOptimizer",
     "start_values": "Constant Glorot He Normal Uniform",
     "training.metric": "Accuracy",
     "training.train": "Run train",

@@ -13,10 +13,8 @@ import random  # noqa: TID251  only to seed what other people's code draws
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from itertools import compress, count, islice
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -29,180 +27,70 @@ from torch.nn.functional import (
     mse_loss,
 )
 
-from accounting import checks
 from accounting.checks import ConfigError
 from privpart.clip import clip_and_measure
 from privpart.data.batches import Batch, count_rows, take, tensors_of
 from privpart.model import PartialModel
-from privpart.optimizer import FlatOptimizer, ServerOptimizer
+from privpart.optimizer import FlatOptimizer
+from privpart.settings.client import LocalTraining, LossName
+from privpart.settings.server import ServerOptimizer
 
-OptimizerName = Literal["sgd", "adam"]
-Objective = Literal["fedavg", "fedprox", "moon"]
-LossName = Literal["cross_entropy", "binary_cross_entropy", "mean_squared_error", "model"]
 Loss = Callable[[nn.Module, Batch], Tensor]
 """Returns the mean loss of a batch, of shape (), from the module and the batch."""
 Augment = Callable[[Batch], Batch]
 """Returns a changed batch, such as one of random crops; draws from torch's random numbers."""
-_MOST_STEPS = 100_000
-"""Vectorized clients list all batches of a round in memory before they train."""
-_LARGEST_BATCH = 2**31
 _EPSILON = 1e-8
 """torch's default of what Adam adds to the root of the second moment."""
 
 
-@dataclass(frozen=True, slots=True)
-class LocalTraining:
-    """How a client trains on its own examples; only "moon" keeps anything for the next round.
+def batch_rows(local: LocalTraining, examples: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield the rows of each batch: passes in fresh random orders, cut off after ``steps``.
+
+    A client without examples has no batches.
 
     Args:
-        learning_rate: > 0.
-        epochs: passes over the client's examples, 1 to 100,000.
-        batch_size: 1 to 2^31; the last batch of a pass may be smaller.
-        steps: total number of batches, 1 to 100,000, instead of epochs; None trains whole passes.
-        optimizer: ClientOpt of FedPT's Algorithm 1, "sgd" or "adam" with torch's default betas.
-        momentum: for "sgd", in [0, 1).
-        objective: "fedavg", "fedprox" or "moon", see ``privpart.client``.
-        mu: weight of the term that "fedprox" or "moon" adds, > 0.
-        temperature: for "moon", > 0.
-        loss: a ``LossName``, or a function of the module and a batch, see ``batch_loss``.
-        augment: a function from a batch to a batch, applied to each batch before its step, for
-            example random crops; None changes nothing. torch's random numbers are then seeded by
-            round and client.
-        alternate: patterns on names of parameters that take turns within a client, for plain SGD,
-            as LoRA's two factors do in LA-LoRA (Liu et al. 2026). Step k, counted from 0, moves
-            the parameters that match entry k modulo their number, and those that match none. All
-            of them are sent, clipped jointly, and noised: the guarantee does not depend on how
-            a client computes its update.
-
-    In a plan file, ``loss`` and ``augment`` may name a function, as "package.module:function" or
-    "./file.py:function". Nothing can be trained before that name is replaced by the function.
-
-    Raises:
-        ConfigError: a value out of range, or options that contradict each other.
+        local: the client's settings.
+        examples: number of examples, >= 0.
+        generator: draws the orders.
     """
+    if not examples:
+        return iter(())
+    passes = range(local.epochs) if local.steps is None else count()
+    batches = (
+        batch
+        for _ in passes
+        for batch in torch.split(torch.randperm(examples, generator=generator), local.batch_size)
+    )
+    return islice(batches, local.steps)
 
-    learning_rate: float
-    epochs: int = 1
-    batch_size: int = 16
-    steps: int | None = None
-    optimizer: OptimizerName = "sgd"
-    momentum: float = 0.0
-    objective: Objective = "fedavg"
-    mu: float | None = None
-    temperature: float = 0.5
-    loss: str | Loss = "cross_entropy"
-    augment: str | Augment | None = None
-    alternate: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        checks.positive("learning_rate", self.learning_rate)
-        checks.count("epochs", self.epochs, maximum=_MOST_STEPS)
-        checks.count("batch_size", self.batch_size, maximum=_LARGEST_BATCH)
-        if self.steps is not None:
-            checks.count("steps", self.steps, maximum=_MOST_STEPS)
-            if self.epochs != 1:
-                raise ConfigError(f"epochs={self.epochs}: leave it out, steps={self.steps} is set.")
-        checks.choice("optimizer", self.optimizer, get_args(OptimizerName))
-        _refuse_unless_named("loss", self.loss, get_args(LossName))
-        if self.augment is not None:
-            _refuse_unless_named("augment", self.augment, ())
-        if not checks.nonnegative("momentum", self.momentum) < 1:
-            raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
-        if self.momentum and self.optimizer == "adam":
-            raise ConfigError(f"momentum={self.momentum}: only for sgd; adam has its own.")
-        self._check_objective()
-        if self.alternate:
-            self._check_alternate()
+def flat_optimizer(local: LocalTraining, parts: Sequence[Tensor]) -> FlatOptimizer:
+    """Return the optimiser of flat parts: ``torch.optim.SGD`` or ``Adam(fused=True)``'s bits.
 
-    def _check_objective(self) -> None:
-        checks.choice("objective", self.objective, get_args(Objective))
-        if (self.mu is None) != (self.objective == "fedavg"):
-            raise ConfigError(f"mu={self.mu}: fedprox and moon need it, and fedavg has none.")
-        if self.mu is not None:
-            checks.positive("mu", self.mu)
-        checks.positive("temperature", self.temperature)
-        if self.objective != "moon" and self.temperature != 0.5:
-            raise ConfigError(f"temperature={self.temperature}: only for moon.")
+    Its ``step`` takes the gradient of each part by its number.
+    """
+    settings = ServerOptimizer(
+        kind=local.optimizer,
+        learning_rate=local.learning_rate,
+        momentum=local.momentum,
+        adaptivity=_EPSILON,
+    )
+    return FlatOptimizer(settings, parts, fused=True)
 
-    def _check_alternate(self) -> None:
-        turns = len(self.alternate)
-        if turns < 2 or not all(isinstance(pattern, str) for pattern in self.alternate):
-            raise ConfigError(f"alternate={self.alternate!r}: must be at least two patterns.")
-        if not self.plain_sgd or self.objective != "fedavg":
-            raise ConfigError("alternate: only for the objective fedavg with sgd and no momentum.")
-        if self.steps is not None and self.steps < turns:
-            raise ConfigError(
-                f"steps={self.steps}: is below the {turns} entries of alternate, so that some "
-                "would never move; must be at least as many."
-            )
 
-    def moving(self, names: Sequence[str], step: int) -> list[bool]:
-        """Return which parameters, by name, a step moves; ``step`` is counted from 0.
+def fresh_optimizer(
+    local: LocalTraining, model: PartialModel, active: Sequence[int] | None = None
+) -> tuple[FlatOptimizer, dict[int, Tensor]]:
+    """Return an optimiser of the active parts of ``model.flat`` and of ``model.own``.
 
-        Raises:
-            ConfigError: a pattern of ``alternate`` matches none of the names.
-        """
-        if not self.alternate:
-            return [True] * len(names)
-        turns = [[fnmatchcase(name, pattern) for name in names] for pattern in self.alternate]
-        for pattern, matches in zip(self.alternate, turns, strict=True):
-            if not any(matches):
-                raise ConfigError(
-                    f"alternate: {pattern!r} matches no parameter that trains in this round."
-                )
-        due = turns[step % len(turns)]
-        return [now or not any(matches) for now, *matches in zip(due, *turns, strict=True)]
-
-    def batches(self, examples: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """Yield the rows of each batch: passes in fresh random orders, cut off after ``steps``.
-
-        A client without examples has no batches.
-
-        Args:
-            examples: number of examples, >= 0.
-            generator: draws the orders.
-        """
-        if not examples:
-            return iter(())
-        passes = range(self.epochs) if self.steps is None else count()
-        batches = (
-            batch
-            for _ in passes
-            for batch in torch.split(torch.randperm(examples, generator=generator), self.batch_size)
-        )
-        return islice(batches, self.steps)
-
-    @property
-    def plain_sgd(self) -> bool:
-        """Whether a step subtracts the gradient of the loss times the learning rate."""
-        return self.optimizer == "sgd" and not self.momentum and self.objective != "fedprox"
-
-    def flat_optimizer(self, parts: Sequence[Tensor]) -> FlatOptimizer:
-        """Return the optimiser of flat parts: ``torch.optim.SGD`` or ``Adam(fused=True)``'s bits.
-
-        Its ``step`` takes the gradient of each part by its number.
-        """
-        settings = ServerOptimizer(
-            kind=self.optimizer,
-            learning_rate=self.learning_rate,
-            momentum=self.momentum,
-            adaptivity=_EPSILON,
-        )
-        return FlatOptimizer(settings, parts, fused=True)
-
-    def fresh_optimizer(
-        self, model: PartialModel, active: Sequence[int] | None = None
-    ) -> tuple[FlatOptimizer, dict[int, Tensor]]:
-        """Return an optimiser of the active parts of ``model.flat`` and of ``model.own``.
-
-        Beside it are the tensors where ``model`` has the gradient of each part at every step.
-        """
-        parts = [model.flat[span] for span in model.spans(active)]
-        gradients = [model.gradient[span] for span in model.spans(active)]
-        if model.own.numel():
-            parts.append(model.own)
-            gradients.append(model.own_gradient)
-        return self.flat_optimizer(parts), dict(enumerate(gradients))
+    Beside it are the tensors where ``model`` has the gradient of each part at every step.
+    """
+    parts = [model.flat[span] for span in model.spans(active)]
+    gradients = [model.gradient[span] for span in model.spans(active)]
+    if model.own.numel():
+        parts.append(model.own)
+        gradients.append(model.own_gradient)
+    return flat_optimizer(local, parts), dict(enumerate(gradients))
 
 
 def client_update(
@@ -325,11 +213,11 @@ def _steps(
     previous: Tensor,
 ) -> Iterator[None]:
     """Train, and yield after every step."""
-    fresh = None if local.plain_sgd else local.fresh_optimizer(model, active)
+    fresh = None if local.plain_sgd else fresh_optimizer(local, model, active)
     trained = [p for p in model.module.parameters() if p.requires_grad]
     gradients = [p.grad for p in trained]  # the model's own, which a loss may replace
     names = [name for name, p in model.module.named_parameters() if p.requires_grad]
-    batches = local.batches(count_rows(examples), generator)
+    batches = batch_rows(local, count_rows(examples), generator)
     for step, rows in enumerate(moved(batches, model.flat.device)):
         batch = take(examples, rows)
         if local.augment is not None:
@@ -587,16 +475,6 @@ def _refuse_copying(inputs: Batch, outputs: Tensor, labels: Tensor, loss: str) -
         raise ConfigError(
             "loss='cross_entropy': the labels repeat the inputs, so the network would learn to "
             "copy. Use loss='model', which compares each word with the next, or shift the labels."
-        )
-
-
-def _refuse_unless_named(field: str, value: object, names: Sequence[str]) -> None:
-    """Raise ConfigError unless a value is a function, one of the names, or a reference."""
-    if not callable(value) and value not in names and not (isinstance(value, str) and ":" in value):
-        of_ours = f"one of {', '.join(names)}; " if names else ""
-        raise ConfigError(
-            f"{field}={value!r}: must be {of_ours}a function; or, in a plan file, a reference such "
-            'as "./task.py:function".'
         )
 
 

@@ -13,9 +13,8 @@ import math
 import torch
 from torch import Tensor
 
-from accounting.checks import ConfigError
+from privpart.settings.ranges import at_least_tiny
 
-_LEAST_CLIP_NORM = 1e-30
 # Scaling rounds each coordinate, and the factor itself, by up to 2^-24 relatively in float32.
 _MARGIN = 1 - 2.0**-22
 _REACHED = 1 - 1e-5
@@ -124,13 +123,6 @@ def is_clipped(norm: float, clip_norm: float) -> bool:
     [False, False, True, True, True, False]
     """
     return norm >= clip_norm * _REACHED
-
-
-def at_least_tiny(clip_norm: float) -> float:
-    """Return ``clip_norm``; refuse one to which float32 cannot scale at its relative precision."""
-    if not _LEAST_CLIP_NORM <= clip_norm < math.inf:
-        raise ConfigError(f"clip_norm={clip_norm:g}: must be finite, and at least 1e-30.")
-    return float(clip_norm)
 
 
 _PART = 2**16

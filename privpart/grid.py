@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting.checks import ConfigError
-from privpart.clip import at_least_tiny, clip_and_measure, l2_norm
+from privpart.clip import clip_and_measure, l2_norm
+from privpart.settings.ranges import at_least_tiny
 
 _BITS = 20
 # With each bit twice as many draws are too close to a half for float64 and take longer.

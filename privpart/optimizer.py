@@ -10,8 +10,7 @@ that IEEE 754 rounds one by one, so that anybody can compute it again (``verify 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +19,9 @@ from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
-from accounting import checks
 from accounting.checks import ConfigError
+from privpart.settings.server import Kind, ServerOptimizer
 
-Kind = Literal["sgd", "adam", "adagrad"]
 _STATES: dict[Kind, tuple[str, ...]] = {
     "sgd": ("momentum_buffer",),
     "adam": ("step", "exp_avg", "exp_avg_sq"),
@@ -31,35 +29,6 @@ _STATES: dict[Kind, tuple[str, ...]] = {
 }
 _BETAS = 0.9, 0.999
 _PLAIN: dict[str, Any] = {"weight_decay": 0.0, "maximize": False}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerOptimizer:
-    """Settings of a ``torch.optim`` optimiser of the flat vector (Reddi et al. 2021, Algorithm 2).
-
-    An optimiser sees only noised sums, so its choice costs no privacy.
-
-    Args:
-        kind: "sgd", "adam" or "adagrad".
-        learning_rate: > 0; 1.0 with "sgd" and no momentum is plain averaging.
-        momentum: for "sgd" only, in [0, 1).
-        adaptivity: for "adam" and "adagrad": the constant added to the root of the second moment,
-            > 0.
-    """
-
-    kind: Kind = "sgd"
-    learning_rate: float = 1.0
-    momentum: float = 0.0
-    adaptivity: float = 1e-3
-
-    def __post_init__(self) -> None:
-        checks.choice("kind", self.kind, get_args(Kind))
-        checks.positive("learning_rate", self.learning_rate)
-        checks.positive("adaptivity", self.adaptivity)
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
-        if self.momentum and self.kind != "sgd":
-            raise ConfigError(f"momentum={self.momentum}: only for sgd. Leave it out.")
 
 
 class FlatOptimizer:

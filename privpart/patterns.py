@@ -11,20 +11,63 @@ FedPart groups every convolution or dense layer with the normalisation that foll
 """
 
 import difflib
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from accounting import Mechanism
 from accounting.checks import ConfigError
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The parameters of a network, without the network: all that patterns and groups depend on.
+
+    Attributes:
+        shapes: of each parameter, in the network's order, by the first of its names.
+        first: the first name of the same parameter, by each name of every parameter.
+        kinds: class names of the layer that holds it and of that class's bases, by each name.
+        learnable: first names of those that require gradients, in the network's order.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    first: Mapping[str, str]
+    kinds: Mapping[str, tuple[str, ...]]
+    learnable: tuple[str, ...]
+
+    @classmethod
+    def of(cls, module: "nn.Module") -> "Outline":
+        """Return the outline of a module; refuse one without parameters."""
+        from torch.nn.parameter import is_lazy
+
+        parameters = dict(module.named_parameters())
+        shapes = {n: () if is_lazy(p) else tuple(p.shape) for n, p in parameters.items()}
+        if not shapes:
+            raise ConfigError(
+                f"the module, a {type(module).__name__}, has no parameters: nothing can train."
+            )
+        kinds = {
+            name: tuple(kind.__name__ for kind in type(layer).__mro__)
+            for prefix, layer in module.named_modules(remove_duplicate=False)
+            for name, _ in layer.named_parameters(prefix, recurse=False, remove_duplicate=False)
+        }
+        learnable = tuple(name for name, p in parameters.items() if p.requires_grad)
+        return cls(shapes, first_names(module), kinds, learnable)
+
+    def size(self, names: Iterable[str]) -> int:
+        """Return how many numbers these parameters have together, by their first names."""
+        return sum(math.prod(self.shapes[name]) for name in names)
+
 
 def matching_parameters(
-    module: nn.Module, patterns: Sequence[str] | None, option: str = "train"
+    network: "nn.Module | Outline", patterns: Sequence[str] | None, option: str = "train"
 ) -> tuple[str, ...]:
-    """Return the names of the parameters that match the patterns, in the module's order.
+    """Return the names of the parameters that match the patterns, in the network's order.
 
     None matches the parameters that require gradients, as an optimiser of PyTorch would train.
 
@@ -33,6 +76,7 @@ def matching_parameters(
     A pattern that matches nothing is an error: a typo must not freeze a layer silently. Errors call
     the patterns ``option``.
 
+    >>> from torch import nn
     >>> network = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
     >>> matching_parameters(network, ["!0.*"])
     ('1.weight', '1.bias', '2.weight', '2.bias')
@@ -41,105 +85,92 @@ def matching_parameters(
     """
     if isinstance(patterns, str) or (patterns is not None and not patterns):
         raise ConfigError(f"{option}={patterns!r}: must be a list with at least one pattern.")
-    own_names = first_names(module)
-    if not own_names:
-        raise ConfigError(
-            f"the module, a {type(module).__name__}, has no parameters: nothing can train."
-        )
+    outline = _outline(network)
     if patterns is None:
-        if trained := tuple(n for n, p in module.named_parameters() if p.requires_grad):
-            return trained
+        if outline.learnable:
+            return outline.learnable
         raise ConfigError(
             "no parameter of the module requires a gradient: nothing can train. Call "
             "requires_grad_(True) on what shall train."
         )
     # exclusions alone mean all the other parameters
     positive = [p for p in patterns if not p.startswith("!")] or ["*"]
-    wanted = {name for p in positive for name in _matches(module, p, own_names, option)}
+    wanted = {name for p in positive for name in _matches(outline, p, option)}
     excluded = [p[1:] for p in patterns if p.startswith("!")]
-    unwanted = {name for p in excluded for name in _matches(module, p, own_names, option)}
+    unwanted = {name for p in excluded for name in _matches(outline, p, option)}
     if not wanted - unwanted:
         raise ConfigError(f"{option}={list(patterns)}: excludes every parameter of the model.")
-    return tuple(n for n, _ in module.named_parameters() if n in wanted - unwanted)
+    return tuple(name for name in outline.shapes if name in wanted - unwanted)
 
 
-def parameters_by_layer(module: nn.Module) -> dict[str, list[str]]:
-    """Return the names of each layer's own parameters, by the layer's name; "" is the module.
+def _outline(network: "nn.Module | Outline") -> Outline:
+    return network if isinstance(network, Outline) else Outline.of(network)
+
+
+def parameters_by_layer(network: "nn.Module | Outline") -> dict[str, list[str]]:
+    """Return the names of each layer's own parameters, by the layer's name; "" is the network.
 
     A tied parameter belongs to the first layer that holds it.
     """
     layers: dict[str, list[str]] = {}
-    for name, _ in module.named_parameters():
+    for name in _outline(network).shapes:
         layers.setdefault(name.rpartition(".")[0], []).append(name)
     return layers
 
 
-def first_names(module: nn.Module) -> dict[str, str]:
+def first_names(module: "nn.Module") -> dict[str, str]:
     """Return, for every name of every parameter, the first name of that parameter."""
     first = {id(p): name for name, p in module.named_parameters()}
     return {name: first[id(p)] for name, p in module.named_parameters(remove_duplicate=False)}
 
 
-def _matches(module: nn.Module, pattern: str, own_names: dict[str, str], option: str) -> set[str]:
+def _matches(outline: Outline, pattern: str, option: str) -> set[str]:
     kind, is_type, wanted = pattern.partition("type:")
     if is_type and not kind:
-        candidates = _names_by_type(module)
-        matches = {
-            name for name, kinds in candidates.items() if any(fnmatchcase(k, wanted) for k in kinds)
-        }
-        near = sorted({kinds[0] for kinds in candidates.values()})
+        kinds = outline.kinds.items()
+        matches = {name for name, of in kinds if any(fnmatchcase(k, wanted) for k in of)}
+        near = sorted({of[0] for _, of in kinds})
     else:
         wanted = pattern
-        matches = {name for name in own_names if fnmatchcase(name, pattern)}
-        near = list(own_names)
+        matches = {name for name in outline.first if fnmatchcase(name, pattern)}
+        near = list(outline.first)
     if not matches:
         close = difflib.get_close_matches(wanted.rstrip(".*"), near, n=3, cutoff=0.3)
         raise ConfigError(
             f"{option}: pattern {pattern!r} matches no parameter. Near it: "
             f"{', '.join(close or near[:5])}."
         )
-    return {own_names[name] for name in matches}
+    return {outline.first[name] for name in matches}
 
 
-def _names_by_type(module: nn.Module) -> dict[str, list[str]]:
-    """Return, for each parameter name, the class names of its layer and of that class's bases."""
-    return {
-        name: [kind.__name__ for kind in type(layer).__mro__]
-        for prefix, layer in module.named_modules(remove_duplicate=False)
-        for name, _ in layer.named_parameters(prefix, recurse=False, remove_duplicate=False)
-    }
-
-
-def layer_groups(module: nn.Module) -> tuple[tuple[str, ...], ...]:
+def layer_groups(network: "nn.Module | Outline") -> tuple[tuple[str, ...], ...]:
     """Return a group of parameter names for each weight layer and its normalisation, in order.
 
     A layer whose type has "Norm" in its name joins the group of the layer before it, or of the
     layer after it if it comes first. A tied parameter belongs to the layer where it first appears.
 
+    >>> from torch import nn
     >>> layer_groups(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2)))
     (('0.weight', '0.bias', '1.weight', '1.bias'), ('2.weight', '2.bias'))
     """
-    first = {name for name, _ in module.named_parameters()}
+    outline = _outline(network)
     groups: list[list[str]] = []
     waiting: list[str] = []
-    for prefix, layer in module.named_modules():
-        layer_names = [n for n, _ in layer.named_parameters(prefix, recurse=False) if n in first]
-        if not layer_names:
-            continue
-        if "Norm" not in type(layer).__name__:
-            groups.append(waiting + layer_names)
+    for names in parameters_by_layer(outline).values():
+        if "Norm" not in outline.kinds[names[0]][0]:
+            groups.append(waiting + names)
             waiting = []
         elif groups:
-            groups[-1] += layer_names
+            groups[-1] += names
         else:
-            waiting += layer_names
+            waiting += names
     if waiting:
         groups.append(waiting)
     return tuple(map(tuple, groups))
 
 
 def trained_groups(
-    module: nn.Module, groups: Sequence[Sequence[str]], trainable: Sequence[str]
+    network: "nn.Module | Outline", groups: Sequence[Sequence[str]], trainable: Sequence[str]
 ) -> tuple[tuple[str, ...], ...]:
     """Return the names of the trainable parameters in each group.
 
@@ -149,7 +180,7 @@ def trained_groups(
     for number, patterns in enumerate(groups):
         if not patterns:
             raise ConfigError(f"groups: group {number + 1} is empty. Leave it out.")
-        for name in matching_parameters(module, patterns, "groups"):
+        for name in matching_parameters(network, patterns, "groups"):
             if home.setdefault(name, number) != number:
                 raise ConfigError(
                     f"parameter {name!r} is in groups {home[name] + 1} and {number + 1}: it must "
@@ -163,7 +194,7 @@ def trained_groups(
     return tuple(names for names in trained if names)
 
 
-def parts_of(mechanism: Mechanism, flat: Tensor) -> list[Tensor]:
+def parts_of(mechanism: Mechanism, flat: "Tensor") -> "list[Tensor]":
     """Return a view of ``flat``, shape (d,), for each group that may take a step on its own."""
     groups = mechanism.groups
     if groups is None:
@@ -173,4 +204,6 @@ def parts_of(mechanism: Mechanism, flat: Tensor) -> list[Tensor]:
             f"start has {flat.numel()} parameters, the plan's groups have "
             f"{sum(groups.sizes)}. Build the model with the groups of the plan."
         )
+    import torch
+
     return list(torch.split(flat, list(groups.sizes)))

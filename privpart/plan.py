@@ -46,7 +46,7 @@ from accounting.cohorts import (
     sampling_to_dict,
 )
 from accounting.report import NoiseOrigin, Unit
-from privpart.clip import at_least_tiny
+from privpart.settings.ranges import at_least_tiny
 
 Order = Literal["sequential", "reverse", "random"]
 Rounds = tuple[tuple[int, ...], ...]

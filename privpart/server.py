@@ -45,9 +45,10 @@ from privpart.messages import (
 )
 from privpart.noise.source import NoiseSource
 from privpart.noise.stream import NoiseStream, noise_and_grid
-from privpart.optimizer import ExactOptimizer, ServerOptimizer
+from privpart.optimizer import ExactOptimizer
 from privpart.patterns import parts_of
 from privpart.plan import PrivacyPlan, restarts
+from privpart.settings.server import ServerOptimizer
 
 SERVER, CLIENTS = "server", "clients"
 ANOTHER_ENGINE, ANOTHER_SERVER = "another engine", "another server"

@@ -36,6 +36,7 @@ from torch.nn.parameter import is_lazy
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.patterns import matching_parameters
+from privpart.settings.ranges import seed_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,14 +303,6 @@ def seeded_tensor(seed: int, name: str, shape: torch.Size, initializer: Initiali
     values = np.empty(math.prod(shape), np.float32)
     _gather(_table(drawn), hashlib.sha256(label).digest(), values)
     return torch.from_numpy(values).reshape(shape)
-
-
-def seed_bytes(seed: int) -> bytes:
-    """Return the seed as the 16 bytes that travel in a message."""
-    value = checks.count("seed", seed, minimum=0)
-    if value >= 1 << 128:
-        raise ConfigError(f"seed={value}: must be below 2^128, since messages hold 16 bytes of it.")
-    return value.to_bytes(16, "big")
 
 
 def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> None:

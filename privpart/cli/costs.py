@@ -16,10 +16,10 @@ from privpart.cli.options import Format
 from privpart.cli.output import print_result, print_table
 
 if TYPE_CHECKING:  # imported where used: other commands must start without torch
-    from privpart.client import LocalTraining
     from privpart.data.batches import Batch
     from privpart.model import PartialModel
     from privpart.plan import Rounds
+    from privpart.settings.client import LocalTraining
 
 _MEGA = 1e6
 _GIGA = 1e9
@@ -108,9 +108,9 @@ class _Subject:
 
 
 def _of_model(name: str, train: Sequence[str] | None) -> _Subject:
-    from privpart.client import LocalTraining
     from privpart.model import PartialModel
     from privpart.models import MODELS, example_batch, example_network
+    from privpart.settings.client import LocalTraining
 
     if name not in MODELS:
         raise ConfigError(

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from accounting import checks
-from privpart.client import LocalTraining
 from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.choice import agrees, fastest
@@ -31,6 +30,7 @@ from privpart.engines.options import EngineOptions, changes_inputs
 from privpart.engines.workers import Workers, refuse_unsendable
 from privpart.messages import ClientId, ClientUpdate, CohortSum, RoundTask
 from privpart.model import PartialModel
+from privpart.settings.client import LocalTraining
 
 _ALONE = 3.0
 """Processor seconds of clients, computed or expected in a round, from which other processes start:

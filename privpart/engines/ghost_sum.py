@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn.grad import conv2d_weight
 
-from privpart.client import LocalTraining
 from privpart.clip import factors
 from privpart.engines.frozen_prefix import functions_of_the_example
 from privpart.engines.vectorized import BatchedLayers, losses_of, padded_batches
 from privpart.model import PartialModel
+from privpart.settings.client import LocalTraining
 
 _SLACK = 2.0**-46
 """Added to a squared norm, per row and column, times the square of the sum of the rows' lengths.

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from privpart.client import LocalTraining, client_update
+from privpart.client import client_update
 from privpart.data.batches import Batch
 from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.methods import client_generator, fetched, naming, unwritten
 from privpart.messages import ClientId, ClientUpdate, RoundTask
 from privpart.model import PartialModel
+from privpart.settings.client import LocalTraining
 
 
 class ClientsWithMemory:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.client import LocalTraining, error_in, moved, seeded, unclipped_update
+from privpart.client import batch_rows, error_in, moved, seeded, unclipped_update
 from privpart.clip import add_in_place, clip_and_measure, clip_rows
 from privpart.data.batches import Batch, count_rows, map_tensors
 from privpart.data.clients import Clients
@@ -28,6 +28,7 @@ from privpart.engines.recorded import RecordedTraining
 from privpart.engines.vectorized import LARGEST_PASS, VectorizedTraining, single_step
 from privpart.messages import ClientId, RoundTask
 from privpart.model import PartialModel
+from privpart.settings.client import LocalTraining
 
 _PASS_BYTES = 2**24
 """Limit on the examples of one ghost-clipping pass, and on its gradients of single clients."""
@@ -359,8 +360,8 @@ class LocalComputation:
         return [
             [
                 rows[batch]
-                for batch in self.local.batches(
-                    len(rows), client_generator(self._data_seed, task.round, client)
+                for batch in batch_rows(
+                    self.local, len(rows), client_generator(self._data_seed, task.round, client)
                 )
             ]
             for client, rows in zip(clients, self._rows(clients), strict=True)

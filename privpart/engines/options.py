@@ -12,7 +12,7 @@ from accounting.checks import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from privpart.client import LocalTraining
+    from privpart.settings.client import LocalTraining
 
 Batching = Literal["auto", "loop", "vmap"]
 Precision = Literal["float32", "tf32", "bfloat16"]

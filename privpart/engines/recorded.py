@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from privpart.client import LocalTraining, logits_of, loss_gradients, moved
+from privpart.client import logits_of, loss_gradients, moved
 from privpart.engines.vectorized import nothing_kept
 from privpart.model import PartialModel, state_of
+from privpart.settings.client import LocalTraining
 
 _REHEARSALS = 2
 """Calls before a recording, in which libraries choose their kernels and get memory."""

@@ -23,8 +23,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
-from privpart.client import LocalTraining, logits_of, mean_loss, moved
+from privpart.client import flat_optimizer, logits_of, mean_loss, moved
 from privpart.model import LayerStates, PartialModel, state_of
+from privpart.settings.client import LocalTraining
 
 LARGEST_PASS = 256
 """Examples in one pass: of each client here, of all clients in ``ghost_sum``."""
@@ -129,7 +130,7 @@ class VectorizedTraining:
         order.reverse()
         flat, gradient = self._stacks(start, len(batches))
         # one optimiser serves all clients, because SGD and Adam treat each coordinate separately
-        optimizer = None if local.plain_sgd else local.flat_optimizer([flat])
+        optimizer = None if local.plain_sgd else flat_optimizer(local, [flat])
         active = len(batches)
         for step in range(max(map(len, batches), default=0) + 1):
             remaining = sum(len(client_batches) > step for client_batches in batches)

@@ -19,13 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.client import LocalTraining
 from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.frozen_prefix import Features, shared_memory, split
 from privpart.engines.methods import Chunk, LocalComputation, Result, Work, compute
 from privpart.model import PartialModel
 from privpart.pool import Pool, Tell, WorkerError
+from privpart.settings.client import LocalTraining
 
 _SLOTS = 3
 """Chunks of each worker that are computed, queued or not read yet, so that it does not wait for a

@@ -3,7 +3,6 @@
 All are float32. By default none uses batch statistics, so all are fit for user-level DP.
 """
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,12 +12,13 @@ from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.client import LossName
 from privpart.models import layered, resnet, transformer
 from privpart.models.convert import freeze_batch_norm, replace_batch_norm
 from privpart.models.layered import bag_of_words, emnist_cnn, mcmahan_2nn, mcmahan_cnn, small_cnn
 from privpart.models.resnet import resnet8, resnet18, resnet18_gn
 from privpart.models.transformer import text_transformer, word_lm
+from privpart.settings.client import LossName
+from privpart.settings.outlines import GROUPS, outline_of
 from privpart.start_values import Initializer
 
 __all__ = [
@@ -76,8 +76,8 @@ MODELS: Mapping[str, Architecture] = {
     "resnet18_gn": Architecture(
         resnet18_gn, (3, 24, 24), resnet.RESNET18_LADDER, initializers=resnet.RESNET18_GN_START
     ),
-    "resnet8": Architecture(resnet8, (3, 32, 32), resnet.RESNET8_LADDER, resnet.RESNET8_GROUPS),
-    "resnet18": Architecture(resnet18, (3, 32, 32), resnet.RESNET18_LADDER, resnet.RESNET18_GROUPS),
+    "resnet8": Architecture(resnet8, (3, 32, 32), resnet.RESNET8_LADDER, GROUPS["resnet8"]),
+    "resnet18": Architecture(resnet18, (3, 32, 32), resnet.RESNET18_LADDER, GROUPS["resnet18"]),
     "word_lm": Architecture(
         word_lm, (20,), transformer.LANGUAGE_LADDER, initializers=transformer.LANGUAGE_START
     ),
@@ -85,7 +85,7 @@ MODELS: Mapping[str, Architecture] = {
         text_transformer,
         (512,),
         transformer.CLASSIFIER_LADDER,
-        transformer.CLASSIFIER_GROUPS,
+        GROUPS["text_transformer"],
         transformer.CLASSIFIER_START,
     ),
 }
@@ -98,14 +98,10 @@ def build_network(name: str, **sizes: Any) -> nn.Module:  # noqa: ANN401  every 
     >>> sum(p.numel() for p in build_network("emnist_cnn").parameters())
     1690174
     """
-    if name not in MODELS:
-        near = difflib.get_close_matches(str(name), MODELS, n=3, cutoff=0.3)
-        raise ConfigError(f"model {name!r}: unknown. Near it: {', '.join(near or MODELS)}.")
+    outline_of(name, **sizes)
     try:
         return MODELS[name].build(**sizes)
-    except ConfigError:
-        raise
-    except (TypeError, ValueError, RuntimeError) as error:
+    except RuntimeError as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise ConfigError(f"model {name!r}: {reason}.") from None
 

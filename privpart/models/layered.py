@@ -5,8 +5,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from accounting import checks
-from accounting.checks import ConfigError
+from privpart.settings import outlines
 
 # FedPT, section 4.1: the dense layer after the convolutions holds 95 % of the parameters.
 CNN_LADDER: Mapping[str, tuple[str, ...]] = {"full": ("*",), "freeze-dense1": ("!dense1.*",)}
@@ -39,13 +38,16 @@ def small_cnn(
         kernel: height and width of the filters, odd.
         groups: groups of the normalisation after conv2; 0 removes the normalisation.
     """
-    first, second = (checks.count("channels", c) for c in channels)
-    refuse_sizes(hidden=hidden, classes=classes, kernel=kernel)
-    if kernel % 2 == 0:
-        raise ConfigError(f"kernel={kernel}: must be odd, so that the image keeps its size.")
-    if checks.count("groups", groups, minimum=0) and second % groups:
-        raise ConfigError(f"groups={groups}: must divide the {second} filters of conv2, or be 0.")
-    features = second * (checks.count("image_size", image_size, minimum=4) // 4) ** 2
+    outlines.small_cnn(
+        channels=channels,
+        hidden=hidden,
+        image_size=image_size,
+        classes=classes,
+        kernel=kernel,
+        groups=groups,
+    )
+    first, second = channels
+    features = second * (image_size // 4) ** 2
     layers: dict[str, nn.Module] = {
         "conv1": nn.Conv2d(1, first, kernel, padding="same"),
         "pool1": nn.MaxPool2d(2),
@@ -88,7 +90,7 @@ def mcmahan_2nn(*, inputs: int = 784, hidden: int = 200, classes: int = 62) -> n
 
     Maps (B, ...) with ``inputs`` values per example to logits (B, classes); 209,662 parameters.
     """
-    refuse_sizes(inputs=inputs, hidden=hidden, classes=classes)
+    outlines.mcmahan_2nn(inputs=inputs, hidden=hidden, classes=classes)
     layers: dict[str, nn.Module] = {
         "flatten": nn.Flatten(),
         "dense1": nn.Linear(inputs, hidden),
@@ -106,12 +108,5 @@ def bag_of_words(*, words: int = 10_000, tags: int = 500) -> nn.Module:
     It is Federated Select's tag prediction (Charles et al. 2022, section 5.2): 5,000,500
     parameters. Its loss is each tag's binary cross-entropy, see ``LocalTraining(loss=...)``.
     """
-    return nn.Sequential(
-        OrderedDict(dense=nn.Linear(checks.count("words", words), checks.count("tags", tags)))
-    )
-
-
-def refuse_sizes(**sizes: int) -> None:
-    """Check that each size is a whole number of at least 1."""
-    for name, value in sizes.items():
-        checks.count(name, value)
+    outlines.bag_of_words(words=words, tags=tags)
+    return nn.Sequential(OrderedDict(dense=nn.Linear(words, tags)))

@@ -10,16 +10,12 @@ v2). Its stages keep the resolution; only the stem reduces it, by 4 in each dire
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from torch import Tensor, nn
 
-from accounting import checks
-from accounting.checks import ConfigError
-from privpart.models.layered import refuse_sizes
+from privpart.settings import outlines
+from privpart.settings.outlines import Norm
 from privpart.start_values import Initializer, Normal
-
-Norm = Literal["group", "batch"]
 
 
 def resnet8(
@@ -34,6 +30,7 @@ def resnet8(
         norm: "group", or "batch" as in the paper, which ``PartialModel`` refuses; see
             ``replace_batch_norm``.
     """
+    outlines.resnet8(classes=classes, width=width, channels=channels, norm=norm)
     return _resnet((1, 1, 1), classes, width, channels, norm)
 
 
@@ -41,23 +38,10 @@ def resnet18(
     *, classes: int = 10, width: int = 64, channels: int = 3, norm: Norm = "group"
 ) -> nn.Module:
     """Return FedPart's ResNet-18: four stages of two blocks, 11,181,642 parameters."""
+    outlines.resnet18(classes=classes, width=width, channels=channels, norm=norm)
     return _resnet((2, 2, 2, 2), classes, width, channels, norm)
 
 
-def _layer_groups(blocks: Sequence[int]) -> tuple[tuple[str, ...], ...]:
-    """Return FedPart's groups #1, #2, ...: each convolution with its norm, then the dense layer."""
-    groups: list[tuple[str, ...]] = [("stem.*", "norm.*")]
-    for stage, depth in enumerate(blocks):
-        for block in range(depth):
-            prefix = f"stages.{stage}.{block}"
-            groups += [(f"{prefix}.conv{i}.*", f"{prefix}.norm{i}.*") for i in (1, 2)]
-            if stage and not block:
-                groups.append((f"{prefix}.shortcut.*",))
-    return (*groups, ("head.*",))
-
-
-RESNET8_GROUPS = _layer_groups((1, 1, 1))
-RESNET18_GROUPS = _layer_groups((2, 2, 2, 2))
 # Freezes the largest group first; the norm of a frozen convolution trains, as in FedPT.
 RESNET8_LADDER: Mapping[str, tuple[str, ...]] = {
     "full": ("*",),
@@ -103,7 +87,6 @@ class ResidualBlock(nn.Module):
 def _resnet(
     blocks: Sequence[int], classes: int, width: int, channels: int, norm: Norm
 ) -> nn.Module:
-    refuse_sizes(classes=classes, width=width, channels=channels)
     stages: list[nn.Module] = []
     inputs = width
     for stage, depth in enumerate(blocks):
@@ -128,9 +111,7 @@ def _resnet(
 def _norm(channels: int, norm: Norm) -> nn.Module:
     if norm == "batch":
         return nn.BatchNorm2d(channels)
-    if norm == "group":
-        return nn.GroupNorm(math.gcd(32, channels), channels)
-    raise ConfigError(f"norm={norm!r}: must be 'group' or 'batch'.")
+    return nn.GroupNorm(math.gcd(32, channels), channels)
 
 
 def resnet18_gn(*, classes: int = 100) -> nn.Module:
@@ -139,6 +120,7 @@ def resnet18_gn(*, classes: int = 100) -> nn.Module:
     The head has 100 outputs although CIFAR-10 has 10 classes, as in the code of the published
     experiment; the shares of FedPT's Table 2 require it.
     """
+    outlines.resnet18_gn(classes=classes)
     stages: list[nn.Module] = []
     width = 64
     for outputs in (64, 128, 256, 512):
@@ -156,7 +138,7 @@ def resnet18_gn(*, classes: int = 100) -> nn.Module:
             relu=nn.ReLU(),
             mean=nn.AdaptiveAvgPool2d(1),
             flatten=nn.Flatten(),
-            head=nn.Linear(512, checks.count("classes", classes)),
+            head=nn.Linear(512, classes),
         )
     )
 

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from accounting import checks
-from accounting.checks import ConfigError
-from privpart.models.layered import refuse_sizes
+from privpart.settings import outlines
 from privpart.start_values import Constant, Glorot, Initializer, Uniform
 
 # FedPT, Table 11: freezes the first dense layer of these encoder layers.
@@ -27,13 +25,6 @@ CLASSIFIER_LADDER: Mapping[str, tuple[str, ...]] = {
     "full": ("*",),
     "freeze-embedding": ("!embedding.*",),
 }
-# FedPart's eight groups, from github.com/FLAIR-Community/Fling.
-_CLASSIFIER_PARTS = (("attention.*",), ("linear?.*", "norm?.*"))
-CLASSIFIER_GROUPS: tuple[tuple[str, ...], ...] = (
-    ("embedding.*",),
-    *(tuple(f"layers.{i}.{p}" for p in parts) for i in range(3) for parts in _CLASSIFIER_PARTS),
-    ("head.*",),
-)
 _DENSE_START: Mapping[str, Initializer] = {
     "type:Linear": Glorot(uniform=True),
     "*.bias": Constant(0.0),
@@ -117,7 +108,9 @@ class LanguageModel(nn.Module):
         layers: int = 3,
     ) -> None:
         super().__init__()
-        refuse_sizes(vocabulary=vocabulary)
+        outlines.word_lm(
+            vocabulary=vocabulary, width=width, heads=heads, hidden=hidden, layers=layers
+        )
         encoder = _encoder(width, heads, hidden, layers, causal=True, eps=1e-6)
         self.embedding = nn.Embedding(vocabulary, width)
         self.project_in = nn.Linear(width, width)
@@ -155,7 +148,14 @@ class TextClassifier(nn.Module):
         layers: int = 3,
     ) -> None:
         super().__init__()
-        refuse_sizes(vocabulary=vocabulary, classes=classes)
+        outlines.text_transformer(
+            vocabulary=vocabulary,
+            classes=classes,
+            width=width,
+            heads=heads,
+            hidden=hidden,
+            layers=layers,
+        )
         encoder = _encoder(width, heads, hidden, layers, causal=False, eps=1e-5)
         self.embedding = nn.Embedding(vocabulary, width)
         self.layers = encoder
@@ -176,12 +176,8 @@ word_lm, text_transformer = LanguageModel, TextClassifier
 def _encoder(
     width: int, heads: int, hidden: int, layers: int, *, causal: bool, eps: float
 ) -> nn.ModuleList:
-    refuse_sizes(width=width, heads=heads, hidden=hidden)
-    count = checks.count("layers", layers, maximum=1000)
-    if width % heads or width % 2:
-        raise ConfigError(f"width={width}: must be even and a multiple of heads={heads}.")
     return nn.ModuleList(
-        EncoderLayer(width, heads, hidden, causal=causal, eps=eps) for _ in range(count)
+        EncoderLayer(width, heads, hidden, causal=causal, eps=eps) for _ in range(layers)
     )
 
 

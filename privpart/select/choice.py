@@ -1,18 +1,9 @@
-"""Select table: what clients select, as written in a plan's table ``[select]``.
-
-[select]
-delivery = "pir"
-words = { keys = "top", m = 500 }        # the most frequent words of a client's text
-hidden = { keys = "independent", m = 64 }
-"""
+"""Choice: the keys and the delivery that a plan's table ``[select]`` names."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Literal, get_args
 
 from torch import nn
 
-from accounting import checks
 from accounting.checks import ConfigError
 from privpart.select.delivery import Delivery, broadcast, on_demand, pregenerated, private
 from privpart.select.key_spaces import key_spaces
@@ -28,12 +19,9 @@ from privpart.select.keys import (
     top,
 )
 from privpart.select.layout import Keys, KeySpace
-
-KeyKind = Literal["top", "random", "random-top", "independent", "shared"]
-DeliveryName = Literal["broadcast", "on-demand", "pre-generated", "pir"]
+from privpart.settings.select import DeliveryName, SelectChoice
 
 _STRATEGIES: dict[str, Strategy] = {"top": top, "random": random, "random-top": random_top}
-_KINDS = {True: tuple(_STRATEGIES), False: ("independent", "shared")}
 _DELIVERIES: dict[DeliveryName, Delivery] = {
     "broadcast": broadcast,
     "on-demand": on_demand,
@@ -42,119 +30,53 @@ _DELIVERIES: dict[DeliveryName, Delivery] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyChoice:
-    """How the keys of one key space are chosen.
+def fetched_by(choice: SelectChoice) -> Delivery:
+    """Return the function that delivers slices."""
+    return _DELIVERIES[choice.delivery]
+
+
+def spaces_of(choice: SelectChoice, network: nn.Module) -> list[KeySpace]:
+    """Return the chosen key spaces of ``network``, in the order of ``choice.chosen``."""
+    spaces = key_spaces(network)
+    for name in choice.chosen:
+        if name not in spaces:
+            raise ConfigError(
+                f"select.{name}: this network has none. Clients can select its "
+                f"{' and '.join(spaces) or 'nothing'}."
+            )
+    return [spaces[name] for name in choice.chosen]
+
+
+def choosers_of(
+    select: SelectChoice,
+    sizes: Sequence[int],
+    *,
+    counts: Callable[[int], Counts] | None = None,
+    always: Keys = (),
+    data_seed: int = 0,
+) -> list[KeyChooser]:
+    """Return one chooser of keys per key space, of ``sizes`` keys each.
 
     Args:
-        keys: "top", "random" or "random-top" choose among a client's own words; "independent" keys
-            are drawn by each client; "shared" keys are drawn from public coins for a whole round.
-        m: number of keys, >= 1; clients with fewer words add decoys.
-        seed: seed of the public coins of "shared", >= 0.
+        select: the table.
+        sizes: number of keys K of each space.
+        counts: counts of words in a client's data; None if only public keys matter.
+        always: words that every client selects.
+        data_seed: seed of the devices' draws.
     """
-
-    keys: KeyKind
-    m: int
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        checks.choice("keys", self.keys, get_args(KeyKind))
-        checks.count("m", self.m)
-        if checks.count("seed", self.seed, minimum=0) and self.keys != "shared":
-            raise ConfigError(f"seed={self.seed}: only for keys='shared'; leave it out.")
-
-    @property
-    def structured(self) -> bool:
-        """Whether the keys depend on a client's data."""
-        return self.keys in _STRATEGIES
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SelectChoice:
-    """What clients select and how the slices reach them.
-
-    Args:
-        delivery: see ``privpart.select.delivery``. Slices under shared keys are always broadcast.
-        words: keys of the words of ``word_lm``.
-        hidden: keys of the feed-forward neurons of ``word_lm``.
-        filters: keys of the second convolution's filters in ``small_cnn`` and its variants.
-        neurons: keys of the first hidden layer's neurons in ``mcmahan_2nn``.
-    """
-
-    delivery: DeliveryName
-    words: KeyChoice | None = None
-    hidden: KeyChoice | None = None
-    filters: KeyChoice | None = None
-    neurons: KeyChoice | None = None
-
-    def __post_init__(self) -> None:
-        checks.choice("delivery", self.delivery, get_args(DeliveryName))
-        if not self.chosen:
-            raise ConfigError("say what to select: words, hidden, filters or neurons.")
-        for name, choice in self.chosen.items():
-            if choice.structured != (name == "words"):
-                raise ConfigError(
-                    f"{name}.keys={choice.keys!r}: words are chosen from a client's own data, all "
-                    f"else at random. Use {' or '.join(_KINDS[name == 'words'])}."
-                )
-
-    @property
-    def chosen(self) -> dict[str, KeyChoice]:
-        """The choices that are set, by key space, words first."""
-        named = ((field.name, getattr(self, field.name)) for field in fields(self)[1:])
-        return {name: choice for name, choice in named if choice is not None}
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether some slices train only in rounds that public coins draw (keys = "shared")."""
-        return any(choice.keys == "shared" for choice in self.chosen.values())
-
-    def fetch(self) -> Delivery:
-        """Return the function that delivers slices."""
-        return _DELIVERIES[self.delivery]
-
-    def spaces(self, network: nn.Module) -> list[KeySpace]:
-        """Return the chosen key spaces of ``network``, in the order of ``chosen``."""
-        spaces = key_spaces(network)
-        for name in self.chosen:
-            if name not in spaces:
-                raise ConfigError(
-                    f"select.{name}: this network has none. Clients can select its "
-                    f"{' and '.join(spaces) or 'nothing'}."
-                )
-        return [spaces[name] for name in self.chosen]
-
-    def choosers(
-        self,
-        sizes: Sequence[int],
-        *,
-        counts: Callable[[int], Counts] | None = None,
-        always: Keys = (),
-        data_seed: int = 0,
-    ) -> list[KeyChooser]:
-        """Return one chooser of keys per key space, of ``sizes`` keys each.
-
-        Args:
-            sizes: number of keys K of each space.
-            counts: counts of words in a client's data; None if only public keys matter.
-            always: words that every client selects.
-            data_seed: seed of the devices' draws.
-        """
-        choosers: list[KeyChooser] = []
-        for (name, choice), size in zip(self.chosen.items(), sizes, strict=True):
-            # The words that every client selects leave room for one of its own.
-            minimum = len(always) + 1 if choice.structured else 1
-            if not minimum <= choice.m <= size:
-                raise ConfigError(
-                    f"select.{name}.m={choice.m}: must be from {minimum} to K={size}."
-                )
-            if choice.keys == "shared":
-                choosers.append(SharedKeys(size, choice.m, choice.seed))
-            elif choice.structured and counts is not None:
-                choosers.append(
-                    StructuredKeys(counts, choice.m, _STRATEGIES[choice.keys], data_seed, always)
-                )
-            else:
-                # structured keys, too, if there are no counts: only their number matters then
-                choosers.append(IndependentKeys(size, choice.m, data_seed))
-        return choosers
+    choosers: list[KeyChooser] = []
+    for (name, choice), size in zip(select.chosen.items(), sizes, strict=True):
+        # The words that every client selects leave room for one of its own.
+        minimum = len(always) + 1 if choice.structured else 1
+        if not minimum <= choice.m <= size:
+            raise ConfigError(f"select.{name}.m={choice.m}: must be from {minimum} to K={size}.")
+        if choice.keys == "shared":
+            choosers.append(SharedKeys(size, choice.m, choice.seed))
+        elif choice.structured and counts is not None:
+            choosers.append(
+                StructuredKeys(counts, choice.m, _STRATEGIES[choice.keys], data_seed, always)
+            )
+        else:
+            # structured keys, too, if there are no counts: only their number matters then
+            choosers.append(IndependentKeys(size, choice.m, data_seed))
+    return choosers

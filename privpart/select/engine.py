@@ -17,7 +17,7 @@ from torch import Tensor
 
 from accounting import checks
 from accounting.checks import ConfigError
-from privpart.client import LocalTraining, client_update
+from privpart.client import client_update
 from privpart.data.users import Users
 from privpart.engines.methods import client_generator
 from privpart.messages import ClientUpdate, RoundTask
@@ -25,6 +25,7 @@ from privpart.model import PartialModel
 from privpart.select.delivery import KEY_BYTES, Delivery, DeviceOnly, Fetch, SelectLedger, on_demand
 from privpart.select.keys import IndependentKeys, KeyChooser, Turns
 from privpart.select.layout import Keys, KeySpace, Layout, assemble, deselect
+from privpart.settings.client import LocalTraining
 
 Localize = Callable[[Tensor, Tensor, Sequence[Keys]], tuple[Tensor, Tensor]]
 """Translate (x, y) to a client's smaller network, given the client's keys per key space."""

@@ -18,10 +18,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from accounting import checks
-from privpart.client import LocalTraining, batch_loss
+from privpart.client import batch_loss, batch_rows, fresh_optimizer
 from privpart.data.batches import Batch, count_rows, take
 from privpart.model import PartialModel
 from privpart.plan import Rounds
+from privpart.settings.client import LocalTraining
 
 # layout, direction, seed, hashes of plan and model, and the round
 _HEADER = 64
@@ -128,7 +129,7 @@ def client_costs(
             of the round that takes most.
     """
     # the order of the examples changes nothing, so any generator will do
-    passed = sum(map(len, local.batches(checks.count("examples", examples), torch.Generator())))
+    passed = sum(map(len, batch_rows(local, checks.count("examples", examples), torch.Generator())))
     rows = min(examples, count_rows(batch))
     batch = take(batch, torch.arange(rows))
     kinds: dict[tuple[int, ...] | None, ClientCosts] = {}
@@ -186,7 +187,7 @@ def _memory(
     del loss
     trained = sum(model.flat[span].nbytes for span in model.spans(active))
     before = model.flat.clone()
-    optimizer, gradients = local.fresh_optimizer(model, active)
+    optimizer, gradients = fresh_optimizer(local, model, active)
     optimizer.step(gradients)
     model.flat.copy_(before)
     return StepMemory(

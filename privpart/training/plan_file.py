@@ -18,12 +18,10 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
-import torch
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import from_json, to_json
-from torch import nn
 
 from accounting import (
     ConfigError,
@@ -38,20 +36,22 @@ from accounting.calibrate import least_sampled_noise
 from accounting.cohorts import Sampling as Sampler
 from accounting.cohorts import SamplingChoice, sampled_passes
 from accounting.mechanisms.by_name import MechanismChoice
-from privpart.client import LocalTraining, LossName
-from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
-from privpart.model import PartialModel, refuse_batch_statistics
-from privpart.models import MODELS, Architecture, build_network
-from privpart.optimizer import ServerOptimizer
-from privpart.patterns import layer_groups, matching_parameters, trained_groups
+from privpart.patterns import Outline, layer_groups, matching_parameters, trained_groups
 from privpart.plan import AdaptiveClipping, PrivacyPlan, Schedule
 from privpart.run.population import PUBLIC_DATA, is_public, refuse_population
-from privpart.select.choice import SelectChoice
-from privpart.select.key_spaces import shrunk
-from privpart.select.keys import Counts, KeyChooser, Turns
-from privpart.select.layout import Layout
-from privpart.start_values import seed_bytes
+from privpart.settings.client import LocalTraining, LossName
+from privpart.settings.outlines import GROUPS, OUTLINES, outline_of
+from privpart.settings.ranges import seed_bytes
+from privpart.settings.select import SelectChoice
+from privpart.settings.server import ServerOptimizer
 from privpart.training import own_code
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from privpart.model import PartialModel
+    from privpart.select.keys import Counts, KeyChooser, Turns
+    from privpart.select.layout import Layout
 
 _WITH_USERS = ("shakespeare",)
 """Tasks whose examples already belong to users."""
@@ -157,26 +157,33 @@ class Model(_Table):
     seed: int | None = Field(None, description="of what is not in keep; None keeps all weights")
 
     @property
-    def builtin(self) -> Architecture | None:
-        """The network of ``privpart.models``; None if it is the author's own."""
-        return None if self.name is None else MODELS.get(self.name)
+    def outline(self) -> Outline | None:
+        """The parameters of the network of ``privpart.models``; None of the author's own."""
+        return None if self.name is None else outline_of(self.name, **self.sizes)
 
-    def network(self) -> nn.Module:
+    def network(self) -> "nn.Module":
         """Return the network of ``privpart.models``, not yet initialised."""
+        from privpart.models import build_network
+
         if self.name is None:
             raise ConfigError("model.name: is missing; this needs a network of privpart.models.")
         return build_network(self.name, **self.sizes)
 
     def partial(
         self,
-        module: nn.Module | Callable[[], nn.Module] | None = None,
+        module: "nn.Module | Callable[[], nn.Module] | None" = None,
         *,
         groups: tuple[tuple[str, ...], ...] | None = None,
         fingerprint: str | None = None,
-    ) -> PartialModel:
+    ) -> "PartialModel":
         """Return the model in its start state; ``module`` takes the place of the table's own."""
+        from torch.nn import Module
+
+        from privpart.model import PartialModel
+        from privpart.models import MODELS
+
         # An object's weights are somebody's work: only keep = [] says that a seed replaces them.
-        overwritten = isinstance(module, nn.Module) and self.seed is not None and not self.keep
+        overwritten = isinstance(module, Module) and self.seed is not None and not self.keep
         return PartialModel(
             self.network if module is None else module,
             train=self.train,
@@ -184,7 +191,7 @@ class Model(_Table):
             keep=self.keep or (),
             local=self.local,
             overwrite=overwritten,
-            initializers=None if self.builtin is None else self.builtin.initializers,
+            initializers=None if self.name is None else MODELS[self.name].initializers,
             groups=groups,
             fingerprint=fingerprint,
         )
@@ -192,22 +199,19 @@ class Model(_Table):
     def grouped(self) -> tuple[tuple[tuple[str, ...], ...], tuple[int, ...]]:
         """Return the names of each group's trainable parameters, and each group's size.
 
-        Of a network that is not ``builtin``, return the patterns of the groups, and size 1 for
-        each: their names and sizes would need the author's code. What a schedule costs does not
-        depend on them.
+        Of the author's own network, return the patterns of the groups, and size 1 for each: their
+        names and sizes would need the author's code. What a schedule costs does not depend on them.
         """
-        if self.builtin is None:
+        outline = self.outline
+        if outline is None or self.name is None:
             if self.groups is None:
                 raise ConfigError(
                     "model.groups: is missing; a schedule of one's own network names its groups."
                 )
             return tuple(map(tuple, self.groups)), (1,) * len(self.groups)
-        with torch.device("meta"):  # shapes only
-            module = self.network()
-        patterns = self.groups or self.builtin.groups or layer_groups(module)
-        groups = trained_groups(module, patterns, matching_parameters(module, self.train))
-        sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
-        return groups, tuple(sum(sizes[name] for name in names) for names in groups)
+        patterns = self.groups or GROUPS.get(self.name) or layer_groups(outline)
+        groups = trained_groups(outline, patterns, matching_parameters(outline, self.train))
+        return groups, tuple(map(outline.size, groups))
 
 
 class Data(_Table):
@@ -409,7 +413,7 @@ class PlanFile(_Table):
     def mechanism(self, sizes: tuple[int, ...] | None = None) -> Mechanism:
         """Return the mechanism; with groups that take turns, one of the chosen kind per group.
 
-        ``sizes`` are those of the groups, for a network that is not ``builtin``.
+        ``sizes`` are those of the groups, for the author's own network.
         """
         choice = self.privacy.mechanism
         if (sampling := self.privacy.sampling) is not None:
@@ -421,11 +425,18 @@ class PlanFile(_Table):
         sizes = self.model.grouped()[1] if sizes is None else sizes
         return choice.build_grouped(self.schedule.rounds(len(sizes)), sizes, self.participation())
 
-    def turns(self, model: PartialModel) -> Turns | None:
+    def turns(self, model: "PartialModel") -> "Turns | None":
         """Return the groups of slices under shared keys, and when each trains, if there are any."""
         if self.select is None:
             return None
-        spaces = self.select.spaces(model.module)
+        import torch
+
+        from privpart.select.choice import spaces_of
+        from privpart.select.key_spaces import shrunk
+        from privpart.select.keys import Turns
+        from privpart.select.layout import Layout
+
+        spaces = spaces_of(self.select, model.module)
         layout = Layout.of(model, spaces)
         choosers = self.choosers(layout)
         sizes = [choice.m for choice in self.select.chosen.values()]
@@ -434,13 +445,20 @@ class PlanFile(_Table):
         return Turns.of(layout, choosers, self.privacy.rounds) if self.select.takes_turns else None
 
     def choosers(
-        self, layout: Layout, *, counts: Callable[[int], Counts] | None = None
-    ) -> list[KeyChooser]:
-        """Return the key choosers of the table [select], see ``SelectChoice.choosers``."""
+        self, layout: "Layout", *, counts: "Callable[[int], Counts] | None" = None
+    ) -> "list[KeyChooser]":
+        """Return the key choosers of the table [select], see ``choosers_of``."""
         if self.select is None:
             return []
-        return self.select.choosers(
-            layout.sizes, counts=counts, always=(UNKNOWN, BEGIN), data_seed=self.data.seed
+        from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
+        from privpart.select.choice import choosers_of
+
+        return choosers_of(
+            self.select,
+            layout.sizes,
+            counts=counts,
+            always=(UNKNOWN, BEGIN),
+            data_seed=self.data.seed,
         )
 
     def context(self, code: dict[str, Any] | None = None) -> str:
@@ -457,7 +475,7 @@ class PlanFile(_Table):
         Args:
             code: what ``code()`` returned, for a run; None leaves the named code out of the hash.
             sizes: numbers of parameters of the groups that take turns, where the plan's network is
-                not ``builtin``; the cost does not depend on them.
+                the author's own; the cost does not depend on them.
         """
         p, sampling = self.privacy, self.privacy.sampling
         checks.probability("delta", p.delta)
@@ -657,7 +675,7 @@ def _refuse_misfits(plan: "PlanFile") -> None:
     if plan.model.seed is not None:
         seed_bytes(plan.model.seed)
     if plan.model.name is not None:
-        _refuse_network(plan.model)
+        _refuse_network(plan.model.name, plan.model)
     _refuse_schedule(plan)
     size = plan.data.clients_per_round
     if size is None:
@@ -685,7 +703,7 @@ def _of_tables(plan: "PlanFile") -> Faults:
             plan.select and (model.name is None or data.task is None)
         ),
         'model.name: shakespeare is next-word prediction; its model is "word_lm".': (
-            plays and model.name in set(MODELS) - {"word_lm"}
+            plays and model.name in set(OUTLINES) - {"word_lm"}
         ),
         'data.task: word_lm predicts the next word; its task is "shakespeare".': (
             data.task and not plays and model.name == "word_lm"
@@ -785,23 +803,32 @@ def _refuse_keys(data: "Data") -> None:
             raise ConfigError(f"data.{key}: is missing; {kind} needs it.{files}")
 
 
-def _refuse_network(model: "Model") -> None:
+def _refuse_network(name: str, model: "Model") -> None:
     """Refuse networks that cannot be built, trained in part, or held in memory."""
-    for name, value in model.sizes.items():
+    for key, value in model.sizes.items():
         for size in value if isinstance(value, list) else [value]:
             # The network refuses other types; a size that fills the memory must not reach it.
             if isinstance(size, int):
-                checks.count(f"model.sizes.{name}", int(size), minimum=0, maximum=_MOST_PARAMETERS)
-    with torch.device("meta"):  # shapes only
-        network = model.network()
-    refuse_batch_statistics(network)
-    matching_parameters(network, model.train)
-    total = sum(parameter.numel() for parameter in network.parameters())
+                checks.count(f"model.sizes.{key}", int(size), minimum=0, maximum=_MOST_PARAMETERS)
+    outline = outline_of(name, **model.sizes)
+    if any("_BatchNorm" in kinds for kinds in outline.kinds.values()):
+        _refuse_batch_statistics(model)
+    matching_parameters(outline, model.train)
+    total = outline.size(outline.shapes)
     if total > _MOST_PARAMETERS:
         raise ConfigError(
             f"model.sizes: the network has {total:,} parameters; must be at most "
             f"{_MOST_PARAMETERS:,}."
         )
+
+
+def _refuse_batch_statistics(model: "Model") -> None:
+    import torch
+
+    from privpart.model import refuse_batch_statistics
+
+    with torch.device("meta"):  # shapes only
+        refuse_batch_statistics(model.network())
 
 
 def _sentence(fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails

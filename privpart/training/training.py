@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from accounting.checks import ConfigError
 from privpart.client import (
-    LocalTraining,
     Loss,
     augmented,
     batch_loss,
@@ -45,13 +44,15 @@ from privpart.noise.source import NoiseSource, SeededSource
 from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
 from privpart.run.population import PUBLIC_DATA
-from privpart.select.choice import SelectChoice
+from privpart.select.choice import fetched_by, spaces_of
 from privpart.select.delivery import SeenByParty, seen_in
 from privpart.select.engine import SelectEngine, localize_tokens
 from privpart.select.key_spaces import shrunk
 from privpart.select.keys import Counts, Turns
 from privpart.select.layout import Layout
 from privpart.server import Server
+from privpart.settings.client import LocalTraining
+from privpart.settings.select import SelectChoice
 from privpart.start_values import load_weights
 from privpart.training import own_code
 from privpart.training.metric import Accuracy, Metric, measured
@@ -580,7 +581,7 @@ def _select_engine(
     plan: PlanFile, choice: SelectChoice, model: PartialModel, users: Users
 ) -> SelectEngine:
     """Clients with smaller networks; those that select words read the others as unknown."""
-    spaces = choice.spaces(model.module)
+    spaces = spaces_of(choice, model.module)
     layout = Layout.of(model, spaces)
     turns = plan.turns(model)
 
@@ -602,7 +603,7 @@ def _select_engine(
         local=plan.client,
         choosers=plan.choosers(layout, counts=counts),
         data_seed=plan.data.seed,
-        delivery=choice.fetch(),
+        delivery=fetched_by(choice),
         localize=None if choice.words is None else localize_tokens(UNKNOWN),
         turns=turns,
     )

@@ -77,6 +77,29 @@ def test_budgets_never_pay_for_torch():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        ["epsilon", "--plan", "examples/digits.toml"],
+        ["epsilon", "--plan", "examples/fedpart_digits.toml"],
+        ["mechanisms", "--plan", "examples/digits.toml", "--mechanism", "independent"],
+    ],
+    ids=" ".join,
+)
+def test_a_plan_is_read_and_its_cost_computed_without_torch(line):
+    """Also a plan whose groups take turns, of which the cost depends on."""
+    code = (
+        "import sys\nfrom privpart.cli.main import main\n"
+        f"sys.argv = ['privpart', *{line}]\n"
+        "try:\n    main()\nexcept SystemExit as ended:\n    assert not ended.code\n"
+        "assert 'torch' not in sys.modules"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)
+    assert done.returncode == 0, done.stderr
+    assert "epsilon" in done.stdout
+
+
 SHORT = ["--rounds", "16", "--max-participations", "1"]
 SAMPLED = ["epsilon", "--rounds", "8", "--noise-multiplier", "4", "--sampling"]
 

@@ -12,12 +12,13 @@ import torch
 from small_study import PLAN, changed
 
 from accounting import ConfigError
-from privpart.optimizer import ExactOptimizer, FlatOptimizer, ServerOptimizer
+from privpart.optimizer import ExactOptimizer, FlatOptimizer
 from privpart.run.begin import create_run
 from privpart.run.folder import RunFolder
 from privpart.run.ledger import LEDGER, Ledger, SigningKey
 from privpart.run.report import run_report
 from privpart.run.store import StorageError, decode_state, write_state
+from privpart.settings.server import ServerOptimizer
 from privpart.training.replay import replay
 
 ROUNDS = 2

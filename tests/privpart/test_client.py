@@ -7,7 +7,7 @@ from torch.nn.functional import cross_entropy
 
 from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
-from privpart.client import mean_loss
+from privpart.client import batch_rows, mean_loss
 from privpart.clip import clip
 from privpart.models import small_cnn
 from privpart.training.metric import accuracy
@@ -89,7 +89,7 @@ def test_loss_of_a_language_model_is_the_mean_over_tokens_without_padding():
 
 def test_steps_cut_the_passes_off():
     def rows(local):
-        return [b.tolist() for b in local.batches(10, torch.Generator().manual_seed(5))]
+        return [b.tolist() for b in batch_rows(local, 10, torch.Generator().manual_seed(5))]
 
     passes = rows(LocalTraining(0.1, epochs=3, batch_size=4))
     assert [len(b) for b in passes] == [4, 4, 2] * 3

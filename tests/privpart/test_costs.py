@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from privpart import LocalTraining, PartialModel
+from privpart.client import batch_rows
 from privpart.models import MODELS, build_network
 from privpart.patterns import trained_groups
 from privpart.plan import Schedule
@@ -66,7 +67,7 @@ def test_attention_counts():
     ],
 )
 def test_a_round_is_every_example_that_passes_through(local, examples, seen):
-    passed = sum(len(rows) for rows in local.batches(examples, torch.Generator()))
+    passed = sum(len(rows) for rows in batch_rows(local, examples, torch.Generator()))
     assert passed == seen
     assert measure(local=local, examples=examples).forward_flops == seen * 2 * (5 * 6 + 6 * 4)
 

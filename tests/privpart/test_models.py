@@ -19,7 +19,8 @@ from privpart.models import (
     resnet8,
     resnet18,
 )
-from privpart.patterns import matching_parameters
+from privpart.patterns import Outline, matching_parameters
+from privpart.settings.outlines import OUTLINES, outline_of
 
 
 def meta(name, **sizes) -> nn.Module:
@@ -31,6 +32,36 @@ def meta(name, **sizes) -> nn.Module:
 def numbers(module: nn.Module, patterns=("*",)) -> int:
     sizes = {name: p.numel() for name, p in module.named_parameters()}
     return sum(sizes[name] for name in matching_parameters(module, patterns))
+
+
+SIZES = {
+    "small_cnn": [
+        {"channels": (16, 32), "hidden": 512, "image_size": 8},
+        {"channels": [3, 5], "hidden": 7, "image_size": 11, "classes": 2, "kernel": 5, "groups": 0},
+    ],
+    "mcmahan_2nn": [{}, {"inputs": 5, "hidden": 6, "classes": 7}],
+    "bag_of_words": [{}, {"words": 3, "tags": 4}],
+    "resnet8": [{}, {"classes": 3, "width": 6, "channels": 1}, {"norm": "batch"}],
+    "resnet18": [{}, {"classes": 3, "width": 6, "channels": 1}, {"norm": "batch"}],
+    "word_lm": [{}, {"vocabulary": 9, "width": 6, "heads": 3, "hidden": 5, "layers": 2}],
+    "text_transformer": [
+        {},
+        {"vocabulary": 9, "classes": 4, "width": 6, "heads": 3, "hidden": 5, "layers": 1},
+    ],
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_plans_are_read_from_an_outline_that_is_the_networks_own(name):
+    assert list(OUTLINES) == list(MODELS)
+    assert (
+        inspect.signature(OUTLINES[name]).parameters
+        == inspect.signature(MODELS[name].build).parameters
+    )
+    for sizes in SIZES.get(name, [{}, {"classes": 3}]):
+        own, network = outline_of(name, **sizes), Outline.of(meta(name, **sizes))
+        assert own == network
+        assert [*own.shapes] == [*network.shapes]
 
 
 def test_fedpt_table_6():

@@ -16,7 +16,7 @@ from privpart import (
     RoundTask,
     Users,
 )
-from privpart.client import batch_loss
+from privpart.client import batch_loss, batch_rows
 from privpart.engines.methods import client_generator
 
 pytestmark = pytest.mark.usefixtures("quick_workers")
@@ -403,7 +403,7 @@ def by_hand(client, number, own, local):
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
     options = {"momentum": local.momentum} if local.momentum else {}
     optimizer = kinds[local.optimizer](module.parameters(), lr=local.learning_rate, **options)
-    for rows in local.batches(len(x), client_generator(5, number, client)):
+    for rows in batch_rows(local, len(x), client_generator(5, number, client)):
         optimizer.zero_grad()
         cross_entropy(module(x[rows]), y[rows]).backward()
         optimizer.step()

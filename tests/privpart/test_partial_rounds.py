@@ -23,6 +23,7 @@ from privpart import (
     client_update,
     fit,
 )
+from privpart.client import batch_rows
 from privpart.plan import Schedule
 from privpart.run.begin import create_run
 from privpart.run.report import run_report
@@ -156,7 +157,7 @@ def test_fedprox_is_the_gradient_of_its_term_over_the_active_part():
     local = LocalTraining(0.1, batch_size=5, steps=2, objective="fedprox", mu=0.8)
     x, y = examples()
     flat = start.clone()
-    order = list(local.batches(12, torch.Generator().manual_seed(0)))
+    order = list(batch_rows(local, 12, torch.Generator().manual_seed(0)))
     for batch in order:
         leaf = flat.clone().requires_grad_()
         logits = torch.func.functional_call(model.module, model.views(leaf), (x[batch],))

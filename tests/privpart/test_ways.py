@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from privpart import LocalTraining, PartialModel, RoundTask, Users
+from privpart.client import batch_rows
 from privpart.engines.methods import Method, client_generator
 
 CLIENTS = 4
@@ -103,7 +104,7 @@ def in_float64(model, data, client):
     trained = [dict(network.named_parameters())[name] for name in model.trainable]
     before = [p.detach().clone() for p in trained]
     rows = data.indices[client]
-    for batch in LOCAL.batches(len(rows), client_generator(5, 0, client)):
+    for batch in batch_rows(LOCAL, len(rows), client_generator(5, 0, client)):
         x, y = data.x[rows][batch], data.y[rows][batch]
         loss = functional.cross_entropy(network(x), y)
         gradients = torch.autograd.grad(loss, trained, materialize_grads=True)

@@ -187,7 +187,7 @@ def _replica(plan: PlanFile, path: Path, replay: bool) -> tuple[Replica, int]:
     """
     if plan.select is not None:
         raise ConfigError(f"plan {path}: has [select], whose updates are slices; not audited.")
-    if plan.model.builtin is not None:
+    if plan.model.name is not None:
         model = plan.model.partial(groups=plan.groups())
     else:
         tell_of_code(plan)

@@ -27,9 +27,9 @@ from privpart.engines.canaries import CanaryClients, cohorts_with_canaries
 from privpart.loop import fit
 from privpart.messages import ClientId, ClientUpdate, RoundTask
 from privpart.noise.source import SeededSource
-from privpart.optimizer import ServerOptimizer
 from privpart.plan import PrivacyPlan
 from privpart.server import RoundCounts, Server
+from privpart.settings.server import ServerOptimizer
 
 Array = NDArray[np.float64]
 Step = Callable[[], None]

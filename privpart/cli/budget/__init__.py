@@ -1,8 +1,8 @@
 """Budget commands: ``privpart epsilon``, ``calibrate`` and ``mechanisms``.
 
 They report what a planned run costs, find the least noise or the most training that meets a
-budget, and show what memory buys at the same guarantee. None of them imports torch, except to read
-a plan file.
+budget, and show what memory buys at the same guarantee. None of them imports torch, except for a
+plan whose clients select slices.
 """
 
 from privpart.cli.budget.calibrate import calibrate

@@ -71,7 +71,7 @@ class Promise:
 
     @classmethod
     def planned(cls, path: Path, population: int | None) -> "Promise":
-        """Read a plan file. It takes a second: plans contain optimisers, which need torch."""
+        """Read a plan file, without torch unless its clients select slices."""
         from privpart.training.plan_file import read
 
         plan = read(path)

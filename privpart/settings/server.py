@@ -1,0 +1,38 @@
+"""Server optimiser: the settings of the server's steps, a plan's table ``[server]``."""
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from accounting import checks
+from accounting.checks import ConfigError
+
+Kind = Literal["sgd", "adam", "adagrad"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerOptimizer:
+    """Settings of a ``torch.optim`` optimiser of the flat vector (Reddi et al. 2021, Algorithm 2).
+
+    An optimiser sees only noised sums, so its choice costs no privacy.
+
+    Args:
+        kind: "sgd", "adam" or "adagrad".
+        learning_rate: > 0; 1.0 with "sgd" and no momentum is plain averaging.
+        momentum: for "sgd" only, in [0, 1).
+        adaptivity: for "adam" and "adagrad": the constant added to the root of the second moment,
+            > 0.
+    """
+
+    kind: Kind = "sgd"
+    learning_rate: float = 1.0
+    momentum: float = 0.0
+    adaptivity: float = 1e-3
+
+    def __post_init__(self) -> None:
+        checks.choice("kind", self.kind, get_args(Kind))
+        checks.positive("learning_rate", self.learning_rate)
+        checks.positive("adaptivity", self.adaptivity)
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
+        if self.momentum and self.kind != "sgd":
+            raise ConfigError(f"momentum={self.momentum}: only for sgd. Leave it out.")
