@@ -23,7 +23,7 @@ from privpart import (
     client_update,
     fit,
 )
-from privpart.client import batch_rows
+from privpart.client import batch_rows, fresh_optimizer
 from privpart.plan import Schedule
 from privpart.run.begin import create_run
 from privpart.run.report import run_report
@@ -134,7 +134,7 @@ def test_inactive_groups_keep_their_bits_and_have_no_gradient():
 
 def test_the_state_of_a_clients_optimiser_is_that_of_the_active_part():
     model = network()
-    optimizer, into = LocalTraining(0.1, optimizer="adam").fresh_optimizer(model, (0, 2))
+    optimizer, into = fresh_optimizer(LocalTraining(0.1, optimizer="adam"), model, (0, 2))
     optimizer.step(into)
     # of each part: how many steps, and two running means
     sizes = [tensor.numel() for tensor in optimizer.tensors().values()]
