@@ -7,10 +7,11 @@ be turned into an epsilon. An update that the true examples do not explain is no
 
 import itertools
 import math
+import time
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from statistics import median
 from typing import Any, ClassVar, Generic, TypeVar
@@ -92,21 +93,21 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         return self.model
 
     @abstractmethod
-    def computed(self, number: int, options: dict[str, Any]) -> SeenT:
+    def _computed(self, number: int, options: dict[str, Any]) -> SeenT:
         """Return what the client sends of batch ``number``, with these options of ``observe``."""
 
     @abstractmethod
-    def given(self, update: Mapping[str, Tensor], fields: dict[str, Any]) -> SeenT:
+    def _given(self, fields: dict[str, Any]) -> SeenT:
         """Return the observation of a given update; ``fields`` are those of any observation."""
 
     @abstractmethod
-    def scored(
+    def _scored(
         self, view: str, attack: str, result: ResultT, number: int, match: dict[str, Any]
     ) -> list[TrialT]:
         """Return a trial per example of the batch; ``match`` has its truth_match and untried."""
 
     @abstractmethod
-    def nothing(self, number: int) -> ResultT:
+    def _nothing(self, number: int) -> ResultT:
         """Return what stands for the result where nothing was attacked."""
 
     @abstractmethod
@@ -205,24 +206,22 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
 
     def observe(self, view: str, adversary: Adversary, number: int) -> SeenT:
         """Return what that adversary sees of batch ``number``."""
-        patterns = self.every_view[view]
         options: dict[str, Any] = {"loss": self.client_loss, "local": self.local, "clip": self.clip}
         if self.update is not None:
-            std = noise_std_of(self.clip, self.noise_multiplier)
             names = [name for name, _ in self.model.named_parameters() if name in self.update]
             options |= {
                 "update": {name: self.update[name] for name in names},
                 "state": double_state(self.model),
                 "shape": tuple(self.x.shape),
                 "labels": self.y if self.reveal_labels else None,
-                "noise_std": std,
+                "noise_std": noise_std_of(self.clip, self.noise_multiplier),
             }
-            return self.given(self.update, options).restrict(select(names, patterns))
-        options |= {"visible": patterns, "reveal_labels": self.reveal_labels}
+            return self._given(options).restrict(self.names[view])
+        options |= {"visible": self.every_view[view], "reveal_labels": self.reveal_labels}
         if adversary == "recipient":
             options["noise_multiplier"] = self.noise_multiplier
             options["generator"] = torch.Generator().manual_seed(self.seed + number)
-        return self.computed(number, options)
+        return self._computed(number, options)
 
     @cached_property
     def explanation(self) -> Explanation:
@@ -291,23 +290,24 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
             key += f"/clip {self.clip!r}/noise {self.noise_multiplier!r}"
         if key in self._tried:
             return self._tried[key]
+        attacks: Iterable[str] = self._attacks
         if norm(observed.update) == 0 or not self.explanation.explained:
             untried = "nothing sent" if self.explanation.explained else "void"
             match = {"truth_match": self.explanation.residual, "untried": untried}
-            stand_in = self.nothing(number)
-            return [[trial] for trial in self.scored(view, NO_ATTACK, stand_in, number, match)]
-        net = ready(self.net, observed.training)
-        match = {"truth_match": residual_of(net, observed, *self.client(number))}
+            attacks = ()
+        else:
+            net = ready(self.net, observed.training)
+            match = {"truth_match": residual_of(net, observed, *self.client(number))}
         trials: list[list[TrialT]] = [[] for _ in range(self.batch)]
-        for name in self._attacks:
+        for name in attacks:
             if (result := self._result(key, name, observed, number)) is not None:
-                scored = self.scored(view, name, result, number, match)
+                scored = self._scored(view, name, result, number, match)
                 trials = [[*a, b] for a, b in zip(trials, scored, strict=True)]
                 if all(most_severe(of_example) == "recovered" for of_example in trials):
                     break
         if not trials[0]:  # no attack applies
-            stand_in = self.nothing(number)
-            trials = [[t] for t in self.scored(view, NO_ATTACK, stand_in, number, match)]
+            scored = self._scored(view, NO_ATTACK, self._nothing(number), number, match)
+            trials = [[trial] for trial in scored]
         self._tried[key] = trials
         return trials
 
@@ -317,8 +317,10 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
             return before[name]
         if self.progress is not None:
             self.progress(f"{key}: {name}")
+        started = time.perf_counter()
         result = self._attacks[name](self.model, observed, self.seed + number)
         if result is not None:
+            result = replace(result, seconds=time.perf_counter() - started)
             self._done[key] = {**before, name: result}
         return result
 
@@ -345,22 +347,20 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         bound = guarantee(Independent(1), Participation(1), noise_multiplier=z) if z else None
         return {
             "seed": self.seed,
-            "threat": self._threat() | threat | {"attacks": list(self._attacks)},
+            "threat": {
+                "update": "gradient" if self.local is None else "delta",
+                "origin": "computed" if self.update is None else "given",
+                "local": None if self.local is None else asdict(self.local),
+                "batch": self.batch,
+                "labels": "revealed" if self.reveal_labels else "inferred",
+                "clip": self.clip,
+                "noise_multiplier": z,
+                "noise_std": noise_std_of(self.clip, z),
+                **threat,
+                "attacks": list(self._attacks),
+            },
             "bound": bound,
             "delta": self.delta,
             "schedule": tuple(self.schedule),
             "explanation": self.explanation,
-        }
-
-    def _threat(self) -> dict[str, Any]:
-        """Return what the attacker knows and what was done to the update, as JSON types."""
-        return {
-            "update": "gradient" if self.local is None else "delta",
-            "origin": "computed" if self.update is None else "given",
-            "local": None if self.local is None else asdict(self.local),
-            "batch": self.batch,
-            "labels": "revealed" if self.reveal_labels else "inferred",
-            "clip": self.clip,
-            "noise_multiplier": self.noise_multiplier,
-            "noise_std": noise_std_of(self.clip, self.noise_multiplier),
         }

@@ -65,22 +65,23 @@ def defences(
         raise ConfigError("clips, noise_multipliers: pass at least one of each.")
     for z in noise_multipliers:
         checks.nonnegative("noise_multipliers", z)
-    looks: list[Adversary] = ["recipient" if z > 0 else "server" for z in noise_multipliers]
     return [
-        _point(replace(audit, clip=clip, noise_multiplier=z, adversaries=(adversary,)))
+        _point(audit, clip, z)
         for clip in clips
-        for z, adversary in zip(noise_multipliers, looks, strict=True)
+        for z in noise_multipliers
         if clip is not None or z == 0
     ]
 
 
-def _point(audit: Audit[Any, Any, Any]) -> DefencePoint:
+def _point(audit: Audit[Any, Any, Any], clip: float | None, z: float) -> DefencePoint:
+    adversary: Adversary = "recipient" if z > 0 else "server"
+    audit = replace(audit, clip=clip, noise_multiplier=z, adversaries=(adversary,))
     report = audit.report()
     (row,) = report.rows
     text = isinstance(row, TextRow)
     return DefencePoint(
-        clip=audit.clip,
-        noise_multiplier=audit.noise_multiplier,
+        clip=clip,
+        noise_multiplier=z,
         scores=tuple(t.score.rouge for t in row.best) if text else row.psnr,
         baselines=tuple(t.guess.rouge if text else t.baseline for t in row.best),
         verdict=report.verdict,

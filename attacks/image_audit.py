@@ -1,7 +1,7 @@
 """Image audit: what an update gives away of the images that a client trained on."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -131,32 +131,23 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
                 f"decoys: rank an image by itself; leave them out at batch={self.batch}."
             )
 
-    def computed(self, number: int, options: dict[str, Any]) -> Observation:
-        """Return what the client sends of batch ``number``."""
+    def _computed(self, number: int, options: dict[str, Any]) -> Observation:
         x, y = self.client(number)
         observed = observe(self.model, x, y, **options)
         return with_buffers(self.model, observed, x) if self.send_buffers else observed
 
-    def given(self, update: Mapping[str, Tensor], fields: dict[str, Any]) -> Observation:
-        """Return the observation of a given update."""
-        buffers = buffers_after(self.model, update, changes=self.local is not None)
+    def _given(self, fields: dict[str, Any]) -> Observation:
+        buffers = buffers_after(self.model, self.update or {}, changes=self.local is not None)
         return Observation(**fields, training=self.model.training, buffers=buffers)
 
-    def nothing(self, number: int) -> Reconstruction:
-        """Return grey images."""
+    def _nothing(self, number: int) -> Reconstruction:
         x, y = self.client(number)
         grey = torch.full_like(x, 0.5, dtype=torch.float64)
-        return Reconstruction(grey, y, math.inf, "not run", 0, 0.0, ())
+        return Reconstruction(grey, y, math.inf, "not run", 0, ())
 
-    def scored(
-        self,
-        view: str,
-        attack: str,
-        result: Reconstruction,
-        number: int,
-        match: dict[str, Any],
+    def _scored(
+        self, view: str, attack: str, result: Reconstruction, number: int, match: dict[str, Any]
     ) -> list[ImageTrial]:
-        """Return a trial per image of the batch."""
         floor = self._floor[self.rows_of(number)]
         return score(view, attack, result, self.client(number)[0], floor, match)
 

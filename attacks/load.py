@@ -19,6 +19,7 @@ from accounting.checks import ConfigError
 _NO_PICKLE = " It may be a pickle, which can run code; save its tensors with safetensors."
 _MOST_BYTES = 2**33  # of the arrays of an .npz file, which may unpack to much more than its size
 _DIGITS = 10
+_OF_ZIP = (zipfile.BadZipFile, zlib.error)
 _WRAPPERS = ("_module.", "module.", "_orig_mod.")  # Opacus, DataParallel, torch.compile
 
 
@@ -47,12 +48,10 @@ def read_update(path: Path) -> dict[str, Tensor]:
     except SafetensorError as error:
         hint = _NO_PICKLE if content[:2] == b"PK" or content[:1] == b"\x80" else ""
         raise ConfigError(f"{path}: is not a valid .safetensors file: {error}.{hint}") from None
-    return unwrapped({name: _computable(value) for name, value in sorted(tensors.items())})
-
-
-def _computable(value: Tensor) -> Tensor:
-    """Return numbers of eight bits in a type that torch computes with."""
-    return value.float() if value.is_floating_point() and value.element_size() == 1 else value
+    for name, value in tensors.items():
+        if value.is_floating_point() and value.element_size() == 1:  # torch computes with no such
+            tensors[name] = value.float()
+    return unwrapped(dict(sorted(tensors.items())))
 
 
 def _arrays(path: Path, content: bytes) -> dict[str, Tensor]:
@@ -64,12 +63,10 @@ def _arrays(path: Path, content: bytes) -> dict[str, Tensor]:
             raise ConfigError(f"{path}: unpacks to {size} bytes; at most {_MOST_BYTES} are read.")
         with np.load(io.BytesIO(content), allow_pickle=False) as file:
             arrays = {name: np.asarray(file[name]) for name in sorted(file, key=_by_number)}
-    except (OSError, ValueError, KeyError, EOFError, MemoryError, NotImplementedError) as error:
-        if isinstance(error, ConfigError):
-            raise
+    except ConfigError:
+        raise
+    except (OSError, ValueError, KeyError, EOFError, MemoryError, RuntimeError, *_OF_ZIP) as error:
         raise ConfigError(f"{path}: is not a valid .npz file of numbers: {error}.") from None
-    except (zipfile.BadZipFile, zlib.error, RuntimeError) as error:
-        raise ConfigError(f"{path}: is not a valid .npz file: {error}.") from None
     return {name: _tensor(path, name, array) for name, array in arrays.items()}
 
 

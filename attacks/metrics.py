@@ -5,6 +5,7 @@ import math
 import numpy as np
 import torch
 from scipy.optimize import linear_sum_assignment
+from scipy.signal.windows import gaussian
 from torch import Tensor
 from torch.nn.functional import conv2d
 
@@ -50,7 +51,9 @@ def ssim(x: Tensor, reference: Tensor) -> Tensor:
             f"x: shape {tuple(x.shape)}; must be (B, C, H, W), that of the reference."
         )
     a, b = _in_range("x", x), _in_range("reference", reference)
-    window = _gaussian_window(min(11, *((side - 1) // 2 * 2 + 1 for side in a.shape[-2:])))
+    line = gaussian(min(11, *((side - 1) // 2 * 2 + 1 for side in a.shape[-2:])), std=1.5)
+    bell = torch.from_numpy(np.outer(line, line))
+    window = (bell / bell.sum())[None, None]
 
     def blur(image: Tensor) -> Tensor:
         return conv2d(image.flatten(0, 1)[:, None], window)
@@ -138,14 +141,6 @@ def baseline_images(
     if class_means is not None:
         guesses["class mean"] = class_means.double().expand_as(truth)
     return guesses
-
-
-def _gaussian_window(size: int, std: float = 1.5) -> Tensor:
-    """Return a (1, 1, size, size) window that sums to one."""
-    line = torch.arange(size, dtype=torch.float64) - (size - 1) / 2
-    bell = (-line.square() / (2 * std**2)).exp()
-    window = bell.outer(bell)
-    return (window / window.sum())[None, None]
 
 
 def _in_range(name: str, value: Tensor) -> Tensor:

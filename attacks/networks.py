@@ -68,20 +68,18 @@ def smooth_mlp(
     *,
     channels: int = 1,
     size: int = 8,
-    hidden: int = 32,
     classes: int = 10,
 ) -> nn.Sequential:
     """Return dense1, tanh, dense2 on the flattened image, initialised like ``smooth_lenet``."""
     pixels = checks.count("channels", channels) * checks.count("size", size) ** 2
-    hidden = checks.count("hidden", hidden)
     classes = checks.count("classes", classes, minimum=2)
 
     def build() -> nn.Sequential:
         layers: dict[str, nn.Module] = {
             "flatten": nn.Flatten(),
-            "dense1": nn.Linear(pixels, hidden),
+            "dense1": nn.Linear(pixels, 32),
             "tanh1": nn.Tanh(),
-            "dense2": nn.Linear(hidden, classes),
+            "dense2": nn.Linear(32, classes),
         }
         return nn.Sequential(OrderedDict(layers))
 

@@ -1,9 +1,8 @@
 """Text audit: what an update gives away of the sentences that a client trained on."""
 
 import math
-import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,6 +22,7 @@ from attacks.text.observation import (
     observe_text,
     text_model,
     vocabulary,
+    without_padding,
 )
 from attacks.text.read import ReadText, span_test
 from attacks.text.score import TextScore, bigram_guess, text_scores, token_f1, unigram_guess
@@ -56,11 +56,8 @@ def _tokens_alone(read: Callable[[nn.Module, TextObservation], Tensor | None]) -
     """Return an attack that shows the distinct tokens that ``read`` does."""
 
     def attack(model: nn.Module, observed: TextObservation, _: int) -> ReadText | None:
-        started = time.perf_counter()
         bag = read(model, observed)
-        if bag is None:
-            return None
-        return ReadText((), frozenset(bag.tolist()), math.inf, time.perf_counter() - started)
+        return None if bag is None else ReadText((), frozenset(bag.tolist()), math.inf)
 
     return attack
 
@@ -138,29 +135,20 @@ class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
         """The model in eval mode, from ids to logits."""
         return text_model(self.model, self.pad)
 
-    def computed(self, number: int, options: dict[str, Any]) -> TextObservation:
-        """Return what the client sends of batch ``number``."""
+    def _computed(self, number: int, options: dict[str, Any]) -> TextObservation:
         rows = self.rows_of(number)
         labels = None if self.y is None else self.y[rows]
         return observe_text(self.model, self.x[rows], labels, pad=self.pad, **options)
 
-    def given(self, _: Mapping[str, Tensor], fields: dict[str, Any]) -> TextObservation:
-        """Return the observation of a given update."""
+    def _given(self, fields: dict[str, Any]) -> TextObservation:
         return TextObservation(**fields, pad=self.pad, language=self.y is None)
 
-    def nothing(self, number: int) -> ReadText:
-        """Return no sentence."""
-        return ReadText((), frozenset(), math.inf, 0.0)
+    def _nothing(self, _: int) -> ReadText:
+        return ReadText((), frozenset(), math.inf)
 
-    def scored(
-        self,
-        view: str,
-        attack: str,
-        result: ReadText,
-        number: int,
-        match: dict[str, Any],
+    def _scored(
+        self, view: str, attack: str, result: ReadText, number: int, match: dict[str, Any]
     ) -> list[TextTrial]:
-        """Return a trial per sentence of the batch."""
         rows = self.rows_of(number)
         bag = token_f1(sorted(result.tokens), sorted(self._tokens_of(number)))
         scores = text_scores(result.sentences, self._truth[rows])
@@ -204,7 +192,7 @@ class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
 
     @cached_property
     def _truth(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(_unpadded(row, self.pad) for row in self.x.tolist())
+        return tuple(without_padding(row, self.pad) for row in self.x.tolist())
 
     @cached_property
     def _guesses(self) -> dict[str, tuple[TextScore, ...]]:
@@ -220,7 +208,11 @@ class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
     @cached_property
     def _floor(self) -> list[Guess]:
         """The best guess of each sentence; zeros without public sentences."""
-        bags = [self._guessed_bag(number) for number in self.batches]
+        counts = Counter(token for sentence in self.public for token in sentence)
+        ranked = sorted(counts, key=lambda token: (-counts[token], token))
+        # we let the guess know how many distinct tokens the batch has
+        truths = [sorted(self._tokens_of(number)) for number in self.batches]
+        bags = [token_f1(ranked[: len(truth)], truth) for truth in truths]
         return [
             Guess(
                 f1=max((scores[i].f1 for scores in self._guesses.values()), default=0.0),
@@ -230,20 +222,5 @@ class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
             for i in range(len(self._truth))
         ]
 
-    def _guessed_bag(self, number: int) -> float:
-        """Return the F1 of the likeliest tokens, of which we let the guess know the number."""
-        truth = self._tokens_of(number)
-        counts = Counter(token for sentence in self.public for token in sentence)
-        ranked = sorted(counts, key=lambda token: (-counts[token], token))
-        return token_f1(ranked[: len(truth)], sorted(truth))
-
     def _tokens_of(self, number: int) -> set[int]:
         return {token for sentence in self._truth[self.rows_of(number)] for token in sentence}
-
-
-def _unpadded(row: Sequence[int], pad: int | None) -> tuple[int, ...]:
-    """Return a row without the padding after the sentence."""
-    end = len(row)
-    while pad is not None and end and row[end - 1] == pad:
-        end -= 1
-    return tuple(row[:end])

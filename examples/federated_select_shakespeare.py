@@ -272,14 +272,15 @@ def main() -> None:
 def plot(curves, measured, file: Path) -> None:
     figure, axes = drawing.panels(len(curves))
     for axis, (kind, lines) in zip(axes, curves.items(), strict=True):
-        styles = drawing.Styles(list(lines))
+        styles = drawing.Styles()
         for name, points in lines.items():
             size, middle, spread = (list(own) for own in zip(*sorted(points), strict=True))
             level, band = [100 * m for m in middle], [100 * s for s in spread]
+            style = styles.of(name)
             if name == "whole":
                 drawing.no_noise(axis, level[0], band[0], label="whole model")
             else:
-                drawing.band(axis, size, level, band, styles.of(name))
+                drawing.band(axis, size, level, band, style)
         drawing.log_axis(axis.xaxis, "client model / whole model")
         axis.set_ylabel(f"{measured[kind]}, %")
         drawing.legend(axis)

@@ -72,12 +72,16 @@ class Bound:
         >>> print(Bound("pooled t", "independent Gaussian scores", 0.9, 3.87519, 1e-5, 0.95))
         epsilon at least 3.875 at delta 1e-05 (pooled t, 95 %; assumes independent Gaussian scores)
         """
-        floor = math.floor(self.epsilon * 1000) / 1000
         assumed = "no assumption" if self.assumption == NONE else f"assumes {self.assumption}"
         return (
-            f"epsilon at least {floor:.3f} at delta {self.delta:g} "
+            f"epsilon at least {self.least} at delta {self.delta:g} "
             f"({self.method}, {percent(self.confidence)}; {assumed})"
         )
+
+    @property
+    def least(self) -> str:
+        """Epsilon with three decimals, rounded down."""
+        return str(Decimal(repr(self.epsilon)).quantize(Decimal("0.001"), ROUND_FLOOR))
 
 
 def percent(confidence: float) -> str:

@@ -72,43 +72,37 @@ class Canaries:
         return (0, self.dim) if self.within is None else self.within
 
     @cached_property
-    def _supports(self) -> tuple[Tensor, Tensor]:
-        """Coordinates in random order, of which canary j owns j, j + count, ..., and entries."""
+    def _supports(self) -> tuple[NDArray[np.int64], NDArray[np.int64], Array]:
+        """Coordinates of the part in random order, of which canary j owns j, j + count, ...
+
+        And the owner and the entry of each coordinate; a vector is read fastest in its own order.
+        """
         start, end = self._part()
         raw = np.random.PCG64(np.random.SeedSequence([self.seed, self.count, self.dim, start, end]))
-        order = np.argsort(raw.random_raw(end - start), kind="stable") + start
+        order = np.argsort(raw.random_raw(end - start), kind="stable")
         signs = np.where(raw.random_raw(end - start) >> np.uint64(63), 1.0, -1.0)
-        owners = np.arange(end - start) % self.count
-        entries = signs / np.sqrt(np.bincount(owners, minlength=self.count))[owners]
-        return torch.from_numpy(order), torch.from_numpy(entries)
-
-    @cached_property
-    def _in_place(self) -> tuple[NDArray[np.int64], Array]:
-        """Owner and entry of each coordinate; a vector read in its own order is read faster."""
-        order, entries = (tensor.numpy() for tensor in self._supports)
-        start, end = self._part()
-        owners = np.empty(end - start, dtype=np.int64)
-        owners[order - start] = np.arange(end - start) % self.count
-        in_place = np.empty(end - start)
-        in_place[order - start] = entries
-        return owners, in_place
+        turn = np.arange(end - start) % self.count
+        owners, entries = np.empty_like(turn), np.empty_like(signs)
+        owners[order] = turn
+        entries[order] = signs / np.sqrt(np.bincount(turn, minlength=self.count))[turn]
+        return order, owners, entries
 
     def update(self, j: int, norm: float = 1.0) -> Tensor:
         """Return canary j's update, shape (dim,), float32, of length ``norm``."""
         j = checks.count("j", j, minimum=0, maximum=self.count - 1)
         norm = checks.positive("norm", norm)
-        order, entries = self._supports
+        order, _, entries = self._supports
+        places = order[j :: self.count]
         sent = torch.zeros(self.dim)
-        sent[order[j :: self.count]] = (entries[j :: self.count] * norm).float()
+        sent[places + self._part()[0]] = torch.from_numpy(entries[places] * norm).float()
         return sent
 
     def project(self, vector: Tensor) -> Tensor:
         """Return the projections of a vector (dim,) on all directions: (count,), float64."""
         if vector.shape != (self.dim,):
             raise ConfigError(f"vector: shape {tuple(vector.shape)}; must be ({self.dim},).")
-        owners, entries = self._in_place
-        start, end = self._part()
-        part = vector.detach().cpu().numpy()[start:end]
+        _, owners, entries = self._supports
+        part = vector.detach().cpu().numpy()[slice(*self._part())]
         sums = np.bincount(owners, weights=part * entries, minlength=self.count)
         return torch.from_numpy(sums)
 

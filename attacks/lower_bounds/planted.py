@@ -181,29 +181,24 @@ class PlantedCanaries:
         self, mechanism: Mechanism, participation: Participation, seed: int, spare: bool
     ) -> list[_Part]:
         """Return the canaries of each group, which begin where those of the group before end."""
-        groups = mechanism.groups
-        mechanisms = [mechanism] if groups is None else list(groups.mechanisms)
-        active = [list(range(mechanism.rounds))] if groups is None else groups.active_rounds()
-        ends = np.cumsum(self._sizes)
         parts = []
         first = column = 0
-        for g, count in enumerate(_shares(self.count, self._sizes)):
+        counts = _shares(self.count, self._sizes)
+        groups = groups_of(mechanism, self.dim)
+        for count, (of_group, rounds, place) in zip(counts, groups, strict=True):
             if not count:
                 continue
-            within = None if groups is None else (int(ends[g]) - self._sizes[g], int(ends[g]))
-            n = mechanisms[g].rounds
-            covariance = round_covariance(mechanisms[g].decoder())
-            view = worst_view(
-                covariance,
-                participation if groups is None else _of_group(participation, n),
-                1.0,
-            )
-            room = min(_SPARE * n, self._sizes[g] - count)
+            n, b = of_group.rounds, participation.min_separation
+            limits = participation
+            if mechanism.groups is not None:  # rounds of a group so far apart are so in the run
+                limits = Participation(n, min(participation.max_participations, -(-n // b)), b)
+            covariance = round_covariance(of_group.decoder())
+            view = worst_view(covariance, limits, 1.0)
+            room = min(_SPARE * n, place.stop - place.start - count)
             unsent = room if spare and room >= _LEAST_SPARE * n else 0
             columns = slice(column, column + count + unsent)
-            canaries = Canaries(seed, count + unsent, self.dim, within)
-            rounds = tuple(active[g])
-            parts.append(_Part(first, count, columns, canaries, rounds, covariance, view))
+            canaries = Canaries(seed, count + unsent, self.dim, (place.start, place.stop))
+            parts.append(_Part(first, count, columns, canaries, tuple(rounds), covariance, view))
             first += count
             column = columns.stop
         return parts
@@ -242,10 +237,13 @@ def sums_of_releases(
     return np.asarray(means)
 
 
-def _of_group(participation: Participation, rounds: int) -> Participation:
-    """Return limits on a group's own rounds: so far apart, they are in the run as well."""
-    b = participation.min_separation
-    return Participation(rounds, min(participation.max_participations, -(-rounds // b)), b)
+def groups_of(mechanism: Mechanism, dim: int) -> list[tuple[Mechanism, Sequence[int], slice]]:
+    """Return mechanism, rounds and place of each group of ``dim`` parameters; there may be one."""
+    if (groups := mechanism.groups) is None:
+        return [(mechanism, range(mechanism.rounds), slice(0, dim))]
+    ends = np.cumsum(groups.sizes).tolist()
+    places = [slice(end - size, end) for end, size in zip(ends, groups.sizes, strict=True)]
+    return list(zip(groups.mechanisms, groups.active_rounds(), places, strict=True))
 
 
 def _shares(count: int, sizes: Sequence[int]) -> list[int]:

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -107,7 +106,6 @@ def invert_first_dense(model: nn.Module, observation: Observation) -> Reconstruc
     layers need not be known. Return None where no layer is that wide, or where the bias needed
     for a batch is not in view. An image that the gradient of a batch does not give away is grey.
     """
-    start = time.perf_counter()
     pixels, batch = math.prod(observation.shape[1:]), observation.shape[0]
     inputs = []
     for _, gw, gb in visible_dense(model, observation):
@@ -117,16 +115,15 @@ def invert_first_dense(model: nn.Module, observation: Observation) -> Reconstruc
             inputs.append(invert_dense(gw, gb)[None])
         elif gb is not None and len(rows := invert_dense_rows(gw, gb, batch)):
             inputs.append(rows)
-    return best_inputs(model, observation, inputs, start)
+    return best_inputs(model, observation, inputs)
 
 
 def best_inputs(
-    model: nn.Module, observation: Observation, inputs: Sequence[Tensor], start: float
+    model: nn.Module, observation: Observation, inputs: Sequence[Tensor]
 ) -> Reconstruction | None:
     """Return the (n, I) ``inputs`` that match the update best, as images; None of none.
 
-    An image that is missing is left grey; the others are paired with the labels. ``start`` is
-    ``time.perf_counter()`` when the attack began.
+    An image that is missing is left grey; the others are paired with the labels.
     """
     if not inputs:
         return None
@@ -145,7 +142,6 @@ def best_inputs(
         match=match,
         status="exact" if match <= SOLVED else "stalled",
         evaluations=len(tried),
-        seconds=time.perf_counter() - start,
         restarts=(match,),
     )
 
@@ -175,12 +171,11 @@ def visible_dense(
 ) -> list[tuple[str, Tensor, Tensor | None]]:
     """Return (name, weight gradient, bias gradient or None) of each dense layer that is in view."""
     update = observation.update
-    layers = [name for name, module in model.named_modules() if is_dense(module)]
+    uncalled = nn.modules.linear.NonDynamicallyQuantizableLinear  # of an attention
+    layers = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not isinstance(module, uncalled)
+    ]
     pairs = [(name, update.get(f"{name}.weight"), update.get(f"{name}.bias")) for name in layers]
     return [(name, w, b) for name, w, b in pairs if w is not None and bool(w.any())]
-
-
-def is_dense(module: nn.Module) -> bool:
-    """Return whether the closed forms apply to ``module``: an attention's own is never called."""
-    inner = nn.modules.linear.NonDynamicallyQuantizableLinear
-    return isinstance(module, nn.Linear) and not isinstance(module, inner)

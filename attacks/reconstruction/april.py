@@ -11,7 +11,6 @@ For one image, each in closed form, on tokens z_n = E x_n + c_n of patches x_n:
 """
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -61,7 +60,6 @@ def april(model: nn.Module, observation: Observation) -> Reconstruction | None:
 
     Return the solution that matches best; None where no closed form applies.
     """
-    start = time.perf_counter()
     if observation.shape[0] != 1:
         return None
     probes = [_trace(model, observation, seed) for seed in (0, 1)]
@@ -75,7 +73,7 @@ def april(model: nn.Module, observation: Observation) -> Reconstruction | None:
         if not reached.norm:
             solutions += _through_attention(observation, probe, second, reached)
     images = [_image(patches, kernel, observation.shape) for patches in solutions]
-    return best_inputs(model, observation, images, start)
+    return best_inputs(model, observation, images)
 
 
 def _from_embeddings(observed: Observation, probe: _Trace, second: _Trace) -> Iterator[Tensor]:

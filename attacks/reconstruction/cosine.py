@@ -6,7 +6,6 @@ no budget that a processor can afford is enough; its status then says "budget".
 """
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -81,7 +80,6 @@ def cosine_tv(
     steps = checks.count("steps", steps)
     weights, signs = prior_weights(tv), _signs(signed)
     seed = checks.count("seed", seed, minimum=0)
-    start = time.perf_counter()
     labels, wasted = chosen_labels(model, observation, steps, seed)
     match = matching_loss(model, observation, labels)
     update = batched_update(model, observation, labels, restarts, dtype)
@@ -125,7 +123,6 @@ def cosine_tv(
         match=matches[best],
         status=status,
         evaluations=wasted + restarts * (steps + 1),
-        seconds=time.perf_counter() - start,
         restarts=tuple(matches),
     )
 

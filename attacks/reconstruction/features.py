@@ -1,6 +1,5 @@
 """Feature inversion: the input of a dense layer, and then the image that leads to it."""
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -51,7 +50,6 @@ def dense_then_invert(
     layers = visible_dense(model, observation)
     if not layers or observation.shape[0] != 1:
         return None
-    start = time.perf_counter()
     labels = label_candidates(model, observation)[0]
     match = matching_loss(model, observation, labels)
     searches = []
@@ -71,7 +69,6 @@ def dense_then_invert(
         match=matches[best],
         status="matched" if matches[best] <= SOLVED else searches[best].status,
         evaluations=sum(search.evaluations for search in searches) + len(searches),
-        seconds=time.perf_counter() - start,
         restarts=tuple(search.value for search in searches),
     )
 

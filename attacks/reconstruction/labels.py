@@ -118,10 +118,11 @@ def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]
             "labels=None: labels can be inferred only under cross-entropy; observe with "
             "reveal_labels=True."
         )
-    layer, logits = _head(model, observation)
-    batch = observation.shape[0]
-    update = observation.update
-    local = observation.local
+    generator = torch.Generator().manual_seed(0)
+    probes = torch.rand(_PROBES, *observation.shape[1:], generator=generator, dtype=torch.float64)
+    net = ready(model, observation.training)
+    layer, logits = output_layer(net, observation.state, probes)
+    batch, update, local = observation.shape[0], observation.update, observation.local
     weight, bias = update.get(f"{layer}.weight"), update.get(f"{layer}.bias")
     if local is not None and local.optimizer == "adam" and batch > 1:
         raise ConfigError(
@@ -131,10 +132,9 @@ def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]
     if bias is not None or (weight is not None and batch == 1):
         sign = 1.0 if local is None else -1 / (local.learning_rate * local.steps)
         weight, bias = (None if grad is None else sign * grad for grad in (weight, bias))
-        mean = logits.softmax(1).mean(0)
         if bias is None:
             return [infer_labels(weight, bias, batch)]
-        return likely_labels(bias, batch, mean_prediction=mean)
+        return likely_labels(bias, batch, mean_prediction=logits.softmax(1).mean(0))
     if batch == 1:
         return [torch.tensor([label]) for label in range(logits.shape[1])]
     raise ConfigError(
@@ -154,13 +154,6 @@ def _label_of_one(weight_grad: Tensor | None, batch: int) -> Tensor:
     if gw.ndim != 2 or len(gw) < 3 or not bool(gw.isfinite().all()):
         raise ConfigError(f"weight_grad: shape {tuple(gw.shape)}; must be (K, I), K >= 3, finite.")
     return (gw @ gw.sum(0) - gw.square().sum(1)).argmin().reshape(1)
-
-
-def _head(model: nn.Module, observation: Observation) -> tuple[str, Tensor]:
-    """Return the dense layer whose output is the logits ("" if none), and logits of probes."""
-    generator = torch.Generator().manual_seed(0)
-    probes = torch.rand(_PROBES, *observation.shape[1:], generator=generator, dtype=torch.float64)
-    return output_layer(ready(model, observation.training), observation.state, probes)
 
 
 def output_layer(net: nn.Module, state: Mapping[str, Tensor], inputs: Tensor) -> tuple[str, Tensor]:

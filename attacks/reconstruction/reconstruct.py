@@ -1,7 +1,6 @@
 """Gradient matching: find the image whose update is the observed one (Zhu et al. 2019)."""
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,8 +47,8 @@ class Reconstruction:
     match: float
     status: Status
     evaluations: int  # updates that the attack computed, over all restarts
-    seconds: float
     restarts: tuple[float, ...]  # the final loss of each search
+    seconds: float = 0.0  # that it took, measured by the audit
 
 
 def dlg(
@@ -102,7 +101,6 @@ def dlg(
             "training mode; leave it out."
         )
     seed = checks.count("seed", seed, minimum=0)
-    start = time.perf_counter()
     labels, wasted = chosen_labels(model, observation, budget, seed)
     residual = matching_residual(model, observation, labels)
     match = matching_loss(model, observation, labels)
@@ -124,7 +122,6 @@ def dlg(
         match=best.value if weights[-1] == 0 and gap is None else float(match(best.x).detach()),
         status=best.status,
         evaluations=wasted + sum(search.evaluations for search in tried),
-        seconds=time.perf_counter() - start,
         restarts=tuple(search.value for search in tried),
     )
 

@@ -7,7 +7,6 @@ in which ``invert_dense_rows`` finds no neuron of one image alone.
 """
 
 import math
-import time
 
 import numpy as np
 import torch
@@ -50,7 +49,6 @@ def spear(
         "draws": checks.count("draws", draws),
         "seed": checks.count("seed", seed, minimum=0),
     }
-    start = time.perf_counter()
     batch = observation.shape[0]
     if batch == 1:
         return None
@@ -66,7 +64,7 @@ def spear(
             )
     pixels = math.prod(observation.shape[1:])
     wide = [rows for rows in inputs.values() if rows is not None and rows.shape[1] == pixels]
-    return best_inputs(model, observation, wide, start)
+    return best_inputs(model, observation, wide)
 
 
 def unmix(

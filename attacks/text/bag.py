@@ -39,9 +39,11 @@ def bag_of_tokens(model: nn.Module, observed: TextObservation) -> Tensor | None:
     if int(moved.sum()) > size_limit:
         if _used_elsewhere(model, observed, f"{name}.weight"):
             return _tied(rows, observed)
-        moved = _aside(rows, observed.state[f"{name}.weight"].double())
-    tokens: Tensor = moved.nonzero()[:, 0]
-    return tokens if 0 < len(tokens) <= size_limit else None
+        weights = observed.state[f"{name}.weight"].double()
+        along = (rows * weights).sum(1) / weights.square().sum(1).clamp(min=1e-300)
+        beyond = (rows - along[:, None] * weights).norm(dim=1)
+        moved = beyond > _OUTSIDE * beyond.max()
+    return _ids(moved, size_limit)
 
 
 def _used_elsewhere(model: nn.Module, observed: TextObservation, name: str) -> bool:
@@ -57,14 +59,6 @@ def _used_elsewhere(model: nn.Module, observed: TextObservation, name: str) -> b
             for rows in (observed.state[name].double(), changed)
         )
     return not same(before, after)
-
-
-def _aside(rows: Tensor, weights: Tensor) -> Tensor:
-    """Return which rows moved elsewhere than along their own weights, as decay moves them."""
-    along = (rows * weights).sum(1) / weights.square().sum(1).clamp(min=1e-300)
-    beyond = (rows - along[:, None] * weights).norm(dim=1)
-    aside: Tensor = beyond > _OUTSIDE * beyond.max()
-    return aside
 
 
 def predicted_tokens(model: nn.Module, observed: TextObservation) -> Tensor | None:
@@ -96,9 +90,8 @@ def predicted_tokens(model: nn.Module, observed: TextObservation) -> Tensor | No
     pull = pull.clamp(min=0)
     size_limit = observed.shape[0] * (observed.shape[1] - 1)
     sure = pull > _SURE * pull.sum() / max(size_limit, 1)
-    tokens: Tensor = sure.nonzero()[:, 0]
     mostly = bool(pull[sure].sum() >= _MOSTLY * pull.sum())
-    return tokens if mostly and 0 < len(tokens) <= size_limit else None
+    return _ids(sure, size_limit) if mostly else None
 
 
 def _pull(observed: TextObservation, layer: str) -> Tensor | None:
@@ -148,5 +141,10 @@ def _tied(rows: Tensor, observed: TextObservation) -> Tensor | None:
         return None
     basis = basis[:rank]
     beyond = (rows - (rows @ basis.T) @ basis).norm(dim=1)
-    outside: Tensor = (beyond > _OUTSIDE * size).nonzero()[:, 0]
-    return outside if 0 < len(outside) <= batch * length else None
+    return _ids(beyond > _OUTSIDE * size, batch * length)
+
+
+def _ids(rows: Tensor, most: int) -> Tensor | None:
+    """Return which rows are true; None where none is, or more than the batch has tokens."""
+    tokens: Tensor = rows.nonzero()[:, 0]
+    return tokens if 0 < len(tokens) <= most else None

@@ -1,6 +1,7 @@
 """Text observation: everything that an attacker may use of an update of token ids."""
 
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.nn.functional import cross_entropy
 from accounting import checks
 from accounting.checks import ConfigError
 from attacks.observation import Observation, sent_fields
-from attacks.update import Loss, norm, ready, recording
+from attacks.update import Loss, flat, norm, ready, recording
 
 _IGNORED = -100  # as in torch's cross_entropy
 _EXACT_TYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -42,18 +43,14 @@ class TextObservation(Observation):
         """Relative rounding error of the update."""
         if self.rounding is not None:
             return self.rounding
-        eps = self._resolution_of_type()
+        values = flat(self.update.values())
+        exact = (t for t in _EXACT_TYPES if torch.equal(values.to(t).double(), values))
+        eps = torch.finfo(next(exact, torch.float64)).eps
         if self.local is None:
             return eps
         # the change of a weight is rounded as the weight is
         before = norm({name: self.state[name] for name in self.update})
         return eps * max(1.0, before / max(norm(self.update), 1e-300))
-
-    def _resolution_of_type(self) -> float:
-        for dtype in _EXACT_TYPES:
-            if all(torch.equal(v.to(dtype).double(), v.double()) for v in self.update.values()):
-                return torch.finfo(dtype).eps
-        return torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +73,7 @@ def text_model(model: nn.Module, pad: int | None = None) -> nn.Module:
     Where the model takes an attention mask, it receives that of the padding.
     """
     twin = ready(model, training=False).double()
-    if pad is None or not _takes_attention_mask(model):
+    if pad is None or "attention_mask" not in inspect.signature(model.forward).parameters:
         return twin
 
     def add(
@@ -86,10 +83,6 @@ def text_model(model: nn.Module, pad: int | None = None) -> nn.Module:
 
     twin.register_forward_pre_hook(add, with_kwargs=True)
     return twin
-
-
-def _takes_attention_mask(model: nn.Module) -> bool:
-    return "attention_mask" in inspect.signature(model.forward).parameters
 
 
 def observe_text(
@@ -141,6 +134,12 @@ def check_tokens(
         raise ConfigError(
             f"labels: {labels.dtype} {tuple(labels.shape)}; must be ({len(tokens)},) integers."
         )
+
+
+def without_padding(row: Sequence[int], pad: int | None) -> tuple[int, ...]:
+    """Return a sentence without the padding after it."""
+    last = max((i for i, token in enumerate(row) if token != pad), default=-1)
+    return tuple(row[: last + 1])
 
 
 def _whole(values: Tensor) -> bool:

@@ -1,7 +1,6 @@
 """Read: the text of a client's batch, from its update alone."""
 
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
@@ -36,14 +35,15 @@ class ReadText:
             infinite where they are not a whole batch.
         by_position: for each position, the tokens that the span test accepted.
         labels: of a classifier, as matched; None for a language model.
+        seconds: that it took, measured by the audit.
     """
 
     sentences: tuple[Sentence, ...]
     bag: frozenset[int]
     match: float
-    seconds: float
     by_position: tuple[tuple[int, ...], ...] = ()
     labels: Tensor | None = None
+    seconds: float = 0.0
 
     @property
     def tokens(self) -> frozenset[int]:
@@ -63,7 +63,6 @@ def span_test(
     Return None where no dense layer in view reads single tokens, or there are as many tokens as
     directions.
     """
-    started = time.perf_counter()
     if norm(observed.update) == 0:
         return None
     reader = Reader(model, observed)
@@ -77,14 +76,17 @@ def span_test(
         sentences = [tuple(column[0] for column in columns if column)]
     if observed.language and sentences:
         sentences = completed(reader, sentences)
-    labels, match = matched(reader, sentences) if sentences else (None, math.inf)
-    if not sentences:
-        sentences = _by_rank(columns, batch)
+    labels, match = None, math.inf
+    if sentences:
+        labels, match = matched(reader, sentences)
+    else:
+        # the right tokens at the right positions, each sentence mixed from several
+        rows = [tuple(c[min(i, len(c) - 1)] for c in columns if c) for i in range(batch)]
+        sentences = [row for row in rows if row]
     comparable = observed.noise_std == 0 and not observed.language and batch > 1
     if exchanges and comparable and sentences and match > _UNMATCHED:
         sentences, labels, match = _exchanged(reader, columns, sentences, exchanges)
-    spent = time.perf_counter() - started
-    return ReadText(tuple(sentences), bag, match, spent, columns, labels)
+    return ReadText(tuple(sentences), bag, match, columns, labels)
 
 
 def _exchanged(
@@ -99,7 +101,7 @@ def _exchanged(
     observed, draw = reader.seen, torch.Generator().manual_seed(0)
     tokens = _padded(sentences, observed)
     labels, match = _labelled(reader, tokens)
-    classes = range(min(_classes(reader, tokens), _MOST_LABELS))
+    classes = range(min(reader.classes, _MOST_LABELS))
     choices = [*columns, () if observed.labels is not None else classes]
 
     def residual(state: Tensor) -> float:
@@ -150,17 +152,6 @@ def _kicked(state: Tensor, choices: Sequence[Sequence[int]], draw: torch.Generat
     return moved
 
 
-def _classes(reader: Reader, tokens: Tensor) -> int:
-    with torch.no_grad():
-        return int(reader.net(tokens).shape[1])
-
-
-def _by_rank(columns: Sequence[Sequence[int]], batch: int) -> list[Sentence]:
-    """Return sentences of the right tokens at the right positions, each mixed from several."""
-    rows = [tuple(c[min(i, len(c) - 1)] for c in columns if c) for i in range(batch)]
-    return [row for row in rows if row]
-
-
 def _padded(sentences: Sequence[Sentence], observed: TextObservation) -> Tensor:
     """Return the sentences as (B, T) ids; missing ones repeat the first."""
     batch, length = observed.shape
@@ -183,7 +174,7 @@ def _labelled(reader: Reader, tokens: Tensor) -> tuple[Tensor, float]:
         return ordered(
             reader.seen.labels, lambda y: residual_of(reader.net, reader.seen, tokens, y)
         )
-    batch, count = len(tokens), _classes(reader, tokens)
+    batch, count = len(tokens), reader.classes
 
     def residual(y: Sequence[int]) -> float:
         return residual_of(reader.net, reader.seen, tokens, torch.tensor(y))

@@ -113,19 +113,6 @@ def _complete(tokens: Columns, pad: int | None) -> bool:
     return filled[0] and (all(filled) if pad is None else filled == sorted(filled, reverse=True))
 
 
-def _additive(observed: TextObservation) -> bool:
-    """Return whether the update is the mean of those that its sentences would give alone."""
-    if (
-        observed.clip is not None
-        or observed.noise_std > 0
-        or (observed.language and observed.pad is not None)
-    ):
-        return False
-    if observed.local is None:
-        return True
-    return observed.local.steps == 1 and observed.local.optimizer == "sgd"
-
-
 def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
     """Return a reader of what the other sentences of the batch sent, once some are known.
 
@@ -134,15 +121,15 @@ def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
 
     Return None where the update is not such a mean, and where no label explains a sentence.
     """
-    observed = reader.seen
-    if observed.language or not _additive(observed):
+    observed, local = reader.seen, reader.seen.local
+    mean = local is None or (local.steps == 1 and local.optimizer == "sgd")
+    if observed.language or observed.clip is not None or observed.noise_std > 0 or not mean:
         return None
     source = next(s for s in reader.sources if s.reach == "token")
-    with torch.no_grad():
-        count = reader.net(padded(sentences[:1], reader.seen)).shape[-1]
-    if count > _MOST_LABELS:
+    if reader.classes > _MOST_LABELS:
         return None
-    labels = range(count) if observed.labels is None else sorted(set(observed.labels.tolist()))
+    known = observed.labels
+    labels = range(reader.classes) if known is None else sorted(set(known.tolist()))
     for sentence in sentences:
         tokens = padded([sentence], reader.seen)
         remainders = []
@@ -267,8 +254,7 @@ def completed(reader: Reader, sentences: Sequence[Sentence]) -> list[Sentence]:
     open_rows = [i for i, s in enumerate(sentences) if len(s) < length]
     if not open_rows or len(sentences) < batch:
         return list(sentences)
-    stand_in = 1 if observed.pad == 0 else 0  # any token but the padding
-    gain = _along(reader, [[*s, stand_in] if len(s) < length else s for s in sentences])
+    gain = _along(reader, [[*s, reader.stand_in] if len(s) < length else s for s in sentences])
     nearest = {i: gain[i].argsort(descending=True)[:_NEAREST].tolist() for i in open_rows}
     best = [[*s, nearest[i][0]] if i in nearest else list(s) for i, s in enumerate(sentences)]
 

@@ -53,6 +53,17 @@ class Reader:
         self.vocabulary = vocabulary(model)
         self.seen = observed
 
+    @property
+    def stand_in(self) -> int:
+        """A token that is not the padding."""
+        return 1 if self.seen.pad == 0 else 0
+
+    @cached_property
+    def classes(self) -> int:
+        """Number of labels of a classifier: its logits for any tokens."""
+        with torch.no_grad():
+            return int(self.net(torch.full((1, self.seen.shape[1]), self.stand_in)).shape[1])
+
     def of(self, observed: TextObservation) -> "Reader":
         """Return a reader of another update of the same parameters."""
         other = copy.copy(self)
@@ -223,8 +234,8 @@ def tokens_in_span(reader: Reader, candidates: Tensor | None = None) -> Columns 
     useful = [(s, widest) for s, widest in spans if widest.rank > 0 and widest.open > 0]
     if not useful:
         return None
-    # the widest open span tells most; others only see fewer tokens (GPT-2's query: no first one)
-    source, widest = max(useful, key=lambda pair: (pair[1].open > 0, pair[1].rank))
+    # the widest span tells most; others only see fewer tokens (GPT-2's query: no first one)
+    source, widest = max(useful, key=lambda pair: pair[1].rank)
     distances = torch.full((reader.vocabulary, length), torch.inf, dtype=torch.float64)
     high = sum(min(observed.update[name].shape) for name in source.weights)
     if widest.rank == high < observed.shape[0] * length:  # more tokens than directions were sent

@@ -35,7 +35,7 @@ def handing_in(guess, label, match, calls=None):
     def attack(*_):
         if calls is not None:
             calls.append(guess)
-        return Reconstruction(guess, label, match, "matched", 1, 0.0, (match,))
+        return Reconstruction(guess, label, match, "matched", 1, (match,))
 
     return attack
 
@@ -144,7 +144,7 @@ def test_a_whole_that_is_attacked_badly_takes_the_score_of_its_part(lenet, digit
     ],
 )
 def test_verdicts(psnr, match, baseline, truth_match, verdict):
-    found = Reconstruction(torch.zeros(1, 1, 8, 8), torch.tensor([0]), match, "matched", 1, 0.0, ())
+    found = Reconstruction(torch.zeros(1, 1, 8, 8), torch.tensor([0]), match, "matched", 1, ())
     trial = ImageTrial("v", "dlg", found, psnr, baseline, truth_match=truth_match)
     assert trial.verdict == verdict
 

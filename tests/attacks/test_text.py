@@ -135,7 +135,7 @@ def test_noise_at_epsilon_ten_hides_every_token(gpt2):
     ],
 )
 def test_verdicts_on_a_sentence_of_which_half_is_guessed(rouge, f1, bag, match, verdict):
-    read = ReadText(((1,),), frozenset({1}), match, 0.0)
+    read = ReadText(((1,),), frozenset({1}), match)
     score = TextScore((1,), exact=False, f1=f1, rouge=rouge)
     trial = TextTrial("view", "attack", read, score, bag, Guess(f1=0.5, rouge=0.5, bag=0.5))
     assert trial.verdict == verdict

@@ -229,7 +229,7 @@ def on_text(
         seen = observe_text(net, tokens, labels, visible=visible, local=local)
         seen = with_decay(decay, net, tokens, seen) if decay else seen
         found = TEXTS[attack](net, seen if kind != "chance" else of_chance(seen), 0)
-        read = found or ReadText((), frozenset(), float("inf"), 0.0)
+        read = found or ReadText((), frozenset(), float("inf"))
         shown = read.tokens
         verdicts = []
         for truth in data.values():

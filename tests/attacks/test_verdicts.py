@@ -141,7 +141,7 @@ def found_near(x):
     def attack(model, seen, seed):
         found = dlg(model, seen, restarts=1, max_evaluations=1, newton_steps=0)
         shown = x.mean(0, keepdim=True)
-        return type(found)(shown, found.labels, 1e-9, "stalled", 1, 0.0, (1e-9,))
+        return type(found)(shown, found.labels, 1e-9, "stalled", 1, (1e-9,))
 
     return {"background": attack}
 

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from attacks.networks import smooth_lenet
 from privpart.cli.audit.image_inputs import image_audit
 from privpart.cli.audit.inputs import digest
 from privpart.cli.audit.options import LeakageOptions
-from privpart.cli.audit.store import TrialFolder
+from privpart.cli.audit.store import TrialFolder, writing
 from privpart.data.tasks import digits
 
 QUICK = ["--model", "lenet", "--data", "digits", "--effort", "quick", "--attack", "dlg"]
@@ -77,6 +78,11 @@ def test_a_mistyped_option_does_not_occupy_the_folder(tmp_path):
     with pytest.raises(ConfigError, match="another audit"):
         TrialFolder(tmp_path, {"view": ["dense9.*"]}, "0")
     assert TrialFolder(tmp_path, {"view": ["dense1.*"]}, "0")["key"] == {}
+
+
+def test_a_full_disk_is_one_sentence():
+    with pytest.raises(ConfigError, match=r"on device\. The same"), writing(Path("out")):
+        raise OSError(28, "No space left on device")
 
 
 def test_interrupted_and_resumed_is_as_if_undisturbed(privpart, tmp_path, monkeypatch):

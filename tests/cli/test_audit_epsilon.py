@@ -200,6 +200,10 @@ def test_a_replay_of_a_long_run_with_much_noise_is_no_violation():
     assert found.bound(1e-5, 0.5).mu > 0.98 * promised.guarantee().mu
 
 
+def test_a_plan_that_trains_one_parameter_is_replayed():
+    assert replayed(plan(), 1).verdict == "consistent"
+
+
 def wrong(seeds, confidence, methods):
     """Return how many bounds of each method are above the truth, on the correct server."""
     promised = plan(BinaryTree(2), Participation(2), z=1.0)

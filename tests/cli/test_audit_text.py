@@ -232,7 +232,7 @@ def test_sentences_of_clients_are_what_token_ids_describe():
 
 def test_what_was_read_survives_an_interruption(tmp_path):
     labels = torch.tensor([1])
-    read = ReadText(((3, 4),), frozenset({3, 4}), math.inf, 1.5, ((3,), (4,)), labels)
+    read = ReadText(((3, 4),), frozenset({3, 4}), math.inf, ((3,), (4,)), labels, 1.5)
     kept = TrialFolder(tmp_path, {}, "0")
     kept["key"] = {"span_test": read}
     again = TrialFolder(tmp_path, {}, "0")["key"]["span_test"]

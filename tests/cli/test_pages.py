@@ -88,7 +88,7 @@ def test_a_log_axis_shows_1_2_5_10_and_no_minor_ticks():
 
 
 def test_a_legend_names_what_is_drawn_once_and_nothing_else():
-    styles = drawing.Styles(["full", "head", "unused"], ["tree", "blt"])
+    styles = drawing.Styles()
     _, axes = drawing.panel()
     drawing.band(axes, [1, 2], [1, 2], [0.1, None], styles.of("head", "tree"))
     drawing.legend(axes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from attacks import DefencePoint, LeakageReport, TextReport
     from attacks.audit import Audit
     from privpart.cli.audit.tables import Summary
+    from privpart.cli.pages.page import Page
+
+    _Written = tuple[Summary, Page, list[Path]]
 
 THRESHOLD_PASSED = 4
 VOID = 5
@@ -37,10 +41,13 @@ def leakage(options: LeakageOptions) -> None:
         if options.levels > 1:
             clips, noises = options.clips, options.noises
             points = attacks.defences(audit, clips=clips, noise_multipliers=noises)
-            summary = _write_levels(points, options)
+            summary, page, files = _levels_written(points, options)
         else:
             report: Any = audit.report()
-            summary = _write(report, options, words)
+            summary, page, files = _report_written(report, options.out, words)
+    if options.html is not None:
+        page.write(options.html)
+    summary.publish(options.form, files)
     # Void says nothing of the update, so that no threshold applies.
     if summary.verdict == "void":
         raise typer.Exit(VOID)
@@ -84,50 +91,44 @@ def _audit_of(options: LeakageOptions) -> "tuple[Audit[Any, Any, Any], Sequence[
     return replace(audit, **fields), words
 
 
-def _write(
-    report: "LeakageReport | TextReport", options: LeakageOptions, words: Sequence[str]
-) -> "Summary":
+def _report_written(
+    report: "LeakageReport | TextReport", out: Path, words: Sequence[str]
+) -> "_Written":
+    """Return what is said of a report, once it is in the folder: JSON, and a picture or a page."""
     from attacks import TextReport
     from privpart.cli.audit.store import writing
     from privpart.cli.audit.tables import summary
     from privpart.cli.pages import plots
     from privpart.cli.pages.leakage import leakage_page, marked_sentences, photograph
 
-    result, out = summary(report), options.out
-    shown = out / ("leakage.html" if options.of_text else "leakage.png")
+    result, document = summary(report), out / "report.json"
     # Before the pages, so that a page that cannot be written loses no result.
     with writing(out):
-        (out / "report.json").write_text(result.as_json())
-        if not isinstance(report, TextReport):
-            plots.draw_reconstructions([report], shown)
-    if isinstance(report, TextReport):
-        page = leakage_page(result, marked_sentences(report, words))
-        page.write(shown)
-    else:
-        caption = (
-            "Truth, guesses that need no attack, and the best reconstruction of each view. The "
-            "frame tells the verdict on that one picture; the table has the verdict on the view."
-        )
-        about = "True images beside the best reconstruction of each view."
-        page = leakage_page(result, photograph(shown, about, caption))
-    if options.html is not None:
-        page.write(options.html)
-    result.publish(options.form, [out / "report.json", shown])
-    return result
+        document.write_text(result.as_json())
+        if isinstance(report, TextReport):
+            page = leakage_page(result, marked_sentences(report, words))
+            page.write(out / "leakage.html")
+            return result, page, [document, out / "leakage.html"]
+        plots.draw_reconstructions([report], out / "leakage.png")
+    caption = (
+        "Truth, guesses that need no attack, and the best reconstruction of each view. The "
+        "frame tells the verdict on that one picture; the table has the verdict on the view."
+    )
+    about = "True images beside the best reconstruction of each view."
+    page = leakage_page(result, photograph(out / "leakage.png", about, caption))
+    return result, page, [document, out / "leakage.png"]
 
 
-def _write_levels(points: "Sequence[DefencePoint]", options: LeakageOptions) -> "Summary":
+def _levels_written(points: "Sequence[DefencePoint]", options: LeakageOptions) -> "_Written":
     from privpart.cli.audit.store import writing
     from privpart.cli.audit.tables import summary_of_levels
     from privpart.cli.pages import plots
     from privpart.cli.pages.leakage import leakage_page, photograph
 
-    result, out = summary_of_levels(points, options.identity()), options.out
-    with writing(out):
-        (out / "defences.json").write_text(result.as_json())
-        plots.draw_defences(points, out / "defences.png")
-    if options.html is not None:
-        about, caption = "Scores against the noise multiplier.", "Epsilon is the accountant's."
-        leakage_page(result, photograph(out / "defences.png", about, caption)).write(options.html)
-    result.publish(options.form, [out / "defences.json", out / "defences.png"])
-    return result
+    result = summary_of_levels(points, options.identity())
+    document, picture = options.out / "defences.json", options.out / "defences.png"
+    with writing(options.out):
+        document.write_text(result.as_json())
+        plots.draw_defences(points, picture)
+    about, caption = "Scores against the noise multiplier.", "Epsilon is the accountant's."
+    return result, leakage_page(result, photograph(picture, about, caption)), [document, picture]

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
 
 import typer
 from rich.console import Console
@@ -26,7 +25,7 @@ from privpart.cli.audit.replica import (
 )
 from privpart.cli.audit.verdict import EpsilonAudit, judged
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv
+from privpart.cli.output import print_result
 from privpart.cli.pages import drawing, plots
 from privpart.cli.train import tell_of_code
 from privpart.plan import PrivacyPlan
@@ -215,7 +214,6 @@ def write(audit: EpsilonAudit, folder: Path, form: Format) -> None:
     Raises:
         ConfigError: the folder cannot be written.
     """
-    text = json.dumps(audit.to_dict(), indent=2, allow_nan=False)
     report, picture = folder / AUDIT_REPORT, folder / PICTURE
     scored = audit.scored
     try:
@@ -223,27 +221,19 @@ def write(audit: EpsilonAudit, folder: Path, form: Format) -> None:
         # A link would be followed, and a pipe would wait for a reader.
         for path in (report, picture):
             path.unlink(missing_ok=True)
-        report.write_text(text + "\n")
+        report.write_text(json.dumps(audit.to_dict(), indent=2, allow_nan=False) + "\n")
         if scored is not None:
             figure = plots.scores_figure(scored.scores, scored.present, audit.claimed.mu)
             drawing.save(figure, picture)
     except OSError as error:
         raise ConfigError(f"out={folder}: cannot be used: {error.strerror}.") from None
-    if form is Format.JSON:
-        typer.echo(text)
-    elif form is Format.CSV:
-        typer.echo(as_csv(_csv_rows(audit)), nl=False)
-    else:
-        lines = audit.lines()
-        width = max(len(name) for name, _ in lines)
-        for name, value in lines:
-            typer.echo(f"  {name:<{width}} {value}")
-    written = f"{report}" if scored is None else f"{report}, {picture}"
-    typer.echo(f"privpart: written: {written}", err=True)
-
-
-def _csv_rows(audit: EpsilonAudit) -> list[dict[str, Any]]:
-    """Return a row per bound; without a bound, one whose fields of the bound are empty."""
+    lines = audit.lines()
+    width = max(len(name) for name, _ in lines)
+    text = "\n".join(f"  {name:<{width}} {value}" for name, value in lines)
+    # Without a bound, a row whose fields of the bound are empty.
     empty = dict.fromkeys(field.name for field in fields(Bound)) | {"delta": audit.delta}
     verdict = {"verdict": audit.verdict, "epsilon_of_accountant": audit.epsilon}
-    return [verdict | bound for bound in [asdict(bound) for bound in audit.bounds] or [empty]]
+    rows = [verdict | bound for bound in [asdict(bound) for bound in audit.bounds] or [empty]]
+    print_result(form, audit.to_dict(), rows, lambda: typer.echo(text))
+    written = f"{report}" if scored is None else f"{report}, {picture}"
+    typer.echo(f"privpart: written: {written}", err=True)

@@ -21,7 +21,7 @@ from torch import Tensor
 from accounting import Mechanism
 from accounting.checks import ConfigError
 from attacks.lower_bounds.canaries import round_covariance
-from attacks.lower_bounds.planted import PlantedCanaries, sums_of_releases
+from attacks.lower_bounds.planted import PlantedCanaries, groups_of, sums_of_releases
 from attacks.lower_bounds.replay import FALSE_ALARM, Replay, paired
 from privpart.engines.canaries import CanaryClients, cohorts_with_canaries
 from privpart.loop import fit
@@ -75,13 +75,8 @@ class Replica:
 
     @property
     def groups(self) -> list[tuple[Mechanism, Sequence[int], slice]]:
-        """The groups of parameters: mechanism, rounds and place; without groups there is one."""
-        mechanism = self.plan.mechanism
-        if (groups := mechanism.groups) is None:
-            return [(mechanism, range(self.plan.rounds), slice(0, self.dim))]
-        ends = np.cumsum(groups.sizes).tolist()
-        parts = [slice(end - size, end) for end, size in zip(ends, groups.sizes, strict=True)]
-        return list(zip(groups.mechanisms, groups.active_rounds(), parts, strict=True))
+        """Mechanism, rounds and place of each group of parameters."""
+        return groups_of(self.plan.mechanism, self.dim)
 
     def tensors_in(self, part: slice, otherwise: str) -> Mapping[str, int]:
         """Return how many parameters of each tensor are in a part; ``otherwise`` names the rest."""
@@ -131,7 +126,9 @@ class _Others:
         drawn = torch.randn(_OTHERS, replica.dim, generator=generator, dtype=torch.float64)
         # Half of the parameters stay zero, so that noise that needs an update is missed there.
         drawn[:, ::2] = 0
-        drawn *= _SHORTER * replica.plan.clip_norm / drawn.norm(dim=1, keepdim=True)
+        # A lone parameter is among them, and nothing is divided by its length of 0.
+        lengths = drawn.norm(dim=1, keepdim=True).clamp(min=1e-300)
+        drawn *= _SHORTER * replica.plan.clip_norm / lengths
         self._vectors, self._parts = drawn.float(), [part for _, _, part in replica.groups]
         self.sum = self._vectors.double().sum(0) / replica.plan.clip_norm
         """Sum of their updates of a round, (d,), in clip norms."""

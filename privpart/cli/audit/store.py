@@ -131,7 +131,8 @@ def writing(out: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        file = f": {error.filename}" if error.filename else ""  # not where the disk is full
         raise ConfigError(
-            f"out={out}: cannot be written: {error.strerror}: {error.filename}. The same command "
-            "in the mended folder, or in a copy of it, attacks nothing again."
+            f"out={out}: cannot be written: {error.strerror}{file}. The same command in the mended "
+            "folder, or in a copy of it, attacks nothing again."
         ) from None

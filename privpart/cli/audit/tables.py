@@ -15,7 +15,7 @@ from attacks import DefencePoint, LeakageReport, TextReport
 from attacks.audit import NO_ATTACK
 from attacks.report import VERDICTS, LeakageRow, TextRow, Verdict
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv, print_table
+from privpart.cli.output import print_result, print_table
 from privpart.cli.pages.page import Table
 
 _MEANINGS: Mapping[Verdict, str] = {
@@ -65,18 +65,16 @@ class Summary:
 
     def publish(self, form: Format, files: Sequence[Path]) -> None:
         """Print a report that these files hold."""
-        if form is Format.JSON:
-            typer.echo(self.as_json(), nl=False)
-        elif form is Format.CSV:
-            typer.echo(as_csv(self.rows), nl=False)
-        else:
-            for table in self.tables:
-                print_table(table.title, table.header, table.rows)
-            for note in self.notes:
-                typer.echo(fill(note, 100, subsequent_indent="  "))
+        print_result(form, self.document, self.rows, self._print_text)
         for warning in self.warnings:
             typer.echo(f"privpart: warning: {warning}", err=True)
         typer.echo(f"privpart: written: {', '.join(map(str, files))}", err=True)
+
+    def _print_text(self) -> None:
+        for table in self.tables:
+            print_table(table.title, table.header, table.rows)
+        for note in self.notes:
+            typer.echo(fill(note, 100, subsequent_indent="  "))
 
 
 def summary(report: AnyReport) -> Summary:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from accounting.checks import ConfigError, text_of
 from attacks import TextAudit, read_update
-from attacks.text.observation import vocabulary
+from attacks.text.observation import vocabulary, without_padding
 from attacks.text_audit import text_suite
 from privpart.cli.audit.inputs import given_update, load_weights, own_model, shared_fields, wanted
 from privpart.cli.audit.options import LeakageOptions
@@ -263,12 +263,6 @@ def _of_file(options: LeakageOptions) -> _Sentences:
         tokens=tokens[:count].long(),
         labels=None if labels is None else labels[:count].long(),
         pad=keys.pad,
-        public=[_before(row, keys.pad) for row in public.tolist()],
+        public=[without_padding(row, keys.pad) for row in public.tolist()],
         words=tuple(words),
     )
-
-
-def _before(row: Sequence[int], pad: int | None) -> tuple[int, ...]:
-    """Return a sentence without the padding at its end."""
-    last = max((i for i, token in enumerate(row) if token != pad), default=-1)
-    return tuple(row[: last + 1])

@@ -100,9 +100,8 @@ class EpsilonAudit:
             return f"nothing: the noise is not the mechanism's{note}"
         if chosen in self.above and not self.reasons:
             note = f"; above the accountant's, as happens {_chance(chosen)}"
-        rounded = math.floor(chosen.epsilon * 1000) / 1000
         return (
-            f"epsilon at least {rounded:.3f} ({chosen.method}, {percent(chosen.confidence)}; "
+            f"epsilon at least {chosen.least} ({chosen.method}, {percent(chosen.confidence)}; "
             f"assumes {chosen.assumption}){note}"
         )
 

@@ -10,7 +10,7 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,11 +85,11 @@ _METADATA: Any = {
 
 
 class Styles:
-    """Colours of parts and dashes of mechanisms; names that are not listed follow as they come."""
+    """Colours of parts and dashes of mechanisms, given out to names as they come."""
 
-    def __init__(self, parts: Sequence[str] = (), mechanisms: Sequence[str] = ()) -> None:
-        self._parts = list(parts)
-        self._mechanisms = list(mechanisms)
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._mechanisms: list[str] = []
 
     def of(self, part: str = "", mechanism: str = "") -> dict[str, Any]:
         """Return matplotlib's keywords of one line: colour, marker, dash and name."""
