@@ -33,14 +33,11 @@ from privpart.data.batches import Batch, count_rows, take, tensors_of
 from privpart.model import PartialModel
 from privpart.optimizer import FlatOptimizer
 from privpart.settings.client import LocalTraining, LossName
-from privpart.settings.server import ServerOptimizer
 
 Loss = Callable[[nn.Module, Batch], Tensor]
 """Returns the mean loss of a batch, of shape (), from the module and the batch."""
 Augment = Callable[[Batch], Batch]
 """Returns a changed batch, such as one of random crops; draws from torch's random numbers."""
-_EPSILON = 1e-8
-"""torch's default of what Adam adds to the root of the second moment."""
 
 
 def batch_rows(local: LocalTraining, examples: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -65,32 +62,21 @@ def batch_rows(local: LocalTraining, examples: int, generator: torch.Generator) 
 
 
 def flat_optimizer(local: LocalTraining, parts: Sequence[Tensor]) -> FlatOptimizer:
-    """Return the optimiser of flat parts: ``torch.optim.SGD`` or ``Adam(fused=True)``'s bits.
-
-    Its ``step`` takes the gradient of each part by its number.
-    """
-    settings = ServerOptimizer(
-        kind=local.optimizer,
-        learning_rate=local.learning_rate,
-        momentum=local.momentum,
-        adaptivity=_EPSILON,
-    )
-    return FlatOptimizer(settings, parts, fused=True)
+    """Return a fresh optimiser of flat parts."""
+    rates = {"learning_rate": local.learning_rate, "momentum": local.momentum}
+    return FlatOptimizer(local.optimizer, parts, **rates)
 
 
 def fresh_optimizer(
     local: LocalTraining, model: PartialModel, active: Sequence[int] | None = None
-) -> tuple[FlatOptimizer, dict[int, Tensor]]:
+) -> tuple[FlatOptimizer, list[Tensor]]:
     """Return an optimiser of the active parts of ``model.flat`` and of ``model.own``.
 
     Beside it are the tensors where ``model`` has the gradient of each part at every step.
     """
-    parts = [model.flat[span] for span in model.spans(active)]
-    gradients = [model.gradient[span] for span in model.spans(active)]
-    if model.own.numel():
-        parts.append(model.own)
-        gradients.append(model.own_gradient)
-    return flat_optimizer(local, parts), dict(enumerate(gradients))
+    vectors = [(model.flat[span], model.gradient[span]) for span in model.spans(active)]
+    vectors += [(model.own, model.own_gradient)] if model.own.numel() else []
+    return flat_optimizer(local, [p for p, _ in vectors]), [g for _, g in vectors]
 
 
 def client_update(

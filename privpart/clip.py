@@ -22,13 +22,12 @@ _REACHED = 1 - 1e-5
 _LEAST_FACTOR = 2.0**-100
 
 
-def clip(update: Tensor, clip_norm: float, *, out: Tensor | None = None) -> Tensor:
+def clip(update: Tensor, clip_norm: float) -> Tensor:
     """Return ``update`` scaled down, jointly over all coordinates, to at most ``clip_norm``.
 
     Args:
         update: shape (d,), floating point.
         clip_norm: >= 1e-30 and finite.
-        out: tensor that the result may be written to; may be ``update`` itself.
 
     Returns:
         Shape (d,), float64 if ``update`` is, else float32.
@@ -46,14 +45,17 @@ def clip(update: Tensor, clip_norm: float, *, out: Tensor | None = None) -> Tens
     >>> clip(torch.tensor([3.0, 4.0]), 1.0).norm() <= 1
     tensor(True)
     """
-    clipped, norm = clip_and_measure(update, clip_norm, out=out)
+    clipped, norm = clip_and_measure(update, clip_norm)
     return clipped.zero_() if math.isnan(norm) else clipped
 
 
 def clip_and_measure(
     update: Tensor, clip_norm: float, *, out: Tensor | None = None
 ) -> tuple[Tensor, float]:
-    """Return what ``clip`` does, and the norm of ``update``: all NaN if an entry is not finite."""
+    """Return what ``clip`` does, and the norm of ``update``: all NaN if an entry is not finite.
+
+    The result may be written to ``out``, which may be ``update`` itself.
+    """
     clip_norm = at_least_tiny(clip_norm)
     if update.dtype is not torch.float64:
         update = update.float()

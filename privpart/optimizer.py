@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.optim.adagrad import adagrad
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
@@ -28,63 +27,70 @@ _STATES: dict[Kind, tuple[str, ...]] = {
     "adagrad": ("step", "sum"),
 }
 _BETAS = 0.9, 0.999
-_PLAIN: dict[str, Any] = {"weight_decay": 0.0, "maximize": False}
+_EPSILON = 1e-8
+"""torch's default of what Adam adds to the root of the second moment."""
 
 
 class FlatOptimizer:
-    """The steps and the state of a ``torch.optim`` optimiser of flat vectors, with the same bits.
+    """A client's steps on flat vectors: the bits of ``torch.optim.SGD`` or ``Adam(fused=True)``.
+
+    Args:
+        kind: "sgd" or "adam".
+        parts: the vectors, each of which moves in every step.
+        learning_rate: > 0.
+        momentum: for "sgd", in [0, 1).
+    """
+
+    def __init__(
+        self, kind: Kind, parts: Sequence[Tensor], *, learning_rate: float, momentum: float
+    ) -> None:
+        self._parts, self._rate, self._momentum = list(parts), learning_rate, momentum
+        # torch makes the buffers of SGD's momentum in the first step
+        self._moving: list[Tensor | None] = [None] * len(parts)
+        self._means: list[list[Tensor]] = []
+        if kind == "adam":
+            steps = [torch.zeros((), device=part.device) for part in parts]
+            self._means = [[torch.zeros_like(p) for p in parts] for _ in range(2)] + [steps]
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Tensor]) -> None:
+        """Move all parts."""
+        own: dict[str, Any] = {"lr": self._rate, "weight_decay": 0.0, "maximize": False}
+        moved, slopes = self._parts, list(gradients)
+        if not self._means:
+            own |= {"momentum": self._momentum, "dampening": 0.0, "nesterov": False}
+            sgd(moved, slopes, self._moving, **own)
+            return
+        first, second, steps = self._means
+        own |= {"beta1": _BETAS[0], "beta2": _BETAS[1], "eps": _EPSILON, "amsgrad": False}
+        adam(moved, slopes, first, second, [], steps, **own, fused=True)
+
+    @property
+    def state(self) -> list[Tensor]:
+        """What is kept from step to step."""
+        moving = [buffer for buffer in self._moving if buffer is not None]
+        return sum(self._means, moving)
+
+
+class ExactOptimizer:
+    """The server's steps on flat float32 vectors on the CPU: the same bits on every machine.
+
+    The formulas are torch's, rounded after each operation.
 
     Args:
         settings: of the steps.
         parts: the vectors; a part without a gradient rests, and so does its momentum.
-        fused: whether "adam" takes its steps as ``Adam(fused=True)`` does.
     """
 
-    def __init__(
-        self, settings: ServerOptimizer, parts: Sequence[Tensor], *, fused: bool = False
-    ) -> None:
-        self._settings, self._parts, self._fused = settings, list(parts), fused
+    def __init__(self, settings: ServerOptimizer, parts: Sequence[Tensor]) -> None:
+        self._settings, self._parts = settings, list(parts)
         self._states: list[dict[str, Tensor]] = [{} for _ in parts]
 
-    @torch.no_grad()
     def step(self, gradients: Mapping[int, Tensor]) -> None:
-        """Move the parts that have a gradient, by number."""
+        """Move the parts that have a gradient, by number; the gradients are overwritten."""
+        move = self._descend if self._settings.kind == "sgd" else self._adapt
         for number, gradient in gradients.items():
-            if self._settings.kind == "sgd":
-                self._descend(self._parts[number], gradient, self._states[number])
-            else:
-                self._adapt(self._parts[number], gradient, self._states[number])
-
-    def _descend(self, part: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
-        momentum = self._settings.momentum
-        moving = [state.get("momentum_buffer") if momentum else None]
-        plain: dict[str, Any] = {
-            "lr": self._settings.learning_rate,
-            "dampening": 0.0,
-            "nesterov": False,
-        }
-        sgd([part], [gradient], moving, momentum=momentum, **plain, **_PLAIN)
-        # torch makes the buffer in the first step
-        if moving[0] is not None:
-            state["momentum_buffer"] = moving[0]
-
-    def _adapt(self, part: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
-        settings, names = self._settings, _STATES[self._settings.kind]
-        if not state:
-            state["step"] = torch.zeros((), device=part.device)
-            state |= {name: torch.zeros_like(part) for name in names[1:]}
-        step, first, *second = ([state[name]] for name in names)
-        plain = _PLAIN | {"lr": settings.learning_rate, "eps": settings.adaptivity}
-        if settings.kind == "adagrad":
-            adagrad([part], [gradient], first, step, lr_decay=0.0, **plain)
-        else:
-            plain |= {
-                "beta1": _BETAS[0],
-                "beta2": _BETAS[1],
-                "amsgrad": False,
-                "fused": self._fused,
-            }
-            adam([part], [gradient], first, second[0], [], step, **plain)
+            move(self._parts[number], gradient, self._states[number])
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state by "part.name"; a part has none before its first step."""
@@ -117,13 +123,6 @@ class FlatOptimizer:
             {name: tensors[f"{number}.{name}"] for name in names if number in started}
             for number in range(len(self._parts))
         ]
-
-
-class ExactOptimizer(FlatOptimizer):
-    """The same steps for float32 on the CPU, rounded after each operation: the same bits anywhere.
-
-    The formulas are torch's. The gradients that ``step`` is given are overwritten.
-    """
 
     def _descend(self, part: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
         momentum, slope = self._settings.momentum, gradient.numpy()

@@ -278,7 +278,7 @@ def _initialize(
 
 
 GENERATOR = 2
-"""Version of the generated bits, sent in every message. Version 1 drew words from SHAKE-128."""
+"""Version of the generated bits, a part of every key; version 1 drew words from SHAKE-128."""
 
 # words per step, so that words, indices and table stay in the cache
 _CHUNK = 1 << 16

@@ -19,9 +19,7 @@ from privpart.messages import ClientId
 def iid_users(examples: int, *, users: int, data_seed: int) -> Index:
     """Assign ``examples`` at random, the same number to each user; a remainder stays unused."""
     users = checks.count("users", users)
-    size = examples // users
-    if size == 0:
-        raise ConfigError(f"users={users}: there are only {examples} examples: use fewer users.")
+    _share(examples, users)
     order = torch.randperm(examples, generator=torch.Generator().manual_seed(data_seed))
     return Index.of_equal_parts(order, users)
 

@@ -4,6 +4,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +17,7 @@ from privpart.data.users import Users
 from privpart.engines.choice import agrees, fastest
 from privpart.engines.device import find_device, free_memory
 from privpart.engines.frozen_prefix import Features, split
-from privpart.engines.memory import ClientsWithMemory
+from privpart.engines.memory import Memory
 from privpart.engines.methods import (
     Chunk,
     LocalComputation,
@@ -93,11 +94,13 @@ class EmbeddedEngine:
         self.workers = self.options.workers
         self._may_sum = self.options.may_sum
         self.method: Method | None = None
-        self._fixed = self._fixed_method()
+        self._loop = Method(bfloat16=self.options.precision == "bfloat16")
+        batching = "loop" if self.options.deterministic else self.options.batching
+        # what the options prescribe; None leaves it to the rule
+        self._fixed = {"loop": self._loop, "vmap": Method(vectorized=True), "auto": None}[batching]
         self._chosen: tuple[object, Method] | None = None  # by what the rule looks at
         self._agrees: dict[Method, bool] = {}
-        self._report = report or _to_stderr
-        self._with_memory = ClientsWithMemory(model, clients, data_seed, self._report)
+        self._memory = Memory(model, report or _to_stderr)
         self._device = find_device(self.options.device)
         free = None if self.options.on_cpu else free_memory(self._device)
         self._chunk_size = self.options.chunk_size(model.dim, free)
@@ -121,17 +124,15 @@ class EmbeddedEngine:
         local = self.local_of(task.round)
         if local is not self.local:  # unknown when the engine was made
             self._refuse(local)
-        if self._needs_memory(local):
-            self.method = Method()
-            yield from self._with_memory.run(task, start, local)
-            return
         computation = self._computation_of(local)
         self.method = self._method_for(computation, task, start, sums=False)
         work = Work(task, local, self.method, summed=False)
         chunks = self._chunks(computation, task.clients)
-        for result in self._results(computation, work, start, chunks):
-            for client, update in zip(result.clients, result.updates, strict=True):
-                yield task.update(client, update)
+        keeping = self._memory.round(task, local) if self._needs_memory(local) else nullcontext()
+        with keeping:
+            for result in self._results(computation, work, start, chunks):
+                for client, update in zip(result.clients, result.updates, strict=True):
+                    yield task.update(client, update)
 
     def sums(self, task: RoundTask, start: Tensor) -> Iterator[CohortSum] | None:
         """Return sums of the clients' clipped updates; None if they are not the fastest method.
@@ -178,7 +179,7 @@ class EmbeddedEngine:
         Raises:
             ConfigError: they cannot.
         """
-        if self.workers > 1 and not self._needs_memory(local):
+        if self.workers > 1:
             refuse_unsendable(self.workers, self.model, self.clients, local)
 
     def own_part(self, client: ClientId) -> Tensor | None:
@@ -186,7 +187,7 @@ class EmbeddedEngine:
 
         On a device it would never leave; here it serves to evaluate the client's own model.
         """
-        return self._with_memory.parts.get(client)
+        return self._memory.parts.get(client)
 
     def close(self) -> None:
         """End the worker processes; the next round starts new ones."""
@@ -200,20 +201,13 @@ class EmbeddedEngine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _fixed_method(self) -> Method | None:
-        """Return the method that the options prescribe; None leaves it to the first round."""
-        options = self.options
-        if options.batching == "auto" and not options.deterministic:
-            return None
-        return Method(options.batching == "vmap", bfloat16=options.precision == "bfloat16")
-
     def _method_for(
         self, computation: LocalComputation, task: RoundTask, start: Tensor, *, sums: bool
     ) -> Method:
         """Return how a round is computed: as the options say, or by the rule, checked once."""
         if self._fixed is not None:
             return self._fixed
-        loop = Method(bfloat16=self.options.precision == "bfloat16")
+        loop = self._loop
         if not computation.any_examples(task.clients):
             return loop  # nothing to check another one on
         key = computation.local, task.active, sums
@@ -231,6 +225,10 @@ class EmbeddedEngine:
             fetches=not isinstance(self.clients, Users),
             local_parts=self.model.own.numel() > 0,
         )
+
+    def _can_cache(self, local: LocalTraining) -> bool:
+        """Whether clients compute the same from outputs of the frozen prefix."""
+        return not (changes_inputs(local) or self._needs_memory(local))
 
     def _needs_memory(self, local: LocalTraining) -> bool:
         return local.objective == "moon" or self.model.own.numel() > 0
@@ -286,7 +284,7 @@ class EmbeddedEngine:
         computation = self._computation
         if computation is not None:
             changed = version != self._frozen_version
-            if changed or (computation.features is not None and changes_inputs(local)):
+            if changed or (computation.features is not None and not self._can_cache(local)):
                 # a cache, a device and workers hold the old frozen part, which may change again
                 self._cache_prefix = False
                 self._computation = None
@@ -295,13 +293,14 @@ class EmbeddedEngine:
         if self._computation is None:
             self._computation = self._new_computation(local)
         self._computation.local = local
+        self._computation.memory = self._memory if self._needs_memory(local) else None
         return self._computation
 
     def _new_computation(self, local: LocalTraining) -> LocalComputation:
         model, clients, features = self.model.on(self._device), self.clients, None
         if isinstance(clients, Users):
             clients = clients.on(self._device)
-            parts = split(model) if self._cache_prefix and not changes_inputs(local) else None
+            parts = split(model) if self._cache_prefix and self._can_cache(local) else None
             if parts is not None:
                 features = Features.of(parts[0], clients.x, shared=self.workers > 1)
             if parts is not None and features is not None:

@@ -23,7 +23,7 @@ from torch.nn.grad import conv2d_weight
 
 from privpart.clip import factors
 from privpart.engines.frozen_prefix import functions_of_the_example
-from privpart.engines.vectorized import BatchedLayers, losses_of, padded_batches
+from privpart.engines.vectorized import BatchedLayers, Batches, losses_of, padded_batches
 from privpart.model import PartialModel
 from privpart.settings.client import LocalTraining
 
@@ -51,17 +51,19 @@ class Factored:
         (_, rows, out), columns = self.left.shape, self.right.shape[2]
         if rows * (out + columns) <= out * columns:  # which is less to multiply
             grams = (self.left @ self.left.mT) * (self.right @ self.right.mT)
-            found = grams.sum(dim=(1, 2))
+            squares = grams.sum(dim=(1, 2))
         else:
             clients = max(1, _PRODUCTS // (out * columns))
             parts = zip(
                 torch.split(self.left, clients), torch.split(self.right, clients), strict=True
             )
-            found = torch.cat([(left.mT @ right).square().sum(dim=(1, 2)) for left, right in parts])
+            squares = torch.cat(
+                [(left.mT @ right).square().sum(dim=(1, 2)) for left, right in parts]
+            )
         lengths = self.left.norm(dim=2) * self.right.norm(dim=2)
         slack = _SLACK * (rows + out + columns)
-        squared: Tensor = found + slack * lengths.sum(dim=1).square()
-        return squared
+        bounds: Tensor = squares + slack * lengths.sum(dim=1).square()
+        return bounds
 
     def drop(self, absent: Tensor) -> None:
         """Set some clients' updates to zero; a weight of zero would keep their NaN."""
@@ -100,10 +102,12 @@ class GhostSum:
 
     Args:
         model: a model that ``supports`` accepts.
+        x: everyone's examples, shape (n, ...), on the model's device.
+        y: their labels, shape (n,) or (n, length).
     """
 
-    def __init__(self, model: PartialModel) -> None:
-        self._model = model
+    def __init__(self, model: PartialModel, x: Tensor, y: Tensor) -> None:
+        self._model, self._x, self._y = model, x, y
         names = {id(p): name for name, p in model.module.named_parameters()}
         trained = set(model.trainable)
         self._layers: list[tuple[nn.Module, dict[str, str]]] = []
@@ -122,8 +126,7 @@ class GhostSum:
         parameters = [p for _, p in model.module.named_parameters(remove_duplicate=False)]
         distinct = {id(parameter) for layer in layers for parameter in layer.parameters()}
         return (
-            not model.local  # which differ from client to client
-            and functions_of_the_example(model.module)
+            functions_of_the_example(model.module)
             # fewer if parameters are tied, or belong to the sequence and not to a layer
             and len(distinct) == len(parameters)
             and not any(getattr(layer, "inplace", False) for layer in layers)
@@ -142,9 +145,7 @@ class GhostSum:
     def sum(
         self,
         start: Tensor,
-        x: Tensor,
-        y: Tensor,
-        batches: Sequence[Sequence[Tensor]],
+        batches: Batches,
         local: LocalTraining,
         *,
         clip_norm: float,
@@ -154,8 +155,6 @@ class GhostSum:
 
         Args:
             start: the trained part that all clients start from, shape (d,).
-            x: everyone's examples, shape (n, ...).
-            y: their labels, shape (n,) or (n, length).
             batches: per client, the rows of the examples of its step, if it has any.
             local: how each client trains; a ``single_step``.
             clip_norm: bound on the norm of each update.
@@ -171,7 +170,7 @@ class GhostSum:
         updates: dict[str, Factored | Materialized] = {}
         # ``batch_size`` rows for each client, whatever it holds: a product with another number of
         # rows rounds differently, by which one client's data would reach the others' updates.
-        examples, labels = padded_batches(x, y, batches, local.batch_size)
+        examples, labels = padded_batches(self._x, self._y, batches, local.batch_size)
         for layer, named, given, gradient in self._backpropagate(start, examples, labels):
             by_name = layer_updates(layer, list(named), given, gradient, local.learning_rate)
             updates |= {named[local_name]: update for local_name, update in by_name.items()}

@@ -1,97 +1,64 @@
-"""Clients with a memory: each keeps its own last model, or a local part, from round to round.
+"""Memory of clients: each keeps its own last model, or a local part, from round to round.
 
 MOON compares a client's model with its own last one, and a model's local part trains on the client
 and never leaves it. Both stay in memory: on disk they would be what nobody clipped or noised.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-import torch
 from torch import Tensor
 
-from privpart.client import client_update
-from privpart.data.batches import Batch
-from privpart.data.clients import Clients
-from privpart.data.users import Users
-from privpart.engines.methods import client_generator, fetched, naming, unwritten
-from privpart.messages import ClientId, ClientUpdate, RoundTask
+from privpart.messages import ClientId, RoundTask
 from privpart.model import PartialModel
 from privpart.settings.client import LocalTraining
 
 
-class ClientsWithMemory:
-    """Computes one client after another, in this process.
+class Memory:
+    """What the clients of a simulation keep.
 
     Args:
-        model: shared by all clients; its trained part and its local part are overwritten.
-        clients: the clients' data.
-        data_seed: order of examples, as for ``LocalComputation``.
+        model: shared by all clients.
         report: called with a sentence if what the clients kept was lost.
 
     Attributes:
         parts: the local part that each client kept, shape (l,).
     """
 
-    def __init__(
-        self,
-        model: PartialModel,
-        clients: Users | Clients,
-        data_seed: int,
-        report: Callable[[str], None],
-    ) -> None:
-        self._model = model
-        self._clients = clients
-        self._data_seed = data_seed
-        self._report = report
-        self._previous: dict[ClientId, Tensor] = {}
+    def __init__(self, model: PartialModel, report: Callable[[str], None]) -> None:
+        self._model, self._report = model, report
+        self._last: dict[ClientId, Tensor] = {}
         self.parts: dict[ClientId, Tensor] = {}
+        self._now: tuple[dict[ClientId, Tensor], dict[ClientId, Tensor]] = {}, {}
         self._began = False
 
-    def run(self, task: RoundTask, start: Tensor, local: LocalTraining) -> Iterator[ClientUpdate]:
-        """Yield each client's clipped update, shape (c,), in the order of the task."""
-        moon, keeps_part = local.objective == "moon", self._model.own.numel() > 0
+    @contextmanager
+    def round(self, task: RoundTask, local: LocalTraining) -> Iterator[None]:
+        """Within this context, the clients of a round train; what they made is kept at its end."""
         if task.round and not self._began:
+            moon = local.objective == "moon"
             whose = "moon's clients" if moon else "clients"
-            lost = ["the last models"] * moon + ["the local parts"] * keeps_part
+            lost = ["the last models"] * moon + ["the local parts"] * (self._model.own.numel() > 0)
             self._report(
                 f"engine: begins with round {task.round}, so {whose} have lost "
                 f"{' and '.join(lost)} that they kept. From here on the run differs from an "
                 "uninterrupted one; its guarantee is the same"
             )
         self._began = True
-        now: dict[ClientId, Tensor] = {}
-        parts: dict[ClientId, Tensor] = {}
-        with unwritten(self._model):
-            for client in task.clients:
-                generator = client_generator(self._data_seed, task.round, client)
-                examples = self._examples(client, generator)
-                if moon:
-                    now[client] = self._previous.get(client, start).clone()
-                if keeps_part:
-                    parts[client] = self.parts.get(client, self._model.own_start).clone()
-                with naming(client):
-                    update = client_update(
-                        self._model,
-                        start,
-                        examples,
-                        local=local,
-                        clip_norm=task.clip_norm,
-                        generator=generator,
-                        active=task.active,
-                        previous=now.get(client),
-                        own=parts.get(client),
-                    )
-                yield task.update(client, update)
+        self._now = {}, {}
+        yield
         # Only after the last client, because a round that was interrupted may be run again. What
         # diverged is not kept: it would make every later update of its client non-finite.
-        self._previous |= {
-            client: vector for client, vector in now.items() if vector.isfinite().all()
-        }
-        self.parts |= {
-            client: vector for client, vector in parts.items() if vector.isfinite().all()
-        }
+        for memory, now in zip((self._last, self.parts), self._now, strict=True):
+            memory |= {client: vector for client, vector in now.items() if vector.isfinite().all()}
 
-    def _examples(self, client: ClientId, generator: torch.Generator) -> Batch:
-        if isinstance(self._clients, Users):
-            return self._clients.examples(client)
-        return fetched(self._clients, client, generator)
+    def of(
+        self, client: ClientId, local: LocalTraining, start: Tensor
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return what a client kept as its last model and its local part, to be overwritten."""
+        last, parts = self._now
+        if local.objective == "moon":
+            last[client] = self._last.get(client, start).clone()
+        if self._model.own.numel():
+            parts[client] = self.parts.get(client, self._model.own_start).clone()
+        return last.get(client), parts.get(client)

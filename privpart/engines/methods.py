@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -29,6 +29,9 @@ from privpart.engines.vectorized import LARGEST_PASS, VectorizedTraining, single
 from privpart.messages import ClientId, RoundTask
 from privpart.model import PartialModel
 from privpart.settings.client import LocalTraining
+
+if TYPE_CHECKING:
+    from privpart.engines.memory import Memory
 
 _PASS_BYTES = 2**24
 """Limit on the examples of one ghost-clipping pass, and on its gradients of single clients."""
@@ -79,6 +82,7 @@ class LocalComputation:
 
     Attributes:
         local: how each client trains from now on; a schedule sets it in every round.
+        memory: what clients keep from round to round, if anything; they train with it.
         device: where clients are computed.
         ends_only: whether clients in memory have only the examples of a full batch and of their
             last one, so that two steps show both.
@@ -100,11 +104,16 @@ class LocalComputation:
         self.features = features
         self.device = model.flat.device
         self.ends_only = False
+        self.memory: Memory | None = None
         self._tf32 = tf32
         self._data_seed = data_seed
-        self._vectorized = VectorizedTraining(model)
-        self._ghost_sum = GhostSum(model) if GhostSum.supports(model) else None
+        self._vectorized: VectorizedTraining | None = None
+        self._ghost_sum: GhostSum | None = None
         self._recorded: RecordedTraining | None = None
+        if isinstance(clients, Users):
+            self._vectorized = VectorizedTraining(model, self.x, clients.y)
+            if GhostSum.supports(model):
+                self._ghost_sum = GhostSum(model, self.x, clients.y)
 
     @property
     def users(self) -> Users:
@@ -142,12 +151,13 @@ class LocalComputation:
     @property
     def vectorizable(self) -> bool:
         """Whether clients can be vectorized: their objective is fedavg, too."""
-        return not self.one_at_a_time and self.local.objective == "fedavg"
+        shared = not self.model.local  # all but the trained part is
+        return shared and not self.one_at_a_time and self.local.objective == "fedavg"
 
     def recordable(self, task: RoundTask) -> bool:
         """Return whether one recorded step serves all: plain SGD that moves everything."""
         plain = self.local.plain_sgd and not self.local.alternate
-        return plain and self.vectorizable and task.active is None and not self.model.local
+        return plain and self.vectorizable and task.active is None
 
     def any_examples(self, clients: Chunk) -> bool:
         """Return whether one of the clients has examples; those that are fetched count as some."""
@@ -173,13 +183,13 @@ class LocalComputation:
         Raises:
             ConfigError: a client's examples cannot be trained on; the sentence names the client.
         """
-        to, start = out[: len(clients)], start.to(self.device)
-        with self._guarded(task, clients, start):
+        this, to = _Part(task, clients, start.to(self.device), method), out[: len(clients)]
+        with self._guarded(this):
             if self.device.type == "cpu":
-                for _ in self._clipped(task, clients, start, method, task.clip_norm, to):
+                for _ in self._clipped(this, task.clip_norm, to):
                     pass
             else:
-                clipped, norms = self._on_device(task, clients, start, method, task.clip_norm)
+                clipped, norms = self._on_device(this, task.clip_norm)
                 to.copy_(clipped)
                 to[[place for place, norm in enumerate(norms) if math.isnan(norm)]] = math.nan
 
@@ -195,19 +205,19 @@ class LocalComputation:
             counts as zeros.
         """
         longest = task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm
-        start = start.to(self.device)
-        with self._guarded(task, clients, start):
+        this = _Part(task, clients, start.to(self.device), method)
+        with self._guarded(this):
             if method.ghost_sum:
-                return self._ghost_summed(task, clients, start, longest, out)
+                return self._ghost_summed(this, longest, out)
             if self.device.type == "cpu":
                 norms, updates = [], torch.empty(len(clients), len(out))
                 out.zero_()
-                for place, norm in self._clipped(task, clients, start, method, longest, updates):
+                for place, norm in self._clipped(this, longest, updates):
                     norms.append(norm)
                     if not math.isnan(norm):
                         add_in_place(out, updates[place])
                 return norms
-            updates, norms = self._on_device(task, clients, start, method, longest)
+            updates, norms = self._on_device(this, longest)
             width = max(1, _SUMMED // len(clients))  # torch writes what it widens
             parts = torch.split(updates, width, 1)
             out.copy_(torch.cat([part.sum(0, dtype=torch.float64) for part in parts]))
@@ -221,7 +231,7 @@ class LocalComputation:
         return distinct and (on_cpu or self.device.type != "cpu")
 
     @contextmanager
-    def _guarded(self, task: RoundTask, clients: Chunk, start: Tensor) -> Iterator[None]:
+    def _guarded(self, this: "_Part") -> Iterator[None]:
         """Within this context, clients train: in the precision that was asked for."""
         on_cuda = self.device.type == "cuda"
         products = float32_products(tf32=self._tf32) if on_cuda else nullcontext()
@@ -237,49 +247,53 @@ class LocalComputation:
                     ) from error
                 if isinstance(error, IndexError) or "out of bounds" in str(error):
                     # one client after another says whose word or label it is
-                    out = torch.empty(len(clients), self.model.active_dim(task.active))
-                    for _ in self._trained(task, clients, start, Method(), out):
+                    out = torch.empty(len(this.clients), self.model.active_dim(this.task.active))
+                    for _ in self._trained(this._replace(method=Method()), out):
                         pass
                 raise
 
-    def _trained(
-        self, task: RoundTask, clients: Chunk, start: Tensor, method: Method, out: Tensor
-    ) -> Iterator[int]:
+    def _trained(self, this: "_Part", out: Tensor) -> Iterator[int]:
         """Write updates that are not clipped; yield the place of each as soon as it is written."""
-        if method.vectorized and self.vectorizable:
-            batches = self._batches(task, clients)
-            yield from self._vectorized.updates(
-                start, self.x, self.users.y, batches, self.local, out=out, active=task.active
-            )
-        elif method.recorded and self.recordable(task):
-            batches = self._batches(task, clients)
+        local, active = self.local, this.task.active
+        if this.method.vectorized and self.vectorizable and self._vectorized is not None:
+            batches = self._batches(this)
+            yield from self._vectorized.updates(this.start, batches, local, out=out, active=active)
+        elif this.method.recorded and self.recordable(this.task):
             self._recorded = self._recorded or RecordedTraining(self.model, self.x, self.users.y)
-            self._recorded.updates(start, batches, self.local, out=out)
-            yield from range(len(clients))
+            self._recorded.updates(this.start, self._batches(this), local, out=out)
+            yield from range(len(this.clients))
         else:
-            yield from self._one_by_one(task, clients, start, method, out)
+            yield from self._one_by_one(this, out)
 
-    def _one_by_one(
-        self, task: RoundTask, clients: Chunk, start: Tensor, method: Method, out: Tensor
-    ) -> Iterator[int]:
+    def _one_by_one(self, this: "_Part", out: Tensor) -> Iterator[int]:
         # autocast's cache would keep the weights of the first step for all later steps
         rounded = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=method.bfloat16, cache_enabled=False
+            self.device.type, torch.bfloat16, enabled=this.method.bfloat16, cache_enabled=False
         )
-        generators = [client_generator(self._data_seed, task.round, c) for c in clients]
-        triples = zip(clients, self._examples(clients, generators), generators, strict=True)
+        generators = self._generators(this)
+        triples = zip(
+            this.clients, self._examples(this.clients, generators), generators, strict=True
+        )
         for place, (client, examples, generator) in enumerate(triples):
+            previous = own = None
+            if self.memory is not None:
+                previous, own = self.memory.of(client, self.local, this.start)
             training = unclipped_update(
                 self.model,
-                start,
+                this.start,
                 examples,
                 local=self.local,
                 generator=generator,
-                active=task.active,
+                active=this.task.active,
+                previous=previous,
+                own=own,
             )
             with rounded, naming(client), training as update:
                 out[place].copy_(update)
             yield place
+
+    def _generators(self, this: "_Part") -> list[torch.Generator]:
+        return [client_generator(self._data_seed, this.task.round, c) for c in this.clients]
 
     def _examples(self, clients: Chunk, generators: Sequence[torch.Generator]) -> Iterator[Batch]:
         """Yield each client's examples."""
@@ -292,49 +306,34 @@ class LocalComputation:
             examples = fetched(self.clients, client, generator)
             yield map_tensors(lambda tensor: tensor.to(self.device), examples)
 
-    def _clipped(
-        self,
-        task: RoundTask,
-        clients: Chunk,
-        start: Tensor,
-        method: Method,
-        clip_norm: float,
-        out: Tensor,
-    ) -> Iterator[tuple[int, float]]:
+    def _clipped(self, this: "_Part", clip_norm: float, out: Tensor) -> Iterator[tuple[int, float]]:
         """Write clipped updates, on the CPU; yield the place and the norm of each before clipping.
 
         Each is clipped, and read by the caller, while it is in the cache.
         """
-        norms: dict[int, float] = {}
-        for place in self._trained(task, clients, start, method, out):
+        for place in self._trained(this, out):
             update = out[place]
-            clipped, norms[place] = clip_and_measure(update, clip_norm, out=update)
+            clipped, norm = clip_and_measure(update, clip_norm, out=update)
             if clipped is not update:
                 update.copy_(clipped)
-            yield place, norms[place]
+            yield place, norm
 
-    def _on_device(
-        self, task: RoundTask, clients: Chunk, start: Tensor, method: Method, clip_norm: float
-    ) -> tuple[Tensor, list[float]]:
+    def _on_device(self, this: "_Part", clip_norm: float) -> tuple[Tensor, list[float]]:
         """Return clients' clipped updates, shape (clients, c), and their norms before.
 
         Nothing between the first client and the last one waits for the device.
         """
-        out = torch.empty(len(clients), self.model.active_dim(task.active), device=self.device)
-        for _ in self._trained(task, clients, start, method, out):
+        dim = self.model.active_dim(this.task.active)
+        out = torch.empty(len(this.clients), dim, device=self.device)
+        for _ in self._trained(this, out):
             pass
         return out, clip_rows(out, clip_norm)
 
-    def _ghost_summed(
-        self, task: RoundTask, clients: Chunk, start: Tensor, clip_norm: float, out: Tensor
-    ) -> Sequence[float]:
+    def _ghost_summed(self, this: "_Part", clip_norm: float, out: Tensor) -> Sequence[float]:
         if self._ghost_sum is None:
             raise RuntimeError("ghost clipping does not support this network")
-        batches = self._batches(task, clients)
-        total = out.to(self.device)
-        norms = self._ghost_sum.sum(
-            start, self.x, self.users.y, batches, self.local, clip_norm=clip_norm, out=total
-        )
+        total, batches = out.to(self.device), self._batches(this)
+        norms = self._ghost_sum.sum(this.start, batches, self.local, clip_norm=clip_norm, out=total)
         out.copy_(total)  # which does nothing on the CPU
         listed: list[float] = norms.cpu().tolist()
         return listed
@@ -355,16 +354,12 @@ class LocalComputation:
         materialized = _PASS_BYTES // (4 * max(1, self._ghost_sum.materialized))
         return min(examples // local.batch_size, max(1, materialized))
 
-    def _batches(self, task: RoundTask, clients: Chunk) -> list[list[Tensor]]:
+    def _batches(self, this: "_Part") -> list[list[Tensor]]:
         """Return the rows of each client's batches."""
+        pairs = zip(self._rows(this.clients), self._generators(this), strict=True)
         return [
-            [
-                rows[batch]
-                for batch in batch_rows(
-                    self.local, len(rows), client_generator(self._data_seed, task.round, client)
-                )
-            ]
-            for client, rows in zip(clients, self._rows(clients), strict=True)
+            [rows[batch] for batch in batch_rows(self.local, len(rows), generator)]
+            for rows, generator in pairs
         ]
 
     def _rows(self, clients: Chunk) -> list[Tensor]:
@@ -379,6 +374,15 @@ class LocalComputation:
         if self.features is not None and rows:
             self.features.compute(rows)
         return rows
+
+
+class _Part(NamedTuple):
+    """Clients of a round, who train from ``start``, on the device, by a method."""
+
+    task: RoundTask
+    clients: Chunk
+    start: Tensor
+    method: Method
 
 
 @contextmanager

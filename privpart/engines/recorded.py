@@ -7,7 +7,7 @@ rounds: the start and the rows are copied in, and the graph is replayed. Its ker
 the plain loop, one client after another.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from privpart.client import logits_of, loss_gradients, moved
-from privpart.engines.vectorized import nothing_kept
+from privpart.client import logits_of, loss_gradients
+from privpart.engines.vectorized import Batches, batches_on, nothing_kept
 from privpart.model import PartialModel, state_of
 from privpart.settings.client import LocalTraining
 
@@ -25,13 +25,9 @@ _REHEARSALS = 2
 
 
 def record(work: Callable[[], None], device: torch.device, memory: Any) -> Callable[[], None]:  # noqa: ANN401
-    """Return a function that repeats work on a CUDA device.
+    """Return what repeats work, whose tensors stay where they are, on the current CUDA device.
 
-    Args:
-        work: called a few times before the recording. What it reads and writes must stay where it
-            is in memory.
-        device: the current one.
-        memory: ``torch.cuda.graph_pool_handle()``, for what happens in between.
+    ``memory`` is a ``torch.cuda.graph_pool_handle()``, for what happens in between.
     """
     cuda: Any = torch.cuda
     other, before = cuda.Stream(device), cuda.current_stream(device)
@@ -68,12 +64,7 @@ class RecordedTraining:
         self._buffers = {name: b.clone() for name, b in model.module.named_buffers()}
 
     def updates(
-        self,
-        start: Tensor,
-        batches: Sequence[Sequence[Tensor]],
-        local: LocalTraining,
-        *,
-        out: Tensor,
+        self, start: Tensor, batches: Batches, local: LocalTraining, *, out: Tensor
     ) -> None:
         """Write each client's update, not clipped, into its row of ``out``, shape (V, d).
 
@@ -87,9 +78,7 @@ class RecordedTraining:
             RuntimeError: the network keeps something in its layers or buffers, or does something
                 on the CPU that a recording cannot hold.
         """
-        moved_batches = iter(
-            moved([batch for client_rows in batches for batch in client_rows], start.device)
-        )
+        batches = batches_on(start.device, batches)
         self._rate.fill_(local.learning_rate)
         with self._model.lent(start), nothing_kept(self._model):
             self._model.train_only()
@@ -100,7 +89,7 @@ class RecordedTraining:
                 self._model.flat.copy_(start)
                 for batch in client_rows:
                     repeat, rows = self._steps[len(batch)]
-                    rows.copy_(next(moved_batches))
+                    rows.copy_(batch)
                     repeat()
                 torch.sub(self._model.flat, start, out=out[place])
 

@@ -30,6 +30,8 @@ from privpart.settings.client import LocalTraining
 LARGEST_PASS = 256
 """Examples in one pass: of each client here, of all clients in ``ghost_sum``."""
 _PADDING = -100  # the label that ``mean_loss`` ignores
+Batches = Sequence[Sequence[Tensor]]
+"""Per client, the rows of the examples of each of its steps."""
 
 
 class VectorizedTraining:
@@ -37,28 +39,20 @@ class VectorizedTraining:
 
     Args:
         model: its trained part holds the start while clients train; all share its frozen part.
+        x: everyone's examples, shape (n, ...), on the model's device.
+        y: their labels, shape (n,) or (n, length).
     """
 
-    def __init__(self, model: PartialModel) -> None:
-        self._model = model
-        self._train(model.trainable)
+    def __init__(self, model: PartialModel, x: Tensor, y: Tensor) -> None:
+        self._model, self._x, self._y = model, x, y
         # Kept between chunks, by what trains: to clear fresh pages takes as long as to train a
         # small network.
         self._buffers: dict[tuple[str, ...], Tensor] = {}
 
-    def _train(self, names: tuple[str, ...]) -> None:
-        """Let these parameters train, in this order; the others are at the start of the round."""
-        parameters = dict(self._model.module.named_parameters())
-        self._names = names
-        self._shapes = [parameters[name].shape for name in names]
-        self._sizes = [shape.numel() for shape in self._shapes]
-
     def updates(
         self,
         start: Tensor,
-        x: Tensor,
-        y: Tensor,
-        batches: Sequence[Sequence[Tensor]],
+        batches: Batches,
         local: LocalTraining,
         *,
         out: Tensor,
@@ -71,57 +65,42 @@ class VectorizedTraining:
 
         Args:
             start: the round's trained part, shape (d,).
-            x: everyone's examples, shape (n, ...).
-            y: their labels, shape (n,) or (n, length).
             batches: per client, the rows of the examples of each step.
             local: how each client trains, on the mean cross-entropy.
-            out: overwritten; on the device of ``start``, ``x`` and ``y``.
+            out: overwritten; on the model's device.
             active: groups of the model that train in this round, with c parameters; None trains
                 all, and c is d.
 
         Raises:
             RuntimeError: the network draws random numbers, keeps anything in its layers, or does
-                something that ``torch.func.vmap`` does not support; or the model has local
-                parameters.
+                something that ``torch.func.vmap`` does not support.
             ConfigError: the network writes to a frozen parameter.
         """
-        if self._model.local:
-            raise RuntimeError("vectorized clients share all but the trained part; use 'loop'")
+        parameters = dict(self._model.module.named_parameters())
         groups = range(len(self._model.groups)) if active is None else active
-        self._train(tuple(name for group in groups for name in self._model.groups[group]))
+        self._names = tuple(name for group in groups for name in self._model.groups[group])
+        self._shapes = [parameters[name].shape for name in self._names]
         with self._model.lent(start), nothing_kept(self._model):
             start = torch.cat([start[span] for span in self._model.spans(active)])
             if single_step(local):
-                self._single_step(start, x, y, batches, local, out)
+                self._single_step(start, batches, local, out)
                 yield from range(len(out))
             else:
-                yield from self._many_steps(start, x, y, _moved(batches, x.device), local, out)
+                yield from self._many_steps(start, batches_on(start.device, batches), local, out)
 
     @torch.no_grad()  # torch.func's own gradients aside: parameters of idle groups ask for them
     def _single_step(
-        self,
-        start: Tensor,
-        x: Tensor,
-        y: Tensor,
-        batches: Sequence[Sequence[Tensor]],
-        local: LocalTraining,
-        out: Tensor,
+        self, start: Tensor, batches: Batches, local: LocalTraining, out: Tensor
     ) -> None:
         """Write the updates of one step of SGD, whose momentum starts at zero."""
-        examples, labels = padded_batches(x, y, batches, local.batch_size)
+        examples, labels = padded_batches(self._x, self._y, batches, local.batch_size)
         gradients_at_start = vmap(grad(self._loss), in_dims=(None, 0, 0))
         gradients = gradients_at_start(self._split(start), examples, labels)
         for place, gradient in zip(self._split(out), gradients, strict=True):
             torch.mul(gradient, -local.learning_rate, out=place)
 
     def _many_steps(
-        self,
-        start: Tensor,
-        x: Tensor,
-        y: Tensor,
-        batches: Sequence[Sequence[Tensor]],
-        local: LocalTraining,
-        out: Tensor,
+        self, start: Tensor, batches: Batches, local: LocalTraining, out: Tensor
     ) -> Iterator[int]:
         # Clients with the most steps first: those still in training are then a prefix of the stack.
         # Among them, clients with equal batch sizes are neighbours and share one product.
@@ -143,16 +122,14 @@ class VectorizedTraining:
                 rows = [batches[order[place]][step] for place in range(active)]
                 moving = local.moving(self._names, step)
                 rate = local.learning_rate if optimizer is None else None
-                self._step(flat, gradient, x, y, rows, moving, rate)
+                self._step(flat, gradient, rows, moving, rate)
                 if optimizer is not None:
-                    optimizer.step({0: gradient})
+                    optimizer.step([gradient])
 
     def _step(
         self,
         flat: Tensor,
         gradient: Tensor,
-        x: Tensor,
-        y: Tensor,
         batches: Sequence[Tensor],
         moving: Sequence[bool],
         rate: float | None,
@@ -167,7 +144,7 @@ class VectorizedTraining:
             span = slice(first, first + len(rows))
             first = span.stop
             parts = self._split(flat[span])
-            gradients = self._gradients(parts, moving, x[rows], y[rows])
+            gradients = self._gradients(parts, moving, self._x[rows], self._y[rows])
             if rate is not None:
                 for part, move in zip(compress(parts, moving), gradients, strict=True):
                     part.add_(move, alpha=-rate)
@@ -198,7 +175,7 @@ class VectorizedTraining:
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         """Return one view per parameter of shape (..., *shape), for ``flat`` of shape (..., d)."""
-        parts = torch.split(flat, self._sizes, dim=-1)
+        parts = torch.split(flat, [shape.numel() for shape in self._shapes], dim=-1)
         return [
             part.view(*flat.shape[:-1], *shape)
             for part, shape in zip(parts, self._shapes, strict=True)
@@ -234,9 +211,7 @@ def single_step(local: LocalTraining) -> bool:
     return local.steps == 1 and local.optimizer == "sgd" and local.batch_size <= LARGEST_PASS
 
 
-def padded_batches(
-    x: Tensor, y: Tensor, batches: Sequence[Sequence[Tensor]], length: int
-) -> tuple[Tensor, Tensor]:
+def padded_batches(x: Tensor, y: Tensor, batches: Batches, length: int) -> tuple[Tensor, Tensor]:
     """Return the first batch of each of V clients, padded to ``length`` rows; none is zeros.
 
     Labels are -100 where padded, which the mean loss ignores.
@@ -253,7 +228,7 @@ def padded_batches(
     return examples, labels
 
 
-def _moved(batches: Sequence[Sequence[Tensor]], device: torch.device) -> list[list[Tensor]]:
+def batches_on(device: torch.device, batches: Batches) -> list[list[Tensor]]:
     """Return each client's batches on a device."""
     every_batch = iter(moved([rows for client_rows in batches for rows in client_rows], device))
     return [[next(every_batch) for _ in client_rows] for client_rows in batches]

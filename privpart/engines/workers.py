@@ -139,7 +139,7 @@ class Workers:
         work = replace(work, task=replace(work.task, clients=()))
         todo = deque(enumerate(chunks))
         free = deque(range(self._slots))
-        done: dict[int, Result | _Answer] = {}
+        done: dict[int, Result | tuple[int, Sequence[float]]] = {}
         given: set[int] = set()
         try:
             for number, chunk in enumerate(chunks):
@@ -158,8 +158,9 @@ class Workers:
                 if isinstance(result, Result):
                     yield result
                 else:
-                    yield self._read(result, work, chunk)
-                    free.append(result.slot)
+                    slot, norms = result
+                    yield self._read(slot, norms, work, chunk)
+                    free.append(slot)
                 if self.pool.closed:
                     raise WorkerError("another round began before this one's answers were taken.")
         except BaseException:
@@ -175,26 +176,26 @@ class Workers:
             given.add(number)
             self.pool.give(worker, _Job(number, free.popleft(), chunk, work))
 
-    def _answers(self, seconds: float | None) -> dict[int, "_Answer"]:
-        """Return the answers that have come, by chunk; wait for so long until one is there."""
+    def _answers(self, seconds: float | None) -> dict[int, tuple[int, Sequence[float]]]:
+        """Return slot and norms of each chunk whose answer came within so many seconds."""
         answers = {}
         for job, _, answer in self.pool.heard(seconds):
             if isinstance(answer, WorkerError):
                 raise WorkerError(f"a worker failed: {answer} {_ADVICE}")
             if isinstance(answer, ConfigError):
                 raise answer
-            answers[job.number] = answer
+            answers[job.number] = job.slot, answer
         return answers
 
-    def _read(self, answer: "_Answer", work: Work, chunk: Chunk) -> Result:
+    def _read(self, slot: int, norms: Sequence[float], work: Work, chunk: Chunk) -> Result:
         dim = self._model.active_dim(work.task.active)
         if work.summed:
-            updates: Iterable[Tensor] = [self._totals[answer.slot, :dim].clone()]
+            updates: Iterable[Tensor] = [self._totals[slot, :dim].clone()]
         else:
-            rows = self._results[answer.slot, : len(chunk), :dim]
+            rows = self._results[slot, : len(chunk), :dim]
             # one at a time, because malloc reuses a freed block of that size
             updates = (row.clone() for row in rows)
-        return Result(chunk, updates, answer.norms)
+        return Result(chunk, updates, norms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +204,6 @@ class _Job:
     slot: int
     chunk: Chunk
     work: Work
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    slot: int
-    norms: Sequence[float]
 
 
 def _computing(
@@ -242,7 +237,7 @@ def _computing(
         dim = model.active_dim(work.task.active)
         out = totals[job.slot, :dim] if work.summed else results[job.slot, :, :dim]
         try:
-            return _Answer(job.slot, compute(computation, work, job.chunk, start, out))
+            return compute(computation, work, job.chunk, start, out)
         except ConfigError as error:
             return ConfigError(str(error))
         except Exception as error:  # the engine must learn of it, whatever it is

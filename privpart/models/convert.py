@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 
 from accounting.checks import ConfigError
+from privpart.start_values import has_statistics
 
 
 def freeze_batch_norm(module: nn.Module) -> int:
@@ -25,7 +26,7 @@ def freeze_batch_norm(module: nn.Module) -> int:
     """
     count = 0
     for name, layer in module.named_modules():
-        if getattr(layer, "running_mean", None) is not None:
+        if has_statistics(layer):
             layer.eval()
             count += 1
         elif isinstance(layer, _BatchNorm):

@@ -16,8 +16,8 @@ def at_least_tiny(clip_norm: float) -> float:
 
 
 def seed_bytes(seed: int) -> bytes:
-    """Return the seed as the 16 bytes that travel in a message."""
+    """Return the seed as the 16 bytes that the key of each stream has."""
     value = checks.count("seed", seed, minimum=0)
     if value >= 1 << 128:
-        raise ConfigError(f"seed={value}: must be below 2^128, since messages hold 16 bytes of it.")
+        raise ConfigError(f"seed={value}: must be below 2^128: a key has 16 bytes of it.")
     return value.to_bytes(16, "big")

@@ -194,7 +194,7 @@ def _memory(
         parameters=sum(resident.values()),
         gradients=trained,
         before=trained,
-        optimizer=sum(value.nbytes for value in optimizer.tensors().values()),
+        optimizer=sum(value.nbytes for value in optimizer.state),
         activations=activations,
     )
 

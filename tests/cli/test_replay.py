@@ -12,13 +12,11 @@ import torch
 from small_study import PLAN, changed
 
 from accounting import ConfigError
-from privpart.optimizer import ExactOptimizer, FlatOptimizer
 from privpart.run.begin import create_run
 from privpart.run.folder import RunFolder
 from privpart.run.ledger import LEDGER, Ledger, SigningKey
 from privpart.run.report import run_report
 from privpart.run.store import StorageError, decode_state, write_state
-from privpart.settings.server import ServerOptimizer
 from privpart.training.replay import replay
 
 ROUNDS = 2
@@ -181,31 +179,6 @@ def test_what_cannot_be_replayed_says_why(tmp_path, made, privpart):
     assert privpart("train", "--plan", str(tmp_path / "plan.toml"), *out).returncode == 0
     with pytest.raises(ConfigError, match="recorded no sums"):
         replay(tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ServerOptimizer(learning_rate=0.3),
-        ServerOptimizer(learning_rate=0.3, momentum=0.9),
-        ServerOptimizer(kind="adam", learning_rate=0.1),
-        ServerOptimizer(kind="adagrad", learning_rate=0.1),
-    ],
-    ids=lambda settings: f"{settings.kind} {settings.momentum}",
-)
-def test_the_servers_steps_are_torchs_up_to_rounding(settings):
-    draw = torch.Generator().manual_seed(0)
-    start = torch.randn(100, generator=draw)
-    one, other = start.clone(), start.clone()
-    exact, torchs = ExactOptimizer(settings, [one]), FlatOptimizer(settings, [other])
-    for _ in range(5):
-        gradient = torch.randn(100, generator=draw)
-        exact.step({0: gradient.clone()})
-        torchs.step({0: gradient})
-    assert torch.allclose(one, other, rtol=1e-5, atol=1e-6)
-    assert {name: t.shape for name, t in exact.tensors().items()} == {
-        name: t.shape for name, t in torchs.tensors().items()
-    }
 
 
 @pytest.mark.parametrize("kind", ["resumed", "adaptive", "groups"])

@@ -236,15 +236,17 @@ def wide():
 
 @pytest.mark.usefixtures("quick_workers")
 def test_the_same_bits_whatever_the_number_of_threads():
-    def updates_with(**options):
-        with engine(wide, data=users(clients=2), local=LocalTraining(0.3), **options) as one:
+    def updates_with(threads=2, local=LocalTraining(0.3), **options):  # noqa: B008
+        torch.set_num_threads(threads)
+        with engine(wide, data=users(clients=2), local=local, **options) as one:
             found = run(one, replace(TASK, clients=(0, 1)))
-        assert torch.get_num_threads() == 2
+        assert torch.get_num_threads() == threads
         return found
 
-    torch.set_num_threads(2)
     found = [updates_with(workers=workers, deterministic=True) for workers in (1, 2)]
     assert torch.equal(*found)
+    moon = LocalTraining(0.3, objective="moon", mu=1.0)
+    assert torch.equal(*(updates_with(threads, moon, deterministic=True) for threads in (1, 2)))
     if (os.cpu_count() or 1) > 1:
         assert not torch.equal(updates_with(batching="loop"), found[0])  # power: sums differ
 

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from accounting import ConfigError
-from privpart import Constant, LocalTraining, PartialModel, client_update
+from privpart import Constant, LocalTraining, PartialModel, Users, client_update
 from privpart.engines.frozen_prefix import split
-from privpart.engines.ghost_sum import GhostSum
-from privpart.engines.vectorized import VectorizedTraining
+from privpart.engines.methods import LocalComputation
+from privpart.messages import RoundTask
 from privpart.start_values import default_initializers
 from privpart.training.costs import message_bytes
 
@@ -171,17 +171,16 @@ def test_a_device_s_copy_has_its_own_local_part():
     assert model.module[4].weight.unique().tolist() == [1.0]
 
 
-def test_methods_that_share_all_but_the_trained_part_refuse_local_parts():
+def test_methods_that_share_all_but_the_trained_part_do_not_take_local_parts():
     first = PartialModel(network, train=["4.*"], local=["2.*"], seed=7)
     below, _ = split(first)
     assert [type(layer) for layer in below] == [nn.Linear, nn.Tanh]  # a local layer is not frozen
-    assert GhostSum.supports(PartialModel(network, train=["4.*"], seed=7))
-    assert not GhostSum.supports(first)
-    x, y = examples()
-    training = VectorizedTraining(first)
-    given = x, y, [[torch.arange(8)]], LocalTraining(0.5)
-    with pytest.raises(RuntimeError, match="share all but the trained part"):
-        list(training.updates(first.flat.clone(), *given, out=torch.empty(1, first.dim)))
+    task = RoundTask(0, (0,), 0.5, "")
+    for model, shared in ((PartialModel(network, train=["4.*"], seed=7), True), (first, False)):
+        users = Users(*examples(), [torch.arange(8)])
+        work = LocalComputation(model, users, local=LocalTraining(0.5, steps=1), data_seed=5)
+        assert work.vectorizable == work.recordable(task) == shared
+        assert (work.clients_per_ghost_sum(task) > 0) == shared
 
 
 def test_a_change_that_no_version_counts_is_found_by_the_fingerprint():

@@ -136,9 +136,9 @@ def test_the_state_of_a_clients_optimiser_is_that_of_the_active_part():
     model = network()
     optimizer, into = fresh_optimizer(LocalTraining(0.1, optimizer="adam"), model, (0, 2))
     optimizer.step(into)
-    # of each part: how many steps, and two running means
-    sizes = [tensor.numel() for tensor in optimizer.tensors().values()]
-    assert sizes == [1, SIZES[0], SIZES[0], 1, SIZES[2], SIZES[2]]
+    # of each part: two running means, and how many steps
+    sizes = [tensor.numel() for tensor in optimizer.state]
+    assert sizes == [SIZES[0], SIZES[2]] * 2 + [1, 1]
 
 
 def test_all_active_groups_are_clipped_together():
