@@ -1,12 +1,14 @@
-"""Scores by hand."""
+"""Scores, pairing and re-identification, by hand and by brute force."""
 
+import itertools
 import math
 
 import pytest
 import torch
 
-from attacks import psnr, ssim
-from attacks.metrics import baseline_images, feature_error, wilson
+from attacks import observe, psnr, reid_rank, ssim
+from attacks.metrics import baseline_images, feature_error, match_batch, wilson
+from attacks.networks import smooth_lenet, smooth_mlp
 
 
 def test_psnr_by_hand():
@@ -15,11 +17,6 @@ def test_psnr_by_hand():
     assert psnr(guess, truth).tolist() == pytest.approx([0.0, 20.0, 40.0])
     guess[0] = torch.tensor([[[0.3, 0.4], [0.0, 0.0]]])
     assert float(psnr(guess, truth)[0]) == pytest.approx(-10 * math.log10(0.25 / 4))
-
-
-def test_equal_images_score_the_resolution_of_float64():
-    x = torch.rand(2, 1, 3, 3, generator=torch.Generator().manual_seed(0))
-    assert psnr(x, x).tolist() == pytest.approx([313.07, 313.07], abs=0.005)
 
 
 def test_baselines_by_hand():
@@ -70,3 +67,36 @@ def test_wilson_against_the_root_of_its_own_equation():
     for k, n in ((0, 10), (3, 10), (10, 10), (77, 200)):
         for end in wilson(k, n):
             assert (k / n - end) ** 2 == pytest.approx(1.96**2 * end * (1 - end) / n, abs=1e-12)
+
+
+def test_the_pairing_is_the_best_of_all():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        found, truth = torch.rand(2, 4, 1, 3, 3, generator=generator)
+        order = match_batch(found, truth)
+        cost = float((found[order] - truth).square().sum())
+        every = [
+            float((found[list(p)] - truth).square().sum()) for p in itertools.permutations(range(4))
+        ]
+        assert cost == pytest.approx(min(every))
+        assert sorted(order.tolist()) == [0, 1, 2, 3]
+
+
+def test_the_last_layer_alone_tells_who_it_was(lenet, digits):
+    x, y = digits
+    seen = observe(lenet, x[:1], y[:1], visible=["dense2.*"])
+    assert reid_rank(lenet, seen, x[:1], x[1:], y) == 1
+    rest = torch.cat([x[:1], x[2:]])
+    assert reid_rank(lenet, seen, x[1:2], rest, y[[1, 0, *range(2, 10)]]) > 1
+    # with the true label another image is not taken for the truth, whatever the decoys' labels are
+    assert reid_rank(lenet, seen, x[1:2], rest, y[[0, 1, *range(2, 10)]]) > 1
+
+
+@pytest.mark.parametrize("build", [smooth_lenet, smooth_mlp])
+def test_networks_come_from_their_generator_alone(build):
+    before = torch.get_rng_state()
+    first, again, other = (build(torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first.dense1.weight, again.dense1.weight)
+    assert not torch.equal(first.dense1.weight, other.dense1.weight)
+    assert float(first.dense1.weight.detach().abs().max()) <= first.dense1.in_features**-0.5

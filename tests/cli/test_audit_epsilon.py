@@ -9,7 +9,9 @@ from functools import partial
 
 import numpy as np
 import pytest
+import small_study
 from faulty_servers import FAULTY
+from small_study import changed
 
 from accounting import (
     BinaryTree,
@@ -29,29 +31,13 @@ from privpart.run.canaries import _MEASURED, canary_key_hash, measured_from_belo
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
 
-PLAN = """
-schema = "privpart/plan/1"
-[privacy]
-rounds = 4
-clip_norm = 1
-noise_multiplier = 1.0
-delta = 1e-5
-mechanism = { name = "tree" }
-[model]
-name = "small_cnn"
-sizes = { channels = [2, 4], hidden = 8, image_size = 8 }
-train = ["dense2.*"]
-seed = 7
-[data]
-task = "digits"
-users = 1437
-clients_per_round = 2
-[client]
-learning_rate = 0.1
-[server]
-learning_rate = 0.3
-momentum = 0.5
-"""
+PLAN = changed(
+    ("rounds = 2", "rounds = 4"),
+    ("seed = 7", 'seed = 7\ntrain = ["dense2.*"]'),
+    ("clients_per_round = 6", "clients_per_round = 2"),
+    ("learning_rate = 0.3", "learning_rate = 0.3\nmomentum = 0.5"),
+    text=small_study.PLAN,
+)
 RESTARTED = BinaryTree(8, restart_every=4)
 LIMITS = Participation(8, 2, 4)
 SGD = ServerOptimizer(learning_rate=0.3, momentum=0.5)
