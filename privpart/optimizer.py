@@ -24,8 +24,10 @@ from privpart.settings.server import Kind, ServerOptimizer
 _STATES: dict[Kind, tuple[str, ...]] = {
     "sgd": ("momentum_buffer",),
     "adam": ("step", "exp_avg", "exp_avg_sq"),
+    "yogi": ("step", "exp_avg", "exp_avg_sq"),
     "adagrad": ("step", "sum"),
 }
+_State = dict[str, Tensor]
 _BETAS = 0.9, 0.999
 _EPSILON = 1e-8
 """torch's default of what Adam adds to the root of the second moment."""
@@ -86,11 +88,17 @@ class ExactOptimizer:
         self._settings, self._parts = settings, list(parts)
         self._states: list[dict[str, Tensor]] = [{} for _ in parts]
 
-    def step(self, gradients: Mapping[int, Tensor]) -> None:
-        """Move the parts that have a gradient, by number; the gradients are overwritten."""
+    def step(self, gradients: Mapping[int, Tensor], share: float = 1.0) -> None:
+        """Move the parts that have a gradient, by number; the gradients are overwritten.
+
+        ``share`` is the part of the learning rate that this step takes.
+        """
+        rate, decay = self._settings.learning_rate * share, self._settings.weight_decay
         move = self._descend if self._settings.kind == "sgd" else self._adapt
         for number, gradient in gradients.items():
-            move(self._parts[number], gradient, self._states[number])
+            if decay:
+                self._parts[number].numpy()[:] *= 1 - rate * decay
+            move(self._parts[number], gradient, self._states[number], rate)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state by "part.name"; a part has none before its first step."""
@@ -124,7 +132,7 @@ class ExactOptimizer:
             for number in range(len(self._parts))
         ]
 
-    def _descend(self, part: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
+    def _descend(self, part: Tensor, gradient: Tensor, state: _State, rate: float) -> None:
         momentum, slope = self._settings.momentum, gradient.numpy()
         if momentum and "momentum_buffer" in state:
             moving = state["momentum_buffer"].numpy()
@@ -135,9 +143,9 @@ class ExactOptimizer:
             state["momentum_buffer"] = gradient.clone()
         # Into the gradient: fresh memory would cost as much as the arithmetic.
         values, scaled = part.numpy(), gradient.numpy()
-        values -= np.multiply(slope, self._settings.learning_rate, out=scaled)
+        values -= np.multiply(slope, rate, out=scaled)
 
-    def _adapt(self, part: Tensor, gradient: Tensor, state: dict[str, Tensor]) -> None:
+    def _adapt(self, part: Tensor, gradient: Tensor, state: _State, rate: float) -> None:
         settings, slope, values = self._settings, gradient.numpy(), part.numpy()
         if not state:
             names = _STATES[settings.kind][1:]
@@ -146,15 +154,22 @@ class ExactOptimizer:
         if settings.kind == "adagrad":
             squares = state["sum"].numpy()
             squares += slope * slope
-            values -= settings.learning_rate * slope / (np.sqrt(squares) + settings.adaptivity)
+            values -= rate * slope / (np.sqrt(squares) + settings.adaptivity)
             return
         mean, squares = state["exp_avg"].numpy(), state["exp_avg_sq"].numpy()
         mean += (1 - _BETAS[0]) * (slope - mean)
+        if settings.kind == "yogi":
+            if state["step"] == 1:
+                squares += settings.adaptivity**2
+            square = slope * slope
+            squares -= (1 - _BETAS[1]) * square * np.sign(squares - square)
+            values -= rate * mean / (np.sqrt(squares) + settings.adaptivity)
+            return
         squares *= _BETAS[1]
         squares += (1 - _BETAS[1]) * (slope * slope)
         ended, root = (1 - _power(beta, int(state["step"])) for beta in _BETAS)
         spread = np.sqrt(squares) / math.sqrt(root) + settings.adaptivity
-        values -= settings.learning_rate / ended * (mean / spread)
+        values -= rate / ended * (mean / spread)
 
 
 def _power(base: float, exponent: int) -> float:

@@ -134,6 +134,8 @@ class Server:
         start: trainable part before the first round, shape (d,), float32; public.
         source: source of the noise; ``SecretSource()`` unless the run is a simulation.
         optimizer: settings of the step on the noised mean; None is plain averaging.
+        rates: gives the share of the optimiser's learning rate that a round takes, from 0 on; None
+            is 1. It must depend on no data.
 
     Attributes:
         parameters: the trainable part, shape (d,), which the next round's clients receive. Engines
@@ -157,6 +159,7 @@ class Server:
         *,
         source: NoiseSource,
         optimizer: ServerOptimizer | None = None,
+        rates: Callable[[int], float] | None = None,
     ) -> None:
         if start.dtype is not torch.float32:
             raise ConfigError(
@@ -171,6 +174,7 @@ class Server:
         self.clip_norm = float(plan.clip_norm)
         self.plan_hash = plan.hash
         self._groups = parts_of(plan.mechanism, self.parameters)
+        self._rates = rates
         self._optimizer = ExactOptimizer(optimizer or ServerOptimizer(), self._groups)
         # In units of the clip norm, which adaptive clipping may change.
         self._noise: NoiseStream | None = None
@@ -436,7 +440,8 @@ class Server:
         active = self._active() or (0,)
         sizes = [len(self._groups[group]) for group in active]
         # An inactive group has no gradient rather than a zero one, so that its momentum rests too.
-        self._optimizer.step(dict(zip(active, torch.split(gradient, sizes), strict=True)))
+        share = 1.0 if self._rates is None else self._rates(self.round)
+        self._optimizer.step(dict(zip(active, torch.split(gradient, sizes), strict=True)), share)
 
     def _adapt(self, bits: float) -> None:
         """Add the round's noised bits; at a restart of the noise, let them move the clip norm."""

@@ -42,6 +42,7 @@ from privpart.run.population import PUBLIC_DATA, is_public, refuse_population
 from privpart.settings.client import LocalTraining, LossName
 from privpart.settings.outlines import GROUPS, OUTLINES, outline_of
 from privpart.settings.ranges import seed_bytes
+from privpart.settings.rates import LearningRates
 from privpart.settings.select import SelectChoice
 from privpart.settings.server import ServerOptimizer
 from privpart.training import own_code
@@ -77,6 +78,7 @@ _UNSET_IS_ABSENT = {
     "model": ("name", "factory", "weights", "keep", "local"),
     "data": ("task", "clients", "options", "metric", "population", "held_out", "measured_on"),
     "client": ("augment", "alternate"),
+    "server": ("weight_decay",),
 }
 """Options that the hash of a plan leaves out unless they are used, by table."""
 _HASHED = {"completed": False, "release": "nodes"}
@@ -273,6 +275,7 @@ class PlanFile(_Table):
         client: how a client trains.
         server: how the noised mean moves the model.
         schedule: which groups of the model train when; None trains all of them in every round.
+        learning_rates: how the learning rates change by round; the default leaves them.
         select: which slices of the model clients select; None sends the whole trained part.
         canaries: clients of an auditor, for ``privpart audit epsilon``.
     """
@@ -284,6 +287,7 @@ class PlanFile(_Table):
     client: LocalTraining
     server: ServerOptimizer
     schedule: Schedule | None = None
+    learning_rates: LearningRates = LearningRates()
     select: SelectChoice | None = None
     canaries: CanaryTable | None = None
     _folder: Path = PrivateAttr(default_factory=Path)
@@ -335,6 +339,8 @@ class PlanFile(_Table):
             }
         if self.canaries is None:
             del values["canaries"]
+        if self.learning_rates == LearningRates():
+            del values["learning_rates"]
         values["model"]["train"] = self.model.train or ["*"]
         values["privacy"]["mechanism"] |= _HASHED
         return json.dumps(values, sort_keys=True, separators=(",", ":"))
@@ -701,6 +707,13 @@ def _of_tables(plan: "PlanFile") -> Faults:
         "select: needs a network of privpart.models and a built-in task. privpart.select does "
         "the same for your own from Python.": (
             plan.select and (model.name is None or data.task is None)
+        ),
+        "learning_rates.client: clients that select train alike in all rounds; leave it out.": (
+            plan.select and plan.learning_rates.client
+        ),
+        "learning_rates.server: the noised sums of canaries are computed from the models by one "
+        "rate; leave it out, and weight_decay in [server] too.": (
+            plan.canaries and (plan.learning_rates.server or plan.server.weight_decay)
         ),
         'model.name: shakespeare is next-word prediction; its model is "word_lm".': (
             plays and model.name in set(OUTLINES) - {"word_lm"}

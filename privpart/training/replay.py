@@ -70,7 +70,9 @@ def replay(folder: str | Path, *, key: str | Path | None = None) -> Replayed:
         plan = PrivacyPlan.from_dict(facts["plan"])
         source = _source(path, facts["seed"], facts["key"], key)
         start = read_state(path / START, facts["start"])[0]["parameters"]
-        server = Server(plan, start, source=source, optimizer=_plan_file(facts).server)
+        file = _plan_file(facts)
+        rates = file.learning_rates.server_share(plan.rounds)
+        server = Server(plan, start, source=source, optimizer=file.server, rates=rates)
     whose = f"seed {facts['seed']}" if facts["seed"] is not None else "the key given"
     for row in rows:
         if fault := _fault(path, server, row):

@@ -206,7 +206,9 @@ class Training:
 
     def server(self, promised: PrivacyPlan, source: NoiseSource) -> Server:
         """Return the server of round 0."""
-        return Server(promised, self.start, source=source, optimizer=self.plan.server)
+        rates = self.plan.learning_rates.server_share(promised.rounds)
+        optimizer = self.plan.server
+        return Server(promised, self.start, source=source, optimizer=optimizer, rates=rates)
 
     def run(
         self,
@@ -322,7 +324,7 @@ def training(
         engine = EmbeddedEngine(
             model,
             clients,
-            local=local,
+            local=plan.learning_rates.local(local, plan.privacy.rounds),
             data_seed=plan.data.seed,
             **asdict(options),
             report=report,

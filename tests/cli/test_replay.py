@@ -24,9 +24,10 @@ ROUNDS = 2
 
 @pytest.fixture(scope="module")
 def made(privpart, tmp_path_factory) -> Path:
-    """A seeded run with momentum whose sums are recorded."""
+    """A seeded run with momentum and a schedule of rates, whose sums are recorded."""
     folder = tmp_path_factory.mktemp("replay")
-    text = changed(("[server]", "[server]\nmomentum = 0.5"), text=PLAN)
+    rates = '[learning_rates]\nserver = { kind = "cosine" }\n[server]\nmomentum = 0.5'
+    text = changed(("[server]", rates), text=PLAN)
     (folder / "plan.toml").write_text(text)
     seeded = ["--seed", "3", "--record-sums", "--out", str(folder / "run")]
     done = privpart("train", "--plan", str(folder / "plan.toml"), *seeded)

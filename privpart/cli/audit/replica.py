@@ -69,7 +69,7 @@ class Replica:
                 "plan: has adaptive_clipping, under which a canary's update has no fixed length. "
                 "Audit the plan without it."
             )
-        if self.optimizer.kind != "sgd":
+        if self.optimizer.kind != "sgd" or self.optimizer.weight_decay:
             object.__setattr__(self, "optimizer", ServerOptimizer())
         object.__setattr__(self, "plan", replace(self.plan, minimum_cohort=1))
 
