@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from privpart.training.training import Training
 
 PARTS = ("full", "trained", "peft")
+_PICKLED = (".pt", ".pth", ".bin", ".pkl", ".ckpt")
 
 
 def released_parameters(folder: str | Path) -> tuple[Tensor, dict[str, Any]]:
@@ -67,13 +68,18 @@ def export(
         setup: the run's training; not needed for "trained".
 
     Raises:
-        ConfigError: nothing was released, ``out`` exists or cannot be written, or the network is
-            not a peft model whose adapter holds all that was trained.
+        ConfigError: nothing was released, ``out`` exists, cannot be written or has the suffix of
+            a pickle, or the network is not a peft model whose adapter holds all that was trained.
     """
     checks.choice("part", part, PARTS)
     path = Path(out)
     if path.exists():
         raise ConfigError(f"out={out}: exists; choose another name, or remove it.")
+    if part != "peft" and path.suffix in _PICKLED:
+        raise ConfigError(
+            f"out={out}: {path.suffix} names a pickle, and this writes a safetensors file. Choose "
+            f"{path.with_suffix('.safetensors').name}; safetensors.torch.load_file reads it."
+        )
     try:
         if part == "trained":
             tensors = _trained(folder)

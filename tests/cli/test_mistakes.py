@@ -322,6 +322,10 @@ COMMANDS = {
     "plan is code": (("train", "--plan", "CODE", "--out", "GONE"), (r"mistake_none\.py", "TOML")),
     "plan to export": (("export", "PLAN", "--out", "NEW"), (r"plan\.toml", "no run|no ledger")),
     "export exists": (("export", "RUN", "--out", "PLAN"), (r"plan\.toml", "exists", "remove")),
+    "export as a pickle": (
+        ("export", "RUN", "--out", "m.pt"),
+        (r"--out m\.pt", r"m\.safetensors", "load_file"),
+    ),
     "no adapter": (("export", "RUN", "--part", "peft", "--out", "NEW"), ("Sequential", "Use full")),
     "export with another plan": (
         ("export", "RUN", "--plan", "OTHER", "--out", "NEW"),
