@@ -98,16 +98,6 @@ def test_steps_cut_the_passes_off():
     assert rows(LocalTraining(0.1, batch_size=4, steps=2)) == passes[:2]
 
 
-def test_frozen_bits_survive_training_and_only_the_trainable_part_is_sent():
-    model = a_model(PART)
-    frozen = {n: p.clone() for n, p in model.module.named_parameters() if n in model.frozen}
-    update = update_of(model, examples(6), LocalTraining(0.5, epochs=2), 0.25)
-    assert update.shape == (model.dim,)
-    assert 0.2499 < update.double().norm() <= 0.25
-    now = dict(model.module.named_parameters())
-    assert all(torch.equal(now[name], values) for name, values in frozen.items())
-
-
 def test_training_that_diverges_says_so_and_counts_as_zeros():
     x, y = examples(6)
     update = update_of(a_model(), (x * 1e30, y), LocalTraining(1e30, epochs=3, batch_size=2))
@@ -164,19 +154,6 @@ def noisy_engine():
     users = Users(x, y, torch.arange(12).split(3))
     model = PartialModel(Noisy, train=["head.*"], seed=1)
     return EmbeddedEngine(model, users, local=LocalTraining(0.1, 2, 2), data_seed=3)
-
-
-def test_after_a_client_the_model_holds_the_start_and_nothing_of_the_client():
-    engine = noisy_engine()
-    model = engine.model
-    start = torch.full((model.dim,), 0.25)
-    for update in engine.run(RoundTask(0, (0, 1), 1.0, "plan"), start):
-        assert update.update.norm() > 0.01
-        assert torch.equal(model.flat, start)
-        assert torch.equal(model.module.head.weight, torch.full((10, 8), 0.25))
-        assert not model.gradient.any()
-        assert not model.module.head.weight.grad.any()
-        assert not model.module.seen.any()
 
 
 def test_a_start_that_training_would_overwrite_is_refused():

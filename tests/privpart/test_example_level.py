@@ -169,15 +169,6 @@ def test_the_module_may_be_compiled_afterwards():
     assert torch.allclose(released(module), expected[-1], atol=1e-5)
 
 
-def test_frozen_parameters_cost_nothing_and_stay():
-    module = net()
-    module[0].requires_grad_(False)
-    before = [p.clone() for p in module[0].parameters()]
-    _, wrapped, optimizer, loader = private(module)
-    assert train(wrapped, optimizer, loader).shape == (STEPS, 15)
-    assert all(torch.equal(p, q) for p, q in zip(before, module[0].parameters(), strict=True))
-
-
 def backward(made, x, y):
     nn.functional.cross_entropy(made.module(x), y).backward()
 

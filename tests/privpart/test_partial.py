@@ -69,16 +69,6 @@ def test_a_pretrained_model_keeps_its_weights_and_is_known_by_its_fingerprint():
         pretrained(initializers={"*": Constant(0.0)})
 
 
-def test_a_client_refuses_to_train_on_another_frozen_part():
-    expected = PartialModel(network, train=["dense2.*"], seed=1).fingerprint
-    PartialModel(network, train=["dense2.*"], seed=1, fingerprint=expected)
-    changes = {"seed": 2}, {"train": ["dense2.weight"]}, {"initializers": {"conv1.*": Constant(1)}}
-    for change in changes:
-        options = {"train": ["dense2.*"], "seed": 1, "fingerprint": expected} | change
-        with pytest.raises(ConfigError, match="the frozen part has fingerprint"):
-            PartialModel(network, **options)
-
-
 def test_a_seed_overwrites_the_weights_of_a_module_only_where_the_caller_says_so():
     pretrained = network()
     weights = parameters_to_vector(pretrained.parameters()).clone()

@@ -164,12 +164,6 @@ def test_spaces_that_do_not_fit_the_model_are_refused(spaces, message):
         Layout.of(model, spaces)
 
 
-def test_frozen_parameters_cannot_be_selected():
-    model = partial(mcmahan_2nn(inputs=5, hidden=4, classes=3), train=["!dense1.*"])
-    with pytest.raises(ConfigError, match="trained"):
-        Layout.of(model, [dense_neurons()])
-
-
 def test_a_client_network_of_another_shape_is_refused():
     small = Layout.of(partial(filters(2, image_size=4, kernel=1, hidden=4, classes=2)), ())
     with pytest.raises(ConfigError, match="the client's network has"):
