@@ -177,16 +177,15 @@ def seeded(seed: int, device: torch.device, *, everything: bool = False) -> Iter
             module = getattr(torch, device.type)  # such as torch.cuda
             with module.device(device):
                 module.manual_seed(seed)
-        if before is None:
-            yield
-            return
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        random.seed(seed)
+        if before is not None:
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+            random.seed(seed)
         try:
             yield
         finally:
-            np.random.set_state(before[0])  # noqa: NPY002
-            random.setstate(before[1])
+            if before is not None:
+                np.random.set_state(before[0])  # noqa: NPY002
+                random.setstate(before[1])
 
 
 def _steps(

@@ -147,7 +147,11 @@ class PartialModel:
         for parameter in self._frozen:
             parameter.grad = None
         self._layers = dict(module.named_modules())
-        self._buffers = _kept_buffers(module)
+        # each layer with its buffers and a copy of their values
+        self._buffers: list[tuple[nn.Module, dict[str, tuple[Tensor | None, Tensor | None]]]] = [
+            (layer, {n: (b, None if b is None else b.clone()) for n, b in layer._buffers.items()})
+            for layer in module.modules()
+        ]
         buffers = dict(self._buffers)
         self._norms = [(n, o, buffers[o]) for n, o in self._layers.items() if has_statistics(o)]
         self._places = [(n, p, p.data, p.grad) for n, p in parameters.items()]
@@ -438,16 +442,6 @@ def _local_names(
             f"or does not. Exclude it from train, for instance by '!{both[0]}'."
         )
     return names
-
-
-def _kept_buffers(
-    module: nn.Module,
-) -> list[tuple[nn.Module, dict[str, tuple[Tensor | None, Tensor | None]]]]:
-    """Return each layer with its buffers and a copy of their values."""
-    return [
-        (layer, {n: (b, None if b is None else b.clone()) for n, b in layer._buffers.items()})
-        for layer in module.modules()
-    ]
 
 
 def _join(parameters: Sequence[nn.Parameter], module: nn.Module) -> tuple[Tensor, Tensor]:

@@ -60,20 +60,17 @@ def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:
     trained = {id(parameters[name]) for name in (*model.trainable, *model.local)}
     # ``named_children`` lists a layer that occurs twice once, which would be another network
     layers = [(name, network.get_submodule(name)) for name in network._modules]
-    length = next(
-        (k for k, (_, layer) in enumerate(layers) if not _fixed(layer, trained)), len(layers)
+    fixed = (
+        functions_of_the_example(layer) and not trained & set(map(id, layer.parameters()))
+        for _, layer in layers
     )
+    length = next((k for k, holds in enumerate(fixed) if not holds), len(layers))
     below = nn.Sequential(OrderedDict(layers[:length]))
     if not list(below.parameters()):
         return None
     above = copy(model)
     above.module = nn.Sequential(OrderedDict(layers[length:]))
     return below, above
-
-
-def _fixed(layer: nn.Module, trained: set[int]) -> bool:
-    fixed = functions_of_the_example(layer)
-    return fixed and not any(id(p) in trained for p in layer.parameters())
 
 
 def functions_of_the_example(layer: nn.Module) -> bool:

@@ -126,7 +126,8 @@ class Executor:
         """Return by how much a filter's error may differ between two histories, in steps.
 
         The histories are those of one release with and without a client. The noise of the one that
-        happens stays within ``limit``, and a client moves no register further than ``moved``.
+        happens stays within ``limit``, and a client moves no register further than ``moved``, the
+        sum of the norms of its updates. It is 0 where registers hold sums of draws.
         """
         return 2 * self.program.filter_error() * _UNIT_ROUNDOFF * (self.limit + moved)
 
@@ -335,18 +336,6 @@ class NoiseStream:
     def state_vectors(self) -> int:
         """Vectors of length d kept between rounds: ``accounting.footprint``'s, and nothing else."""
         return math.ceil(sum(part.state.size for part in self._parts) / self.dim)
-
-    def filter_error(self, moved: float) -> float:
-        """Return a bound on what floating point adds to a client's effect on a coordinate.
-
-        Args:
-            moved: bound on how far the client moves a register, in steps: the sum of the norms of
-                its updates.
-
-        Returns:
-            Steps; 0 for mechanisms whose registers hold sums of draws.
-        """
-        return max(part.executor.filter_error(moved) for part in self._parts)
 
     def next(self, *, out: Tensor | None = None) -> Tensor:
         """Return the noise of this round's sum, and go to the next round.
@@ -578,5 +567,7 @@ def noise_and_grid(
     first = stream if plan.mechanism.groups is None else stream + 2
     noise = NoiseStream(plan.mechanism, dim=dim, stddev=2.0**bits, source=source, stream=first)
     moved = plan.participation.max_participations * 2.0**bits / noise_multiplier
-    charge = math.sqrt(dim * plan.rounds) * noise.filter_error(moved)
+    # what floating point adds to a client's effect on a coordinate
+    error = max(part.executor.filter_error(moved) for part in noise._parts)
+    charge = math.sqrt(dim * plan.rounds) * error
     return noise, Grid.of(bits, noise_multiplier, dim, filter_charge=charge)
