@@ -43,12 +43,7 @@ Augment = Callable[[Batch], Batch]
 def batch_rows(local: LocalTraining, examples: int, generator: torch.Generator) -> Iterator[Tensor]:
     """Yield the rows of each batch: passes in fresh random orders, cut off after ``steps``.
 
-    A client without examples has no batches.
-
-    Args:
-        local: the client's settings.
-        examples: number of examples, >= 0.
-        generator: draws the orders.
+    The orders are drawn from ``generator``. A client without examples has no batches.
     """
     if not examples:
         return iter(())

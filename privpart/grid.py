@@ -60,13 +60,8 @@ class Grid:
         integer updates of norm c, if its filter's floating-point error differs by at most eta
         between two histories, in each of d coordinates, and the draw of round t has the factor
         b_t. Entry (t, t) of the encoder is 1 / b_t, so S >= 1 / b_t, and the accounted
-        mu = S / noise_multiplier is kept by c = 2^bits / noise_multiplier - sqrt(d n) eta.
-
-        Args:
-            bits: from ``noise_bits``.
-            noise_multiplier: > 0.
-            dim: length d of an update.
-            filter_charge: sqrt(d n) eta, in steps.
+        mu = S / noise_multiplier is kept by c = 2^bits / noise_multiplier - sqrt(d n) eta, where
+        the last term is ``filter_charge``, in steps, and d is ``dim``.
         """
         norm = (2.0**bits / noise_multiplier) * (1 - 2.0**-50) - filter_charge * (1 + 2.0**-50)
         if not norm >= _COARSE * math.sqrt(dim):

@@ -199,14 +199,11 @@ class RefusedAnswer:
 
 
 def refusal(answer: object, kind: type[Any], task: RoundTask, shape: torch.Size) -> Reason | None:
-    """Return why an answer to a task is refused; None if it counts. Raises nothing.
+    """Return why an answer, of any content, is refused; None if it counts. Raises nothing.
 
-    Args:
-        answer: anything.
-        kind: what it must be exactly, since a subclass could run its own code when it is inspected:
-            ``ClientUpdate`` from a client, ``CohortSum`` or ``ModularSum`` by another door.
-        task: the task of the round.
-        shape: of an update.
+    It must be of exactly the kind, since a subclass could run its own code when it is inspected:
+    ``ClientUpdate`` from a client, ``CohortSum`` or ``ModularSum`` by another door. ``shape`` is
+    that of an update.
     """
     if type(answer) is RefusedAnswer:
         reason: object = getattr(answer, "reason", None)

@@ -113,9 +113,7 @@ class IndexedClients:
 def check_clients(clients: Clients, *, limit: int | None = None) -> int:
     """Ask clients for their examples, as training would, and return how many were asked.
 
-    Args:
-        clients: the population.
-        limit: most clients to ask, the first ones; None asks all.
+    ``limit`` asks the first ones only.
     """
     maximum = None if limit is None else checks.count("limit", limit)
     # ids of all clients, also beyond the limit: reading them asks nobody

@@ -106,10 +106,7 @@ class Index:
     ) -> "Index":
         """Return the index of a list of rows per client, or of a dict from client to rows.
 
-        Args:
-            indices: per client, a tensor, array or list of rows.
-            ids: the clients' ids, in the order of ``indices``; by default 0, 1, 2, ... A dict
-                already contains them.
+        ``ids`` are the clients', in the order of the list; by default 0, 1, 2, ...
         """
         if isinstance(indices, Mapping):
             if ids is not None:
@@ -132,11 +129,9 @@ class Index:
 
     @classmethod
     def of_owners(cls, owners: object, name: str = "user") -> "Index":
-        """Return the index of a column that names each example's client.
+        """Return the index of a list, array, tensor or column that names each example's client.
 
-        Args:
-            owners: per example, the id of its client: a list, an array, a tensor or a column.
-            name: name of the column in messages.
+        ``name`` is that of the column in messages.
         """
         values = _column(owners, name)
         if isinstance(values, np.ndarray):

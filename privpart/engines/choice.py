@@ -37,11 +37,7 @@ def fastest(
 ) -> Method:
     """Return the method that the rule gives for a round.
 
-    Args:
-        computation: of the clients.
-        task: the round.
-        sums: whether ghost clipping is allowed.
-        bfloat16: whether products are rounded, which only the loop does.
+    ``sums`` allows ghost clipping; only the loop rounds products to ``bfloat16``.
     """
     if computation.one_at_a_time:
         return Method(bfloat16=bfloat16)
@@ -78,13 +74,8 @@ def agrees(computation: LocalComputation, task: RoundTask, start: Tensor, method
 
     It is compared on the clients of the round with the fewest and the most examples, by the steps
     of a full batch and of their last one: torch.func does not support every network, and padded
-    batches are another training for networks that look at the batch.
-
-    Args:
-        computation: of the clients.
-        task: the round; at least one of its clients must have examples.
-        start: the round's trained part, shape (d,).
-        method: to check.
+    batches are another training for networks that look at the batch. At least one client of the
+    task must have examples.
 
     Raises:
         ConfigError: one client after another cannot be trained either.

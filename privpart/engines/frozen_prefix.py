@@ -102,8 +102,7 @@ class Features:
 
     Args:
         below: the frozen layers.
-        x: everyone's examples, shape (n, ...).
-        values: memory of the outputs, shape (n, ...), to be filled.
+        x: everyone's examples, shape (n, ...); ``values`` is memory of their outputs, as long.
         shared: whether several processes use it. Two may compute the same output; both write it, up
             to rounding.
 

@@ -151,14 +151,9 @@ class GhostSum:
         clip_norm: float,
         out: Tensor,
     ) -> Tensor:
-        """Write the sum of all clients' clipped updates into ``out``.
+        """Write the sum of all clients' clipped updates into ``out``, shape (d,), float64.
 
-        Args:
-            start: the trained part that all clients start from, shape (d,).
-            batches: per client, the rows of the examples of its step, if it has any.
-            local: how each client trains; a ``single_step``.
-            clip_norm: bound on the norm of each update.
-            out: overwritten, shape (d,), float64.
+        All clients start from ``start``, shape (d,), and take a ``single_step``.
 
         Returns:
             The norms of the updates before clipping, shape (V,); NaN of one that is not finite.
@@ -237,12 +232,8 @@ def layer_updates(
 ) -> dict[str, Factored | Materialized]:
     """Return how a step of SGD moves some parameters of a layer, for each client.
 
-    Args:
-        layer: a function of each row.
-        names: of the layer's parameters.
-        given: the layer's input, shape (V, n, ...).
-        gradient: of the loss in the layer's output, shape (V, n, ...).
-        learning_rate: of the step.
+    The layer is a function of each row. ``given`` is its input and ``gradient`` that of the loss in
+    its output, both of shape (V, n, ...).
     """
     if type(layer) is nn.Linear:
         left, right = (rows.flatten(1, -2).double() for rows in (gradient, given))

@@ -70,11 +70,10 @@ class LocalComputation:
     """Computes the updates of one population's clients.
 
     Args:
-        model: shared by all clients, which are computed on its device; its trained part is
-            overwritten.
-        clients: the clients' data; that of ``Users`` is on the model's device. Of any other kind,
-            each client's examples are fetched when the client is computed, one after another.
-        local: how each client trains.
+        model: clients are computed on its device; its trained part is overwritten.
+        clients: the data of ``Users`` is on the model's device. Of any other kind, each client's
+            examples are fetched when the client is computed, one after another.
+        local: see below.
         data_seed: order of examples; each (round, client) has its own generator, so no result
             depends on which clients ran before it.
         features: outputs of the frozen prefix, if ``model`` is only the layers behind it.
@@ -173,12 +172,8 @@ class LocalComputation:
         An update that is not finite becomes NaN throughout, and counts as zeros. A vectorized
         ``method`` falls back to one client after another where clients cannot be vectorized.
 
-        Args:
-            task: the round.
-            clients: whose updates to compute.
-            start: the round's trained part, shape (d,), on the CPU.
-            method: how to compute them; not ``ghost_sum``.
-            out: overwritten, on the CPU; c is the number of active parameters.
+        ``start`` is the round's trained part, shape (d,), on the CPU, and so is ``out``; c is the
+        number of active parameters. The method is not ``ghost_sum``.
 
         Raises:
             ConfigError: a client's examples cannot be trained on; the sentence names the client.
@@ -198,7 +193,7 @@ class LocalComputation:
     ) -> Sequence[float]:
         """Write the sum of clients' clipped updates into ``out``, shape (c,), float64.
 
-        Args: as for ``updates``; where ``sums_each`` or ``clients_per_ghost_sum`` allows it.
+        Only where ``sums_each`` or ``clients_per_ghost_sum`` allows it.
 
         Returns:
             The norm of each client's update before clipping; NaN of one that is not finite, and
@@ -387,11 +382,7 @@ class _Part(NamedTuple):
 
 @contextmanager
 def one_thread(wanted: bool = True) -> Iterator[None]:
-    """Within this context, compute on one thread, so that sums are always rounded in one order.
-
-    Args:
-        wanted: False leaves the number of threads as it is.
-    """
+    """Within this context, if ``wanted``, compute on one thread: sums are rounded in one order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if wanted else before)
     try:
@@ -402,14 +393,7 @@ def one_thread(wanted: bool = True) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is computed of a round's clients.
-
-    Attributes:
-        task: the round.
-        local: how clients train.
-        method: how they are computed.
-        summed: their sum, or each update.
-    """
+    """What is computed of a round's clients: their sum, or each update."""
 
     task: RoundTask
     local: LocalTraining

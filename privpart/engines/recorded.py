@@ -48,8 +48,7 @@ class RecordedTraining:
 
     Args:
         model: on a CUDA device; its memory and that of ``x`` and ``y`` must stay where they are.
-        x: everyone's examples, shape (n, ...).
-        y: their labels.
+        x: everyone's examples, shape (n, ...); ``y`` are their labels.
     """
 
     def __init__(self, model: PartialModel, x: Tensor, y: Tensor) -> None:
@@ -68,11 +67,7 @@ class RecordedTraining:
     ) -> None:
         """Write each client's update, not clipped, into its row of ``out``, shape (V, d).
 
-        Args:
-            start: the round's trained part, shape (d,).
-            batches: per client, the rows of the examples of each step.
-            local: plain SGD on the cross-entropy.
-            out: overwritten; on the device.
+        Clients train by plain SGD from ``start``, shape (d,).
 
         Raises:
             RuntimeError: the network keeps something in its layers or buffers, or does something

@@ -60,16 +60,11 @@ class VectorizedTraining:
     ) -> Iterator[int]:
         """Write each client's update, not clipped, into its row of ``out``, shape (V, c).
 
+        Clients train on the mean cross-entropy, from ``start``, shape (d,). The groups ``active``
+        have c parameters; None trains all, and c is d.
+
         Yields:
             The index of each row as soon as it is written.
-
-        Args:
-            start: the round's trained part, shape (d,).
-            batches: per client, the rows of the examples of each step.
-            local: how each client trains, on the mean cross-entropy.
-            out: overwritten; on the model's device.
-            active: groups of the model that train in this round, with c parameters; None trains
-                all, and c is d.
 
         Raises:
             RuntimeError: the network draws random numbers, keeps anything in its layers, or does

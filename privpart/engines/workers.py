@@ -72,11 +72,9 @@ class Workers:
 
     Args:
         count: number of processes, beside the engine's own.
-        model: the clients' model; its frozen part must not change from now on.
-        clients: the clients' data. Of ``Users``, each process has the same memory; of any other
-            population a copy.
-        data_seed: see ``LocalComputation``.
-        features: outputs of the frozen prefix, if the clients train only the layers behind it.
+        model: its frozen part must not change from now on.
+        clients: of ``Users``, each process has the same memory; of any other population a copy.
+        data_seed, features: see ``LocalComputation``.
         largest: most clients in a chunk that is not summed.
         sums: whether chunks will be summed.
         timeout: see ``Pool``.
@@ -122,13 +120,10 @@ class Workers:
         chunks: Sequence[Chunk],
         here: Callable[[Chunk], Result] | None = None,
     ) -> Iterator[Result]:
-        """Yield the results of each chunk, in order.
+        """Yield the results of each chunk of the round's clients, in order.
 
-        Args:
-            work: what to compute.
-            start: the round's trained part, shape (d,).
-            chunks: of the round's clients.
-            here: computes a chunk in this process; None leaves all to the others.
+        ``start`` is the round's trained part, shape (d,). ``here`` computes a chunk in this
+        process; None leaves all to the others.
 
         Raises:
             WorkerError: a worker died, or could not compute a client. All are ended then.

@@ -72,9 +72,7 @@ def nearest_integer(
 ) -> int:
     """Return round(offset + the sum of coefficient x draw); ends with probability 1.
 
-    Args:
-        terms: per draw, its enclosure to so many bits, and its coefficient.
-        offset: an exact number.
+    ``terms`` are, per draw, its enclosure to so many bits, and its coefficient.
     """
     bits = 64
     while True:

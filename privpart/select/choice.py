@@ -57,12 +57,8 @@ def choosers_of(
 ) -> list[KeyChooser]:
     """Return one chooser of keys per key space, of ``sizes`` keys each.
 
-    Args:
-        select: the table.
-        sizes: number of keys K of each space.
-        counts: counts of words in a client's data; None if only public keys matter.
-        always: words that every client selects.
-        data_seed: seed of the devices' draws.
+    ``counts`` are those of the words in a client's data, None if only public keys matter; every
+    client selects the words ``always``. ``data_seed`` is the seed of the devices' draws.
     """
     choosers: list[KeyChooser] = []
     for (name, choice), size in zip(select.chosen.items(), sizes, strict=True):

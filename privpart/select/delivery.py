@@ -161,10 +161,8 @@ def merge_seen(*seen: Iterable[Sequence[Any]]) -> SeenByParty:
 def select_claims(guarantee: Guarantee | None, delta: float, seen: SeenByParty) -> tuple[str, str]:
     """Return one line on recipients of the model and one on the parties that run the rounds.
 
-    Args:
-        guarantee: covers the released model. None if the run had no noise or seeded noise.
-        delta: failure probability of the guarantee, in (0, 1).
-        seen: kinds of data that each party saw in the clear, which no guarantee covers.
+    The guarantee covers the released model; None if the run had no noise or seeded noise. No
+    guarantee covers the kinds of data that each party saw in the clear.
     """
     checks.probability("delta", delta)
     first = "against recipients of the model: no guarantee"

@@ -26,14 +26,9 @@ _CACHE = 1 << 18
 
 
 def queries(keys: Sequence[int], size: int) -> tuple[Bits, Bits]:
-    """Return the queries for the first and for the second store.
+    """Return the queries for the first and for the second store, shape (m, ceil(size / 8)).
 
-    Args:
-        keys: wanted records, each from 0 to size - 1.
-        size: number of records, K.
-
-    Returns:
-        Queries for each store, shape (len(keys), ceil(size / 8)).
+    ``keys`` are the m wanted records, each from 0 to size - 1, of ``size`` records.
     """
     width = (checks.count("size", size) + 7) // 8
     wanted = np.array([checks.count("key", key, minimum=0) for key in keys], np.int64)
@@ -49,14 +44,10 @@ def queries(keys: Sequence[int], size: int) -> tuple[Bits, Bits]:
 
 
 def products(records: Bits, asked: Bits) -> Bits:
-    """Return, per query, the XOR of the records in its set.
+    """Return, per query, the XOR of the records in its set, shape (m, size).
 
-    Args:
-        records: all records of the store, shape (K, size), uint8.
-        asked: queries that the store received, shape (m, ceil(K / 8)); bits beyond K are ignored.
-
-    Returns:
-        One XOR per query, shape (m, size).
+    ``records`` are all of the store, shape (K, size). Queries have shape (m, ceil(K / 8)); bits
+    beyond K are ignored.
     """
     count, size = _shape("records", records)
     if _shape("asked", asked)[1] != (count + 7) // 8:
