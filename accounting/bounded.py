@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from accounting.composed import ComposedGuarantee
-from accounting.guarantee import Guarantee
 from accounting.truncated import TruncatedSteps
 
 
@@ -19,11 +18,11 @@ class TruncatedGuarantee(TruncatedSteps):
 
     def epsilon(self, delta: float) -> float:
         """Return an upper bound on epsilon at ``delta`` in (0, 1)."""
-        return min(Guarantee(self.mu).epsilon(delta), self._composed.epsilon(delta))
+        return self._composed.epsilon(delta)
 
     def delta(self, epsilon: float) -> float:
         """Return an upper bound on delta at ``epsilon`` >= 0."""
-        return min(Guarantee(self.mu).delta(epsilon), self._composed.delta(epsilon))
+        return self._composed.delta(epsilon)
 
     @cached_property
     def _composed(self) -> ComposedGuarantee:

@@ -35,9 +35,9 @@ from typing import Literal
 from filelock import FileLock
 from pydantic import TypeAdapter
 
-from accounting import Guarantee, SampledGuarantee, StatedGuarantee, TruncatedGuarantee, checks
+from accounting import Guarantee, StatedGuarantee, checks
 from accounting.checks import ConfigError, parsed_json
-from accounting.random_allocation import Shares
+from accounting.composed import Release, read_releases
 from privpart.run.population import refuse_population
 from privpart.run.store import (
     HANDLED,
@@ -80,9 +80,8 @@ class Entry:
         population: name of the people that pay.
         mu: cost of the whole plan of this run alone, whoever learns who took part; None without a
             bound.
-        sampled: fields of the ``SampledGuarantee`` of a run on Poisson samples, of the
-            ``TruncatedGuarantee`` of one on samples of bounded size, or of the
-            ``Shares`` of one in bins; None of others.
+        sampled: what the run costs while nobody learns who took part, as ``composed.plain`` writes
+            it; None of a run that does not sample, or that nothing composes with.
         delta: delta that the run was planned with, or that of a limit.
         parent: run that it was forked from.
         planned: planned rounds.
@@ -103,7 +102,7 @@ class Entry:
     planned: int | None = None
     folder: str | None = None
     epsilon: float | None = None
-    sampled: dict[str, int | float] | None = None
+    sampled: list[dict[str, int | float]] | None = None
     by: str | None = None
 
     def __post_init__(self) -> None:
@@ -125,16 +124,9 @@ class Entry:
             checks.positive("epsilon", self.epsilon or 0.0)
 
     @property
-    def amplified(self) -> SampledGuarantee | TruncatedGuarantee | Shares | None:
+    def amplified(self) -> tuple[Release, ...] | None:
         """What the run costs while nobody learns who was sampled; None if that is not known."""
-        if self.sampled is None:
-            return None
-        kind: type[SampledGuarantee | Shares | TruncatedGuarantee] = SampledGuarantee
-        if "bins" in self.sampled:
-            kind = Shares
-        elif "most" in self.sampled:
-            kind = TruncatedGuarantee
-        return kind(**self.sampled)  # type: ignore[arg-type]
+        return None if self.sampled is None else read_releases(self.sampled)
 
     def _refuse_odd_costs(self) -> None:
         _ = self.amplified  # which refuses what is out of range

@@ -172,7 +172,7 @@ class Training:
         sizes = None if self.plan.schedule is None else self.model.group_sizes
         return self.plan.privacy_plan(code=code, sizes=sizes)
 
-    def rehearse(self, promised: PrivacyPlan, fork_of: object = None) -> None:
+    def rehearse(self, promised: PrivacyPlan) -> None:
         """Try all that comes before a client trains in the first round, before anything exists.
 
         The noise is not kept.
@@ -187,11 +187,6 @@ class Training:
         refuse_noise(promised.update_noise_multiplier, self.start.numel())
         self.server(promised, source)
         if promised.sampling is not None:
-            if fork_of is not None:
-                raise ConfigError(
-                    f"fork_of={fork_of}: an amplified epsilon does not compose with that of "
-                    "another run; a plan with [privacy.sampling] begins from its own start."
-                )
             if promised.noise_multiplier:
                 promised.guarantee().epsilon(self.plan.privacy.delta)
             SampledCohorts(promised, self.clients.ids, source)
