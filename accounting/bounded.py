@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from accounting.composed import ComposedGuarantee
+from accounting.guarantee import Guarantee
 from accounting.truncated import TruncatedSteps
 
 
@@ -18,11 +19,11 @@ class TruncatedGuarantee(TruncatedSteps):
 
     def epsilon(self, delta: float) -> float:
         """Return an upper bound on epsilon at ``delta`` in (0, 1)."""
-        return self._composed.epsilon(delta)
+        return min(Guarantee(self.mu).epsilon(delta), self._composed.epsilon(delta))
 
     def delta(self, epsilon: float) -> float:
         """Return an upper bound on delta at ``epsilon`` >= 0."""
-        return self._composed.delta(epsilon)
+        return min(Guarantee(self.mu).delta(epsilon), self._composed.delta(epsilon))
 
     @cached_property
     def _composed(self) -> ComposedGuarantee:

@@ -20,16 +20,15 @@ that does not exceed these bounds at any point of a grid; a line through its val
 of a pair that dominates (Connect the Dots: Doroshenko et al. 2022, Algorithm 1).
 
 Gaussian releases alone stay one exact mu. Else the losses are rounded up to a grid whose step is a
-ten-thousandth of the spread of the whole loss, by dp-accounting (Doroshenko et al. 2022). Whoever
-knows who was sampled sees Gaussians; where that is known to cost less, it counts.
+ten-thousandth of the spread of the whole loss, by dp-accounting (Doroshenko et al. 2022).
 """
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
-from functools import cached_property, lru_cache, reduce
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, reduce
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,8 +55,6 @@ _LEAST_SPREAD = 1e-6
 """Of releases that cost a delta alone, whose losses have no spread."""
 _POINTS = 2_001
 """Epsilons of a profile; between two of them its chord is at most 0.2 % above it."""
-_MOST_RELEASES = 100
-"""Of one run and those before it; each kind takes transforms."""
 _ROUNDING = 1e-9
 """Relative error of the sums and transforms of dp-accounting, which do not round up."""
 
@@ -84,10 +81,6 @@ class StatedGuarantee:
 class Dominated(Protocol):
     """A guarantee of which a release is known that dominates it, as of members in bins."""
 
-    @property
-    def mu(self) -> float:
-        """If it is known who is in which bin."""
-
     def dominating(self) -> "Shares | Guarantee":
         """Return that release."""
 
@@ -101,8 +94,6 @@ class ComposedGuarantee:
 
     Args:
         releases: their guarantees, at least one, in any order.
-        unhidden: what they cost together if it is known who was sampled; None if only the
-            releases say it, as all but stated ones do.
 
     Raises:
         ConfigError: a guarantee has no proof that it composes with others: estimates by Monte
@@ -115,7 +106,6 @@ class ComposedGuarantee:
     """
 
     releases: tuple[Release, ...]
-    unhidden: Guarantee | None = None
 
     def __post_init__(self) -> None:
         if not self.releases:
@@ -130,20 +120,9 @@ class ComposedGuarantee:
     @cached_property
     def mu(self) -> float | None:
         """The exact mu, if every release is one Gaussian; else None."""
-        alone = all(isinstance(release, Guarantee) for release in self.releases)
-        return self.known.mu if alone and self.known else None
-
-    @cached_property
-    def known(self) -> Guarantee | None:
-        """What the releases cost whoever learns who was sampled; None if one has no such bound."""
-        if self.unhidden is not None:
-            return self.unhidden
-        gaussians: list[Guarantee] = []
-        for release in self.releases:
-            if isinstance(release, StatedGuarantee):
-                return None
-            gaussians.append(release if isinstance(release, Guarantee) else Guarantee(release.mu))
-        return reduce(Guarantee.compose, gaussians)
+        gaussians = [release for release in self.releases if isinstance(release, Guarantee)]
+        alone = len(gaussians) == len(self.releases)
+        return reduce(Guarantee.compose, gaussians).mu if alone else None
 
     def epsilon(self, delta: float) -> float:
         """Return an epsilon that holds with ``delta``, rounded up by at most 1e-6 of it.
@@ -157,15 +136,10 @@ class ComposedGuarantee:
             return Guarantee(self.mu).epsilon(delta)
         stated = math.fsum(r.delta for r in self.releases if isinstance(r, StatedGuarantee))
         least = max(stated, _LEAST_DELTA)
-        if delta > least:
-            return self._least_epsilon(delta)
-        if self.known is None or delta <= _LEAST_DELTA:
+        if not delta > least:
             raise ConfigError(
                 f"delta={delta:g}: must be above {least:g}, what these releases fail with together."
             )
-        return self.known.epsilon(delta)
-
-    def _least_epsilon(self, delta: float) -> float:
         low, high = 0.0, 1.0
         if self.delta(0.0) <= delta:
             return 0.0
@@ -185,13 +159,7 @@ class ComposedGuarantee:
             return Guarantee(self.mu).delta(epsilon)
         epsilons, deltas = self._profile
         # delta is convex in e^epsilon, so that a chord lies above it.
-        at = math.expm1(min(epsilon, _MOST_EPSILON))
-        hidden = float(np.interp(at, np.expm1(epsilons), deltas))
-        return hidden if self.known is None else min(hidden, self.known.delta(epsilon))
-
-    def advantage(self) -> float:
-        """Return an upper bound on any membership test's true minus false-positive rate."""
-        return self.delta(0.0)
+        return float(np.interp(math.expm1(min(epsilon, _MOST_EPSILON)), np.expm1(epsilons), deltas))
 
     def tpr_at_fpr(self, fpr: float) -> float:
         """Return an upper bound on the true-positive rate of any membership test.
@@ -206,13 +174,32 @@ class ComposedGuarantee:
         rates = np.minimum(
             np.exp(epsilons) * fpr + deltas, 1 - np.exp(-epsilons) * (1 - fpr - deltas)
         )
-        hidden = min(1.0, float(rates.min()) * (1 + _ROUNDING))
-        return hidden if self.known is None else min(hidden, self.known.tpr_at_fpr(fpr))
+        return min(1.0, float(rates.min()) * (1 + _ROUNDING))
 
     @cached_property
     def _profile(self) -> tuple[Array, Array]:
         """Epsilons, and the deltas that hold with them; the last holds from there on."""
-        return _profile(frozenset(self._parts.items()), len(self.releases))
+        delta = self._losses.get_delta_for_epsilon
+        last = 5 * self._spread
+        while last < _MOST_EPSILON and delta(last) - delta(2 * last) > _CUT:
+            last *= 2
+        epsilons = np.linspace(0.0, min(last, _MOST_EPSILON), _POINTS)
+        deltas = np.asarray(self._losses.get_delta_for_epsilon(epsilons))
+        # Sums of 1 that lose their last bits leave deltas a little below zero, and others as much.
+        below = max(0.0, -float(deltas.min()))
+        if not np.isfinite(deltas).all() or below > _LEAST_DELTA:
+            raise ConfigError("dp-accounting has no finite profile of these releases.")
+        lost = accountants.TRANSFORM * sum(
+            n * getattr(part, "steps", 1) for part, n in self._parts.items()
+        )
+        allowance = _CUT * len(self.releases) + 2 * below + lost
+        return epsilons, np.minimum(deltas * (1 + _ROUNDING) + allowance, 1.0)
+
+    @cached_property
+    def _spread(self) -> float:
+        """About one standard deviation of the whole loss."""
+        spread = math.hypot(*(_spread(part) * math.sqrt(n) for part, n in self._parts.items()))
+        return max(spread, _LEAST_SPREAD)
 
     @cached_property
     def _parts(self) -> "Counter[_Part]":
@@ -232,99 +219,15 @@ class ComposedGuarantee:
             parts[reduce(Guarantee.compose, gaussians)] += 1
         return parts
 
-
-def plain(releases: Iterable[Release]) -> list[dict[str, Any]]:
-    """Return releases as plain values, ready for JSON, with all that is Gaussian as one.
-
-    >>> plain((Guarantee(3.0), StatedGuarantee(1.0), Guarantee(4.0)))
-    [{'epsilon': 1.0, 'delta': 0.0}, {'mu': 5.000000000000001}]
-    """
-    values, gaussians = [], []
-    for stated in releases:
-        release = stated.dominating() if isinstance(stated, Dominated) else stated
-        if isinstance(release, Guarantee):
-            gaussians.append(release)
-        else:
-            fields = asdict(release)
-            fields.pop("method", None)
-            values.append(fields)
-    both = [reduce(Guarantee.compose, gaussians)] if gaussians else []
-    return values + [{"mu": gaussian.mu} for gaussian in both]
-
-
-def read_releases(values: object) -> tuple[Release, ...]:
-    """Return the releases that ``plain`` wrote, 1 to 100 of them.
-
-    Raises:
-        ConfigError: the values are not of such releases, or out of range.
-    """
-    if not isinstance(values, list) or not 0 < len(values) <= _MOST_RELEASES:
-        raise ConfigError(f"releases: must be a list of 1 to {_MOST_RELEASES}.")
-    return tuple(map(_read, values))
-
-
-def _read(values: object) -> Release:
-    fields = dict(values) if isinstance(values, Mapping) else {}
-    if any(type(value) not in (int, float) for value in fields.values()):
-        raise ConfigError(f"releases: {str(values)[:60]!r} is not a release's cost.")
-    kind = next((kind for key, kind in _KINDS.items() if key in fields), Guarantee)
-    try:
-        return kind(**fields)
-    except TypeError:
-        raise ConfigError(f"releases: {str(values)[:60]!r} is not a release's cost.") from None
-
-
-_KINDS: Mapping[str, type[Shares | TruncatedSteps | SampledGuarantee | StatedGuarantee]] = {
-    "bins": Shares,
-    "most": TruncatedSteps,
-    "steps": SampledGuarantee,
-    "epsilon": StatedGuarantee,
-}
-"""Kind of a release by a field that no kind before it has."""
-
-
-def samplers(releases: Iterable[Release]) -> tuple[str, ...]:
-    """Return the names of the samplers that hide who took part in some of the releases."""
-    names = set()
-    for release in releases:
-        if isinstance(release, TruncatedSteps):
-            cut = release.probability < 1
-            names.add("truncated-poisson" if cut else "without-replacement")
-        elif isinstance(release, SampledGuarantee):
-            names.add("poisson")
-        elif isinstance(release, Shares | Dominated):
-            names.add("balls-in-bins")
-    return tuple(sorted(names))
+    @cached_property
+    def _losses(self) -> "PrivacyLossDistribution":
+        grid = accountants.GRID * self._spread * max(1.0, self._spread / 30)
+        losses = [(_losses(part, grid), n) for part, n in self._parts.items()]
+        alike = [loss if n == 1 else loss.self_compose(n) for loss, n in losses]
+        return reduce(lambda left, right: left.compose(right), alike)
 
 
 _Part = Guarantee | SampledGuarantee | TruncatedSteps | StatedGuarantee | Allocation
-
-
-@lru_cache(maxsize=32)
-def _profile(parts: "frozenset[tuple[_Part, int]]", releases: int) -> tuple[Array, Array]:
-    """Return epsilons, and deltas that hold with so many of each part, as of so many releases."""
-    spread = math.hypot(*(_spread(part) * math.sqrt(n) for part, n in parts))
-    spread = max(spread, _LEAST_SPREAD)
-    losses = _composed(parts, accountants.GRID * spread * max(1.0, spread / 30))
-    delta = losses.get_delta_for_epsilon
-    last = 5 * spread
-    while last < _MOST_EPSILON and delta(last) - delta(2 * last) > _CUT:
-        last *= 2
-    epsilons = np.linspace(0.0, min(last, _MOST_EPSILON), _POINTS)
-    deltas = np.asarray(delta(epsilons))
-    # Sums of 1 that lose their last bits leave deltas a little below zero, and others as much.
-    below = max(0.0, -float(deltas.min()))
-    if not np.isfinite(deltas).all() or below > _LEAST_DELTA:
-        raise ConfigError("dp-accounting has no finite profile of these releases.")
-    lost = accountants.TRANSFORM * sum(n * getattr(part, "steps", 1) for part, n in parts)
-    allowance = _CUT * releases + 2 * below + lost
-    return epsilons, np.minimum(deltas * (1 + _ROUNDING) + allowance, 1.0)
-
-
-def _composed(parts: "frozenset[tuple[_Part, int]]", grid: float) -> "PrivacyLossDistribution":
-    losses = [(_losses(part, grid), n) for part, n in sorted(parts, key=repr)]
-    alike = [loss if n == 1 else loss.self_compose(n) for loss, n in losses]
-    return reduce(lambda left, right: left.compose(right), alike)
 
 
 def _spread(part: _Part) -> float:

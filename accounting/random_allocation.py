@@ -130,11 +130,6 @@ class Shares:
         checks.count("draws", self.draws, maximum=checks.MOST_ROUNDS)
 
     @property
-    def mu(self) -> float:
-        """If every member's bin is known, rounded up."""
-        return rounded_up(math.sqrt(self.draws) * math.hypot(self.own, self.shared), 4)
-
-    @property
     def beside(self) -> Guarantee | None:
         """What the bins of all draws share, as one Gaussian; None if that is nothing."""
         if not self.shared:

@@ -6,10 +6,10 @@ and never set by hand.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -52,19 +52,6 @@ AssumptionStatus = Literal["enforced", "verified", "vouched", "asserted", "viola
 Severity = Literal["critical", "theoretical"]
 
 
-class Cost(Protocol):
-    """What a report claims, and all that follows from it; every figure is rounded up."""
-
-    def epsilon(self, delta: float) -> float:
-        """Return an epsilon that holds with ``delta`` in (0, 1)."""
-
-    def advantage(self) -> float:
-        """Return the most that any membership test's rates may differ by."""
-
-    def tpr_at_fpr(self, fpr: float) -> float:
-        """Return the most that any membership test detects at ``fpr`` in (0, 1)."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyReport:
     """A guarantee with its conditions; ``to_dict`` gives the JSON that the command line prints.
@@ -76,20 +63,19 @@ class PrivacyReport:
         population: number of units that delta is judged against, if that number is public.
         noise_source: "os" (the operating system's random bits), "seeded" (repeatable, so not
             private), or "unstated".
-        earlier_mu: mu of earlier runs on the same data, whoever learns who took part; 0 without
-            one. ``mu`` includes it: mu^2 adds.
-        earlier_sampling: names of the samplers by which the cost of earlier runs is amplified.
-        earlier_epsilon: of amplified earlier runs alone, at the same delta.
+        earlier_mu: mu of an earlier run on the same data, 0 without one. ``mu`` includes it: mu^2
+            adds.
         mechanism_parameters: what the mechanism's ``to_dict`` returns, for ``mechanism_from_dict``;
             None if it holds more than 20,000 numbers.
         participation_stated: False if nobody said how often a client takes part, so that one
             participation was assumed.
         fixed_order: whether participation is in passes of a fixed order, see ``FixedOrder``.
         realised: cost of what happened, by a log, beside this promise; None without a log.
+        metrics: what noised metrics are released beside the models, at what cost to those who
+            evaluate; None without them. ``mu`` includes it, see ``MetricsClaim``.
         sampling: how the members of each round were drawn, if epsilon is amplified by that: its
-            "name", parameters and "method". ``epsilon``, ``advantage`` and ``tpr_at_fpr`` are
-            amplified; ``mu`` and ``rho`` hold whoever learns who was sampled.
-        cost: what the amplified figures follow from; not among the JSON's fields.
+            "name", parameters and "method". ``epsilon`` alone is amplified; ``mu`` and all that
+            follows from it hold whoever learns who was sampled, so runs compose by them.
     """
 
     mechanism: str
@@ -121,14 +107,12 @@ class PrivacyReport:
     population: int | None = None
     noise_source: NoiseOrigin = "unstated"
     earlier_mu: float = 0.0
-    earlier_sampling: tuple[str, ...] = ()
-    earlier_epsilon: float | None = None
     mechanism_parameters: Mapping[str, Any] | None = None
     participation_stated: bool = True
     fixed_order: bool = False
     realised: Realised | None = None
     sampling: Mapping[str, Any] | None = None
-    cost: Cost = field(repr=False, compare=False)
+    metrics: Mapping[str, Any] | None = None
 
     @classmethod
     def of(
@@ -146,18 +130,22 @@ class PrivacyReport:
         participation_stated: bool = True,
         realised: Realised | None = None,
         sampled: "SampledClaim | None" = None,
+        metrics: "MetricsClaim | None" = None,
     ) -> "PrivacyReport":
         """Return the report of a planned run; see ``guarantee``, and the attributes.
 
-        ``earlier`` is composed with this run, by mu. ``sampled`` is what amplifies this run,
-        earlier ones, or both, see ``accounting.claims``.
+        ``earlier`` is composed with this run. ``sampled`` is what amplifies epsilon, ``metrics``
+        what is released besides.
         """
         checks.choice("unit", unit, get_args(Unit))
         checks.choice("noise_source", noise_source, get_args(NoiseOrigin))
+        if sampled is not None and (earlier is not None or metrics is not None):
+            other = "earlier" if metrics is None else "metrics"
+            raise ConfigError(f"{other}: an amplified epsilon does not compose with others.")
         sensitivity = mechanism.sensitivity(participation)
         run = Guarantee(mu_upper(sensitivity.squared, noise_multiplier), method)
+        run = run if metrics is None else metrics.beside(run)
         run = run if earlier is None else run.compose(earlier)
-        cost: Cost = (sampled.cost if sampled else None) or run
         return cls(
             mechanism=mechanism.name,
             mechanism_fingerprint=fingerprint(mechanism),
@@ -169,7 +157,7 @@ class PrivacyReport:
             delta=float(delta),
             mu=run.mu,
             rho=run.rho,
-            advantage=cost.advantage(),
+            advantage=run.advantage(),
             sensitivity_squared=sensitivity.squared,
             sensitivity_exact=sensitivity.exact,
             sensitivity_rule=sensitivity.rule,
@@ -178,38 +166,32 @@ class PrivacyReport:
             assumptions=(
                 *_assumptions(mechanism, participation, unit),
                 *(() if sampled is None else sampled.assumptions),
+                *(() if metrics is None else (metrics.assumption(),)),
                 *large_delta(delta, population, unit),
             ),
-            tpr_at_fpr=tuple((fpr, cost.tpr_at_fpr(fpr)) for fpr in _FALSE_POSITIVE_RATES),
+            tpr_at_fpr=tuple((fpr, run.tpr_at_fpr(fpr)) for fpr in _FALSE_POSITIVE_RATES),
             cross_check=run.cross_check(delta),
             unit=unit,
             adjacency="zero-out" if sampled is None else "add-or-remove",
             **(_EXAMPLE_WORDS if unit == "example" else {}),
+            **({} if metrics is None else metrics.coverage()),
             formula=FORMULAS[method] if sampled is None else _amplified_by(sampled),
             version=installed_version(),
             population=population,
             noise_source=noise_source,
             earlier_mu=0.0 if earlier is None else earlier.mu,
-            earlier_sampling=() if sampled is None else sampled.earlier_sampling,
-            earlier_epsilon=None if sampled is None else sampled.earlier_epsilon,
             mechanism_parameters=shown_parameters(mechanism),
             participation_stated=participation_stated,
             fixed_order=participation.fixed_order,
             realised=realised,
-            sampling=sampled.parameters if sampled else None,
-            cost=cost,
+            sampling=None if sampled is None else dict(sampled.parameters),
+            metrics=None if metrics is None else metrics.to_dict(delta),
         )
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee whoever learns who was sampled, for other deltas or groups."""
+        """The guarantee, for other deltas, groups or compositions; without any amplification."""
         return Guarantee(self.mu, self.method)
-
-    @property
-    def samplers(self) -> tuple[str, ...]:
-        """Names of the samplers that the claim rests on, in this run and in earlier ones."""
-        own = () if self.sampling is None else (self.sampling["name"],)
-        return tuple(dict.fromkeys((*own, *self.earlier_sampling)))
 
     @property
     def a_unit(self) -> str:
@@ -279,9 +261,7 @@ class PrivacyReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values with the schema's name, ready for JSON."""
-        fields = asdict(replace(self, cost=self.guarantee))
-        del fields["cost"]
-        values: dict[str, Any] = {"schema": _SCHEMA, "status": self.status, **fields}
+        values: dict[str, Any] = {"schema": _SCHEMA, "status": self.status, **asdict(self)}
         values["warnings"] = self.warnings
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
@@ -300,8 +280,7 @@ class PrivacyReport:
         agrees = "agrees" if second.consistent else "CONTRADICTS"
         one_over_mu = down(self.effective_noise_multiplier, 5)
         unsampled = up(self.guarantee.epsilon(self.delta), 5)
-        sampled, earlier = bool(self.samplers), bool(self.earlier_mu)
-        unaware = " that does not know who was sampled" * sampled
+        sampled, earlier = self.sampling is not None, bool(self.earlier_mu)
         rows = [
             (True, "epsilon", up(self.epsilon, 5), self.formula),
             (True, "delta", up(self.delta, 6), ""),
@@ -317,17 +296,22 @@ class PrivacyReport:
                 f"{self.sensitivity_rule}{bound}",
             ),
             (True, "mu", up(self.mu, 5), f"effective noise multiplier 1/mu = {one_over_mu}"),
-            (earlier, "earlier runs", f"{_earlier(self)}, which is included", ""),
+            (self.metrics is not None, "metrics", self._cost_of_metrics(), ""),
+            (earlier, "earlier runs", f"mu {up(self.earlier_mu, 5)}, which is included", ""),
             (True, "rho", up(self.rho, 5), ""),
-            (
-                True,
-                "advantage",
-                f"at most {up(self.advantage, 3)} for any membership test{unaware}",
-                "",
-            ),
+            (True, "advantage", f"at most {up(self.advantage, 3)} for any membership test", ""),
             (True, "cross-check", f"{agrees}: {second.method} says {up(second.epsilon, 5)}", ""),
         ]
         return {name: Figure(value, note) for shown, name, value, note in rows if shown}
+
+    def _cost_of_metrics(self) -> str:
+        if (shown := self.metrics) is None:
+            return ""
+        who = "who train, too: included" if shown["also_train"] else "who never train"
+        return (
+            f"epsilon {up(shown['epsilon'], 5)}, mu {up(shown['mu'], 5)} for the users who "
+            f"evaluate, {who}; {shown['released']}"
+        )
 
 
 class Figure(NamedTuple):
@@ -388,23 +372,62 @@ class SampledClaim:
     """What an amplified guarantee adds to a report.
 
     Attributes:
-        epsilon: the amplified one, of all runs together.
-        parameters: how members are sampled and accounted for, with "name" and "method"; None if
-            this run does not sample.
-        assumptions: the conditions of this run's amplification.
-        cost: of all runs together, from which the attacker's figures follow; None takes mu.
-        earlier_sampling: names of the samplers of earlier runs.
-        earlier_epsilon: of earlier runs alone, if they are amplified.
-        composed: whether there are earlier runs.
+        epsilon: the amplified one.
+        parameters: how members are sampled and accounted for, with "name" and "method".
+        assumptions: the conditions of the amplification.
     """
 
     epsilon: float
-    parameters: Mapping[str, Any] | None
+    parameters: Mapping[str, Any]
     assumptions: tuple[Assumption, ...]
-    cost: Cost | None = None
-    earlier_sampling: tuple[str, ...] = ()
-    earlier_epsilon: float | None = None
-    composed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsClaim:
+    """What noised metrics on the data of users who evaluate add to a report.
+
+    Attributes:
+        cost: of all of them together, to a user who evaluates; its Gaussian noise is its own.
+        released: what is released, for people.
+        also_train: whether those who evaluate may train, too. Nobody pays for both otherwise, so
+            what one user pays is the larger of the two guarantees, and not their composition.
+    """
+
+    cost: Guarantee
+    released: str
+    also_train: bool
+
+    def beside(self, training: Guarantee) -> Guarantee:
+        """Return what one user pays for training and metrics, whichever they take part in."""
+        if self.also_train:
+            return training.compose(self.cost)
+        return max(training, self.cost, key=lambda one: one.mu)
+
+    def to_dict(self, delta: float) -> dict[str, Any]:
+        """Return the claim as plain values, with the epsilon of the metrics alone."""
+        figures = {"mu": self.cost.mu, "epsilon": self.cost.epsilon(delta)}
+        return {"released": self.released, "also_train": self.also_train, **figures}
+
+    def assumption(self) -> Assumption:
+        """Return the condition on who evaluates."""
+        text = "each user evaluates once after each evaluated round at most"
+        if not self.also_train:
+            text += "; those who do were chosen before the data, by their ids, and never train"
+        then = "what that user pays is larger than stated"
+        return Assumption("metrics", text, "asserted", then)
+
+    def coverage(self) -> dict[str, Any]:
+        """Return what is covered with metrics, and what is not."""
+        noised = "the noised metrics, and what is decided by them alone, such as when to stop"
+        others = [
+            f"{line}, other than the noised metrics" if line in _OF_METRICS else line
+            for line in _NOT_COVERED
+        ]
+        return {"covered": (*_COVERED, noised), "not_covered": tuple(others)}
+
+
+_OF_METRICS = (_NOT_COVERED[0], _NOT_COVERED[3])
+"""What is not covered unless it is by noised metrics."""
 
 
 _AMPLIFIED = {
@@ -418,8 +441,6 @@ _AMPLIFIED = {
 def _amplified_by(sampled: SampledClaim) -> str:
     """Return how an amplified epsilon was computed, and how likely an estimate is too low."""
     p = sampled.parameters
-    if p is None or sampled.composed:
-        return "this run and earlier ones, by composing dp-accounting's privacy loss distributions"
     if p["method"] != "monte-carlo":
         return _AMPLIFIED[p["method"]]
     return (
@@ -579,9 +600,6 @@ def _claim(report: PrivacyReport) -> str:
             "population and divisor stay and everybody else is sampled alike; the members of "
             f"each round are secret ({report.sampling['name']} sampling)"
         )
-    if report.earlier_sampling:
-        names = " and ".join(report.earlier_sampling)
-        stays += f"; the members of each round of earlier runs are secret ({names} sampling)"
     return (
         f"The claim is (epsilon = {up(report.epsilon)}, delta = {up(report.delta)})-differential "
         f"privacy. Unit: one {report.unit}, taking part {often} in {report.rounds} {places}. "
@@ -595,10 +613,9 @@ def _attacker(report: PrivacyReport) -> str:
         f"{up(100 * tpr)} % at a false-positive rate of {100 * fpr:g} %"
         for fpr, tpr in report.tpr_at_fpr
     )
-    unaware = " that does not know who was sampled" * bool(report.samplers)
     return (
-        f"In these terms a test{unaware} of whether one {report.unit} took part has an advantage "
-        f"of at most {up(report.advantage)}, and detects at most {rates}."
+        f"In these terms a test of whether one {report.unit} took part has an advantage of at "
+        f"most {up(report.advantage)}, and detects at most {rates}."
     )
 
 
@@ -611,8 +628,13 @@ def _accounting(report: PrivacyReport) -> str:
         f"Accounting: {report.formula}, privpart {report.version}."
     )
     if report.earlier_mu:
-        text += f" An earlier run on the same data, {_earlier(report)}, is included."
-    if report.samplers:
+        text += f" An earlier run on the same data, mu = {up(report.earlier_mu)}, is included."
+    if (metrics := report.metrics) is not None:
+        pays = "those who evaluate never train, so that a user pays the larger of the two"
+        if metrics["also_train"]:
+            pays = "those who evaluate may train, too, and mu includes both"
+        text += f" Noised metrics ({metrics['released']}) cost mu = {up(metrics['mu'])}; {pays}."
+    if report.sampling is not None:
         text += (
             " Whoever learns who was sampled is covered by mu alone: epsilon = "
             f"{up(report.guarantee.epsilon(report.delta))}."
@@ -624,20 +646,11 @@ def _accounting(report: PrivacyReport) -> str:
         )
     second = report.cross_check
     agrees = "agrees to" if second.consistent else "CONTRADICTS this by"
-    of = " of mu" * bool(report.samplers)
+    of = "" if report.sampling is None else " of mu"
     return (
         f"{text} A second accountant{of} ({second.method}) says {up(second.epsilon)} at the same "
         f"delta; it {agrees} a relative {up(second.agree_to, 2)}."
     )
-
-
-def _earlier(report: PrivacyReport) -> str:
-    mu = f"mu {up(report.earlier_mu, 5)}"
-    if report.earlier_epsilon is None:
-        return mu
-    names = " and ".join(report.earlier_sampling)
-    hidden = f"while nobody learns who was sampled ({names})"
-    return f"epsilon {up(report.earlier_epsilon, 5)} {hidden}, else {mu}"
 
 
 def up(value: float, digits: int = 4) -> str:

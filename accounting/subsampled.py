@@ -16,7 +16,6 @@ import numpy as np
 
 from accounting import accountants, checks
 from accounting.checks import ConfigError
-from accounting.guarantee import mu_upper
 from accounting.mechanisms import Mechanism
 from accounting.participation import Participation
 from accounting.report import Assumption
@@ -117,11 +116,6 @@ class SampledGuarantee:
         checks.count("steps", self.steps, maximum=checks.MOST_ROUNDS)
         checks.choice("method", self.method, ("pld", "rdp"))
         checks.count("groups", self.groups)
-
-    @property
-    def mu(self) -> float:
-        """If it is known who was sampled, rounded up."""
-        return mu_upper(float(self.steps), self.noise_multiplier)
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:

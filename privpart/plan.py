@@ -26,7 +26,6 @@ from decimal import Context, Decimal
 from typing import Any, Literal, get_args
 
 from accounting import (
-    ComposedGuarantee,
     Estimate,
     Guarantee,
     Mechanism,
@@ -39,13 +38,14 @@ from accounting import (
     sampled_guarantee,
 )
 from accounting.checks import ConfigError
-from accounting.claims import claim_of
 from accounting.cohorts import (
     Sampled,
     Sampling,
+    sampled_claim,
     sampling_from_dict,
     sampling_to_dict,
 )
+from accounting.metrics import Metrics
 from accounting.report import NoiseOrigin, Unit
 from privpart.settings.ranges import at_least_tiny
 
@@ -77,6 +77,7 @@ class PrivacyPlan:
         sampling: how each round's members are drawn, in secret; None leaves the cohorts to whoever
             trains. ``participation`` is then ``participation_of(sampling, rounds)``.
         estimate: draws of the Monte Carlo estimate of a sampled plan, where it needs one.
+        metrics: noised metrics that are released beside the models.
         context: hash of everything else that was fixed beforehand (model, data, optimisers, seeds).
 
     Raises:
@@ -93,6 +94,7 @@ class PrivacyPlan:
     adaptive_clipping: "AdaptiveClipping | None" = None
     sampling: Sampling | None = None
     estimate: Estimate | None = None
+    metrics: Metrics | None = None
     context: str = ""
 
     def __post_init__(self) -> None:
@@ -118,6 +120,9 @@ class PrivacyPlan:
             self._refuse_beside_sampling(self.sampling)
         elif self.estimate is not None:
             raise ConfigError("estimate: only valid with sampling; this plan has none.")
+        if self.metrics is not None:
+            sampled = self.sampling is not None
+            self.metrics.refuse_beside(self.rounds, self.noise_multiplier, sampled=sampled)
 
     def _refuse_beside_sampling(self, sampling: Sampling) -> None:
         """Refuse what the proof of an amplified guarantee does not cover (docs/sampling.md)."""
@@ -193,6 +198,8 @@ class PrivacyPlan:
             "adaptive_clipping": None if adaptive is None else asdict(adaptive),
             "sampling": None if self.sampling is None else sampling_to_dict(self.sampling),
             "estimate": None if self.estimate is None else asdict(self.estimate),
+            # left out by plans without metrics, whose hashes are those of versions without them
+            **({} if self.metrics is None else {"metrics": asdict(self.metrics)}),
             "context": self.context,
         }
 
@@ -209,6 +216,8 @@ class PrivacyPlan:
                 fields["sampling"] = sampling_from_dict(sampling)
             if (estimate := fields["estimate"]) is not None:
                 fields["estimate"] = Estimate(**estimate)
+            if (metrics := fields.get("metrics")) is not None:
+                fields["metrics"] = Metrics.from_dict(metrics)
             return cls(**fields)
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ConfigError(f"not a valid privacy plan: {error}.") from None
@@ -217,14 +226,21 @@ class PrivacyPlan:
         """Return the guarantee: exact, or amplified by the plan's sampling."""
         if self.sampling is not None:
             return self._sampled(self.sampling, self.noise_multiplier)
-        return guarantee(self.mechanism, self.participation, noise_multiplier=self.noise_multiplier)
+        return self.unsampled_guarantee()
+
+    def unsampled_guarantee(self) -> Guarantee:
+        """Return what holds whoever learns who took part: for one user, metrics included."""
+        training = guarantee(
+            self.mechanism, self.participation, noise_multiplier=self.noise_multiplier
+        )
+        return training if self.metrics is None else self.metrics.claim().beside(training)
 
     def report(
         self,
         delta: float,
         *,
         noise_source: NoiseOrigin = "unstated",
-        earlier: ComposedGuarantee | None = None,
+        earlier: Guarantee | None = None,
         unit: Unit = "client",
         population: int | None = None,
     ) -> PrivacyReport:
@@ -233,19 +249,22 @@ class PrivacyPlan:
         Args:
             delta: in (0, 1).
             noise_source: "seeded" if the noise came from a ``SeededSource``, which is not private.
-            earlier: what earlier runs on the same clients cost, to be added.
+            earlier: guarantee of an earlier run on the same clients, to be added.
             unit: what takes part, "client" or "example".
             population: how many there are, which delta is judged against; None if not known.
         """
-        alone = self.sampling is None and earlier is None
+        sampled = None
+        if self.sampling is not None:
+            sampled = sampled_claim(self._sampled(self.sampling, self.noise_multiplier), delta)
         return PrivacyReport.of(
             self.mechanism,
             self.participation,
             noise_multiplier=self.noise_multiplier,
             delta=delta,
             noise_source=noise_source,
-            earlier=None if earlier is None else earlier.known,
-            sampled=None if alone else claim_of(self.guarantee(), delta, earlier),
+            earlier=earlier,
+            sampled=sampled,
+            metrics=None if self.metrics is None else self.metrics.claim(),
             unit=unit,
             population=population,
         )

@@ -57,7 +57,7 @@ def _ask(run: "RunFolder") -> None:
 
 def _done(run: "RunFolder") -> list[str]:
     """Return what was done, and what the report then covers."""
-    from privpart.run.log import life
+    from privpart.run.lives import life
 
     path, rounds, planned = run.path, run.rounds, run.plan.rounds
     if rounds:

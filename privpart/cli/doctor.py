@@ -190,6 +190,9 @@ def _parts(setup: "Training") -> Iterator[Finding]:
         yield Finding("cohorts", expected)
     else:
         yield Finding("cohorts", f"{len(setup.cohorts)} rounds of {len(setup.cohorts[0])} clients")
+    if (evaluators := setup.evaluators) is not None:
+        who = f"{len(evaluators.users.ids):,} users evaluate: {', '.join(evaluators.measures)}"
+        yield Finding("metrics", who)
     if setup.metric is None:
         yield Finding("metric", "none; the model will not be evaluated", "note")
     else:

@@ -13,7 +13,7 @@ from accounting.report import printable, up
 from privpart.cli.budget.best_of import selected
 
 if TYPE_CHECKING:
-    from accounting import ComposedGuarantee
+    from accounting import Guarantee
     from privpart.cli.budget.promise import Promise
 
 EXCEEDED = 3
@@ -24,7 +24,7 @@ def judged_plan(
     promise: "Promise",
     *,
     best_of: str | None = None,
-    earlier: "ComposedGuarantee | None" = None,
+    earlier: "Guarantee | None" = None,
     seed: int | None = None,
 ) -> list[str]:
     """Return why a planned run does not meet a policy; see ``plan_refusals``.
@@ -33,7 +33,7 @@ def judged_plan(
         policy: file of the policy.
         promise: what the run is planned to cost.
         best_of: how many such runs compete for release; None releases the run.
-        earlier: cost of the run that it is forked from, and of those before.
+        earlier: cost of the run that it is forked from.
         seed: of its noise, in a simulation.
     """
     from privpart.run.policy import plan_refusals, read_policy

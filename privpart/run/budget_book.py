@@ -23,7 +23,7 @@ of two populations, runs that were made by hand without a name, and what a lost 
 
 import math
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,21 +31,22 @@ from typing import Any, Literal
 
 from accounting import (
     ComposedGuarantee,
-    EstimatedGuarantee,
     Guarantee,
+    SampledGuarantee,
     StatedGuarantee,
+    TruncatedGuarantee,
     checks,
     gaussian,
-    guarantee,
 )
 from accounting.checks import ConfigError
-from accounting.claims import earlier_runs
 from accounting.cohorts import Sampled
-from accounting.composed import Release, plain, read_releases, samplers
+from accounting.composed import Dominated, Release
+from accounting.random_allocation import Shares
 from accounting.report import up
 from privpart.plan import PrivacyPlan
 from privpart.run import log
-from privpart.run.log import Entry, Event, Life
+from privpart.run.lives import Life, lives
+from privpart.run.log import Entry, Event
 from privpart.run.population import LONGEST_NAME, is_public, refuse_population, spoken
 
 Status = Literal["holds", "not-private", "nothing released", "unknown"]
@@ -72,14 +73,14 @@ class Charge:
         return values | {"released": self.released, "status": self.status}
 
     @property
-    def releases(self) -> tuple[Release, ...]:
-        """What the run costs alone; empty without a bound."""
+    def cost(self) -> Release | None:
+        """What the run costs alone; None without a bound."""
         entry = self.entry
         if entry.event == "stated" and entry.mu is None:
-            return (StatedGuarantee(entry.epsilon or 0.0, entry.delta or 0.0),)
+            return StatedGuarantee(entry.epsilon or 0.0, entry.delta or 0.0)
         if (amplified := entry.amplified) is not None:
             return amplified
-        return () if entry.mu is None else (Guarantee(entry.mu),)
+        return None if entry.mu is None else Guarantee(entry.mu)
 
     @property
     def released(self) -> int | None:
@@ -171,12 +172,12 @@ class Account:
     @cached_property
     def total(self) -> ComposedGuarantee | None:
         """The cost of all private runs together; None if there are none."""
-        return composed(charge for charge in self.charges if not charge.life.is_free)
+        return composed([charge.cost for charge in self.charges if not charge.life.is_free])
 
     @cached_property
     def unbounded(self) -> int:
         """Number of runs without a bound, which are not in the total."""
-        return sum(not charge.releases for charge in self.charges)
+        return sum(charge.cost is None for charge in self.charges)
 
     @property
     def status(self) -> Status:
@@ -282,10 +283,14 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def composed(charges: Iterable[Charge]) -> ComposedGuarantee | None:
-    """Return what these runs cost together, None if no run has a bound."""
-    releases = tuple(release for charge in charges for release in charge.releases)
-    return ComposedGuarantee(releases) if releases else None
+def composed(costs: Sequence[Release | None]) -> ComposedGuarantee | None:
+    """Return the guarantee of these runs together, None if no run has a bound.
+
+    >>> round(composed([Guarantee(2 / 3)] * 3).mu, 6)  # a run and two forks of it
+    1.154701
+    """
+    bounds = tuple(cost for cost in costs if cost is not None)
+    return ComposedGuarantee(bounds) if bounds else None
 
 
 def epsilon_of(cost: ComposedGuarantee, delta: float) -> float | None:
@@ -316,7 +321,7 @@ def _book(entries: Sequence[Entry]) -> dict[str, Account]:
     charges: dict[str, dict[str, Charge]] = {}
     limits: dict[str, Limit] = {}
     names: dict[str, str] = {}
-    lives, lost = log.lives(entries), bool(entries) and entries[0].event == "lost"
+    runs_of, lost = lives(entries), bool(entries) and entries[0].event == "lost"
     for entry in entries:
         if entry.population is None:
             continue
@@ -327,7 +332,7 @@ def _book(entries: Sequence[Entry]) -> dict[str, Account]:
             limits[people] = Limit(entry.epsilon or 0.0, entry.delta or 0.0)
         # A run that is named twice costs the most that any line says.
         elif entry.run not in runs or _is_dearer(entry, runs[entry.run].entry):
-            runs[entry.run] = Charge(entry, lives[entry.run])
+            runs[entry.run] = Charge(entry, runs_of[entry.run])
     return {
         people: Account(names[people], tuple(runs.values()), limits.get(people), lost)
         for people, runs in charges.items()
@@ -347,6 +352,7 @@ def enter(
     folder: Path,
     *,
     rounds: int = 0,
+    evaluations: int = 0,
     head: str = "",
 ) -> None:
     """Write in the log, inside of ``log.writing``, where a run stands and whom it costs what.
@@ -360,6 +366,7 @@ def enter(
         facts: facts of its ledger.
         folder: its folder.
         rounds: its committed rounds.
+        evaluations: its committed evaluations of metrics.
         head: head of its ledger after them; "" if this machine cannot tell whether there are more.
 
     Raises:
@@ -367,14 +374,15 @@ def enter(
         ConfigError: its population is another spelling of one in the book; or the log is damaged.
         StorageError: the disk refused.
     """
-    mu, sampled, z = None, None, plan.noise_multiplier
-    if facts["seed"] is None and z > 0:
-        mu = guarantee(plan.mechanism, plan.participation, noise_multiplier=z).mu
+    mu, sampled = None, None
+    if facts["seed"] is None and plan.noise_multiplier > 0:
+        mu = plan.unsampled_guarantee().mu
         sampled = _amplified(plan.guarantee())
     entry = Entry(
         event=event,
         run=facts["run_id"],
         rounds=rounds,
+        evaluations=evaluations,
         head=head,
         at=log.now(),
         population=facts.get("population_name"),
@@ -399,12 +407,14 @@ def enter(
         _refuse_beyond_limit(before, new)
 
 
-def _amplified(run: Guarantee | Sampled) -> list[dict[str, int | float]] | None:
-    """Return what an amplified run costs, as values; None if no proof says that it composes."""
-    if isinstance(run, Guarantee | EstimatedGuarantee):
-        return None
-    releases = plain((run,))
-    return None if samplers(read_releases(releases)) == () else releases
+def _amplified(run: Guarantee | Sampled) -> dict[str, int | float] | None:
+    """Return what an amplified run costs, as fields; None if no proof says that it composes."""
+    if isinstance(run, Dominated):
+        dominating = run.dominating()
+        return asdict(dominating) if isinstance(dominating, Shares) else None
+    if isinstance(run, SampledGuarantee | TruncatedGuarantee):
+        return {name: value for name, value in asdict(run).items() if name != "method"}
+    return None
 
 
 def set_limit(population: str, limit: Limit, *, looser: bool = False) -> Account:
@@ -467,19 +477,13 @@ def _missing_parent(facts: Mapping[str, Any], entry: Entry, before: Account) -> 
     # One that was closed unspent here was continued elsewhere, if a run came from its model.
     if entry.parent is None or any(not charge.life.is_free for charge in charges):
         return []
-    if not isinstance(entry.parent, str) or "earlier" not in facts:
+    mu = facts.get("earlier_mu")
+    if not isinstance(entry.parent, str) or type(mu) not in (int, float):
         raise ConfigError(f"run {entry.run}: its ledger does not say what its parent cost.")
-    cost = earlier_runs(facts["earlier"])
-    return [
-        Entry(
-            event="charged",
-            run=entry.parent,
-            population=entry.population,
-            mu=cost.known.mu if cost.known else None,
-            sampled=plain(cost.releases) if cost.mu is None else None,
-            at=entry.at,
-        )
-    ]
+    parent = Entry(
+        event="charged", run=entry.parent, population=entry.population, mu=mu, at=entry.at
+    )
+    return [parent]
 
 
 def _refuse_alike(before: Account, name: str) -> None:
@@ -501,8 +505,8 @@ def _refuse_beyond_limit(before: Account, new: Sequence[Entry]) -> None:
             f"a run with noise from a seed, or without noise, has no bound and would pass {bound}. "
             "Simulate on data of nobody, under a population of another name."
         )
-    spent = [charge for charge in before.charges if not charge.life.is_free]
-    alone = [Charge(entry, Life()) for entry in new]
+    spent = [charge.cost for charge in before.charges if not charge.life.is_free]
+    alone = [Charge(entry, Life()).cost for entry in new]
     if not limit.allows(composed([*spent, *alone])):
         costs = [composed(part) for part in (spent, alone, [*spent, *alone])]
         told = [epsilon_of(cost, limit.delta) if cost else 0.0 for cost in costs]

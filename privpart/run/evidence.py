@@ -22,7 +22,7 @@ from typing import Any, Literal
 from safetensors import safe_open
 
 from accounting.checks import ConfigError, parsed_json
-from privpart.run import log, package
+from privpart.run import lives, package
 from privpart.run.folder import named_secret
 from privpart.run.ledger import KEY_BYTES, LEDGER, Ledger, Row, read_key, signed_by
 from privpart.run.store import damage_named, file_hash, model_hash, one_line
@@ -132,7 +132,7 @@ def _checked(path: Path, ledger: Ledger, expected: str | None) -> Evidence:
     chain, signature = _chain(ledger), _signature(ledger, expected)
     rows = ledger.committed()
     state, model = _state_and_model(path, ledger)
-    ended = len(rows) >= ledger.planned_rounds or "closed" in ledger.facts
+    ended = ledger.is_complete or "closed" in ledger.facts
     named = ledger.facts["public_key"]
     signing = _key("signing key", path / "signing-key", named, signed_by, ended=ended)
     key = _noise_key(path, ledger, ended=ended)
@@ -252,7 +252,7 @@ def _guard(ledger: Ledger, rows: list[Row]) -> Check:
     if facts["seed"] is not None:
         return Check(what, "asserted", "a seeded run may be repeated by anybody")
     try:
-        life = log.life(facts["run_id"])
+        life = lives.life(facts["run_id"])
     except ConfigError as error:
         return Check(what, "asserted", str(error))
     # The log may be behind by the round that is being committed.
@@ -266,7 +266,7 @@ def _guard(ledger: Ledger, rows: list[Row]) -> Check:
             "a copy of the run was adopted, of which this machine need not have seen every round; "
             "nothing shows that its original stopped",
         )
-    if len(rows) != life.rounds:
+    if len(ledger.chains) - 1 != life.commits:
         reason = f"round {len(rows) - 1} is being committed, or its commit failed: resume the run"
         return Check(what, "asserted", reason)
     return Check(what, "verified", f"this machine saw the same {len(rows)} rounds, and no more")

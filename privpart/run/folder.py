@@ -21,7 +21,8 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -33,9 +34,17 @@ from accounting.report import installed_version
 from privpart.engines.protocol import OPTIMIZER
 from privpart.messages import ClientId, id_order
 from privpart.noise.cohorts import SampledCohorts
+from privpart.noise.metrics import MetricsRelease
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.plan import PrivacyPlan
 from privpart.run import budget_book, log, package
+from privpart.run.evaluations import (
+    Evaluation,
+    checked_evaluation,
+    is_due,
+    refuse_before,
+    refuse_both,
+)
 from privpart.run.ledger import (
     LEDGER,
     Ledger,
@@ -47,6 +56,7 @@ from privpart.run.ledger import (
     state_name,
     sum_name,
 )
+from privpart.run.lives import Life, lives
 from privpart.run.package import PACKAGES
 from privpart.run.population import refuse_population, spoken
 from privpart.run.store import (
@@ -216,6 +226,11 @@ class RunFolder:
         return len(self._ledger.committed())
 
     @property
+    def evaluations(self) -> Sequence[Evaluation]:
+        """The committed evaluations of the plan's metrics."""
+        return self._ledger.evaluations
+
+    @property
     def facts(self) -> dict[str, Any]:
         """The facts that the ledger keeps about the run."""
         return self._ledger.facts
@@ -288,7 +303,7 @@ class RunFolder:
     @property
     def _ended(self) -> bool:
         """Whether the run draws no more noise: it is complete, or was ended early."""
-        return self.rounds >= self.plan.mechanism.rounds or "closed" in self.facts
+        return self._ledger.is_complete or "closed" in self.facts
 
     def _load_keys(self) -> None:
         """Read both keys of a run that has not ended, and compare them with the ledger's record."""
@@ -378,6 +393,8 @@ class RunFolder:
             StorageError: the disk refused. The run is unchanged, and nothing is lost.
         """
         self._refuse_fork()
+        if (metrics := self.plan.metrics) is not None:
+            refuse_before(metrics, self.rounds, self.evaluations, server.cohort)
         if server.round != self.rounds + 1 or server.plan_hash != self._plan_hash:
             raise ConfigError(
                 f"the run has {self.rounds} rounds, the server {server.round}: a commit needs a "
@@ -403,6 +420,49 @@ class RunFolder:
                 f"released; the run stands after {self.rounds} rounds. Make the folder writable, "
                 "free some space, and resume."
             ) from None
+
+    @property
+    def evaluation_due(self) -> bool:
+        """Whether the metrics of the newest model are to be released before the next round."""
+        return is_due(self.plan.metrics, self.rounds, self.evaluations)
+
+    def commit_metrics(self, release: MetricsRelease) -> Evaluation:
+        """Make the metrics that were just noised durable; nobody may see them before.
+
+        Raises:
+            ConfigError: none are due, the noise or the plan is not the run's, or somebody trained.
+            StorageError: the disk refused. The run is unchanged: open it again, and evaluate again,
+                under new noise.
+        """
+        self._refuse_fork()
+        if release.source is not self._source or release.plan_hash != self._plan_hash:
+            raise ConfigError("metrics: their noise or plan is not the run's.")
+        metrics = self.plan.metrics
+        evaluation = checked_evaluation(release, metrics, self.rounds, self.evaluations)
+        if metrics is not None:
+            refuse_both(metrics, evaluation.clients, self._ledger.rounds_by_client())
+        with on_disk(f"the metrics after round {release.round} could not be saved in {self.path}"):
+            self._ledger.settle()
+            with self._noted(evaluation, evaluations=1):
+                # The point of no return.
+                self._ledger.append_evaluation(evaluation)
+            self._remove_leftovers()
+        return evaluation
+
+    def _noted(
+        self, row: Row | Evaluation, *, rounds: int = 0, evaluations: int = 0
+    ) -> AbstractContextManager[None]:
+        """Tell the log of runs, of a private run, before and after a commit of so many more."""
+        if not self._private:
+            return nullcontext()
+        before = self._entry("coming", self._ledger.following(row))
+        after = replace(
+            before,
+            event="round",
+            rounds=before.rounds + rounds,
+            evaluations=before.evaluations + evaluations,
+        )
+        return log.committing(before, after)
 
     def note_late(self) -> None:
         """Keep in the ledger that a round is not released at the end of its slot."""
@@ -460,8 +520,7 @@ class RunFolder:
             clipped_by=clipped_by,
             sum=digest,
         )
-        run, head = self.facts["run_id"], self._ledger.following(row).chain
-        with log.committing(run, server.round, head) if self._private else nullcontext():
+        with self._noted(row, rounds=1):
             # The point of no return.
             self._ledger.append(row)
         self._remove_leftovers()
@@ -473,8 +532,17 @@ class RunFolder:
 
     def _note(self, event: log.Event) -> None:
         """Tell the log of runs where the run stands."""
-        run, head = self.facts["run_id"], self._ledger.chains[-1]
-        log.note(log.Entry(event=event, run=run, rounds=self.rounds, head=head))
+        log.note(self._entry(event, self._ledger.chains[-1]))
+
+    def _entry(self, event: log.Event, head: str) -> log.Entry:
+        """Return a line of the log of runs, with what is committed now."""
+        return log.Entry(
+            event=event,
+            run=self.facts["run_id"],
+            rounds=self.rounds,
+            evaluations=len(self.evaluations),
+            head=head,
+        )
 
     def _remove_leftovers(self) -> None:
         """Remove all but the committed state, and the keys of a run that has ended.
@@ -500,7 +568,7 @@ class RunFolder:
         # A seeded run may be repeated by anybody, so an older copy does no harm.
         if not self._private:
             return ""
-        life = log.lives(entries).get(self.facts["run_id"]) or log.Life()
+        life = lives(entries).get(self.facts["run_id"]) or Life()
         chains = self._ledger.chains
         standing = life.standing(chains, closed="closed" in self.facts)
         fault = life.fault(chains, closed="closed" in self.facts)
@@ -539,7 +607,7 @@ class RunFolder:
                 "open the run with adopt=True (--adopt); otherwise begin a fork."
             )
         run_id, people = self.facts["run_id"], self.facts.get("population_name")
-        life = log.lives(entries).get(run_id) or log.Life()
+        life = lives(entries).get(run_id) or Life()
         payers = {spoken(e.population) for e in entries if e.run == run_id and e.population}
         unpaid = people is not None and spoken(refuse_population(people)) not in payers
         adopted, head = bool(why and adopt), self._ledger.chains[-1]
@@ -552,6 +620,7 @@ class RunFolder:
                     self.facts,
                     self.path,
                     rounds=self.rounds,
+                    evaluations=len(self.evaluations),
                     head=head if adopted else "",
                 )
         elif life.head and not why and (life.head, life.closed) != (head, "closed" in self.facts):

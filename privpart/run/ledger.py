@@ -10,9 +10,9 @@ A line is appended in one piece and flushed. What a crash leaves of one lacks it
 zeros where blocks were not written. Readers skip it, and it is cut off before the next line is
 written, so a file that is read while a run writes it shows every line that was there before.
 
-About clients, the ledger holds which of them entered the sum of which round, by their ids as they
-are, and how many updates each round received: no update, no example, no reason of a refusal. So it
-names clients; it stays with the server and is never released.
+About clients, the ledger holds which of them entered the sum of which round or evaluation, by
+their ids as they are, and how many updates each round received: no update, no example, no reason of
+a refusal. So it names clients; it stays with the server and is never released.
 """
 
 import hashlib
@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from accounting.checks import ConfigError, parsed_json
 from privpart.messages import ClientId, is_client_id
+from privpart.run.evaluations import Evaluation, read_evaluation
 from privpart.run.store import (
     append_durably,
     complete_lines,
@@ -41,7 +42,7 @@ from privpart.run.store import (
 )
 
 LEDGER = "ledger.log"
-SCHEMA = "privpart/ledger/8"
+SCHEMA = "privpart/ledger/9"
 LATER_FACTS = ("closed", "late_rounds", "packages", "rows_differ", "sampling_checked")
 """Facts that are added after a run began; all others are in the first line."""
 KEY_BYTES = 32
@@ -111,7 +112,8 @@ class Ledger:
     Attributes:
         facts: values that were recorded about the run, by name.
         head: chain value of the last line, which was signed last.
-        chains: chain values after 0, 1, ... rounds.
+        chains: chain values after 0, 1, ... commits, of rounds and of evaluations.
+        evaluations: the committed evaluations of metrics, in order.
         unread: bytes behind the last line: what a crash left of one, or a damaged one.
         signer: key that signs every change; None refuses changes.
 
@@ -125,6 +127,7 @@ class Ledger:
         self.facts: dict[str, Any] = {}
         self.head = self._signature = ""
         self._rows: list[Row] = []
+        self.evaluations: list[Evaluation] = []
         self._chain_fault: str | None = None
         self._is_settled = False
         try:
@@ -173,6 +176,11 @@ class Ledger:
             self._rows.append(_checked_row(values, self.head))
             self.chains.append(self.head)
             return
+        if kind == "metrics":
+            self.evaluations.append(read_evaluation(values, len(self._rows), self.evaluations))
+            _refuse_clients(self.evaluations[-1].round, self.evaluations[-1].clients)
+            self.chains.append(self.head)
+            return
         # Half a character cannot be printed.
         json.dumps(values, ensure_ascii=False).encode()
         # The first line fixes seed, plan and keys: a later one could replace the promise.
@@ -197,6 +205,12 @@ class Ledger:
             raise ValueError("how it was planned or ended has the wrong type")
 
     @property
+    def is_complete(self) -> bool:
+        """Whether all planned rounds and evaluations are committed."""
+        planned = (self.facts["plan"].get("metrics") or {}).get("rounds", ())
+        return len(self._rows) >= self.planned_rounds and len(self.evaluations) >= len(planned)
+
+    @property
     def planned_rounds(self) -> int:
         """Number of rounds that the plan covers."""
         rounds: int = self.facts["plan"].get("participation", {}).get("rounds", 0)
@@ -218,9 +232,15 @@ class Ledger:
         self._append(_encoded({"facts": {name: value}}))
         self.facts[name] = value
 
-    def following(self, row: Row) -> Row:
-        """Return a row with the chain value that it will have if it is appended next."""
-        return replace(row, chain=_link(self._end, row.entry()))
+    def following(self, row: Row | Evaluation) -> str:
+        """Return the chain value of a row, or an evaluation, if it is appended next."""
+        return _link(self._end, row.entry() if isinstance(row, Row) else _evaluated(row))
+
+    def append_evaluation(self, evaluation: Evaluation) -> None:
+        """Commit an evaluation of the model after the newest row."""
+        self._append(_evaluated(evaluation))
+        self.evaluations.append(evaluation)
+        self.chains.append(self.head)
 
     def append(self, row: Row) -> None:
         """Commit a round.
@@ -366,6 +386,10 @@ def _first(facts: Mapping[str, Any]) -> bytes:
     return _encoded({"facts": dict(facts)})
 
 
+def _evaluated(evaluation: Evaluation) -> bytes:
+    return _encoded({"metrics": evaluation.to_dict()})
+
+
 def _encoded(entry: Mapping[str, Any]) -> bytes:
     return json.dumps(entry, allow_nan=False).encode()
 
@@ -407,6 +431,10 @@ def _refuse_odd_row(row: Row) -> None:
     numbers = list(row.clipped_by.values())
     if any(type(n) is not int or n < 0 for n in numbers) or sum(numbers) != row.counted:
         raise ValueError(f"round {row.round!r} does not say who clipped each of its updates")
+    _refuse_clients(row.round, row.clients)
+
+
+def _refuse_clients(number: int, clients: tuple[ClientId, ...]) -> None:
     # One client under two ids would have two histories.
-    if not all(map(is_client_id, row.clients)) or len(set(row.clients)) != len(row.clients):
-        raise ValueError(f"round {row.round!r} names a client twice, or what is no client")
+    if not all(map(is_client_id, clients)) or len(set(clients)) != len(clients):
+        raise ValueError(f"round {number!r} names a client twice, or what is no client")

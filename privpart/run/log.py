@@ -6,7 +6,8 @@ tell what other runs cost the same people. One file of the user's state director
 line is on the disk before what it describes can be released:
 
     begun     a run was created on this machine, about these people, at this cost
-    coming    a round is about to be committed; so a crash is told from a round made elsewhere
+    coming    a round, or an evaluation of metrics, is about to be committed; so a crash is told
+              from a round made elsewhere
     round     it was committed
     adopted   somebody vouched for a copy of which this machine did not see every round
     charged   people pay for a run that this machine did not see begin, such as a fork's parent
@@ -35,9 +36,9 @@ from typing import Literal
 from filelock import FileLock
 from pydantic import TypeAdapter
 
-from accounting import Guarantee, StatedGuarantee, checks
+from accounting import Guarantee, SampledGuarantee, StatedGuarantee, TruncatedGuarantee, checks
 from accounting.checks import ConfigError, parsed_json
-from accounting.composed import Release, read_releases
+from accounting.random_allocation import Shares
 from privpart.run.population import refuse_population
 from privpart.run.store import (
     HANDLED,
@@ -75,13 +76,15 @@ class Entry:
         event: what happened.
         run: random name of the run; "" if the line is about none.
         rounds: committed rounds of the run then.
+        evaluations: committed evaluations of its metrics then.
         head: head of its ledger's chain after them; "" if this machine did not see them.
         at: when it happened, in UTC.
         population: name of the people that pay.
         mu: cost of the whole plan of this run alone, whoever learns who took part; None without a
             bound.
-        sampled: what the run costs while nobody learns who took part, as ``composed.plain`` writes
-            it; None of a run that does not sample, or that nothing composes with.
+        sampled: fields of the ``SampledGuarantee`` of a run on Poisson samples, of the
+            ``TruncatedGuarantee`` of one on samples of bounded size, or of the
+            ``Shares`` of one in bins; None of others.
         delta: delta that the run was planned with, or that of a limit.
         parent: run that it was forked from.
         planned: planned rounds.
@@ -102,13 +105,15 @@ class Entry:
     planned: int | None = None
     folder: str | None = None
     epsilon: float | None = None
-    sampled: list[dict[str, int | float]] | None = None
+    sampled: dict[str, int | float] | None = None
     by: str | None = None
+    evaluations: int = 0
 
     def __post_init__(self) -> None:
         named = _RUN_ID.fullmatch(self.run) is not None
         # A negative number would count from the end of the chain.
-        if named == (self.event in ("limit", "lost")) or self.rounds < 0:
+        done = min(self.rounds, self.evaluations)
+        if named == (self.event in ("limit", "lost")) or done < 0:
             raise ConfigError(f"{self.event} of {self.run[:40]!r}: has an odd name, or odd rounds.")
         if self.population is not None:
             refuse_population(self.population)
@@ -124,9 +129,16 @@ class Entry:
             checks.positive("epsilon", self.epsilon or 0.0)
 
     @property
-    def amplified(self) -> tuple[Release, ...] | None:
+    def amplified(self) -> SampledGuarantee | TruncatedGuarantee | Shares | None:
         """What the run costs while nobody learns who was sampled; None if that is not known."""
-        return None if self.sampled is None else read_releases(self.sampled)
+        if self.sampled is None:
+            return None
+        kind: type[SampledGuarantee | Shares | TruncatedGuarantee] = SampledGuarantee
+        if "bins" in self.sampled:
+            kind = Shares
+        elif "most" in self.sampled:
+            kind = TruncatedGuarantee
+        return kind(**self.sampled)  # type: ignore[arg-type]
 
     def _refuse_odd_costs(self) -> None:
         _ = self.amplified  # which refuses what is out of range
@@ -146,82 +158,6 @@ class Entry:
 
 _USUAL = {field.name: field.default for field in fields(Entry)}
 _ENTRY = TypeAdapter(Entry)
-_STANDS = {
-    "unseen": "this machine has no record of the run, so a newer copy may exist",
-    "newest": "",
-    "older": "this folder is an older copy: it stands after {rounds} rounds, while {seen} were "
-    "released on this machine",
-    "another": "this machine saw another chain of the run, of {seen} rounds",
-    "closed": "the run was closed after {seen} rounds on this machine, and this copy was not",
-    "newer": "this machine saw {seen} of the {rounds} rounds; the others were made elsewhere",
-}
-"""What is wrong with a copy of a run, by how it stands beside the log."""
-
-
-@dataclass(slots=True)
-class Life:
-    """What the log says of one run; where it came from and what it cost follow from it alone.
-
-    Attributes:
-        rounds: committed rounds that this machine saw.
-        head: head of the ledger's chain after them; "" if it saw none of the run.
-        coming: head after the round that is being committed; "" if none is.
-        is_ours: whether a private run was created here, and no copy of it was adopted.
-        is_spent: whether a model of it may be known: a round was about to be committed, or people
-            pay for it because another run came from it.
-        closed: whether it was ended early.
-    """
-
-    rounds: int = 0
-    head: str = ""
-    coming: str = ""
-    is_ours: bool = False
-    is_spent: bool = False
-    closed: bool = False
-
-    def add(self, entry: Entry) -> None:
-        """Take the next line into account."""
-        if entry.event == "begun":
-            self.is_ours = entry.mu is not None
-        elif entry.event == "adopted":
-            self.is_ours = False
-        self.is_spent |= entry.event in ("coming", "charged")
-        self.closed |= entry.event == "closed"
-        if entry.event == "coming":
-            self.coming = entry.head
-        elif entry.head:
-            self.rounds, self.head, self.coming = entry.rounds, entry.head, ""
-
-    @property
-    def is_free(self) -> bool:
-        """Whether nobody can have seen a model of it: what is not known to be unspent is spent."""
-        return self.is_ours and self.closed and not (self.rounds or self.is_spent)
-
-    def standing(self, chains: Sequence[str], *, closed: bool) -> str:
-        """Return how a copy of the run stands beside the log, see ``_STANDS``.
-
-        Args:
-            chains: heads of the copy's chain after 0, 1, ... rounds.
-            closed: whether the copy was ended early; "closed" if only the log says so.
-        """
-        rounds = len(chains) - 1
-        if not self.head:
-            return "unseen"
-        # A round is in the log before its release, so the log is never behind what was released.
-        if rounds < self.rounds:
-            return "older"
-        if chains[self.rounds] != self.head:
-            return "another"
-        # Copies that were made before the closing still have the key.
-        if self.closed and not closed:
-            return "closed"
-        noted = rounds == self.rounds or chains[self.rounds + 1 :] == [self.coming]
-        return "newest" if noted else "newer"
-
-    def fault(self, chains: Sequence[str], *, closed: bool) -> str:
-        """Return what is wrong with a copy that is not the newest, or ""; see ``standing``."""
-        says = _STANDS[self.standing(chains, closed=closed)]
-        return says.format(rounds=len(chains) - 1, seen=self.rounds)
 
 
 def directory() -> Path:
@@ -291,19 +227,6 @@ def _chained(lines: Sequence[bytes], wanted: bytes) -> Iterator[Entry]:
             # Which refuses a key that is there twice.
             parsed_json(text)
             yield _ENTRY.validate_json(text, strict=True)
-
-
-def lives(entries: Sequence[Entry]) -> dict[str, Life]:
-    """Map each run to what these lines say of it."""
-    runs: dict[str, Life] = {}
-    for entry in entries:
-        runs.setdefault(entry.run, Life()).add(entry)
-    return runs
-
-
-def life(run: str) -> Life:
-    """Return what the log says of a run; errors are those of ``lines_of``."""
-    return lives(lines_of(run)).get(run) or Life()
 
 
 def hold(run: str) -> FileLock:
@@ -396,12 +319,12 @@ def _write_mark(size: int, head: bytes) -> None:
 
 
 @contextmanager
-def committing(run: str, rounds: int, head: str) -> Iterator[None]:
-    """Add a line before a round's commit, and one after it, which is missing if that fails."""
+def committing(coming: Entry, committed: Entry) -> Iterator[None]:
+    """Add a line before a commit, and one after it, which is missing if that fails."""
     with writing():
-        append(Entry(event="coming", run=run, rounds=rounds - 1, head=head))
+        append(coming)
         yield
-        append(Entry(event="round", run=run, rounds=rounds, head=head))
+        append(committed)
 
 
 def note(entry: Entry) -> None:

@@ -13,15 +13,19 @@ from typing import Any
 
 from accounting import Participation, PrivacyReport, checks, footprint
 from accounting.checks import ConfigError, is_large_delta
-from accounting.claims import earlier_runs
+from accounting.guarantee import Guarantee
+from accounting.metrics import Metrics
 from accounting.report import Assumption, AssumptionStatus, up
 from privpart.engines.protocol import OPTIMIZER, OWN_ENGINES
+from privpart.messages import ClientId
 from privpart.plan import PrivacyPlan
 from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.canaries import measured_from_below
+from privpart.run.evaluations import Evaluation
 from privpart.run.evidence import Check, Evidence, gather
 from privpart.run.folder import CHECKED, RECORDS, ROWS_DIFFER
 from privpart.run.ledger import LEDGER, Row
+from privpart.run.noised_metrics import NoisedMetrics
 from privpart.run.store import damage_named
 from privpart.select.delivery import SeenByParty, select_claims
 from privpart.server import ANOTHER_SERVER, CLIENTS, SERVER
@@ -39,7 +43,7 @@ _VERDICTS = {
 }
 _FIGURES = (
     "epsilon", "not hidden", "delta", "unit", "mechanism", "noise multiplier", "mu",
-    "earlier runs", "cross-check",
+    "metrics", "earlier runs", "cross-check",
 )  # fmt: skip
 """What the table of a run shows of a guarantee's figures."""
 AUTHENTICATED, UNAUTHENTICATED = "authenticated nodes", "asserted"
@@ -88,7 +92,7 @@ class RunReport:
         plan: hash of the run's plan.
         planned_rounds: number of rounds that the guarantee covers.
         rounds: number of committed rounds.
-        complete: whether all planned rounds are committed.
+        complete: whether all planned rounds, and evaluations of metrics, are committed.
         realised: worst participation in the ledger; None before the first round, and of a run that
             samples, where who took part is secret.
         deviations: ways in which the run left its plan; empty if it kept to it.
@@ -103,6 +107,7 @@ class RunReport:
             them.
         measured: what an audit of the run found from below, as it was written beside the run.
         cost: what the run costs besides privacy.
+        noised: the noised metrics that were released; None if the plan has none.
         vouchers: code of each assumption that was vouched for -> "by" whom, and "at" what time.
     """
 
@@ -122,6 +127,7 @@ class RunReport:
     cost: RunCost | None = None
     select: tuple[str, str] | None = None
     measured: str | None = None
+    noised: NoisedMetrics | None = None
     vouchers: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
     @property
@@ -138,6 +144,8 @@ class RunReport:
             values |= dict(zip(("against_recipients", "seen_in_clear"), select, strict=True))
         if measured is not None:
             values["measured"] = measured
+        if values.pop("noised") is not None and self.noised is not None:
+            values["noised_metrics"] = self.noised.rows()
         return values
 
     def statement(self) -> str:
@@ -158,11 +166,12 @@ class RunReport:
             verdict += "; delta is too large"
         figures = {name: figure.text for name, figure in g.figures().items()}
         figures["epsilon"] = (
-            f"{up(g.epsilon, 5)}   (this run{f'; {g.formula}' if g.samplers else ''})"
+            f"{up(g.epsilon, 5)}   (this run{f'; {g.formula}' if g.sampling else ''})"
         )
         after = {
             "mechanism": [("ledger", self.progress())],
             "mu": [] if self.all_runs is None else [("all runs", self.all_runs.says)],
+            "metrics": [] if self.noised is None else [("evaluated", self.noised.text())],
         }
         lines = [("verdict", verdict)]
         for name in filter(figures.get, _FIGURES):
@@ -177,6 +186,8 @@ class RunReport:
     def progress(self) -> str:
         """Return how far the run is, and the most that one took part."""
         state = "complete" if self.complete else f"{self.planned_rounds - self.rounds} to go"
+        if self.rounds == self.planned_rounds and not self.complete:
+            state = "the metrics of the last one to go"
         if self.closed:
             state = f"closed after {self.rounds} of {self.planned_rounds} rounds"
         return f"{self.rounds} rounds ({state}), {self.worst()}"
@@ -257,11 +268,13 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
     histories = evidence.ledger.rounds_by_client()
     realised = Participation.from_log(length, histories) if histories else None
     unit = facts.get("unit", "client")
+    evaluations = evidence.ledger.evaluations
     deviations = _deviations(plan, rows, realised, unit)
-    report = _claimed(plan, realised if deviations else None).report(
+    deviations += _deviations_of_metrics(plan, evaluations, histories)
+    report = _claimed(plan, realised if deviations else None, evaluations).report(
         chosen,
         noise_source="os" if facts["seed"] is None else "seeded",
-        earlier=earlier_runs(facts["earlier"]) if "earlier" in facts else None,
+        earlier=Guarantee(facts["earlier_mu"]) if facts.get("earlier_mu") else None,
         unit=unit,
         population=_population(chosen, facts.get("population_size"), histories, plan),
     )
@@ -271,7 +284,7 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         plan=plan.hash,
         planned_rounds=plan.rounds,
         rounds=len(rows),
-        complete=len(rows) >= plan.rounds,
+        complete=evidence.ledger.is_complete,
         realised=realised if plan.sampling is None else None,
         deviations=deviations,
         guarantee=report,
@@ -282,6 +295,7 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         select=select_lines(report, chosen, facts.get("seen_in_clear")),
         all_runs=all_runs(facts, chosen),
         measured=measured_from_below(path, facts["run_id"]),
+        noised=NoisedMetrics.of(plan, evaluations),
         cost=_cost(plan, facts),
     )
 
@@ -335,7 +349,7 @@ def select_lines(
     if disclosed is None:
         return None
     holds = report is not None and report.status in ("holds", "conditional")
-    return select_claims(report.cost if report and holds else None, delta, disclosed)
+    return select_claims(report.guarantee if report and holds else None, delta, disclosed)
 
 
 def _deviations(
@@ -369,8 +383,29 @@ def _deviations(
     return tuple(deviations)
 
 
-def _claimed(plan: PrivacyPlan, realised: Participation | None) -> PrivacyPlan:
+def _deviations_of_metrics(
+    plan: PrivacyPlan, evaluations: Sequence[Evaluation], histories: Mapping[ClientId, Sized]
+) -> tuple[str, ...]:
+    """Return how evaluations left the plan; that nobody evaluates twice, the ledger refuses."""
+    metrics, deviations = plan.metrics, []
+    planned = () if metrics is None else metrics.rounds
+    if extra := [one.round for one in evaluations if one.round not in planned]:
+        deviations.append(f"metrics were released after round {extra[0]}, which is not planned")
+    both = [c for one in evaluations for c in one.clients if c in histories]
+    if both and metrics is not None and not metrics.also_train:
+        deviations.append("a user who evaluates took part in a round")
+    return tuple(deviations)
+
+
+def _claimed(
+    plan: PrivacyPlan, realised: Participation | None, evaluations: Sequence[Evaluation]
+) -> PrivacyPlan:
     """Return the plan, widened to allow the realised participation if that is given."""
+    if plan.metrics is not None and realised is not None:
+        # Who both trained and evaluated pays for both.
+        rounds = {*plan.metrics.rounds, *(one.round for one in evaluations)}
+        wide = replace(plan.metrics, also_train=True, rounds=tuple(sorted(rounds)))
+        plan = replace(plan, metrics=wide)
     if realised is None or realised.rounds != plan.rounds or plan.sampling is not None:
         return plan
     limits = plan.participation
@@ -395,12 +430,9 @@ def _with_evidence(
     words = {code: _as_strong_as(evidence, code, *word) for code, word in words.items()}
     # After the weakening: what was not checked of the parent is not checked of its fork.
     for old in facts.get("inherited", ()):
-        texts = {a.code: a.text for a in report.assumptions}
-        if old["code"] not in texts:
+        if old["code"] not in {a.code for a in report.assumptions}:
             report = replace(report, assumptions=(*report.assumptions, Assumption(**old)))
-        # Such as the probability by which that run's members were sampled.
-        other = f": {old['text']}" * (texts.get(old["code"], old["text"]) != old["text"])
-        why = f"asserted of the run that this one was forked from{other}. {old['evidence']}".strip()
+        why = f"asserted of the run that this one was forked from. {old['evidence']}".strip()
         if words.get(old["code"], ("asserted",))[0] != "violated":
             words[old["code"]] = ("asserted", why)
     if deviations:
@@ -421,6 +453,8 @@ def _of_code_and_ledger(
         words["noise"] = _noise(evidence)
     if plan.sampling is not None:
         words |= _of_sampling(plan, report, evidence)
+    if plan.metrics is not None:
+        words["metrics"] = _metrics(plan.metrics, evidence.ledger.evaluations)
     if foreign := sum(_is_foreign(row, facts) for row in evidence.rows):
         why = (
             f"in {foreign} of {len(evidence.rows)} rounds a server or optimizer that is not this "
@@ -588,6 +622,22 @@ def _noise(evidence: Evidence) -> _Words:
         "enforced",
         "key from the operating system, with the hash that the ledger names, or erased; each round "
         "committed before its release; no older copy of the run was continued on this machine",
+    )
+
+
+def _metrics(metrics: Metrics, evaluations: Sequence[Evaluation]) -> _Words:
+    """Return what shows who evaluated, and whose code added the noise."""
+    of = f"in {len(evaluations)} of {len(metrics.rounds)} evaluations"
+    if foreign := sum(one.noised_by != SERVER for one in evaluations):
+        return "asserted", (
+            f"in {foreign} of {len(evaluations)} evaluations code that is not this package's, or "
+            "was changed, clipped, summed and added the noise"
+        )
+    apart = "" if metrics.also_train else ", nobody in a round as well"
+    return "verified", (
+        f"by the ids in the ledger, each user once at most {of}{apart}; this package's code chose "
+        "the users by a public hash of their ids, clipped their numbers, rounded them to a public "
+        "grid, and added exactly rounded Gaussian noise of its own"
     )
 
 

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, with_config
 from accounting.checks import MOST_ROUNDS, ConfigError, parsed_json
 from privpart.run import log
 from privpart.run.evidence import Check, Evidence
+from privpart.run.lives import lives
 from privpart.run.store import HANDLED, one_line, read_small
 
 _LARGEST = 2**24
@@ -39,6 +40,7 @@ class Standing:
         head: head of the ledger's chain after them.
         coming: head after the round that was being committed; "" if none was.
         closed: whether the run was ended early there.
+        evaluations: committed evaluations of metrics that the machine saw.
     """
 
     run: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
@@ -46,6 +48,7 @@ class Standing:
     head: Hash
     coming: HashOrNone
     closed: bool
+    evaluations: Annotated[int, Field(ge=0, le=MOST_ROUNDS)] = 0
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -95,8 +98,15 @@ def witness() -> Witness:
         first=_first(entries, heads),
         head=heads[-1] if heads else "",
         runs=tuple(
-            Standing(run=run, rounds=o.rounds, head=o.head, coming=o.coming, closed=o.closed)
-            for run, o in log.lives(entries).items()
+            Standing(
+                run=run,
+                rounds=o.rounds,
+                head=o.head,
+                coming=o.coming,
+                closed=o.closed,
+                evaluations=o.evaluations,
+            )
+            for run, o in lives(entries).items()
             if run and o.head
         ),
     )
@@ -169,18 +179,19 @@ def compared(shown: Witness, evidence: Evidence) -> Check:
 
 def _beside(seen: Standing, chains: list[str], facts: Mapping[str, Any], says: str) -> Check:
     """Compare the rounds that a machine saw with the heads of a folder."""
-    rounds = len(chains) - 1
-    if seen.rounds > rounds:
-        reason = f"{seen.rounds} rounds were committed, and this folder has {rounds}"
+    here, there = len(chains) - 1, seen.rounds + seen.evaluations
+    what = "rounds and evaluations" if seen.evaluations else "rounds"
+    if there > here:
+        reason = f"{there} {what} were committed, and this folder has {here}"
         return _line("wrong", f"{says}{reason}: it is an older copy, or another was continued")
-    if chains[seen.rounds] != seen.head:
-        return _line("wrong", f"{says}another copy was continued, to {seen.rounds} rounds")
-    if seen.closed and ("closed" not in facts or seen.rounds < rounds):
-        return _line("wrong", f"{says}the run was closed after {seen.rounds} rounds")
-    if seen.coming and chains[seen.rounds + 1 : seen.rounds + 2] != [seen.coming]:
-        reason = f"a commit after {seen.rounds} rounds was cut off, and is not in this folder"
+    if chains[there] != seen.head:
+        return _line("wrong", f"{says}another copy was continued, to {there} {what}")
+    if seen.closed and ("closed" not in facts or there < here):
+        return _line("wrong", f"{says}the run was closed after {there} {what}")
+    if seen.coming and chains[there + 1 : there + 2] != [seen.coming]:
+        reason = f"a commit after {there} {what} was cut off, and is not in this folder"
         return _line("asserted", f"{says}{reason}: resume the run there, and export again")
-    reason = f"the first {seen.rounds} of these {rounds} rounds were committed, and no others"
+    reason = f"the first {there} of these {here} {what} were committed, and no others"
     return _line("verified", f"{says}{reason}")
 
 

@@ -220,6 +220,11 @@ def _put_together(
 ) -> Training:
     if plan.references():
         read = read_task  # one's own network may write to the examples that it is given
+    if plan.privacy.metrics is not None:
+        raise ConfigError(
+            "privacy.metrics: are released by privpart train, into a run's folder; a study has "
+            "none. Leave the table out."
+        )
     # no report is made of a cell, which would state whose clipping the server could not check
     options = replace(options or EngineOptions(), sums=True)
     return training(plan, options=options, report=report, read=read)

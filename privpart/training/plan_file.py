@@ -15,6 +15,7 @@ and the hash becomes part of the privacy plan of a run.
 import difflib
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from pathlib import Path
@@ -26,16 +27,21 @@ from pydantic_core import from_json, to_json
 from accounting import (
     ConfigError,
     Estimate,
+    Guarantee,
     Mechanism,
     Participation,
     calibrate,
     checks,
+    gaussian,
+    guarantee,
     participation_of,
 )
 from accounting.calibrate import least_sampled_noise
 from accounting.cohorts import Sampling as Sampler
 from accounting.cohorts import SamplingChoice, sampled_passes
 from accounting.mechanisms.by_name import MechanismChoice
+from accounting.metrics import Metrics
+from accounting.report import up
 from privpart.patterns import Outline, layer_groups, matching_parameters, trained_groups
 from privpart.plan import AdaptiveClipping, PrivacyPlan, Schedule
 from privpart.run.population import PUBLIC_DATA, is_public, refuse_population
@@ -62,10 +68,13 @@ _MOST_USERS = 10**8
 _Users = Annotated[int, Field(ge=1, le=_MOST_USERS)]
 _Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 """Of a torch generator."""
+BUILTIN_MEASURES = ("accuracy", "loss")
+_LARGEST_ERROR = 0.1
+"""Standard deviation of the noise of a metric, which is a number from 0 to 1."""
 TaskName = Literal["digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "shakespeare"]
 
 _UNSET_IS_ABSENT = {
-    "privacy": ("sampling", "allow_large_delta", "round_seconds"),
+    "privacy": ("sampling", "allow_large_delta", "round_seconds", "metrics"),
     "privacy.mechanism": (
         "normalize_columns",
         "fit",
@@ -87,6 +96,97 @@ _HASHED = {"completed": False, "release": "nodes"}
 
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class MetricsTable(_Table):
+    """Table ``[privacy.metrics]``: noised metrics of users who evaluate, which may be published.
+
+    Each value is a mean over ``users`` of numbers in [0, 1], with noise of its own. The users are
+    chosen by a hash of their ids and never train, unless ``also_train``.
+    """
+
+    measures: list[str] = Field(
+        description="accuracy, loss, or own functions from a module and the examples of one user "
+        "to a number, which is clipped to [0, 1]: 'module:f' or './file.py:f'"
+    )
+    users: _Users = Field(description="who evaluate; the public divisor of every mean")
+    every: int = Field(ge=1, description="rounds between evaluations; the last round has one, too")
+    noise_multiplier: float | None = Field(
+        None,
+        description="of a sum / sqrt(number of measures); None takes the least with which the "
+        "users who evaluate pay no more than those who train",
+    )
+    also_train: bool = Field(
+        False, description="whether the users who evaluate train, too, and pay for both"
+    )
+    loss_bound: float | None = Field(
+        None, gt=0, description="loss that counts as 1, and beyond which it is clipped"
+    )
+    allow_large_noise: bool = Field(
+        False, description="accepts noise of a mean with a standard deviation above 0.1"
+    )
+
+    @model_validator(mode="after")
+    def _measures_are_complete(self) -> Self:
+        if ("loss" in self.measures) != (self.loss_bound is not None):
+            raise ConfigError(
+                'loss_bound: is for the measure "loss", whose values must lie in [0, 1]; give '
+                "both, or neither."
+            )
+        if self.also_train and self.noise_multiplier is None:
+            raise ConfigError(
+                "noise_multiplier: is missing; users who train as well pay for both, and only you "
+                "can say how much of the budget the metrics may take."
+            )
+        if len(self.by_name()) < len(self.measures):
+            raise ConfigError("measures: two have one name; each must have its own.")
+        return self
+
+    def by_name(self) -> dict[str, str]:
+        """Map the name of each metric to a builtin one, or the key of the plan that names code."""
+        own = {m: f"privacy.metrics.measures.{i}" for i, m in enumerate(self.measures)}
+        return {
+            m if m in BUILTIN_MEASURES else m.rpartition(":")[2]: (
+                m if m in BUILTIN_MEASURES else own[m]
+            )
+            for m in self.measures
+        }
+
+    def code(self) -> dict[str, object]:
+        """Map the keys that name code to what they name."""
+        keys = enumerate(self.measures)
+        return {f"privacy.metrics.measures.{i}": m for i, m in keys if m not in BUILTIN_MEASURES}
+
+    def metrics(self, rounds: int, training: Guarantee | None) -> Metrics:
+        """Return the promise of the metrics.
+
+        Args:
+            rounds: of the run.
+            training: what those who train pay, from which the noise follows if none is given.
+        """
+        after = [r for r in range(rounds) if not (r + 1) % self.every or r + 1 == rounds]
+        noise = self.noise_multiplier
+        if noise is None:
+            if training is None:
+                raise TypeError("without noise of its own, the metrics take it from the training")
+            noise = math.sqrt(len(after)) / training.mu * (1 + 1e-12)
+        names = tuple(self.by_name())
+        promised = Metrics(
+            names=names,
+            users=self.users,
+            rounds=tuple(after),
+            noise_multiplier=noise,
+            also_train=self.also_train,
+        )
+        error = promised.standard_error
+        if error > _LARGEST_ERROR and not self.allow_large_noise:
+            raise ConfigError(
+                f"privacy.metrics: the noise of a mean of {self.users} users has a standard "
+                f"deviation of {error:.2g}, which hides what a number from 0 to 1 says; must be at "
+                f"most {_LARGEST_ERROR:g}. Take more users or fewer of the {len(after)} "
+                "evaluations (every), or accept it by allow_large_noise = true."
+            )
+        return promised
 
 
 class Privacy(_Table):
@@ -124,6 +224,9 @@ class Privacy(_Table):
 
     round_seconds: Annotated[float, Field(gt=0, le=86_400)] | None = Field(
         None, description="releases a round at the end of so many seconds, whoever came"
+    )
+    metrics: MetricsTable | None = Field(
+        None, description="noised metrics of users, released beside the models"
     )
 
     @model_validator(mode="after")
@@ -353,6 +456,7 @@ class PlanFile(_Table):
             "data.metric": self.data.metric,
             "client.loss": self.client.loss,
             "client.augment": self.client.augment,
+            **({} if self.privacy.metrics is None else self.privacy.metrics.code()),
         }
 
     def references(self) -> dict[str, str]:
@@ -496,18 +600,43 @@ class PlanFile(_Table):
         participation = (
             self.participation() if sampler is None else participation_of(sampler, p.rounds)
         )
+        noise = self._noise_multiplier(mechanism, participation, sampler, estimate)
         return PrivacyPlan(
             mechanism=mechanism,
             participation=participation,
             clip_norm=p.clip_norm,
-            noise_multiplier=self._noise_multiplier(mechanism, participation, sampler, estimate),
+            noise_multiplier=noise,
             report_goal=cohort if p.report_goal is None else p.report_goal,
             minimum_cohort=least,
             adaptive_clipping=p.adaptive_clipping,
             sampling=sampler,
             estimate=estimate,
+            metrics=self._metrics(mechanism, participation, noise),
             context=self.context(code),
         )
+
+    def _metrics(
+        self, mechanism: Mechanism, participation: Participation, noise: float
+    ) -> Metrics | None:
+        """Return the promise of the metrics, if the plan has any."""
+        p, table = self.privacy, self.privacy.metrics
+        if table is None:
+            return None
+        if not noise:
+            raise ConfigError(
+                "privacy.metrics: this plan trains without noise, so nothing is promised that they "
+                "could keep. Measure on public data, or add noise."
+            )
+        training = guarantee(mechanism, participation, noise_multiplier=noise)
+        metrics = table.metrics(p.rounds, training)
+        alone = metrics.claim().cost.epsilon(p.delta)
+        if p.target_epsilon is not None and alone > p.target_epsilon:
+            raise ConfigError(
+                f"privacy.metrics.noise_multiplier={table.noise_multiplier:g}: the metrics alone "
+                f"cost epsilon {up(alone)}, above target_epsilon={p.target_epsilon:g}. Use more "
+                "noise."
+            )
+        return metrics
 
     def _noise_multiplier(
         self,
@@ -525,6 +654,9 @@ class PlanFile(_Table):
         if target is None:
             return float(noise or 0.0)
         delta = self.privacy.delta
+        if (table := self.privacy.metrics) is not None and table.also_train:
+            metrics = table.metrics(self.privacy.rounds, None).claim().cost
+            target = _beside(metrics, target, delta)
         if sampler is None:
             return calibrate(mechanism, participation, target_epsilon=target, delta=delta)
         # A search over noise would choose among estimates, which none of their bounds allows.
@@ -535,6 +667,20 @@ class PlanFile(_Table):
                 "--sampling` found."
             )
         return least_sampled_noise(mechanism, sampler, target_epsilon=target, delta=delta)
+
+
+def _beside(metrics: Guarantee, target: float, delta: float) -> float:
+    """Return the epsilon that training may have, so that both together meet a target."""
+    whole = gaussian.mu(target, delta)
+    if not metrics.mu < whole * (1 - 1e-6):
+        raise ConfigError(
+            f"privacy.metrics.noise_multiplier: the metrics alone cost epsilon "
+            f"{up(metrics.epsilon(delta))}, which leaves nothing of target_epsilon={target:g} for "
+            "the training of the same users. Use more noise."
+        )
+    # The factors keep digits that a difference of squares loses; the last one rounds down.
+    left = math.sqrt(whole - metrics.mu) * math.sqrt(whole + metrics.mu) * (1 - 1e-9)
+    return Guarantee(left).epsilon(delta)
 
 
 def read(path: str | Path, *, in_python: bool = False) -> PlanFile:
@@ -646,6 +792,12 @@ _APART = (
     ("data.clients_per_round", "privacy.sampling"),
     ("privacy.adaptive_clipping", "privacy.sampling"),
     ("schedule", "privacy.sampling"),
+    ("privacy.metrics", "privacy.sampling"),
+    # The users who evaluate have no slices, no part of their own and no times of release.
+    ("privacy.metrics", "select"),
+    ("privacy.metrics", "model.local"),
+    ("privacy.metrics", "privacy.round_seconds"),
+    ("privacy.metrics", "canaries"),
     ("select", "privacy.sampling"),
     ("privacy.sampling.population", "data.users"),
     # Clients that select train a smaller network from the seed.
@@ -687,8 +839,22 @@ def _refuse_misfits(plan: "PlanFile") -> None:
     if size is None:
         plan.population()
     else:
-        refuse_short_cohorts(plan.privacy, size, plan.data.users)
+        refuse_short_cohorts(plan.privacy, size, _who_train(plan, size))
     plan.accept_delta()
+
+
+def _who_train(plan: "PlanFile", size: int) -> int | None:
+    """Return how many users train beside those who evaluate, if that is known."""
+    users, metrics = plan.data.users, plan.privacy.metrics
+    if users is None or metrics is None or metrics.also_train:
+        return users
+    evaluate = metrics.users
+    if users - evaluate < size:
+        raise ConfigError(
+            f"privacy.metrics.users={evaluate}: of data.users={users}, {max(0, users - evaluate)} "
+            f"remain to train, fewer than clients_per_round={size}. Use fewer, or also_train."
+        )
+    return users - evaluate
 
 
 def _of_tables(plan: "PlanFile") -> Faults:

@@ -5,7 +5,7 @@ not depend on the plan's seed, so that what was chosen on them in one training i
 in another. A plan that is measured on them has no test examples at all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,10 +102,15 @@ def held_out_of(clients: Clients, count: int) -> tuple[Clients, list[ClientId]]:
     drawn = torch.randperm(len(ids), generator=_fixed()).tolist()
     public = sorted(drawn[:count])
     remaining = [ids[place] for place in sorted(drawn[count:])]
+    return chosen(clients, remaining), [ids[place] for place in public]
+
+
+def chosen(clients: Clients, ids: Sequence[ClientId]) -> Clients:
+    """Return the clients with these ids, of the same kind."""
     if isinstance(clients, Users):
-        rows = {client: clients.indices[client] for client in remaining}
-        return Users(clients.x, clients.y, rows, allow_empty=True), [ids[p] for p in public]
-    return SomeClients(clients, remaining), [ids[place] for place in public]
+        rows = {client: clients.indices[client] for client in ids}
+        return Users(clients.x, clients.y, rows, allow_empty=True)
+    return SomeClients(clients, ids)
 
 
 def read_task(task: str, directory: Path | None, words: int) -> tasks.Task | PlanData:

@@ -40,6 +40,7 @@ from privpart.run.canaries import (
 )
 from privpart.run.folder import RECORDS, RunFolder, holds_a_run
 from privpart.run.ledger import Ledger
+from privpart.run.noised_metrics import NoisedMetrics, noised_metrics
 from privpart.run.population import is_public
 from privpart.run.report import RunReport, run_report
 from privpart.run.store import StorageError, tensor_hash, write_durably
@@ -52,6 +53,7 @@ from privpart.training.own_code import described
 from privpart.training.pace import paced
 from privpart.training.passed import digest
 from privpart.training.plan_file import PlanFile, parse, read, validated
+from privpart.training.private_metrics import Evaluations
 from privpart.training.training import (
     Own,
     RemoteEngine,
@@ -82,6 +84,10 @@ class Run:
     def report(self, delta: float | None = None) -> RunReport:
         """Return the guarantee, derived from the ledger; see ``privpart.run.report.run_report``."""
         return run_report(self.path, delta=delta)
+
+    def noised_metrics(self) -> NoisedMetrics:
+        """Return the noised metrics that the run released; see ``[privacy.metrics]``."""
+        return noised_metrics(self.path)
 
     def statement(self) -> str:
         """Return the guarantee and what it rests on, as prose."""
@@ -243,10 +249,10 @@ def begin(
     # Hashed before and after its import, or what ran may not be what is recorded.
     if plan.code() != code:
         raise ConfigError("plan: the code that it names changed while it was loaded; begin again.")
-    if warning := plan.accept_delta(len(setup.clients.ids)):
+    if warning := plan.accept_delta(len(setup.ids)):
         sys.stderr.write(f"privpart: warning: {warning}\n")
     promised = setup.promise(code)
-    setup.rehearse(promised)
+    setup.rehearse(promised, fork_of)
     facts = _facts(plan, setup, objects, code)
     key = new_canary_key(seed)
     if plan.canaries is not None:
@@ -342,11 +348,11 @@ def _facts(
     """Return what the ledger keeps of a run besides its privacy plan."""
     facts: dict[str, Any] = {"delta": plan.privacy.delta}
     facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
-    facts["population_name"] = population_name(plan, setup.clients)
-    facts["population_size"] = len(setup.clients.ids)
+    facts["population_name"] = population_name(plan, setup.ids)
+    facts["population_size"] = len(setup.ids)
     # A built-in task deals the same users to the same plan; other ids may change under a run.
     if plan.data.task is None or plan.privacy.sampling is not None:
-        facts["population"] = ids_hash(setup.clients.ids)
+        facts["population"] = ids_hash(setup.ids)
     if code is not None:
         facts |= {"code": code, "plan_folder": str(plan.folder)}
     if (passed := _passed(objects)) is not None:
@@ -436,7 +442,7 @@ def _recorded_setup(
             "parameters train. A factory must return the same network every time: load the weights "
             "from a file, or give [model] a seed."
         )
-    if "population" in facts and facts["population"] != ids_hash(setup.clients.ids):
+    if "population" in facts and facts["population"] != ids_hash(setup.ids):
         raise ConfigError(
             f"{out}: the clients' ids are not those that the run was begun with. Pass the same "
             "clients, in the same order."
@@ -515,16 +521,23 @@ def finish(
     if (seconds := setup.plan.privacy.round_seconds) is not None:
         commit = paced(run, commit, seconds)
     with ExitStack() as open_, _unspent_if_refused(run):
+        source, evaluations = run.source(), None
+        if setup.evaluators is not None:
+            evaluations = Evaluations(run, setup.evaluators, setup.model, setup.whole, source)
+            # First, so that whoever is told of a round finds what was released of it.
+            watchers.insert(0, evaluations)
 
         def begin_to_show(server: Server) -> None:
             restore(server)
+            if evaluations is not None:
+                evaluations.resume(server)
             if progress:
                 # Not before: a run that is refused shows no progress.
                 open_.enter_context(bar)
 
         _, records = setup.run(
             run.plan,
-            run.source(),
+            source,
             sample=run.sample,
             restore=begin_to_show,
             commit=commit,

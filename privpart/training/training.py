@@ -40,6 +40,7 @@ from privpart.loop import RoundRecord, fit
 from privpart.messages import ClientId, client_id, id_order
 from privpart.model import PartialModel
 from privpart.noise.cohorts import SampledCohorts, distinct_ids
+from privpart.noise.metrics import MetricsRelease
 from privpart.noise.source import NoiseSource, SeededSource
 from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
@@ -57,6 +58,7 @@ from privpart.start_values import load_weights
 from privpart.training import own_code
 from privpart.training.metric import Accuracy, Metric, measured
 from privpart.training.plan_file import Model, PlanFile, refuse_first, refuse_short_cohorts
+from privpart.training.private_metrics import Evaluators, split
 from privpart.training.task_data import Reader, held_out_of, plan_data, read_task
 
 _TRIED = 50
@@ -90,6 +92,7 @@ class Training:
         cohorts: per round, the clients to ask; empty if the plan samples them, from a run's key.
         metric: measures the model on data that no client holds; None if the plan has none.
         first: the model's flat vector before training, shape (d,).
+        evaluators: users whose noised metrics are released; None if the plan has none.
     """
 
     plan: PlanFile
@@ -99,6 +102,7 @@ class Training:
     metric: Metric | None
     first: Tensor
     canaries: CanaryClients | None = None
+    evaluators: Evaluators | None = None
 
     @property
     def engine(self) -> EmbeddedEngine | SelectEngine:
@@ -112,6 +116,13 @@ class Training:
         """The population."""
         engine = self.trainer
         return engine.users if isinstance(engine, SelectEngine) else engine.clients
+
+    @property
+    def ids(self) -> Sequence[object]:
+        """Ids of the whole population: of those who train, and then of those who only evaluate."""
+        if self.evaluators is None or self.evaluators.also_train:
+            return self.clients.ids
+        return [*self.clients.ids, *self.evaluators.users.ids]
 
     @property
     def test(self) -> tuple[Tensor, Tensor]:
@@ -172,7 +183,7 @@ class Training:
         sizes = None if self.plan.schedule is None else self.model.group_sizes
         return self.plan.privacy_plan(code=code, sizes=sizes)
 
-    def rehearse(self, promised: PrivacyPlan) -> None:
+    def rehearse(self, promised: PrivacyPlan, fork_of: object = None) -> None:
         """Try all that comes before a client trains in the first round, before anything exists.
 
         The noise is not kept.
@@ -186,18 +197,33 @@ class Training:
         source = SeededSource(0)
         refuse_noise(promised.update_noise_multiplier, self.start.numel())
         self.server(promised, source)
-        if promised.sampling is not None:
-            if promised.noise_multiplier:
-                promised.guarantee().epsilon(self.plan.privacy.delta)
-            SampledCohorts(promised, self.clients.ids, source)
+        self._rehearse_cohorts(promised, source, fork_of)
         if isinstance(self.trainer, EmbeddedEngine):
             self.trainer.refuse_unsendable(self.trainer.local_of(0))
             if not isinstance(self.clients, Users):
                 for client in self.cohorts[0] if self.cohorts else ():
                     fetched(self.clients, client, torch.Generator().manual_seed(0))
+        if self.evaluators is not None:
+            MetricsRelease(promised, source, self.evaluators.users.ids)
+            self.evaluators.rehearse(self.model, self.first)
         # A metric that fails after a round could not be mended: the plan's code is recorded.
         if self.plan.data.task is None and self.metric is not None:
             self.evaluate(self.start)
+
+    def _rehearse_cohorts(
+        self, promised: PrivacyPlan, source: NoiseSource, fork_of: object
+    ) -> None:
+        """Draw the cohorts of a plan that samples, and compute its epsilon."""
+        if promised.sampling is None:
+            return
+        if fork_of is not None:
+            raise ConfigError(
+                f"fork_of={fork_of}: an amplified epsilon does not compose with that of "
+                "another run; a plan with [privacy.sampling] begins from its own start."
+            )
+        if promised.noise_multiplier:
+            promised.guarantee().epsilon(self.plan.privacy.delta)
+        SampledCohorts(promised, self.clients.ids, source)
 
     def server(self, promised: PrivacyPlan, source: NoiseSource) -> Server:
         """Return the server of round 0."""
@@ -297,6 +323,11 @@ def training(
             f"data.held_out={plan.data.held_out}: the clients are elsewhere, where nobody is held "
             "out; leave it out, and let those nodes not take part."
         )
+    if plan.privacy.metrics is not None and (part or objects.remote is not None):
+        raise ConfigError(
+            "privacy.metrics: the clients are elsewhere, and their engine evaluates nothing; leave "
+            "the table out."
+        )
     metric = objects.metric or cast("Metric | None", code.get("data.metric"))
     engine: EmbeddedEngine | SelectEngine | RemoteEngine
     if objects.remote is not None:
@@ -309,6 +340,9 @@ def training(
         return Training(plan, model, engine, cohorts, metric, model.flat.clone())
     clients, accuracy = _clients(plan, objects, code, model.module, read)
     metric = metric or accuracy
+    evaluators = None
+    if (table := plan.privacy.metrics) is not None:
+        clients, evaluators = split(clients, table, local.loss, code, plan.data.seed)
     refuse_misfit(model, clients, local, metric)
     # The package's own networks and losses keep nothing between clients; its tests show that.
     if plan.select is None and (plan.model.name is None or code or objects.loss or objects.augment):
@@ -325,7 +359,8 @@ def training(
             report=report,
         )
     cohorts = () if part else _cohorts(plan, clients)
-    return Training(plan, model, engine, cohorts, metric, model.flat.clone())
+    first = model.flat.clone()
+    return Training(plan, model, engine, cohorts, metric, first, evaluators=evaluators)
 
 
 def _options(plan: PlanFile, local: LocalTraining, options: EngineOptions) -> EngineOptions:
@@ -556,7 +591,7 @@ def without_canaries() -> ConfigError:
     )
 
 
-def population_name(plan: PlanFile, clients: Clients) -> str:
+def population_name(plan: PlanFile, ids: Iterable[object]) -> str:
     """Return the name under which the budget book keeps what these people have spent.
 
     It is the plan's own. Without one, a built-in task is one population however its examples are
@@ -569,7 +604,7 @@ def population_name(plan: PlanFile, clients: Clients) -> str:
         return PUBLIC_DATA + plan.data.task
     # Sorted, so that the order in which a loader lists people does not make another population.
     digest = hashlib.sha256()
-    for name in sorted(map(client_id, clients.ids), key=id_order):
+    for name in sorted(map(client_id, ids), key=id_order):
         digest.update(f"{name!r}\n".encode())
     return f"ids:{digest.hexdigest()[:20]}"
 

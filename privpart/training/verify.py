@@ -197,9 +197,7 @@ def _identity(evidence: Evidence) -> Check:
 
 def _guarantee(evidence: Evidence, report: RunReport, *, stated: bool) -> Check:
     what, guarantee = "guarantee", report.guarantee
-    figures = f"mu {up(guarantee.mu)}" + " if it is known who was sampled" * bool(
-        guarantee.samplers
-    )
+    figures = f"mu {up(guarantee.mu)}"
     if stated:
         figures = f"epsilon {up(guarantee.epsilon)} at delta {guarantee.delta:g}, {figures}"
     if guarantee.status == "not-private":

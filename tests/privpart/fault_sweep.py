@@ -32,7 +32,10 @@ from syscalls import Call, Kill, Refuse, Shorten, traced
 
 from accounting import BinaryTree, Grouped, Participation
 from accounting.checks import ConfigError
+from accounting.metrics import Metrics
 from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer, fit
+from privpart.noise.metrics import MetricsRelease
+from privpart.noise.source import NoiseSource
 from privpart.run.begin import create_run
 from privpart.run.folder import holds_a_run
 from privpart.run.log import VARIABLE
@@ -51,6 +54,8 @@ PLAN = PrivacyPlan(
 SIZES = (5, 3)
 GROUPED = Grouped([(0, 1), (0,), (1,)], [BinaryTree(2, estimator="online")] * 2, SIZES)
 COHORTS = [[0, 1], [2, 3], [0, 1]]
+METRICS = Metrics(names=("a", "b"), users=2, rounds=(0, 2), noise_multiplier=2.0)
+EVALUATE = (8, 9)
 CHANGES = ("open", "write", "truncate", "sync", "rename", "unlink", "link", "mkdir", "rmdir")
 ROOT = "/disk"
 MOST_SAID = 20
@@ -70,6 +75,7 @@ class Scenario:
         released_first: the defect that clients are sent a model before it is committed.
         one_salt: the defect that every attempt of a round draws the same noise.
         unsynced: the defect that our own files and folders are not synced.
+        metrics: whether noised metrics are released after the first and the last round.
     """
 
     seed: int | None = None
@@ -78,9 +84,12 @@ class Scenario:
     released_first: bool = False
     one_salt: bool = False
     unsynced: bool = False
+    metrics: bool = False
 
     @property
     def plan(self) -> PrivacyPlan:
+        if self.metrics:
+            return replace(PLAN, metrics=METRICS)
         return replace(PLAN, mechanism=GROUPED) if self.groups else PLAN
 
 
@@ -92,6 +101,9 @@ SCENARIOS = {
     "released first": Scenario(released_first=True),
     "one salt": Scenario(one_salt=True),
     "unsynced": Scenario(seed=7, unsynced=True),
+    "metrics": Scenario(metrics=True),
+    "seeded metrics": Scenario(seed=7, metrics=True),
+    "metrics of one salt": Scenario(metrics=True, one_salt=True),
 }
 
 
@@ -138,7 +150,7 @@ def train(
             return
         first = run.rounds
         last = min(first + rounds, scenario.closed_after or ROUNDS)
-        if first < last:
+        if first < last or run.evaluation_due:
             run_rounds(run, last, scenario, say, again)
         if run.rounds == scenario.closed_after and run.rounds < first + rounds:
             run.end_early("enough")
@@ -159,6 +171,8 @@ def begun(folder: Path, scenario: Scenario, say: Say) -> RunFolder | None:
         say("closed")
         return None
     say("opened", rounds=run.rounds)
+    for evaluation in run.evaluations:
+        say("shown", round=evaluation.round, values=evaluation.values)
     return run
 
 
@@ -170,6 +184,8 @@ def run_rounds(run: RunFolder, last: int, scenario: Scenario, say: Say, again: b
     settings = ServerOptimizer() if scenario.seed is None else ServerOptimizer(kind="adam")
     server = Server(scenario.plan, torch.zeros(DIM), source=source, optimizer=settings)
     run.restore(server)
+    evaluate = evaluations_of(run, source, scenario, say)
+    evaluate()
     before = [server.parameters.clone()]
     clients = Clients(scenario, say)
 
@@ -188,11 +204,36 @@ def run_rounds(run: RunFolder, last: int, scenario: Scenario, say: Say, again: b
             say("fault", error="StorageError", text=str(error))
             run.commit(server, counts)
         say("committed", rounds=server.round)
+        evaluate()
         if server.round == last:
             raise EnoughError
 
     with suppress(EnoughError):
         fit(server, clients, COHORTS, commit=commit)
+
+
+def evaluations_of(
+    run: RunFolder, source: NoiseSource, scenario: Scenario, say: Say
+) -> Callable[[], None]:
+    """Return what measures, noises and commits the metrics that are due, if any are."""
+    if not scenario.metrics:
+        return lambda: None
+    release = MetricsRelease(run.plan, source, EVALUATE, done=len(run.evaluations))
+
+    def evaluate() -> None:
+        if not run.evaluation_due:
+            return
+        newest = run.rounds - 1
+        seed = newest if scenario.seed is not None else int.from_bytes(os.getrandom(7), "big")
+        numbers = torch.rand((2, 2), generator=torch.Generator().manual_seed(seed)).double()
+        release.release(newest, zip(EVALUATE, numbers, strict=True))
+        total = numbers.sum(dim=0)
+        noise = torch.tensor(release.values) * METRICS.users - total
+        say("measured", round=newest, noise=noise.tolist(), sum=total.tolist())
+        run.commit_metrics(release)
+        say("shown", round=newest, values=release.values)
+
+    return evaluate
 
 
 def told(base: Path, scenario: Scenario, rounds: int = ROUNDS, *, again: bool = False) -> None:
@@ -239,7 +280,10 @@ def finished(base: Path, scenario: Scenario, rounds: int = ROUNDS) -> End:
         checked = [(check.what, check.status) for check in check_run(folder)]
         names = sorted(path.name for path in folder.iterdir())
         digest = hashlib.sha256(state.read_bytes()).hexdigest()
-        return End(events, digest, names, f"{report.complete} {report.guarantee.mu} {checked}")
+        says = f"{report.complete} {report.guarantee.mu} {checked}"
+        if scenario.seed is not None and report.noised is not None:
+            says += str(report.noised.evaluations)
+        return End(events, digest, names, says)
     except Exception as error:  # whatever it is, it is counted
         text = str(error).replace(str(base), "")
         return End(events, error=f"{type(error).__name__}: {text}")
@@ -278,7 +322,9 @@ def lost(before: list[Event], left: Tree, end: End, scenario: Scenario) -> str:
         return "a run that was created is lost"
     if (opened or 0) < (committed := max(seen, default=0)):
         return f"{committed} rounds were committed, {opened} are left"
-    ended = committed == ROUNDS or "closed" in said
+    shown = {event["round"] for event in before if event["what"] == "shown"}
+    complete = committed == ROUNDS and not (scenario.metrics and ROUNDS - 1 not in shown)
+    ended = complete or "closed" in said
     keys = [Path(path).name for path in left if path.endswith("key")]
     return f"a run that has ended has {keys}" if ended and keys else ""
 
@@ -291,12 +337,21 @@ def two_sums(events: list[Event]) -> str:
             models.setdefault(event["round"], event["model"])
             if models[event["round"]] != event["model"]:
                 return f"two models of round {event['round'] - 1} were released"
-    drawn = [e for e in events if e["what"] == "drawn"]
+    shown: dict[int, list] = {}
+    for event in (e for e in events if e["what"] == "shown"):
+        if shown.setdefault(event["round"], list(event["values"])) != list(event["values"]):
+            return f"two metrics of round {event['round']} were released"
+    faults = (repeated([e for e in events if e["what"] == w]) for w in ("drawn", "measured"))
+    return next(filter(None, faults), "")
+
+
+def repeated(drawn: list[Event]) -> str:
+    """Return whether a noise was drawn under two sums."""
     for i, one in enumerate(drawn):
         for other in drawn[:i]:
             same = np.allclose(one["noise"], other["noise"], atol=1e-3)
             if same and not np.allclose(one["sum"], other["sum"], atol=1e-3):
-                return f"one noise under two sums in round {one['round']}"
+                return f"one noise under two sums in round {one['round']} ({one['what']})"
     return ""
 
 

@@ -226,10 +226,9 @@ def test_an_adopted_run_is_entered_and_stays_within_the_limit(tmp_path, state, m
         {"population_name": "a\x1b[2J"},
         {"delta": "0.1"},
         {"fork_of": "0" * 32},
-        {"fork_of": "x", "earlier": [{"mu": 1.0}]},
-        {"fork_of": "0" * 32, "earlier": [{"mu": -1.0}]},
-        {"fork_of": "0" * 32, "earlier": [{"mu": "1"}]},
-        {"fork_of": "0" * 32, "earlier": [{"epsilon": 1.0}]},
+        {"fork_of": "x", "earlier_mu": 1.0},
+        {"fork_of": "0" * 32, "earlier_mu": -1.0},
+        {"fork_of": "0" * 32, "earlier_mu": "1"},
     ],
 )
 def test_facts_of_a_stranger_are_refused_and_enter_nothing(tmp_path, facts):
@@ -337,15 +336,15 @@ class People:
 
 def test_runs_about_the_same_people_meet_without_a_name():
     own = validated(tables(), in_python=True)
-    name = population_name(own, People(1, 2, "x"))
+    name = population_name(own, People(1, 2, "x").ids)
     assert name.startswith("ids:")
-    assert name == population_name(own, People("x", 2, 1))
-    assert name != population_name(own, People(1, 2, "x", 3))
-    assert name != population_name(own, People("1", 2, "x"))
+    assert name == population_name(own, People("x", 2, 1).ids)
+    assert name != population_name(own, People(1, 2, "x", 3).ids)
+    assert name != population_name(own, People("1", 2, "x").ids)
     named = validated(tables(population="keyboard-de"), in_python=True)
-    assert population_name(named, People(1)) == "keyboard-de"
+    assert population_name(named, People(1).ids) == "keyboard-de"
     digits = validated(tables(task="digits", users=30), in_python=True)
-    assert population_name(digits, People(1)) == "task:digits"
+    assert population_name(digits, People(1).ids) == "task:digits"
     assert named.hash != own.hash
 
 

@@ -12,6 +12,9 @@ import syscalls
 pytestmark = pytest.mark.skipif(not syscalls.AVAILABLE, reason="traces Linux on x86-64 only")
 
 
+NO_DEFECT = ("seeded", "secret", "closed", "metrics", "seeded metrics")
+
+
 def swept(*tasks: str) -> dict[str, dict]:
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("fault_sweep.py")), *tasks],
@@ -26,7 +29,7 @@ def swept(*tasks: str) -> dict[str, dict]:
 def test_no_fault_at_any_call_loses_or_repeats_anything():
     """Bit-identical ends in seeded mode; in secret mode never one noise under two sums.
 
-    The last three have a defect that a version of this code could have, and that must be noticed.
+    The others have a defect that a version of this code could have, and that must be noticed.
     One process does them all, because it takes longer to begin than each of them.
     """
     found = swept(
@@ -36,12 +39,16 @@ def test_no_fault_at_any_call_loses_or_repeats_anything():
         "released first:power=0:every=6",
         "one salt:power=0:every=6",
         "unsynced:power=2:every=5",
+        "metrics:power=1:every=3",
+        "seeded metrics:power=1:every=5",
+        "metrics of one salt:power=0:every=6",
     )
     faults = {name: str(result["faults"]) for name, result in found.items()}
-    assert [faults[name] for name in ("seeded", "secret", "closed")] == ["{}"] * 3
+    assert [faults[name] for name in NO_DEFECT] == ["{}"] * 5
     assert sum(sum(result["counts"].values()) for result in found.values()) > 1000
     assert "two models of round" in faults["released first"]
     assert "one noise under two sums" in faults["one salt"]
+    assert "(measured)" in faults["metrics of one salt"]
     assert "2 rounds were committed, 0 are left" in faults["unsynced"]
 
 
@@ -53,6 +60,8 @@ def test_no_fault_at_any_call_loses_or_repeats_anything():
         "seeded groups:power=60:errors=7",
         "secret:power=20:twice=100:errors=1",
         "closed:power=20:twice=20:errors=1",
+        "metrics:power=20:twice=100:errors=1",
+        "seeded metrics:power=60:errors=1",
     ],
 )
 def test_no_fault_does_at_length(task):

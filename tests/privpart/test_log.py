@@ -21,6 +21,7 @@ from privpart.run import budget_book, log, store, witness
 from privpart.run.begin import create_run, fork
 from privpart.run.evidence import gather
 from privpart.run.ledger import LEDGER, Ledger
+from privpart.run.lives import Life
 from privpart.run.report import run_report
 
 PEOPLE = {"delta": 1e-6, "population_name": "keyboard-de"}
@@ -236,30 +237,30 @@ def test_no_long_sequence_does(tmp_path, monkeypatch, seed):
 
 
 def adopted_is_ours(patch: pytest.MonkeyPatch) -> None:
-    usual = log.Life.add
+    usual = Life.add
 
-    def add(life: log.Life, entry: log.Entry) -> None:
+    def add(life: Life, entry: log.Entry) -> None:
         usual(life, entry)
         life.is_ours |= entry.event == "adopted"
 
-    patch.setattr(log.Life, "add", add)
+    patch.setattr(Life, "add", add)
 
 
 def taken_for_newest(standing: str, patch: pytest.MonkeyPatch) -> None:
-    usual = log.Life.standing
+    usual = Life.standing
 
-    def lax(life: log.Life, chains: list[str], *, closed: bool) -> str:
+    def lax(life: Life, chains: list[str], *, closed: bool) -> str:
         true = usual(life, chains, closed=closed)
         return "newest" if true == standing else true
 
-    patch.setattr(log.Life, "standing", lax)
+    patch.setattr(Life, "standing", lax)
 
 
 DEFECTS = {
     "an adopted run is ours": adopted_is_ours,
     "an older copy continues": partial(taken_for_newest, "older"),
     "a newer copy is seen": partial(taken_for_newest, "newer"),
-    "a closed run is free": lambda p: p.setattr(log.Life, "is_free", property(lambda r: r.closed)),
+    "a closed run is free": lambda p: p.setattr(Life, "is_free", property(lambda r: r.closed)),
     "a fork costs only itself": lambda p: p.setattr(budget_book, "_missing_parent", lambda *_: []),
     "a witness says yes": lambda p: p.setattr(
         witness, "_beside", lambda *_: witness._line("verified", "")

@@ -114,7 +114,7 @@ def test_facts_never_set_what_the_package_reads(tmp_path):
     names = {name for pattern in READ for name in re.findall(pattern, source)}
     names |= {folder_module.CHECKED, canaries.FACT}
     callers = {"delta", "population", "population_name", "population_size", "parameters", "frozen"}
-    assert {"unit", "identity", "inherited", "earlier", "code", "plan"} | callers <= names
+    assert {"unit", "identity", "inherited", "earlier_mu", "code", "plan"} | callers <= names
     for name in names - callers:
         with pytest.raises(ConfigError, match=f"facts: {name} are"):
             create_run(tmp_path / "run", plan(), facts={name: None})
@@ -133,7 +133,7 @@ def test_facts_with_odd_keys_are_read_back_as_they_are_kept(tmp_path):
     ("fact", "reason"),
     [
         ({"run_id": "../../evil"}, "run_id is missing or has the wrong type"),
-        ({"schema": "privpart/ledger/9"}, "this version reads 'privpart/ledger/"),
+        ({"schema": "privpart/ledger/10"}, "this version reads 'privpart/ledger/"),
         ({"plan": None}, "seed, plan or a key is missing or has the wrong type"),
         ({"closed": {"rounds": "2"}}, "how it was planned or ended has the wrong type"),
     ],

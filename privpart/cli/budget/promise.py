@@ -21,7 +21,6 @@ import typer
 from accounting import (
     BallsInBins,
     BMinSep,
-    ComposedGuarantee,
     ConfigError,
     Estimate,
     Guarantee,
@@ -35,11 +34,10 @@ from accounting import (
     sampled_guarantee,
 )
 from accounting.calibrate import estimated_noise, least_sampled_noise
-from accounting.claims import claim_of
-from accounting.cohorts import Sampled, Sampling, SamplingChoice, sampled_passes
+from accounting.cohorts import Sampled, Sampling, SamplingChoice, sampled_claim, sampled_passes
 from accounting.mechanisms import MechanismChoice
 from accounting.realised import read_log
-from accounting.report import NoiseOrigin
+from accounting.report import MetricsClaim, NoiseOrigin
 from privpart.cli.options import MethodName, method_of
 
 if TYPE_CHECKING:
@@ -60,6 +58,7 @@ class Promise:
     Attributes:
         stated: whether somebody said how often a client takes part.
         sampled: the amplified guarantee, if the run hides who takes part.
+        metrics: noised metrics that the run releases besides.
     """
 
     choice: MechanismChoice
@@ -70,6 +69,7 @@ class Promise:
     stated: bool = True
     population: int | None = None
     sampled: Sampled | None = None
+    metrics: MetricsClaim | None = None
 
     @classmethod
     def planned(cls, path: Path, population: int | None) -> "Promise":
@@ -91,25 +91,26 @@ class Promise:
             plan.privacy.delta,
             population=stated or population,
             sampled=promised.guarantee() if promised.sampling is not None else None,  # type: ignore[arg-type]
+            metrics=None if promised.metrics is None else promised.metrics.claim(),
         )
 
     def guarantee(self) -> Guarantee | Sampled:
         """Return what one run costs, amplified if it hides who takes part."""
         if self.sampled is not None:
             return self.sampled
-        return guarantee(self.mechanism, self.participation, noise_multiplier=self.noise_multiplier)
+        run = guarantee(self.mechanism, self.participation, noise_multiplier=self.noise_multiplier)
+        return run if self.metrics is None else self.metrics.beside(run)
 
     def report(
         self,
         method: MethodName | None = None,
         *,
         histories: Histories | None = None,
-        earlier: ComposedGuarantee | None = None,
+        earlier: Guarantee | None = None,
         noise_source: NoiseOrigin = "unstated",
     ) -> PrivacyReport:
-        """Return the report, with the cost by a log and of earlier runs if there are any."""
+        """Return the report, with the cost by a log and of an earlier run if there is one."""
         plain = "exact" if self.sampled is not None else method_of(method)
-        alone = self.sampled is None and earlier is None
         realised = None
         if histories is not None:
             realised = Realised.of(
@@ -128,10 +129,11 @@ class Promise:
             method=plain,
             population=self.population,
             noise_source=noise_source,
-            earlier=None if earlier is None else earlier.known,
+            earlier=earlier,
             participation_stated=self.stated,
             realised=realised,
-            sampled=None if alone else claim_of(self.guarantee(), self.delta, earlier),
+            sampled=None if self.sampled is None else sampled_claim(self.sampled, self.delta),
+            metrics=self.metrics,
         )
 
 

@@ -155,6 +155,22 @@ def scores_figure(scores: NDArray[np.float64], present: NDArray[np.bool_], mu: f
     return figure
 
 
+def learning_curve(
+    names: Sequence[str], evaluations: Sequence[tuple[int, Mapping[str, float]]], error: float
+) -> Figure:
+    """Draw noised metrics against rounds; ``error`` is the standard deviation of their noise."""
+    figure, axes = drawing.panel(6.4, 3.6)
+    rounds = [number + 1 for number, _ in evaluations]
+    styles = drawing.Styles()
+    for name in names:
+        values = [row[name] for _, row in evaluations]
+        drawing.band(axes, rounds, values, [2 * error] * len(values), styles.of(name))
+    axes.set_xlabel("rounds")
+    axes.set_ylabel("noised mean over users")
+    drawing.legend(axes, minimum=1)
+    return figure
+
+
 def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> None:
     """Write ``accuracy-epsilon.png`` and ``accuracy-bytes.png`` of a study; bands are intervals.
 

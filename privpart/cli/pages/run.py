@@ -19,7 +19,8 @@ from privpart.cli.pages.guarantee import (
     mechanism_facts,
     statement_of,
 )
-from privpart.cli.pages.page import Badge, Block, Page, Section
+from privpart.cli.pages.page import Badge, Block, Page, Picture, Section, Table
+from privpart.cli.pages.plots import learning_curve
 from privpart.run.evidence import Check
 from privpart.run.report import RunReport
 
@@ -106,8 +107,8 @@ def _progress(result: RunReport) -> list[str]:
 def _sound(result: RunReport) -> list[Section]:
     report, blocks = result.guarantee, [statement_of(result.guarantee)]
     sampled = ""
-    if report.samplers:
-        sampled = "The curves, as the dot, hold while nobody learns who was sampled."
+    if report.sampling is not None:
+        sampled = "The curves hold even if it becomes known who takes part; the dot does not."
     if result.select is not None:
         lines = [f"{line[0].upper()}{line[1:]}." for line in result.select]
         blocks.append(Block("prose", lines))
@@ -122,6 +123,7 @@ def _sound(result: RunReport) -> list[Section]:
         Section("At a glance", glance),
         Section("Statement", blocks),
         guarantee_section(report, lead=sampled),
+        _learning_curve(result),
         assumptions_section(report),
         coverage_section(report),
         Section(
@@ -130,6 +132,25 @@ def _sound(result: RunReport) -> list[Section]:
             "A lower bound of one kind of attack; it does not show that the run is private.",
         ),
     ]
+
+
+def _learning_curve(result: RunReport) -> Section:
+    """Return the noised metrics, which the guarantee covers and anybody may see."""
+    if (noised := result.noised) is None or not noised.evaluations:
+        return Section("Learning curve", [])
+    error = f"{noised.standard_error:.2g}"
+    picture = Picture(
+        learning_curve(noised.names, noised.evaluations, noised.standard_error),
+        f"Noised {', '.join(noised.names)} after each evaluated round.",
+        f"Bands are two standard deviations of the noise, {error} each, to both sides.",
+    )
+    rows = [
+        (f"{number + 1:,}", *(f"{values[name]:.3f}" for name in noised.names))
+        for number, values in noised.evaluations
+    ]
+    table = Table("Noised means over the users who evaluated", ("rounds", *noised.names), rows)
+    cost = result.guarantee.figures()["metrics"].value
+    return Section("Learning curve", [Block("pictures", [picture]), table], f"Covered: {cost}.")
 
 
 def _broken(result: RunReport) -> list[Section]:

@@ -1,0 +1,216 @@
+"""Private metrics of a plan: who evaluates, what they measure, and when a run releases it.
+
+``privpart.noise.metrics`` adds the noise. Here each user's numbers are computed, from the model
+that a round released and from the user's own examples alone; and the noised means are committed to
+the run, and written to a file that may be published.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accounting.checks import ConfigError
+from privpart.client import Loss, batch_loss, logits_of
+from privpart.data.batches import Batch, count_rows, take
+from privpart.data.clients import Clients
+from privpart.engines.methods import client_generator, fetched, naming
+from privpart.loop import RoundRecord
+from privpart.messages import ClientId, id_order
+from privpart.model import PartialModel
+from privpart.noise.metrics import MetricsRelease, evaluation_users
+from privpart.noise.source import NoiseSource
+from privpart.run.folder import RunFolder
+from privpart.run.noised_metrics import noised_metrics
+from privpart.run.store import write_durably
+from privpart.server import Server
+from privpart.training.metric import measured
+from privpart.training.plan_file import MetricsTable
+from privpart.training.task_data import chosen
+
+FILE = "noised-metrics.jsonl"
+Measure = Callable[[nn.Module, Batch], float]
+"""Maps a module, in evaluation mode, and the examples of one user to a number."""
+_ROWS = 500
+"""Examples of one user that are computed together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluators:
+    """The users who evaluate, and what each measures.
+
+    Attributes:
+        users: who evaluate.
+        measures: what measures, by name of the metric.
+        data_seed: of the random numbers that fetching examples may draw.
+        also_train: whether they train, too.
+    """
+
+    users: Clients
+    measures: Mapping[str, Measure]
+    data_seed: int
+    also_train: bool
+
+    def vectors(
+        self, model: PartialModel, flat: Tensor, round_: int
+    ) -> Iterator[tuple[ClientId, Tensor]]:
+        """Yield each user's numbers about the model with the flat vector, shape (m,)."""
+        whole = flat.clone()
+        for client in self.users.ids:
+            generator = client_generator(self.data_seed, round_, client)
+            examples = fetched(self.users, client, generator)
+            # Lent, so that nothing that one user leaves in the module reaches the next one.
+            with model.lent(whole), naming(client):
+                numbers = [
+                    measured(partial(_of_user, measure, examples), model.module, name)
+                    for name, measure in self.measures.items()
+                ]
+            yield client, torch.tensor(numbers, dtype=torch.float64)
+        model.verify()
+
+    def rehearse(self, model: PartialModel, flat: Tensor) -> None:
+        """Measure two users in turn, twice.
+
+        Raises:
+            ConfigError: a metric fails, does not return a number, or keeps something of a user:
+                then one user would change what another one sends.
+        """
+        few = replace(self, users=chosen(self.users, list(self.users.ids)[:2]))
+        first, second = (list(few.vectors(model, flat, 0)) for _ in range(2))
+        for (client, before), (_, after) in zip(first, second, strict=True):
+            if not torch.equal(before.nan_to_num(), after.nan_to_num()):
+                raise ConfigError(
+                    f"privacy.metrics.measures: client {client!r} was measured twice, with another "
+                    "one in between, and gave two different numbers. A metric must keep nothing "
+                    "between users, and draw nothing at random."
+                )
+
+
+def _of_user(measure: Measure, examples: Batch, module: nn.Module) -> float:
+    return measure(module, examples)
+
+
+def split(
+    clients: Clients,
+    table: MetricsTable,
+    loss: str | Loss,
+    code: Mapping[str, Callable[..., Any]],
+    data_seed: int,
+) -> tuple[Clients, Evaluators]:
+    """Return the clients who train, and those who evaluate, who do not unless asked to.
+
+    Args:
+        clients: the population.
+        table: of the plan.
+        loss: of the clients' training, which the metric "loss" measures.
+        code: what the plan names, by key.
+        data_seed: of the plan.
+    """
+    evaluate = frozenset(evaluation_users(clients.ids, table.users))
+    builtin: dict[str, Measure] = {
+        "accuracy": _accuracy,
+        "loss": partial(_loss, loss=loss, bound=table.loss_bound or 1.0),
+    }
+    evaluators = Evaluators(
+        chosen(clients, sorted(evaluate, key=id_order)),
+        {name: builtin.get(key) or code[key] for name, key in table.by_name().items()},
+        data_seed,
+        table.also_train,
+    )
+    if table.also_train:
+        return clients, evaluators
+    return chosen(clients, [one for one in clients.ids if one not in evaluate]), evaluators
+
+
+def _accuracy(module: nn.Module, examples: Batch) -> float:
+    """Return the share of right labels; NaN, which counts as 0, of a user without labels."""
+    right = total = 0
+    for batch in _batches(examples):
+        inputs, labels = _inputs_and_labels(batch)
+        outputs = logits_of(module(**inputs) if isinstance(inputs, dict) else module(inputs))
+        right += int((outputs.argmax(dim=-1) == labels).sum())
+        total += int((labels >= 0).sum())
+    return right / total if total else float("nan")
+
+
+def _inputs_and_labels(batch: Batch) -> tuple[Batch, Tensor]:
+    """Return the parts of a pair, or of a dict whose "labels" (or "label") are the labels."""
+    if isinstance(batch, dict):
+        for key in ("labels", "label"):
+            if key in batch:
+                return {name: part for name, part in batch.items() if name != key}, batch[key]
+    elif isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], Tensor):
+        return batch[0], batch[1]
+    raise ConfigError(
+        "the examples are no pair (inputs, labels) and no dict with an entry named labels, so "
+        "there is no accuracy; name a function of your own."
+    )
+
+
+def _loss(module: nn.Module, examples: Batch, *, loss: str | Loss, bound: float) -> float:
+    """Return the mean loss as a share of the bound."""
+    total = 0.0
+    for batch in _batches(examples):
+        # which refuses a loss that no parameter reaches
+        with torch.enable_grad():
+            total += float(batch_loss(module, batch, loss).detach()) * count_rows(batch)
+    return total / count_rows(examples) / bound
+
+
+def _batches(examples: Batch) -> Iterator[Batch]:
+    for rows in torch.split(torch.arange(count_rows(examples)), _ROWS):
+        yield take(examples, rows)
+
+
+class Evaluations:
+    """Releases the metrics that are due of a run that is open; a callback of ``fit``.
+
+    Args:
+        run: the run.
+        evaluators: the users who evaluate.
+        model: what the run trains.
+        whole: makes the model's flat vector of the server's parameters.
+        source: of the run's noise.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        evaluators: Evaluators,
+        model: PartialModel,
+        whole: Callable[[Tensor], Tensor],
+        source: NoiseSource,
+    ) -> None:
+        self._run, self._evaluators, self._model, self._whole = run, evaluators, model, whole
+        done = len(run.evaluations)
+        self._release = MetricsRelease(run.plan, source, evaluators.users.ids, done=done)
+        self._server: Server | None = None
+
+    def resume(self, server: Server) -> None:
+        """Take the server of the rounds to come; evaluate what a crash left open, in new noise."""
+        self._server = server
+        self._evaluate(server)
+
+    def __call__(self, _record: RoundRecord) -> None:
+        """Evaluate the newest model if that is due."""
+        if self._server is not None:
+            self._evaluate(self._server)
+
+    def _evaluate(self, server: Server) -> None:
+        """Measure, noise and commit; only then show it."""
+        if not self._run.evaluation_due:
+            return
+        newest, flat = self._run.rounds - 1, self._whole(server.parameters)
+        self._release.release(newest, self._evaluators.vectors(self._model, flat, newest))
+        self._run.commit_metrics(self._release)
+        write(self._run)
+
+
+def write(run: RunFolder) -> None:
+    """Write all committed metrics into a file that may be published, a line per evaluation."""
+    lines = (json.dumps(row, allow_nan=False) for row in noised_metrics(run.path).rows())
+    write_durably(run.path / FILE, "".join(f"{line}\n" for line in lines).encode())
