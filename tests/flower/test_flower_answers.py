@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from plans import small_plan
 
 pytest.importorskip("flwr", reason="Flower has an environment of its own: make messages")
 
@@ -14,8 +15,8 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from in_process import NODES, InProcessGrid
 from torch import nn
 
-from accounting import BinaryTree, ConfigError, Participation
-from privpart import PartialModel, PrivacyPlan, SeededSource, Server, fit
+from accounting import ConfigError
+from privpart import PartialModel, SeededSource, Server, fit
 from privpart.flower.agreement import SCHEMA, agreement
 from privpart.flower.engine import FlowerEngine, _Round
 from privpart.flower.mail import SILENCE, Asked, hosted
@@ -28,14 +29,7 @@ COHORTS = [list(OWNERS)] * 2
 
 
 def server(minimum=2):
-    plan = PrivacyPlan(
-        mechanism=BinaryTree(2),
-        participation=Participation(2, 2, 1),
-        clip_norm=1.0,
-        noise_multiplier=1.0,
-        report_goal=4,
-        minimum_cohort=minimum,
-    )
+    plan = small_plan(2, (2, 1), clip_norm=1.0, noise_multiplier=1.0, minimum_cohort=minimum)
     return Server(plan, MODEL.flat, source=SeededSource(1))
 
 

@@ -85,6 +85,12 @@ def train(module, optimizer, loader, epochs=EPOCHS):
     return torch.stack(seen)
 
 
+@pytest.fixture(scope="module")
+def undisturbed():
+    """The noised sum of every step of a run that nothing disturbs."""
+    return train(*private()[1:])
+
+
 @pytest.mark.parametrize("mechanism", ["blt", "tree", "toeplitz", "independent"])
 def test_the_noise_of_the_steps_is_the_accountants(mechanism):
     engine, module, optimizer, loader = private(mechanism=mechanism, dataset=data(scale=0.0))
@@ -118,22 +124,21 @@ def test_one_example_moves_every_sum_by_the_clip_norm_at_most_and_only_its_own()
         assert moved[place] <= 2 * CLIP  # exchanged, so twice the clip norm
 
 
-def test_physical_batches_and_parts_of_a_batch_give_the_same_steps():
-    expected = train(*private()[1:])
+def test_physical_batches_and_parts_of_a_batch_give_the_same_steps(undisturbed):
     _, module, optimizer, loader = private()
     with BatchMemoryManager(
         data_loader=loader, max_physical_batch_size=3, optimizer=optimizer
     ) as small:
         train(module, optimizer, small)
     assert loader.batch_sampler.done == STEPS
-    assert torch.allclose(released(module), expected[-1], atol=1e-5)
+    assert torch.allclose(released(module), undisturbed[-1], atol=1e-5)
     _, module, optimizer, loader = private()
     for _ in range(EPOCHS):
         for x, y in loader:
             optimizer.zero_grad()
             in_parts(module, x, y, None)
             optimizer.step()
-    assert torch.allclose(released(module), expected[-1], atol=1e-5)
+    assert torch.allclose(released(module), undisturbed[-1], atol=1e-5)
 
 
 class Outside(nn.Module):
@@ -160,13 +165,12 @@ def test_a_weight_that_is_used_outside_its_layer_is_refused():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler
-def test_the_module_may_be_compiled_afterwards():
-    expected = train(*private()[1:], epochs=1)
+def test_the_module_may_be_compiled_afterwards(undisturbed):
     _, module, optimizer, loader = private()
     compiled = torch.compile(module, backend="eager")
     for batch in loader:
         step(compiled, optimizer, batch)
-    assert torch.allclose(released(module), expected[-1], atol=1e-5)
+    assert torch.allclose(released(module), undisturbed[2], atol=1e-5)
 
 
 def backward(made, x, y):
@@ -258,8 +262,7 @@ def test_what_departs_from_the_guarantee_is_refused_and_ends_the_run(words, acts
     assert optimizer.passes.done == done
 
 
-def test_a_batch_that_was_not_trained_on_comes_again():
-    expected = train(*private()[1:])
+def test_a_batch_that_was_not_trained_on_comes_again(undisturbed):
     engine, module, optimizer, loader = private()
     next(iter(loader))  # a look at the data
     batches = iter(loader)
@@ -271,13 +274,12 @@ def test_a_batch_that_was_not_trained_on_comes_again():
     for _ in range(engine.epochs_left):
         for batch in loader:
             step(module, optimizer, batch)
-    assert torch.equal(released(module), expected[-1])
+    assert torch.equal(released(module), undisturbed[-1])
 
 
-def test_worker_processes_read_ahead():
-    expected = train(*private()[1:])
+def test_worker_processes_read_ahead(undisturbed):
     made = private(loader={"num_workers": 1, "persistent_workers": True})[1:]
-    assert torch.equal(train(*made), expected)
+    assert torch.equal(train(*made), undisturbed)
     _, module, optimizer, loader = private(loader={"num_workers": 1})
     small = BatchMemoryManager(data_loader=loader, max_physical_batch_size=3, optimizer=optimizer)
     with small as parts, pytest.raises(ConfigError, match="needs a loader with num_workers=0"):
@@ -341,17 +343,16 @@ def test_an_optimizer_with_hooks_is_refused_and_a_scheduler_is_none():
 
 
 @pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
-def test_a_hook_on_a_parameter_changes_no_sum(kind):
+def test_a_hook_on_a_parameter_changes_no_sum(kind, undisturbed):
     def add(given):
         given.grad = given.grad + 9 if isinstance(given, nn.Parameter) else given + 9
         return None if isinstance(given, nn.Parameter) else given + 9
 
-    expected = train(*private()[1:])
     _, module, optimizer, loader = private()
     found = [train(module, optimizer, loader, 1)]
     getattr(optimizer.trained[0], kind)(add)
     found.append(train(module, optimizer, loader, EPOCHS - 1))
-    assert torch.equal(torch.cat(found), expected)
+    assert torch.equal(torch.cat(found), undisturbed)
 
 
 def test_running_statistics_do_not_leave_with_the_model():
@@ -838,7 +839,7 @@ def test_participation_is_verified_where_the_rows_were_compared(loop, why, tmp_p
     assert "the network gets the rows of the examples dealt for it, each once" in found.text
 
 
-def test_per_example_gradients_are_the_optimizers_alone():
+def test_per_example_gradients_are_the_optimizers_alone(undisturbed):
     """Nobody reads or exchanges them, nor writes to them through .data, before the step."""
     for after in (False, True):
         _, module, optimizer, loader = private()
@@ -851,14 +852,13 @@ def test_per_example_gradients_are_the_optimizers_alone():
         act = optimizer.step if after else loss(module(x), y).backward
         with pytest.raises(ConfigError, match="was set by something else than a backward pass"):
             act()
-    expected = train(*private()[1:], epochs=1)[0]
     _, module, optimizer, loader = private()
     x, y = next(iter(loader))
     for forgets in (optimizer, module):
         loss(module(2 * x), y).backward()
         forgets.zero_grad()
     step(module, optimizer, (x, y))
-    assert torch.equal(released(module), expected)
+    assert torch.equal(released(module), undisturbed[0])
 
 
 class TwoHeads(nn.Module):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from every_mechanism import LAW
+from plans import small_plan
 
 from accounting import (
     BinaryTree,
@@ -13,10 +14,9 @@ from accounting import (
     ConfigError,
     Dense,
     Independent,
-    Participation,
     Toeplitz,
 )
-from privpart import NoiseStream, PrivacyPlan, SecretSource, SeededSource, Server
+from privpart import NoiseStream, SecretSource, SeededSource, Server
 from privpart.noise.stream import Executor, NoiseRangeError
 from privpart.noise.ziggurat import BLOCK, Draws
 
@@ -211,14 +211,9 @@ def test_a_forked_process_draws_nothing():
 @needs_fork
 def test_a_forked_process_runs_no_server():
     """Noise that was drawn before the fork would be added in both processes."""
-    plan = PrivacyPlan(
-        mechanism=Independent(2),
-        participation=Participation(2),
-        clip_norm=1.0,
-        noise_multiplier=1.0,
-        report_goal=1,
+    server = Server(
+        small_plan(Independent(2), noise_multiplier=1.0), torch.zeros(3), source=SecretSource()
     )
-    server = Server(plan, torch.zeros(3), source=SecretSource())
     server.task([])
     assert refused_in_a_fork(lambda: server.run_round([]))
     assert refused_in_a_fork(lambda: server.task([]))

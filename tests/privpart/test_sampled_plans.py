@@ -126,10 +126,11 @@ def test_a_run_trains_on_the_cohorts_of_its_key_whatever_they_are(tmp_path):
     rare = TEXT.replace("expected_batch = 3", "expected_batch = 0.9")
     run = trained(tmp_path / "run", rare)
     assert len(run.history) == 6
-    assert run.report().complete
-    status = {a.code: a.status for a in run.report().guarantee.assumptions}
+    report = run.report()
+    assert report.complete
+    status = {a.code: a.status for a in report.guarantee.assumptions}
     assert status["poisson-sampling"] == "verified"
-    values = json.loads(json.dumps(run.report().to_dict(), allow_nan=False))
+    values = json.loads(json.dumps(report.to_dict(), allow_nan=False))
     assert values["guarantee"]["sampling"]["name"] == "poisson"
     assert Ledger(run.path).facts["population"]
 

@@ -5,15 +5,15 @@ import runpy
 import numpy as np
 import pytest
 import torch
+from plans import small_plan
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from accounting import ConfigError, Independent, Participation
+from accounting import ConfigError, Independent
 from privpart import (
     EmbeddedEngine,
     LocalTraining,
     PartialModel,
-    PrivacyPlan,
     SeededSource,
     Server,
     ServerOptimizer,
@@ -120,13 +120,7 @@ def plain_engine(name, users=None):
 
 
 def server(start, *, clip_norm=0.5, rounds=3, goal=4):
-    plan = PrivacyPlan(
-        mechanism=Independent(rounds),
-        participation=Participation(rounds, rounds),
-        clip_norm=clip_norm,
-        noise_multiplier=0.0,
-        report_goal=goal,
-    )
+    plan = small_plan(Independent(rounds), (rounds,), clip_norm=clip_norm, report_goal=goal)
     optimizer = ServerOptimizer(learning_rate=0.8, momentum=0.9)
     return Server(plan, start, source=SeededSource(0), optimizer=optimizer)
 

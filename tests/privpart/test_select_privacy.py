@@ -9,9 +9,10 @@ import math
 
 import pytest
 import torch
+from plans import small_plan
 
-from accounting import ConfigError, Guarantee, Independent, Participation
-from privpart import NoiseStream, PrivacyPlan, SeededSource, Server
+from accounting import ConfigError, Guarantee, Independent
+from privpart import NoiseStream, SeededSource, Server
 from privpart.messages import RoundTask
 from privpart.select import select_claims
 
@@ -39,13 +40,7 @@ def world(*, without_client_0):
 
 def release(*, without_client_0, seed):
     """The right way: the ordinary server."""
-    plan = PrivacyPlan(
-        mechanism=Independent(1),
-        participation=Participation(1),
-        clip_norm=CLIP,
-        noise_multiplier=Z,
-        report_goal=N,
-    )
+    plan = small_plan(Independent(1), (1,), noise_multiplier=Z, report_goal=N)
     server = Server(plan, torch.zeros(K), source=SeededSource(seed))
     updates, _ = world(without_client_0=without_client_0)
     task = RoundTask(0, tuple(range(N)), CLIP, plan.hash)
