@@ -1,4 +1,4 @@
-"""Users with random examples, and the updates of a task's clients by one method."""
+"""Small networks, users with random examples, and the updates of a task's clients by one method."""
 
 import os
 import sys
@@ -9,6 +9,15 @@ import torch
 
 from privpart import Users
 from privpart.engines.methods import LocalComputation
+from privpart.models import mcmahan_2nn, small_cnn
+
+
+def dense():
+    return mcmahan_2nn(inputs=64, hidden=12, classes=10)
+
+
+def cnn():
+    return small_cnn(channels=(4, 8), hidden=16, image_size=8)
 
 
 def random_users(sizes, shape=(1, 8, 8), classes=10):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from small_cohorts import cnn, dense
 from torch import nn
 
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client
@@ -13,19 +14,11 @@ from privpart.engines.choice import fastest
 from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.methods import LocalComputation, Method
 from privpart.engines.vectorized import VectorizedTraining
-from privpart.models import emnist_cnn, mcmahan_2nn, small_cnn
+from privpart.models import emnist_cnn
 
 LOOP, TOGETHER, GHOST = Method(), Method(vectorized=True), Method(ghost_sum=True)
 RECORDED = Method(recorded=True)
 STEP, STEPS = LocalTraining(0.1, batch_size=2, steps=1), LocalTraining(0.1, batch_size=2)
-
-
-def dense():
-    return mcmahan_2nn(inputs=64, hidden=12, classes=10)
-
-
-def convolutional():
-    return small_cnn(channels=(4, 8), hidden=16, image_size=8)
 
 
 def users(examples=20, clients=12, shape=(1, 8, 8)):
@@ -52,10 +45,10 @@ def large():
 @pytest.mark.parametrize(
     ("network", "local", "task", "sums", "method"),
     [
-        (convolutional, STEP, TASK, True, GHOST),
-        (convolutional, STEP, FEW, True, GHOST),
-        (convolutional, STEP, TASK, False, TOGETHER),
-        (convolutional, STEP, replace(TASK, clients=(1, 1, 2)), True, TOGETHER),  # one is refused
+        (cnn, STEP, TASK, True, GHOST),
+        (cnn, STEP, FEW, True, GHOST),
+        (cnn, STEP, TASK, False, TOGETHER),
+        (cnn, STEP, replace(TASK, clients=(1, 1, 2)), True, TOGETHER),  # one is refused
         (dense, STEPS, FEW, True, TOGETHER),
         (dense, BIG, TASK, True, TOGETHER),  # as few examples as clients have
         (lambda: emnist_cnn(classes=10), STEPS, FEW, True, LOOP),
@@ -67,7 +60,7 @@ def large():
     ],
 )
 def test_the_rule(network, local, task, sums, method):
-    data = users(shape=(1, 8, 8) if network in (convolutional, dense) else (1, 28, 28))
+    data = users(shape=(1, 8, 8) if network in (cnn, dense) else (1, 28, 28))
     work = LocalComputation(PartialModel(network, seed=1), data, local=local, data_seed=5)
     assert fastest(work, task, sums=sums) == method
 
@@ -82,7 +75,7 @@ def test_the_rule(network, local, task, sums, method):
     ],
 )
 def test_the_rule_on_a_gpu(local, sums, method):
-    model = PartialModel(convolutional, seed=1)
+    model = PartialModel(cnn, seed=1)
     work = LocalComputation(model, users(), local=local, data_seed=5)
     work.device = torch.device("cuda")
     assert fastest(work, TASK, sums=sums) == method
@@ -139,11 +132,11 @@ def test_ghost_clipping_that_computes_another_sum_is_dropped(part, monkeypatch):
         out[0] += 0.5 * clip_norm if part == "sum" else 0.0
         return norms
 
-    one = made(convolutional, local=STEP, sums=True)
+    one = made(cnn, local=STEP, sums=True)
     assert list(one.sums(TASK, one.model.flat.clone()))
     assert one.method == GHOST  # power
     monkeypatch.setattr(GhostSum, "sum", wrong)
-    one = made(convolutional, local=STEP, sums=True)
+    one = made(cnn, local=STEP, sums=True)
     parts = one.sums(TASK, one.model.flat.clone())
     assert parts is None
     assert len(list(one.run(TASK, one.model.flat.clone()))) == len(TASK.clients)
@@ -210,7 +203,7 @@ def test_a_method_is_checked_once_on_two_clients_that_have_examples(sums, monkey
     data = Users(whole.x, whole.y, [none] * 20 + list(whole.indices), allow_empty=True)
     rates = {0: 0.1, 1: 0.3, 2: 0.3, 3: 0.3}
     schedule = lambda round_: LocalTraining(rates[round_], batch_size=4, steps=1)  # noqa: E731
-    one = made(convolutional, data, schedule, sums=sums)
+    one = made(cnn, data, schedule, sums=sums)
     start = one.model.flat.clone()
     for round_, clients in enumerate([(0, 1), range(28), range(28), (2, 3)]):
         task = replace(TASK, round=round_, clients=tuple(clients))

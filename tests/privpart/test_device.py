@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import small_cohorts
 import torch
 from small_cohorts import random_users, run_on_a_pretend_device
 from torch import nn
@@ -22,7 +23,6 @@ from privpart.engines.device import float32_products, namespace
 from privpart.engines.methods import LocalComputation, Method
 from privpart.engines.options import EngineOptions
 from privpart.model import checksum, same_bits
-from privpart.models import mcmahan_2nn, small_cnn
 
 HERE = Path(__file__).parent
 SIZES = (8, 3, 5, 0, 8)
@@ -57,8 +57,7 @@ def test_the_engine_on_a_pretend_device(tests, process_with_torch, tmp_path):
 
 
 def cnn(train=("*",), **options):
-    network = small_cnn(channels=(4, 8), hidden=16, image_size=8)
-    return PartialModel(network, train=train, seed=1, overwrite=True, **options)
+    return PartialModel(small_cohorts.cnn, train=train, seed=1, **options)
 
 
 def users():
@@ -251,8 +250,7 @@ def test_products_are_rounded_only_if_asked_and_the_setting_comes_back(tf32):
 def test_sums_of_clipped_updates_are_computed_on_the_device(accelerator, local, batching):
     task, found = replace(TASK, clients=(0, 1, 2, 3), sum_clip_norm=0.199), []
     for device in ("cpu", accelerator):
-        dense = mcmahan_2nn(inputs=64, hidden=12, classes=10)
-        model = PartialModel(dense, seed=1, overwrite=True)  # pretending ends at vmapped norms
+        model = PartialModel(small_cohorts.dense, seed=1)  # pretending ends at vmapped norms
         engine = EmbeddedEngine(
             model, users(), local=local, data_seed=5, device=device, sums=True,
             batching="loop" if device == "cpu" else batching,

@@ -4,9 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import small_cohorts
 import torch
 from plans import small_plan
-from small_cohorts import random_users
 from torch import nn
 
 from accounting import ConfigError
@@ -24,7 +24,7 @@ from privpart import (
 )
 from privpart.engines.embedded import equal_chunks
 from privpart.engines.methods import LocalComputation, client_generator
-from privpart.models import mcmahan_2nn, small_cnn
+from privpart.models import mcmahan_2nn
 
 from .hanging import lives
 
@@ -33,20 +33,16 @@ SIZES = (8, 3, 5, 0, 8, 2, 8, 1)  # clients of a cohort need not have equally ma
 TASK = RoundTask(3, tuple(range(len(SIZES))), 0.2, "plan")
 
 
-def cnn(train, seed=1):
-    return PartialModel(
-        lambda: small_cnn(channels=(4, 8), hidden=16, image_size=8), train=train, seed=seed
-    )
+def cnn(train):
+    return PartialModel(small_cohorts.cnn, train=train, seed=1)
 
 
-def dense(train, seed=1):
-    return PartialModel(
-        lambda: mcmahan_2nn(inputs=64, hidden=12, classes=10), train=train, seed=seed
-    )
+def dense(train):
+    return PartialModel(small_cohorts.dense, train=train, seed=1)
 
 
 def users(shape=(1, 8, 8)):
-    return random_users(SIZES, shape)
+    return small_cohorts.random_users(SIZES, shape)
 
 
 def updates(model, data, local, task=TASK, **options):
@@ -240,8 +236,7 @@ def test_workers_start_once_they_pay_and_nobody_waits_for_them(monkeypatch, sums
 
 def grouped():
     groups = [["conv*", "norm.*"], ["dense1.*"], ["dense2.*"]]
-    network = small_cnn(channels=(4, 8), hidden=16, image_size=8)
-    return PartialModel(network, seed=1, overwrite=True, groups=groups)
+    return PartialModel(small_cohorts.cnn, seed=1, groups=groups)
 
 
 MOON = LocalTraining(0.1, objective="moon", mu=1.0)

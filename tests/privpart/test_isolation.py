@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rewrites import REWRITES
-from small_cohorts import computed
+from small_cohorts import computed, dense
 from torch import nn
 
 from accounting import ConfigError
@@ -16,7 +16,6 @@ from privpart.engines import frozen_prefix
 from privpart.engines.frozen_prefix import Features, split
 from privpart.engines.methods import LocalComputation, Method
 from privpart.engines.vectorized import BatchedLayers, nothing_kept
-from privpart.models import mcmahan_2nn
 
 CLIENTS = 8
 TASK = RoundTask(0, tuple(range(CLIENTS)), 0.2, "plan")
@@ -46,10 +45,6 @@ def run(one, task=TASK, start=None):
     """The updates of an engine's round."""
     start = one.model.flat.clone() if start is None else start
     return torch.stack([update.update for update in one.run(task, start)])
-
-
-def dense():
-    return mcmahan_2nn(inputs=64, hidden=12, classes=10)
 
 
 def reader(padding_idx=3):

@@ -2,16 +2,12 @@ import copy
 
 import pytest
 import torch
+from small_cohorts import cnn as network
 from torch import nn
 from torch.nn.utils import parameters_to_vector
 
 from accounting import ConfigError
 from privpart import Constant, Normal, PartialModel
-from privpart.models import small_cnn
-
-
-def network() -> nn.Module:
-    return small_cnn(channels=(4, 8), hidden=16, image_size=8)
 
 
 def test_flat_is_the_trainable_part_and_so_is_its_gradient():

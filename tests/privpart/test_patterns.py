@@ -1,14 +1,10 @@
 import pytest
+from small_cohorts import cnn as network
 from torch import nn
 
 from accounting import ConfigError
 from privpart import PartialModel
-from privpart.models import small_cnn
 from privpart.patterns import matching_parameters
-
-
-def network() -> nn.Module:
-    return small_cnn(channels=(4, 8), hidden=16, image_size=8)
 
 
 @pytest.mark.parametrize(
