@@ -5,7 +5,6 @@ and divisor stay). ``noise_multiplier`` is the standard deviation of one i.i.d. 
 that enters the mechanism, divided by the clip norm, on the scale of the sum.
 """
 
-from accounting.bounded import TruncatedGuarantee
 from accounting.calibrate import calibrate
 from accounting.checks import ConfigError
 from accounting.cohorts import Estimate, cohorts, participation_of, sampled_guarantee
@@ -35,7 +34,6 @@ from accounting.optimize import optimize
 from accounting.participation import FixedOrder, Participation
 from accounting.random_allocation import AllocatedGuarantee, BallsInBins
 from accounting.realised import Realised
-from accounting.redrawn import RedrawnGuarantee
 from accounting.report import Assumption, PrivacyReport
 from accounting.selection import (
     BinomialRuns,
@@ -47,6 +45,7 @@ from accounting.selection import (
 from accounting.sensitivity import Sensitivity, brute_force
 from accounting.subsampled import PoissonSampling, SampledGuarantee
 from accounting.truncated import (
+    TruncatedGuarantee,
     TruncatedPoissonSampling,
     WithoutReplacementSampling,
 )
@@ -80,7 +79,6 @@ __all__ = [
     "PrivacyReport",
     "PrunedTree",
     "Realised",
-    "RedrawnGuarantee",
     "SampledGuarantee",
     "Scheduled",
     "SelectedGuarantee",

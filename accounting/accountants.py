@@ -16,10 +16,16 @@ if TYPE_CHECKING:  # imported late: dp-accounting takes longer to load than ever
 
 Accountant = Literal["pld", "rdp"]
 
-TRANSFORM = 1e-16
-"""Delta per step that the transforms of dp-accounting may lose: 1e-17 was seen, at 100,000."""
 GRID = 1e-4
 """Losses are rounded up to multiples of this, in standard deviations of the whole loss."""
+
+
+def transforms_lose(steps: int) -> float:
+    """Return the delta that Fourier transforms of so many steps may lose to rounding.
+
+    1e-17 a step was seen, at 100,000 steps of dp-accounting.
+    """
+    return 1e-16 * steps
 
 
 def gaussian_event(mu: float) -> "DpEvent":

@@ -22,13 +22,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accounting import checks, typed
-from accounting.bounded import TruncatedGuarantee
 from accounting.checks import ConfigError
 from accounting.mechanisms import Mechanism
 from accounting.monte_carlo import BMinSep, EstimatedGuarantee
 from accounting.participation import Participation
 from accounting.random_allocation import AllocatedGuarantee, BallsInBins, refuse_other_rounds
-from accounting.redrawn import RedrawnGuarantee
 from accounting.report import SampledClaim
 from accounting.subsampled import (
     PoissonSampling,
@@ -37,18 +35,16 @@ from accounting.subsampled import (
     bands_of,
     poisson_guarantee,
 )
-from accounting.truncated import TruncatedPoissonSampling, WithoutReplacementSampling
+from accounting.truncated import (
+    TruncatedGuarantee,
+    TruncatedPoissonSampling,
+    WithoutReplacementSampling,
+)
 
 Members = NDArray[np.int64]
 Bounded = TruncatedPoissonSampling | WithoutReplacementSampling
 Sampling = PoissonSampling | Bounded | BallsInBins | BMinSep
-Sampled = (
-    SampledGuarantee
-    | TruncatedGuarantee
-    | AllocatedGuarantee
-    | RedrawnGuarantee
-    | EstimatedGuarantee
-)
+Sampled = SampledGuarantee | TruncatedGuarantee | AllocatedGuarantee | EstimatedGuarantee
 
 SamplerName = Literal[
     "poisson", "truncated-poisson", "without-replacement", "balls-in-bins", "b-min-sep"
@@ -75,7 +71,7 @@ _OPTIONS = {
     "poisson": {"expected_batch"},
     "truncated-poisson": {"expected_batch", "most"},
     "without-replacement": {"batch"},
-    "balls-in-bins": {"bins", "redraw", "draws"},
+    "balls-in-bins": {"bins", "chosen", "redraw", "draws"},
     "b-min-sep": {"expected_batch", "min_separation", "draws"},
 }
 
@@ -109,6 +105,7 @@ class SamplingChoice:
         most: of truncated-poisson: members of a round, at most.
         batch: of without-replacement: members of every round.
         bins: of balls-in-bins: a member takes part in one round of so many.
+        chosen: of balls-in-bins: a member is in so many different bins, by default 1.
         redraw: of balls-in-bins: whether every pass puts the members into bins anew.
         min_separation: of b-min-sep; None takes the number of bands.
         population: number of members, where nothing else says it.
@@ -120,6 +117,7 @@ class SamplingChoice:
     most: int | None = None
     batch: int | None = None
     bins: int | None = None
+    chosen: int | None = None
     redraw: bool | None = None
     min_separation: int | None = None
     population: int | None = None
@@ -155,7 +153,8 @@ class SamplingChoice:
     def sampler(self, mechanism: Mechanism, population: int | None) -> Sampling:
         """Return the sampler of these members, for the rounds of the mechanism."""
         if self.bins is not None:
-            return BallsInBins(self.bins, mechanism.rounds, bool(self.redraw))
+            chosen = 1 if self.chosen is None else self.chosen
+            return BallsInBins(self.bins, mechanism.rounds, bool(self.redraw), chosen)
         if population is None:
             raise ConfigError(f"population is missing: {self.name} draws members from it.")
         if self.batch is not None:
@@ -172,7 +171,7 @@ class SamplingChoice:
     def expected(self, population: int) -> float:
         """Return the public expected number of members of a round."""
         if self.bins:
-            return population / self.bins
+            return population * (self.chosen or 1) / self.bins
         return self.batch or min(self.expected_batch or 0.0, self.most or math.inf)
 
     def estimate(self, seed: int | None = None) -> Estimate | None:
@@ -234,19 +233,9 @@ def _of_bounded_size(mechanism: Mechanism, sampling: Bounded, z: float) -> Trunc
     return TruncatedGuarantee(z, probability, sampling.population, most, mechanism.rounds)
 
 
-def _in_bins(
-    mechanism: Mechanism, sampling: BallsInBins, z: float
-) -> AllocatedGuarantee | RedrawnGuarantee:
+def _in_bins(mechanism: Mechanism, sampling: BallsInBins, z: float) -> AllocatedGuarantee:
     refuse_other_rounds(sampling, mechanism)
-    independent = mechanism.name == "independent"
-    if not sampling.redraw:
-        return AllocatedGuarantee(z, sampling, None if independent else mechanism)
-    if not independent:
-        raise ConfigError(
-            f"redraw: no proof covers {mechanism.name} with bins that every pass draws anew; use "
-            "independent noise, or draw them once."
-        )
-    return RedrawnGuarantee(z, sampling)
+    return AllocatedGuarantee(z, sampling, None if mechanism.name == "independent" else mechanism)
 
 
 def sampled_claim(run: Sampled, delta: float) -> SampledClaim:
@@ -266,6 +255,7 @@ def sampled_claim(run: Sampled, delta: float) -> SampledClaim:
         values = {"name": "balls-in-bins", "bins": run.sampling.bins}
         values |= {"passes": run.sampling.passes, "method": "convolution"}
         values |= {"redraw": True} if run.sampling.redraw else {}
+        values |= {"chosen": run.sampling.chosen} if run.sampling.chosen > 1 else {}
     else:
         values = {"name": "b-min-sep", "probability": run.sampling.probability}
         values["min_separation"] = run.sampling.min_separation
@@ -287,7 +277,8 @@ def participation_of(sampling: Sampling, rounds: int) -> Participation:
         turn = apart = 1
     elif isinstance(sampling, BallsInBins):
         # Drawn anew, a member may be in the last bin of a pass and in the first of the next.
-        turn, apart = sampling.bins, 1 if sampling.redraw else sampling.bins
+        once = sampling.chosen == 1 and not sampling.redraw
+        return Participation(rounds, sampling.participations, sampling.bins if once else 1)
     else:
         turn = apart = sampling.min_separation
     return Participation(rounds, -(-checks.rounds(rounds) // turn), apart)
@@ -304,9 +295,8 @@ def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:
     """Return a sampler as plain values, ready for JSON."""
     name = next(name for name, kind in SAMPLERS.items() if kind is type(sampling))
     values = asdict(sampling)
-    if not values.get("redraw", True):  # no plan of an older version had it
-        del values["redraw"]
-    return {"name": name, **values}
+    unusual = {"redraw": False, "chosen": 1}  # no plan of an older version had them
+    return {"name": name, **{k: v for k, v in values.items() if (k, v) not in unusual.items()}}
 
 
 def sampling_from_dict(values: Mapping[str, Any]) -> Sampling:
@@ -387,20 +377,23 @@ def _order(key: bytes, t: int, joined: Members) -> Members:
 def _bins(sampling: BallsInBins, members: int, key: bytes) -> Iterator[Members]:
     for t in range(sampling.rounds):
         turn, place = divmod(t, sampling.bins)
-        if t == 0 or (sampling.redraw and place == 0):
-            purpose = f"bins {turn}" if sampling.redraw else "bins"
-            bin_of = _bin_of(sampling.bins, members, key, purpose)
-        yield np.flatnonzero(bin_of == place)
+        if place == 0:
+            chosen = np.full(members, sampling.chosen, dtype=np.uint64)
+        # A member whose last n bins are among the last m is in the next one with chance n / m.
+        purpose = f"bins {turn * sampling.redraw} {place}"
+        joins = _number_below(sampling.bins - place, members, key, purpose) < chosen
+        chosen -= joins
+        yield np.flatnonzero(joins)
 
 
-def _bin_of(bins: int, members: int, key: bytes, purpose: str) -> NDArray[np.uint64]:
+def _number_below(count: int, members: int, key: bytes, purpose: str) -> NDArray[np.uint64]:
     words = _words(key, purpose, 0, members)
-    limit = np.uint64(2**64 // bins * bins - 1)  # words above it would make some bins likelier
+    limit = np.uint64(2**64 // count * count - 1)  # words above it would make some numbers likelier
     attempt = 1
     while (words > limit).any():
         words = np.where(words > limit, _words(key, purpose, attempt, members), words)
         attempt += 1
-    return words % np.uint64(bins)
+    return words % np.uint64(count)
 
 
 def _separated(sampling: BMinSep, members: int, rounds: int, key: bytes) -> Iterator[Members]:

@@ -10,8 +10,8 @@ directions are composed, each with its own, and the larger delta counts.
     release                    dominating pair, with the member and without       computed by
     Guarantee(mu)              N(mu, 1), N(0, 1)                                  the exact mu
     SampledGuarantee           (1 - q) N(0, 1) + q N(1/z, 1), N(0, 1), T times    PLD
-    TruncatedSteps             by bounds on both profiles of a step, T times      PLD of its profile
-    of members in bins: Shares of ``Allocation``, and a Gaussian beside it        PLD of its profile
+    Profiled                   by bounds on both profiles of a step, T times      PLD of its profile
+    Dominated                  several of these together                          as each of them
     StatedGuarantee            randomised response with failure delta             PLD
 
 Of bins, and of samples of bounded size, upper bounds on delta(epsilon) are known, in both
@@ -24,8 +24,9 @@ ten-thousandth of the spread of the whole loss, by dp-accounting (Doroshenko et 
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -36,10 +37,8 @@ from numpy.typing import NDArray
 from accounting import accountants, checks
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
-from accounting.random_allocation import Allocation, Shares
 from accounting.sensitivity import Array
 from accounting.subsampled import SampledGuarantee
-from accounting.truncated import TruncatedSteps
 
 if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
@@ -78,14 +77,40 @@ class StatedGuarantee:
 
 
 @runtime_checkable
+class Profiled(Protocol):
+    """Alike steps, of one of which upper bounds on both profiles are known."""
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+
+    @property
+    def reach(self) -> float:
+        """Greatest loss of one step that is told from an infinite one."""
+
+    @property
+    def spread(self) -> float:
+        """About one standard deviation of the loss of all steps, or more if one reaches far."""
+
+    def removed(self, epsilons: Array) -> Array:
+        """Return upper bounds on delta_remove of one step, at epsilons of any sign."""
+
+    def added(self, epsilons: Array) -> Array:
+        """Return upper bounds on delta_add of one step, at epsilons of any sign."""
+
+
+Part = Guarantee | SampledGuarantee | StatedGuarantee | Profiled
+
+
+@runtime_checkable
 class Dominated(Protocol):
-    """A guarantee of which a release is known that dominates it, as of members in bins."""
+    """A run that several releases dominate together, as of members in bins."""
 
-    def dominating(self) -> "Shares | Guarantee":
-        """Return that release."""
+    def parts(self) -> Mapping[Part, int]:
+        """Return these releases, and how often each is made."""
 
 
-Release = Guarantee | SampledGuarantee | TruncatedSteps | Shares | StatedGuarantee | Dominated
+Release = Part | Dominated
 
 
 @dataclass(frozen=True)
@@ -189,9 +214,8 @@ class ComposedGuarantee:
         below = max(0.0, -float(deltas.min()))
         if not np.isfinite(deltas).all() or below > _LEAST_DELTA:
             raise ConfigError("dp-accounting has no finite profile of these releases.")
-        lost = accountants.TRANSFORM * sum(
-            n * getattr(part, "steps", 1) for part, n in self._parts.items()
-        )
+        steps = sum(n * getattr(part, "steps", 1) for part, n in self._parts.items())
+        lost = accountants.transforms_lose(steps)
         allowance = _CUT * len(self.releases) + 2 * below + lost
         return epsilons, np.minimum(deltas * (1 + _ROUNDING) + allowance, 1.0)
 
@@ -202,19 +226,13 @@ class ComposedGuarantee:
         return max(spread, _LEAST_SPREAD)
 
     @cached_property
-    def _parts(self) -> "Counter[_Part]":
+    def _parts(self) -> "Counter[Part]":
         """How many there are of each release, with all that is Gaussian as one."""
-        parts: Counter[_Part] = Counter()
-        gaussians: list[Guarantee] = []
-        for stated in self.releases:
-            release = stated.dominating() if isinstance(stated, Dominated) else stated
-            if isinstance(release, Shares):
-                parts[Allocation(release.own, release.bins)] += release.draws
-                gaussians += [] if release.beside is None else [release.beside]
-            elif isinstance(release, Guarantee):
-                gaussians.append(release)
-            else:
-                parts[release] += 1
+        parts: Counter[Part] = Counter()
+        for release in self.releases:
+            parts.update(release.parts() if isinstance(release, Dominated) else {release: 1})
+        gaussians = [g for g, n in parts.items() if isinstance(g, Guarantee) for _ in range(n)]
+        parts = Counter({part: n for part, n in parts.items() if part not in gaussians})
         if gaussians:
             parts[reduce(Guarantee.compose, gaussians)] += 1
         return parts
@@ -227,39 +245,49 @@ class ComposedGuarantee:
         return reduce(lambda left, right: left.compose(right), alike)
 
 
-_Part = Guarantee | SampledGuarantee | TruncatedSteps | StatedGuarantee | Allocation
+class Amplified(ABC):
+    """A run that hides who takes part: it costs no more than its mu, nor than its composition."""
+
+    @property
+    @abstractmethod
+    def mu(self) -> float:
+        """Without anything being hidden, rounded up."""
+
+    def epsilon(self, delta: float) -> float:
+        """Return an upper bound on epsilon at ``delta`` in (0, 1)."""
+        plain = Guarantee(self.mu).epsilon(delta)
+        if delta > _LEAST_DELTA and self._composed.delta(plain) > delta:
+            return plain
+        return min(plain, self._composed.epsilon(delta))
+
+    def delta(self, epsilon: float) -> float:
+        """Return an upper bound on delta at ``epsilon`` >= 0."""
+        return min(Guarantee(self.mu).delta(epsilon), self._composed.delta(epsilon))
+
+    @cached_property
+    def _composed(self) -> ComposedGuarantee:
+        return ComposedGuarantee((self,))  # type: ignore[arg-type]  # of a class that composes
 
 
-def _spread(part: _Part) -> float:
+def _spread(part: Part) -> float:
     if isinstance(part, Guarantee):
         return part.mu
     if isinstance(part, StatedGuarantee):
         return part.epsilon
-    if isinstance(part, Allocation):
-        # As Poisson sampling in as many rounds.
-        return accountants.sampled_spread(1 / part.mu, 1 / part.bins, part.bins)
-    if isinstance(part, TruncatedSteps):
+    if isinstance(part, Profiled):
         return part.spread
     z, q = part.noise_multiplier, part.probability
     return accountants.sampled_spread(z, q, part.steps)
 
 
-def _losses(part: _Part, grid: float) -> "PrivacyLossDistribution":
+def _losses(part: Part, grid: float) -> "PrivacyLossDistribution":
     from dp_accounting.pld import common
     from dp_accounting.pld import privacy_loss_distribution as pld
 
     if isinstance(part, StatedGuarantee):
         stated = common.DifferentialPrivacyParameters(part.epsilon, part.delta)
         return pld.from_privacy_parameters(stated, value_discretization_interval=grid)
-    if isinstance(part, Allocation):
-        # Eight deviations of the member's number among T; or twelve of the sum of the others.
-        alone = part.mu * 8 + part.mu**2 / 2
-        hit = alone if alone > 500 else math.log1p(math.expm1(alone) / part.bins)
-        reach = min(alone, max(hit, 12 * _spread(part)))
-        return pld.PrivacyLossDistribution(
-            _dominating(part.removed, grid, reach), _dominating(part.added, grid, reach)
-        )
-    if isinstance(part, TruncatedSteps):
+    if isinstance(part, Profiled):
         each = (_dominating(bounds, grid, part.reach) for bounds in (part.removed, part.added))
         one = pld.PrivacyLossDistribution(*each)
         return one if part.steps == 1 else one.self_compose(part.steps)

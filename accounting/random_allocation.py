@@ -35,18 +35,27 @@ product: a Gaussian release of mu^2 = shared, which the bins do not help, and a 
 mu^2 = own. Or tell the adversary T' bins, T / T' apart around the circle and turned at random so
 that the member's is among them: these share less, and nothing if C has at most T / T' bands. The
 least bound counts.
+
+K of T bins each (random allocation of Feldman and Shenfeld 2025, arXiv 2502.08202): the two are
+N(0, s^2 I) and the uniform mixture of N(sum of e_t over a K-set, s^2 I). A uniform K-set is one
+number of each of K blocks, if the blocks are a uniformly random partition of the T bins: nothing
+singles out a set. The partition says nothing by itself, so telling it to the adversary costs an
+upper bound, and the blocks, given it, are K independent allocations in T / K bins, rounded down
+and up so that they add up to T. (The paper's reduction rounds all of them down.) Bins that every
+pass draws anew are as many allocations of their own, whatever the passes before them released.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import ClassVar
 
 import numpy as np
 
 from accounting import accountants, checks
 from accounting.checks import ConfigError
+from accounting.composed import Amplified, ComposedGuarantee, Part
 from accounting.guarantee import Guarantee, mu_upper
 from accounting.mechanisms import Mechanism
 from accounting.report import Assumption
@@ -78,32 +87,43 @@ _SUMS = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class BallsInBins:
-    """Each member is put into one bin, at random; round i takes the members of bin i mod T.
+    """Each member is put into bins, at random; round i takes the members of bin i mod T.
 
     Args:
         bins: number of bins T, 2 to 100,000.
         rounds: number of rounds, 1 to a million; the last pass may be cut off.
         redraw: whether every pass puts the members into bins anew; else once for all passes.
+        chosen: number of different bins of each member, 1 to ``bins``.
     """
 
     bins: int
     rounds: int
     redraw: bool = False
+    chosen: int = 1
 
     def __post_init__(self) -> None:
         checks.count("bins", self.bins, minimum=2, maximum=100_000)
         checks.rounds(self.rounds)
+        checks.count("chosen", self.chosen, maximum=self.bins)
 
     @property
     def how(self) -> str:
         """What the sampler must do, as a condition."""
         often = "anew for each pass" if self.redraw else "once for all passes"
-        return f"every member is put into one of {self.bins} bins on its own, uniformly, {often}"
+        count = "one" if self.chosen == 1 else f"{self.chosen} different ones"
+        bins = f"{count} of {self.bins} bins"
+        return f"every member is put into {bins} on its own, uniformly, {often}"
 
     @property
     def passes(self) -> int:
-        """Most rounds of one member."""
+        """Number of passes over the bins, of which the last may be cut off."""
         return -(-self.rounds // self.bins)
+
+    @property
+    def participations(self) -> int:
+        """Most rounds of one member."""
+        whole, rest = divmod(self.rounds, self.bins)
+        return whole * self.chosen + min(rest, self.chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,12 +135,14 @@ class Shares:
         own: mu of what is each bin's own, in (0, 12].
         shared: mu of what all bins share, >= 0.
         draws: how often all of this is released, each time with bins that are drawn anew.
+        chosen: number of different bins of the member, 1 to ``bins``.
     """
 
     bins: int
     own: float
     shared: float = 0.0
     draws: int = 1
+    chosen: int = 1
 
     def __post_init__(self) -> None:
         checks.count("bins", self.bins, minimum=2, maximum=100_000)
@@ -128,26 +150,37 @@ class Shares:
             raise ConfigError(f"own={self.own:g}: must be at most {_MOST_MU:g}.")
         checks.nonnegative("shared", self.shared)
         checks.count("draws", self.draws, maximum=checks.MOST_ROUNDS)
+        checks.count("chosen", self.chosen, maximum=self.bins)
 
-    @property
-    def beside(self) -> Guarantee | None:
-        """What the bins of all draws share, as one Gaussian; None if that is nothing."""
-        if not self.shared:
-            return None
-        return Guarantee(rounded_up(math.sqrt(self.draws) * self.shared, 2))
+    def parts(self) -> Mapping[Part, int]:
+        """Return allocations of one bin each, and as one Gaussian what no bin hides."""
+        size, larger = divmod(self.bins, self.chosen)
+        blocks = {size: self.chosen - larger, size + 1: larger}
+        parts: dict[Part, int] = {
+            Allocation(self.own, bins): self.draws * count
+            for bins, count in blocks.items()
+            if count and bins > 1
+        }
+        # a block of one bin hides nothing
+        squared = self.shared**2 + blocks.get(1, 0) * self.own**2
+        if squared:
+            parts[Guarantee(rounded_up(math.sqrt(self.draws * squared), 8))] = 1
+        return parts
 
 
-@dataclass(frozen=True, slots=True)
-class AllocatedGuarantee:
+@dataclass(frozen=True)
+class AllocatedGuarantee(Amplified):
     """The guarantee of noise on bins, under add-or-remove (and so zero-out) adjacency.
 
     Args:
         noise_multiplier: noise standard deviation on the sum / clip norm, > 0.
         sampling: how members are put into bins.
-        mechanism: what correlates the noise; None is independent noise.
+        mechanism: what correlates the noise; None is independent noise, which alone is covered
+            with several bins of each member, or bins that are drawn anew.
 
     >>> run = AllocatedGuarantee(4.0, BallsInBins(bins=8, rounds=32))
-    >>> run.epsilon(1e-5) < Guarantee(0.5).epsilon(1e-5)
+    >>> again = AllocatedGuarantee(4.0, BallsInBins(bins=8, rounds=32, redraw=True))
+    >>> again.epsilon(1e-5) < run.epsilon(1e-5) < Guarantee(0.5).epsilon(1e-5)
     True
     """
 
@@ -162,8 +195,6 @@ class AllocatedGuarantee:
         checks.positive("noise_multiplier", self.noise_multiplier)
         if not isinstance(self.sampling, BallsInBins):
             raise ConfigError(f"sampling={self.sampling!r}: must be BallsInBins(...).")
-        if self.sampling.redraw:
-            raise ConfigError("redraw: bins that are drawn anew are for RedrawnGuarantee.")
         if self.mechanism is not None:
             modes = bin_modes(self.mechanism, self.sampling)
             terms = len(modes) + 2 * self.sampling.passes
@@ -176,8 +207,18 @@ class AllocatedGuarantee:
 
     def _most(self) -> float:
         if self._products is None:
-            return float(self.sampling.passes)
+            return float(self.sampling.participations)
         return float(self._products.diagonal().max())
+
+    @cached_property
+    def _several(self) -> Shares | None:
+        """All allocations that the run is composed of; None if it is one, or nothing is tried."""
+        sampling = self.sampling
+        draws = sampling.passes if sampling.redraw else 1
+        own = mu_upper(sampling.passes / draws, self.noise_multiplier)
+        if draws * sampling.chosen == 1 or own > _MOST_MU:
+            return None
+        return Shares(sampling.bins, own, draws=draws, chosen=sampling.chosen)
 
     def _bounds(self) -> list[Shares]:
         """Return what can be computed: all bins, and fewer that are further apart."""
@@ -215,7 +256,20 @@ class AllocatedGuarantee:
         Of several, the one with the least epsilon at delta 1e-6; without amplification, if hidden
         bins save nothing.
         """
-        return self._nearest(_TYPICAL)[1]
+        if self._several is None:
+            return self._nearest(_TYPICAL)[1]
+        plain = Guarantee(self.mu)
+        saves = self._composed.delta(plain.epsilon(_TYPICAL)) <= _TYPICAL
+        return self._several if saves else plain
+
+    def parts(self) -> Mapping[Part, int]:
+        """Return allocations and Gaussians that dominate the run together."""
+        release = self.dominating()
+        return {release: 1} if isinstance(release, Guarantee) else release.parts()
+
+    @cached_property
+    def _composed(self) -> ComposedGuarantee:
+        return ComposedGuarantee((self._several or self,))
 
     @property
     def assumptions(self) -> tuple[Assumption, ...]:
@@ -225,6 +279,8 @@ class AllocatedGuarantee:
     def delta(self, epsilon: float) -> float:
         """Return an upper bound on delta at ``epsilon`` >= 0."""
         epsilon = checks.nonnegative("epsilon", epsilon)
+        if self._several is not None:
+            return super().delta(epsilon)
         least = Guarantee(self.mu).delta(epsilon)
         for shares in self._bounds():
             for far in _FAR:
@@ -238,15 +294,15 @@ class AllocatedGuarantee:
         delta = checks.probability("delta", delta)
         if delta < _LEAST_DELTA:
             raise ConfigError(f"delta={delta:g}: must be at least {_LEAST_DELTA:g} for bins.")
-        return self._nearest(delta)[0]
+        return self._nearest(delta)[0] if self._several is None else super().epsilon(delta)
 
 
 def bin_modes(mechanism: Mechanism, sampling: BallsInBins) -> Array:
     """Return |C| x_j for every bin j, shape (released values, bins): means of the mixture."""
+    for key in ("redraw",) * sampling.redraw + ("chosen",) * (sampling.chosen > 1):
+        raise ConfigError(f"{key}: is accounted for in closed form, with independent noise only.")
     encoder = magnitudes(mechanism)
     refuse_other_rounds(sampling, mechanism)
-    if sampling.redraw:
-        raise ConfigError("redraw: is accounted for in closed form, with independent noise only.")
     if sampling.bins > mechanism.rounds:
         raise ConfigError(
             f"bins={sampling.bins}: with correlated noise at most one per round, {sampling.rounds}."
@@ -339,10 +395,26 @@ class Allocation:
     bins: int
     far: float | None = None
 
+    steps: ClassVar[int] = 1
+
+    @property
+    def spread(self) -> float:
+        """About one standard deviation of the loss: as Poisson sampling in as many rounds."""
+        return accountants.sampled_spread(1 / self.mu, 1 / self.bins, self.bins)
+
+    @property
+    def reach(self) -> float:
+        """Loss beyond which no mass counts.
+
+        Eight deviations of the member's number among T, or twelve of the sum of the others.
+        """
+        alone = self.mu * 8 + self.mu**2 / 2
+        hit = alone if alone > 500 else math.log1p(math.expm1(alone) / self.bins)
+        return min(alone, max(hit, 12 * self.spread))
+
     @property
     def _lost(self) -> float:
-        """What the transforms of so many bins may lose of a delta."""
-        return max(_FFT, accountants.TRANSFORM * self.bins)
+        return max(_FFT, accountants.transforms_lose(self.bins))
 
     def removed(self, epsilon: Array) -> Array:
         """Return upper bounds of E_with (1 - e^epsilon / f)_+ at epsilons of any sign."""

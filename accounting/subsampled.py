@@ -153,7 +153,7 @@ class SampledGuarantee:
 
     @property
     def _lost(self) -> float:
-        return 0.0 if self.method == "rdp" else 1e-14 + accountants.TRANSFORM * self.steps
+        return 0.0 if self.method == "rdp" else 1e-14 + accountants.transforms_lose(self.steps)
 
     def _accountant(self) -> "PrivacyAccountant":
         return accountants.sampled_gaussians(

@@ -38,8 +38,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from accounting import checks
+from accounting import accountants, checks
 from accounting.checks import ConfigError
+from accounting.composed import Amplified
 from accounting.guarantee import mu_upper
 from accounting.report import Assumption
 from accounting.sensitivity import Array
@@ -50,8 +51,6 @@ _Bound = Callable[[Array], Array]
 _ROUNDED = 1 + 1e-9
 """Room for the rounding of binomial tails, and of the probability with which members are drawn."""
 _MOST_MEMBERS = 10**9
-_TRANSFORM = 1e-15
-"""Added to every delta of a step, for the rounding of the Fourier transform that composes steps."""
 _BEYOND = 1e-15
 """Mass of all rounds beyond the greatest loss that is told from an infinite one."""
 
@@ -112,8 +111,8 @@ class WithoutReplacementSampling:
 
 
 @dataclass(frozen=True)
-class TruncatedSteps:
-    """Gaussian steps on samples of bounded size, under zero-out adjacency.
+class TruncatedGuarantee(Amplified):
+    """The guarantee of Gaussian steps on samples of bounded size, under zero-out adjacency.
 
     Args:
         noise_multiplier: noise standard deviation on the sum / clip norm, 1e-2 to 1e4.
@@ -122,6 +121,10 @@ class TruncatedSteps:
         population: number of members, 2 to 10^9.
         most: members of one step, 1 to ``population``.
         steps: number of steps, 1 to a million.
+
+    >>> run = TruncatedGuarantee(1.0, probability=0.01, population=10_000, most=180, steps=10)
+    >>> 0 < run.epsilon(1e-6) < 1
+    True
     """
 
     noise_multiplier: float
@@ -238,7 +241,8 @@ class TruncatedSteps:
 def _of_any_sign(epsilons: Array, own: _Bound, other: _Bound) -> Array:
     size = np.abs(epsilons)
     negative = -np.expm1(-size) + np.exp(-size) * other(size)
-    return np.minimum(np.where(epsilons < 0, negative, own(size)) + _TRANSFORM, 1.0)
+    lost = accountants.transforms_lose(1)
+    return np.minimum(np.where(epsilons < 0, negative, own(size)) + lost, 1.0)
 
 
 def _gaussian(mu: float, epsilons: Array) -> Array:

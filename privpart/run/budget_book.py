@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from accounting import (
+    AllocatedGuarantee,
     ComposedGuarantee,
     Guarantee,
     SampledGuarantee,
@@ -40,7 +41,7 @@ from accounting import (
 )
 from accounting.checks import ConfigError
 from accounting.cohorts import Sampled
-from accounting.composed import Dominated, Release
+from accounting.composed import Release
 from accounting.random_allocation import Shares
 from accounting.report import up
 from privpart.plan import PrivacyPlan
@@ -409,7 +410,7 @@ def enter(
 
 def _amplified(run: Guarantee | Sampled) -> dict[str, int | float] | None:
     """Return what an amplified run costs, as fields; None if no proof says that it composes."""
-    if isinstance(run, Dominated):
+    if isinstance(run, AllocatedGuarantee):
         dominating = run.dominating()
         return asdict(dominating) if isinstance(dominating, Shares) else None
     if isinstance(run, SampledGuarantee | TruncatedGuarantee):

@@ -1,5 +1,6 @@
 """Mixtures of Gaussians by brute force: every draw of a sampler, every point of a grid."""
 
+import itertools
 import math
 from functools import lru_cache
 
@@ -9,6 +10,12 @@ import numpy as np
 def bin_rows(rounds, bins):
     """Return {rounds joined: probability} of balls in bins, rounds as a tuple of 0 and 1."""
     return {tuple(int(t % bins == j) for t in range(rounds)): 1 / bins for j in range(bins)}
+
+
+def chosen_rows(rounds, bins, chosen):
+    """Return {rounds joined: probability} of members in ``chosen`` different bins."""
+    sets = list(itertools.combinations(range(bins), chosen))
+    return {tuple(int(t % bins in some) for t in range(rounds)): 1 / len(sets) for some in sets}
 
 
 def separated_rows(rounds, b, p):

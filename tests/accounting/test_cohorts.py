@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from mixtures import bin_rows, separated_rows
+from mixtures import bin_rows, chosen_rows, separated_rows
 from scipy.stats import chisquare
 
 from accounting import (
@@ -53,6 +53,12 @@ def skewed_bins(weight):
     return {row: weight if row[0] else (1 - weight) / 2 for row in bin_rows(ROUNDS, 3)}
 
 
+def skewed_pairs(weight):
+    """Two of four bins, of which the first is the likelier one unless its weight is a half."""
+    rows = chosen_rows(ROUNDS, 4, 2)
+    return {row: weight / 3 if row[0] else (1 - weight) / 3 for row in rows}
+
+
 def poisson_rows(probability):
     rows = {}
     for code in range(2**ROUNDS):
@@ -69,6 +75,8 @@ SAMPLERS = [
     (BMinSep(8000, MEMBERS, 1), poisson_rows, 0.2),
     (BMinSep(10_000, MEMBERS, 4), lambda p: separated_rows(ROUNDS, 4, p), 1.0),
     (BallsInBins(3, ROUNDS), skewed_bins, 1 / 3),
+    (BallsInBins(4, ROUNDS, chosen=2), skewed_pairs, 1 / 2),
+    (BallsInBins(5, ROUNDS, redraw=True, chosen=3), lambda _: chosen_rows(ROUNDS, 5, 3), 1.0),
 ]
 
 

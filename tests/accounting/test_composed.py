@@ -18,7 +18,6 @@ from accounting import (
     EstimatedGuarantee,
     Guarantee,
     Participation,
-    RedrawnGuarantee,
     SampledGuarantee,
     StatedGuarantee,
     Toeplitz,
@@ -186,7 +185,7 @@ def test_bins_beside_a_gaussian_and_another_run_in_bins(epsilon: float, removed:
 
 
 def test_every_draw_and_every_transform_counts() -> None:
-    twice = RedrawnGuarantee(1.0, BallsInBins(20, 40, redraw=True))
+    twice = AllocatedGuarantee(1.0, BallsInBins(20, 40, redraw=True))
     apart = ComposedGuarantee((BINS[0], BINS[0])).epsilon(1e-6)
     assert twice.epsilon(1e-6) == pytest.approx(apart, rel=1e-6)
     assert BINS[0].epsilon(1e-6) * 1.1 < apart
@@ -229,25 +228,23 @@ def test_bins_that_every_pass_draws_anew_by_simulation(removed: bool) -> None:
         loss += np.log((ratios[:, :rounds].sum(axis=1) + bins - rounds) / bins)
     gains = np.maximum(0, -np.expm1(epsilon - (1 if removed else -1) * loss))
     truth, error = gains.mean(), gains.std() / math.sqrt(draws)
-    run = RedrawnGuarantee(1 / mu, BallsInBins(bins, 11, redraw=True))
+    run = AllocatedGuarantee(1 / mu, BallsInBins(bins, 11, redraw=True))
     assert truth - 4 * error < run.delta(epsilon)
     assert run.delta(epsilon) < Guarantee(run.mu).delta(epsilon)
     assert run.delta(epsilon) < 0.9 * AllocatedGuarantee(1 / mu, BallsInBins(bins, 11)).delta(
         epsilon
     )
     if removed:  # a claim without the last pass is caught
-        short = RedrawnGuarantee(1 / mu, BallsInBins(bins, 8, redraw=True))
+        short = AllocatedGuarantee(1 / mu, BallsInBins(bins, 8, redraw=True))
         assert short.delta(epsilon) < truth - 4 * error
 
 
 def test_redrawn_bins_are_refused_where_no_proof_covers_them() -> None:
     bins = BallsInBins(4, 8, redraw=True)
     correlated = Toeplitz.square_root(8)
-    with pytest.raises(ConfigError, match="redraw: no proof covers toeplitz"):
+    with pytest.raises(ConfigError, match="redraw: is accounted for in closed form, with indep"):
         sampled_guarantee(correlated, bins, noise_multiplier=1.0)
-    with pytest.raises(ConfigError, match="RedrawnGuarantee"):
-        AllocatedGuarantee(1.0, bins)
-    with pytest.raises(ConfigError, match="must be BallsInBins with redraw"):
-        RedrawnGuarantee(1.0, BallsInBins(4, 8))
+    with pytest.raises(ConfigError, match="redraw: is accounted for in closed form, with indep"):
+        AllocatedGuarantee(1.0, bins, correlated)
     with pytest.raises(ConfigError, match="redraw: is accounted for in closed form"):
         EstimatedGuarantee(1.0, bins, correlated, 10_000, 1).epsilon(1e-5)

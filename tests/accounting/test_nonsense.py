@@ -19,11 +19,9 @@ from accounting import BinaryTree, ConfigError, Independent, Participation, Pois
 RUN = BinaryTree(64), Participation(64)
 SAMPLING = PoissonSampling(10, 1000)
 BINS = accounting.BallsInBins(8, 8)
-REDRAWN = accounting.BallsInBins(8, 16, redraw=True)
 RUNS = accounting.NegativeBinomialRuns(3)
 OBJECTS = {
     "AllocatedGuarantee": accounting.AllocatedGuarantee(4.0, BINS),
-    "RedrawnGuarantee": accounting.RedrawnGuarantee(4.0, REDRAWN),
     "EstimatedGuarantee": accounting.EstimatedGuarantee(4.0, BINS, Independent(8), 10_000),
     "ComposedGuarantee": accounting.ComposedGuarantee(
         (accounting.Guarantee(1.0), accounting.StatedGuarantee(0.1))
@@ -44,7 +42,6 @@ def fits(*, buffers, bands):
 
 CALLS = {
     "AllocatedGuarantee": partial(accounting.AllocatedGuarantee, sampling=BINS),
-    "RedrawnGuarantee": partial(accounting.RedrawnGuarantee, sampling=REDRAWN),
     "BandedInverse": partial(accounting.BandedInverse, coefficients=(1.0, -0.5)),
     "BufferedToeplitz": partial(accounting.BufferedToeplitz, decay=(0.9,), scale=(0.2,)),
     "CrossCheck": partial(accounting.CrossCheck, "pld", consistent=True),
@@ -75,7 +72,7 @@ FINE = {
     "buffers": 1, "span": 8, "step": 1, "noise_multiplier": 4.0, "delta": 1e-6, "epsilon": 1.0,
     "target_epsilon": 1.0, "mu": 1.0, "fpr": 0.1, "agree_to": 0.1, "squared": 1.0, "rmse": 1.0,
     "max_error": 2.0, "expected_batch": 10.0, "population": 1000, "members": 1000, "groups": 2,
-    "probability": 0.1, "steps": 10, "bins": 8, "samples": 10_000, "batch": 8,
+    "probability": 0.1, "steps": 10, "bins": 8, "chosen": 2, "samples": 10_000, "batch": 8,
     "draws": 10_000, "seed": 0,
     "expected": 4.0, "most": 8, "eta": 1.0, "fineness": 0.2,
 }  # fmt: skip
@@ -84,7 +81,7 @@ NOT_CALLED = {"ConfigError", "Mechanism"}  # an exception and a protocol
 MAY_BE_ZERO = {
     ("PrunedTree.prefix_nodes", "step"), ("EstimatedGuarantee", "seed"),
     ("Estimate", "seed"),
-    ("AllocatedGuarantee.delta", "epsilon"), ("RedrawnGuarantee.delta", "epsilon"),
+    ("AllocatedGuarantee.delta", "epsilon"),
     ("Guarantee.delta", "epsilon"), ("SampledGuarantee.delta", "epsilon"),
     ("TruncatedGuarantee.delta", "epsilon"),
     ("ComposedGuarantee.delta", "epsilon"), ("SelectedGuarantee.delta", "epsilon"),

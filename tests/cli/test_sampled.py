@@ -171,6 +171,17 @@ def test_a_plan_that_samples_is_accounted_for_or_refused_in_a_sentence(privpart,
         assert (result.returncode, said in result.stderr) == (2, True), result.stderr
 
 
+def test_several_bins_of_each_member(privpart):
+    run = [*RUN, *ALONE, "--rounds", "20", "--noise-multiplier", "2", "--sampling"]
+    report = json.loads(privpart(*run, "balls-in-bins:bins=20,chosen=3").stdout)
+    expected = AllocatedGuarantee(2.0, BallsInBins(20, 20, chosen=3)).epsilon(1e-6)
+    assert report["epsilon"] == expected < Guarantee(report["mu"]).epsilon(1e-6)
+    assert (report["sampling"]["chosen"], report["max_participations"]) == (3, 3)
+    assert any("3 different ones of 20 bins" in a["text"] for a in report["assumptions"])
+    refused = privpart(*run, "balls-in-bins:bins=20,chosen=21")
+    assert (refused.returncode, "chosen=21: must be at most 20" in refused.stderr) == (2, True)
+
+
 def test_bins_that_are_drawn_anew_cost_less(privpart):
     line = ["epsilon", "--rounds", "16", "--delta", "1e-5", "--noise-multiplier", "2", *ALONE]
     once, anew = (
@@ -202,10 +213,23 @@ GIVEN = ["calibrate", "--target-epsilon", "2", "--noise-multiplier", "1", "--del
             marks=pytest.mark.slow,
         ),
         (["--rounds", "30"], "--sampling", "balls-in-bins:bins={}"),
+        pytest.param(
+            ["--rounds", "40"],
+            "--sampling",
+            "balls-in-bins:bins=40,chosen={}",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["--rounds", "40"],
+            "--sampling",
+            "balls-in-bins:chosen=2,bins={}",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_is_left_out_is_found_beside_noise(privpart, typed, option, text):
-    left_out = [] if option == "--rounds" else [option, text.partition(":")[0]]
+    given = text.rpartition("," if "," in text else ":")[0]
+    left_out = [] if option == "--rounds" else [option, given]
     found = json.loads(privpart(*GIVEN, *typed, *left_out, "--format", "json").stdout)
     solution = found["solution"]
     line = ["epsilon", "--noise-multiplier", "1", "--delta", "1e-6", *ALONE, *typed, option]

@@ -17,6 +17,7 @@ from accounting import (
 from privpart.data import from_tensors
 from privpart.engines.methods import Method
 from privpart.engines.options import EngineOptions
+from privpart.run.budget_book import account
 from privpart.run.ledger import Ledger
 from privpart.training import plan_file
 from privpart.training.training import Own, training
@@ -61,6 +62,10 @@ def test_a_plan_promises_what_its_sampler_keeps_to():
     bins = read(POISSON, BINS).privacy_plan()
     assert bins.guarantee() == AllocatedGuarantee(4.0, BallsInBins(3, 6))
     assert bins.report_goal == 3
+    several = read(POISSON, BINS + "\nchosen = 2").privacy_plan()
+    assert several.sampling == BallsInBins(3, 6, chosen=2)
+    assert (several.report_goal, several.participation.max_participations) == (6, 4)
+    assert privpart.PrivacyPlan.from_dict(several.to_dict()) == several
 
 
 def test_an_estimate_has_a_fresh_seed_each_time_and_its_plan_one_hash():
@@ -150,6 +155,17 @@ def test_a_group_smaller_than_its_batch_and_a_population_of_another_size_are_ref
         read('{ name = "independent" }', '{ name = "blt" }').privacy_plan()
     with pytest.raises(ConfigError, match="population of 8, there are 9"):
         trained(tmp_path / "run", TEXT.replace("population = 9", "population = 8"))
+
+
+def test_a_run_in_several_bins_is_verified_and_its_cost_is_in_the_book(tmp_path):
+    several = TEXT.replace(POISSON, BINS + "\nchosen = 2")
+    several = several.replace("[data]", '[data]\npopulation = "people"')
+    run = trained(tmp_path / "run", several)
+    status = {a.code: a.status for a in run.report().guarantee.assumptions}
+    assert status["balls-in-bins"] == "verified"
+    (charge,) = account("people").charges
+    expected = AllocatedGuarantee(4.0, BallsInBins(3, 6, chosen=2)).dominating()
+    assert (charge.entry.amplified, expected.chosen) == (expected, 2)
 
 
 @pytest.mark.slow

@@ -101,14 +101,18 @@ def likelihood(sampling, seen):
     each = np.exp(seen - 0.5)
     if isinstance(sampling, PoissonSampling):
         return ((each + 1) / 2).prod(axis=1)
+    if sampling.chosen == 2:
+        return (each.sum(axis=1) ** 2 - (each**2).sum(axis=1)) / 12
     return each.mean(axis=1)
 
 
 HALF, ONE_OF_FOUR = PoissonSampling(0.5, 1), BallsInBins(4, 4)
-ROUNDS = {HALF: 2, ONE_OF_FOUR: 4}
+TWO_OF_FOUR = BallsInBins(4, 4, chosen=2)
+ROUNDS = {HALF: 2, ONE_OF_FOUR: 4, TWO_OF_FOUR: 4}
 DELTA = {
     HALF: sampled_guarantee(Independent(2), HALF, noise_multiplier=1.0).delta,
     ONE_OF_FOUR: AllocatedGuarantee(1.0, ONE_OF_FOUR).delta,
+    TWO_OF_FOUR: AllocatedGuarantee(1.0, TWO_OF_FOUR).delta,
 }
 
 
@@ -134,7 +138,10 @@ def test_a_server_that_substitutes_those_who_do_not_come_is_caught():
     ("sampling", "runs", "most"),
     [
         (HALF, RUNS, 3),
-        *(pytest.param(s, 3000, 3.5, marks=pytest.mark.slow) for s in (HALF, ONE_OF_FOUR)),
+        *(
+            pytest.param(s, 3000, 3.5, marks=pytest.mark.slow)
+            for s in (HALF, ONE_OF_FOUR, TWO_OF_FOUR)
+        ),
     ],
 )
 def test_what_the_server_releases_is_as_private_as_the_accountant_says(

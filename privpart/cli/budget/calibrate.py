@@ -42,7 +42,7 @@ def calibrate(
         float | None,
         typer.Option(
             help="Noise of the sum / clip norm. What is left out is then found: the most rounds, "
-            "or the greatest expected_batch or fewest bins of --sampling."
+            "or the greatest expected_batch, the fewest bins or most chosen of --sampling."
         ),
     ] = None,
     mechanism: MechanismOption = None,
@@ -68,7 +68,7 @@ def calibrate(
 
     With --sampling it finds the noise of a run that hides who takes part. By Monte Carlo, the noise
     is chosen by earlier draws, and one estimate is then made and printed. With --noise-multiplier
-    it finds what is left out: rounds, expected batch or bins.
+    it finds what is left out: rounds, expected batch, bins, or chosen of given bins.
 
     Example: privpart calibrate --target-epsilon 2 --rounds 1000 --delta 1e-6 --max-participations 1
     """

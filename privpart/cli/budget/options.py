@@ -57,7 +57,7 @@ SamplingOption = Annotated[
         "'truncated-poisson:expected_batch=20,most=32': of more than 32, a random 32 stay. "
         "'without-replacement:batch=20': a random 20 of --population in every round. "
         "'balls-in-bins:bins=8': each member is in one bin, and the rounds take the bins in turn; "
-        "with 'redraw' every pass draws the bins anew. "
+        "with 'chosen=3' each is in 3 of them, with 'redraw' every pass draws them anew. "
         "'b-min-sep:expected_batch=20,min_separation=4': each member joins on its own, but never "
         "within so many rounds of its last one. 'draws=1000000' estimates by Monte Carlo, which "
         "b-min-sep always does; the probability of error is part of delta. 'draw_seed=N' repeats a "

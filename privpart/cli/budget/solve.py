@@ -1,8 +1,8 @@
 """What ``calibrate`` finds besides noise: the option that was left out, for noise that was given.
 
-Most rounds, the greatest expected batch, or the fewest bins within a target. Cost grows with the
-first two and falls with the third, so a number that meets the target is sought beside one that does
-not; both were accounted for, and both are printed.
+Most rounds, the greatest expected batch, most bins of a member, or the fewest bins within a target.
+Cost grows with the first three and falls with the last, so a number that meets the target is sought
+beside one that does not; both were accounted for, and both are printed.
 """
 
 import logging
@@ -17,7 +17,7 @@ from privpart.cli.budget.promise import FITS, Promise, shown_fits
 
 _LOG = logging.getLogger(FITS)
 
-Unknown = Literal["rounds", "expected_batch", "batch", "bins"]
+Unknown = Literal["rounds", "expected_batch", "batch", "bins", "chosen"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,21 +76,32 @@ def solve(
             what was given fits no number.
     """
     missing = left_out(rounds, sampling)
+    name, options = ("", {}) if sampling is None else named_options(sampling)
+    if not missing and name == "balls-in-bins" and "chosen" not in options:
+        missing = ["chosen"]
     if len(missing) != 1:
         fault = f"{' and '.join(missing)} are missing" if missing else "nothing is left out"
         raise ConfigError(f"--noise-multiplier: {fault}; leave out what is to be found, alone.")
     checks.positive("target_epsilon", target)
-    name, options = ("", {}) if sampling is None else named_options(sampling)
     if "draws" in options or name == "b-min-sep":
         raise ConfigError(f"{missing[0]}: is missing; it is not sought by estimates.")
     if rounds is None:
         search = _Search("rounds", lambda n: promise(n, sampling), least_rounds, checks.MOST_ROUNDS)
     else:
         key, joint = missing[0], "," if options else ":"
-        first, last = (rounds, 2) if key == "bins" else (1, population or 1)
+        first, last = 1, population or 1
+        if key == "bins":
+            first, last = rounds, max(2, _whole(options.get("chosen", "1")))
+        if key == "chosen":
+            last = _whole(options["bins"])
         search = _Search(key, lambda n: promise(rounds, f"{sampling}{joint}{key}={n}"), first, last)
     with shown_fits():
         return search.run(target)
+
+
+def _whole(text: str) -> int:
+    """Return the number that was typed; 1 for what the sampler refuses."""
+    return int(text) if text.isdecimal() else 1
 
 
 @dataclass(frozen=True, slots=True)
