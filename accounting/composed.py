@@ -319,9 +319,22 @@ def _dominating(bounds: Callable[[Array], Array], grid: float, reach: float) -> 
 def _corners(x: Array, y: Array) -> NDArray[np.int64]:
     """Return where the greatest convex function with values of at most y touches them."""
     chosen = np.arange(len(x))
-    while True:
+    for _ in range(10):
         slopes = np.diff(y[chosen]) / np.diff(x[chosen])
         above = np.flatnonzero(np.diff(slopes) < 0) + 1  # a line between its neighbours is below
         if not len(above):
             return chosen
         chosen = np.delete(chosen, above)
+    return chosen[_lower_hull(x[chosen].tolist(), y[chosen].tolist())]
+
+
+def _lower_hull(x: list[float], y: list[float]) -> list[int]:
+    """Return the same by a walk from left to right, which many small bends do not make slow."""
+    corners, slopes = [0], [-math.inf]
+    for i in range(1, len(x)):
+        while (slope := (y[i] - y[corners[-1]]) / (x[i] - x[corners[-1]])) < slopes[-1]:
+            corners.pop()
+            slopes.pop()
+        corners.append(i)
+        slopes.append(slope)
+    return corners

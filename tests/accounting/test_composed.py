@@ -24,7 +24,7 @@ from accounting import (
     guarantee,
     sampled_guarantee,
 )
-from accounting.composed import _corners
+from accounting.composed import _corners, _lower_hull
 from accounting.mechanisms import MechanismChoice
 from accounting.random_allocation import Allocation, Shares
 
@@ -211,6 +211,12 @@ def test_the_corners_are_the_greatest_convex_function_below() -> None:
     hull = np.interp(x, x[chosen], y[chosen])
     assert (hull <= y + 1e-15).all()
     assert (np.diff(np.diff(y[chosen]) / np.diff(x[chosen])) >= 0).all()
+    assert chosen.tolist() == _lower_hull(x.tolist(), y.tolist())
+    noise = 1e-13 * rng.standard_normal(50_000)  # of a sum, where a profile is nearly a line
+    x = np.linspace(1, 2, 50_000)
+    corners = _corners(x, noise)
+    assert (np.diff(np.diff(noise[corners]) / np.diff(x[corners])) >= 0).all()
+    assert (np.interp(x, x[corners], noise[corners]) <= noise + 1e-18).all()
 
 
 @pytest.mark.slow
