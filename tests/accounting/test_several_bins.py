@@ -79,13 +79,13 @@ def test_no_value_is_below_a_bound_that_was_enumerated(bins, chosen, cells):
     for mu in (0.05, 0.7, 1.5):
         runs = [
             AllocatedGuarantee(1 / mu, BallsInBins(bins, bins, chosen=k))
-            for k in (chosen, chosen - 1)
+            for k in (chosen, (chosen + 1) // 2)
         ]
         claims = [np.array([run.delta(float(e)) for e in epsilons]) for run in runs]
         for truth in below_the_truth(mu, bins, chosen, epsilons, cells):
             assert (claims[0] >= truth * (1 - 1e-9)).all()
             caught += (claims[1] < truth).any()
-    assert caught  # a member who is charged for one bin less
+    assert caught  # a member who is charged for half of the bins
 
 
 @pytest.mark.parametrize(
@@ -149,7 +149,7 @@ def simulated(mu, bins, chosen, epsilon, tilt, draws, rng, passes=1):
         ]
     ],
 )
-def test_a_simulation_agrees_and_would_catch_one_bin_less(mu, bins, chosen, passes, epsilon, tilt):
+def test_a_simulation_agrees_and_would_catch_fewer_bins(mu, bins, chosen, passes, epsilon, tilt):
     rng, draws = np.random.default_rng(7), max(5_000, 2_000_000 // (bins * passes))
     sampling = BallsInBins(bins, bins * passes, passes > 1, chosen)
     claim = AllocatedGuarantee(1 / mu, sampling).delta(epsilon)
@@ -159,7 +159,7 @@ def test_a_simulation_agrees_and_would_catch_one_bin_less(mu, bins, chosen, pass
         assert claim > mean - 4.5 * its_error
     if worst > 15 * error:  # else the draws have missed what matters
         assert claim < 2 * worst
-        less = BallsInBins(bins, bins * passes, passes > 1, chosen - 1)
+        less = BallsInBins(bins, bins * passes, passes > 1, chosen - max(1, chosen // 10))
         assert AllocatedGuarantee(1 / mu, less).delta(epsilon) < worst - 4.5 * error
 
 
