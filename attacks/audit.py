@@ -168,7 +168,10 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         sent = [name for name, _ in self.model.named_parameters()]
         if self.update is not None:
             sent = [name for name in sent if name in self.update]
-        return {view: frozenset(select(sent, pats)) for view, pats in self.every_view.items()}
+        return {
+            view: frozenset(select(sent, patterns, "view"))
+            for view, patterns in self.every_view.items()
+        }
 
     @property
     def everyone(self) -> Sequence[Adversary]:

@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy
 from accounting import checks
 from accounting.checks import ConfigError
 from attacks.update import (
+    LEAST,
     LocalSteps,
     Loss,
     as_double,
@@ -27,9 +28,8 @@ from attacks.update import (
     norm,
     ready,
     simulated_update,
+    squarable,
 )
-
-_LEAST_NOISE = 1e-100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,7 +92,7 @@ class Observation:
         if self.sent and not set(self.update) <= set(self.sent) <= set(self.state):
             raise ConfigError("sent: must contain every visible name, and only names of the model.")
         if self.clip is not None:
-            checks.positive("clip", self.clip)
+            squarable("clip", self.clip)
         checks.nonnegative("noise_std", self.noise_std)
 
     def restrict(self, names: Collection[str]) -> Self:
@@ -219,8 +219,12 @@ def residual_of(net: nn.Module, observed: Observation, x: Tensor, y: Tensor) -> 
     return float(gap @ gap) / size if size > 0 else math.inf
 
 
-def select(names: Sequence[str], patterns: Sequence[str] | None) -> tuple[str, ...]:
+def select(
+    names: Sequence[str], patterns: Sequence[str] | None, option: str = "visible"
+) -> tuple[str, ...]:
     """Return the ``names`` that match any of the ``patterns``, in their own order.
+
+    An error calls a pattern by the name of its ``option``.
 
     Raises:
         ConfigError: no pattern, or one that matches nothing: a typing error must never be
@@ -236,7 +240,8 @@ def select(names: Sequence[str], patterns: Sequence[str] | None) -> tuple[str, .
         raise ConfigError("visible=[]: is an empty view; None shows every parameter.")
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise ConfigError(f"visible={pattern!r}: matches no parameter. {_near(pattern, names)}")
+            near = _near(pattern, names)
+            raise ConfigError(f"{option}={pattern!r}: matches no parameter. {near}")
     return tuple(name for name in names if any(fnmatchcase(name, p) for p in patterns))
 
 
@@ -244,15 +249,15 @@ def noise_std_of(clip: float | None, noise_multiplier: float) -> float:
     """Return the standard deviation of the noise, ``noise_multiplier * clip``."""
     z = checks.nonnegative("noise_multiplier", noise_multiplier)
     if clip is not None:
-        clip = checks.positive("clip", clip)
+        clip = squarable("clip", clip)
     if z == 0:
         return 0.0
     if clip is None:
         raise ConfigError(f"noise_multiplier={z:g}: is relative to clip; pass clip.")
-    if not _LEAST_NOISE < z * clip < 1 / _LEAST_NOISE:
+    if not LEAST < z * clip < 1 / LEAST:
         raise ConfigError(
             f"noise_multiplier={z:g}: times clip, {clip:g}, is {z * clip:g}; must be above "
-            f"{_LEAST_NOISE:g} and below {1 / _LEAST_NOISE:g}, so that its square is a number."
+            f"{LEAST:g} and below {1 / LEAST:g}, so that its square is a number."
         )
     return z * clip
 

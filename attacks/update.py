@@ -24,6 +24,17 @@ _EPSILON = 1e-8
 MOST_STEPS = 1000  # an attack evaluates an update hundreds of times, and keeps the graph of each
 STEPS_COST = "Each evaluation of an attack repeats them all; audit a round with fewer."
 _TINY = 1e-30  # far below Adam's epsilon squared; keeps the root differentiable at gradient 0
+LEAST = 1e-100  # its square is a number, and that of its inverse
+
+
+def squarable(name: str, value: float) -> float:
+    """Return a scale of an update, > 0, under which no norm is lost to underflow or overflow."""
+    if not LEAST < checks.positive(name, value) < 1 / LEAST:
+        raise ConfigError(
+            f"{name}={value:g}: must be above {LEAST:g} and below {1 / LEAST:g}, so that its "
+            "square is a number."
+        )
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +56,7 @@ class LocalSteps:
     optimizer: Literal["sgd", "adam"] = "sgd"
 
     def __post_init__(self) -> None:
-        checks.positive("learning_rate", self.learning_rate)
+        squarable("learning_rate", self.learning_rate)
         checks.count("steps", self.steps, maximum=MOST_STEPS, hint=STEPS_COST)
         checks.choice("optimizer", self.optimizer, ["sgd", "adam"])
         if not 0 <= self.momentum < 1:

@@ -25,10 +25,13 @@ def module_name(path: Path) -> str:
 MODULES = {module_name(path): path for path in SOURCES}
 
 
-def imported_by(path: Path) -> set[str]:
-    """Return the modules of ours that a file imports, inside functions and for types too."""
+def imported_by(path: Path, *, at_once: bool = False) -> set[str]:
+    """Return the modules of ours that a file imports, inside functions and for types too.
+
+    With ``at_once`` only those that importing the file itself imports.
+    """
     imports = set()
-    for node in ast.walk(tree(path)):
+    for node in tree(path).body if at_once else ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -61,16 +61,13 @@ def cosine_tv(
     images are: 1 - cos(u(x), u) is then the mean over the tensors of the update, each weighted by
     its length.
 
-    Args:
-        model: the client's architecture; its weights are those of the observation.
-        observation: what the attacker has seen.
+    Args, beside those of ``dlg``:
         restarts: starting points, >= 1; one more costs little on a small network.
         steps: steps of Adam, >= 1.
         tv: weight of the total variation in units of the distance at the start, >= 0; of several,
             the restarts take each in turn.
         signed: step by the sign of the gradient, as published; of several, the restarts take each
             in turn.
-        seed: of the starting points.
         dtype: precision of the gradients; the residual is always float64.
 
     Raises:

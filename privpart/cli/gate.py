@@ -10,7 +10,6 @@ import typer
 
 from accounting import ConfigError
 from accounting.report import printable, up
-from privpart.cli.budget.best_of import selected
 
 if TYPE_CHECKING:
     from accounting import Guarantee
@@ -36,6 +35,8 @@ def judged_plan(
         earlier: cost of the run that it is forked from.
         seed: of its noise, in a simulation.
     """
+    # Here, because the budget commands import this file.
+    from privpart.cli.budget.best_of import selected
     from privpart.run.policy import plan_refusals, read_policy
 
     limits = read_policy(policy)

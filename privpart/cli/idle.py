@@ -145,7 +145,7 @@ def refuse_idle(context: Any) -> None:  # noqa: ANN401  click's, vendored
         written = {option.name: option.opts[-1] for option in context.command.params}
         flag, value = written[owner], context.params[owner]
         listed = ", ".join(written[name] for name in names)
-        if value is None:
+        if value is None or value is False:
             raise ConfigError(f"without {flag}: {why}; add {flag}, or leave out {listed}.")
         raise ConfigError(f"{_shown(flag, value)}: {why}; leave out {listed}.")
 

@@ -219,7 +219,7 @@ def test_weights_before_and_after(privpart, tmp_path):
 @pytest.mark.parametrize(
     ("changed", "fault"),
     [
-        (["--view", "dense9.*"], "matches no parameter"),
+        (["--view", "dense9.*"], "--view 'dense9.*': matches no parameter"),
         (["--view", "=dense1.*"], "must have a name"),
         (["--model", "vgg"], "--model 'vgg': must be lenet"),
         (["--model", "no_such_module:build"], "must be importable"),
@@ -253,7 +253,7 @@ def test_weights_before_and_after(privpart, tmp_path):
         ),
         ("local_steps = -1", "local_steps: Input should be greater than or equal to 0"),
         ("local_steps = 100000000", "local_steps=100000000: must be at most 1000"),
-        ("local_steps = 3\nlearning_rate = 1e300", "check the learning rate"),
+        ("local_steps = 3\nlearning_rate = 1e300", "learning_rate=1e+300: must be above 1e-100"),
         ("local_steps = 2\nmomentum = 1", "and below 1"),
         ("momentum = 0.9", "local_steps = 0: sends a gradient; leave out momentum"),
         ('local_steps = 2\noptimizer = "adam"\nmomentum = 0.0', "leave out momentum"),

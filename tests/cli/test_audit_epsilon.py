@@ -355,6 +355,7 @@ def test_wrong_use_is_one_sentence(privpart, plans, tmp_path):
         ([*simulated, "--count", "5"], "--count 5: must be"),
         ([*simulated, "--confidence", "1"], "--confidence 1"),
         ([str(run), *simulated[:2]], "leave out --plan"),
+        ([*simulated[:2], "--replay", "--runs", "3"], "without --simulate: no canaries are"),
         (["--plan", select, "--simulate", "--out", str(tmp_path)], "slices"),
     ):
         told = privpart("audit", "epsilon", *line)

@@ -88,7 +88,7 @@ class Replica:
         return counts | {otherwise: part.stop - part.start - sum(counts.values())}
 
     def run(
-        self, canaries: CanaryClients, seed: int, read: Callable[[Tensor], Array], step: Step
+        self, canaries: CanaryClients, seed: int, read: Callable[[Tensor], Tensor], step: Step
     ) -> Array:
         """Run all rounds; return what ``read`` makes of the start and of every released model."""
         server = self.server(
@@ -109,7 +109,7 @@ class Replica:
         ]
         cohorts = cohorts_with_canaries(ids, canaries)
         fit(server, clients, cohorts, canaries=canaries, commit=keep)
-        return np.stack(rows)
+        return np.asarray(torch.stack(rows))
 
     def planted(self, count: int, **coins: Any) -> PlantedCanaries:  # noqa: ANN401  key or present
         """Return canaries of this plan, by the key of their coins, or by who is present."""
@@ -170,11 +170,8 @@ def canary_scores(
         planted = replica.planted(count, key=key)
         expected = np.broadcast_to(planted.project(sums).numpy(), (replica.plan.rounds, count))
 
-        def read(model: Tensor, planted: PlantedCanaries = planted) -> Array:
-            return np.asarray(planted.project(model).numpy())
-
         score, mu = planted.seen(
-            replica.run(planted, run_seed, read, step),
+            replica.run(planted, run_seed, planted.project, step),
             noise_multiplier=replica.plan.update_noise_multiplier,
             clip_norm=replica.plan.clip_norm,
             report_goal=replica.plan.report_goal,
@@ -251,7 +248,7 @@ def _rounding(replica: Replica, models: Array, covariance: Array) -> Array:
 def _models(replica: Replica, present: NDArray[np.bool_], seed: int, step: Step) -> Array:
     """Return the start and every released model, shape (n + 1, d), float32."""
     planted = replica.planted(len(present), present=present)
-    return replica.run(planted, seed, lambda model: model.detach().numpy().copy(), step)
+    return replica.run(planted, seed, torch.clone, step)
 
 
 def _sums(replica: Replica, models: Array, rounds: Sequence[int]) -> Array:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import typer
 from torch import Tensor
 
 from accounting.checks import ConfigError, text_of
@@ -17,6 +16,7 @@ from attacks.text.observation import vocabulary, without_padding
 from attacks.text_audit import text_suite
 from privpart.cli.audit.inputs import given_update, load_weights, own_model, shared_fields, wanted
 from privpart.cli.audit.options import LeakageOptions
+from privpart.cli.train import tell_of_code
 from privpart.data.batches import Batch
 from privpart.training import own_code, plan_file
 from privpart.training.task_data import PlanData, read_task
@@ -98,8 +98,7 @@ class _Planned:
             self.tasks.extend([data] if isinstance(data, PlanData) else [])
             return data
 
-        for reference in self.plan.references().values():
-            typer.echo(f"privpart: imports {reference}", err=True)
+        tell_of_code(self.plan)
         self.training = training(self.plan, report=lambda _told: None, read=keeping)
 
     def views(self) -> dict[str, Sequence[str]]:

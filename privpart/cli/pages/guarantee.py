@@ -20,12 +20,13 @@ from privpart.cli.pages.page import Badge, Block, Picture, Section, Table
 
 BADGES: dict[str, Badge] = {
     "violated": ("bad", "violated"),
+    "wrong": ("bad", "wrong"),
     "asserted": ("caution", "not checked"),
     "vouched": ("plain", "vouched for"),
     "enforced": ("good", "enforced"),
     "verified": ("good", "verified"),
 }
-"""Tone and words of the status of an assumption."""
+"""Tone and words of the status of an assumption, or of a check."""
 LAYERS = {
     "Top: epsilon and the unit of privacy": (
         *("delta", "participation", "data", "poisson-sampling", "balls-in-bins", "sampling"),

@@ -7,26 +7,16 @@ from pathlib import Path
 from attacks import TextReport
 from attacks.report import TextRow, TextTrial, Verdict
 from privpart.cli.audit.tables import Summary
-from privpart.cli.pages.page import Block, Page, Picture, Section, Tone
+from privpart.cli.pages.page import Badge, Block, Page, Picture, Section, Tone
 
-TONES: dict[Verdict, Tone] = {
-    "recovered": "bad",
-    "partial": "bad",
-    "no gain": "caution",
-    "ambiguous": "caution",
-    "attack failed": "caution",
-    "nothing sent": "plain",
-    "void": "plain",
-}
-"""Tone of each verdict on a page, of images, too."""
-_SAYS: dict[Verdict, str] = {
-    "recovered": "Recovered: the update gives data of its client away",
-    "partial": "Partly recovered: the update tells more than a guess would",
-    "no gain": "Nothing beyond what needs no attack",
-    "ambiguous": "Ambiguous: the update alone does not determine the data",
-    "attack failed": "The attacks failed: nothing follows about privacy",
-    "nothing sent": "Nothing was sent",
-    "void": "Void: the given data do not explain the update",
+_VERDICTS: dict[Verdict, Badge] = {
+    "recovered": ("bad", "Recovered: the update gives data of its client away"),
+    "partial": ("bad", "Partly recovered: the update tells more than a guess would"),
+    "no gain": ("caution", "Nothing beyond what needs no attack"),
+    "ambiguous": ("caution", "Ambiguous: the update alone does not determine the data"),
+    "attack failed": ("caution", "The attacks failed: nothing follows about privacy"),
+    "nothing sent": ("plain", "Nothing was sent"),
+    "void": ("plain", "Void: the given data do not explain the update"),
 }
 _LEAD = (
     "What the attacks that were tried find is a lower bound on what leaks. An attack that fails "
@@ -48,8 +38,7 @@ def leakage_page(summary: Summary, blocks: Sequence[Block]) -> Page:
     lead = _VOID if summary.verdict == "void" else _LEAD
     return Page(
         f"What the update gives away: {summary.kind}",
-        TONES[summary.verdict],
-        _SAYS[summary.verdict],
+        *_VERDICTS[summary.verdict],
         [lead, *(f"Warning: {warning}" for warning in summary.warnings)],
         [
             Section("What was found", blocks),
@@ -91,7 +80,7 @@ def _lines(
 ) -> list[tuple[Tone, str, str, _Pieces]]:
     trial = row.best[number]
     who = "" if row.adversary == "server" else f", {row.adversary}"
-    tone, name = TONES[trial.verdict], f"{row.view}, {row.share:.1%} sent{who}"
+    (tone, _), name = _VERDICTS[trial.verdict], f"{row.view}, {row.share:.1%} sent{who}"
     # Nothing was read, so there is nothing to mark.
     if trial.untried is not None:
         return [(tone, trial.verdict, name, [])]

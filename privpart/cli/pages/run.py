@@ -11,6 +11,7 @@ from pathlib import Path
 from accounting.checks import is_large_delta
 from accounting.report import STATUS_SENTENCES, up
 from privpart.cli.pages.guarantee import (
+    BADGES,
     assumptions_section,
     badged,
     coverage_section,
@@ -29,11 +30,6 @@ _VERDICTS: dict[str, Badge] = {
     "conditional": ("caution", "The guarantee is conditional"),
     "does-not-hold": ("bad", "No guarantee holds"),
     "not-private": ("caution", "A simulation: not private"),
-}
-_CHECKS: dict[str, Badge] = {
-    "wrong": ("bad", "wrong"),
-    "asserted": ("caution", "not checked"),
-    "verified": ("good", "verified"),
 }
 _PLACE = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\",;]+/)+([^\s/:'\",;]*)")
 
@@ -180,7 +176,7 @@ def _ledger(result: RunReport) -> Section:
 
 def _checks(checks: Sequence[Check], *folders: Path) -> Section:
     lines = [
-        (*_CHECKS[check.status], check.what, f"{without_places(check.says, *folders)}.", ())
+        (*BADGES[check.status], check.what, f"{without_places(check.says, *folders)}.", ())
         for check in checks
     ]
     return Section(
