@@ -36,7 +36,7 @@ from privpart.example_level.optimizer import (
     fixed_tensors,
     refuse_hooks,
 )
-from privpart.example_level.state import StepState
+from privpart.example_level.state import StepState, settings_of
 from privpart.grid import refuse_noise
 from privpart.model import refuse_batch_statistics
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
@@ -130,7 +130,7 @@ class FTRLEngine:
         if out is None and (resume or population is not None):
             raise ConfigError("resume, population: are about a run in a folder; pass out.")
         checks.choice("loss_reduction", loss_reduction, ("mean", "sum"))
-        _refuse_scheduler(scheduler, scheduler_every)
+        _refuse_scheduler(scheduler, scheduler_every, optimizer)
         size = _batch_size(data_loader)
         # The order is public and fixed before anything is drawn.
         passes = FixedPasses(len(data_loader.dataset), size, epochs, order_seed)  # type: ignore[arg-type]
@@ -152,6 +152,8 @@ class FTRLEngine:
         dim = sum(p.numel() for p in trained)
         # Before a folder exists and is charged.
         refuse_noise(z, dim)
+        if out is not None:
+            settings_of(optimizer, scheduler)
         plan = PrivacyPlan(
             mechanism=chosen,
             participation=passes.participation,
@@ -266,7 +268,9 @@ class FTRLEngine:
         return self._plan, self._passes
 
 
-def _refuse_scheduler(scheduler: LRScheduler | None, scheduler_every: str) -> None:
+def _refuse_scheduler(
+    scheduler: LRScheduler | None, scheduler_every: str, optimizer: torch.optim.Optimizer
+) -> None:
     checks.choice("scheduler_every", scheduler_every, ("step", "epoch"))
     if scheduler is None and scheduler_every != "step":
         raise ConfigError("scheduler_every: is about a scheduler; pass one, or leave it out.")
@@ -274,6 +278,13 @@ def _refuse_scheduler(scheduler: LRScheduler | None, scheduler_every: str) -> No
         raise ConfigError(
             "scheduler: ReduceLROnPlateau follows a metric, which no epsilon covers. Use one that "
             "counts steps."
+        )
+    if scheduler is not None and scheduler.optimizer is not optimizer:
+        raise ConfigError("scheduler: is of another optimizer. Make it from the one that you pass.")
+    if scheduler is not None and not hasattr(scheduler, "last_epoch"):
+        raise ConfigError(
+            f"scheduler: a {type(scheduler).__name__} does not count its steps. Use one that does, "
+            "such as SequentialLR or LambdaLR."
         )
 
 
@@ -426,6 +437,12 @@ def _refuse_unsupported(module: nn.Module, optimizer: torch.optim.Optimizer) -> 
     refuse_hooks(optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("optimizer: LBFGS computes gradients more than once per step.")
+    differentiable = any(group.get("differentiable") for group in optimizer.param_groups)
+    if differentiable or isinstance(optimizer, torch.optim.SparseAdam):
+        raise ConfigError(
+            "optimizer: SparseAdam and differentiable=True take no step with a dense, noised "
+            "gradient. Use another one."
+        )
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         raise ConfigError("torch.distributed: is in use; DP-FTRL on examples runs in one process.")
     refuse_batch_statistics(module)

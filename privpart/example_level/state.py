@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
 from accounting.checks import ConfigError
 from privpart.example_level.optimizer import FTRLOptimizer
@@ -51,7 +52,7 @@ class StepState:
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return parameters, optimiser, scheduler, noise and torch's random numbers."""
         noise = self._optimizer.noise.state_dict()
-        original = self._optimizer.original_optimizer
+        original, scheduler = self._optimizer.original_optimizer, self._optimizer.scheduler
         tensors = {"parameters": self.parameters, "random": torch.get_rng_state().to(torch.int32)}
         if self._device.type == "cuda":
             tensors["random_device"] = torch.cuda.get_rng_state(self._device).to(torch.int32)
@@ -59,19 +60,8 @@ class StepState:
         # absent where the draws can be made again
         if "state" in noise:
             tensors["noise"] = noise.pop("state")
-        groups = [
-            {k: v for k, v in group.items() if k != "params"} for group in original.param_groups
-        ]
         values = {"schema": _SCHEMA, "plan": self.plan_hash, "round": self.round, "noise": noise}
-        scheduler = self._optimizer.scheduler
-        values |= {"groups": groups}
-        values["scheduler"] = None if scheduler is None else scheduler.state_dict()
-        try:
-            return tensors, json.loads(json.dumps(values, allow_nan=False))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"optimizer, scheduler: their settings cannot be kept in a file: {error}."
-            ) from None
+        return tensors, values | settings_of(original, scheduler)
 
     def load_state_dict(
         self,
@@ -110,6 +100,23 @@ class StepState:
         # last, since loading may draw
         torch.set_rng_state(random.to(torch.uint8))
         self._optimizer.passes.resume(values["round"])
+
+
+def settings_of(optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None) -> dict[str, Any]:
+    """Return the settings of an optimizer and of its scheduler, as a file of JSON has them.
+
+    Raises:
+        ConfigError: they cannot be kept in one.
+    """
+    groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+    values = {"groups": groups, "scheduler": None if scheduler is None else scheduler.state_dict()}
+    try:
+        kept: dict[str, Any] = json.loads(json.dumps(values, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"optimizer, scheduler: their settings cannot be kept in a file: {error}."
+        ) from None
+    return kept
 
 
 def _kept_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

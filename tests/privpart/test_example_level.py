@@ -342,6 +342,26 @@ def test_an_optimizer_with_hooks_is_refused_and_a_scheduler_is_none():
     assert len(train(*private(module, optimizer=sgd, scheduler=slower)[1:])) == STEPS
 
 
+def test_steps_that_would_fail_or_could_not_be_kept_are_refused_before_a_run_begins(tmp_path):
+    """Their budget would be spent."""
+    adam, sgd, sparse = torch.optim.Adam, torch.optim.SGD, torch.optim.SparseAdam
+    slower = torch.optim.lr_scheduler.ExponentialLR
+    another = slower(sgd(net().parameters(), lr=1.0), 0.9)
+    chained = lambda own: torch.optim.lr_scheduler.ChainedScheduler([slower(own, 0.9)])  # noqa: E731
+    for kind, options, scheduler, words in (
+        (sgd, {"lr": 1.0}, chained, "a ChainedScheduler does not count its steps"),
+        (sgd, {"lr": 1.0}, lambda _: another, "is of another optimizer"),
+        (adam, {"lr": torch.tensor(0.1)}, lambda _: None, "settings cannot be kept in a file"),
+        (sgd, {"differentiable": True}, lambda _: None, "take no step with a dense"),
+        (sparse, {}, lambda _: None, "take no step with a dense"),
+    ):
+        module = net()
+        own = kind(module.parameters(), **options)
+        with pytest.raises(ConfigError, match=words):
+            private(module, optimizer=own, out=tmp_path / "run", scheduler=scheduler(own))
+        assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
 def test_a_hook_on_a_parameter_changes_no_sum(kind, undisturbed):
     def add(given):
