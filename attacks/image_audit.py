@@ -98,8 +98,8 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
         dataset_mean: (C, H, W) mean of public data, a baseline. None takes the mean of the decoys,
             or without decoys that of the images in the other batches; for want of both the report
             says that this baseline is missing.
-        class_means: (K, C, H, W) mean of each class in public data, a baseline; an oracle where the
-            attacker is not told the labels.
+        class_means: (N, C, H, W) mean of each image's class in public data, a baseline; an oracle
+            where the attacker is not told the labels.
         decoys: (images, labels) that are not in ``x``, for the re-identification rank.
         send_buffers: whether clients also send the running statistics of batch normalisation, after
             a gradient or one local step. A given update has them, or has not.
@@ -193,11 +193,10 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
     @cached_property
     def _guesses(self) -> dict[str, Tensor]:
         """Images (N, C, H, W) to compare with; those in ``_oracles`` know the truth."""
-        means = None if self.class_means is None else self.class_means[self.y]
         public = self.dataset_mean
         if public is None and self.decoys is not None and len(self.decoys[0]):
             public = self.decoys[0].double().mean(0).clamp(0, 1)
-        guesses = baseline_images(self.x, public, means, seed=self.seed)
+        guesses = baseline_images(self.x, public, self.class_means, seed=self.seed)
         if public is None and len(self.batches) > 1:
             x = self.x.detach().double()
             batch_sums = x.reshape(-1, self.batch, *x.shape[1:]).sum(1)

@@ -139,7 +139,7 @@ def baseline_images(
     if dataset_mean is not None:
         guesses["dataset mean"] = dataset_mean.double().expand_as(truth)
     if class_means is not None:
-        guesses["class mean"] = class_means.double().expand_as(truth)
+        guesses["class mean"] = class_means.double()
     return guesses
 
 

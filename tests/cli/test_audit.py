@@ -190,12 +190,13 @@ def test_an_update_of_a_type_that_numpy_does_not_have(tmp_path, dtype):
 
 
 def test_images_of_a_file_that_are_not_attacked_are_public(tmp_path):
-    x, y = digits().test_x[:5].double(), digits().test_y[:5]
+    x, y = digits().test_x[:5].double(), torch.tensor([1, 0, 1, 0, 50_000])
     save_file({"x": x, "y": y}, tmp_path / "images.safetensors")
     options = {"out": tmp_path, "model": "lenet", "view": ["full"], "trials": 2}
     audit = image_audit(LeakageOptions(data=str(tmp_path / "images.safetensors"), **options))
     assert torch.equal(audit.decoys[0], x[2:].float())
     assert torch.equal(audit.dataset_mean, x[2:].float().mean(0))
+    assert torch.equal(audit.class_means, x[2:4].float())  # not one for each label below 50,000
 
 
 def test_weights_before_and_after(privpart, tmp_path):
@@ -211,6 +212,10 @@ def test_weights_before_and_after(privpart, tmp_path):
     before = f'before = "{tmp_path / "before.npz"}"'
     refused = privpart(*command, *settings(tmp_path, before))
     assert (refused.returncode, "say how the client trained" in refused.stderr) == (2, True)
+    save_file({"conv1.bias": torch.full((8,), torch.nan)}, tmp_path / "nan.safetensors")
+    nan = f'before = "{tmp_path / "nan.safetensors"}"'
+    refused = privpart(*command, *settings(tmp_path, nan, "local_steps = 2"))
+    assert "before=" in refused.stderr.splitlines()[-1]
     done = privpart(*command, *settings(tmp_path, before, "local_steps = 2"))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["rows"][0]["verdict"] == "recovered"

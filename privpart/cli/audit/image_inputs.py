@@ -130,10 +130,7 @@ def _check_fit(name: str, model: nn.Module, x: Tensor, classes: int) -> None:
 
 
 def _class_means(x: Tensor, y: Tensor, attacked: Tensor) -> Tensor | None:
-    """Return (K, C, H, W), or None unless every class that is attacked has a public image."""
+    """Return that of each attacked label, or None unless every one has a public image."""
     if not set(attacked.tolist()) <= set(y.tolist()):
         return None
-    classes = range(int(y.max()) + 1)
-    # A class without a public image is never asked for.
-    zero = torch.zeros_like(x[0])
-    return torch.stack([x[y == k].mean(0) if bool((y == k).any()) else zero for k in classes])
+    return torch.stack([x[y == label].mean(0) for label in attacked])

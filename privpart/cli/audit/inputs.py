@@ -93,7 +93,7 @@ def given_update(model: nn.Module, options: LeakageOptions) -> dict[str, Tensor]
         return update
     start = for_model(model, read_update(options.keys.before))
     # A file may hold the trained part alone: the rest stays as it is.
-    _load(model, options.keys.before, model.state_dict() | start)
+    _load(model, f"before={options.keys.before}", model.state_dict() | start)
     return change_of_weights(update, start)
 
 
@@ -104,15 +104,15 @@ def load_weights(model: nn.Module, path: Path | None) -> None:
         ConfigError: they are not finite, or do not fit the model.
     """
     if path is not None:
-        _load(model, path, for_model(model, read_update(path)))
+        _load(model, f"weights={path}", for_model(model, read_update(path)))
 
 
-def _load(model: nn.Module, path: Path, state: Mapping[str, Tensor]) -> None:
+def _load(model: nn.Module, typed: str, state: Mapping[str, Tensor]) -> None:
     for name, value in state.items():
         if not bool(value.isfinite().all()):
-            raise ConfigError(f"weights={path}: {name!r} has values that are not finite.")
+            raise ConfigError(f"{typed}: {name!r} has values that are not finite.")
     try:
         model.load_state_dict(state)
     except RuntimeError as error:
         text = " ".join(str(error).split()).rstrip(".")
-        raise ConfigError(f"weights={path}: do not fit the model: {text}.") from None
+        raise ConfigError(f"{typed}: do not fit the model: {text}.") from None
