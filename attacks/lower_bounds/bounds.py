@@ -248,7 +248,7 @@ def clopper_pearson(
     misses = (present_scores[:, None] <= _THRESHOLDS).sum(0)
     a = _rate_at_most(false_alarms, len(absent_scores), error)
     b = _rate_at_most(misses, len(present_scores), error)
-    mu = float(np.max(np.where((a < 1) & (b < 1), -_quantile(a) - _quantile(b), 0.0)))
+    mu = float(np.max(np.where((a < 1) & (b < 1), stats.norm.isf(a) + stats.norm.isf(b), 0.0)))
     return from_mu("Clopper-Pearson", GDP_INDEPENDENT, mu, delta=delta, confidence=confidence)
 
 
@@ -280,10 +280,6 @@ def _rate_at_most(errors: NDArray[np.int64], trials: int, alpha: float) -> Array
     """Return Clopper and Pearson's upper end of a rate, each wrong with probability alpha."""
     above = stats.beta.ppf(1 - alpha, errors + 1, np.maximum(trials - errors, 1))
     return np.where(errors == trials, 1.0, above)
-
-
-def _quantile(rate: Array) -> Array:
-    return np.asarray(stats.norm.ppf(np.minimum(rate, 1 - 2.0**-53)))
 
 
 def _sides(scores: ArrayLike, present: ArrayLike) -> tuple[Array, Array]:

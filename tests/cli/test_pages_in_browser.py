@@ -166,30 +166,17 @@ def _audit():
     )
 
 
-def _images(privpart, folder: Path) -> Path:
-    """Audit an image as a person does, and return the page."""
-    page = folder / "page.html"
-    done = privpart(
-        *("audit", "leakage", "--model", "lenet", "--data", "digits", "--effort", "quick"),
-        *("--view", "full", "--view", "conv1.*", "--view", "dense2.*"),
-        *("--out", str(folder / "audit"), "--html", str(page), "--trials", "2"),
-    )
-    assert done.returncode == 0, done.stderr
-    return page
+def _images(folder: Path) -> str:
+    """Return the options that audit an image."""
+    return "--model lenet --data digits --effort quick --view full --view conv1.* --view dense2.*"
 
 
-def _text(privpart, folder: Path) -> Path:
-    """Audit sentences of a plan."""
+def _text(folder: Path) -> str:
+    """Return the options that audit the sentences of a plan, which is written."""
     example = runpy.run_path(str(Path(__file__).with_name("test_audit_text.py")))
     (folder / "text_code.py").write_text(example["CODE"])
     (folder / "plan.toml").write_text(example["PLAN"])
-    page = folder / "page.html"
-    done = privpart(
-        *("audit", "leakage", "--plan", str(folder / "plan.toml"), "--trials", "3"),
-        *("--out", str(folder / "audit"), "--html", str(page)),
-    )
-    assert done.returncode == 0, done.stderr
-    return page
+    return f"--plan {folder / 'plan.toml'}"
 
 
 AUDITS = {"image audit": _images, "text audit": _text}
@@ -206,7 +193,10 @@ PAGES = {
 def file(request, privpart, tmp_path_factory):
     path = tmp_path_factory.mktemp("pages") / "page.html"
     if request.param in AUDITS:
-        return AUDITS[request.param](privpart, path.parent)
+        words = ["audit", "leakage", *AUDITS[request.param](path.parent).split(), "--trials", "2"]
+        done = privpart(*words, "--out", str(path.parent / "audit"), "--html", str(path))
+        assert done.returncode == 0, done.stderr
+        return path
     PAGES[request.param]().write(path)
     return path
 
