@@ -13,6 +13,7 @@ directions are composed, each with its own, and the larger delta counts.
     Profiled                   by bounds on both profiles of a step, T times      PLD of its profile
     Dominated                  several of these together                          as each of them
     StatedGuarantee            randomised response with failure delta             PLD
+    SelectedGuarantee          by the bound on its profile, in both directions    PLD of its profile
 
 Of bins, and of samples of bounded size, upper bounds on delta(epsilon) are known, in both
 directions. The true profile is convex in e^epsilon, so it lies below the greatest convex function
@@ -37,6 +38,7 @@ from numpy.typing import NDArray
 from accounting import accountants, checks
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
+from accounting.selection import SelectedGuarantee
 from accounting.sensitivity import Array
 from accounting.subsampled import SampledGuarantee
 
@@ -159,6 +161,8 @@ class ComposedGuarantee:
         delta = checks.probability("delta", delta)
         if self.mu is not None:
             return Guarantee(self.mu).epsilon(delta)
+        if isinstance(alone := self.releases[0], SelectedGuarantee) and len(self.releases) == 1:
+            return alone.epsilon(delta)
         stated = math.fsum(r.delta for r in self.releases if isinstance(r, StatedGuarantee))
         least = max(stated, _LEAST_DELTA)
         if not delta > least:

@@ -18,6 +18,7 @@ from accounting.guarantee import FORMULAS, Guarantee, Method, mu_upper
 from accounting.mechanisms import Mechanism, fingerprint
 from accounting.participation import Participation
 from accounting.realised import Realised
+from accounting.selection import SelectedGuarantee, fields_of
 
 _SCHEMA = "privpart/epsilon/1"
 
@@ -48,6 +49,11 @@ _NOT_COVERED_OF_EXAMPLES = (
     "side channels, such as time, memory and traffic",
 )
 
+_NOT_COVERED_OF_A_SELECTION = (
+    "choosing the candidates, the score or when to stop on private data, and how long the "
+    "selection took, which tells about the number of its trainings"
+)
+
 AssumptionStatus = Literal["enforced", "verified", "vouched", "asserted", "violated"]
 Severity = Literal["critical", "theoretical"]
 
@@ -76,6 +82,8 @@ class PrivacyReport:
         sampling: how the members of each round were drawn, if epsilon is amplified by that: its
             "name", parameters and "method". ``epsilon`` alone is amplified; ``mu`` and all that
             follows from it hold whoever learns who was sampled, so runs compose by them.
+        selection: how the run was selected among others, if its epsilon pays for that, see
+            ``selected``. ``mu`` is then that of one Gaussian that costs no less.
     """
 
     mechanism: str
@@ -113,6 +121,7 @@ class PrivacyReport:
     realised: Realised | None = None
     sampling: Mapping[str, Any] | None = None
     metrics: Mapping[str, Any] | None = None
+    selection: Mapping[str, Any] | None = None
 
     @classmethod
     def of(
@@ -233,6 +242,37 @@ class PrivacyReport:
             objections.append("the noise is seeded: whoever knows the seed can subtract it.")
         return tuple(objections)
 
+    def selected(self, cost: SelectedGuarantee, candidates: int) -> "PrivacyReport":
+        """Return the report of a run that was released as the best of a secret number of runs.
+
+        Args:
+            cost: of the whole selection, of Gaussian runs.
+            candidates: number of listed settings, from which each run drew its own.
+        """
+        dominating, fields = Guarantee(cost.mu), fields_of(cost)
+        conditions = [a for a in self.assumptions if a.code != "choices"]
+        conditions += [
+            Assumption(code, text.format(candidates=candidates), "asserted", consequence)
+            for code, text, consequence in _ASSUMPTIONS_OF_A_SELECTION
+        ]
+        return replace(
+            self,
+            epsilon=cost.epsilon(self.delta),
+            mu=dominating.mu,
+            rho=dominating.rho,
+            advantage=cost.advantage(),
+            effective_noise_multiplier=dominating.effective_noise_multiplier,
+            tpr_at_fpr=tuple((fpr, cost.tpr_at_fpr(fpr)) for fpr in _FALSE_POSITIVE_RATES),
+            assumptions=tuple(conditions),
+            formula="private selection (Liu and Talwar 2019), by a bound on its privacy profile",
+            not_covered=(_NOT_COVERED_OF_A_SELECTION, *self.not_covered[1:]),
+            selection={
+                "candidates": candidates,
+                **fields,
+                "epsilon_of_one": Guarantee(fields["mu"]).epsilon(self.delta),
+            },
+        )
+
     def with_status(self, code: str, status: AssumptionStatus, evidence: str) -> "PrivacyReport":
         """Return the report with another status, and its evidence, for one assumption."""
         if code not in (codes := [a.code for a in self.assumptions]):
@@ -281,6 +321,7 @@ class PrivacyReport:
         one_over_mu = down(self.effective_noise_multiplier, 5)
         unsampled = up(self.guarantee.epsilon(self.delta), 5)
         sampled, earlier = self.sampling is not None, bool(self.earlier_mu)
+        one_of, chosen = self.selection or {}, self.selection is not None
         rows = [
             (True, "epsilon", up(self.epsilon, 5), self.formula),
             (True, "delta", up(self.delta, 6), ""),
@@ -298,6 +339,7 @@ class PrivacyReport:
             (True, "mu", up(self.mu, 5), f"effective noise multiplier 1/mu = {one_over_mu}"),
             (self.metrics is not None, "metrics", self._cost_of_metrics(), ""),
             (earlier, "earlier runs", f"mu {up(self.earlier_mu, 5)}, which is included", ""),
+            (chosen, "best of K", f"{_best_of(one_of)}; mu above costs no less", ""),
             (True, "rho", up(self.rho, 5), ""),
             (True, "advantage", f"at most {up(self.advantage, 3)} for any membership test", ""),
             (True, "cross-check", f"{agrees}: {second.method} says {up(second.epsilon, 5)}", ""),
@@ -312,6 +354,19 @@ class PrivacyReport:
             f"epsilon {up(shown['epsilon'], 5)}, mu {up(shown['mu'], 5)} for the users who "
             f"evaluate, {who}; {shown['released']}"
         )
+
+
+def _best_of(selection: Mapping[str, Any]) -> str:
+    """Return what a selection is the best of."""
+    if not selection:
+        return ""
+    named = {"eta": "negative binomial", "most": "binomial"}
+    kind = next((text for name, text in named.items() if name in selection), "Poisson")
+    return (
+        f"the best of a secret number of trainings, {selection['expected']:g} on average ({kind}), "
+        f"each with one of {selection['candidates']} candidates; one training alone has epsilon "
+        f"{up(selection['epsilon_of_one'])}, mu {up(selection['mu'])}"
+    )
 
 
 class Figure(NamedTuple):
@@ -563,6 +618,35 @@ def _common_assumptions(participation: Participation, unit: str) -> tuple[_Condi
     )
 
 
+_ASSUMPTIONS_OF_A_SELECTION: tuple[_Condition, ...] = (
+    (
+        "choices",
+        "paid: which of {candidates} listed candidates is released was decided by a private "
+        "selection, whose cost is in epsilon",
+        "the choice is an additional release that this epsilon does not cover",
+    ),
+    (
+        "selection",
+        "the number of trainings was drawn from the stated distribution before the first one; all "
+        "of them ended, and nothing of the others, nor their number, was released or kept",
+        "all trainings count: mu is that of one times the square root of their number",
+    ),
+    (
+        "candidates",
+        "the list of candidates, the distribution of the number of trainings and the score were "
+        "chosen without private data, and whoever ran the selection looked at no training before "
+        "its end",
+        "what was chosen by a look is an additional release that this epsilon does not cover",
+    ),
+    (
+        "score",
+        "the score by which the best training was found depends on its model and on public data "
+        "alone",
+        "no guarantee for those whose data the score read",
+    ),
+)
+
+
 STATUS_SENTENCES = {
     "holds": "The guarantee holds: all that it rests on was enforced, verified or vouched for.",
     "conditional": "The guarantee is conditional: part of what it rests on was not checked, or is "
@@ -605,6 +689,7 @@ def _claim(report: PrivacyReport) -> str:
         f"privacy. Unit: one {report.unit}, taking part {often} in {report.rounds} {places}. "
         f"Adjacency: {report.adjacency}; the run is compared {neighbours}, while {stays}. "
         f"Trust model: {report.trust_model}."
+        + (f" The run is {_best_of(chosen)}." if (chosen := report.selection) else "")
     )
 
 
@@ -646,7 +731,10 @@ def _accounting(report: PrivacyReport) -> str:
         )
     second = report.cross_check
     agrees = "agrees to" if second.consistent else "CONTRADICTS this by"
+    if report.selection is not None:
+        text += " mu is that of one Gaussian that costs no less than the selection."
     of = "" if report.sampling is None else " of mu"
+    of = of if report.selection is None else " of one training"
     return (
         f"{text} A second accountant{of} ({second.method}) says {up(second.epsilon)} at the same "
         f"delta; it {agrees} a relative {up(second.agree_to, 2)}."

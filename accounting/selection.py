@@ -19,13 +19,16 @@ Along an edge of the hull that spans dA with slope s, it gains dA (l - exp(e) s)
 
 A cell [x1, x2] of positions counts with A(x1) and B(x2), which rounds against us. An adversary who
 chooses the scores comes within 0.4 % of this epsilon for a Gaussian base.
+
+At small epsilons the sum is above what it would cost to count all runs and to release K, too, which
+is more: sum over k of Pr[K = k] delta(e; sqrt(k) mu). The smaller of the two holds.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from decimal import Context, Decimal
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -34,6 +37,7 @@ from numpy.typing import NDArray
 from accounting import checks, gaussian
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
+from accounting.typed import split_text, typed_values
 
 Array = NDArray[np.float64]
 MOST_RUNS = 1_000
@@ -46,6 +50,12 @@ _LOGITS = (-700.0, 36.0)
 """Positions, as log(x / (1 - x)): beyond them x and 1 - x are no floats any more."""
 _ROUNDED = 1e-12
 """Relative error of a slope: about twenty operations."""
+_COUNTED_FROM = 1e-4
+"""Deltas below which counting all runs is rarely cheaper, so that it is not computed."""
+_MOST_COUNTED = 100_000
+"""Runs up to which K is told apart where all of them are counted."""
+LEAST_DELTA = 1e-100
+"""Deltas from which on ``SelectedGuarantee.mu`` is proven."""
 
 
 class Base(Protocol):
@@ -70,6 +80,8 @@ class Repetitions(Protocol):
 
     def probabilities(self) -> Iterator[Decimal]:
         """Yield Pr[K = 1], Pr[K = 2], ... to 50 digits; they end only if K is bounded."""
+
+    def __hash__(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +228,36 @@ class BinomialRuns:
             yield mass
 
 
+Kind = type[NegativeBinomialRuns] | type[PoissonRuns] | type[BinomialRuns]
+_KINDS: dict[str, tuple[Kind, set[str]]] = {
+    "negative-binomial": (NegativeBinomialRuns, {"expected", "eta"}),
+    "poisson": (PoissonRuns, {"expected"}),
+    "binomial": (BinomialRuns, {"expected", "most"}),
+}
+
+
+def repetitions_of(text: str, name: str = "best_of") -> Repetitions:
+    """Return the distribution of K that was typed.
+
+    Args:
+        text: a mean, of a geometric K, or a distribution: "binomial:expected=3,most=5".
+        name: what the text was typed for, for messages.
+    """
+    try:
+        return NegativeBinomialRuns(float(text))
+    except ConfigError:
+        raise
+    except ValueError:
+        kind_name, options = split_text(text)
+    if kind_name not in _KINDS:
+        raise ConfigError(f"{name}={text}: must be a mean number of runs, or {', '.join(_KINDS)}.")
+    kind, allowed = _KINDS[kind_name]
+    values = typed_values(kind, kind_name, options, allowed)
+    if missing := {"expected", "most"} & allowed - values.keys():
+        raise ConfigError(f"{name}={text}: {', '.join(sorted(missing))} is missing.")
+    return kind(**values)
+
+
 def draw(repetitions: Repetitions, random_bits: Callable[[int], int]) -> int:
     """Return K, drawn by inversion to 50 digits.
 
@@ -269,6 +311,10 @@ class SelectedGuarantee:
     def delta(self, epsilon: float) -> float:
         """Return a delta that holds with ``epsilon`` >= 0, rounded up; at most 1."""
         epsilon = checks.nonnegative("epsilon", epsilon)
+        bound = self._nearer(epsilon)
+        return bound if bound < _COUNTED_FROM else min(bound, self._counted(epsilon))
+
+    def _nearer(self, epsilon: float) -> float:
         spans, logs = self._edges
         terms = [
             span * _profile(self.base, epsilon + log)
@@ -297,6 +343,93 @@ class SelectedGuarantee:
             middle = (low + high) / 2
             low, high = (low, middle) if self.delta(middle) <= delta else (middle, high)
         return high
+
+    @cached_property
+    def mu(self) -> float:
+        """The mu of one Gaussian that costs no less than the selection at any delta >= 1e-100.
+
+        It is far from tight: use it where only a mu can be added.
+        """
+        epsilons, deltas = self.profile
+        # Between two epsilons the selection has at most the first one's delta.
+        cells = zip(epsilons[1:].tolist(), deltas[:-1].tolist(), strict=True)
+        return max(gaussian.mu(e, min(d, 1 - 1e-12)) for e, d in cells) * (1 + 1e-6)
+
+    @cached_property
+    def profile(self) -> tuple[Array, Array]:
+        """Epsilons from 0, and the deltas that hold with them, down to 1e-100."""
+        epsilons, deltas = [0.0], [self.delta(0.0)]
+        while deltas[-1] >= LEAST_DELTA:
+            epsilons.append(epsilons[-1] + max(0.02, 0.02 * epsilons[-1]))
+            deltas.append(min(deltas[-1], self.delta(epsilons[-1])))
+            if epsilons[-1] > 1e4:
+                raise ConfigError("delta: that of this selection does not fall to 1e-100.")
+        return np.array(epsilons), np.array(deltas)
+
+    @property
+    def steps(self) -> int:
+        """One, as a release that composes with others (``composed.Profiled``)."""
+        return 1
+
+    @cached_property
+    def reach(self) -> float:
+        """Greatest loss that is told from an infinite one: beyond it, delta is below 1e-13."""
+        epsilons, deltas = self.profile
+        return float(epsilons[np.searchsorted(-deltas, -1e-13)])
+
+    @property
+    def spread(self) -> float:
+        """About one standard deviation of the loss, or more."""
+        return self.mu
+
+    def removed(self, epsilons: Array) -> Array:
+        """Return upper bounds on delta at epsilons of any sign, in either direction."""
+        grid, deltas = self.profile
+        # delta is convex in e^epsilon, so that a chord lies above it.
+        chord = np.interp(np.expm1(np.abs(epsilons)), np.expm1(grid), deltas)
+        below = np.minimum(epsilons, 0.0)
+        return np.minimum(1.0, np.exp(below) * chord - np.expm1(below))
+
+    def added(self, epsilons: Array) -> Array:
+        """Return the same: the bound is on both directions."""
+        return self.removed(epsilons)
+
+    def advantage(self) -> float:
+        """Return an upper bound on any membership test's true minus false-positive rate."""
+        return self.delta(0.0)
+
+    def tpr_at_fpr(self, fpr: float) -> float:
+        """Return an upper bound on the true-positive rate of any membership test at ``fpr``."""
+        fpr = checks.probability("fpr", fpr)
+        epsilons, deltas = self.profile
+        rates = np.minimum(
+            np.exp(np.minimum(epsilons, 700.0)) * fpr + deltas,
+            1 - np.exp(-epsilons) * (1 - fpr - deltas),
+        )
+        return min(1.0, float(rates.min()) * (1 + 1e-9))
+
+    def _counted(self, epsilon: float) -> float:
+        """Return the delta of releasing K and all runs, of a Gaussian base; else 1."""
+        if not isinstance(self.base, Guarantee):
+            return 1.0
+        mu = self.base.mu
+        terms = [p * gaussian.delta(mu * math.sqrt(k), epsilon) for k, p in self._groups]
+        beyond = max(0.0, 1 - math.fsum(p for _, p in self._groups)) + _ROUNDED
+        return min(1.0, (math.fsum(terms) + beyond) * (1 + _ROUNDED))
+
+    @cached_property
+    def _groups(self) -> list[tuple[int, float]]:
+        """Pairs of the greatest K of a group and its probability; groups are 5 % wide."""
+        groups: list[tuple[int, float]] = []
+        mass, last = 0.0, 1
+        for k, probability in enumerate(self.repetitions.probabilities(), start=1):
+            mass += float(probability)
+            if k >= last:
+                groups.append((k, mass))
+                mass, last = 0.0, max(k + 1, int(1.05 * k))
+            if k >= _MOST_COUNTED or (k > self.repetitions.expected and probability < 1e-20):
+                break
+        return [*groups, (last, mass)]
 
     @cached_property
     def _edges(self) -> tuple[Array, Array]:
@@ -329,6 +462,28 @@ class SelectedGuarantee:
             logits = np.sort(np.concatenate((logits, middles)))
 
 
+def fields_of(selected: SelectedGuarantee) -> dict[str, int | float]:
+    """Return the numbers that name a selection of Gaussian runs, for ``selected_of``."""
+    if not isinstance(selected.base, Guarantee):
+        raise ConfigError("base: must be a Guarantee; only mu names a base by a number.")
+    return {"mu": selected.base.mu, **asdict(selected.repetitions)}  # type: ignore[call-overload]
+
+
+@lru_cache(maxsize=16)
+def _selected(mu: float, fields: frozenset[tuple[str, int | float]]) -> SelectedGuarantee:
+    kinds = (kind for kind, names in _KINDS.values() if names == {name for name, _ in fields})
+    if (kind := next(kinds, None)) is None:
+        raise ConfigError("selection: has not the numbers of a known distribution of K.")
+    return SelectedGuarantee(Guarantee(mu), kind(**dict(fields)))  # type: ignore[arg-type]
+
+
+def selected_of(fields: Mapping[str, int | float]) -> SelectedGuarantee:
+    """Return the selection that these numbers name."""
+    others = {name: value for name, value in fields.items() if name != "mu"}
+    return _selected(fields["mu"], frozenset(others.items()))
+
+
+@lru_cache(maxsize=16)
 def most_mu(repetitions: Repetitions, *, target_epsilon: float, delta: float) -> float:
     """Return the greatest mu of one run for which the selection costs at most the target.
 

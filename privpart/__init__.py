@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from privpart.settings.client import LocalTraining
     from privpart.settings.server import ServerOptimizer
     from privpart.start_values import Constant, Glorot, He, Normal, Uniform
+    from privpart.study.tune import tune
     from privpart.training.metric import Accuracy
     from privpart.training.train import Run, train
 
@@ -62,6 +63,7 @@ _NAMES = {
     "settings.client": "LocalTraining",
     "settings.server": "ServerOptimizer",
     "start_values": "Constant Glorot He Normal Uniform",
+    "study.tune": "tune",
     "training.metric": "Accuracy",
     "training.train": "Run train",
 }
@@ -106,6 +108,7 @@ __all__ = [
     "fit",
     "server_app",
     "train",
+    "tune",
 ]
 
 

@@ -41,6 +41,7 @@ from privpart.cli.init import init
 from privpart.cli.report import report
 from privpart.cli.sweep import sweep
 from privpart.cli.train import train
+from privpart.cli.tune import tune
 from privpart.cli.verify import verify
 
 
@@ -76,7 +77,7 @@ _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     _BUDGET: (epsilon, calibrate, mechanisms, budget, costs),
     _TRAIN: (init, doctor, train, close),
     _REPORT: (report, verify, export),
-    _STUDY: (sweep, frontier, demo),
+    _STUDY: (sweep, frontier, tune, demo),
 }
 for _panel in _BUDGET, _TRAIN, _REPORT, _STUDY:
     for _command in _PANELS[_panel]:

@@ -59,6 +59,7 @@ _WORDS = (
     "rest",
     "round_seconds",
     "seen_in_clear",
+    "selection",
     "unit",
 )
 """Facts that a report, or a command that continues the run, takes for this package's own words."""
@@ -274,6 +275,8 @@ def _forked(old: Path) -> tuple[PrivacyReport, dict[str, Any], Tensor]:
             "samples who takes part: it is never forked. Begin a new run": (
                 before.sampling is not None
             ),
+            "is the best of several, whose cost is not that of one run: it is never forked. Begin "
+            "a new run": before.selection is not None,
         }
         for why, applies in unfit.items():
             if applies:

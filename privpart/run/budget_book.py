@@ -44,6 +44,7 @@ from accounting.cohorts import Sampled
 from accounting.composed import Release
 from accounting.random_allocation import Shares
 from accounting.report import up
+from accounting.selection import selected_of
 from privpart.plan import PrivacyPlan
 from privpart.run import log
 from privpart.run.lives import Life, lives
@@ -51,6 +52,14 @@ from privpart.run.log import Entry, Event
 from privpart.run.population import LONGEST_NAME, is_public, refuse_population, spoken
 
 Status = Literal["holds", "not-private", "nothing released", "unknown"]
+
+
+_HIDDEN = {
+    False: ", some of which hold while nobody learns who was sampled",
+    True: ", some of which are the best of several trainings, and hold while nobody learns of how "
+    "many, or anything of the others",
+}
+"""What is to stay hidden, by whether a charge is that of a selection."""
 
 
 class BudgetExceededError(ConfigError):
@@ -231,8 +240,8 @@ class Account:
             elif delta is not None:
                 words.insert(0, f"no epsilon at delta {delta:g}, which is below what is stated")
             sentence = f"{', '.join(words)}: {sentence}" if words else sentence
-            if any(charge.entry.sampled for charge in self.charges):
-                sentence += ", some of which hold while nobody learns who was sampled"
+            kinds = {charge.entry.is_selection for charge in self.charges if charge.entry.sampled}
+            sentence += "".join(text for kind, text in _HIDDEN.items() if kind in kinds)
         if self.status == "not-private":
             simulations = counted(self.unbounded, "run")
             sentence = f"NOT PRIVATE: {simulations} without secret noise. The others: {sentence}"
@@ -262,8 +271,9 @@ def all_runs(facts: Mapping[str, Any], delta: float) -> AllRuns | None:
         facts: facts of the run's ledger.
         delta: in (0, 1).
     """
-    name, run = facts.get("population_name"), facts["run_id"]
+    name = facts.get("population_name")
     try:
+        run = charged_as(facts)
         entries = log.lines_of()
         # A run that named nobody may be in the book as the parent of a fork.
         name = name or next((e.population for e in entries if e.run == run and e.population), None)
@@ -277,6 +287,19 @@ def all_runs(facts: Mapping[str, Any], delta: float) -> AllRuns | None:
     except ConfigError as error:
         sentence = f"unknown: {error}".rstrip(".")
         return AllRuns(str(name or "")[:LONGEST_NAME], "unknown", 0, None, None, sentence)
+
+
+def charged_as(facts: Mapping[str, Any]) -> str:
+    """Return the name under which people pay for a run: its own, or that of its selection.
+
+    Args:
+        facts: of the run's ledger.
+    """
+    named = facts.get("selection", facts)
+    name = named.get("id", facts["run_id"])
+    if not isinstance(name, str) or not log.RUN_ID.fullmatch(name):
+        raise ConfigError("selection: the ledger does not name it.")
+    return name
 
 
 def counted(number: int, noun: str) -> str:
@@ -376,17 +399,25 @@ def enter(
         StorageError: the disk refused.
     """
     mu, sampled = None, None
-    if facts["seed"] is None and plan.noise_multiplier > 0:
+    run, people = facts["run_id"], facts.get("population_name")
+    if (part_of := facts.get("selection")) is not None:
+        # Its people paid for the whole selection when that began here, or pay for it now.
+        if event == "begun" and not log.is_apart():
+            raise ConfigError("selection: a run of one is begun by the selection alone.")
+        mu = selected_of(part_of["cost"]).mu
+        run, people = (run, None) if event == "begun" else (charged_as(facts), people)
+        sampled = None if event == "begun" else dict(part_of["cost"])
+    elif facts["seed"] is None and plan.noise_multiplier > 0:
         mu = plan.unsampled_guarantee().mu
         sampled = _amplified(plan.guarantee())
     entry = Entry(
         event=event,
-        run=facts["run_id"],
+        run=run,
         rounds=rounds,
         evaluations=evaluations,
         head=head,
         at=log.now(),
-        population=facts.get("population_name"),
+        population=people,
         mu=mu,
         delta=facts.get("delta"),
         parent=facts.get("fork_of"),
@@ -406,6 +437,27 @@ def enter(
     is_new = all(charge.entry.run != entry.run for charge in before.charges)
     if is_new and entry.rounds < plan.rounds and "closed" not in facts:
         _refuse_beyond_limit(before, new)
+
+
+def enter_selection(entry: Entry) -> None:
+    """Charge a selection before its first run, as ``enter`` does; inside of ``log.writing``.
+
+    Raises:
+        BudgetExceededError: it would pass the limit of its population.
+        ConfigError: another selection about the same people has not ended. If it could be left
+            without a charge, a look at its runs would decide which selection counts.
+    """
+    before = account(entry.population or "")
+    _refuse_alike(before, before.population)
+    open_ones = [c for c in before.charges if c.entry.is_selection and c.status == "running"]
+    if open_ones and not is_public(before.population):
+        raise ConfigError(
+            f"a selection about {before.population!r} has not ended, in "
+            f"{open_ones[0].entry.folder}: resume it there, or give it up by privpart tune --out "
+            f"{open_ones[0].entry.folder} --abandon, which charges all of its trainings."
+        )
+    _refuse_beyond_limit(before, [entry])
+    log.append(entry)
 
 
 def _amplified(run: Guarantee | Sampled) -> dict[str, int | float] | None:

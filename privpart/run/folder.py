@@ -194,6 +194,7 @@ class RunFolder:
             undo.callback(folder_lock.release)
             run = cls(folder, Ledger(folder), folder_lock)
             undo.callback(run.close)
+            run._refuse_part_of_a_selection(adopt=adopt)
             # While a last line that was damaged later can still be repaired: it is cut off below.
             entries = log.lines_of(run.facts["run_id"]) if run._is_logged else []
             why = run._unknown(entries)
@@ -330,6 +331,14 @@ class RunFolder:
                 f"{self.path}: the run was ended early, after {self.rounds} of {self.plan.rounds} "
                 "rounds, and its keys are erased. Its report and its model can be read; to "
                 "continue from its model, begin a fork, whose report adds the cost of both."
+            )
+
+    def _refuse_part_of_a_selection(self, *, adopt: bool) -> None:
+        """Refuse a run of a selection, unless that continues it; its winner has ended."""
+        if "selection" in self.facts and not log.is_apart() and (adopt or not self._ended):
+            raise ConfigError(
+                f"{self.path}: is one of the trainings of a selection, of which nothing but the "
+                "best one is released. Continue the selection: the same command, privpart tune."
             )
 
     def end_early(self, reason: str = "") -> None:
@@ -608,8 +617,12 @@ class RunFolder:
             )
         run_id, people = self.facts["run_id"], self.facts.get("population_name")
         life = lives(entries).get(run_id) or Life()
-        payers = {spoken(e.population) for e in entries if e.run == run_id and e.population}
+        payer = budget_book.charged_as(self.facts)
+        entries = entries if payer == run_id else log.lines_of(payer)
+        payers = {spoken(e.population) for e in entries if e.run == payer and e.population}
         unpaid = people is not None and spoken(refuse_population(people)) not in payers
+        # A selection's own log charges nobody.
+        unpaid = unpaid and not log.is_apart()
         adopted, head = bool(why and adopt), self._ledger.chains[-1]
         if adopted or unpaid:
             with log.writing():

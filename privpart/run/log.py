@@ -28,6 +28,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,6 +40,7 @@ from pydantic import TypeAdapter
 from accounting import Guarantee, SampledGuarantee, StatedGuarantee, TruncatedGuarantee, checks
 from accounting.checks import ConfigError, parsed_json
 from accounting.random_allocation import Shares
+from accounting.selection import SelectedGuarantee, selected_of
 from privpart.run.population import refuse_population
 from privpart.run.store import (
     HANDLED,
@@ -63,9 +65,11 @@ _LOG, _MARK, _LOCK = "runs.log", "runs.mark", "runs.lock"
 _SHORT_TAIL, _TAIL = 2**11, 2**16
 """Bytes that hold the last two lines usually, and always."""
 _LONGEST_FOLDER, _LONGEST_NAME = 4096, 200
-_RUN_ID = re.compile("[0-9a-f]{32}")
+RUN_ID = re.compile("[0-9a-f]{32}")
 _PATIENCE = 60.0
 """Seconds to wait for another process that begins a run."""
+_APART: ContextVar[Path | None] = ContextVar("apart", default=None)
+"""Directory of the log in which a selection keeps its runs until it ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +87,8 @@ class Entry:
         mu: cost of the whole plan of this run alone, whoever learns who took part; None without a
             bound.
         sampled: fields of the ``SampledGuarantee`` of a run on Poisson samples, of the
-            ``TruncatedGuarantee`` of one on samples of bounded size, or of the
-            ``Shares`` of one in bins; None of others.
+            ``TruncatedGuarantee`` of one on samples of bounded size, of the ``Shares`` of one in
+            bins, or of the ``SelectedGuarantee`` of a selection; None of others.
         delta: delta that the run was planned with, or that of a limit.
         parent: run that it was forked from.
         planned: planned rounds.
@@ -110,7 +114,7 @@ class Entry:
     evaluations: int = 0
 
     def __post_init__(self) -> None:
-        named = _RUN_ID.fullmatch(self.run) is not None
+        named = RUN_ID.fullmatch(self.run) is not None
         # A negative number would count from the end of the chain.
         done = min(self.rounds, self.evaluations)
         if named == (self.event in ("limit", "lost")) or done < 0:
@@ -129,16 +133,23 @@ class Entry:
             checks.positive("epsilon", self.epsilon or 0.0)
 
     @property
-    def amplified(self) -> SampledGuarantee | TruncatedGuarantee | Shares | None:
-        """What the run costs while nobody learns who was sampled; None if that is not known."""
+    def amplified(self) -> "Amplified | None":
+        """What the run costs while nobody learns who was sampled, or of how many it is the best."""
         if self.sampled is None:
             return None
+        if self.is_selection:
+            return selected_of(self.sampled)
         kind: type[SampledGuarantee | Shares | TruncatedGuarantee] = SampledGuarantee
         if "bins" in self.sampled:
             kind = Shares
         elif "most" in self.sampled:
             kind = TruncatedGuarantee
         return kind(**self.sampled)  # type: ignore[arg-type]
+
+    @property
+    def is_selection(self) -> bool:
+        """Whether the line charges a selection, whose one release is the best of its runs."""
+        return self.sampled is not None and "expected" in self.sampled
 
     def _refuse_odd_costs(self) -> None:
         _ = self.amplified  # which refuses what is out of range
@@ -156,6 +167,7 @@ class Entry:
         return json.dumps({k: v for k, v in values.items() if v != _USUAL[k]}).encode()
 
 
+Amplified = SampledGuarantee | TruncatedGuarantee | Shares | SelectedGuarantee
 _USUAL = {field.name: field.default for field in fields(Entry)}
 _ENTRY = TypeAdapter(Entry)
 
@@ -167,6 +179,8 @@ def directory() -> Path:
         ConfigError: the variable is not set, and there is no home directory; or the directory would
             be another one wherever a command is called, each with a log of its own.
     """
+    if (place := _APART.get()) is not None:
+        return place
     try:
         usual = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
         path = Path(os.environ.get(VARIABLE) or Path(usual) / "privpart")
@@ -178,6 +192,21 @@ def directory() -> Path:
             f"released is kept in it. Set {VARIABLE} to one, such as {path.absolute()}."
         )
     return path
+
+
+@contextmanager
+def apart(place: Path) -> Iterator[None]:
+    """Read and write another log, in a directory of its own, until the end of the block."""
+    token = _APART.set(place)
+    try:
+        yield
+    finally:
+        _APART.reset(token)
+
+
+def is_apart() -> bool:
+    """Return whether the log is that of the runs of a selection that has not ended."""
+    return _APART.get() is not None
 
 
 def lines_of(run: str = "") -> list[Entry]:

@@ -16,9 +16,11 @@ from accounting.checks import ConfigError, is_large_delta
 from accounting.guarantee import Guarantee
 from accounting.metrics import Metrics
 from accounting.report import Assumption, AssumptionStatus, up
+from accounting.selection import selected_of
 from privpart.engines.protocol import OPTIMIZER, OWN_ENGINES
 from privpart.messages import ClientId
 from privpart.plan import PrivacyPlan
+from privpart.run import selection
 from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.canaries import measured_from_below
 from privpart.run.evaluations import Evaluation
@@ -43,7 +45,7 @@ _VERDICTS = {
 }
 _FIGURES = (
     "epsilon", "not hidden", "delta", "unit", "mechanism", "noise multiplier", "mu",
-    "metrics", "earlier runs", "cross-check",
+    "best of K", "metrics", "earlier runs", "cross-check",
 )  # fmt: skip
 """What the table of a run shows of a guarantee's figures."""
 AUTHENTICATED, UNAUTHENTICATED = "authenticated nodes", "asserted"
@@ -166,7 +168,8 @@ class RunReport:
             verdict += "; delta is too large"
         figures = {name: figure.text for name, figure in g.figures().items()}
         figures["epsilon"] = (
-            f"{up(g.epsilon, 5)}   (this run{f'; {g.formula}' if g.sampling else ''})"
+            f"{up(g.epsilon, 5)}   (this {'selection' if g.selection else 'run'}"
+            f"{f'; {g.formula}' if g.sampling or g.selection else ''})"
         )
         after = {
             "mechanism": [("ledger", self.progress())],
@@ -278,6 +281,8 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         unit=unit,
         population=_population(chosen, facts.get("population_size"), histories, plan),
     )
+    if (part_of := facts.get("selection")) is not None:
+        report = _selected(report, part_of)
     report = _with_evidence(report, plan, evidence, deviations)
     return RunReport(
         run_id=facts["run_id"],
@@ -298,6 +303,17 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         noised=NoisedMetrics.of(plan, evaluations),
         cost=_cost(plan, facts),
     )
+
+
+def _selected(report: PrivacyReport, part_of: Mapping[str, Any]) -> PrivacyReport:
+    """Return the report of the best of several runs, by what its ledger says of the selection."""
+    cost = selected_of(part_of["cost"])
+    if not report.mu <= part_of["cost"]["mu"]:
+        raise ConfigError(
+            f"selection: one run costs mu {up(report.mu)}, and the selection was accounted for "
+            f"runs of at most {up(part_of['cost']['mu'])}."
+        )
+    return report.selected(cost, int(part_of["candidates"]))
 
 
 def parameter_sizes(facts: Mapping[str, Any]) -> list[int] | None:
@@ -455,6 +471,8 @@ def _of_code_and_ledger(
         words |= _of_sampling(plan, report, evidence)
     if plan.metrics is not None:
         words["metrics"] = _metrics(plan.metrics, evidence.ledger.evaluations)
+    if "selection" in facts:
+        words |= selection.words(facts, evidence.head)
     if foreign := sum(_is_foreign(row, facts) for row in evidence.rows):
         why = (
             f"in {foreign} of {len(evidence.rows)} rounds a server or optimizer that is not this "

@@ -88,11 +88,20 @@ class BasePlan:
             self._cells[key] = Cell(labels, seed, plan, self._codes[names])
         return self._cells[key]
 
-    def _plan(self, seed: int, changes: Sequence[Changes]) -> PlanFile:
+    def plan(self, changes: Sequence[Changes], name: str, in_python: bool = False) -> PlanFile:
+        """Return the base plan with all changes, under a name for errors; see ``validated``."""
+        values = self._changed(changes)
+        return validated(values, name=name, folder=self.folder, in_python=in_python)
+
+    def _changed(self, changes: Sequence[Changes]) -> dict[str, Any]:
         # changes are written into nested tables, which all cells share
         values = deepcopy(dict(self.tables))
         for change in changes:
             _apply(values, change)
+        return values
+
+    def _plan(self, seed: int, changes: Sequence[Changes]) -> PlanFile:
+        values = self._changed(changes)
         model = values.get("model", {})
         # a network that keeps all its weights has no seed
         keeps = isinstance(model, dict) and "factory" in model and "seed" not in model
@@ -110,18 +119,23 @@ def read_file(path: Path, kind: type[AnyFile], what: str) -> tuple[AnyFile, Base
     Raises:
         ConfigError: no such file, not valid TOML, unknown fields, or values out of range.
     """
-    try:
-        file = kind.model_validate_json(_json_of_toml(path), strict=True)
-    except ValidationError as error:
-        faults = "\n".join(
-            f"  {'.'.join(map(str, fault['loc']))}: {fault['msg']}." for fault in error.errors()
-        )
-        raise ConfigError(f"{path} is not a valid {what}:\n{faults}") from None
-    plan: str | dict[str, Any] = vars(file)["plan"]
-    if isinstance(plan, dict):
-        return file, BasePlan(plan, path.parent)
+    file = checked(_json_of_toml(path), kind, f"{path} is not a valid {what}")
+    plan: str | dict[str, Any] | None = vars(file)["plan"]
+    if plan is None or isinstance(plan, dict):
+        return file, BasePlan(plan or {}, path.parent)
     named = path.parent / plan
     return file, BasePlan(json.loads(_json_of_toml(named)), named.parent)
+
+
+def checked(content: bytes, kind: type[AnyFile], fault: str) -> AnyFile:
+    """Return a file of many trainings from its content as JSON; errors begin with ``fault``."""
+    try:
+        return kind.model_validate_json(content, strict=True)
+    except ValidationError as error:
+        faults = "\n".join(
+            f"  {'.'.join(map(str, one['loc']))}: {one['msg']}." for one in error.errors()
+        )
+        raise ConfigError(f"{fault}:\n{faults}") from None
 
 
 def _json_of_toml(path: Path) -> bytes:

@@ -25,7 +25,7 @@ from privpart.study.cell import Cell
 from privpart.study.store import CellResult, Store
 from privpart.training.plan_file import PlanFile
 from privpart.training.task_data import Reader, read_task
-from privpart.training.training import Training, training, without_canaries
+from privpart.training.training import Own, Training, training, without_canaries
 
 _REPORT_INTERVAL = 0.2
 """Seconds between two messages about finished rounds."""
@@ -60,30 +60,7 @@ class Runner:
         Raises:
             ConfigError: the first fault, with its cell.
         """
-        # To put a training together takes seconds, and a sweep has hundreds of plans: what seeds,
-        # privacy, the server and the learning rate do not change is put together once.
-        excluded: dict[str, Any] = {"privacy": True, "server": True, "client": {"learning_rate"}}
-        excluded |= {"model": {"seed"}, "data": {"seed"}}
-        alike: dict[str, dict[str, Cell]] = {}
-        for cell in cells:
-            parts = cell.plan.model_dump_json(exclude=excluded)
-            # of the privacy table, sampling alone changes what is put together
-            parts += "sampled" * (cell.plan.privacy.sampling is not None)
-            promise = cell.plan.model_dump_json(include={"privacy"})
-            alike.setdefault(parts, {}).setdefault(promise, cell)
-        for same in alike.values():
-            setup = None
-            for cell in same.values():
-                try:
-                    if cell.plan.canaries is not None:
-                        raise without_canaries()
-                    if setup is None:
-                        setup = _put_together(cell.plan, self._options, self._read, lambda _: None)
-                    else:
-                        setup = setup.under(cell.plan)
-                    setup.rehearse(setup.promise())
-                except ConfigError as error:
-                    raise ConfigError(f"{cell.name}: {error}") from None
+        refuse_unfit(cells, self._options, read=self._read)
 
     def train(
         self,
@@ -135,6 +112,50 @@ class Runner:
         """End the processes, also those that hang, and what another thread trains in them."""
         if self._pool is not None:
             self._pool.close()
+
+
+def refuse_unfit(
+    cells: Sequence[Cell],
+    options: EngineOptions | None,
+    *,
+    read: Reader = read_task,
+    objects: Own | None = None,
+) -> None:
+    """Make the checks of ``privpart train`` on the plans of cells.
+
+    Args:
+        cells: to check.
+        options: how the engine computes clients; None takes the defaults.
+        read: see ``training``.
+        objects: in place of what the plans would name.
+
+    Raises:
+        ConfigError: the first fault, with its cell.
+    """
+    # To put a training together takes seconds, and a sweep has hundreds of plans: what seeds,
+    # privacy, the server and the learning rate do not change is put together once.
+    excluded: dict[str, Any] = {"privacy": True, "server": True, "client": {"learning_rate"}}
+    excluded |= {"model": {"seed"}, "data": {"seed"}}
+    alike: dict[str, dict[str, Cell]] = {}
+    for cell in cells:
+        parts = cell.plan.model_dump_json(exclude=excluded)
+        # of the privacy table, sampling alone changes what is put together
+        parts += "sampled" * (cell.plan.privacy.sampling is not None)
+        promise = cell.plan.model_dump_json(include={"privacy"})
+        alike.setdefault(parts, {}).setdefault(promise, cell)
+    for same in alike.values():
+        setup = None
+        for cell in same.values():
+            try:
+                if cell.plan.canaries is not None:
+                    raise without_canaries()
+                if setup is None:
+                    setup = _put_together(cell.plan, options, read, lambda _: None, objects)
+                else:
+                    setup = setup.under(cell.plan)
+                setup.rehearse(setup.promise())
+            except ConfigError as error:
+                raise ConfigError(f"{cell.name}: {error}") from None
 
 
 def _train_in(pool: Pool, queue: deque[Cell], finish: Finished, advance: Advanced) -> None:
@@ -216,7 +237,11 @@ def _trainer(
 
 
 def _put_together(
-    plan: PlanFile, options: EngineOptions | None, read: Reader, report: Callable[[str], None]
+    plan: PlanFile,
+    options: EngineOptions | None,
+    read: Reader,
+    report: Callable[[str], None],
+    objects: Own | None = None,
 ) -> Training:
     if plan.references():
         read = read_task  # one's own network may write to the examples that it is given
@@ -227,4 +252,4 @@ def _put_together(
         )
     # no report is made of a cell, which would state whose clipping the server could not check
     options = replace(options or EngineOptions(), sums=True)
-    return training(plan, options=options, report=report, read=read)
+    return training(plan, objects=objects, options=options, report=report, read=read)

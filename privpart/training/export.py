@@ -20,6 +20,7 @@ from privpart.plan import PrivacyPlan
 from privpart.run.evidence import Evidence, gather
 from privpart.run.ledger import LEDGER, Ledger
 from privpart.run.report import parameter_sizes, report_of
+from privpart.run.selection import refuse_unreleased
 from privpart.run.store import damage_named, read_state
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def export(
             a pickle, or the network is not a peft model whose adapter holds all that was trained.
     """
     checks.choice("part", part, PARTS)
-    path = Path(out)
+    path, ledger = Path(out), Ledger(Path(folder))
+    refuse_unreleased(Path(folder), ledger.facts, ledger.chains[-1])
     if path.exists():
         raise ConfigError(f"out={out}: exists; choose another name, or remove it.")
     if part != "peft" and path.suffix in _PICKLED:

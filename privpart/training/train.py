@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -229,12 +229,14 @@ def begin(
     seed: int | None = None,
     canaries: CanaryMaker | None = None,
     record_sums: bool = False,
+    own: Mapping[str, Any] = MappingProxyType({}),
     options: EngineOptions,
 ) -> tuple[RunFolder, Training]:
     """Put a plan together, and begin its run only if that succeeds; see ``train``.
 
     With ``fork_of`` it starts from the model of another run, whose cost is added. With
-    ``record_sums`` it can be replayed, which nobody's private data may be.
+    ``record_sums`` it can be replayed, which nobody's private data may be. ``own`` are more facts
+    for which this package answers, such as the selection that it is a run of.
     """
     objects = objects or Own()
     # A seed would make the noise of a private run's continuation public.
@@ -253,7 +255,7 @@ def begin(
         sys.stderr.write(f"privpart: warning: {warning}\n")
     promised = setup.promise(code)
     setup.rehearse(promised, fork_of)
-    facts = _facts(plan, setup, objects, code)
+    facts = {**_facts(plan, setup, objects, code), **own}
     key = new_canary_key(seed)
     if plan.canaries is not None:
         facts[FACT] = {**plan.canaries.model_dump(), "key": canary_key_hash(key)}
@@ -331,7 +333,7 @@ def _planted(
     return replace(setup, canaries=clients)
 
 
-def _passed(objects: Own) -> dict[str, str] | None:
+def passed_objects(objects: Own) -> dict[str, str] | None:
     """Return what stands for each Python object in the ledger; None if there is none."""
     digests = {
         name: digest(value)
@@ -355,7 +357,7 @@ def _facts(
         facts["population"] = ids_hash(setup.ids)
     if code is not None:
         facts |= {"code": code, "plan_folder": str(plan.folder)}
-    if (passed := _passed(objects)) is not None:
+    if (passed := passed_objects(objects)) is not None:
         facts["passed"] = passed
     if objects.remote is not None:
         facts |= cast("RemoteEngine", setup.trainer).facts
@@ -488,7 +490,7 @@ def _refuse_changed(facts: Mapping[str, Any], recorded: PlanFile, objects: Own, 
     if recorded.context(code) != facts["plan"].get("context"):
         raise ConfigError(f"{out}: the plan file in its ledger is not the run's.")
     # Objects are compared by source and values, since they cannot be kept in a ledger.
-    passed, now = facts.get("passed"), _passed(objects)
+    passed, now = facts.get("passed"), passed_objects(objects)
     if passed is not None and now is None:
         raise ConfigError(
             f"{out}: this run was begun from Python, with {', '.join(passed)} passed to "

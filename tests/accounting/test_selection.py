@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import json
 import math
 import secrets
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from scipy.optimize import brentq
 
 from accounting import (
     BinomialRuns,
+    ComposedGuarantee,
     ConfigError,
     Guarantee,
     NegativeBinomialRuns,
@@ -21,7 +23,7 @@ from accounting import (
     SelectedGuarantee,
     most_mu,
 )
-from accounting.selection import Array, Repetitions, draw, quantile
+from accounting.selection import Array, Repetitions, draw, fields_of, quantile, selected_of
 
 EPSILONS = (0.0, 0.3, 1.0, 2.5)
 KINDS: Sequence[Repetitions] = (
@@ -231,12 +233,88 @@ def test_wrong_input(call, message: str) -> None:  # type: ignore[no-untyped-def
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("mu", [3.0, 20.0])
-def test_slopes_that_underflow_are_refused_in_a_sentence(mu):
+def test_slopes_that_underflow_are_refused_in_a_sentence():
     """With 1,000 runs expected, and a base that tells nearly all, B is 0 as a float."""
-    run = SelectedGuarantee(Guarantee(mu), PoissonRuns(1000), fineness=0.1)
+    run = SelectedGuarantee(Guarantee(20.0), PoissonRuns(1000), fineness=0.1)
     with pytest.raises(ConfigError, match="reached by no epsilon up to 10,000"):
         run.epsilon(1e-6)
+    # Here the price of counting all runs and their number holds.
+    counted = SelectedGuarantee(Guarantee(3.0), PoissonRuns(1000), fineness=0.1).epsilon(1e-6)
+    assert 4_000 < counted < Guarantee(3.0 * math.sqrt(1200)).epsilon(1e-6)
+
+
+def cut(mu: float, generator: np.random.Generator, count: int = 8) -> tuple[Array, Array]:
+    """Chances of cells of the line under N(0, 1) and N(mu, 1): no more is told than by mu."""
+    edges = np.sort(generator.normal(mu / 2, 1.5, count - 1))
+    both = (np.diff(stats.norm.cdf(edges, shift), prepend=0, append=1) for shift in (0, mu))
+    first, second = both
+    return first, second
+
+
+@pytest.mark.parametrize("repetitions", KINDS, ids=repr)
+def test_no_cut_gaussian_exceeds_the_price_at_any_epsilon(repetitions: Repetitions) -> None:
+    """Also at small epsilons, where counting all runs is cheaper than the nearer bound."""
+    generator, mu = np.random.default_rng(7), 0.8
+    price = SelectedGuarantee(Guarantee(mu), repetitions, fineness=0.02)
+    epsilons = (0.0, 0.1, 0.5, 1.0, 2.0)
+    deltas, dominating = [price.delta(e) for e in epsilons], Guarantee(price.mu)
+    greatest = np.zeros(len(epsilons))
+    for _ in range(400):
+        chances = cut(mu, generator)
+        scores = generator.permutation(len(chances[0]))
+        won = [winner(repetitions, part, scores) for part in chances]
+        for one, other in (won, won[::-1]):
+            sticks = [hockey_stick(one, other, e) for e in epsilons]
+            greatest = np.maximum(greatest, sticks)
+    assert (greatest <= deltas).all()
+    assert all(dominating.delta(e) >= delta for e, delta in zip(epsilons, deltas, strict=True))
+    # The price without the count of all runs would be 1.
+    assert deltas[0] < 0.9
+    assert (greatest > 0.2 * np.array(deltas)).any()
+
+
+def test_one_gaussian_costs_no_less_at_any_delta() -> None:
+    for mu, repetitions in ((0.5, KINDS[2]), (1.5, KINDS[0]), (0.1, KINDS[4])):
+        price = SelectedGuarantee(Guarantee(mu), repetitions)
+        assert price.mu > mu
+        for delta in (0.3, 0.01, 1e-4, 1e-8, 1e-20, 1e-60):
+            assert price.epsilon(delta) <= Guarantee(price.mu).epsilon(delta)
+        for fpr in (0.5, 0.1, 1e-3):
+            assert Guarantee(mu).tpr_at_fpr(fpr) < price.tpr_at_fpr(fpr)
+            assert price.tpr_at_fpr(fpr) <= Guarantee(price.mu).tpr_at_fpr(fpr)
+
+
+def test_a_selection_composes_with_other_releases_from_above() -> None:
+    """Beside products of cut Gaussians; a bound that takes one release away is caught."""
+    generator, mu, beside = np.random.default_rng(3), 0.8, 0.7
+    repetitions = NegativeBinomialRuns(5, eta=1)
+    price = SelectedGuarantee(Guarantee(mu), repetitions, fineness=0.02)
+    both = ComposedGuarantee((price, Guarantee(beside)))
+    assert ComposedGuarantee((price,)).epsilon(1e-6) == price.epsilon(1e-6)
+    assert both.mu is None
+    caught = False
+    for _ in range(300):
+        chances = cut(mu, generator, 12)
+        won = [winner(repetitions, part, np.arange(12)) for part in chances]
+        more = cut(beside, generator, 12)
+        first, second = (np.outer(one, other).ravel() for one, other in zip(won, more, strict=True))
+        for epsilon in (0.0, 0.5, 1.5):
+            stick = max(hockey_stick(first, second, epsilon), hockey_stick(second, first, epsilon))
+            assert stick <= both.delta(epsilon)
+            caught |= stick > Guarantee(beside).delta(epsilon)
+    assert caught
+    assert price.epsilon(1e-6) < both.epsilon(1e-6)
+    assert both.epsilon(1e-6) < Guarantee(math.hypot(price.mu, beside)).epsilon(1e-6)
+
+
+def test_a_selection_is_named_by_its_numbers() -> None:
+    for repetitions in KINDS:
+        price = SelectedGuarantee(Guarantee(0.4), repetitions)
+        assert selected_of(json.loads(json.dumps(fields_of(price)))) == price
+    with pytest.raises(ConfigError, match="not the numbers of a known distribution"):
+        selected_of({"mu": 0.4, "expected": 3.0, "odd": 1})
+    with pytest.raises(ConfigError, match="must be a Guarantee"):
+        fields_of(SelectedGuarantee(ComposedGuarantee((Guarantee(0.4),)), KINDS[0]))
 
 
 @pytest.mark.parametrize("eta", [1e-7, -1e-50, 5e-324])
@@ -252,4 +330,7 @@ def test_a_mean_that_a_shape_cannot_reach_is_refused():
 
 def test_a_target_below_what_is_told_apart_ends_in_a_sentence():
     with pytest.raises(ConfigError, match="below what a selection"):
-        most_mu(NegativeBinomialRuns(10), target_epsilon=0.001, delta=1e-6)
+        most_mu(NegativeBinomialRuns(10), target_epsilon=1e-4, delta=1e-13)
+    # By the count of all runs, where that is told apart.
+    small = most_mu(NegativeBinomialRuns(10), target_epsilon=0.001, delta=1e-6)
+    assert SelectedGuarantee(Guarantee(small), NegativeBinomialRuns(10)).epsilon(1e-6) <= 0.001

@@ -62,6 +62,7 @@ CASES = {
     "frontier": [["study.toml", "--out", "out"]],
     "demo": [[]],
     "sweep": [["sweep.toml", "--out", "out"]],
+    "tune": [["tune.toml", "--out", "out"], ["--out", "out", "--abandon"]],
     "audit leakage": [
         LEAKING, [*LEAKING, "--clip", "1", "--noise-multiplier", "1"], OF_A_PLAN, OF_A_FILE,
     ],
@@ -92,6 +93,7 @@ SITUATIONS = {
     "budget": [[], ["--delta", "1e-6"]],
     "costs": [PLANNED],
     "sweep": [["--out", "out"]],
+    "tune": [["tune.toml"], []],
     "audit leakage": [
         [*OF_A_PLAN, "--tokens", "t.safetensors"],
         [*LEAKING, "--attack", "invert_dense"],

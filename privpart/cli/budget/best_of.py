@@ -6,20 +6,16 @@ from typing import Annotated, Any
 import typer
 
 from accounting import (
-    BinomialRuns,
     ComposedGuarantee,
     ConfigError,
     EstimatedGuarantee,
     Guarantee,
-    NegativeBinomialRuns,
-    PoissonRuns,
     SelectedGuarantee,
 )
 from accounting.cohorts import Sampled
 from accounting.composed import Dominated
 from accounting.report import up
-from accounting.selection import Base, Repetitions, quantile
-from accounting.typed import split_text, typed_values
+from accounting.selection import Base, quantile, repetitions_of
 from privpart.cli.idle import Idle, beside
 
 _OF_ONE_RUN = "states the cost of one run, not of the best of several; table and json state both"
@@ -36,30 +32,7 @@ BestOf = Annotated[
     beside("html", _OF_ONE_RUN),
     Idle("form", lambda values: values["form"] not in ("table", "json"), _OF_ONE_RUN),
 ]
-_KINDS: dict[str, tuple[type[Any], set[str]]] = {
-    "negative-binomial": (NegativeBinomialRuns, {"expected", "eta"}),
-    "poisson": (PoissonRuns, {"expected"}),
-    "binomial": (BinomialRuns, {"expected", "most"}),
-}
 _SHARE = 0.95
-
-
-def repetitions_of(text: str) -> Repetitions:
-    """Return the distribution of K that was typed."""
-    try:
-        return NegativeBinomialRuns(float(text))
-    except ConfigError:
-        raise
-    except ValueError:
-        name, options = split_text(text)
-    if name not in _KINDS:
-        raise ConfigError(f"best_of={text}: must be a mean number of runs, or {', '.join(_KINDS)}.")
-    kind, allowed = _KINDS[name]
-    values = typed_values(kind, name, options, allowed)
-    if missing := {"expected", "most"} & allowed - values.keys():
-        raise ConfigError(f"best_of={text}: {', '.join(sorted(missing))} is missing.")
-    repetitions: Repetitions = kind(**values)
-    return repetitions
 
 
 def selected(run: Guarantee | Sampled, text: str, delta: float) -> dict[str, Any]:

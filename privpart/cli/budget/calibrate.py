@@ -11,8 +11,9 @@ import accounting
 from accounting import ConfigError, Guarantee, Mechanism, Participation, checks, most_mu
 from accounting.mechanisms import MechanismChoice
 from accounting.report import up
+from accounting.selection import repetitions_of
 from privpart.cli import options
-from privpart.cli.budget.best_of import BestOf, lines_of, repetitions_of, selected
+from privpart.cli.budget.best_of import BestOf, lines_of, selected
 from privpart.cli.budget.options import (
     FixedOrderOption,
     MaxParticipations,

@@ -1,0 +1,554 @@
+"""Tune: a private selection among candidates, from a TOML file to the run that it releases.
+
+Candidates are changed copies of one plan: a list, points of a space, or both, or the arms,
+mechanisms and points of a study file. They become one fixed list before anything is drawn, and all
+get the noise with which the whole selection meets the target. A secret number of trainings, each of
+a candidate that is drawn anew, run one after the other; the one with the best score is released
+(``privpart.run.selection``, ``accounting.selection``). No score changes the list.
+"""
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import to_json
+
+from accounting import Guarantee, SelectedGuarantee, gaussian, most_mu
+from accounting.checks import ConfigError
+from accounting.guarantee import mu_upper
+from accounting.report import down, up
+from accounting.selection import Repetitions, fields_of, quantile, repetitions_of, selected_of
+from privpart.engines.options import EngineOptions
+from privpart.loop import RoundRecord
+from privpart.noise.source import SeededSource
+from privpart.run.folder import holds_a_run
+from privpart.run.selection import RUN, Selection, Terms, Trial
+from privpart.study.cell import BasePlan, Cell, Changes, FileTable, checked, read_file
+from privpart.study.runner import refuse_unfit
+from privpart.study.study_file import Range, StudyFile, Trials
+from privpart.training.plan_file import PlanFile
+from privpart.training.train import Run, begin, passed_objects, resume_run
+from privpart.training.training import Own, Training, population_name, training
+
+_SHARE = 0.95
+_MOST_CANDIDATES = 1_000
+_REHEARSED = 6
+"""Rounds that are timed; the first two also try ways to compute clients."""
+_OTHER_WAYS = (
+    "other ways    choose on public or proxy data, for free (privpart sweep, privpart frontier); "
+    "or by noised metrics of users who never train, who pay a budget of their own"
+)
+_MAY_DIFFER = {
+    "data": {"clients_per_round"},
+    "privacy": {
+        "rounds",
+        "clip_norm",
+        "noise_multiplier",
+        "target_epsilon",
+        "report_goal",
+        "mechanism",
+        "adaptive_clipping",
+    },
+}
+"""Keys of the tables [data] and [privacy] in which candidates may differ."""
+
+
+class Space(FileTable):
+    """Table ``[space]``: ``points`` of the ``fields``, each a range or a list of choices."""
+
+    points: int = Field(ge=1, le=_MOST_CANDIDATES)
+    seed: int = 0
+    fields: dict[str, Range | list[Any]] = Field(min_length=1)
+
+
+class TuneFile(FileTable):
+    """A whole selection, as people write it; docs/how-to/tune.md shows one.
+
+    ``runs`` is the distribution of the number of trainings, as of ``--best-of``. ``score`` is
+    "accuracy", on the test examples of a built-in task, or "metric", the plan's own. ``seconds`` of
+    one training are measured if they are missing.
+    """
+
+    tune_schema: Literal["privpart/tune/1"] = Field(alias="schema")
+    plan: str | dict[str, Any] | None = None
+    study: str | None = None
+    candidates: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    space: Space | None = None
+    target_epsilon: float = Field(gt=0)
+    runs: float | str = 10.0
+    score: str = "accuracy"
+    better: Literal["higher", "lower"] = "higher"
+    seconds: float | None = Field(None, gt=0)
+    engine: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.plan is None) == (self.study is None):
+            raise ConfigError("needs either plan or study, whose arms are then the candidates.")
+        if self.study is not None and (self.candidates or self.space):
+            raise ConfigError("study: has arms and a space of its own; leave candidates and space.")
+        if self.study is None and not (self.candidates or self.space):
+            raise ConfigError("candidates: there are none; list them, or give a [space].")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A name for people, and a whole plan with its noise."""
+
+    name: str
+    plan: PlanFile
+
+
+@dataclass(frozen=True)
+class Tune:
+    """A tune file with its candidates.
+
+    Attributes:
+        mu: of one training, the greatest with which the selection meets the target.
+        objects: in place of what the plans name.
+    """
+
+    file: TuneFile
+    candidates: tuple[Candidate, ...]
+    mu: float
+    objects: Own
+
+    @cached_property
+    def repetitions(self) -> Repetitions:
+        """The distribution of the number of trainings."""
+        return repetitions_of(str(self.file.runs), "runs")
+
+    @cached_property
+    def cost(self) -> SelectedGuarantee:
+        """What the whole selection costs."""
+        # By its numbers, so that reports find what was computed of it.
+        return selected_of(fields_of(SelectedGuarantee(Guarantee(self.mu), self.repetitions)))
+
+    @property
+    def delta(self) -> float:
+        """At which the target holds."""
+        return self.candidates[0].plan.privacy.delta
+
+    @cached_property
+    def options(self) -> EngineOptions:
+        """How clients are computed."""
+        try:
+            return EngineOptions(**self.file.engine)
+        except TypeError as error:
+            raise ConfigError(f"engine: {error}.") from None
+
+    @cached_property
+    def hash(self) -> str:
+        """SHA-256, in hex, of all that the selection depends on, one's own code included."""
+        plans = [c.plan.context(c.plan.code()) for c in self.candidates]
+        content = [self.file.model_dump_json(exclude={"plan", "study"}), plans]
+        content.append(json.dumps(passed_objects(self.objects)))
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+
+    def terms(self, setup: Training) -> Terms:
+        """Return what is public of the selection; ``setup`` is a candidate put together."""
+        return Terms(
+            hash=self.hash,
+            cost=fields_of(self.cost),
+            candidates=len(self.candidates),
+            score=self.file.score,
+            is_public=self.file.score == "accuracy",
+            population=population_name(setup.plan, setup.ids),
+            delta=self.delta,
+        )
+
+
+def read_tune(path: str | Path) -> Tune:
+    """Return the selection in a TOML file, after checking every candidate's plan.
+
+    Raises:
+        ConfigError: no such file, not valid TOML, unknown fields or values out of range; candidates
+            that differ in who takes part, or how often; a score on data that are not public.
+    """
+    path = Path(path)
+    file, base = read_file(path, TuneFile, "tune file")
+    if file.study is None:
+        return _tune(file, base, None)
+    study, base = read_file(path.parent / file.study, StudyFile, "study")
+    return _tune(file, base, None, study)
+
+
+def tune_of(tables: Mapping[str, Any], objects: Own) -> Tune:
+    """Return the selection in the tables of a tune file, for Python; raises as ``read_tune``."""
+    values = {"schema": "privpart/tune/1", **tables}
+    if not isinstance(plan := values.get("plan"), Mapping):
+        raise ConfigError("plan: must be the tables of a plan; pass a tune file by its path.")
+    plan = {"schema": "privpart/plan/1", "model": {}, "server": {}, **plan}
+    content = to_json({**values, "plan": plan}, fallback=lambda value: value.item())
+    file = checked(content, TuneFile, "the tables are not a valid tune file")
+    return _tune(file, BasePlan(plan), objects)
+
+
+def _tune(
+    file: TuneFile, base: BasePlan, objects: Own | None, study: StudyFile | None = None
+) -> Tune:
+    changes = _listed(file) if study is None else _of_study(study)
+    if len(changes) > _MOST_CANDIDATES:
+        raise ConfigError(f"candidates: are {len(changes)}; must be at most {_MOST_CANDIDATES}.")
+    repetitions = repetitions_of(str(file.runs), "runs")
+    in_python, objects = objects is not None, objects or Own()
+    plans = {
+        name: base.plan([*parts, {"privacy.noise_multiplier": 1.0}], f"candidate {name}", in_python)
+        for name, parts in changes.items()
+    }
+    _refuse_misfits(plans)
+    _refuse_score(file, next(iter(plans.values())), objects)
+    delta = next(iter(plans.values())).privacy.delta
+    mu = most_mu(repetitions, target_epsilon=file.target_epsilon, delta=delta)
+    noised, squared = [], dict[str, float]()
+    for name, parts in changes.items():
+        noise = {"privacy.noise_multiplier": _noise(plans[name], mu, squared)}
+        plan = base.plan([*parts, noise], f"candidate {name}", in_python)
+        noised.append(Candidate(name, plan))
+    _refuse_twice(noised)
+    return Tune(file, tuple(noised), mu, objects)
+
+
+def _listed(file: TuneFile) -> dict[str, tuple[Changes, ...]]:
+    """Return name -> changes of each candidate of a tune file."""
+    points: list[Changes] = [{}]
+    if (space := file.space) is not None:
+        drawn = Trials(trials=space.points, seed=space.seed, seeds=[0], space=space.fields)
+        points = drawn.points()
+    named = file.candidates or {"point": {}}
+    return {
+        name if space is None else f"{name} {number}": (changes, point)
+        for name, changes in named.items()
+        for number, point in enumerate(points)
+    }
+
+
+def _of_study(study: StudyFile) -> dict[str, tuple[Changes, ...]]:
+    """Return the arms of a study with each mechanism and each point of its tuning space."""
+    if study.freeze is not None:
+        raise ConfigError("study: [freeze] searches for its arms; name them in [arms].")
+    held_out = study.tuning.held_out
+    kept: Changes = {"data.held_out": held_out} if held_out else {}
+    return {
+        f"{arm} {name} {number}": (changes, {"privacy.mechanism": mechanism}, point, kept)
+        for arm, changes in study.arms.items()
+        for name, mechanism in study.mechanisms.items()
+        for number, point in enumerate(study.tuning.points())
+    }
+
+
+def _refuse_misfits(plans: Mapping[str, PlanFile]) -> None:
+    """Refuse candidates that no selection among runs of one population covers."""
+    first, *_ = plans.values()
+    for name, plan in plans.items():
+        p = plan.privacy
+        for key, present, why in (
+            ("privacy.sampling", p.sampling, "its amplified cost is no mu"),
+            ("privacy.metrics", p.metrics, "they are released in every training"),
+            ("privacy.round_seconds", p.round_seconds, "no round is released before the end"),
+            ("select", plan.select, "the server sees what clients select in every training"),
+            ("canaries", plan.canaries, "an audit needs a run of its own"),
+        ):
+            if present:
+                raise ConfigError(f"candidate {name}: {key}: {why}; leave it out.")
+        for table, allowed in _MAY_DIFFER.items():
+            same, other = (getattr(x, table).model_dump(exclude=allowed) for x in (first, plan))
+            if differ := sorted(key for key in same if same[key] != other[key]):
+                raise ConfigError(
+                    f"candidate {name}: has another {table}.{differ[0]} than the first. All must "
+                    "be about the same people, as often; candidates may differ in the rest."
+                )
+
+
+def _refuse_score(file: TuneFile, plan: PlanFile, objects: Own) -> None:
+    """Refuse a score that reads private data, or that is not there."""
+    own = plan.data.metric is not None or objects.metric is not None
+    if file.score not in ("accuracy", "metric"):
+        raise ConfigError(
+            f'score={file.score}: must be "accuracy", on the test examples of a built-in task, or '
+            '"metric", the plan\'s own (data.metric).'
+        )
+    if file.score == "metric" and not own:
+        raise ConfigError('score="metric": the plan has none; name a function in data.metric.')
+    if file.score == "accuracy" and (plan.data.task is None or own):
+        raise ConfigError(
+            'score="accuracy": is that on the public test examples of a built-in task. On users\' '
+            "data, without noise, each score would be a release that nothing here pays for: "
+            'measure on public or proxy data by a metric of your own (data.metric, score = "metric"'
+            ")."
+        )
+
+
+def _refuse_twice(candidates: Sequence[Candidate]) -> None:
+    seen: dict[str, str] = {}
+    for one in candidates:
+        if (other := seen.setdefault(one.plan.hash, one.name)) != one.name:
+            raise ConfigError(f"candidate {one.name}: is the same plan as candidate {other}.")
+
+
+def _noise(plan: PlanFile, mu: float, squared: dict[str, float]) -> float:
+    """Return the least noise multiplier with which a training costs at most ``mu``.
+
+    ``squared`` keeps sensitivities, because a mechanism that is fitted takes seconds.
+    """
+    key = plan.model_dump_json(include={"privacy", "schedule", "model"})
+    if key not in squared:
+        squared[key] = plan.mechanism().sensitivity(plan.participation()).squared
+    noise = math.sqrt(squared[key]) / mu
+    while mu_upper(squared[key], noise) > mu:
+        noise = math.nextafter(noise * (1 + 1e-15), math.inf)
+    return noise
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """What a selection takes, before its first training.
+
+    Attributes:
+        epsilon: of everything; ``delta``, ``mu`` and ``epsilon_of_one`` are of one training.
+        noise: least and greatest noise multiplier of the candidates.
+        expected: trainings on average; at most ``most`` in 95 % of all cases.
+        seconds: of one training; ``is_timed`` if a rehearsal measured them.
+        counted: pairs of a number of trainings, and the mu that each may have if all are counted.
+    """
+
+    candidates: int
+    epsilon: float
+    delta: float
+    mu: float
+    epsilon_of_one: float
+    noise: tuple[float, float]
+    expected: float
+    most: int
+    seconds: float
+    is_timed: bool
+    counted: tuple[tuple[int, float], ...]
+
+    @property
+    def cheaper(self) -> int | None:
+        """The most trainings that could be counted, and all released, with no more noise each."""
+        enough = [count for count, mu in self.counted if mu >= self.mu]
+        return max(enough, default=None)
+
+
+def bill_of(tune: Tune, setup: Training, *, put_together: float = 0.0) -> Bill:
+    """Return the bill of a selection.
+
+    Args:
+        tune: the selection.
+        setup: its first candidate, put together. Unless the file states the seconds of a training,
+            some of its rounds are trained with noise from a seed, and thrown away.
+        put_together: seconds that it took to put the candidate together.
+    """
+    seconds = tune.file.seconds
+    if seconds is None:
+        rounds = statistics.mean(one.plan.privacy.rounds for one in tune.candidates)
+        seconds = put_together + rounds * _seconds_of_a_round(setup)
+    noises = [float(one.plan.privacy.noise_multiplier or 0.0) for one in tune.candidates]
+    alone = gaussian.mu(tune.file.target_epsilon, tune.delta)
+    counts = {len(tune.candidates), math.ceil(tune.repetitions.expected)}
+    return Bill(
+        candidates=len(tune.candidates),
+        epsilon=tune.cost.epsilon(tune.delta),
+        delta=tune.delta,
+        mu=tune.mu,
+        epsilon_of_one=Guarantee(tune.mu).epsilon(tune.delta),
+        noise=(min(noises), max(noises)),
+        expected=tune.repetitions.expected,
+        most=quantile(tune.repetitions, _SHARE),
+        seconds=seconds,
+        is_timed=tune.file.seconds is None,
+        counted=tuple((count, alone / math.sqrt(count)) for count in sorted(counts)),
+    )
+
+
+class _EnoughError(Exception):
+    """Enough rounds were timed."""
+
+
+def _seconds_of_a_round(setup: Training) -> float:
+    times = [time.monotonic()]
+
+    def watch(_: RoundRecord) -> None:
+        times.append(time.monotonic())
+        if len(times) > _REHEARSED:
+            raise _EnoughError
+
+    with contextlib.suppress(_EnoughError):
+        setup.run(setup.promise(), SeededSource(0), callbacks=[watch], stop_if_diverged=False)
+    spans = [after - before for before, after in pairwise(times)]
+    return statistics.median(spans[2:] or spans)
+
+
+def bill_lines(bill: Bill) -> list[str]:
+    """Return the bill for people."""
+    low, high = (f"{noise:.4g}" for noise in bill.noise)
+    hours = [f"{count * bill.seconds / 3600:.3g}" for count in (bill.expected, bill.most)]
+    how = "timed" if bill.is_timed else "as stated"
+    lines = [
+        f"candidates    {bill.candidates}, each as likely in each training",
+        f"everything    epsilon {up(bill.epsilon)} at delta {bill.delta:g}",
+        f"one training  epsilon {up(bill.epsilon_of_one)}, mu {up(bill.mu)}; noise multiplier "
+        + (low if low == high else f"{low} to {high}"),
+        f"trainings     {bill.expected:g} on average, at most {bill.most} in 95 % of all cases; "
+        "how many is secret",
+        f"hours         {hours[0]} on average, {hours[1]} in 95 % of all cases, at "
+        f"{bill.seconds:.3g} seconds a training ({how})",
+    ]
+    for count, mu in bill.counted:
+        lines.append(
+            f"counting      all of {count} trainings, and releasing what you like of them, would "
+            f"leave mu {down(mu)} for each"
+        )
+    if (cheaper := bill.cheaper) is not None:
+        lines.append(
+            f"CHEAPER       train {cheaper} candidates once each, with less noise than here: the "
+            "budget book adds them up (privpart train, privpart budget)"
+        )
+    return [*lines, _OTHER_WAYS]
+
+
+def prepared(tune: Tune) -> tuple[Training, Bill]:
+    """Check every candidate as ``privpart train`` would, and return the first with the bill."""
+    cells = [Cell({"candidate": c.name}, 0, c.plan) for c in tune.candidates]
+    with _quiet():
+        refuse_unfit(cells, tune.options, objects=tune.objects)
+        for one in tune.candidates:
+            _refuse_dearer(one, tune.mu)
+        began = time.monotonic()
+        setup = training(tune.candidates[0].plan, objects=tune.objects, options=tune.options)
+        taken = time.monotonic() - began
+        timed = setup if tune.file.seconds is not None else _again(tune)
+        return setup, bill_of(tune, timed, put_together=taken)
+
+
+def _again(tune: Tune) -> Training:
+    # A rehearsal leaves a model behind that was trained.
+    return training(tune.candidates[0].plan, objects=tune.objects, options=tune.options)
+
+
+def _refuse_dearer(candidate: Candidate, mu: float) -> None:
+    """Check that a candidate costs what the selection was accounted for, all releases included."""
+    promised = candidate.plan.privacy_plan()
+    cost = promised.unsampled_guarantee()
+    if not cost.mu <= mu:
+        raise ConfigError(
+            f"candidate {candidate.name}: releases more than the models that its noise was found "
+            "for; leave that out."
+        )
+
+
+def select(tune: Tune, out: Path, setup: Training) -> Path:
+    """Run a selection in a folder, from the start or from where it stopped; return the winner's.
+
+    Nothing is shown of the trainings, nor how many there are.
+
+    Raises:
+        ConfigError: see ``Selection.open``; or a training cannot be made.
+        BudgetExceededError: the selection would pass the limit of its population.
+        StorageError, WorkerError: nothing was released; call again.
+    """
+    with Selection.open(out, tune.terms(setup)) as selection:
+        if not selection.is_over:
+            for trial in selection.runs():
+                selection.refuse_other(trial)
+                if trial.path.name not in selection.scores():
+                    selection.note(trial, *_trained(tune, selection, trial))
+            selection.release()
+    return out / RUN
+
+
+def _trained(tune: Tune, selection: Selection, trial: Trial) -> tuple[str, float]:
+    """Train and measure one run of a selection; return its name and its score."""
+    plan = tune.candidates[trial.candidate].plan
+    beside: dict[str, Any] = {"objects": tune.objects, "options": tune.options}
+    with _quiet(), selection.log():
+        if holds_a_run(trial.path):
+            run, setup = resume_run(trial.path, plan=plan, **beside)
+        else:
+            run, setup = begin(plan, trial.path, own={"selection": selection.fact}, **beside)
+        with run:
+            server, _ = setup.run(
+                run.plan,
+                run.source(),
+                restore=run.restore,
+                commit=run.commit,
+                # One that diverges has the lowest score: whether one did is private.
+                stop_if_diverged=False,
+            )
+            return run.facts["run_id"], _score(tune, setup, server.parameters)
+
+
+def _score(tune: Tune, setup: Training, parameters: Any) -> float:  # noqa: ANN401  a tensor
+    # A score that fails on a model would otherwise end the selection by what the model learned.
+    try:
+        score = setup.evaluate(parameters)
+    except Exception:
+        return -math.inf
+    return score if tune.file.better == "higher" else -score
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Throw away what trainings print: a line for each would tell how many there were."""
+    with (
+        Path(os.devnull).open("w", encoding="utf-8") as nowhere,
+        contextlib.redirect_stdout(nowhere),
+        contextlib.redirect_stderr(nowhere),
+    ):
+        yield
+
+
+def tune(
+    file: str | Path | Mapping[str, Any],
+    out: str | Path,
+    *,
+    show: Callable[[Bill], None] | None = None,
+    **objects: Any,  # noqa: ANN401  fields of Own
+) -> Run:
+    """Train a secret number of candidates and release the best one, within one epsilon.
+
+    Call it again with the same arguments after a crash. See docs/how-to/tune.md for what is
+    guaranteed, and for the files.
+
+    Args:
+        file: a tune file, or its tables with a plan's tables under "plan".
+        out: folder of the selection; the released run is in ``out / "run"``.
+        show: called with the bill before the first training; None prints it on standard error.
+        objects: ``module``, ``clients``, ``loss``, ``augment`` and ``metric``, as of ``train``,
+            with tables only.
+
+    Raises:
+        ConfigError: a file that is not valid; a folder that holds something else.
+        BudgetExceededError: the selection would pass the limit of its population.
+        StorageError, WorkerError: nothing was released; call again.
+    """
+    if isinstance(file, Mapping):
+        chosen = tune_of(file, Own(**objects))
+    elif objects:
+        raise ConfigError(f"{min(objects)}: a tune file names its own; pass tables instead.")
+    else:
+        chosen = read_tune(file)
+    setup, bill = prepared(chosen)
+    if show is None:
+        sys.stderr.write("".join(f"{line}\n" for line in bill_lines(bill)))
+    else:
+        show(bill)
+    path = select(chosen, Path(out), setup)
+    with _quiet():
+        run, released = resume_run(path, objects=chosen.objects, options=chosen.options)
+        run.close()
+    return Run(path, (), released)
