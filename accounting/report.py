@@ -456,7 +456,7 @@ class MetricsClaim:
         """Return what one user pays for training and metrics, whichever they take part in."""
         if self.also_train:
             return training.compose(self.cost)
-        return max(training, self.cost, key=lambda one: one.mu)
+        return replace(training, mu=max(training.mu, self.cost.mu))
 
     def to_dict(self, delta: float) -> dict[str, Any]:
         """Return the claim as plain values, with the epsilon of the metrics alone."""

@@ -11,7 +11,8 @@ from typing import Any
 from accounting.checks import ConfigError
 from privpart.plan import PrivacyPlan
 from privpart.run.evaluations import Evaluation
-from privpart.run.ledger import Ledger
+from privpart.run.ledger import LEDGER, Ledger
+from privpart.run.store import damage_named
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,9 @@ def noised_metrics(folder: str | Path) -> NoisedMetrics:
     ledger = Ledger(Path(folder))
     # Called for its checks of chain and signature.
     ledger.rows()
-    plan = PrivacyPlan.from_dict(ledger.facts["plan"])
-    if (metrics := NoisedMetrics.of(plan, ledger.evaluations)) is None:
+    with damage_named(Path(folder) / LEDGER):
+        plan = PrivacyPlan.from_dict(ledger.facts["plan"])
+        metrics = NoisedMetrics.of(plan, ledger.evaluations)
+    if metrics is None:
         raise ConfigError(f"{folder}: the run's plan has no [privacy.metrics].")
     return metrics

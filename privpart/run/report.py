@@ -419,7 +419,8 @@ def _claimed(
     """Return the plan, widened to allow the realised participation if that is given."""
     if plan.metrics is not None and realised is not None:
         # Who both trained and evaluated pays for both.
-        rounds = {*plan.metrics.rounds, *(one.round for one in evaluations)}
+        realised_rounds = {one.round for one in evaluations if one.round < plan.rounds}
+        rounds = {*plan.metrics.rounds, *realised_rounds}
         wide = replace(plan.metrics, also_train=True, rounds=tuple(sorted(rounds)))
         plan = replace(plan, metrics=wide)
     if realised is None or realised.rounds != plan.rounds or plan.sampling is not None:
@@ -470,7 +471,7 @@ def _of_code_and_ledger(
     if plan.sampling is not None:
         words |= _of_sampling(plan, report, evidence)
     if plan.metrics is not None:
-        words["metrics"] = _metrics(plan.metrics, evidence.ledger.evaluations)
+        words["metrics"] = _metrics(plan, plan.metrics, evidence)
     if "selection" in facts:
         words |= selection.words(facts, evidence.head)
     if foreign := sum(_is_foreign(row, facts) for row in evidence.rows):
@@ -643,8 +644,12 @@ def _noise(evidence: Evidence) -> _Words:
     )
 
 
-def _metrics(metrics: Metrics, evaluations: Sequence[Evaluation]) -> _Words:
+def _metrics(plan: PrivacyPlan, metrics: Metrics, evidence: Evidence) -> _Words:
     """Return what shows who evaluated, and whose code added the noise."""
+    evaluations = evidence.ledger.evaluations
+    histories = evidence.ledger.rounds_by_client()
+    if deviations := _deviations_of_metrics(plan, evaluations, histories):
+        return "violated", "; ".join(deviations)
     of = f"in {len(evaluations)} of {len(metrics.rounds)} evaluations"
     if foreign := sum(one.noised_by != SERVER for one in evaluations):
         return "asserted", (

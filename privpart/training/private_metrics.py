@@ -6,9 +6,11 @@ the run, and written to a file that may be published.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -79,7 +81,13 @@ class Evaluators:
             ConfigError: a metric fails, does not return a number, or keeps something of a user:
                 then one user would change what another one sends.
         """
-        few = replace(self, users=chosen(self.users, list(self.users.ids)[:2]))
+        generators = (client_generator(self.data_seed, 0, c) for c in self.users.ids)
+        holders = (
+            client
+            for client, generator in zip(self.users.ids, generators, strict=True)
+            if count_rows(fetched(self.users, client, generator))
+        )
+        few = replace(self, users=chosen(self.users, list(islice(holders, 2))))
         first, second = (list(few.vectors(model, flat, 0)) for _ in range(2))
         for (client, before), (_, after) in zip(first, second, strict=True):
             if not torch.equal(before.nan_to_num(), after.nan_to_num()):
@@ -91,7 +99,8 @@ class Evaluators:
 
 
 def _of_user(measure: Measure, examples: Batch, module: nn.Module) -> float:
-    return measure(module, examples)
+    # Of a user without examples there is no number; NaN counts as 0.
+    return measure(module, examples) if count_rows(examples) else math.nan
 
 
 def split(
@@ -134,7 +143,7 @@ def _accuracy(module: nn.Module, examples: Batch) -> float:
         outputs = logits_of(module(**inputs) if isinstance(inputs, dict) else module(inputs))
         right += int((outputs.argmax(dim=-1) == labels).sum())
         total += int((labels >= 0).sum())
-    return right / total if total else float("nan")
+    return right / total if total else math.nan
 
 
 def _inputs_and_labels(batch: Batch) -> tuple[Batch, Tensor]:
@@ -194,6 +203,9 @@ class Evaluations:
         """Take the server of the rounds to come; evaluate what a crash left open, in new noise."""
         self._server = server
         self._evaluate(server)
+        # A crash may have come between a commit and the file.
+        if self._run.evaluations:
+            write(self._run)
 
     def __call__(self, _record: RoundRecord) -> None:
         """Evaluate the newest model if that is due."""

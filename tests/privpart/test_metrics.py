@@ -387,6 +387,7 @@ def test_a_user_who_trained_and_evaluated_pays_for_both(tmp_path):
     both = replace(PLAN, metrics=replace(METRICS, also_train=True)).guarantee()
     assert report.guarantee.mu == both.mu
     assert report.guarantee.status == "does-not-hold"
+    assert {a.code: a.status for a in report.guarantee.assumptions}["metrics"] == "violated"
 
 
 def test_an_evaluation_that_was_not_planned_is_counted(tmp_path):
@@ -394,6 +395,19 @@ def test_an_evaluation_that_was_not_planned_is_counted(tmp_path):
     assert report.deviations == ("metrics were released after round 0, which is not planned",)
     wide = replace(METRICS, also_train=True, rounds=(0, 1, 3))
     assert report.guarantee.mu == replace(PLAN, metrics=wide).guarantee().mu
+
+
+def test_evaluations_of_rounds_and_numbers_that_no_plan_has_make_no_figure(tmp_path):
+    path = forged(rounds_only(tmp_path / "run", 2), values=(0.5,))
+    for read in (noised_metrics, run_report):
+        with pytest.raises(ConfigError, match="is damaged"):
+            read(path)
+    path = rounds_only(tmp_path / "long", 1, replace(PLAN, metrics=replace(METRICS, rounds=(3,))))
+    for number in range(1, 5):
+        runs.add_row(path, round=number, clients=[20])
+    report = run_report(forged(path, round=4))
+    assert "metrics were released after round 4, which is not planned" in report.deviations
+    assert report.guarantee.status == "does-not-hold"
 
 
 def test_metrics_that_another_code_noised_are_asserted(tmp_path):
@@ -580,6 +594,21 @@ def carrier(module, examples):
 """
 
 
+def test_a_user_without_examples_counts_as_zero():
+    from privpart.data.users import Users
+
+    setup = training(plan_of(LOSS))
+    evaluators = setup.evaluators
+    users = evaluators.users
+    rows = {client: users.indices[client] for client in users.ids}
+    rows[min(rows)] = torch.tensor([], dtype=torch.long)
+    empty = replace(evaluators, users=Users(users.x, users.y, rows, allow_empty=True))
+    empty.rehearse(setup.model, setup.first)
+    (_, first), (_, second), *_ = empty.vectors(setup.model, setup.first, 0)
+    assert bool(first.isnan().all())
+    assert bool(second.isfinite().all())
+
+
 def own(tmp_path, name, *measures, **table):
     """Return a plan with functions of a module of this name, which one process loads once."""
     (tmp_path / f"{name}.py").write_text(OWN)
@@ -601,6 +630,10 @@ def test_a_trained_run_releases_noised_metrics_by_builtin_and_own_functions(tmp_
         assert all(abs(value) < 5 * metrics.standard_error for value in values.values())
     lines = [json.loads(line) for line in (run.path / FILE).read_text().splitlines()]
     assert lines == metrics.rows()
+    # as after a crash between a commit and the file
+    (run.path / FILE).unlink()
+    privpart.train(plan=plan, out=run.path, resume=True, progress=False)
+    assert len((run.path / FILE).read_text().splitlines()) == 3
     plan = validated(tables | {"privacy": quiet | {"metrics": LOSS | {"users": 60, "every": 2}}})
     values = privpart.train(plan=plan, out=tmp_path / "two", seed=1, progress=False)
     shown = values.noised_metrics().evaluations[-1][1]
