@@ -49,6 +49,18 @@ def doctor(
         typer.Option("--all-clients", help="Read every client's examples, not the first hundred."),
         without("plan", "there are no clients to read"),
     ] = False,
+    suggest: Annotated[
+        bool,
+        typer.Option("--suggest", help="Also suggest settings, from rounds on public data."),
+        without("plan", "there is nothing to suggest settings for"),
+    ] = False,
+    proxy: Annotated[
+        str | None,
+        typer.Option(
+            help="Own function that returns public clients, in place of the plan's, for --suggest."
+        ),
+        without("suggest", "no other command looks at proxy data"),
+    ] = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Check this installation, and with --plan whether the plan trains and what it costs.
@@ -61,6 +73,7 @@ def doctor(
         findings = [
             *_installation(),
             *(() if plan is None else _plan(plan, all_clients=all_clients)),
+            *(() if plan is None or not suggest else _suggested(plan, proxy)),
         ]
     rows = [asdict(finding) for finding in findings]
     document = {"schema": "privpart/doctor/1", "findings": rows}
@@ -153,6 +166,17 @@ def _plan(path: Path, *, all_clients: bool) -> Iterator[Finding]:
         yield Finding("clients", f"{count:,}; the examples of {checked:,} were read")
     except ConfigError as error:
         yield Finding("plan", str(error), "fault")
+
+
+def _suggested(path: Path, proxy: str | None) -> Iterator[Finding]:
+    from privpart.training.plan_file import read
+    from privpart.training.suggest import suggestions
+
+    try:
+        for check, found, status in suggestions(read(path), proxy):
+            yield Finding(check, found, status)
+    except ConfigError as error:
+        yield Finding("suggest", str(error), "fault")
 
 
 def _cost(plan: "PlanFile") -> str:

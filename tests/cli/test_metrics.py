@@ -74,3 +74,13 @@ def test_a_sweep_releases_no_metrics(privpart, plan, tmp_path):
     done = privpart("sweep", str(sweep), "--out", str(tmp_path / "out"))
     assert done.returncode == 2
     assert "privacy.metrics: are released by privpart train" in done.stderr + done.stdout
+
+
+def test_suggestions_are_lines_of_the_doctor(privpart, plan, tmp_path):
+    found = privpart("doctor", "--plan", str(plan), "--suggest", "--format", "json")
+    assert found.returncode == 0, found.stdout
+    checks = [finding["check"] for finding in json.loads(found.stdout)["findings"]]
+    assert {"clip norm", "signal to noise", "8 rounds"} <= set(checks)
+    refused = privpart("doctor", "--plan", str(plan), "--proxy", "./a.py:f")
+    assert refused.returncode == 2
+    assert "proxy" in refused.stderr

@@ -30,6 +30,7 @@ SAMPLES = {
     "public_key": "0" * 64, "html": "x.html", "registry": "x.yaml", "about": "about.toml",
     "policy": "policy.toml", "voucher": "Ada", "noise_key": "key", "best_of": "10",
     "noise_schedule": "noise.csv", "events": "events.json",
+    "proxy": "./task.py:public",
     "add": "mu=1", "by": "Ada", "witness": "w.json", "write_witness": "w.json",
 }  # fmt: skip
 """Values of options that have no default, or a list."""
@@ -50,7 +51,7 @@ CASES = {
     "calibrate": [FITTED],
     "mechanisms": [["--rounds", "64", "--delta", "1e-6"]],
     "init": [["mine"]],
-    "doctor": [PLANNED],
+    "doctor": [PLANNED, [*PLANNED, "--suggest"]],
     "train": [[*PLANNED, "--out", "run"], RESUMED, [*RESUMED, "--workers", "2"]],
     "close": [["run"]],
     "export": [["run", "--out", "m.safetensors"]],

@@ -272,6 +272,16 @@ def test_a_run_keeps_and_says_what_it_released(tmp_path):
         released.score("c")
 
 
+def test_a_seeded_run_that_is_resumed_releases_what_an_undisturbed_one_does(tmp_path):
+    path = begun(tmp_path / "whole", 4, seed=3)
+    half = begun(tmp_path / "half", 2, seed=3)
+    with RunFolder.open(half) as run:
+        train(run, 4)
+    assert noised_metrics(half) == noised_metrics(path)
+    first, second = (values for _, values in noised_metrics(path).evaluations)
+    assert first != second
+
+
 def test_the_keys_stay_until_the_last_evaluation_is_committed(tmp_path):
     path = tmp_path / "run"
     with create_run(path, PLAN, facts=runs.FACTS) as run:
