@@ -58,16 +58,6 @@ class Trial(Generic[ResultT]):
         """Whether the result explains the update, up to rounding and noise."""
         return self.result.match <= max(MATCHED, self.truth_match)
 
-    @property
-    def verdict(self) -> Verdict:
-        """What may be concluded."""
-        raise NotImplementedError
-
-    @property
-    def rank(self) -> tuple[float, ...]:
-        """Order by how close the result is to the truth, best last."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ImageTrial(Trial[Reconstruction]):
@@ -96,7 +86,7 @@ class ImageTrial(Trial[Reconstruction]):
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Order by PSNR."""
+        """Order by PSNR, best last."""
         return (self.psnr,)
 
 
@@ -150,11 +140,12 @@ class TextTrial(Trial[ReadText]):
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Order by verdict, and then by score."""
+        """Order by verdict, and then by score, best last."""
         return (-VERDICTS.index(self.verdict), self.score.exact, self.score.rouge, self.bag)
 
 
-TrialT = TypeVar("TrialT", bound=Trial[Any])
+AnyTrial = ImageTrial | TextTrial
+TrialT = TypeVar("TrialT", bound=AnyTrial)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -476,12 +467,12 @@ class TextReport(Report[TextRow]):
         }
 
 
-def most_severe(judged: Iterable[Trial[Any] | ViewRow[Any]]) -> Verdict:
+def most_severe(judged: Iterable[AnyTrial | ViewRow[Any]]) -> Verdict:
     """Return the worst verdict of several trials, or rows."""
     return min((item.verdict for item in judged), key=VERDICTS.index)
 
 
-def _counts(trials: Sequence[Trial[Any]]) -> dict[str, int]:
+def _counts(trials: Sequence[AnyTrial]) -> dict[str, int]:
     return {v: sum(trial.verdict == v for trial in trials) for v in VERDICTS}
 
 

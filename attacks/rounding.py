@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 HALF = torch.finfo(torch.float64).eps ** 0.5
+RANK = 1e-6  # singular values below this, relative to the largest, are rounding of float32
 NOTHING = HALF**2  # a relative squared distance at or below it is none
 
 

@@ -23,10 +23,9 @@ from attacks.observation import Observation
 from attacks.reconstruction.analytic import best_inputs
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.reconstruct import Reconstruction
-from attacks.rounding import same
+from attacks.rounding import RANK, same
 from attacks.update import ready, recording
 
-_RANK = 1e-6  # singular values below this, relative to the largest, are rounding of float32
 _GREY = 0.5
 
 
@@ -140,7 +139,7 @@ def _in_span(observed: Observation, probe: _Trace, reached: _Reached) -> Tensor:
     """
     grad = torch.cat([observed.update[name] for name in reached.weights])
     _, size, right = torch.linalg.svd(grad, full_matrices=True)
-    outside = right[int((size > _RANK * size[0]).sum()) :]
+    outside = right[int((size > RANK * size[0]).sum()) :]
     embedding = observed.state[f"{probe.patches}.weight"].flatten(1)
     constants = reached.constants
     pixels = embedding.shape[1]
@@ -176,7 +175,7 @@ def _nearest_to_grey(terms: Tensor, fixed: Tensor) -> Tensor:
 
 
 def _solve(terms: Tensor, fixed: Tensor) -> Tensor:
-    solution: Tensor = torch.linalg.lstsq(terms, fixed, rcond=_RANK, driver="gelsd").solution
+    solution: Tensor = torch.linalg.lstsq(terms, fixed, rcond=RANK, driver="gelsd").solution
     return solution
 
 

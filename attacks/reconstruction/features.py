@@ -17,9 +17,8 @@ from attacks.reconstruction.reconstruct import (
     starting_point,
 )
 from attacks.reconstruction.solvers import SOLVED, Search, gauss_newton, quasi_newton
+from attacks.rounding import RANK
 from attacks.update import entering, ready
-
-_RANK = 1e-6  # singular values below this, relative to the largest, are rounding of float32
 
 
 def dense_then_invert(
@@ -101,7 +100,7 @@ def _goal(weight: Tensor, bias: Tensor | None, rows: Tensor) -> tuple[Tensor, bo
     if len(rows) == 1 and bias is not None:
         return invert_dense(weight, bias)[None], True
     _, size, right = torch.linalg.svd(weight.double(), full_matrices=False)
-    rank = int((size > _RANK * size[0]).sum()) if len(rows) > 1 else 1
+    rank = int((size > RANK * size[0]).sum()) if len(rows) > 1 else 1
     if rank < len(rows) or rank == weight.shape[1]:
         return None
     return right[:rank], False

@@ -49,9 +49,17 @@ def infer_labels(
     tensor([0, 0, 0, 2])
     """
     batch = checks.count("batch", batch)
-    if bias_grad is None:
-        return _label_of_one(weight_grad, batch)
-    return likely_labels(bias_grad, batch, mean_prediction=mean_prediction)[0]
+    if bias_grad is not None:
+        return likely_labels(bias_grad, batch, mean_prediction=mean_prediction)[0]
+    if weight_grad is None or batch != 1:
+        raise ConfigError(
+            f"bias_grad=None: without it only the label of one image can be inferred, from the "
+            f"gradient of the weight; batch={batch}."
+        )
+    gw = weight_grad.detach().double()
+    if gw.ndim != 2 or len(gw) < 3 or not bool(gw.isfinite().all()):
+        raise ConfigError(f"weight_grad: shape {tuple(gw.shape)}; must be (K, I), K >= 3, finite.")
+    return (gw @ gw.sum(0) - gw.square().sum(1)).argmin().reshape(1)
 
 
 def likely_labels(
@@ -142,18 +150,6 @@ def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]
         f"dense layer ({layer or 'the model has none'}), which is not in view; show it, or observe "
         "with reveal_labels=True."
     )
-
-
-def _label_of_one(weight_grad: Tensor | None, batch: int) -> Tensor:
-    if weight_grad is None or batch != 1:
-        raise ConfigError(
-            f"bias_grad=None: without it only the label of one image can be inferred, from the "
-            f"gradient of the weight; batch={batch}."
-        )
-    gw = weight_grad.detach().double()
-    if gw.ndim != 2 or len(gw) < 3 or not bool(gw.isfinite().all()):
-        raise ConfigError(f"weight_grad: shape {tuple(gw.shape)}; must be (K, I), K >= 3, finite.")
-    return (gw @ gw.sum(0) - gw.square().sum(1)).argmin().reshape(1)
 
 
 def output_layer(net: nn.Module, state: Mapping[str, Tensor], inputs: Tensor) -> tuple[str, Tensor]:

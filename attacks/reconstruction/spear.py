@@ -21,9 +21,9 @@ from attacks.reconstruction.analytic import (
     visible_dense,
 )
 from attacks.reconstruction.reconstruct import Reconstruction
+from attacks.rounding import RANK
 from attacks.update import as_double, ready, recording
 
-_RANK = 1e-6  # singular values below this, relative to the largest, are rounding of float32
 _ZERO = 1e-4  # an entry of a unit column below this, relative to the largest, counts as zero
 _SAME = 1e-4  # of 1: cosine within which two directions count as one
 _PARALLEL = 1e-8  # of 1: cosine within which two rows belong to the same image
@@ -123,7 +123,7 @@ def unmix_low_rank(
     if columns is None:
         return None
     mixing = second.T @ factors[0] @ columns
-    if float(torch.linalg.cond(mixing)) > 1 / _RANK:
+    if float(torch.linalg.cond(mixing)) > 1 / RANK:
         return None
     return brightest_is_one(torch.linalg.lstsq(mixing, as_double(first_grad)).solution)
 
@@ -132,7 +132,7 @@ def _factors(grad: Tensor, batch: int) -> tuple[Tensor, Tensor] | None:
     """Return L (O, n) and R (n, I) with L R = grad, n <= batch; None if its rank is higher."""
     gw = as_double(grad)
     slopes, size, right = torch.linalg.svd(gw, full_matrices=False)
-    rank = int((size > _RANK * size[0]).sum())
+    rank = int((size > RANK * size[0]).sum())
     if not 0 < rank <= batch or rank == min(gw.shape):
         return None
     return slopes[:, :rank], size[:rank, None] * right[:rank]

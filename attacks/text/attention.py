@@ -69,8 +69,16 @@ def _affinity(
     inverse = torch.linalg.pinv(x, rtol=1e-9)  # (width, N)
     total = torch.zeros(len(x), len(x), dtype=x.dtype)
     query, key, heads = pair
-    q, dq = _of(reader, source, query, x, inverse)
-    k, dk = _of(reader, source, key, x, inverse)
+
+    def of(name: str) -> tuple[Tensor, Tensor]:
+        """Return the outputs of a layer for each token, and the slopes of the loss by them."""
+        weight = f"{name}.weight"
+        gradient = reader.seen.update[weight].double()
+        gradient = gradient.T if source.weights[weight] else gradient
+        with torch.no_grad():
+            return reader.net.get_submodule(name)(x), (gradient @ inverse).T
+
+    (q, dq), (k, dk) = of(query), of(key)
     for parts in zip(*(v.chunk(heads, 1) for v in (q, k, dq, dk)), strict=True):
         slopes = _score_slopes(*parts).abs()
         total += slopes / slopes.mean().clamp(min=1e-300)
@@ -78,17 +86,6 @@ def _affinity(
     total.fill_diagonal_(0)
     size = total.sum(1).clamp(min=1e-300).rsqrt()
     return size[:, None] * total * size
-
-
-def _of(
-    reader: Reader, source: Source, name: str, x: Tensor, inverse: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the outputs of a layer for each token, and the slopes of the loss by them."""
-    weight = f"{name}.weight"
-    gradient = reader.seen.update[weight].double()
-    gradient = gradient.T if source.weights[weight] else gradient
-    with torch.no_grad():
-        return reader.net.get_submodule(name)(x), (gradient @ inverse).T
 
 
 def _score_slopes(q: Tensor, k: Tensor, dq: Tensor, dk: Tensor) -> Tensor:

@@ -78,7 +78,11 @@ def span_test(
         sentences = completed(reader, sentences)
     labels, match = None, math.inf
     if sentences:
-        labels, match = matched(reader, sentences)
+        tokens = _padded(sentences, observed)
+        if observed.language:
+            match = residual_of(reader.net, observed, tokens, tokens)
+        else:
+            labels, match = _labelled(reader, tokens)
     else:
         # the right tokens at the right positions, each sentence mixed from several
         rows = [tuple(c[min(i, len(c) - 1)] for c in columns if c) for i in range(batch)]
@@ -157,15 +161,6 @@ def _padded(sentences: Sequence[Sentence], observed: TextObservation) -> Tensor:
     batch, length = observed.shape
     cut = [sentence[:length] for sentence in sentences]
     return padded([*cut, *cut[:1] * (batch - len(cut))], observed)
-
-
-def matched(reader: Reader, sentences: Sequence[Sentence]) -> tuple[Tensor | None, float]:
-    """Return the labels with which the sentences match the update best, and the residual."""
-    observed = reader.seen
-    tokens = _padded(sentences, observed)
-    if observed.language:
-        return None, residual_of(reader.net, observed, tokens, tokens)
-    return _labelled(reader, tokens)
 
 
 def _labelled(reader: Reader, tokens: Tensor) -> tuple[Tensor, float]:

@@ -17,6 +17,7 @@ import torch
 from scipy.sparse.linalg import LinearOperator, lsqr
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.functional import pad
 
 from attacks.observation import residual_of, update_of
 from attacks.rounding import HALF, first_least, less
@@ -56,8 +57,7 @@ class _Layer:
         observed, width = self.reader.seen, sentences.shape[1]
         filled = sentences
         if observed.pad is not None:
-            filled = torch.full((len(sentences), observed.shape[1]), observed.pad)
-            filled[:, :width] = sentences
+            filled = pad(sentences, (0, observed.shape[1] - width), value=observed.pad)
         rows = self.reader.inputs(self.source, filled)[:, :width]
         return self.span.distance(rows).square().mean(1).sqrt()
 

@@ -72,15 +72,14 @@ class Reader:
 
     def inputs(self, source: Source, tokens: Tensor) -> Tensor:
         """Return the inputs of the source's layers, (S, T, width)."""
-        parts = torch.split(tokens, max(1, _ROWS // tokens.shape[1]))
-        return torch.cat([self._inputs(source, part) for part in parts])
-
-    def _inputs(self, source: Source, tokens: Tensor) -> Tensor:
         reach = entering(self.net, source.module, self.seen.state, leaving=source.state)
-        with torch.no_grad():
-            inputs = reach(tokens)
-        assert inputs is not None  # noqa: S101  a source is a layer that was called
-        return inputs if inputs.ndim == 3 else inputs[:, None]
+        rows = []
+        for part in torch.split(tokens, max(1, _ROWS // tokens.shape[1])):
+            with torch.no_grad():
+                inputs = reach(part)
+            assert inputs is not None  # noqa: S101  a source is a layer that was called
+            rows.append(inputs if inputs.ndim == 3 else inputs[:, None])
+        return torch.cat(rows)
 
     @cached_property
     def sources(self) -> tuple[Source, ...]:

@@ -152,20 +152,12 @@ def labels(kind: str) -> Found:
     return Found(*verdicts)
 
 
-def lenet() -> nn.Module:
-    return smooth_lenet(seeded(0))
+def drawn(build: Callable[[torch.Generator], nn.Module]) -> Callable[[], nn.Module]:
+    return lambda: build(seeded(0))
 
 
-def mlp() -> nn.Module:
-    return smooth_mlp(seeded(0))
-
-
-def frozen() -> nn.Module:
-    return behind(nn.LeakyReLU())
-
-
-def relu() -> nn.Module:
-    return relu_lenet(seeded(0))
+lenet, mlp, relu = map(drawn, (smooth_lenet, smooth_mlp, relu_lenet))
+frozen = partial(behind, nn.LeakyReLU())
 
 
 # text: own sentences have even ids, the other ones odd ids

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,29 +59,11 @@ def text_audit(options: LeakageOptions) -> tuple[TextAudit, tuple[str, ...]]:
         load_weights(model, options.weights)
         update = given_update(model, options)
         if run is None or options.tokens is not None:
-            sentences = _of_file(options)
+            sentences, words = _of_file(options)
         else:
-            sentences = run.sentences(options)
-    audit = TextAudit(
-        model=model,
-        x=sentences.tokens,
-        y=sentences.labels,
-        update=update,
-        views=options.views or views,
-        pad=sentences.pad,
-        public=sentences.public,
-        **fields,
-    )
-    return audit, sentences.words
-
-
-@dataclass(frozen=True, slots=True)
-class _Sentences:
-    tokens: Tensor
-    labels: Tensor | None
-    pad: int | None
-    public: list[tuple[int, ...]]
-    words: tuple[str, ...]
+            sentences, words = run.sentences(options)
+    views = options.views or views
+    return TextAudit(model=model, update=update, views=views, **sentences, **fields), words
 
 
 class _Planned:
@@ -109,10 +90,10 @@ class _Planned:
             shown |= {f"group {i}": list(group) for i, group in enumerate(model.groups)}
         return shown
 
-    def sentences(self, options: LeakageOptions) -> _Sentences:
-        """Return one batch of each of the first clients that have enough sentences.
+    def sentences(self, options: LeakageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """Return the fields of an audit of one batch of each of the first clients, and the words.
 
-        Sentences of the others are public.
+        Clients have enough sentences; those of the others are public.
         """
         loss = self.plan.client.loss
         if loss not in ("cross_entropy", "model"):
@@ -141,7 +122,7 @@ class _Planned:
             )
         tokens, labels, pad = _together(attacked, vocabulary(self.training.model.module))
         words = self.tasks[0].words if self.tasks else self._words()
-        return _Sentences(tokens, labels, pad, public, words)
+        return {"x": tokens, "y": labels, "pad": pad, "public": public}, words
 
     def _words(self) -> tuple[str, ...]:
         """Return the attribute ``words`` of the function that makes the clients; () without one."""
@@ -232,7 +213,7 @@ def _together(examples: Sequence[Example], words: int) -> tuple[Tensor, Tensor |
     return tokens, torch.tensor(labels) if labels else None, pad
 
 
-def _of_file(options: LeakageOptions) -> _Sentences:
+def _of_file(options: LeakageOptions) -> tuple[dict[str, Any], tuple[str, ...]]:
     path, keys, count = options.tokens, options.keys, wanted(options)
     assert path is not None  # noqa: S101  refused by the options
     tensors = read_update(path)
@@ -258,10 +239,9 @@ def _of_file(options: LeakageOptions) -> _Sentences:
     words = () if keys.words is None else text_of(keys.words, name, most=10**9).splitlines()
     # Without public sentences, those that are not attacked are public.
     public = tensors.get("public", tokens[count:])
-    return _Sentences(
-        tokens=tokens[:count].long(),
-        labels=None if labels is None else labels[:count].long(),
-        pad=keys.pad,
-        public=[without_padding(row, keys.pad) for row in public.tolist()],
-        words=tuple(words),
-    )
+    return {
+        "x": tokens[:count].long(),
+        "y": None if labels is None else labels[:count].long(),
+        "pad": keys.pad,
+        "public": [without_padding(row, keys.pad) for row in public.tolist()],
+    }, tuple(words)
