@@ -35,6 +35,7 @@ from accounting.participation import FixedOrder, Participation
 from accounting.random_allocation import AllocatedGuarantee, BallsInBins
 from accounting.realised import Realised
 from accounting.report import Assumption, PrivacyReport
+from accounting.scheduled_steps import ScheduledGuarantee, ScheduledPoissonSampling
 from accounting.selection import (
     BinomialRuns,
     NegativeBinomialRuns,
@@ -81,6 +82,8 @@ __all__ = [
     "Realised",
     "SampledGuarantee",
     "Scheduled",
+    "ScheduledGuarantee",
+    "ScheduledPoissonSampling",
     "SelectedGuarantee",
     "Sensitivity",
     "StatedGuarantee",

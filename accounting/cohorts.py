@@ -28,6 +28,11 @@ from accounting.monte_carlo import BMinSep, EstimatedGuarantee
 from accounting.participation import Participation
 from accounting.random_allocation import AllocatedGuarantee, BallsInBins, refuse_other_rounds
 from accounting.report import SampledClaim
+from accounting.scheduled_steps import (
+    ScheduledGuarantee,
+    ScheduledPoissonSampling,
+    scheduled_guarantee,
+)
 from accounting.subsampled import (
     PoissonSampling,
     SampledGuarantee,
@@ -43,24 +48,37 @@ from accounting.truncated import (
 
 Members = NDArray[np.int64]
 Bounded = TruncatedPoissonSampling | WithoutReplacementSampling
-Sampling = PoissonSampling | Bounded | BallsInBins | BMinSep
-Sampled = SampledGuarantee | TruncatedGuarantee | AllocatedGuarantee | EstimatedGuarantee
+Sampling = PoissonSampling | ScheduledPoissonSampling | Bounded | BallsInBins | BMinSep
+Sampled = (
+    SampledGuarantee
+    | ScheduledGuarantee
+    | TruncatedGuarantee
+    | AllocatedGuarantee
+    | EstimatedGuarantee
+)
 
 SamplerName = Literal[
-    "poisson", "truncated-poisson", "without-replacement", "balls-in-bins", "b-min-sep"
+    "poisson",
+    "scheduled-poisson",
+    "truncated-poisson",
+    "without-replacement",
+    "balls-in-bins",
+    "b-min-sep",
 ]
 
 KEY_BYTES = 32
 SAMPLERS: Mapping[str, type[Sampling]] = {
     "poisson": PoissonSampling,
+    "scheduled-poisson": ScheduledPoissonSampling,
     "truncated-poisson": TruncatedPoissonSampling,
     "without-replacement": WithoutReplacementSampling,
     "balls-in-bins": BallsInBins,
     "b-min-sep": BMinSep,
 }
 """Samplers by the name that people type."""
-NEEDED: Mapping[str, Literal["expected_batch", "batch", "bins"]] = {
+NEEDED: Mapping[str, Literal["expected_batch", "expected_batches", "batch", "bins"]] = {
     "poisson": "expected_batch",
+    "scheduled-poisson": "expected_batches",
     "truncated-poisson": "expected_batch",
     "without-replacement": "batch",
     "balls-in-bins": "bins",
@@ -69,6 +87,7 @@ NEEDED: Mapping[str, Literal["expected_batch", "batch", "bins"]] = {
 """The option that a sampler cannot do without."""
 _OPTIONS = {
     "poisson": {"expected_batch"},
+    "scheduled-poisson": {"from_round", "expected_batches"},
     "truncated-poisson": {"expected_batch", "most"},
     "without-replacement": {"batch"},
     "balls-in-bins": {"bins", "chosen", "redraw", "draws"},
@@ -102,6 +121,8 @@ class SamplingChoice:
         name: of the sampler.
         expected_batch: of poisson, truncated-poisson and b-min-sep: members of a round, on average
             (before the cut).
+        from_round: of scheduled-poisson: rounds from which on an expected batch holds.
+        expected_batches: of scheduled-poisson: one per such round.
         most: of truncated-poisson: members of a round, at most.
         batch: of without-replacement: members of every round.
         bins: of balls-in-bins: a member takes part in one round of so many.
@@ -114,6 +135,8 @@ class SamplingChoice:
 
     name: SamplerName
     expected_batch: float | None = None
+    from_round: tuple[int, ...] | None = None
+    expected_batches: tuple[float, ...] | None = None
     most: int | None = None
     batch: int | None = None
     bins: int | None = None
@@ -124,8 +147,8 @@ class SamplingChoice:
     draws: int | None = None
 
     def __post_init__(self) -> None:
-        truncated = ("most",) * (self.name == "truncated-poisson")
-        for needed in (NEEDED[self.name], *truncated):
+        beside = {"truncated-poisson": ("most",), "scheduled-poisson": ("from_round",)}
+        for needed in (NEEDED[self.name], *beside.get(self.name, ())):
             if getattr(self, needed) is None:
                 raise ConfigError(f"{needed}: is missing; {self.name} needs it.")
         for key in set.union(*_OPTIONS.values()):
@@ -159,19 +182,26 @@ class SamplingChoice:
             raise ConfigError(f"population is missing: {self.name} draws members from it.")
         if self.batch is not None:
             return WithoutReplacementSampling(self.batch, population)
+        if self.expected_batches is not None:
+            return ScheduledPoissonSampling(
+                self.from_round or (), self.expected_batches, population
+            )
         batch = self.expected_batch or 0.0
         if self.most is not None:
             return TruncatedPoissonSampling(batch, population, self.most)
         if self.name == "poisson":
-            groups = 1 if mechanism.name == "independent" else bands_of(mechanism)
+            alone = mechanism.name in ("independent", "scheduled")
+            groups = 1 if alone else bands_of(mechanism)
             return PoissonSampling(batch, population, groups)
         apart = self.min_separation
         return BMinSep(batch, population, bands_of(mechanism) if apart is None else apart)
 
     def expected(self, population: int) -> float:
-        """Return the public expected number of members of a round."""
+        """Return the public expected number of members of a round, the first if it changes."""
         if self.bins:
             return population * (self.chosen or 1) / self.bins
+        if self.expected_batches:
+            return self.expected_batches[0]
         return self.batch or min(self.expected_batch or 0.0, self.most or math.inf)
 
     def estimate(self, seed: int | None = None) -> Estimate | None:
@@ -202,10 +232,10 @@ def sampled_guarantee(
 ) -> Sampled:
     """Return the guarantee of sampled rounds, by the one accountant that covers them."""
     z = noise_multiplier
-    if isinstance(sampling, PoissonSampling):
+    if isinstance(sampling, PoissonSampling | ScheduledPoissonSampling):
         if estimate is not None:
             raise ConfigError("draws: Poisson sampling is accounted for in closed form; leave out.")
-        return poisson_guarantee(mechanism, sampling, noise_multiplier=z, method=method)
+        return _of_poisson(mechanism, sampling, z, method)
     if isinstance(sampling, Bounded):
         if estimate is not None:
             raise ConfigError("draws: samples of bounded size have a closed form; leave out.")
@@ -219,7 +249,22 @@ def sampled_guarantee(
     return _in_bins(mechanism, sampling, z)
 
 
+def _of_poisson(
+    mechanism: Mechanism,
+    sampling: PoissonSampling | ScheduledPoissonSampling,
+    z: float,
+    method: SampledMethod,
+) -> SampledGuarantee | ScheduledGuarantee:
+    if isinstance(sampling, PoissonSampling) and mechanism.name != "scheduled":
+        return poisson_guarantee(mechanism, sampling, noise_multiplier=z, method=method)
+    if method != "pld":
+        raise ConfigError(f"method={method}: steps that differ are composed by 'pld'.")
+    return scheduled_guarantee(mechanism, sampling, noise_multiplier=z)
+
+
 def _of_bounded_size(mechanism: Mechanism, sampling: Bounded, z: float) -> TruncatedGuarantee:
+    if mechanism.name == "scheduled":
+        raise ConfigError("scheduled: samples of bounded size have one noise; or use 'poisson'.")
     if mechanism.name != "independent":
         raise ConfigError(
             f"{mechanism.name}: no proof covers correlated noise with samples of bounded size; use "
@@ -244,6 +289,11 @@ def sampled_claim(run: Sampled, delta: float) -> SampledClaim:
     if isinstance(run, SampledGuarantee):
         values = {"name": "poisson", "probability": run.probability, "groups": run.groups}
         values |= {"steps": run.steps, "method": run.method}
+        return SampledClaim(run.epsilon(delta), values, run.assumptions)
+    if isinstance(run, ScheduledGuarantee):
+        kinds = [(s.noise_multiplier, s.probability, s.steps) for s in run.steps]
+        values = {"name": "poisson", "probability": max(q for _, q, _ in kinds)}
+        values |= {"steps": sum(n for *_, n in kinds), "kinds": kinds, "method": "pld"}
         return SampledClaim(run.epsilon(delta), values, run.assumptions)
     if isinstance(run, TruncatedGuarantee):
         values = {"name": "without-replacement", "batch": run.most}
@@ -273,7 +323,7 @@ def participation_of(sampling: Sampling, rounds: int) -> Participation:
     """
     if isinstance(sampling, PoissonSampling):
         turn = apart = sampling.groups
-    elif isinstance(sampling, Bounded):
+    elif isinstance(sampling, Bounded | ScheduledPoissonSampling):
         turn = apart = 1
     elif isinstance(sampling, BallsInBins):
         # Drawn anew, a member may be in the last bin of a pass and in the first of the next.
@@ -334,23 +384,29 @@ def cohorts(sampling: Sampling, *, members: int, rounds: int, key: bytes) -> Ite
         if rounds != sampling.rounds:
             raise ConfigError(f"rounds={rounds}: the bins are for {sampling.rounds} rounds.")
         return _bins(sampling, members, key)
-    if not isinstance(sampling, PoissonSampling | Bounded | BMinSep):
+    if not isinstance(sampling, PoissonSampling | ScheduledPoissonSampling | Bounded | BMinSep):
         raise ConfigError(f"sampling={sampling!r}: must be a sampler of this package.")
     if members != sampling.population:
         raise ConfigError(f"members={members}: the sampler has population={sampling.population}.")
-    if isinstance(sampling, PoissonSampling):
+    if isinstance(sampling, PoissonSampling | ScheduledPoissonSampling):
         return _poisson(sampling, members, rounds, key)
     if isinstance(sampling, Bounded):
         return _of_size(sampling, members, rounds, key)
     return _separated(sampling, members, rounds, key)
 
 
-def _poisson(sampling: PoissonSampling, members: int, rounds: int, key: bytes) -> Iterator[Members]:
-    group = np.arange(members) % sampling.groups
-    threshold = np.uint64(int(sampling.probability * 2.0**53))
-    for t in range(rounds):
+def _poisson(
+    sampling: PoissonSampling | ScheduledPoissonSampling, members: int, rounds: int, key: bytes
+) -> Iterator[Members]:
+    if isinstance(sampling, PoissonSampling):
+        rates, groups = np.full(rounds, sampling.probability), sampling.groups
+    else:
+        rates, groups = sampling.probabilities(rounds), 1
+    group = np.arange(members) % groups
+    for t, rate in enumerate(rates.tolist()):
+        threshold = np.uint64(int(rate * 2.0**53))
         joins = (_words(key, "poisson", t, members) >> np.uint64(11)) < threshold
-        yield np.flatnonzero(joins & (group == t % sampling.groups))
+        yield np.flatnonzero(joins & (group == t % groups))
 
 
 def _of_size(sampling: Bounded, members: int, rounds: int, key: bytes) -> Iterator[Members]:

@@ -29,7 +29,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
@@ -121,6 +121,8 @@ class ComposedGuarantee:
 
     Args:
         releases: their guarantees, at least one, in any order.
+        unhidden: what they cost together if it is known who was sampled, which counts where it is
+            less; None compares with nothing.
 
     Raises:
         ConfigError: a guarantee has no proof that it composes with others: estimates by Monte
@@ -133,6 +135,7 @@ class ComposedGuarantee:
     """
 
     releases: tuple[Release, ...]
+    unhidden: Guarantee | None = None
 
     def __post_init__(self) -> None:
         if not self.releases:
@@ -165,10 +168,15 @@ class ComposedGuarantee:
             return alone.epsilon(delta)
         stated = math.fsum(r.delta for r in self.releases if isinstance(r, StatedGuarantee))
         least = max(stated, _LEAST_DELTA)
-        if not delta > least:
+        if delta > least:
+            return self._least_epsilon(delta)
+        if self.unhidden is None or not delta > _LEAST_DELTA:
             raise ConfigError(
                 f"delta={delta:g}: must be above {least:g}, what these releases fail with together."
             )
+        return self.unhidden.epsilon(delta)
+
+    def _least_epsilon(self, delta: float) -> float:
         low, high = 0.0, 1.0
         if self.delta(0.0) <= delta:
             return 0.0
@@ -188,7 +196,13 @@ class ComposedGuarantee:
             return Guarantee(self.mu).delta(epsilon)
         epsilons, deltas = self._profile
         # delta is convex in e^epsilon, so that a chord lies above it.
-        return float(np.interp(math.expm1(min(epsilon, _MOST_EPSILON)), np.expm1(epsilons), deltas))
+        at = math.expm1(min(epsilon, _MOST_EPSILON))
+        hidden = float(np.interp(at, np.expm1(epsilons), deltas))
+        return hidden if self.unhidden is None else min(hidden, self.unhidden.delta(epsilon))
+
+    def advantage(self) -> float:
+        """Return an upper bound on any membership test's true minus false-positive rate."""
+        return self.delta(0.0)
 
     def tpr_at_fpr(self, fpr: float) -> float:
         """Return an upper bound on the true-positive rate of any membership test.
@@ -203,31 +217,13 @@ class ComposedGuarantee:
         rates = np.minimum(
             np.exp(epsilons) * fpr + deltas, 1 - np.exp(-epsilons) * (1 - fpr - deltas)
         )
-        return min(1.0, float(rates.min()) * (1 + _ROUNDING))
+        hidden = min(1.0, float(rates.min()) * (1 + _ROUNDING))
+        return hidden if self.unhidden is None else min(hidden, self.unhidden.tpr_at_fpr(fpr))
 
     @cached_property
     def _profile(self) -> tuple[Array, Array]:
         """Epsilons, and the deltas that hold with them; the last holds from there on."""
-        delta = self._losses.get_delta_for_epsilon
-        last = 5 * self._spread
-        while last < _MOST_EPSILON and delta(last) - delta(2 * last) > _CUT:
-            last *= 2
-        epsilons = np.linspace(0.0, min(last, _MOST_EPSILON), _POINTS)
-        deltas = np.asarray(self._losses.get_delta_for_epsilon(epsilons))
-        # Sums of 1 that lose their last bits leave deltas a little below zero, and others as much.
-        below = max(0.0, -float(deltas.min()))
-        if not np.isfinite(deltas).all() or below > _LEAST_DELTA:
-            raise ConfigError("dp-accounting has no finite profile of these releases.")
-        steps = sum(n * getattr(part, "steps", 1) for part, n in self._parts.items())
-        lost = accountants.transforms_lose(steps)
-        allowance = _CUT * len(self.releases) + 2 * below + lost
-        return epsilons, np.minimum(deltas * (1 + _ROUNDING) + allowance, 1.0)
-
-    @cached_property
-    def _spread(self) -> float:
-        """About one standard deviation of the whole loss."""
-        spread = math.hypot(*(_spread(part) * math.sqrt(n) for part, n in self._parts.items()))
-        return max(spread, _LEAST_SPREAD)
+        return _profile(frozenset(self._parts.items()), len(self.releases))
 
     @cached_property
     def _parts(self) -> "Counter[Part]":
@@ -240,13 +236,6 @@ class ComposedGuarantee:
         if gaussians:
             parts[reduce(Guarantee.compose, gaussians)] += 1
         return parts
-
-    @cached_property
-    def _losses(self) -> "PrivacyLossDistribution":
-        grid = accountants.GRID * self._spread * max(1.0, self._spread / 30)
-        losses = [(_losses(part, grid), n) for part, n in self._parts.items()]
-        alike = [loss if n == 1 else loss.self_compose(n) for loss, n in losses]
-        return reduce(lambda left, right: left.compose(right), alike)
 
 
 class Amplified(ABC):
@@ -271,6 +260,33 @@ class Amplified(ABC):
     @cached_property
     def _composed(self) -> ComposedGuarantee:
         return ComposedGuarantee((self,))  # type: ignore[arg-type]  # of a class that composes
+
+
+@lru_cache(maxsize=32)
+def _profile(parts: frozenset[tuple[Part, int]], releases: int) -> tuple[Array, Array]:
+    """Return epsilons, and deltas that hold with so many of each part, as of so many releases."""
+    spread = math.hypot(*(_spread(part) * math.sqrt(n) for part, n in parts))
+    spread = max(spread, _LEAST_SPREAD)
+    losses = _composed(parts, accountants.GRID * spread * max(1.0, spread / 30))
+    delta = losses.get_delta_for_epsilon
+    last = 5 * spread
+    while last < _MOST_EPSILON and delta(last) - delta(2 * last) > _CUT:
+        last *= 2
+    epsilons = np.linspace(0.0, min(last, _MOST_EPSILON), _POINTS)
+    deltas = np.asarray(delta(epsilons))
+    # Sums of 1 that lose their last bits leave deltas a little below zero, and others as much.
+    below = max(0.0, -float(deltas.min()))
+    if not np.isfinite(deltas).all() or below > _LEAST_DELTA:
+        raise ConfigError("dp-accounting has no finite profile of these releases.")
+    lost = accountants.transforms_lose(sum(n * getattr(part, "steps", 1) for part, n in parts))
+    allowance = _CUT * releases + 2 * below + lost
+    return epsilons, np.minimum(deltas * (1 + _ROUNDING) + allowance, 1.0)
+
+
+def _composed(parts: frozenset[tuple[Part, int]], grid: float) -> "PrivacyLossDistribution":
+    losses = [(_losses(part, grid), n) for part, n in sorted(parts, key=repr)]
+    alike = [loss if n == 1 else loss.self_compose(n) for loss, n in losses]
+    return reduce(lambda left, right: left.compose(right), alike)
 
 
 def _spread(part: Part) -> float:

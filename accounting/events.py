@@ -19,6 +19,7 @@ from accounting import checks
 from accounting.checks import ConfigError, parsed_json
 from accounting.composed import ComposedGuarantee, Release, StatedGuarantee
 from accounting.guarantee import Guarantee, mu_upper
+from accounting.scheduled_steps import ScheduledGuarantee
 from accounting.subsampled import SampledGuarantee
 
 _DEEPEST = 50
@@ -168,6 +169,8 @@ def event_of(guarantee: object) -> dict[str, Any]:
     if isinstance(guarantee, Guarantee):
         z = math.nextafter(1 / guarantee.mu, 0.0)
         return {"class_name": f"Gaussian{_SUFFIX}", "noise_multiplier": z}
+    if isinstance(guarantee, ScheduledGuarantee):
+        return {"class_name": f"Composed{_SUFFIX}", "events": list(map(event_of, guarantee.steps))}
     if isinstance(guarantee, SampledGuarantee):
         z, q = guarantee.noise_multiplier, guarantee.probability
         step = {"class_name": f"Gaussian{_SUFFIX}", "noise_multiplier": z}

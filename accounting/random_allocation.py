@@ -152,6 +152,12 @@ class Shares:
         checks.count("draws", self.draws, maximum=checks.MOST_ROUNDS)
         checks.count("chosen", self.chosen, maximum=self.bins)
 
+    @property
+    def mu(self) -> float:
+        """If every member's bins are known, rounded up."""
+        squared = self.draws * (self.chosen * self.own**2 + self.shared**2)
+        return rounded_up(math.sqrt(squared), 8)
+
     def parts(self) -> Mapping[Part, int]:
         """Return allocations of one bin each, and as one Gaussian what no bin hides."""
         size, larger = divmod(self.bins, self.chosen)

@@ -6,10 +6,10 @@ and never set by hand.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -58,6 +58,19 @@ AssumptionStatus = Literal["enforced", "verified", "vouched", "asserted", "viola
 Severity = Literal["critical", "theoretical"]
 
 
+class Cost(Protocol):
+    """What a report claims, and all that follows from it; every figure is rounded up."""
+
+    def epsilon(self, delta: float) -> float:
+        """Return an epsilon that holds with ``delta`` in (0, 1)."""
+
+    def advantage(self) -> float:
+        """Return the most that any membership test's rates may differ by."""
+
+    def tpr_at_fpr(self, fpr: float) -> float:
+        """Return the most that any membership test detects at ``fpr`` in (0, 1)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyReport:
     """A guarantee with its conditions; ``to_dict`` gives the JSON that the command line prints.
@@ -69,8 +82,10 @@ class PrivacyReport:
         population: number of units that delta is judged against, if that number is public.
         noise_source: "os" (the operating system's random bits), "seeded" (repeatable, so not
             private), or "unstated".
-        earlier_mu: mu of an earlier run on the same data, 0 without one. ``mu`` includes it: mu^2
-            adds.
+        earlier_mu: mu of earlier runs on the same data, whoever learns who took part; 0 without
+            one. ``mu`` includes it: mu^2 adds.
+        earlier_sampling: names of the samplers by which the cost of earlier runs is amplified.
+        earlier_epsilon: of amplified earlier runs alone, at the same delta.
         mechanism_parameters: what the mechanism's ``to_dict`` returns, for ``mechanism_from_dict``;
             None if it holds more than 20,000 numbers.
         participation_stated: False if nobody said how often a client takes part, so that one
@@ -80,10 +95,11 @@ class PrivacyReport:
         metrics: what noised metrics are released beside the models, at what cost to those who
             evaluate; None without them. ``mu`` includes it, see ``MetricsClaim``.
         sampling: how the members of each round were drawn, if epsilon is amplified by that: its
-            "name", parameters and "method". ``epsilon`` alone is amplified; ``mu`` and all that
-            follows from it hold whoever learns who was sampled, so runs compose by them.
+            "name", parameters and "method". ``epsilon``, ``advantage`` and ``tpr_at_fpr`` are
+            amplified; ``mu`` and ``rho`` hold whoever learns who was sampled.
         selection: how the run was selected among others, if its epsilon pays for that, see
             ``selected``. ``mu`` is then that of one Gaussian that costs no less.
+        cost: what the amplified figures follow from; not among the JSON's fields.
     """
 
     mechanism: str
@@ -115,6 +131,8 @@ class PrivacyReport:
     population: int | None = None
     noise_source: NoiseOrigin = "unstated"
     earlier_mu: float = 0.0
+    earlier_sampling: tuple[str, ...] = ()
+    earlier_epsilon: float | None = None
     mechanism_parameters: Mapping[str, Any] | None = None
     participation_stated: bool = True
     fixed_order: bool = False
@@ -122,6 +140,7 @@ class PrivacyReport:
     sampling: Mapping[str, Any] | None = None
     metrics: Mapping[str, Any] | None = None
     selection: Mapping[str, Any] | None = None
+    cost: Cost = field(repr=False, compare=False)
 
     @classmethod
     def of(
@@ -143,18 +162,18 @@ class PrivacyReport:
     ) -> "PrivacyReport":
         """Return the report of a planned run; see ``guarantee``, and the attributes.
 
-        ``earlier`` is composed with this run. ``sampled`` is what amplifies epsilon, ``metrics``
-        what is released besides.
+        ``earlier`` is composed with this run, by mu. ``sampled`` is what amplifies this run,
+        earlier ones, or both, see ``accounting.claims``; ``metrics`` is what is released besides.
         """
         checks.choice("unit", unit, get_args(Unit))
         checks.choice("noise_source", noise_source, get_args(NoiseOrigin))
-        if sampled is not None and (earlier is not None or metrics is not None):
-            other = "earlier" if metrics is None else "metrics"
-            raise ConfigError(f"{other}: an amplified epsilon does not compose with others.")
+        if sampled is not None and sampled.parameters is not None and metrics is not None:
+            raise ConfigError("metrics: an amplified epsilon does not compose with others.")
         sensitivity = mechanism.sensitivity(participation)
         run = Guarantee(mu_upper(sensitivity.squared, noise_multiplier), method)
         run = run if metrics is None else metrics.beside(run)
         run = run if earlier is None else run.compose(earlier)
+        cost: Cost = (sampled.cost if sampled else None) or run
         return cls(
             mechanism=mechanism.name,
             mechanism_fingerprint=fingerprint(mechanism),
@@ -166,7 +185,7 @@ class PrivacyReport:
             delta=float(delta),
             mu=run.mu,
             rho=run.rho,
-            advantage=run.advantage(),
+            advantage=cost.advantage(),
             sensitivity_squared=sensitivity.squared,
             sensitivity_exact=sensitivity.exact,
             sensitivity_rule=sensitivity.rule,
@@ -178,10 +197,10 @@ class PrivacyReport:
                 *(() if metrics is None else (metrics.assumption(),)),
                 *large_delta(delta, population, unit),
             ),
-            tpr_at_fpr=tuple((fpr, run.tpr_at_fpr(fpr)) for fpr in _FALSE_POSITIVE_RATES),
+            tpr_at_fpr=tuple((fpr, cost.tpr_at_fpr(fpr)) for fpr in _FALSE_POSITIVE_RATES),
             cross_check=run.cross_check(delta),
             unit=unit,
-            adjacency="zero-out" if sampled is None else "add-or-remove",
+            adjacency="add-or-remove" if sampled and sampled.hides else "zero-out",
             **(_EXAMPLE_WORDS if unit == "example" else {}),
             **({} if metrics is None else metrics.coverage()),
             formula=FORMULAS[method] if sampled is None else _amplified_by(sampled),
@@ -189,18 +208,27 @@ class PrivacyReport:
             population=population,
             noise_source=noise_source,
             earlier_mu=0.0 if earlier is None else earlier.mu,
+            earlier_sampling=() if sampled is None else sampled.earlier_sampling,
+            earlier_epsilon=None if sampled is None else sampled.earlier_epsilon,
             mechanism_parameters=shown_parameters(mechanism),
             participation_stated=participation_stated,
             fixed_order=participation.fixed_order,
             realised=realised,
-            sampling=None if sampled is None else dict(sampled.parameters),
+            sampling=sampled.parameters if sampled else None,
             metrics=None if metrics is None else metrics.to_dict(delta),
+            cost=cost,
         )
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee, for other deltas, groups or compositions; without any amplification."""
+        """The guarantee whoever learns who was sampled, for other deltas or groups."""
         return Guarantee(self.mu, self.method)
+
+    @property
+    def samplers(self) -> tuple[str, ...]:
+        """Names of the samplers that the claim rests on, in this run and in earlier ones."""
+        own = () if self.sampling is None else (self.sampling["name"],)
+        return tuple(dict.fromkeys((*own, *self.earlier_sampling)))
 
     @property
     def a_unit(self) -> str:
@@ -258,6 +286,7 @@ class PrivacyReport:
         return replace(
             self,
             epsilon=cost.epsilon(self.delta),
+            cost=cost,
             mu=dominating.mu,
             rho=dominating.rho,
             advantage=cost.advantage(),
@@ -301,7 +330,9 @@ class PrivacyReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values with the schema's name, ready for JSON."""
-        values: dict[str, Any] = {"schema": _SCHEMA, "status": self.status, **asdict(self)}
+        fields = asdict(replace(self, cost=self.guarantee))
+        del fields["cost"]
+        values: dict[str, Any] = {"schema": _SCHEMA, "status": self.status, **fields}
         values["warnings"] = self.warnings
         return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
 
@@ -320,7 +351,8 @@ class PrivacyReport:
         agrees = "agrees" if second.consistent else "CONTRADICTS"
         one_over_mu = down(self.effective_noise_multiplier, 5)
         unsampled = up(self.guarantee.epsilon(self.delta), 5)
-        sampled, earlier = self.sampling is not None, bool(self.earlier_mu)
+        sampled, earlier = bool(self.samplers), bool(self.earlier_mu)
+        unaware = " that does not know who was sampled" * sampled
         one_of, chosen = self.selection or {}, self.selection is not None
         rows = [
             (True, "epsilon", up(self.epsilon, 5), self.formula),
@@ -338,10 +370,15 @@ class PrivacyReport:
             ),
             (True, "mu", up(self.mu, 5), f"effective noise multiplier 1/mu = {one_over_mu}"),
             (self.metrics is not None, "metrics", self._cost_of_metrics(), ""),
-            (earlier, "earlier runs", f"mu {up(self.earlier_mu, 5)}, which is included", ""),
+            (earlier, "earlier runs", f"{_earlier(self)}, which is included", ""),
             (chosen, "best of K", f"{_best_of(one_of)}; mu above costs no less", ""),
             (True, "rho", up(self.rho, 5), ""),
-            (True, "advantage", f"at most {up(self.advantage, 3)} for any membership test", ""),
+            (
+                True,
+                "advantage",
+                f"at most {up(self.advantage, 3)} for any membership test{unaware}",
+                "",
+            ),
             (True, "cross-check", f"{agrees}: {second.method} says {up(second.epsilon, 5)}", ""),
         ]
         return {name: Figure(value, note) for shown, name, value, note in rows if shown}
@@ -427,14 +464,28 @@ class SampledClaim:
     """What an amplified guarantee adds to a report.
 
     Attributes:
-        epsilon: the amplified one.
-        parameters: how members are sampled and accounted for, with "name" and "method".
-        assumptions: the conditions of the amplification.
+        epsilon: the amplified one, of all runs together.
+        parameters: how members are sampled and accounted for, with "name" and "method"; None if
+            this run does not sample.
+        assumptions: the conditions of this run's amplification.
+        cost: of all runs together, from which the attacker's figures follow; None takes mu.
+        earlier_sampling: names of the samplers of earlier runs.
+        earlier_epsilon: of earlier runs alone, if they are amplified.
+        composed: whether there are earlier runs.
     """
 
     epsilon: float
-    parameters: Mapping[str, Any]
+    parameters: Mapping[str, Any] | None
     assumptions: tuple[Assumption, ...]
+    cost: Cost | None = None
+    earlier_sampling: tuple[str, ...] = ()
+    earlier_epsilon: float | None = None
+    composed: bool = False
+
+    @property
+    def hides(self) -> bool:
+        """Whether the claim rests on who was sampled being secret, in this run or before."""
+        return self.parameters is not None or bool(self.earlier_sampling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -496,6 +547,8 @@ _AMPLIFIED = {
 def _amplified_by(sampled: SampledClaim) -> str:
     """Return how an amplified epsilon was computed, and how likely an estimate is too low."""
     p = sampled.parameters
+    if p is None or sampled.composed:
+        return "this run and earlier ones, by composing dp-accounting's privacy loss distributions"
     if p["method"] != "monte-carlo":
         return _AMPLIFIED[p["method"]]
     return (
@@ -684,6 +737,9 @@ def _claim(report: PrivacyReport) -> str:
             "population and divisor stay and everybody else is sampled alike; the members of "
             f"each round are secret ({report.sampling['name']} sampling)"
         )
+    if report.earlier_sampling:
+        names = " and ".join(report.earlier_sampling)
+        stays += f"; the members of each round of earlier runs are secret ({names} sampling)"
     return (
         f"The claim is (epsilon = {up(report.epsilon)}, delta = {up(report.delta)})-differential "
         f"privacy. Unit: one {report.unit}, taking part {often} in {report.rounds} {places}. "
@@ -698,9 +754,10 @@ def _attacker(report: PrivacyReport) -> str:
         f"{up(100 * tpr)} % at a false-positive rate of {100 * fpr:g} %"
         for fpr, tpr in report.tpr_at_fpr
     )
+    unaware = " that does not know who was sampled" * bool(report.samplers)
     return (
-        f"In these terms a test of whether one {report.unit} took part has an advantage of at "
-        f"most {up(report.advantage)}, and detects at most {rates}."
+        f"In these terms a test{unaware} of whether one {report.unit} took part has an advantage "
+        f"of at most {up(report.advantage)}, and detects at most {rates}."
     )
 
 
@@ -713,13 +770,13 @@ def _accounting(report: PrivacyReport) -> str:
         f"Accounting: {report.formula}, privpart {report.version}."
     )
     if report.earlier_mu:
-        text += f" An earlier run on the same data, mu = {up(report.earlier_mu)}, is included."
+        text += f" An earlier run on the same data, {_earlier(report)}, is included."
     if (metrics := report.metrics) is not None:
         pays = "those who evaluate never train, so that a user pays the larger of the two"
         if metrics["also_train"]:
             pays = "those who evaluate may train, too, and mu includes both"
         text += f" Noised metrics ({metrics['released']}) cost mu = {up(metrics['mu'])}; {pays}."
-    if report.sampling is not None:
+    if report.samplers:
         text += (
             " Whoever learns who was sampled is covered by mu alone: epsilon = "
             f"{up(report.guarantee.epsilon(report.delta))}."
@@ -733,12 +790,21 @@ def _accounting(report: PrivacyReport) -> str:
     agrees = "agrees to" if second.consistent else "CONTRADICTS this by"
     if report.selection is not None:
         text += " mu is that of one Gaussian that costs no less than the selection."
-    of = "" if report.sampling is None else " of mu"
+    of = " of mu" * bool(report.samplers)
     of = of if report.selection is None else " of one training"
     return (
         f"{text} A second accountant{of} ({second.method}) says {up(second.epsilon)} at the same "
         f"delta; it {agrees} a relative {up(second.agree_to, 2)}."
     )
+
+
+def _earlier(report: PrivacyReport) -> str:
+    mu = f"mu {up(report.earlier_mu, 5)}"
+    if report.earlier_epsilon is None:
+        return mu
+    names = " and ".join(report.earlier_sampling)
+    hidden = f"while nobody learns who was sampled ({names})"
+    return f"epsilon {up(report.earlier_epsilon, 5)} {hidden}, else {mu}"
 
 
 def up(value: float, digits: int = 4) -> str:

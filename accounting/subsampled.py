@@ -16,6 +16,7 @@ import numpy as np
 
 from accounting import accountants, checks
 from accounting.checks import ConfigError
+from accounting.guarantee import mu_upper
 from accounting.mechanisms import Mechanism
 from accounting.participation import Participation
 from accounting.report import Assumption
@@ -118,6 +119,11 @@ class SampledGuarantee:
         checks.count("groups", self.groups)
 
     @property
+    def mu(self) -> float:
+        """If it is known who was sampled, rounded up."""
+        return mu_upper(float(self.steps), self.noise_multiplier)
+
+    @property
     def assumptions(self) -> tuple[Assumption, ...]:
         """The conditions of the amplification, besides clipping and secret noise."""
         how = f"samples each member on its own with probability {self.probability:g}"
@@ -179,11 +185,6 @@ def poisson_guarantee(
     steps = -(-mechanism.rounds // groups)
     if mechanism.name == "independent" and groups == 1:
         return SampledGuarantee(z, sampling.probability, steps, method)
-    if mechanism.name == "scheduled":
-        raise ConfigError(
-            "scheduled: Poisson steps whose noise changes compose, but a plan has one noise "
-            "multiplier for them; `privpart epsilon --events FILE` accounts for such steps."
-        )
     if bands_of(mechanism) > groups:
         raise ConfigError(
             f"groups={groups}: the encoder of {mechanism.name} reaches further back than that; use "

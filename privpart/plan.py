@@ -26,6 +26,7 @@ from decimal import Context, Decimal
 from typing import Any, Literal, get_args
 
 from accounting import (
+    ComposedGuarantee,
     Estimate,
     Guarantee,
     Mechanism,
@@ -38,10 +39,10 @@ from accounting import (
     sampled_guarantee,
 )
 from accounting.checks import ConfigError
+from accounting.claims import claim_of, known
 from accounting.cohorts import (
     Sampled,
     Sampling,
-    sampled_claim,
     sampling_from_dict,
     sampling_to_dict,
 )
@@ -240,7 +241,7 @@ class PrivacyPlan:
         delta: float,
         *,
         noise_source: NoiseOrigin = "unstated",
-        earlier: Guarantee | None = None,
+        earlier: ComposedGuarantee | None = None,
         unit: Unit = "client",
         population: int | None = None,
     ) -> PrivacyReport:
@@ -249,21 +250,19 @@ class PrivacyPlan:
         Args:
             delta: in (0, 1).
             noise_source: "seeded" if the noise came from a ``SeededSource``, which is not private.
-            earlier: guarantee of an earlier run on the same clients, to be added.
+            earlier: what earlier runs on the same clients cost, to be added.
             unit: what takes part, "client" or "example".
             population: how many there are, which delta is judged against; None if not known.
         """
-        sampled = None
-        if self.sampling is not None:
-            sampled = sampled_claim(self._sampled(self.sampling, self.noise_multiplier), delta)
+        alone = self.sampling is None and earlier is None
         return PrivacyReport.of(
             self.mechanism,
             self.participation,
             noise_multiplier=self.noise_multiplier,
             delta=delta,
             noise_source=noise_source,
-            earlier=earlier,
-            sampled=sampled,
+            earlier=None if earlier is None else known(earlier.releases),
+            sampled=None if alone else claim_of(self.guarantee(), delta, earlier),
             metrics=None if self.metrics is None else self.metrics.claim(),
             unit=unit,
             population=population,

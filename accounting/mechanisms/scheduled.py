@@ -7,12 +7,11 @@ fixed before the first round; noise that follows the training would be a release
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from accounting import checks
+from accounting import checks, piecewise
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import OneStream
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
@@ -47,22 +46,9 @@ class Scheduled(OneStream):
     restart_every = 1
 
     def __post_init__(self) -> None:
-        rounds, starts, factors = checks.rounds(self.rounds), self.from_round, self.factor
-        if not isinstance(starts, list | tuple) or not isinstance(factors, list | tuple):
-            raise ConfigError("from_round and factor: must be lists.")
-        if not starts or len(starts) != len(factors):
-            raise ConfigError(
-                f"from_round has {len(starts)} entries, factor {len(factors)}: must have as many, "
-                "and at least one."
-            )
-        starts = tuple(checks.count("from_round", start, minimum=0) for start in starts)
-        if starts[0] or any(later <= start for start, later in pairwise(starts)):
-            raise ConfigError(f"from_round={_some(starts)}: must begin with 0 and ascend.")
-        if starts[-1] >= rounds:
-            raise ConfigError(
-                f"from_round={starts[-1]}: has no effect, as the run has rounds={rounds}, from 0."
-            )
-        factors = tuple(float(checks.positive("factor", factor)) for factor in factors)
+        rounds = checks.rounds(self.rounds)
+        starts, factors = piecewise.checked("factor", self.from_round, self.factor)
+        piecewise.refuse_beyond(starts, rounds)
         if not 1 / _RANGE <= min(factors) <= max(factors) <= _RANGE:
             raise ConfigError(f"factor={_some(factors)}: must lie from 1/1024 to 1024.")
         for name, value in (("rounds", rounds), ("from_round", starts), ("factor", factors)):
@@ -85,8 +71,7 @@ class Scheduled(OneStream):
 
     def noise_per_round(self) -> Array:
         """Return s_t, the noise of each round's sum / noise multiplier, shape (n,)."""
-        lengths = np.diff([*self.from_round, self.rounds])
-        return np.repeat(np.asarray(self.factor), lengths)
+        return piecewise.over(self.from_round, self.factor, self.rounds)
 
     def encoder(self) -> Array:
         """C = diag(1 / s_t), shape (n, n)."""

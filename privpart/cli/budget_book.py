@@ -205,7 +205,7 @@ def _print_runs(account: "Account", delta: float | None) -> None:
     rows = []
     for charge in account.charges:
         entry = charge.entry
-        cost = composed([charge.cost])
+        cost = composed([charge])
         done, planned = ("?" if n is None else n for n in (charge.released, entry.planned))
         rows.append(
             [

@@ -12,7 +12,7 @@ from accounting import ConfigError
 from accounting.report import printable, up
 
 if TYPE_CHECKING:
-    from accounting import Guarantee
+    from accounting import ComposedGuarantee
     from privpart.cli.budget.promise import Promise
 
 EXCEEDED = 3
@@ -23,7 +23,7 @@ def judged_plan(
     promise: "Promise",
     *,
     best_of: str | None = None,
-    earlier: "Guarantee | None" = None,
+    earlier: "ComposedGuarantee | None" = None,
     seed: int | None = None,
 ) -> list[str]:
     """Return why a planned run does not meet a policy; see ``plan_refusals``.
@@ -32,7 +32,7 @@ def judged_plan(
         policy: file of the policy.
         promise: what the run is planned to cost.
         best_of: how many such runs compete for release; None releases the run.
-        earlier: cost of the run that it is forked from.
+        earlier: cost of the run that it is forked from, and of those before.
         seed: of its noise, in a simulation.
     """
     # Here, because the budget commands import this file.

@@ -131,7 +131,7 @@ def _privacy_loss(result: RunReport, unit_is: str | None) -> dict[str, Any]:
     claim, attacker, _ = claims(report)
     parameters = {"epsilon": report.epsilon, "delta": report.delta}
     # rho is never amplified: beside an amplified epsilon it would be of another guarantee.
-    if report.sampling is None:
+    if not report.samplers:
         parameters["rho"] = report.rho
     details = f"Epsilon, delta and rho are rounded up. mu = {up(report.mu, 5)}. {attacker}"
     details += "".join(f" Warning: {warning}" for warning in report.warnings)

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from accounting import ConfigError, Guarantee, checks
+from accounting import ComposedGuarantee, ConfigError, checks
+from accounting.claims import releases_of
 from privpart.cli import options
 from privpart.cli.gate import judged_plan, leave_if_refused
 from privpart.cli.idle import beside, typed, where, without
@@ -172,14 +173,14 @@ def train(
     _tell(run, form)
 
 
-def _earlier(fork_of: Path | None) -> Guarantee | None:
-    """Return what the run cost that another one is to be forked from."""
+def _earlier(fork_of: Path | None) -> ComposedGuarantee | None:
+    """Return what the run cost that another one is to be forked from, and those before it."""
     if fork_of is None:
         return None
     from privpart.run.report import run_report
 
-    # For mu, which does not depend on delta.
-    return Guarantee(run_report(fork_of, delta=0.5).guarantee.mu)
+    # For the cost, which does not depend on delta.
+    return ComposedGuarantee(releases_of(run_report(fork_of, delta=0.5).guarantee.cost))
 
 
 def tell_of_code(plan: "PlanFile") -> None:

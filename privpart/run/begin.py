@@ -14,6 +14,7 @@ from torch import Tensor
 
 from accounting import PrivacyReport, checks
 from accounting.checks import ConfigError
+from accounting.claims import plain, releases_of
 from accounting.report import installed_version
 from privpart.noise.source import SecretSource, SeededSource
 from privpart.plan import PrivacyPlan
@@ -46,7 +47,7 @@ _WORDS = (
     "canaries",
     "code",
     "compares_rows",
-    "earlier_mu",
+    "earlier",
     "fork_of",
     "identity",
     "inherited",
@@ -209,9 +210,9 @@ def fork(
 
     The old run may be an older copy, or have lost its key. Its whole plan is charged, however much
     of it was run, so rounds that were run after the copy was taken are covered too. The new run's
-    report adds that cost to its own, as mu^2, and repeats the old run's unchecked assumptions and
-    what was seen in the clear. It is about the population of the old run unless ``facts`` say
-    otherwise, and the budget book counts the old run there, too.
+    report composes that cost with its own (``accounting.composed``), and repeats the old run's
+    unchecked assumptions and what was seen in the clear. It is about the population of the old run
+    unless ``facts`` say otherwise, and the budget book counts the old run there, too.
 
     Args:
         old: folder of the old run.
@@ -221,19 +222,21 @@ def fork(
         own: facts for which this package answers.
 
     Raises:
-        ConfigError: a plan samples; the old run was not private, left its plan, has another model,
-            has no committed state, is damaged, or is open; or a fact has a reserved name.
+        ConfigError: a plan is accounted for by Monte Carlo, which composes with nothing; the old
+            run was not private, left its plan, has another model, has no committed state, is
+            damaged, or is open; or a fact has a reserved name.
         BudgetExceededError: the new run would pass the limit of its population.
     """
     if plan.sampling is not None:
-        raise ConfigError(
-            "sampling: an amplified epsilon does not compose with that of the old run; fork under "
-            "a plan without sampling."
-        )
+        releases_of(plan.guarantee())
     before, was, start = _forked(Path(old))
     # The new run starts from that model, so what was open about it stays open.
     open_ones = [asdict(a) for a in before.assumptions if a.status in ("asserted", "violated")]
-    about = {"earlier_mu": before.mu, "fork_of": was["run_id"], "inherited": open_ones}
+    about = {
+        "earlier": plain(releases_of(before.cost)),
+        "fork_of": was["run_id"],
+        "inherited": open_ones,
+    }
     others = facts or {}
     given = {**others, **(own or {})}
     if taken := sorted(given.keys() & about.keys()):
@@ -262,7 +265,7 @@ def _forked(old: Path) -> tuple[PrivacyReport, dict[str, Any], Tensor]:
     # While its state is read, nobody may commit another round of it.
     lock = locked(old)
     try:
-        # For mu, which does not depend on delta.
+        # For its cost, which does not depend on delta.
         before = run_report(old, delta=0.5).guarantee
         broken = "; ".join(a.evidence for a in before.assumptions if a.status == "violated")
         unfit = {
@@ -272,8 +275,8 @@ def _forked(old: Path) -> tuple[PrivacyReport, dict[str, Any], Tensor]:
             ),
             f"its guarantee does not hold ({broken}), so its cost has no bound that could be "
             "added": before.status == "does-not-hold",
-            "samples who takes part: it is never forked. Begin a new run": (
-                before.sampling is not None
+            "is accounted for by Monte Carlo, by a bound that composes with no other run": (
+                before.sampling is not None and before.sampling["method"] == "monte-carlo"
             ),
             "is the best of several, whose cost is not that of one run: it is never forked. Begin "
             "a new run": before.selection is not None,

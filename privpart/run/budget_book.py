@@ -23,26 +23,24 @@ of two populations, runs that were made by hand without a name, and what a lost 
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from accounting import (
-    AllocatedGuarantee,
     ComposedGuarantee,
+    EstimatedGuarantee,
     Guarantee,
-    SampledGuarantee,
     StatedGuarantee,
-    TruncatedGuarantee,
     checks,
     gaussian,
 )
 from accounting.checks import ConfigError
+from accounting.claims import earlier_runs, plain, read_releases, releases_of, samplers
 from accounting.cohorts import Sampled
 from accounting.composed import Release
-from accounting.random_allocation import Shares
 from accounting.report import up
 from accounting.selection import selected_of
 from privpart.plan import PrivacyPlan
@@ -83,14 +81,14 @@ class Charge:
         return values | {"released": self.released, "status": self.status}
 
     @property
-    def cost(self) -> Release | None:
-        """What the run costs alone; None without a bound."""
+    def releases(self) -> tuple[Release, ...]:
+        """What the run costs alone; empty without a bound."""
         entry = self.entry
         if entry.event == "stated" and entry.mu is None:
-            return StatedGuarantee(entry.epsilon or 0.0, entry.delta or 0.0)
+            return (StatedGuarantee(entry.epsilon or 0.0, entry.delta or 0.0),)
         if (amplified := entry.amplified) is not None:
             return amplified
-        return None if entry.mu is None else Guarantee(entry.mu)
+        return () if entry.mu is None else (Guarantee(entry.mu),)
 
     @property
     def released(self) -> int | None:
@@ -182,12 +180,12 @@ class Account:
     @cached_property
     def total(self) -> ComposedGuarantee | None:
         """The cost of all private runs together; None if there are none."""
-        return composed([charge.cost for charge in self.charges if not charge.life.is_free])
+        return composed(charge for charge in self.charges if not charge.life.is_free)
 
     @cached_property
     def unbounded(self) -> int:
         """Number of runs without a bound, which are not in the total."""
-        return sum(charge.cost is None for charge in self.charges)
+        return sum(not charge.releases for charge in self.charges)
 
     @property
     def status(self) -> Status:
@@ -307,14 +305,10 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
-def composed(costs: Sequence[Release | None]) -> ComposedGuarantee | None:
-    """Return the guarantee of these runs together, None if no run has a bound.
-
-    >>> round(composed([Guarantee(2 / 3)] * 3).mu, 6)  # a run and two forks of it
-    1.154701
-    """
-    bounds = tuple(cost for cost in costs if cost is not None)
-    return ComposedGuarantee(bounds) if bounds else None
+def composed(charges: Iterable[Charge]) -> ComposedGuarantee | None:
+    """Return what these runs cost together, None if no run has a bound."""
+    releases = tuple(release for charge in charges for release in charge.releases)
+    return ComposedGuarantee(releases) if releases else None
 
 
 def epsilon_of(cost: ComposedGuarantee, delta: float) -> float | None:
@@ -406,7 +400,7 @@ def enter(
             raise ConfigError("selection: a run of one is begun by the selection alone.")
         mu = selected_of(part_of["cost"]).mu
         run, people = (run, None) if event == "begun" else (charged_as(facts), people)
-        sampled = None if event == "begun" else dict(part_of["cost"])
+        sampled = None if event == "begun" else [dict(part_of["cost"])]
     elif facts["seed"] is None and plan.noise_multiplier > 0:
         mu = plan.unsampled_guarantee().mu
         sampled = _amplified(plan.guarantee())
@@ -460,14 +454,12 @@ def enter_selection(entry: Entry) -> None:
     log.append(entry)
 
 
-def _amplified(run: Guarantee | Sampled) -> dict[str, int | float] | None:
-    """Return what an amplified run costs, as fields; None if no proof says that it composes."""
-    if isinstance(run, AllocatedGuarantee):
-        dominating = run.dominating()
-        return asdict(dominating) if isinstance(dominating, Shares) else None
-    if isinstance(run, SampledGuarantee | TruncatedGuarantee):
-        return {name: value for name, value in asdict(run).items() if name != "method"}
-    return None
+def _amplified(run: Guarantee | Sampled) -> list[dict[str, int | float]] | None:
+    """Return what an amplified run costs, as values; None if no proof says that it composes."""
+    if isinstance(run, Guarantee | EstimatedGuarantee):
+        return None
+    releases = plain(releases_of(run))
+    return None if samplers(read_releases(releases)) == () else releases
 
 
 def set_limit(population: str, limit: Limit, *, looser: bool = False) -> Account:
@@ -530,13 +522,19 @@ def _missing_parent(facts: Mapping[str, Any], entry: Entry, before: Account) -> 
     # One that was closed unspent here was continued elsewhere, if a run came from its model.
     if entry.parent is None or any(not charge.life.is_free for charge in charges):
         return []
-    mu = facts.get("earlier_mu")
-    if not isinstance(entry.parent, str) or type(mu) not in (int, float):
+    if not isinstance(entry.parent, str) or "earlier" not in facts:
         raise ConfigError(f"run {entry.run}: its ledger does not say what its parent cost.")
-    parent = Entry(
-        event="charged", run=entry.parent, population=entry.population, mu=mu, at=entry.at
-    )
-    return [parent]
+    cost = earlier_runs(facts["earlier"])
+    return [
+        Entry(
+            event="charged",
+            run=entry.parent,
+            population=entry.population,
+            mu=cost.unhidden.mu if cost.unhidden else None,
+            sampled=plain(cost.releases) if cost.mu is None else None,
+            at=entry.at,
+        )
+    ]
 
 
 def _refuse_alike(before: Account, name: str) -> None:
@@ -558,8 +556,8 @@ def _refuse_beyond_limit(before: Account, new: Sequence[Entry]) -> None:
             f"a run with noise from a seed, or without noise, has no bound and would pass {bound}. "
             "Simulate on data of nobody, under a population of another name."
         )
-    spent = [charge.cost for charge in before.charges if not charge.life.is_free]
-    alone = [Charge(entry, Life()).cost for entry in new]
+    spent = [charge for charge in before.charges if not charge.life.is_free]
+    alone = [Charge(entry, Life()) for entry in new]
     if not limit.allows(composed([*spent, *alone])):
         costs = [composed(part) for part in (spent, alone, [*spent, *alone])]
         told = [epsilon_of(cost, limit.delta) if cost else 0.0 for cost in costs]

@@ -37,10 +37,10 @@ from typing import Literal
 from filelock import FileLock
 from pydantic import TypeAdapter
 
-from accounting import Guarantee, SampledGuarantee, StatedGuarantee, TruncatedGuarantee, checks
+from accounting import Guarantee, StatedGuarantee, checks
 from accounting.checks import ConfigError, parsed_json
-from accounting.random_allocation import Shares
-from accounting.selection import SelectedGuarantee, selected_of
+from accounting.claims import read_releases
+from accounting.composed import Release
 from privpart.run.population import refuse_population
 from privpart.run.store import (
     HANDLED,
@@ -86,9 +86,8 @@ class Entry:
         population: name of the people that pay.
         mu: cost of the whole plan of this run alone, whoever learns who took part; None without a
             bound.
-        sampled: fields of the ``SampledGuarantee`` of a run on Poisson samples, of the
-            ``TruncatedGuarantee`` of one on samples of bounded size, of the ``Shares`` of one in
-            bins, or of the ``SelectedGuarantee`` of a selection; None of others.
+        sampled: what the run costs while nobody learns who took part, or a selection, as
+            ``claims.plain`` writes it; None of others, or of what nothing composes with.
         delta: delta that the run was planned with, or that of a limit.
         parent: run that it was forked from.
         planned: planned rounds.
@@ -109,7 +108,7 @@ class Entry:
     planned: int | None = None
     folder: str | None = None
     epsilon: float | None = None
-    sampled: dict[str, int | float] | None = None
+    sampled: list[dict[str, int | float]] | None = None
     by: str | None = None
     evaluations: int = 0
 
@@ -133,23 +132,14 @@ class Entry:
             checks.positive("epsilon", self.epsilon or 0.0)
 
     @property
-    def amplified(self) -> "Amplified | None":
+    def amplified(self) -> tuple[Release, ...] | None:
         """What the run costs while nobody learns who was sampled, or of how many it is the best."""
-        if self.sampled is None:
-            return None
-        if self.is_selection:
-            return selected_of(self.sampled)
-        kind: type[SampledGuarantee | Shares | TruncatedGuarantee] = SampledGuarantee
-        if "bins" in self.sampled:
-            kind = Shares
-        elif "most" in self.sampled:
-            kind = TruncatedGuarantee
-        return kind(**self.sampled)  # type: ignore[arg-type]
+        return None if self.sampled is None else read_releases(self.sampled)
 
     @property
     def is_selection(self) -> bool:
         """Whether the line charges a selection, whose one release is the best of its runs."""
-        return self.sampled is not None and "expected" in self.sampled
+        return any("expected" in cost for cost in self.sampled or ())
 
     def _refuse_odd_costs(self) -> None:
         _ = self.amplified  # which refuses what is out of range
@@ -167,7 +157,6 @@ class Entry:
         return json.dumps({k: v for k, v in values.items() if v != _USUAL[k]}).encode()
 
 
-Amplified = SampledGuarantee | TruncatedGuarantee | Shares | SelectedGuarantee
 _USUAL = {field.name: field.default for field in fields(Entry)}
 _ENTRY = TypeAdapter(Entry)
 

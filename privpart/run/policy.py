@@ -135,8 +135,7 @@ def _of_kind(policy: Policy, report: PrivacyReport) -> Iterator[str]:
         yield f"adjacency {report.adjacency} is not one of {_listed(policy.adjacency)}"
     if policy.mechanisms is not None and report.mechanism not in policy.mechanisms:
         yield f"mechanism {report.mechanism} is not one of {_listed(policy.mechanisms)}"
-    sampler = None if report.sampling is None else report.sampling["name"]
-    if sampler is not None and sampler not in policy.sampling:
+    for sampler in (name for name in report.samplers if name not in policy.sampling):
         yield f"sampling {sampler} is not one of {_listed(policy.sampling)}"
 
 

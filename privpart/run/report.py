@@ -13,7 +13,7 @@ from typing import Any
 
 from accounting import Participation, PrivacyReport, checks, footprint
 from accounting.checks import ConfigError, is_large_delta
-from accounting.guarantee import Guarantee
+from accounting.claims import earlier_runs
 from accounting.metrics import Metrics
 from accounting.report import Assumption, AssumptionStatus, up
 from accounting.selection import selected_of
@@ -169,7 +169,7 @@ class RunReport:
         figures = {name: figure.text for name, figure in g.figures().items()}
         figures["epsilon"] = (
             f"{up(g.epsilon, 5)}   (this {'selection' if g.selection else 'run'}"
-            f"{f'; {g.formula}' if g.sampling or g.selection else ''})"
+            f"{f'; {g.formula}' if g.samplers or g.selection else ''})"
         )
         after = {
             "mechanism": [("ledger", self.progress())],
@@ -277,7 +277,7 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
     report = _claimed(plan, realised if deviations else None, evaluations).report(
         chosen,
         noise_source="os" if facts["seed"] is None else "seeded",
-        earlier=Guarantee(facts["earlier_mu"]) if facts.get("earlier_mu") else None,
+        earlier=earlier_runs(facts["earlier"]) if "earlier" in facts else None,
         unit=unit,
         population=_population(chosen, facts.get("population_size"), histories, plan),
     )
@@ -365,7 +365,7 @@ def select_lines(
     if disclosed is None:
         return None
     holds = report is not None and report.status in ("holds", "conditional")
-    return select_claims(report.guarantee if report and holds else None, delta, disclosed)
+    return select_claims(report.cost if report and holds else None, delta, disclosed)
 
 
 def _deviations(
@@ -447,9 +447,12 @@ def _with_evidence(
     words = {code: _as_strong_as(evidence, code, *word) for code, word in words.items()}
     # After the weakening: what was not checked of the parent is not checked of its fork.
     for old in facts.get("inherited", ()):
-        if old["code"] not in {a.code for a in report.assumptions}:
+        texts = {a.code: a.text for a in report.assumptions}
+        if old["code"] not in texts:
             report = replace(report, assumptions=(*report.assumptions, Assumption(**old)))
-        why = f"asserted of the run that this one was forked from. {old['evidence']}".strip()
+        # Such as the probability by which that run's members were sampled.
+        other = f": {old['text']}" * (texts.get(old["code"], old["text"]) != old["text"])
+        why = f"asserted of the run that this one was forked from{other}. {old['evidence']}".strip()
         if words.get(old["code"], ("asserted",))[0] != "violated":
             words[old["code"]] = ("asserted", why)
     if deviations:

@@ -188,7 +188,7 @@ class Selection:
             at=log.now(),
             population=terms.population,
             mu=selected_of(terms.cost).mu,
-            sampled=dict(terms.cost),
+            sampled=[dict(terms.cost)],
             delta=terms.delta,
             planned=1,
             folder=log.shown(self.path),
@@ -344,10 +344,10 @@ def _abandoned(folder: Path, name: str) -> Abandoned:
     kept, runs, mu = _kept(_place(name)), 0, 0.0
     known = kept is not None and kept.commitment == life.head
     if not (known and _is_unspent(_place(name))):
-        repetitions = selected_of(begun.sampled).repetitions
+        repetitions = selected_of(begun.sampled[0]).repetitions
         secret = kept.secret if kept is not None and known else None
         runs = _most(repetitions) if secret is None else _runs(repetitions, secret)
-        all_runs = math.nextafter(begun.sampled["mu"] * math.sqrt(runs) * (1 + 1e-15), math.inf)
+        all_runs = math.nextafter(begun.sampled[0]["mu"] * math.sqrt(runs) * (1 + 1e-15), math.inf)
         mu = max(begun.mu or 0.0, all_runs)
     charge = log.Entry(event="charged", run=name, mu=mu or None, at=log.now())
     charge = replace(charge, population=begun.population, delta=begun.delta)
@@ -396,7 +396,7 @@ def standing(facts: Mapping[str, Any], head: str) -> tuple[AssumptionStatus, str
     life = lives(lines).get(name) or Life()
     if begun is None:
         return "asserted", "this machine has no record of the selection"
-    if begun.sampled != fact["cost"]:
+    if begun.sampled != [fact["cost"]]:
         return "violated", "the selection that was charged has another cost than the ledger says"
     if life.closed:
         return "violated", "the selection was given up, so that all of its trainings count"

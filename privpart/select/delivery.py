@@ -24,8 +24,8 @@ from typing import Any, Generic, Literal, NoReturn, TypeVar, get_args
 import torch
 from torch import Tensor
 
-from accounting import Guarantee, checks
-from accounting.report import up
+from accounting import checks
+from accounting.report import Cost, up
 from privpart.select import private_retrieval
 from privpart.select.layout import Keys
 
@@ -158,7 +158,7 @@ def merge_seen(*seen: Iterable[Sequence[Any]]) -> SeenByParty:
     )
 
 
-def select_claims(guarantee: Guarantee | None, delta: float, seen: SeenByParty) -> tuple[str, str]:
+def select_claims(guarantee: Cost | None, delta: float, seen: SeenByParty) -> tuple[str, str]:
     """Return one line on recipients of the model and one on the parties that run the rounds.
 
     The guarantee covers the released model; None if the run had no noise or seeded noise. No

@@ -254,7 +254,7 @@ def begin(
     if warning := plan.accept_delta(len(setup.ids)):
         sys.stderr.write(f"privpart: warning: {warning}\n")
     promised = setup.promise(code)
-    setup.rehearse(promised, fork_of)
+    setup.rehearse(promised)
     facts = {**_facts(plan, setup, objects, code), **own}
     key = new_canary_key(seed)
     if plan.canaries is not None:

@@ -183,7 +183,7 @@ class Training:
         sizes = None if self.plan.schedule is None else self.model.group_sizes
         return self.plan.privacy_plan(code=code, sizes=sizes)
 
-    def rehearse(self, promised: PrivacyPlan, fork_of: object = None) -> None:
+    def rehearse(self, promised: PrivacyPlan) -> None:
         """Try all that comes before a client trains in the first round, before anything exists.
 
         The noise is not kept.
@@ -197,7 +197,7 @@ class Training:
         source = SeededSource(0)
         refuse_noise(promised.update_noise_multiplier, self.start.numel())
         self.server(promised, source)
-        self._rehearse_cohorts(promised, source, fork_of)
+        self._rehearse_cohorts(promised, source)
         if isinstance(self.trainer, EmbeddedEngine):
             self.trainer.refuse_unsendable(self.trainer.local_of(0))
             if not isinstance(self.clients, Users):
@@ -210,17 +210,10 @@ class Training:
         if self.plan.data.task is None and self.metric is not None:
             self.evaluate(self.start)
 
-    def _rehearse_cohorts(
-        self, promised: PrivacyPlan, source: NoiseSource, fork_of: object
-    ) -> None:
+    def _rehearse_cohorts(self, promised: PrivacyPlan, source: NoiseSource) -> None:
         """Draw the cohorts of a plan that samples, and compute its epsilon."""
         if promised.sampling is None:
             return
-        if fork_of is not None:
-            raise ConfigError(
-                f"fork_of={fork_of}: an amplified epsilon does not compose with that of "
-                "another run; a plan with [privacy.sampling] begins from its own start."
-            )
         if promised.noise_multiplier:
             promised.guarantee().epsilon(self.plan.privacy.delta)
         SampledCohorts(promised, self.clients.ids, source)

@@ -197,7 +197,9 @@ def _identity(evidence: Evidence) -> Check:
 
 def _guarantee(evidence: Evidence, report: RunReport, *, stated: bool) -> Check:
     what, guarantee = "guarantee", report.guarantee
-    figures = f"mu {up(guarantee.mu)}"
+    figures = f"mu {up(guarantee.mu)}" + " if it is known who was sampled" * bool(
+        guarantee.samplers
+    )
     if stated:
         figures = f"epsilon {up(guarantee.epsilon)} at delta {guarantee.delta:g}, {figures}"
     if guarantee.status == "not-private":

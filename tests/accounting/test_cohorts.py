@@ -16,6 +16,7 @@ from accounting import (
     Independent,
     Participation,
     PoissonSampling,
+    ScheduledPoissonSampling,
     TruncatedPoissonSampling,
     WithoutReplacementSampling,
     cohorts,
@@ -59,18 +60,25 @@ def skewed_pairs(weight):
     return {row: weight / 3 if row[0] else (1 - weight) / 3 for row in rows}
 
 
-def poisson_rows(probability):
+def poisson_rows(probability, times=(1,) * ROUNDS):
     rows = {}
     for code in range(2**ROUNDS):
         row = tuple(code >> t & 1 for t in range(ROUNDS))
-        rows[row] = probability ** sum(row) * (1 - probability) ** (ROUNDS - sum(row))
+        rates = [probability * each for each in times]
+        each = [q if joins else 1 - q for joins, q in zip(row, rates, strict=True)]
+        rows[row] = math.prod(each)
     return rows
+
+
+def scheduled_rows(probability):
+    return poisson_rows(probability, (1, 1, 2, 2, 2))
 
 
 SAMPLERS = [
     (WithoutReplacementSampling(8000, MEMBERS), poisson_rows, 0.2),
     (TruncatedPoissonSampling(12_000, MEMBERS, 8000), poisson_rows, 0.2),
     (PoissonSampling(8000, MEMBERS), poisson_rows, 0.2),
+    (ScheduledPoissonSampling((0, 2), (8000, 16_000), MEMBERS), scheduled_rows, 0.2),
     (BMinSep(8000, MEMBERS, 3), lambda p: separated_rows(ROUNDS, 3, p), 1 / 3),
     (BMinSep(8000, MEMBERS, 1), poisson_rows, 0.2),
     (BMinSep(10_000, MEMBERS, 4), lambda p: separated_rows(ROUNDS, 4, p), 1.0),

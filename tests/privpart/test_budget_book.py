@@ -226,9 +226,10 @@ def test_an_adopted_run_is_entered_and_stays_within_the_limit(tmp_path, state, m
         {"population_name": "a\x1b[2J"},
         {"delta": "0.1"},
         {"fork_of": "0" * 32},
-        {"fork_of": "x", "earlier_mu": 1.0},
-        {"fork_of": "0" * 32, "earlier_mu": -1.0},
-        {"fork_of": "0" * 32, "earlier_mu": "1"},
+        {"fork_of": "x", "earlier": [{"mu": 1.0}]},
+        {"fork_of": "0" * 32, "earlier": [{"mu": -1.0}]},
+        {"fork_of": "0" * 32, "earlier": [{"mu": "1"}]},
+        {"fork_of": "0" * 32, "earlier": [{"epsilon": 1.0}]},
     ],
 )
 def test_facts_of_a_stranger_are_refused_and_enter_nothing(tmp_path, facts):

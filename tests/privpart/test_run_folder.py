@@ -114,7 +114,7 @@ def test_facts_never_set_what_the_package_reads(tmp_path):
     names = {name for pattern in READ for name in re.findall(pattern, source)}
     names |= {folder_module.CHECKED, canaries.FACT}
     callers = {"delta", "population", "population_name", "population_size", "parameters", "frozen"}
-    assert {"unit", "identity", "inherited", "earlier_mu", "code", "plan"} | callers <= names
+    assert {"unit", "identity", "inherited", "earlier", "code", "plan"} | callers <= names
     for name in names - callers:
         with pytest.raises(ConfigError, match=f"facts: {name} are"):
             create_run(tmp_path / "run", plan(), facts={name: None})

@@ -12,6 +12,7 @@ from accounting import (
     ConfigError,
     Independent,
     PoissonSampling,
+    ScheduledPoissonSampling,
     sampled_guarantee,
 )
 from privpart.data import from_tensors
@@ -66,6 +67,18 @@ def test_a_plan_promises_what_its_sampler_keeps_to():
     assert several.sampling == BallsInBins(3, 6, chosen=2)
     assert (several.report_goal, several.participation.max_participations) == (6, 4)
     assert privpart.PrivacyPlan.from_dict(several.to_dict()) == several
+
+
+def test_a_plan_has_schedules_of_noise_and_of_rates():
+    rates = 'name = "scheduled-poisson"\nfrom_round = [0, 4]\nexpected_batches = [3, 6]'
+    noise = 'name = "scheduled", from_round = [0, 2], factor = [1.0, 0.5]'
+    text = TEXT.replace(POISSON, rates).replace('name = "independent"', noise)
+    promised = plan_file.parse(text, **OWN).privacy_plan()
+    assert promised.sampling == ScheduledPoissonSampling((0, 4), (3.0, 6.0), 9)
+    kinds = [(s.noise_multiplier, s.steps) for s in promised.guarantee().steps]
+    assert kinds == [(pytest.approx(4.0), 2), (pytest.approx(2.0), 2), (pytest.approx(2.0), 2)]
+    alone = read().privacy_plan().guarantee()
+    assert alone.epsilon(1e-5) < promised.report(1e-5).epsilon == promised.guarantee().epsilon(1e-5)
 
 
 def test_an_estimate_has_a_fresh_seed_each_time_and_its_plan_one_hash():

@@ -12,6 +12,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
 from plans import small_plan
 
 from accounting import (
@@ -19,6 +21,7 @@ from accounting import (
     BallsInBins,
     BinaryTree,
     BMinSep,
+    ComposedGuarantee,
     ConfigError,
     Estimate,
     Grouped,
@@ -26,21 +29,28 @@ from accounting import (
     Independent,
     Participation,
     PoissonSampling,
+    Scheduled,
+    ScheduledPoissonSampling,
     Toeplitz,
     TruncatedPoissonSampling,
     WithoutReplacementSampling,
     participation_of,
     sampled_guarantee,
 )
+from accounting.claims import samplers
+from accounting.report import up
 from privpart import PrivacyPlan, RunFolder, SampledCohorts, SecretSource, SeededSource, Server, fit
 from privpart.loop import CohortTooSmallError
 from privpart.noise.cohorts import ids_hash
 from privpart.plan import AdaptiveClipping
+from privpart.run import budget_book as book
 from privpart.run import package
 from privpart.run.begin import create_run, fork
 from privpart.run.ledger import LEDGER, Ledger, _link
+from privpart.run.policy import Policy, plan_refusals
 from privpart.run.report import run_report
 from privpart.run.store import decode_state, encode_state
+from privpart.training.export import privacy_metadata
 from privpart.training.verify import check_run
 
 PEOPLE = [f"p{i}" for i in range(12)]
@@ -217,12 +227,13 @@ def test_fit_takes_no_cohorts_but_those_that_the_key_draws():
     [
         (PoissonSampling(3, 12), Independent(9)),
         (PoissonSampling(3, 12, groups=3), Toeplitz.square_root(9, 3)),
+        (ScheduledPoissonSampling((0, 4), (3, 6), 12), Scheduled(9, (0, 2), (1.0, 0.5))),
         (TruncatedPoissonSampling(6, 12, 4), Independent(9)),
         (WithoutReplacementSampling(4, 12), Independent(9)),
         (BallsInBins(4, 9), Toeplitz.square_root(9)),
         (BMinSep(2, 12, 3), Toeplitz.square_root(9, 3)),
     ],
-    ids=["poisson", "groups", "truncated", "without", "bins", "b-min-sep"],
+    ids=["poisson", "groups", "schedules", "truncated", "without", "bins", "b-min-sep"],
 )
 def test_whoever_is_drawn_is_within_the_limits_that_the_server_enforces(sampling, mechanism):
     estimate = Estimate(10_000) if isinstance(sampling, BMinSep) else None
@@ -302,7 +313,7 @@ def test_what_no_proof_covers_is_refused(change, sentence):
         replace(own, **change)
 
 
-def test_the_report_is_amplified_and_composes_by_mu():
+def test_the_report_is_amplified_also_beside_earlier_runs():
     report = plan().report(1e-6)
     assert report.epsilon == sampled_guarantee(
         Independent(6), PoissonSampling(4, 12), noise_multiplier=4.0
@@ -311,8 +322,8 @@ def test_the_report_is_amplified_and_composes_by_mu():
     assert report.epsilon < report.guarantee.epsilon(1e-6)
     assert "no amplification" in report.statement()
     assert "hidden-sample" in {a.code for a in report.assumptions}
-    with pytest.raises(ConfigError, match="does not compose"):
-        plan().report(1e-6, earlier=Guarantee(1.0))
+    both = plan().report(1e-6, earlier=ComposedGuarantee((Guarantee(1.0),)))
+    assert report.epsilon < both.epsilon < both.guarantee.epsilon(1e-6)
 
 
 FACTS = {"delta": 1e-6, "population": ids_hash(PEOPLE)}
@@ -434,13 +445,102 @@ def test_a_commit_with_somebody_who_was_not_drawn_is_refused(tmp_path):
         assert run.rounds == 0
 
 
-def test_a_run_that_samples_is_neither_forked_nor_a_fork(tmp_path):
+@pytest.fixture
+def lineage(tmp_path):
+    """A run that samples, a fork of it that does not, and a fork of that one that does again."""
+    folders = [tmp_path / name for name in ("run", "plain", "again")]
+    people = FACTS | {"population_name": "keyboard-de"}
+    with create_run(folders[0], plan(), facts=people) as run:
+        train(run)
+    for (old, new), one in zip(pairwise(folders), (PLAIN, plan()), strict=True):
+        with fork(old, new, one, facts=FACTS) as run:
+            if one is not PLAIN:
+                train(run)
+                continue
+            server = Server(run.plan, torch.zeros(3), source=run.source())
+            run.restore(server)
+            fit(server, Clients(), [PEOPLE[:2], PEOPLE[2:4]], commit=run.commit)
+    return folders
+
+
+def test_forks_of_sampled_runs_report_one_epsilon_of_all(lineage, privpart, tmp_path):
+    step = PoissonSampledDpEvent(1 / 3, GaussianDpEvent(4.0))
+    sampled, gaussian = SelfComposedDpEvent(step, 6), GaussianDpEvent(1 / PLAIN.guarantee().mu)
+    before = 0.0
+    for folder, events in zip(lineage, (1, 2, 3), strict=True):
+        report = run_report(folder).guarantee
+        other = PLDAccountant()
+        for event in (sampled, gaussian, sampled)[:events]:
+            other.compose(event)
+        assert report.epsilon == pytest.approx(other.get_epsilon(1e-6), rel=0.02)
+        assert before < report.epsilon < report.guarantee.epsilon(1e-6)
+        assert report.samplers == ("poisson",)
+        assert report.adjacency == "add-or-remove"
+        before = report.epsilon
+    assert report.earlier_sampling == ("poisson",)
+    assert report.earlier_epsilon == pytest.approx(run_report(lineage[1]).guarantee.epsilon)
+    # The book charges each once, and a report of it is that of the last of the line.
+    all_runs = run_report(lineage[2]).all_runs
+    assert all_runs.epsilon == pytest.approx(report.epsilon, rel=1e-3)
+    said = {c.what: c for c in check_run(lineage[1])}["guarantee"]
+    assert "if it is known who was sampled, derived again" in said.says
+
+
+def test_every_form_of_a_fork_of_a_sampled_run_says_the_composed_epsilon(
+    lineage, privpart, tmp_path
+):
+    folder, page = lineage[1], tmp_path / "page.html"
+    report = run_report(folder).guarantee
+    epsilon, mu = up(report.epsilon, 5), up(report.earlier_mu, 5)
+    shown = privpart("report", str(folder), "--html", str(page)).stdout
+    assert f"{epsilon}   (this run; this run and earlier ones, by composing" in shown
+    assert f"while nobody learns who was sampled (poisson), else mu {mu}" in shown
+    assert up(report.epsilon) in page.read_text()
+    assert "hold while nobody learns who was sampled" in page.read_text()
+    told = json.loads(privpart("report", str(folder), "--format", "json").stdout)["guarantee"]
+    assert told["epsilon"] == report.epsilon
+    assert told["earlier_sampling"] == ["poisson"]
+    assert "cost" not in told
+    statement = privacy_metadata(folder, "trained")["privpart.statement"]
+    assert f"epsilon = {up(report.epsilon)}" in statement
+    assert "each round of earlier runs are secret (poisson sampling)" in statement
+    assert "a test that does not know who was sampled" in statement
+
+
+def test_the_parents_conditions_are_the_forks_and_no_policy_misses_its_sampler(lineage):
+    report = run_report(lineage[1]).guarantee
+    hidden = next(a for a in report.assumptions if a.code == "hidden-sample")
+    assert hidden.status == "asserted"
+    assert "of the run that this one was forked from" in hidden.evidence
+    strict = Policy(epsilon=100.0, delta=1e-6, population=1000, adjacency=["add-or-remove"])
+    assert plan_refusals(strict, report) == ["sampling poisson is not one of none"]
+    known = strict.model_copy(update={"sampling": ["poisson"]})
+    assert plan_refusals(known, report) == []
+
+
+def test_a_fork_that_the_book_does_not_know_brings_its_parents_amplified_cost(
+    lineage, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PRIVPART_STATE_DIR", str(tmp_path / "elsewhere"))
+    RunFolder.open(lineage[1], adopt=True).close()
+    charges = book.account("keyboard-de").charges
+    assert [charge.status for charge in charges] == ["unknown", "running"]
+    assert samplers(charges[0].releases) == ("poisson",)
+    total = book.account("keyboard-de").total
+    assert total.epsilon(1e-6) == pytest.approx(run_report(lineage[1]).guarantee.epsilon, rel=1e-3)
+
+
+def test_what_is_estimated_is_neither_forked_nor_a_fork(tmp_path):
+    bins = plan(BallsInBins(3, 6), estimate=Estimate(10_000))
     with create_run(tmp_path / "run", plan(), facts=FACTS) as run:
         train(run)
-    with pytest.raises(ConfigError, match="never forked"):
-        fork(tmp_path / "run", tmp_path / "new", PLAIN)
-    with pytest.raises(ConfigError, match="does not compose"):
-        fork(tmp_path / "run", tmp_path / "new", plan())
+    with pytest.raises(ConfigError, match="no proof composes it with another run"):
+        fork(tmp_path / "run", tmp_path / "new", bins)
+    with create_run(tmp_path / "estimated", bins, facts=FACTS) as run:
+        train(run)
+    with pytest.raises(ConfigError, match="is accounted for by Monte Carlo"):
+        fork(tmp_path / "estimated", tmp_path / "new", PLAIN)
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_seeded_run_that_samples_is_not_private(tmp_path):

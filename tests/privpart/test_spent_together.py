@@ -76,12 +76,8 @@ def test_a_run_in_bins_is_charged_what_it_costs_beside_another(tmp_path):
     create_run(tmp_path / "blt", BLT, facts=NAMED).close()
     account = book.account("keyboard-de")
     (charge,) = (c for c in account.charges if c.entry.sampled)
-    assert charge.entry.sampled == {
-        "bins": 20,
-        "own": charge.entry.mu,
-        "shared": 0.0,
-        "draws": 1,
-    }
+    cost = {"bins": 20, "own": charge.entry.mu, "shared": 0.0, "draws": 1, "chosen": 1}
+    assert charge.entry.sampled == [cost]
     run, blt = binned.guarantee(), BLT.guarantee()
     together = account.total.epsilon(DELTA)
     assert max(run.epsilon(DELTA), blt.epsilon(DELTA)) < together
@@ -166,8 +162,9 @@ def test_wrong_input_is_one_sentence_and_enters_nothing(privpart, typed, why):
 @pytest.mark.parametrize(
     "change",
     [
-        {"sampled": {"noise_multiplier": 1.0}},
-        {"sampled": {"noise_multiplier": 0.0, "probability": 0.1, "steps": 5, "groups": 1}},
+        {"sampled": []},
+        {"sampled": [{"noise_multiplier": 1.0}]},
+        {"sampled": [{"noise_multiplier": 0.0, "probability": 0.1, "steps": 5, "groups": 1}]},
         {"event": "stated", "population": "people", "epsilon": -1.0, "by": "A"},
         {"event": "stated", "population": "people", "epsilon": 1.0},
     ],

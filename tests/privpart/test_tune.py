@@ -338,7 +338,7 @@ def test_giving_it_up_charges_every_training_and_erases_them(tmp_path, monkeypat
     monkeypatch.setattr(selections, "_runs", lambda *_: 40)
     out = tmp_path / "out"
     stopped(out, monkeypatch, after=1, runs=10)
-    base = account(PEOPLE).charges[0].entry.sampled["mu"]
+    base = account(PEOPLE).charges[0].entry.sampled[0]["mu"]
     given_up = abandon(out)
     assert given_up.runs == 40
     assert given_up.mu == pytest.approx(base * math.sqrt(40))
@@ -360,7 +360,7 @@ def test_giving_it_up_costs_at_least_the_selection_and_nothing_before_a_round(
     monkeypatch.setattr(selections, "_runs", lambda *_: 2)
     stopped(tmp_path / "out", monkeypatch, after=1, runs=10)
     begun = account(PEOPLE).charges[0].entry
-    assert abandon(tmp_path / "out").mu == begun.mu > begun.sampled["mu"] * math.sqrt(2)
+    assert abandon(tmp_path / "out").mu == begun.mu > begun.sampled[0]["mu"] * math.sqrt(2)
     spent = account(PEOPLE).total.epsilon(1e-3)
     with opened(tmp_path / "unspent")[0]:
         assert account(PEOPLE).total.epsilon(1e-3) > spent

@@ -12,8 +12,8 @@ from accounting import (
     Guarantee,
     SelectedGuarantee,
 )
+from accounting.claims import releases_of
 from accounting.cohorts import Sampled
-from accounting.composed import Dominated
 from accounting.report import up
 from accounting.selection import Base, quantile, repetitions_of
 from privpart.cli.idle import Idle, beside
@@ -48,9 +48,9 @@ def selected(run: Guarantee | Sampled, text: str, delta: float) -> dict[str, Any
             "has none. Use Poisson sampling, bins without draws, or no sampling."
         )
     else:
-        base = ComposedGuarantee((run,))
-        one = run.dominating() if isinstance(run, Dominated) else run
-        all_runs = ComposedGuarantee((one,) * counted).epsilon(delta)
+        releases = releases_of(run)
+        base = ComposedGuarantee(releases)
+        all_runs = ComposedGuarantee(releases * counted).epsilon(delta)
     return {
         "runs": text,
         "expected_runs": repetitions.expected,

@@ -54,6 +54,7 @@ SamplingOption = Annotated[
         "--sampling",
         help="Amplify by hiding who takes part, under add-or-remove adjacency. "
         "'poisson:expected_batch=20': each member of --population joins a round on its own. "
+        "'scheduled-poisson:from_round=0,100,expected_batches=20,40': its rate changes by round. "
         "'truncated-poisson:expected_batch=20,most=32': of more than 32, a random 32 stay. "
         "'without-replacement:batch=20': a random 20 of --population in every round. "
         "'balls-in-bins:bins=8': each member is in one bin, and the rounds take the bins in turn; "

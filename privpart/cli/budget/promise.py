@@ -21,6 +21,7 @@ import typer
 from accounting import (
     BallsInBins,
     BMinSep,
+    ComposedGuarantee,
     ConfigError,
     Estimate,
     Guarantee,
@@ -34,7 +35,8 @@ from accounting import (
     sampled_guarantee,
 )
 from accounting.calibrate import estimated_noise, least_sampled_noise
-from accounting.cohorts import Sampled, Sampling, SamplingChoice, sampled_claim, sampled_passes
+from accounting.claims import claim_of, known
+from accounting.cohorts import Sampled, Sampling, SamplingChoice, sampled_passes
 from accounting.mechanisms import MechanismChoice
 from accounting.realised import read_log
 from accounting.report import MetricsClaim, NoiseOrigin
@@ -106,11 +108,12 @@ class Promise:
         method: MethodName | None = None,
         *,
         histories: Histories | None = None,
-        earlier: Guarantee | None = None,
+        earlier: ComposedGuarantee | None = None,
         noise_source: NoiseOrigin = "unstated",
     ) -> PrivacyReport:
-        """Return the report, with the cost by a log and of an earlier run if there is one."""
+        """Return the report, with the cost by a log and of earlier runs if there are any."""
         plain = "exact" if self.sampled is not None else method_of(method)
+        alone = self.sampled is None and earlier is None
         realised = None
         if histories is not None:
             realised = Realised.of(
@@ -129,10 +132,10 @@ class Promise:
             method=plain,
             population=self.population,
             noise_source=noise_source,
-            earlier=earlier,
+            earlier=None if earlier is None else known(earlier.releases),
             participation_stated=self.stated,
             realised=realised,
-            sampled=None if self.sampled is None else sampled_claim(self.sampled, self.delta),
+            sampled=None if alone else claim_of(self.guarantee(), self.delta, earlier),
             metrics=self.metrics,
         )
 

@@ -17,7 +17,7 @@ from privpart.cli.budget.promise import FITS, Promise, shown_fits
 
 _LOG = logging.getLogger(FITS)
 
-Unknown = Literal["rounds", "expected_batch", "batch", "bins", "chosen"]
+Unknown = Literal["rounds", "expected_batch", "expected_batches", "batch", "bins", "chosen"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,8 @@ def solve(
     checks.positive("target_epsilon", target)
     if "draws" in options or name == "b-min-sep":
         raise ConfigError(f"{missing[0]}: is missing; it is not sought by estimates.")
+    if name == "scheduled-poisson":
+        raise ConfigError(f"{missing[0]}: is missing; no part of a schedule is sought.")
     if rounds is None:
         search = _Search("rounds", lambda n: promise(n, sampling), least_rounds, checks.MOST_ROUNDS)
     else:

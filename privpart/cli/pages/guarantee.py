@@ -13,7 +13,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from accounting import gaussian
 from accounting.report import Assumption, PrivacyReport, claims, up
 from privpart.cli.pages import drawing
 from privpart.cli.pages.page import Badge, Block, Picture, Section, Table
@@ -42,6 +41,8 @@ LAYERS = {
 _FIRST = ("epsilon", "delta", "unit", "mechanism", "mu", "advantage")
 """Figures that a reader looks for first."""
 _CURVE = 240
+_LEAST_DELTA = -10.9
+"""Logarithm of the least delta at which an amplified guarantee is drawn."""
 
 
 def key_figures(report: PrivacyReport) -> Block:
@@ -62,6 +63,7 @@ def guarantee_section(report: PrivacyReport, *, lead: str = "") -> Section:
         ("false alarms", "detected, at most"),
         [(f"{100 * fpr:g} %", f"{up(100 * tpr)} %") for fpr, tpr in report.tpr_at_fpr],
     )
+    unaware = " that does not know who was sampled" * bool(report.samplers)
     pictures = [
         Picture(
             epsilon_curve(report),
@@ -71,8 +73,8 @@ def guarantee_section(report: PrivacyReport, *, lead: str = "") -> Section:
         Picture(
             attack_curve(report),
             "The greatest true-positive rate against the false-positive rate.",
-            f"No test for the participation of one {report.unit} can be above this curve, whatever "
-            "its computing power.",
+            f"No test{unaware} for the participation of one {report.unit} can be above this curve, "
+            "whatever its computing power.",
         ),
     ]
     return Section("Guarantee", [Block("pictures", pictures), rates], lead)
@@ -83,16 +85,18 @@ def epsilon_curve(report: PrivacyReport) -> Figure:
     figure, axes = drawing.panel(4.4, 3.1)
     middle = math.log10(report.delta)
     low, high = middle - 4, max(middle, min(middle + 4, -1.0))
+    sampled = bool(report.samplers)
+    if sampled:
+        low = min(middle, max(low, _LEAST_DELTA))
     deltas = [10 ** (low + (high - low) * i / _CURVE) for i in range(_CURVE + 1)]
-    curve = [report.guarantee.epsilon(delta) for delta in deltas]
-    sampled = report.sampling is not None
-    label = "if it is known who takes part" * sampled
+    curve = [report.cost.epsilon(delta) for delta in deltas]
+    label = "while who takes part is secret" * sampled
     # epsilon falls with delta, so the left end of each step bounds the whole of it
     axes.plot(deltas, curve, color=drawing.SERIES[0], drawstyle="steps-post", label=label)
     point = report.delta, report.epsilon
     style: Any = {"color": drawing.SERIES[1]}
-    text = f"ε = {up(report.epsilon)}" + ", who takes part is secret" * sampled
     axes.plot(*point, "o", markersize=6, **style)
+    text = f"ε = {up(report.epsilon)}"
     axes.annotate(text, point, (8, 6), textcoords="offset points", weight="bold", **style)
     axes.set(xlim=(deltas[0], deltas[-1]), ylim=(0, 1.1 * max(*curve, report.epsilon)))
     drawing.log_axis(axes.xaxis, "δ")
@@ -106,7 +110,7 @@ def attack_curve(report: PrivacyReport) -> Figure:
     figure, axes = drawing.panel(4.4, 3.1)
     # dense at the left, where it is steep
     rates = [(i / _CURVE) ** 2 for i in range(1, _CURVE)]
-    powers = [min(1.0, gaussian.true_positive_rate(report.mu, rate)) for rate in rates]
+    powers = [min(1.0, report.cost.tpr_at_fpr(rate)) for rate in rates]
     xs, ys = [0.0, *(100 * r for r in rates), 100.0], [0.0, *(100 * t for t in powers), 100.0]
     # the rate rises, so the right end of each step bounds the whole of it
     axes.fill_between(xs, ys, color=drawing.SERIES[0], alpha=0.13, step="pre", linewidth=0)

@@ -103,8 +103,8 @@ def _progress(result: RunReport) -> list[str]:
 def _sound(result: RunReport) -> list[Section]:
     report, blocks = result.guarantee, [statement_of(result.guarantee)]
     sampled = ""
-    if report.sampling is not None:
-        sampled = "The curves hold even if it becomes known who takes part; the dot does not."
+    if report.samplers:
+        sampled = "The curves, as the dot, hold while nobody learns who was sampled."
     if result.select is not None:
         lines = [f"{line[0].upper()}{line[1:]}." for line in result.select]
         blocks.append(Block("prose", lines))

@@ -1,0 +1,184 @@
+"""Claims: what a report says of a run whose cost, or that of runs before it, is amplified.
+
+A run alone is claimed by its own accountant; beside earlier runs all of them are one composition
+(``accounting.composed``). The attacker's figures follow from the privacy profile of what is
+claimed. Of an estimate by Monte Carlo only one pair (epsilon, delta) is known, and no composition.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from functools import reduce
+from typing import Any
+
+from accounting.checks import ConfigError
+from accounting.cohorts import Sampled, sampled_claim
+from accounting.composed import ComposedGuarantee, Release, StatedGuarantee
+from accounting.guarantee import Guarantee
+from accounting.monte_carlo import EstimatedGuarantee
+from accounting.random_allocation import AllocatedGuarantee, Shares
+from accounting.report import SampledClaim
+from accounting.scheduled_steps import ScheduledGuarantee
+from accounting.selection import SelectedGuarantee, fields_of, selected_of
+from accounting.subsampled import SampledGuarantee
+from accounting.truncated import TruncatedGuarantee
+
+_MOST_RELEASES = 200
+"""Of one run and those before it; each kind takes transforms."""
+
+
+def releases_of(cost: object) -> tuple[Release, ...]:
+    """Return the releases that a cost is composed of.
+
+    Raises:
+        ConfigError: no proof says that the cost composes with others.
+    """
+    if isinstance(cost, EstimatedGuarantee):
+        raise ConfigError(
+            "draws: an estimate by Monte Carlo is a bound at one delta, and no proof composes it "
+            "with another run. Use bins without draws, Poisson sampling, or no sampling."
+        )
+    if isinstance(cost, ComposedGuarantee):
+        return cost.releases
+    if isinstance(cost, ScheduledGuarantee):
+        return cost.steps
+    return ComposedGuarantee((cost,)).releases  # type: ignore[arg-type]  # it refuses others
+
+
+def together(releases: tuple[Release, ...]) -> ComposedGuarantee:
+    """Return what releases cost, or what they cost whoever learns who was sampled, if less."""
+    return ComposedGuarantee(releases, known(releases))
+
+
+def known(releases: Iterable[Release]) -> Guarantee | None:
+    """Return what releases cost whoever learns who was sampled; None if one is only stated."""
+    gaussians = []
+    for release in releases:
+        if not isinstance(
+            release,
+            Guarantee
+            | SampledGuarantee
+            | TruncatedGuarantee
+            | AllocatedGuarantee
+            | Shares
+            | SelectedGuarantee,
+        ):
+            return None
+        gaussians.append(release if isinstance(release, Guarantee) else Guarantee(release.mu))
+    return reduce(Guarantee.compose, gaussians)
+
+
+def plain(releases: Iterable[Release]) -> list[dict[str, Any]]:
+    """Return releases as plain values, ready for JSON, with all that is Gaussian as one.
+
+    >>> plain((Guarantee(3.0), StatedGuarantee(1.0), Guarantee(4.0)))
+    [{'epsilon': 1.0, 'delta': 0.0}, {'mu': 5.000000000000001}]
+    """
+    values: list[dict[str, Any]] = []
+    gaussians: list[Guarantee] = []
+    for run in releases:
+        release = run.dominating() if isinstance(run, AllocatedGuarantee) else run
+        if isinstance(release, Guarantee):
+            gaussians.append(release)
+        elif isinstance(release, SelectedGuarantee):
+            values.append(fields_of(release))
+        else:
+            fields = asdict(release)  # type: ignore[arg-type]  # all kinds are dataclasses
+            fields.pop("method", None)
+            values.append(fields)
+    both = [reduce(Guarantee.compose, gaussians)] if gaussians else []
+    return values + [{"mu": gaussian.mu} for gaussian in both]
+
+
+def read_releases(values: object) -> tuple[Release, ...]:
+    """Return the releases that ``plain`` wrote, 1 to 200 of them.
+
+    Raises:
+        ConfigError: the values are not of such releases, or out of range.
+    """
+    if not isinstance(values, list) or not 0 < len(values) <= _MOST_RELEASES:
+        raise ConfigError(f"releases: must be a list of 1 to {_MOST_RELEASES}.")
+    return tuple(map(_read, values))
+
+
+def _read(values: object) -> Release:
+    fields = dict(values) if isinstance(values, Mapping) else {}
+    if any(type(value) not in (int, float) for value in fields.values()):
+        raise ConfigError(f"releases: {str(values)[:60]!r} is not a release's cost.")
+    kind = next((kind for key, kind in _KINDS.items() if key in fields), Guarantee)
+    try:
+        return selected_of(fields) if "expected" in fields else kind(**fields)
+    except (TypeError, KeyError):
+        raise ConfigError(f"releases: {str(values)[:60]!r} is not a release's cost.") from None
+
+
+_KINDS: Mapping[str, type[Shares | TruncatedGuarantee | SampledGuarantee | StatedGuarantee]] = {
+    "bins": Shares,
+    "most": TruncatedGuarantee,
+    "steps": SampledGuarantee,
+    "epsilon": StatedGuarantee,
+}
+"""Kind of a release by a field that no kind before it has."""
+
+
+def samplers(releases: Iterable[Release]) -> tuple[str, ...]:
+    """Return the names of the samplers that hide who took part in some of the releases."""
+    names = set()
+    for release in releases:
+        if isinstance(release, TruncatedGuarantee):
+            cut = release.probability < 1
+            names.add("truncated-poisson" if cut else "without-replacement")
+        elif isinstance(release, SampledGuarantee):
+            names.add("poisson")
+        elif isinstance(release, Shares | AllocatedGuarantee):
+            names.add("balls-in-bins")
+    return tuple(sorted(names))
+
+
+def earlier_runs(values: object) -> ComposedGuarantee:
+    """Return what the runs before a fork cost, as its ledger has it (``plain``).
+
+    Raises:
+        ConfigError: the values are not the costs of runs.
+    """
+    cost = together(read_releases(values))
+    if cost.unhidden is None:
+        raise ConfigError("releases: one is stated by somebody; no run from here costs that.")
+    return cost
+
+
+def claim_of(
+    run: Guarantee | Sampled, delta: float, earlier: ComposedGuarantee | None = None
+) -> SampledClaim | None:
+    """Return what a report says beyond mu; None if all is Gaussian, of which mu says everything.
+
+    Args:
+        run: what the run costs alone.
+        delta: in (0, 1).
+        earlier: what earlier runs cost about the same people.
+
+    Raises:
+        ConfigError: the run is an estimate by Monte Carlo, and there are earlier ones.
+    """
+    if isinstance(run, Guarantee) and (earlier is None or earlier.mu is not None):
+        return None
+    # An estimate takes seconds, so it is refused before it is made.
+    before = () if earlier is None else (*earlier.releases, *releases_of(run))
+    own = None if isinstance(run, Guarantee) else sampled_claim(run, delta)
+    if earlier is None and own is not None:
+        return replace(own, cost=_alone(run, own.epsilon, delta))
+    both, names = together(before), samplers(earlier.releases if earlier else ())
+    return SampledClaim(
+        epsilon=both.epsilon(delta),
+        parameters=None if own is None else own.parameters,
+        assumptions=() if own is None else own.assumptions,
+        cost=both,
+        earlier_sampling=names,
+        earlier_epsilon=earlier.epsilon(delta) if earlier and names else None,
+        composed=True,
+    )
+
+
+def _alone(run: Guarantee | Sampled, epsilon: float, delta: float) -> ComposedGuarantee:
+    if isinstance(run, EstimatedGuarantee):
+        return ComposedGuarantee((StatedGuarantee(epsilon, delta),), unhidden=Guarantee(run.mu))
+    return together(releases_of(run))
