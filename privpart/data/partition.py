@@ -19,9 +19,8 @@ from privpart.messages import ClientId
 def iid_users(examples: int, *, users: int, data_seed: int) -> Index:
     """Assign ``examples`` at random, the same number to each user; a remainder stays unused."""
     users = checks.count("users", users)
-    _share(examples, users)
-    order = torch.randperm(examples, generator=torch.Generator().manual_seed(data_seed))
-    return Index.of_equal_parts(order, users)
+    _share(checks.count("examples", examples), users)
+    return Index.of_equal_parts(torch.randperm(examples, generator=_coins(data_seed)), users)
 
 
 def cohorts_once_each(
@@ -36,8 +35,7 @@ def cohorts_once_each(
     size = len(ids) // checks.count("rounds", rounds)
     if size == 0:
         raise ConfigError(f"rounds={rounds}: must be at most the number of users, {len(ids)}.")
-    generator = torch.Generator().manual_seed(data_seed)
-    order = [ids[place] for place in torch.randperm(len(ids), generator=generator).tolist()]
+    order = [ids[place] for place in torch.randperm(len(ids), generator=_coins(data_seed)).tolist()]
     return [order[r * size : (r + 1) * size] for r in range(rounds)]
 
 
@@ -75,7 +73,7 @@ def dirichlet_users(y: Tensor, *, users: int, alpha: float, data_seed: int) -> l
     users = checks.count("users", users)
     alpha = checks.positive("alpha", alpha)
     size = _share(len(y), users)
-    generator = np.random.default_rng(data_seed)
+    generator = np.random.default_rng(checks.count("data_seed", data_seed, minimum=0))
     labels = y.numpy()
     pools = [generator.permutation(np.flatnonzero(labels == c)).tolist() for c in np.unique(labels)]
     frequency = np.array([len(rows) for rows in pools]) / len(labels)
@@ -105,13 +103,18 @@ def pathological_users(y: Tensor, *, users: int, classes_each: int, data_seed: i
     users = checks.count("users", users)
     classes_each = checks.count("classes_each", classes_each)
     size = _share(len(y), users * classes_each)
-    generator = torch.Generator().manual_seed(checks.count("data_seed", data_seed, minimum=0))
+    generator = _coins(data_seed)
     order = torch.randperm(len(y), generator=generator)
     # stable, so that examples of one label stay shuffled
     order = order[torch.sort(y[order], stable=True).indices]
     shards = torch.split(order[: size * users * classes_each], size)
     dealt = torch.randperm(len(shards), generator=generator).view(users, classes_each).tolist()
     return [torch.cat([shards[shard] for shard in numbers]) for numbers in dealt]
+
+
+def _coins(data_seed: int) -> torch.Generator:
+    seed = checks.count("data_seed", data_seed, minimum=0, maximum=2**63 - 1)
+    return torch.Generator().manual_seed(seed)
 
 
 def _share(examples: int, parts: int) -> int:

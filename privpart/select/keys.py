@@ -105,10 +105,11 @@ class IndependentKeys:
     m: int
     data_seed: int
 
+    def __post_init__(self) -> None:
+        _refuse_more_than_all(self.m, self.size)
+
     def __call__(self, round_: int, client: int) -> DeviceOnly[Keys]:
         """Return the keys of ``client`` in a round."""
-        if not self.m <= self.size:
-            raise ConfigError(f"m={self.m}: must be at most K={self.size}.")
         generator = np.random.default_rng((self.data_seed, client, round_))
         return DeviceOnly(_sample(np.arange(self.size), self.m, generator))
 
@@ -122,8 +123,7 @@ class SharedKeys:
     seed: int
 
     def __post_init__(self) -> None:
-        if not checks.count("m", self.m) <= checks.count("size", self.size):
-            raise ConfigError(f"m={self.m}: must be at most K={self.size}.")
+        _refuse_more_than_all(self.m, self.size)
         checks.count("seed", self.seed, minimum=0)
 
     def __call__(self, round_: int, client: int) -> Keys:
@@ -213,6 +213,11 @@ class Turns:
                 "model and the plan from the same plan file."
             )
         return torch.cat([update[self.groups[group]] for group in self.schedule[round_]])
+
+
+def _refuse_more_than_all(m: int, size: int) -> None:
+    if not checks.count("m", m) <= checks.count("size", size):
+        raise ConfigError(f"m={m}: must be at most K={size}.")
 
 
 def _by_frequency(counts: Counts) -> NDArray[np.int64]:

@@ -35,9 +35,9 @@ class ServerOptimizer:
         checks.choice("kind", self.kind, get_args(Kind))
         checks.positive("learning_rate", self.learning_rate)
         checks.positive("adaptivity", self.adaptivity)
-        if not 0 <= self.momentum < 1:
+        if not checks.nonnegative("momentum", self.momentum) < 1:
             raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
         if self.momentum and self.kind != "sgd":
             raise ConfigError(f"momentum={self.momentum}: only for sgd. Leave it out.")
-        if not 0 <= self.weight_decay < 1:
+        if not checks.nonnegative("weight_decay", self.weight_decay) < 1:
             raise ConfigError(f"weight_decay={self.weight_decay}: must be at least 0 and below 1.")

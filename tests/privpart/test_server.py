@@ -346,6 +346,8 @@ def test_no_round_beyond_the_plan():
         (plan, "noise_multiplier", np.inf),
         (plan, "participation", Participation(9)),
         (server, "momentum", np.nan),
+        (server, "momentum", "0.9"),
+        (server, "weight_decay", None),
         (server, "learning_rate", 0),
     ],
 )

@@ -129,8 +129,19 @@ def test_users_hold_equally_much_of_a_mix_of_labels(make, fewest, most):
 
 def test_users_that_cannot_be_dealt_are_refused():
     y = torch.arange(1000) % 10
-    with pytest.raises(ConfigError, match="only 3 examples"):
+    with pytest.raises(ConfigError, match="4 parts of 3 examples: use at most 3"):
         iid_users(3, users=4, data_seed=0)
+    for bad in (-1, None, True, 0.5, float("nan"), 2**64 * 0.5, "1", []):
+        with pytest.raises(ConfigError, match="examples="):
+            iid_users(bad, users=1, data_seed=0)
+        for deal in (
+            lambda seed: iid_users(9, users=2, data_seed=seed),
+            lambda seed: dirichlet_users(y, users=5, alpha=1.0, data_seed=seed),
+            lambda seed: pathological_users(y, users=5, classes_each=2, data_seed=seed),
+            lambda seed: cohorts_once_each(range(9), rounds=2, data_seed=seed),
+        ):
+            with pytest.raises(ConfigError, match="data_seed="):
+                deal(bad)
     for bad in (0, -1, float("nan")):
         with pytest.raises(ConfigError, match="alpha"):
             dirichlet_users(y, users=5, alpha=bad, data_seed=0)
