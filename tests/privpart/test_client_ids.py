@@ -130,7 +130,7 @@ def test_an_id_that_the_ledger_never_writes_is_damage(tmp_path, clients):
 
 def test_the_chain_tells_a_number_from_a_string(tmp_path):
     def chain(*clients):
-        return Ledger.create(tmp_path, FACTS, SIGNER).following(row_of(clients)).chain
+        return Ledger.create(tmp_path, FACTS, SIGNER).following(row_of(clients))
 
     assert len({chain(1), chain("1"), chain('"1"'), chain(1, 2), chain("1, 2"), chain()}) == 6
 
