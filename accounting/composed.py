@@ -38,6 +38,7 @@ from numpy.typing import NDArray
 from accounting import accountants, checks
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
+from accounting.hull import lower_hull
 from accounting.selection import SelectedGuarantee
 from accounting.sensitivity import Array
 from accounting.subsampled import SampledGuarantee
@@ -145,6 +146,11 @@ class ComposedGuarantee:
                 raise ConfigError(
                     f"{type(release).__name__}: has no proof here that it composes with other "
                     "releases. Use guarantee(), which holds without amplification."
+                )
+            if isinstance(release, StatedGuarantee) and release.epsilon > _MOST_EPSILON:
+                raise ConfigError(
+                    f"epsilon={release.epsilon:g}: of one release, promises nothing; at most "
+                    f"{_MOST_EPSILON:g} composes with others."
                 )
 
     @cached_property
@@ -345,16 +351,4 @@ def _corners(x: Array, y: Array) -> NDArray[np.int64]:
         if not len(above):
             return chosen
         chosen = np.delete(chosen, above)
-    return chosen[_lower_hull(x[chosen].tolist(), y[chosen].tolist())]
-
-
-def _lower_hull(x: list[float], y: list[float]) -> list[int]:
-    """Return the same by a walk from left to right, which many small bends do not make slow."""
-    corners, slopes = [0], [-math.inf]
-    for i in range(1, len(x)):
-        while (slope := (y[i] - y[corners[-1]]) / (x[i] - x[corners[-1]])) < slopes[-1]:
-            corners.pop()
-            slopes.pop()
-        corners.append(i)
-        slopes.append(slope)
-    return corners
+    return np.asarray(chosen[lower_hull(x[chosen], y[chosen])])

@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,15 @@ _MOST_KINDS = 200
 """Different releases, each of which takes a transform; Gaussian ones are one together."""
 _MOST_STATED = 10_000
 _SUFFIX = "DpEvent"
+_FIELDS: Mapping[str, set[str]] = {
+    "NoOp": set(),
+    "SelfComposed": {"event", "count"},
+    "Composed": {"events"},
+    "PoissonSampled": {"sampling_probability", "event"},
+    "Gaussian": {"noise_multiplier"},
+    "Laplace": {"noise_multiplier"},
+}
+"""What is read of each event. A field beside them would change what it means."""
 
 
 @dataclass
@@ -34,12 +44,12 @@ class Tally:
     """Releases by kind, as many as there are of each.
 
     Attributes:
-        gaussian: sum of mu^2 of all Gaussian releases.
+        gaussian: sum of mu^2 of all Gaussian releases, exactly.
         poisson: (noise multiplier, probability) -> steps.
         pure: epsilon -> how many.
     """
 
-    gaussian: float = 0.0
+    gaussian: Fraction = Fraction(0)
     poisson: Counter[tuple[float, float]] = field(default_factory=Counter)
     pure: Counter[float] = field(default_factory=Counter)
 
@@ -52,7 +62,7 @@ class Tally:
             )
         releases: list[Release] = []
         if self.gaussian:
-            releases.append(Guarantee(math.nextafter(math.sqrt(self.gaussian), math.inf)))
+            releases.append(Guarantee(_root(self.gaussian)))
         for (z, q), steps in self.poisson.items():
             releases.append(SampledGuarantee(z, q, steps))
         releases += [StatedGuarantee(epsilon) for epsilon in self.pure.elements()]
@@ -104,7 +114,7 @@ def _count(event: object, times: int, tally: Tally, depth: int) -> None:
         case "PoissonSampled":
             _count_sampled(fields, times, tally, depth)
         case "Gaussian":
-            tally.gaussian += times * mu_upper(1.0, _noise(kind, fields)) ** 2 * (1 + 1e-15)
+            tally.gaussian += times * Fraction(mu_upper(1.0, _noise(kind, fields))) ** 2
         case "Laplace":
             tally.pure[math.nextafter(1 / _noise(kind, fields), math.inf)] += times
         case _:
@@ -124,11 +134,22 @@ def _count_sampled(fields: Mapping[str, Any], times: int, tally: Tally, depth: i
     q = checks.nonnegative("sampling_probability", given)
     if q > 1:
         raise ConfigError(f"sampling_probability={q:g}: must be at most 1.")
-    if q and inner.gaussian:
+    if q == 1:
+        tally.gaussian += times * inner.gaussian
+    elif q and inner.gaussian:
+        kind, event = _kind(fields["event"], depth)
         # Rounded down; one Gaussian keeps its own number, of which that would take the last bits.
-        single = fields["event"].get("noise_multiplier")
-        z = 1 / math.sqrt(inner.gaussian) * (1 - 1e-15) if single is None else float(single)
+        alone = kind == "Gaussian"
+        z = _noise(kind, event) if alone else math.nextafter(1 / _root(inner.gaussian), 0.0)
         tally.poisson[z, q] += times
+
+
+def _root(squares: Fraction) -> float:
+    """Return the square root, rounded up."""
+    try:
+        return math.nextafter(math.sqrt(math.nextafter(float(squares), math.inf)), math.inf)
+    except OverflowError:
+        raise ConfigError("noise_multiplier: is too small to promise anything.") from None
 
 
 def _kind(event: object, depth: int) -> tuple[str, Mapping[str, Any]]:
@@ -140,7 +161,11 @@ def _kind(event: object, depth: int) -> tuple[str, Mapping[str, Any]]:
             f"events: {str(event)[:60]!r} is not an event; it must be an object with a class_name "
             "such as GaussianDpEvent, and that event's fields."
         )
-    return name.removesuffix(_SUFFIX), event
+    kind = name.removesuffix(_SUFFIX)
+    unread = event.keys() - _FIELDS.get(kind, event.keys()) - {"class_name", "module_name"}
+    if unread:
+        raise ConfigError(f"{name}: has no field {min(unread, key=str)!r}.")
+    return kind, event
 
 
 def _listed(fields: Mapping[str, Any]) -> list[Any]:

@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 from accounting import checks, gaussian
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
+from accounting.hull import lower_hull
 from accounting.typed import split_text, typed_values
 
 Array = NDArray[np.float64]
@@ -48,6 +49,8 @@ _BITS = 192
 """Bits of the uniform number that K is drawn by: 57 digits."""
 _LOGITS = (-700.0, 36.0)
 """Positions, as log(x / (1 - x)): beyond them x and 1 - x are no floats any more."""
+_LEAST_SLOPE = 1e-290
+"""Smaller slopes, of which floats have few digits, count as this in A, and as 0 in B."""
 _ROUNDED = 1e-12
 """Relative error of a slope: about twenty operations."""
 _COUNTED_FROM = 1e-4
@@ -435,9 +438,11 @@ class SelectedGuarantee:
     def _edges(self) -> tuple[Array, Array]:
         """Spans dA and log slopes of the hull's edges, from (0, 0) to its greatest A."""
         first, second = self._points()
-        hull = _lower_hull(first, second)
-        spans = np.diff(np.array([a for a, _ in hull]))
-        rises = np.diff(np.array([b for _, b in hull]))
+        order = np.lexsort((second, first))
+        a, least = np.unique(np.append(0.0, first[order]), return_index=True)
+        b = np.append(0.0, second[order])[least]
+        hull = lower_hull(a, b)
+        spans, rises = np.diff(a[hull]), np.diff(b[hull])
         # Down: a smaller slope s gives a greater delta_Q(e + log s), at most 1 where B underflows.
         with np.errstate(divide="ignore"):
             return spans * (1 + _ROUNDED), np.log(rises / spans) - _ROUNDED
@@ -451,13 +456,12 @@ class SelectedGuarantee:
             rates = np.array([self.base.tpr_at_fpr(float(fpr)) for fpr in x])
             first = self.repetitions.slope(np.concatenate(([0.0], x)))
             second = self.repetitions.slope(np.concatenate((rates, [1.0])))
-            with np.errstate(divide="ignore", invalid="ignore"):
-                widths = -np.diff(np.log(first))[1:], -np.diff(np.log(second))[:-1]
-            # Cells whose slopes underflow are not refined: there is nothing to tell them apart.
-            wide = np.fmax(*(np.where(np.isfinite(w), w, 0.0) for w in widths))
+            first, least = np.maximum(first, _LEAST_SLOPE), np.maximum(second, _LEAST_SLOPE)
+            wide = np.fmax(-np.diff(np.log(first))[1:], -np.diff(np.log(least))[:-1])
             coarse = np.flatnonzero(wide > self.fineness)
             if coarse.size == 0 or logits.size > 200_000:
-                return first * (1 + _ROUNDED), second * (1 - _ROUNDED)
+                least[second < _LEAST_SLOPE] = 0.0
+                return first * (1 + _ROUNDED), least * (1 - _ROUNDED)
             middles = (logits[coarse] + logits[coarse + 1]) / 2
             logits = np.sort(np.concatenate((logits, middles)))
 
@@ -517,26 +521,6 @@ def _profile(base: Base, epsilon: float) -> float:
         return base.delta(epsilon)
     other = math.exp(epsilon) * base.delta(-epsilon)
     return min(1.0, (other - math.expm1(epsilon)) * (1 + _ROUNDED))
-
-
-def _lower_hull(first: Array, second: Array) -> list[tuple[float, float]]:
-    """Return the lower convex hull of (0, 0) and the points, by rising A."""
-    hull = [(0.0, 0.0)]
-    order = np.lexsort((second, first))
-    for a, b in zip(first[order].tolist(), second[order].tolist(), strict=True):
-        if a == hull[-1][0]:
-            continue
-        while len(hull) > 1 and _turns_down(hull[-2], hull[-1], (a, b)):
-            hull.pop()
-        hull.append((a, b))
-    return hull
-
-
-def _turns_down(
-    start: tuple[float, float], middle: tuple[float, float], end: tuple[float, float]
-) -> bool:
-    before = (middle[1] - start[1]) * (end[0] - start[0])
-    return before >= (end[1] - start[1]) * (middle[0] - start[0])
 
 
 def _mean(expected: float) -> None:

@@ -51,6 +51,8 @@ _Bound = Callable[[Array], Array]
 _ROUNDED = 1 + 1e-9
 """Room for the rounding of binomial tails, and of the probability with which members are drawn."""
 _MOST_MEMBERS = 10**9
+_MOST_LOSS = 350.0
+"""Up to it the ratio of two likelihood ratios is a float; more promises nothing anyway."""
 _BEYOND = 1e-15
 """Mass of all rounds beyond the greatest loss that is told from an infinite one."""
 
@@ -181,11 +183,11 @@ class TruncatedGuarantee(Amplified):
 
     @cached_property
     def reach(self) -> float:
-        """Loss of one step beyond which there is no mass that counts."""
+        """Loss of one step beyond which it counts as infinite, as there is hardly any mass."""
         reach, least = np.array([1e-3 / self.noise_multiplier]), _BEYOND / self.steps
-        while max(self._removed(reach)[0], self._added(reach)[0]) > least:
+        while reach[0] < _MOST_LOSS and max(self._removed(reach), self._added(reach))[0] > least:
             reach *= 1.2
-        return float(reach[0])
+        return min(float(reach[0]), _MOST_LOSS)
 
     @property
     def spread(self) -> float:

@@ -24,7 +24,8 @@ from accounting import (
     guarantee,
     sampled_guarantee,
 )
-from accounting.composed import _corners, _lower_hull
+from accounting.composed import _corners
+from accounting.hull import lower_hull
 from accounting.mechanisms import MechanismChoice
 from accounting.random_allocation import Allocation, Shares
 
@@ -203,6 +204,11 @@ def test_every_draw_and_every_transform_counts() -> None:
         Shares(4, own=40.0)
 
 
+def test_a_pure_epsilon_that_promises_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at most 500 composes"):
+        ComposedGuarantee((StatedGuarantee(1000.0),))
+
+
 def test_the_corners_are_the_greatest_convex_function_below() -> None:
     rng = np.random.default_rng(5)
     x = np.sort(rng.uniform(0, 10, 200))
@@ -211,7 +217,7 @@ def test_the_corners_are_the_greatest_convex_function_below() -> None:
     hull = np.interp(x, x[chosen], y[chosen])
     assert (hull <= y + 1e-15).all()
     assert (np.diff(np.diff(y[chosen]) / np.diff(x[chosen])) >= 0).all()
-    assert chosen.tolist() == _lower_hull(x.tolist(), y.tolist())
+    assert chosen.tolist() == lower_hull(x, y).tolist()
     noise = 1e-13 * rng.standard_normal(50_000)  # of a sum, where a profile is nearly a line
     x = np.linspace(1, 2, 50_000)
     corners = _corners(x, noise)

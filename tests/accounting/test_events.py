@@ -2,6 +2,7 @@
 
 import json
 import math
+from fractions import Fraction
 
 import dp_accounting as dp
 import pytest
@@ -128,12 +129,40 @@ def test_a_release_that_costs_a_delta_alone_composes():
         ({"class_name": "SelfComposedDpEvent", "count": 2}, "is not an event"),
         ({**plain(dp.SelfComposedDpEvent(GAUSSIAN, 10**9).to_named_tuple())}, "count"),
         (plain(dp.PoissonSampledDpEvent(1.5, GAUSSIAN).to_named_tuple()), "at most 1"),
+        (
+            {"class_name": "ComposedDpEvent", "events": [], "noise_multiplier": 9.0},
+            "has no field 'noise_multiplier'",
+        ),
+        ({"class_name": "GaussianDpEvent", "noise_multiplier": 1e-200}, "too small to promise"),
         (plain(dp.PoissonSampledDpEvent(0.5, POISSON).to_named_tuple()), "only Gaussian events"),
     ],
 )
 def test_what_is_not_an_event_is_refused_in_a_sentence(event, says):
     with pytest.raises(ConfigError, match=says):
         composed_events(event)
+
+
+def test_a_field_of_another_event_does_not_become_the_noise():
+    """Several releases on one sample: epsilon was that of the noise beside them, 0.4 for 81."""
+    many = as_json(dp.SelfComposedDpEvent(dp.GaussianDpEvent(1.0), 100))
+    sampled = {"class_name": "PoissonSampledDpEvent", "sampling_probability": 0.01}
+    assert composed_events(sampled | {"event": many}).epsilon(1e-6) > 80
+    with pytest.raises(ConfigError, match="SelfComposedDpEvent: has no field"):
+        composed_events(sampled | {"event": many | {"noise_multiplier": 1.0}})
+
+
+def test_many_small_gaussians_are_not_lost_beside_a_great_one():
+    """Each adds less than half of the sum's last bit."""
+    small = {"class_name": "GaussianDpEvent", "noise_multiplier": 1.195e4}
+    great = {"class_name": "GaussianDpEvent", "noise_multiplier": 1e-4}
+    run = composed_events({"class_name": "ComposedDpEvent", "events": [great] + [small] * 20_000})
+    assert Fraction(run.mu) ** 2 >= 1 / Fraction(1e-4) ** 2 + 20_000 / Fraction(1.195e4) ** 2
+
+
+def test_samples_of_everybody_are_one_gaussian():
+    sampled = dp.PoissonSampledDpEvent(1.0, dp.GaussianDpEvent(1.0))
+    run = composed_events(as_json(dp.SelfComposedDpEvent(sampled, 10**6)))
+    assert run.mu == pytest.approx(1000, rel=1e-12)
 
 
 def test_nesting_is_bounded():

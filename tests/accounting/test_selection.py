@@ -334,3 +334,18 @@ def test_a_target_below_what_is_told_apart_ends_in_a_sentence():
     # By the count of all runs, where that is told apart.
     small = most_mu(NegativeBinomialRuns(10), target_epsilon=0.001, delta=1e-6)
     assert SelectedGuarantee(Guarantee(small), NegativeBinomialRuns(10)).epsilon(1e-6) <= 0.001
+
+
+@pytest.mark.parametrize(
+    ("repetitions", "epsilon"), [(PoissonRuns(900), 38.1), (BinomialRuns(441.2, most=452), 32.1)]
+)
+def test_slopes_of_few_digits_end_the_refinement(repetitions: Repetitions, epsilon: float) -> None:
+    """Neighbouring floats below 1e-308 differ by more than any fineness: it went on for ever."""
+    run = SelectedGuarantee(Guarantee(0.5), repetitions, fineness=0.5)
+    assert epsilon < run.epsilon(1e-6) < epsilon + 2
+
+
+def test_a_delta_below_every_product_of_slopes_is_not_lost() -> None:
+    """An attack has 2e-227; points of the hull were dropped, as their products were 0."""
+    run = SelectedGuarantee(Guarantee(0.5), BinomialRuns(300, most=310), fineness=0.5)
+    assert run.delta(200.0) > 2e-227

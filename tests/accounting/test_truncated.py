@@ -155,6 +155,14 @@ def test_every_set_is_as_likely_as_the_accountant_assumes(sampler, q, most):
     assert squares < 60  # chi-square of at most 15 degrees
 
 
+def test_losses_beyond_every_float_count_as_infinite():
+    """Of everybody in every round, the deltas of adding were NaN, then 0, beyond 709."""
+    run = TruncatedGuarantee(0.01, 1.0, 100, 100, 1)
+    assert run.reach == 350
+    assert ComposedGuarantee((run,)).delta(499.0) >= 1 - 1e-9
+    assert run.epsilon(1e-6) == Guarantee(run.mu).epsilon(1e-6)
+
+
 def test_what_no_proof_covers_is_refused():
     sampler = WithoutReplacementSampling(2, 9)
     with pytest.raises(ConfigError, match="no proof covers correlated noise"):
