@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import compress, count, islice
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import numpy as np
 import torch
@@ -195,7 +195,7 @@ def _steps(
     """Train, and yield after every step."""
     fresh = None if local.plain_sgd else fresh_optimizer(local, model, active)
     trained = [p for p in model.module.parameters() if p.requires_grad]
-    gradients = [p.grad for p in trained]  # the model's own, which a loss may replace
+    gradients = [cast("Tensor", p.grad) for p in trained]  # the model's, which a loss may replace
     names = [name for name, p in model.module.named_parameters() if p.requires_grad]
     batches = batch_rows(local, count_rows(examples), generator)
     for step, rows in enumerate(moved(batches, model.flat.device)):
@@ -242,11 +242,9 @@ def _descend(total: Tensor, trained: Sequence[Tensor], learning_rate: float) -> 
                 parameter.add_(gradient, alpha=-learning_rate)
 
 
-def _differentiate(total: Tensor, trained: Sequence[Tensor], out: Sequence[Tensor | None]) -> None:
+def _differentiate(total: Tensor, trained: Sequence[Tensor], out: Sequence[Tensor]) -> None:
     """Write the gradient of each parameter into its tensor of ``out``; zeros where it has none."""
     for gradient, to in zip(loss_gradients(total, trained), out, strict=True):
-        if to is None:
-            raise TypeError("a parameter that trains has no memory for its gradient")
         to.zero_()
         if gradient is not None:
             to.add_(gradient)  # not copied, because it may be sparse
@@ -358,7 +356,14 @@ def _computed_loss(module: nn.Module, batch: Batch, loss: str | Loss) -> Any:  #
         if not isinstance(loss, str):
             return loss(module, batch)
         if loss == "model":
-            return _loss_of_output(_called(module, batch))
+            stated = getattr(_called(module, batch), "loss", None)
+            if stated is None:
+                raise ConfigError(
+                    "loss='model': the network returned no loss; it must return an object with the "
+                    "attribute loss. A Hugging Face model does if the examples have an entry named "
+                    "labels."
+                )
+            return stated
         inputs, labels = _inputs_and_labels(batch, loss)
         outputs = logits_of(_called(module, inputs))
         _refuse_copying(inputs, outputs, labels, loss)
@@ -413,16 +418,6 @@ def logits_of(outputs: Any) -> Tensor:  # noqa: ANN401
             "with the attribute logits. For others, pass a function loss(module, batch)."
         )
     return logits
-
-
-def _loss_of_output(outputs: Any) -> Tensor:  # noqa: ANN401
-    loss: Tensor | None = getattr(outputs, "loss", None)
-    if loss is None:
-        raise ConfigError(
-            "loss='model': the network returned no loss; it must return an object with the "
-            "attribute loss. A Hugging Face model does if the examples have an entry named labels."
-        )
-    return loss
 
 
 def _inputs_and_labels(batch: Batch, loss: str) -> tuple[Batch, Tensor]:

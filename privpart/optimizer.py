@@ -57,15 +57,15 @@ class FlatOptimizer:
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
         """Move all parts."""
-        own: dict[str, Any] = {"lr": self._rate, "weight_decay": 0.0, "maximize": False}
+        options: dict[str, Any] = {"lr": self._rate, "weight_decay": 0.0, "maximize": False}
         moved, slopes = self._parts, list(gradients)
         if not self._means:
-            own |= {"momentum": self._momentum, "dampening": 0.0, "nesterov": False}
-            sgd(moved, slopes, self._moving, **own)
+            options |= {"momentum": self._momentum, "dampening": 0.0, "nesterov": False}
+            sgd(moved, slopes, self._moving, **options)
             return
         first, second, steps = self._means
-        own |= {"beta1": _BETAS[0], "beta2": _BETAS[1], "eps": _EPSILON, "amsgrad": False}
-        adam(moved, slopes, first, second, [], steps, **own, fused=True)
+        options |= {"beta1": _BETAS[0], "beta2": _BETAS[1], "eps": _EPSILON, "amsgrad": False}
+        adam(moved, slopes, first, second, [], steps, **options, fused=True)
 
     @property
     def state(self) -> list[Tensor]:

@@ -73,7 +73,6 @@ class LocalComputation:
         model: clients are computed on its device; its trained part is overwritten.
         clients: the data of ``Users`` is on the model's device. Of any other kind, each client's
             examples are fetched when the client is computed, one after another.
-        local: see below.
         data_seed: order of examples; each (round, client) has its own generator, so no result
             depends on which clients ran before it.
         features: outputs of the frozen prefix, if ``model`` is only the layers behind it.

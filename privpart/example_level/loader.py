@@ -133,7 +133,8 @@ class FixedPasses(Sampler[list[int]]):
     def __init__(self, examples: int, batch_size: int, epochs: int, seed: int = 0) -> None:
         examples = checks.count("examples", examples)
         size = checks.count("batch_size", batch_size)
-        coins = torch.Generator().manual_seed(checks.count("order_seed", seed, minimum=0))
+        seed = checks.count("order_seed", seed, minimum=0, maximum=2**63 - 1)
+        coins = torch.Generator().manual_seed(seed)
         self.order = torch.randperm(examples, generator=coins).tolist()
         self._batches = [self.order[i : i + size] for i in range(0, examples, size)]
         self.batches = len(self._batches)

@@ -49,7 +49,7 @@ def client_app(
         clients: returns the node's clients from Flower's ``Context``; None takes those that the
             plan names. If the node has a ``partition-id`` and ``num-partitions``, it has every
             such client of the plan's, so that one data set serves a federation on one machine.
-        options: fields of ``EngineOptions`` by keyword; none is ``deterministic=True``.
+        options: fields of ``EngineOptions`` by keyword; without any, ``deterministic=True``.
     """
     flower()
     import flwr.clientapp

@@ -521,6 +521,7 @@ REFUSED = [
     ({"max_grad_norm": 1e-9}, "must be 1e-06 to 1e"),
     ({"max_grad_norm": np.nan}, "max_grad_norm"),
     ({"epochs": 0}, "epochs"),
+    ({"order_seed": 2**63}, "order_seed=9223372036854775808: must be at most"),
     ({"noise_multiplier": 1e9}, "noise_multiplier"),
     ({"delta": 2.0, "target_epsilon": 1.0, "noise_multiplier": None}, "delta"),
     ({"target_epsilon": 1.0}, "either noise_multiplier or target_epsilon"),
