@@ -64,11 +64,7 @@ relu_lenet = partial(smooth_lenet, activation=nn.ReLU)
 
 
 def smooth_mlp(
-    generator: torch.Generator,
-    *,
-    channels: int = 1,
-    size: int = 8,
-    classes: int = 10,
+    generator: torch.Generator, *, channels: int = 1, size: int = 8, classes: int = 10
 ) -> nn.Sequential:
     """Return dense1, tanh, dense2 on the flattened image, initialised like ``smooth_lenet``."""
     pixels = checks.count("channels", channels) * checks.count("size", size) ** 2

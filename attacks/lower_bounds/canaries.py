@@ -145,9 +145,7 @@ class View:
 
 
 def view(
-    covariance: Array,
-    pattern: Sequence[int] | NDArray[np.int64],
-    noise_multiplier: float,
+    covariance: Array, pattern: Sequence[int] | NDArray[np.int64], noise_multiplier: float
 ) -> View:
     """Return what an observer of all released models sees of a canary with this pattern.
 
@@ -165,11 +163,7 @@ def view(
     return View(sent, float(weights @ sent), weights)
 
 
-def worst_view(
-    covariance: Array,
-    participation: Participation,
-    noise_multiplier: float,
-) -> View:
+def worst_view(covariance: Array, participation: Participation, noise_multiplier: float) -> View:
     """Return the view of the most visible canary that the plan admits.
 
     A search: ``|L^-1 p|^2`` is convex in p, so that replacing p by the admissible pattern that
@@ -231,9 +225,7 @@ def drifting_view(
     best = sent - shapes @ (drift / (1 + drift) * (shapes.T @ sent))
     deviation = np.sqrt(best @ best + drift @ (shapes.T @ best) ** 2)
     return View(
-        plain.pattern,
-        float(best @ sent / deviation),
-        np.linalg.solve(root.T, best) / deviation,
+        plain.pattern, float(best @ sent / deviation), np.linalg.solve(root.T, best) / deviation
     )
 
 

@@ -63,11 +63,7 @@ def infer_labels(
 
 
 def likely_labels(
-    bias_grad: Tensor,
-    batch: int = 1,
-    *,
-    mean_prediction: Tensor | None = None,
-    at_most: int = 8,
+    bias_grad: Tensor, batch: int = 1, *, mean_prediction: Tensor | None = None, at_most: int = 8
 ) -> list[Tensor]:
     """Return the labels of ``infer_labels``, and after them others that are almost as likely.
 

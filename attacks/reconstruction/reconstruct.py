@@ -14,13 +14,7 @@ from accounting.checks import ConfigError
 from attacks.observation import Observation, clipped_values, update_of
 from attacks.reconstruction.batch_statistics import statistics_gap
 from attacks.reconstruction.labels import label_candidates
-from attacks.reconstruction.solvers import (
-    Objective,
-    Search,
-    Status,
-    gauss_newton,
-    quasi_newton,
-)
+from attacks.reconstruction.solvers import Objective, Search, Status, gauss_newton, quasi_newton
 from attacks.rounding import less
 from attacks.update import flat, norm, ready
 

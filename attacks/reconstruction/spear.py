@@ -15,11 +15,7 @@ from torch.func import functional_call
 
 from accounting import checks
 from attacks.observation import Observation
-from attacks.reconstruction.analytic import (
-    best_inputs,
-    brightest_is_one,
-    visible_dense,
-)
+from attacks.reconstruction.analytic import best_inputs, brightest_is_one, visible_dense
 from attacks.reconstruction.reconstruct import Reconstruction
 from attacks.rounding import RANK
 from attacks.update import as_double, ready, recording
@@ -45,10 +41,7 @@ def spear(
 
     Return the reconstruction; None where no layer is that wide, or none lets the images out.
     """
-    options = {
-        "draws": checks.count("draws", draws),
-        "seed": checks.count("seed", seed, minimum=0),
-    }
+    options = {"draws": checks.count("draws", draws), "seed": checks.count("seed", seed, minimum=0)}
     batch = observation.shape[0]
     if batch == 1:
         return None

@@ -9,11 +9,7 @@ from plans import small_plan
 
 import privpart
 from accounting import BinaryTree, ConfigError, Grouped, Independent, Participation
-from attacks.lower_bounds.planted import (
-    PlantedCanaries,
-    canary_clients,
-    sums_of_releases,
-)
+from attacks.lower_bounds.planted import PlantedCanaries, canary_clients, sums_of_releases
 from privpart import RunFolder, SeededSource, Server, ServerOptimizer, fit
 from privpart.data.arrays import from_tensors
 from privpart.engines.canaries import cohorts_with_canaries

@@ -93,8 +93,7 @@ class LeakageOptions:
     ] = 10
     batch: Annotated[int, typer.Option(help="Images or sentences per update.")] = 1
     weights: Annotated[
-        Path | None,
-        typer.Option(help="The weights: .safetensors or .npz; by default untrained."),
+        Path | None, typer.Option(help="The weights: .safetensors or .npz; by default untrained.")
     ] = None
     gradient: Annotated[
         Path | None,

@@ -90,7 +90,7 @@ class Replica:
     def run(
         self, canaries: CanaryClients, seed: int, read: Callable[[Tensor], Tensor], step: Step
     ) -> Array:
-        """Run all rounds; return what ``read`` makes of the start and of every released model."""
+        """Run all rounds; return what ``read`` makes of the start and every released model."""
         server = self.server(
             self.plan,
             torch.zeros(self.dim),
@@ -202,18 +202,20 @@ def paired_replay(replica: Replica, *, seed: int, step: Step = lambda: None) -> 
         )
     nobody = np.zeros(len(replica.groups), dtype=bool)
     # The same seed gives the same noise, so that two runs differ by one client alone.
-    models = _models(replica, nobody, seed, step)
+    alone = replica.planted(len(nobody), present=nobody)
+    models = replica.run(alone, seed, torch.clone, step)
     others = _Others(replica).sum.numpy()
     replays = []
     for g, (mechanism, rounds, part) in enumerate(replica.groups):
         present = nobody.copy()
         present[g] = True
-        with_one = _models(replica, present, seed, step)[:, part]
+        planted = replica.planted(len(present), present=present)
+        with_one = replica.run(planted, seed, torch.clone, step)[:, part]
         without = models[:, part]
         noised = _sums(replica, without, rounds)
         difference = _sums(replica, with_one, rounds) - noised
         covariance = round_covariance(mechanism.decoder())
-        sent = replica.planted(len(present), present=present).direction(g)[part].numpy()
+        sent = planted.direction(g)[part].numpy()
         rounding = [_rounding(replica, run, covariance) for run in (with_one, without)]
         group = f"group {g}" if len(present) > 1 else "all parameters"
         replays.append(
@@ -243,12 +245,6 @@ def _rounding(replica: Replica, models: Array, covariance: Array) -> Array:
     smallest = float(np.linalg.eigvalsh(covariance)[0])
     sizes = np.sqrt(sum(np.square(model, dtype=np.float64) for model in models))
     return np.asarray(2.0**-20 * sizes * scale / math.sqrt(smallest))
-
-
-def _models(replica: Replica, present: NDArray[np.bool_], seed: int, step: Step) -> Array:
-    """Return the start and every released model, shape (n + 1, d), float32."""
-    planted = replica.planted(len(present), present=present)
-    return replica.run(planted, seed, torch.clone, step)
 
 
 def _sums(replica: Replica, models: Array, rounds: Sequence[int]) -> Array:
