@@ -6,9 +6,9 @@ covers a sampler and a mechanism. Words of 64 bits come from SHAKE-256 of key, p
 round, so the cohorts of a run can be drawn again from the key, in any process. Whoever has the key,
 or sees who takes part, is not covered by the amplification.
 
-A member joins if 53 bits are below its probability, rounded down for Poisson sampling, where less
-is safer (room for it is in the bound of a cut), and exact for ``BMinSep``, whose probability is a
-multiple of 2^-53; its start is exact to about 2^-52. Bins are exactly uniform.
+A member joins if 53 bits are below its probability, rounded down for ``PoissonSampling``, where
+less is safer, and exact for ``TruncatedPoissonSampling`` and ``BMinSep``, whose probabilities are
+multiples of 2^-53; the start of ``BMinSep`` is exact to about 2^-52. Bins are exactly uniform.
 """
 
 import hashlib

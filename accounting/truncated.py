@@ -48,8 +48,6 @@ from accounting.subsampled import sampling_assumptions
 
 _Bound = Callable[[Array], Array]
 
-_ROUNDED = 1 + 1e-9
-"""Room for the rounding of binomial tails, and of the probability with which members are drawn."""
 _MOST_MEMBERS = 10**9
 _MOST_LOSS = 350.0
 """Up to it the ratio of two likelihood ratios is a float; more promises nothing anyway."""
@@ -88,8 +86,9 @@ class TruncatedPoissonSampling:
 
     @property
     def probability(self) -> float:
-        """Probability that a member joins a round before the cut, rounded up."""
-        return min(1.0, math.nextafter(self.expected_batch / self.population, 1.0))
+        """Probability that a member joins before the cut, rounded up to a multiple of 2^-53."""
+        # Members are drawn with it exactly: where cuts are rarer, a member stays more often.
+        return min(1.0, math.ceil(self.expected_batch / self.population * 2.0**53) / 2.0**53)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,17 +203,22 @@ class TruncatedGuarantee(Amplified):
         cut = _above(most - 1, n - 1, q)
         # Of n who are drawn alike, most stay whenever more than most joined.
         stays = _above(most, n, q) * most / n / cut if cut else 0.0
-        free = min(1.0, free * _ROUNDED + 1e-15 * (q < 1))
+        free = min(1.0, free * self._room + 1e-15 * (q < 1))
         if not stays:  # below every float
             return free, 0.0, 0.0
-        return free, min(1.0, cut * _ROUNDED), min(1.0, stays * _ROUNDED)
+        return free, min(1.0, cut * self._room), min(1.0, stays * self._room)
+
+    @property
+    def _room(self) -> float:
+        """Room for the rounding of binomial tails: scipy's were off by 3e-17 per member."""
+        return 1 + 1e-9 + 4e-16 * self.population
 
     def _removed(self, epsilons: Array) -> Array:
         free, cut, stays = self._odds
         uncut = self.probability * self._gaussian(1, epsilons, self.probability)
         if not cut:
             return free * uncut
-        least = stays / _ROUNDED**2  # a smaller beta is safer
+        least = stays / self._room**2  # a smaller beta is safer
         beta = least / (least * np.exp(-epsilons) - np.expm1(-epsilons))
         far, near = (self._gaussian(shift, epsilons, stays) for shift in (2, 1))
         return free * uncut + cut * stays * ((1 - beta) * far + beta * near)

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -153,6 +154,28 @@ def test_every_set_is_as_likely_as_the_accountant_assumes(sampler, q, most):
     assert set(seen) <= set(expected)
     squares = sum((seen.count(s) - 4096 * p) ** 2 / (4096 * p) for s, p in expected.items() if p)
     assert squares < 60  # chi-square of at most 15 degrees
+
+
+def test_odds_of_great_populations_are_at_least_the_exact_ones():
+    """scipy's tails are off by 3e-8 here, where 1e-9 was left for them."""
+    n, most = 380_131_063, 2
+    sampling = TruncatedPoissonSampling(2.2259462903361086, n, most)
+    run = TruncatedGuarantee(1.0, sampling.probability, n, most, 1)
+    claimed_free, cut, stays = (Decimal(odds) for odds in run._odds)
+    with localcontext(prec=60):
+        q, other = Decimal(run.probability), 1 - Decimal(run.probability)
+        none = other ** (n - 2)
+        free = none * other + none * q * (n - 1)  # none or one of n - 1
+        above = 1 - none * (other**2 + n * q * other + Decimal(n) * (n - 1) / 2 * q * q)
+        assert free <= claimed_free <= free * (1 + Decimal("1e-6"))
+        assert 1 - free <= cut
+        assert above * most / n <= cut * stays
+
+
+def test_truncated_samples_are_drawn_with_the_accounted_probability():
+    """53 bits below it were fewer cuts, and a member that stays more often, by 1e-6 of delta."""
+    probability = TruncatedPoissonSampling(6.741626256003403, 729_336_098, 6).probability
+    assert probability * 2**53 == int(probability * 2**53)
 
 
 def test_losses_beyond_every_float_count_as_infinite():
