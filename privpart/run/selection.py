@@ -52,6 +52,8 @@ from privpart.run.store import (
 
 FACT = "selection"
 """Name of the fact in the ledger of each run."""
+NOISED = "noised"
+"""How the names of scores begin that are noised metrics of the runs."""
 FILE, RUN, TRIALS = "selection.json", "run", "trials"
 _SECRET, _SCORES = "secret", "scores.json"
 _SCHEMA = "privpart/selection/1"
@@ -69,7 +71,8 @@ class Terms:
         cost: what the whole costs, as ``accounting.selection.fields_of`` gives it.
         candidates: number of candidates, from which each run draws its own, each as likely.
         score: name of the score.
-        is_public: whether the score is known to read public data only, by no author's word.
+        is_public: whether the score is known to read nothing but public data and what the run
+            released, by no author's word.
         population: name of the people.
         delta: of the target.
     """
@@ -273,16 +276,20 @@ class Selection:
                 flush_directory(best.path.parent)
             with self.log(), RunFolder.open(run) as opened:
                 rounds, planned, name = opened.rounds, opened.plan.rounds, opened.facts["run_id"]
-            if rounds < planned or name != scores[best.path.name][1]:
+                evaluations, due = len(opened.evaluations), opened.evaluation_due
+            if rounds < planned or due or name != scores[best.path.name][1]:
                 raise ConfigError(f"{run}: is not the training that had the highest score.")
             chains, mu = Ledger(run).chains, float(self.terms.cost["mu"])
             begun = log.Entry(
                 event="begun", run=name, head=chains[0], mu=mu, planned=planned, at=log.now()
             )
+            ended = log.Entry(
+                event="round", run=name, rounds=rounds, evaluations=evaluations, head=chains[-1]
+            )
             with log.writing():
                 log.append(
                     replace(begun, folder=log.shown(run)),
-                    log.Entry(event="round", run=name, rounds=rounds, head=chains[-1]),
+                    ended,
                     log.Entry(event="round", run=self.id, rounds=1, head=chains[-1]),
                 )
             self._erase()
@@ -379,6 +386,8 @@ def words(facts: Mapping[str, Any], head: str) -> dict[str, tuple[AssumptionStat
     )
     if fact["is_public"] is True:
         score = ("enforced", f"{fact['score']} on the public test examples of a built-in task")
+        if str(fact["score"]).startswith(NOISED):
+            score = ("enforced", "the newest noised metric, which a training releases and pays for")
     status, why = standing(facts, head)
     if status != "enforced":
         listed = (status, why)

@@ -120,6 +120,7 @@ def refuse_unfit(
     *,
     read: Reader = read_task,
     objects: Own | None = None,
+    metrics: bool = False,
 ) -> None:
     """Make the checks of ``privpart train`` on the plans of cells.
 
@@ -128,6 +129,7 @@ def refuse_unfit(
         options: how the engine computes clients; None takes the defaults.
         read: see ``training``.
         objects: in place of what the plans would name.
+        metrics: whether each training has a folder that keeps its noised metrics.
 
     Raises:
         ConfigError: the first fault, with its cell.
@@ -147,6 +149,8 @@ def refuse_unfit(
         setup = None
         for cell in same.values():
             try:
+                if cell.plan.privacy.metrics is not None and not metrics:
+                    raise _without_folder()
                 if cell.plan.canaries is not None:
                     raise without_canaries()
                 if setup is None:
@@ -191,6 +195,8 @@ def run_cell(
     """
     began = time.process_time()
     methods: list[str] = []
+    if cell.plan.privacy.metrics is not None:
+        raise _without_folder()
     setup = _put_together(cell.plan, options, read, methods.append)
     promised = setup.promise()
     # nothing is released, and a setting that diverges loses by its metric
@@ -236,6 +242,14 @@ def _trainer(
     return train
 
 
+def _without_folder() -> ConfigError:
+    """Return the error of a training that releases metrics, and has no folder to keep them."""
+    return ConfigError(
+        "privacy.metrics: are released by privpart train, into a run's folder; a study has none. "
+        "Leave the table out."
+    )
+
+
 def _put_together(
     plan: PlanFile,
     options: EngineOptions | None,
@@ -245,11 +259,6 @@ def _put_together(
 ) -> Training:
     if plan.references():
         read = read_task  # one's own network may write to the examples that it is given
-    if plan.privacy.metrics is not None:
-        raise ConfigError(
-            "privacy.metrics: are released by privpart train, into a run's folder; a study has "
-            "none. Leave the table out."
-        )
     # no report is made of a cell, which would state whose clipping the server could not check
     options = replace(options or EngineOptions(), sums=True)
     return training(plan, objects=objects, options=options, report=report, read=read)

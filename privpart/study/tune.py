@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import to_json
@@ -31,16 +31,21 @@ from accounting.guarantee import mu_upper
 from accounting.report import down, up
 from accounting.selection import Repetitions, fields_of, quantile, repetitions_of, selected_of
 from privpart.engines.options import EngineOptions
-from privpart.loop import RoundRecord
+from privpart.loop import Callback, RoundRecord
 from privpart.noise.source import SeededSource
-from privpart.run.folder import holds_a_run
-from privpart.run.selection import RUN, Selection, Terms, Trial
+from privpart.run.folder import RunFolder, holds_a_run
+from privpart.run.noised_metrics import noised_metrics
+from privpart.run.selection import NOISED, RUN, Selection, Terms, Trial
 from privpart.study.cell import BasePlan, Cell, Changes, FileTable, checked, read_file
 from privpart.study.runner import refuse_unfit
 from privpart.study.study_file import Range, StudyFile, Trials
 from privpart.training.plan_file import PlanFile
+from privpart.training.private_metrics import Evaluations
 from privpart.training.train import Run, begin, passed_objects, resume_run
 from privpart.training.training import Own, Training, population_name, training
+
+if TYPE_CHECKING:
+    from privpart.server import Server
 
 _SHARE = 0.95
 _MOST_CANDIDATES = 1_000
@@ -77,8 +82,9 @@ class TuneFile(FileTable):
     """A whole selection, as people write it; docs/how-to/tune.md shows one.
 
     ``runs`` is the distribution of the number of trainings, as of ``--best-of``. ``score`` is
-    "accuracy", on the test examples of a built-in task, or "metric", the plan's own. ``seconds`` of
-    one training are measured if they are missing.
+    "accuracy", on the test examples of a built-in task, "metric", the plan's own, or "noised:NAME",
+    the newest value of a metric of [privacy.metrics]. ``seconds`` of one training are measured if
+    they are missing.
     """
 
     tune_schema: Literal["privpart/tune/1"] = Field(alias="schema")
@@ -92,6 +98,12 @@ class TuneFile(FileTable):
     better: Literal["higher", "lower"] = "higher"
     seconds: float | None = Field(None, gt=0)
     engine: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def noised(self) -> str:
+        """Name of the noised metric that is the score; "" if it is another one."""
+        kind, _, name = self.score.partition(":")
+        return name if kind == NOISED else ""
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -165,7 +177,7 @@ class Tune:
             cost=fields_of(self.cost),
             candidates=len(self.candidates),
             score=self.file.score,
-            is_public=self.file.score == "accuracy",
+            is_public=self.file.score == "accuracy" or bool(self.file.noised),
             population=population_name(setup.plan, setup.ids),
             delta=self.delta,
         )
@@ -209,7 +221,7 @@ def _tune(
         name: base.plan([*parts, {"privacy.noise_multiplier": 1.0}], f"candidate {name}", in_python)
         for name, parts in changes.items()
     }
-    _refuse_misfits(plans)
+    _refuse_misfits(plans, file)
     _refuse_score(file, next(iter(plans.values())), objects)
     delta = next(iter(plans.values())).privacy.delta
     mu = most_mu(repetitions, target_epsilon=file.target_epsilon, delta=delta)
@@ -250,14 +262,14 @@ def _of_study(study: StudyFile) -> dict[str, tuple[Changes, ...]]:
     }
 
 
-def _refuse_misfits(plans: Mapping[str, PlanFile]) -> None:
+def _refuse_misfits(plans: Mapping[str, PlanFile], file: TuneFile) -> None:
     """Refuse candidates that no selection among runs of one population covers."""
     first, *_ = plans.values()
     for name, plan in plans.items():
         p = plan.privacy
         for key, present, why in (
             ("privacy.sampling", p.sampling, "its amplified cost is no mu"),
-            ("privacy.metrics", p.metrics, "they are released in every training"),
+            ("privacy.metrics", p.metrics and not file.noised, "are not the score"),
             ("privacy.round_seconds", p.round_seconds, "no round is released before the end"),
             ("select", plan.select, "the server sees what clients select in every training"),
             ("canaries", plan.canaries, "an audit needs a run of its own"),
@@ -276,10 +288,17 @@ def _refuse_misfits(plans: Mapping[str, PlanFile]) -> None:
 def _refuse_score(file: TuneFile, plan: PlanFile, objects: Own) -> None:
     """Refuse a score that reads private data, or that is not there."""
     own = plan.data.metric is not None or objects.metric is not None
-    if file.score not in ("accuracy", "metric"):
+    table = plan.privacy.metrics
+    if file.noised and file.noised not in ({} if table is None else table.by_name()):
         raise ConfigError(
-            f'score={file.score}: must be "accuracy", on the test examples of a built-in task, or '
-            '"metric", the plan\'s own (data.metric).'
+            f"score={file.score}: the plan has no such measure in [privacy.metrics], whose noised "
+            "mean would be the score."
+        )
+    if file.score not in ("accuracy", "metric") and not file.noised:
+        raise ConfigError(
+            f'score={file.score}: must be "accuracy", on the test examples of a built-in task, '
+            '"metric", the plan\'s own (data.metric), or "noised:accuracy" and the like, a metric '
+            "of [privacy.metrics]."
         )
     if file.score == "metric" and not own:
         raise ConfigError('score="metric": the plan has none; name a function in data.metric.')
@@ -425,7 +444,7 @@ def prepared(tune: Tune) -> tuple[Training, Bill]:
     """Check every candidate as ``privpart train`` would, and return the first with the bill."""
     cells = [Cell({"candidate": c.name}, 0, c.plan) for c in tune.candidates]
     with _quiet():
-        refuse_unfit(cells, tune.options, objects=tune.objects)
+        refuse_unfit(cells, tune.options, objects=tune.objects, metrics=True)
         for one in tune.candidates:
             _refuse_dearer(one, tune.mu)
         began = time.monotonic()
@@ -481,21 +500,29 @@ def _trained(tune: Tune, selection: Selection, trial: Trial) -> tuple[str, float
         else:
             run, setup = begin(plan, trial.path, own={"selection": selection.fact}, **beside)
         with run:
+            source, callbacks = run.source(), list[Callback]()
+            restore: Callable[[Server], None] = run.restore
+            if setup.evaluators is not None:
+                metrics = Evaluations(run, setup.evaluators, setup.model, setup.whole, source)
+                callbacks, restore = [metrics], metrics.restoring(restore)
             server, _ = setup.run(
                 run.plan,
-                run.source(),
-                restore=run.restore,
+                source,
+                restore=restore,
                 commit=run.commit,
+                callbacks=callbacks,
                 # One that diverges has the lowest score: whether one did is private.
                 stop_if_diverged=False,
             )
-            return run.facts["run_id"], _score(tune, setup, server.parameters)
+            score = _score(tune, run, lambda: setup.evaluate(server.parameters))
+            return run.facts["run_id"], score
 
 
-def _score(tune: Tune, setup: Training, parameters: Any) -> float:  # noqa: ANN401  a tensor
+def _score(tune: Tune, run: RunFolder, measure: Callable[[], float]) -> float:
     # A score that fails on a model would otherwise end the selection by what the model learned.
     try:
-        score = setup.evaluate(parameters)
+        name = tune.file.noised
+        score = noised_metrics(run.path).score(name) if name else measure()
     except Exception:
         return -math.inf
     return score if tune.file.better == "higher" else -score

@@ -161,13 +161,15 @@ def _inputs_and_labels(batch: Batch) -> tuple[Batch, Tensor]:
 
 
 def _loss(module: nn.Module, examples: Batch, *, loss: str | Loss, bound: float) -> float:
-    """Return the mean loss as a share of the bound."""
+    """Return the mean loss as a share of the bound, which one that is not finite counts as."""
     total = 0.0
     for batch in _batches(examples):
         # which refuses a loss that no parameter reaches
         with torch.enable_grad():
             total += float(batch_loss(module, batch, loss).detach()) * count_rows(batch)
-    return total / count_rows(examples) / bound
+    share = total / count_rows(examples) / bound
+    # As 0 it would be the best of all: that of a model that diverged.
+    return share if math.isfinite(share) else 1.0
 
 
 def _batches(examples: Batch) -> Iterator[Batch]:
@@ -199,13 +201,21 @@ class Evaluations:
         self._release = MetricsRelease(run.plan, source, evaluators.users.ids, done=done)
         self._server: Server | None = None
 
-    def resume(self, server: Server) -> None:
-        """Take the server of the rounds to come; evaluate what a crash left open, in new noise."""
-        self._server = server
-        self._evaluate(server)
-        # A crash may have come between a commit and the file.
-        if self._run.evaluations:
-            write(self._run)
+    def restoring(self, restore: Callable[[Server], None]) -> Callable[[Server], None]:
+        """Return what restores a server, takes it for the rounds to come, and ends what is due.
+
+        What a crash left open is evaluated under new noise, before another round.
+        """
+
+        def resume(server: Server) -> None:
+            restore(server)
+            self._server = server
+            self._evaluate(server)
+            # A crash may have come between a commit and the file.
+            if self._run.evaluations:
+                write(self._run)
+
+        return resume
 
     def __call__(self, _record: RoundRecord) -> None:
         """Evaluate the newest model if that is due."""

@@ -523,16 +523,15 @@ def finish(
     if (seconds := setup.plan.privacy.round_seconds) is not None:
         commit = paced(run, commit, seconds)
     with ExitStack() as open_, _unspent_if_refused(run):
-        source, evaluations = run.source(), None
+        source = run.source()
         if setup.evaluators is not None:
             evaluations = Evaluations(run, setup.evaluators, setup.model, setup.whole, source)
+            restore = evaluations.restoring(restore)
             # First, so that whoever is told of a round finds what was released of it.
             watchers.insert(0, evaluations)
 
         def begin_to_show(server: Server) -> None:
             restore(server)
-            if evaluations is not None:
-                evaluations.resume(server)
             if progress:
                 # Not before: a run that is refused shows no progress.
                 open_.enter_context(bar)

@@ -78,6 +78,21 @@ def test_a_user_pays_the_larger_of_two_guarantees_or_both():
         assert PrivacyPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
 
 
+def test_the_user_who_moves_the_values_most_attains_the_claim():
+    """All ones in every evaluation, beside zeros: the shift, in noise, is mu and never above."""
+    metrics = replace(METRICS, rounds=tuple(range(7)), names=("a", "b", "c"))
+    plan, user = runs.plan(7, metrics=metrics), torch.ones(3).double()
+    releases = [MetricsRelease(plan, SeededSource(1), USERS) for _ in range(2)]
+    squared = 0.0
+    for number in range(7):
+        for release, vector in zip(releases, (user, 0 * user), strict=True):
+            release.release(number, [(10, vector)])
+        shift = np.array(releases[0].values) - np.array(releases[1].values)
+        squared += float(shift @ shift) / metrics.standard_error**2
+    mu = metrics.claim().cost.mu
+    assert mu * (1 - 1e-4) < math.sqrt(squared) <= mu
+
+
 def test_a_plan_without_metrics_has_the_hash_that_it_had():
     assert "metrics" not in runs.PLAN.to_dict()
     assert len({runs.PLAN.hash, PLAN.hash, replace(PLAN, metrics=None).hash}) == 2
@@ -617,6 +632,13 @@ def test_a_user_without_examples_counts_as_zero():
     (_, first), (_, second), *_ = empty.vectors(setup.model, setup.first, 0)
     assert bool(first.isnan().all())
     assert bool(second.isfinite().all())
+
+
+def test_the_loss_of_a_model_that_diverged_is_not_the_least():
+    setup = training(plan_of(LOSS))
+    diverged = torch.full_like(setup.first, math.nan)
+    (_, vector), *_ = setup.evaluators.vectors(setup.model, diverged, 0)
+    assert float(vector[0]) == 1.0
 
 
 def own(tmp_path, name, *measures, **table):

@@ -19,6 +19,7 @@ from privpart.run import selection as selections
 from privpart.run.begin import fork
 from privpart.run.budget_book import BudgetExceededError, Limit, account, set_limit
 from privpart.run.folder import RunFolder
+from privpart.run.noised_metrics import noised_metrics
 from privpart.run.report import run_report
 from privpart.run.selection import Selection, abandon
 from privpart.run.witness import witness
@@ -453,6 +454,73 @@ def test_the_limit_of_the_people_is_kept_before_anything_is_trained(tmp_path):
     tuned(tmp_path / "out")
     with pytest.raises(BudgetExceededError):
         tuned(tmp_path / "next")
+
+
+NOISED = {
+    "plan": {
+        "schema": "privpart/plan/1",
+        "privacy": {
+            "rounds": 3,
+            "clip_norm": 0.5,
+            "delta": 1e-4,
+            "mechanism": {"name": "tree"},
+            "metrics": {"measures": ["accuracy", "loss"], "users": 60, "every": 2}
+            | {"loss_bound": 4.0},
+        },
+        "model": {
+            "name": "small_cnn",
+            "sizes": {"channels": [2, 4], "hidden": 8, "image_size": 8},
+            "seed": 7,
+        },
+        "data": {"task": "digits", "users": 300, "clients_per_round": 40},
+        "client": {"learning_rate": 0.1},
+        "server": {},
+    },
+    "target_epsilon": 8.0,
+    "runs": 2,
+    "seconds": 1,
+    "score": "noised:accuracy",
+    "candidates": {"slow": {}, "fast": {"client.learning_rate": 0.3}},
+}
+
+
+def test_a_noised_metric_of_users_who_never_train_is_a_score(tmp_path, monkeypatch):
+    seen = {}
+    note = Selection.note
+
+    def noted(self, trial, name, score):
+        metrics = noised_metrics(trial.path)
+        assert metrics.evaluations[-1][0] == 2
+        seen[name] = metrics.score("accuracy")
+        assert score == seen[name]
+        note(self, trial, name, score)
+
+    monkeypatch.setattr(Selection, "note", noted)
+    run = tune(NOISED, tmp_path / "out", show=lambda _: None)
+    report = run.report()
+    assert report.noised.score("accuracy") == seen[report.run_id] == max(seen.values())
+    assert words(report)["score"][0] == "enforced"
+    assert words(report)["metrics"][0] == "verified"
+    assert report.guarantee.epsilon <= 8.0
+    assert not [check for check in check_run(run.path) if check.status == "wrong"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"score": "noised:recall"}, "no such measure"),
+        ({"score": "noised:"}, "privacy.metrics: are not the score"),
+        ({"score": "accuracy"}, "privacy.metrics: are not the score"),
+    ],
+)
+def test_a_noised_score_is_one_that_every_candidate_releases(tmp_path, change, says):
+    with pytest.raises(ConfigError, match=says):
+        tune({**NOISED, **change}, tmp_path / "out", show=lambda _: None)
+    table = NOISED["plan"]["privacy"]["metrics"] | {"also_train": True, "noise_multiplier": 9.0}
+    dear = {"privacy.metrics": table | {"allow_large_noise": True}}
+    both = {**NOISED, "candidates": {"slow": dear, "fast": dear | {"client.learning_rate": 0.3}}}
+    with pytest.raises(ConfigError, match="releases more than the models"):
+        tune(both, tmp_path / "out", show=lambda _: None)
 
 
 WRONG = {
