@@ -5,9 +5,10 @@ A run alone is claimed by its own accountant; beside earlier runs all of them ar
 claimed. Of an estimate by Monte Carlo only one pair (epsilon, delta) is known, and no composition.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from functools import reduce
+from itertools import chain
 from typing import Any
 
 from accounting.checks import ConfigError
@@ -19,6 +20,7 @@ from accounting.random_allocation import AllocatedGuarantee, Shares
 from accounting.report import SampledClaim
 from accounting.scheduled_steps import ScheduledGuarantee
 from accounting.selection import SelectedGuarantee, fields_of, selected_of
+from accounting.stated import StatedProfile
 from accounting.subsampled import SampledGuarantee
 from accounting.truncated import TruncatedGuarantee
 
@@ -84,7 +86,7 @@ def plain(releases: Iterable[Release]) -> list[dict[str, Any]]:
         else:
             fields = asdict(release)  # type: ignore[arg-type]  # all kinds are dataclasses
             fields.pop("method", None)
-            values.append(fields)
+            values.append({k: list(v) if isinstance(v, tuple) else v for k, v in fields.items()})
     both = [reduce(Guarantee.compose, gaussians)] if gaussians else []
     return values + [{"mu": gaussian.mu} for gaussian in both]
 
@@ -102,20 +104,23 @@ def read_releases(values: object) -> tuple[Release, ...]:
 
 def _read(values: object) -> Release:
     fields = dict(values) if isinstance(values, Mapping) else {}
-    if any(type(value) not in (int, float) for value in fields.values()):
+    lists = [value for value in fields.values() if isinstance(value, list)]
+    numbers = [value for value in fields.values() if not isinstance(value, list)]
+    if any(type(number) not in (int, float) for number in chain(numbers, *lists)):
         raise ConfigError(f"releases: {str(values)[:60]!r} is not a release's cost.")
     kind = next((kind for key, kind in _KINDS.items() if key in fields), Guarantee)
     try:
         return selected_of(fields) if "expected" in fields else kind(**fields)
-    except (TypeError, KeyError):
+    except (TypeError, KeyError, ValueError):
         raise ConfigError(f"releases: {str(values)[:60]!r} is not a release's cost.") from None
 
 
-_KINDS: Mapping[str, type[Shares | TruncatedGuarantee | SampledGuarantee | StatedGuarantee]] = {
+_KINDS: Mapping[str, Callable[..., Release]] = {
     "bins": Shares,
     "most": TruncatedGuarantee,
     "steps": SampledGuarantee,
     "epsilon": StatedGuarantee,
+    "epsilons": StatedProfile,
 }
 """Kind of a release by a field that no kind before it has."""
 

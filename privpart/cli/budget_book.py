@@ -1,15 +1,18 @@
 """``privpart budget``: what each population has spent on this machine, and its limit."""
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from accounting import ConfigError, Guarantee, StatedGuarantee, checks
+from accounting.composed import Release
+from accounting.events import read_events
 from accounting.report import down, printable, up
+from accounting.stated import read_profile, zcdp_profile
 from accounting.typed import split_text
+from privpart.cli import options
 from privpart.cli.gate import EXCEEDED
 from privpart.cli.idle import beside, without
 from privpart.cli.output import fill_lines, print_table
@@ -19,7 +22,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
 
 _SCHEMA = "privpart/budget/1"
 _NONE = "-"
-_HIDDEN = (
+_UNSEEN = (
     "runs on other machines, or about the same people under another name, are not in this book",
     "whoever is in two populations has spent both",
 )
@@ -62,8 +65,9 @@ def budget(
         str | None,
         typer.Option(
             help="Charge what somebody else released about these people, with --by: "
-            "'epsilon=1,delta=1e-6', 'mu=0.5', or 'rho=0.1,delta=1e-7', which takes zCDP's "
-            "epsilon at that delta. It stays in the book.",
+            "'epsilon=1,delta=1e-6', 'mu=0.5', 'rho=0.1' (zCDP), 'profile=FILE' (CSV with the "
+            "columns epsilon and delta, of any accountant), or 'events=FILE' (dp-accounting's, see "
+            "epsilon --events). It stays in the book.",
             show_default=False,
         ),
         without("population", "a release is about one population"),
@@ -83,8 +87,10 @@ def budget(
         (
             beside("population", "is of all runs"),
             beside("delta", "shows no budget"),
+            beside("html", "shows no budget"),
         ),
     ] = None,
+    html: Annotated[options.HtmlOption, without("population", "a page is of one")] = None,
     form: Annotated[
         Literal["table", "json"], typer.Option("--format", help="Form of the result.")
     ] = "table",
@@ -117,6 +123,10 @@ def budget(
         typer.echo(json.dumps(values, indent=2, allow_nan=False))
     else:
         _print(shown, chosen, runs=population is not None)
+    if html is not None:
+        from privpart.cli.pages.book import book_page
+
+        book_page(shown[0], chosen, (*_UNSEEN, _LOST) if shown[0].lost else _UNSEEN).write(html)
     if any(one.passed for one in shown):
         raise typer.Exit(EXCEEDED)
 
@@ -146,26 +156,30 @@ def _state(population: str, text: str, by: str | None) -> None:
     if by is None:
         raise ConfigError("by is missing: say who states what this release cost. Pass --by.")
     _, options = split_text(f"cost:{text}")
+    state(population, _stated(text, options), by)
+
+
+def _stated(text: str, options: dict[str, str]) -> tuple[Release, ...]:
+    """Return the releases that were typed."""
+    match options:
+        case {"events": path} if len(options) == 1:
+            return read_events(Path(path)).releases
+        case {"profile": path} if len(options) == 1:
+            return (read_profile(Path(path)),)
     try:
         values = {name: float(value) for name, value in options.items()}
     except ValueError:
         raise ConfigError(f"add={text}: must be numbers, such as epsilon=1,delta=1e-6.") from None
-    state(population, _cost(text, values), by)
-
-
-def _cost(text: str, values: dict[str, float]) -> StatedGuarantee | Guarantee:
-    names = frozenset(values)
-    if names == {"mu"}:
-        return Guarantee(values["mu"])
-    if names in ({"epsilon"}, {"epsilon", "delta"}):
-        return StatedGuarantee(**values)
-    if names == {"rho", "delta"}:
-        rho, delta = (checks.positive(name, values[name]) for name in ("rho", "delta"))
-        # Bun and Steinke 2016, Proposition 1.3; zCDP is no one pair of distributions.
-        epsilon = rho + 2 * math.sqrt(rho * -math.log(checks.probability("delta", delta)))
-        return StatedGuarantee(epsilon * (1 + 1e-12), delta)
+    match values:
+        case {"mu": mu} if len(values) == 1:
+            return (Guarantee(mu),)
+        case {"rho": rho} if len(values) == 1:
+            return (zcdp_profile(rho),)
+        case {"epsilon": _} if not values.keys() - {"epsilon", "delta"}:
+            return (StatedGuarantee(**values),)
     raise ConfigError(
-        f"add={text}: must be epsilon=... with or without delta=..., mu=..., or rho=...,delta=..."
+        f"add={text}: must be epsilon=... with or without delta=..., mu=..., rho=..., "
+        "profile=FILE or events=FILE."
     )
 
 
@@ -194,8 +208,8 @@ def _print(book: "list[Account]", delta: float | None, *, runs: bool) -> None:
     if runs:
         typer.echo(f"  {book[0].shown(delta or book[0].delta).says}\n")
         _print_runs(book[0], delta)
-    hidden = (*_HIDDEN, _LOST) if book[0].lost else _HIDDEN
-    typer.echo("\n".join(["", *fill_lines(hidden)]))
+    unseen = (*_UNSEEN, _LOST) if book[0].lost else _UNSEEN
+    typer.echo("\n".join(["", *fill_lines(unseen)]))
 
 
 def _print_runs(account: "Account", delta: float | None) -> None:

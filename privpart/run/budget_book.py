@@ -33,7 +33,6 @@ from accounting import (
     ComposedGuarantee,
     EstimatedGuarantee,
     Guarantee,
-    StatedGuarantee,
     checks,
     gaussian,
 )
@@ -84,11 +83,14 @@ class Charge:
     def releases(self) -> tuple[Release, ...]:
         """What the run costs alone; empty without a bound."""
         entry = self.entry
-        if entry.event == "stated" and entry.mu is None:
-            return (StatedGuarantee(entry.epsilon or 0.0, entry.delta or 0.0),)
         if (amplified := entry.amplified) is not None:
             return amplified
         return () if entry.mu is None else (Guarantee(entry.mu),)
+
+    @property
+    def hides(self) -> bool:
+        """Whether the cost holds while something stays secret: who was sampled, or how many ran."""
+        return self.entry.is_selection or samplers(self.releases) != ()
 
     @property
     def released(self) -> int | None:
@@ -238,7 +240,7 @@ class Account:
             elif delta is not None:
                 words.insert(0, f"no epsilon at delta {delta:g}, which is below what is stated")
             sentence = f"{', '.join(words)}: {sentence}" if words else sentence
-            kinds = {charge.entry.is_selection for charge in self.charges if charge.entry.sampled}
+            kinds = {charge.entry.is_selection for charge in self.charges if charge.hides}
             sentence += "".join(text for kind, text in _HIDDEN.items() if kind in kinds)
         if self.status == "not-private":
             simulations = counted(self.unbounded, "run")
@@ -490,12 +492,12 @@ def set_limit(population: str, limit: Limit, *, looser: bool = False) -> Account
     return replace(before, limit=limit)
 
 
-def state(population: str, cost: StatedGuarantee | Guarantee, by: str) -> Account:
+def state(population: str, releases: Sequence[Release], by: str) -> Account:
     """Charge a population for somebody else's release, as somebody states; return its account.
 
     Raises:
-        ConfigError: the name is another spelling of one in the book, nobody is named, or the log
-            is damaged, foreign or busy.
+        ConfigError: the name is another spelling of one in the book, nobody is named, there are
+            more releases than a line of the log holds, or the log is damaged, foreign or busy.
         StorageError: the disk refused.
     """
     entry = Entry(
@@ -504,7 +506,7 @@ def state(population: str, cost: StatedGuarantee | Guarantee, by: str) -> Accoun
         at=log.now(),
         population=refuse_population(population),
         by=by,
-        **({"mu": cost.mu} if isinstance(cost, Guarantee) else asdict(cost)),
+        sampled=plain(releases),
     )
     with log.writing():
         _refuse_alike(account(population), population)

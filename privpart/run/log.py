@@ -32,12 +32,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from filelock import FileLock
 from pydantic import TypeAdapter
 
-from accounting import Guarantee, StatedGuarantee, checks
+from accounting import Guarantee, checks
 from accounting.checks import ConfigError, parsed_json
 from accounting.claims import read_releases
 from accounting.composed import Release
@@ -64,7 +64,7 @@ Event = Literal[
 _LOG, _MARK, _LOCK = "runs.log", "runs.mark", "runs.lock"
 _SHORT_TAIL, _TAIL = 2**11, 2**16
 """Bytes that hold the last two lines usually, and always."""
-_LONGEST_FOLDER, _LONGEST_NAME = 4096, 200
+_LONGEST_FOLDER, _LONGEST_NAME, _LONGEST_LINE = 4096, 200, 30_000
 RUN_ID = re.compile("[0-9a-f]{32}")
 _PATIENCE = 60.0
 """Seconds to wait for another process that begins a run."""
@@ -86,13 +86,14 @@ class Entry:
         population: name of the people that pay.
         mu: cost of the whole plan of this run alone, whoever learns who took part; None without a
             bound.
-        sampled: what the run costs while nobody learns who took part, or a selection, as
-            ``claims.plain`` writes it; None of others, or of what nothing composes with.
+        sampled: what the run costs while nobody learns who took part, a selection, or what
+            somebody states, as ``claims.plain`` writes it; None of others, or of what nothing
+            composes with.
         delta: delta that the run was planned with, or that of a limit.
         parent: run that it was forked from.
         planned: planned rounds.
         folder: where the run was.
-        epsilon: of a limit, or of what somebody states, with ``delta``.
+        epsilon: of a limit, with ``delta``.
         by: who states it.
     """
 
@@ -108,7 +109,7 @@ class Entry:
     planned: int | None = None
     folder: str | None = None
     epsilon: float | None = None
-    sampled: list[dict[str, int | float]] | None = None
+    sampled: list[dict[str, Any]] | None = None
     by: str | None = None
     evaluations: int = 0
 
@@ -144,7 +145,11 @@ class Entry:
     def _refuse_odd_costs(self) -> None:
         _ = self.amplified  # which refuses what is out of range
         if self.event == "stated":
-            StatedGuarantee(self.epsilon or 0.0, self.delta or 0.0)
+            if not self.sampled or len(self.text()) > _LONGEST_LINE:
+                raise ConfigError(
+                    "a stated release: its cost is missing, or too long for a line of the log; "
+                    "state fewer releases, or a profile of fewer epsilons."
+                )
             if self.population is None or not 0 < len(self.by or "") <= _LONGEST_NAME:
                 raise ConfigError(
                     f"by={str(self.by)[:40]!r}: must name who states the cost, in up to "

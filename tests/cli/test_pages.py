@@ -10,7 +10,15 @@ import pytest
 from matplotlib import colors
 from page_checks import contrast, linear_rgb, page_text
 
-from accounting import BinaryTree, ConfigError, Participation, PrivacyReport
+from accounting import (
+    BinaryTree,
+    ComposedGuarantee,
+    ConfigError,
+    Participation,
+    PrivacyReport,
+    SampledGuarantee,
+    StatedGuarantee,
+)
 from accounting.report import Assumption
 from privpart.cli.pages import drawing, page
 from privpart.cli.pages.guarantee import (
@@ -148,18 +156,24 @@ def stairs(x: float, xs, ys, where: str) -> float:
     return ys[i] if where == "steps-pre" else ys[i - 1]
 
 
-def test_the_curves_bound_at_every_point_that_is_drawn(report):
+@pytest.mark.parametrize("sampled", [False, True])
+def test_the_curves_bound_at_every_point_that_is_drawn(report, sampled):
     drawn = np.random.default_rng(0)
-    line = epsilon_curve(report).axes[0].lines[0]
+    cost = report.cost
+    if sampled:
+        releases = (SampledGuarantee(1.0, 0.1, 20), StatedGuarantee(0.5, 1e-7))
+        cost = ComposedGuarantee(releases)
+    line = epsilon_curve(cost, 1e-6, cost.epsilon(1e-6), hidden=sampled).axes[0].lines[0]
     xs, ys = line.get_xdata(), line.get_ydata()
     for delta in 10 ** drawn.uniform(np.log10(xs[0]), np.log10(xs[-1]), 200):
         shown = stairs(delta, xs, ys, line.get_drawstyle())
-        assert report.guarantee.epsilon(delta) <= shown <= report.guarantee.epsilon(delta) * 1.05
-    line = attack_curve(report).axes[0].lines[0]
+        assert cost.epsilon(delta) <= shown <= cost.epsilon(delta) * 1.05
+    assert xs[0] > (1e-7 if sampled else 1e-11)  # below, what is stated to fail has no epsilon
+    line = attack_curve(cost).axes[0].lines[0]
     xs, ys = np.array(line.get_xdata()) / 100, np.array(line.get_ydata()) / 100
     for fpr in drawn.uniform(1e-4, 1, 200):
         shown = stairs(fpr, xs, ys, line.get_drawstyle())
-        assert report.guarantee.tpr_at_fpr(fpr) <= shown <= report.guarantee.tpr_at_fpr(fpr) + 0.03
+        assert cost.tpr_at_fpr(fpr) <= shown <= cost.tpr_at_fpr(fpr) + 0.03
 
 
 def test_every_assumption_has_its_layer():

@@ -20,6 +20,7 @@ from accounting import (
     sampled_guarantee,
 )
 from accounting.accountants import sampled_event
+from accounting.report import up
 from privpart.run import budget_book as book
 from privpart.run import log
 from privpart.run.begin import create_run
@@ -51,7 +52,7 @@ def machine(tmp_path, monkeypatch):
 def spent(tmp_path):
     create_run(tmp_path / "poisson", SAMPLED, facts=NAMED | {"population": "0" * 64}).close()
     create_run(tmp_path / "blt", BLT, facts=NAMED).close()
-    return book.state("keyboard-de", StatedGuarantee(1.0, 1e-6), "the other team")
+    return book.state("keyboard-de", (StatedGuarantee(1.0, 1e-6),), "the other team")
 
 
 def test_a_sampled_run_a_blt_and_a_strangers_release_are_one_epsilon(spent):
@@ -63,7 +64,7 @@ def test_a_sampled_run_a_blt_and_a_strangers_release_are_one_epsilon(spent):
     assert spent.total.mu is None
     # a smaller price than if everybody knew who took part
     assert together < SAMPLED.noise_multiplier * 10 * basic
-    (unsampled,) = (c.entry.mu for c in spent.charges if c.entry.sampled)
+    (unsampled,) = (c.entry.mu for c in spent.charges if c.hides)
     assert Guarantee(unsampled).epsilon(DELTA) > 10 * run.epsilon(DELTA)
 
 
@@ -111,6 +112,23 @@ def test_the_book_is_read_back_and_reports_and_the_command_say_it(spent, privpar
     assert [run["by"] for run in people["runs"]] == [None, None, "the other team"]
 
 
+def test_the_page_of_a_population_has_the_curves_of_the_whole(spent, privpart, tmp_path):
+    page = tmp_path / "page.html"
+    done = privpart("budget", "keyboard-de", "--html", str(page), "--delta", "1e-5")
+    assert done.returncode == 0, done.stderr
+    text = page.read_text()
+    assert f"epsilon {up(spent.total.epsilon(DELTA))} at delta 1e-05 for all together" in text
+    assert "No test that does not know who was sampled" in text
+    assert "stated by the other team" in text
+    assert str(tmp_path) not in text
+    create_run(tmp_path / "seeded", BLT, seed=3, facts=NAMED).close()
+    assert privpart("budget", "keyboard-de", "--html", str(page)).returncode == 0
+    assert "Not private: a run has noise from a seed" in page.read_text()
+    assert "data:image" not in page.read_text()
+    refused = privpart("budget", "--html", str(page))
+    assert "a page is of one" in refused.stderr
+
+
 def test_a_limit_holds_for_unlike_releases(spent, tmp_path):
     book.set_limit("keyboard-de", Limit(spent.total.epsilon(DELTA) + 0.1, DELTA))
     assert book.account("keyboard-de").left() is None
@@ -128,12 +146,22 @@ def test_a_limit_holds_for_unlike_releases(spent, tmp_path):
         ("epsilon=1,delta=1e-6", 1.0),
         ("epsilon=0.5", 0.5),
         ("mu=0.5", 1.993),
-        ("rho=0.1,delta=1e-7", 2.64),
+        ("rho=0.1", 1.9143),
+        ("events=FILE", 1.993),
+        ("profile=FILE", 1.993),
     ],
 )
-def test_releases_of_others_are_added_from_the_command_line(privpart, text, epsilon):
+def test_releases_of_others_are_added_from_the_command_line(privpart, text, epsilon, tmp_path):
+    path = tmp_path / "release"
+    step = {"class_name": "GaussianDpEvent", "noise_multiplier": 2.0}
+    path.write_text(json.dumps(step))
+    if text.startswith("profile"):
+        pairs = "".join(f"{e / 50},{Guarantee(0.5).delta(e / 50)}\n" for e in range(300))
+        path.write_text(f"epsilon,delta\n{pairs}")
+    text = text.replace("FILE", str(path))
     done = privpart("budget", "people", "--add", text, "--by", "A. L.", "--delta", "1e-5")
     assert done.returncode == 0, done.stderr
+    assert "nobody learns" not in done.stdout
     assert book.account("people").total.epsilon(DELTA) == pytest.approx(epsilon, rel=2e-3)
 
 
@@ -144,7 +172,9 @@ def test_releases_of_others_are_added_from_the_command_line(privpart, text, epsi
         (["people", "--add", "epsilon=x", "--by", "A"], "must be numbers"),
         (["people", "--add", "epsilon=nan", "--by", "A"], "epsilon=nan"),
         (["people", "--add", "epsilon=-1", "--by", "A"], "zero or more"),
-        (["people", "--add", "rho=0.1", "--by", "A"], "must be epsilon="),
+        (["people", "--add", "rho=0.1,delta=1e-7", "--by", "A"], "must be epsilon="),
+        (["people", "--add", "profile=none.csv", "--by", "A"], "no such file"),
+        (["people", "--add", "events=none.json", "--by", "A"], "no such file"),
         (["people", "--add", "delta=0.1", "--by", "A"], "must be epsilon="),
         (["people", "--add", "epsilon=1,delta=1", "--by", "A"], "must be below 1"),
         (["people", "--add", "epsilon=1", "--by", ""], "must name who states"),
@@ -165,8 +195,11 @@ def test_wrong_input_is_one_sentence_and_enters_nothing(privpart, typed, why):
         {"sampled": []},
         {"sampled": [{"noise_multiplier": 1.0}]},
         {"sampled": [{"noise_multiplier": 0.0, "probability": 0.1, "steps": 5, "groups": 1}]},
-        {"event": "stated", "population": "people", "epsilon": -1.0, "by": "A"},
-        {"event": "stated", "population": "people", "epsilon": 1.0},
+        {"event": "stated", "population": "people", "by": "A", "sampled": [{"epsilon": -1.0}]},
+        {"event": "stated", "population": "people", "sampled": [{"epsilon": 1.0}]},
+        {"event": "stated", "population": "people", "by": "A"},
+        {"event": "stated", "population": "people", "by": "A", "sampled": [{"epsilons": 1.0}]},
+        {"event": "stated", "population": "people", "by": "A", "sampled": [{"mu": 1.0}] * 201},
     ],
 )
 def test_a_line_that_costs_nonsense_is_refused(change):

@@ -13,7 +13,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from accounting.report import Assumption, PrivacyReport, claims, up
+from accounting.checks import ConfigError
+from accounting.claims import releases_of, together
+from accounting.report import Assumption, Cost, PrivacyReport, claims, up
 from privpart.cli.pages import drawing
 from privpart.cli.pages.page import Badge, Block, Picture, Section, Table
 
@@ -41,8 +43,6 @@ LAYERS = {
 _FIRST = ("epsilon", "delta", "unit", "mechanism", "mu", "advantage")
 """Figures that a reader looks for first."""
 _CURVE = 240
-_LEAST_DELTA = -10.9
-"""Logarithm of the least delta at which an amplified guarantee is drawn."""
 
 
 def key_figures(report: PrivacyReport) -> Block:
@@ -63,54 +63,77 @@ def guarantee_section(report: PrivacyReport, *, lead: str = "") -> Section:
         ("false alarms", "detected, at most"),
         [(f"{100 * fpr:g} %", f"{up(100 * tpr)} %") for fpr, tpr in report.tpr_at_fpr],
     )
-    unaware = " that does not know who was sampled" * bool(report.samplers)
-    pictures = [
-        Picture(
-            epsilon_curve(report),
-            f"Epsilon against delta: {up(report.epsilon)} at {report.delta:g}.",
-            "The guarantee at every delta; the dot is the pair quoted above.",
-        ),
-        Picture(
-            attack_curve(report),
-            "The greatest true-positive rate against the false-positive rate.",
-            f"No test{unaware} for the participation of one {report.unit} can be above this curve, "
-            "whatever its computing power.",
-        ),
-    ]
+    hidden = bool(report.samplers)
+    cost = report.cost
+    if report.selection is not None:  # its profile is a table, its own accountant slow
+        cost = together(releases_of(cost))
+    pictures = curves(cost, report.delta, report.epsilon, unit=report.unit, hidden=hidden)
     return Section("Guarantee", [Block("pictures", pictures), rates], lead)
 
 
-def epsilon_curve(report: PrivacyReport) -> Figure:
-    """Draw epsilon against delta, rounded up, with the pair of the report."""
+def curves(cost: Cost, delta: float, epsilon: float, *, unit: str, hidden: bool) -> list[Picture]:
+    """Return the two curves of a cost, with the pair that is quoted.
+
+    Args:
+        cost: of one run, or of several together.
+        delta: of the pair.
+        epsilon: of the pair.
+        unit: what takes part.
+        hidden: whether the cost holds while nobody learns who was sampled.
+    """
+    unaware = " that does not know who was sampled" * hidden
+    return [
+        Picture(
+            epsilon_curve(cost, delta, epsilon, hidden=hidden),
+            f"Epsilon against delta: {up(epsilon)} at {delta:g}.",
+            "The guarantee at every delta; the dot is the pair quoted above.",
+        ),
+        Picture(
+            attack_curve(cost),
+            "The greatest true-positive rate against the false-positive rate.",
+            f"No test{unaware} for the participation of one {unit} can be above this curve, "
+            "whatever its computing power.",
+        ),
+    ]
+
+
+def epsilon_curve(cost: Cost, delta: float, epsilon: float, *, hidden: bool) -> Figure:
+    """Draw epsilon against delta, rounded up, with the pair that is quoted."""
     figure, axes = drawing.panel(4.4, 3.1)
-    middle = math.log10(report.delta)
+    middle = math.log10(delta)
     low, high = middle - 4, max(middle, min(middle + 4, -1.0))
-    sampled = bool(report.samplers)
-    if sampled:
-        low = min(middle, max(low, _LEAST_DELTA))
-    deltas = [10 ** (low + (high - low) * i / _CURVE) for i in range(_CURVE + 1)]
-    curve = [report.cost.epsilon(delta) for delta in deltas]
-    label = "while who takes part is secret" * sampled
+    places = [10 ** (low + (high - low) * i / _CURVE) for i in range(_CURVE + 1)]
+    pairs = [(place, e) for place in places if (e := _epsilon(cost, place)) is not None]
+    deltas, curve = zip(*pairs, strict=True) if pairs else ((delta,), (epsilon,))
+    label = "while who takes part is secret" * hidden
     # epsilon falls with delta, so the left end of each step bounds the whole of it
     axes.plot(deltas, curve, color=drawing.SERIES[0], drawstyle="steps-post", label=label)
-    point = report.delta, report.epsilon
+    point = delta, epsilon
     style: Any = {"color": drawing.SERIES[1]}
     axes.plot(*point, "o", markersize=6, **style)
-    text = f"ε = {up(report.epsilon)}"
+    text = f"ε = {up(epsilon)}"
     axes.annotate(text, point, (8, 6), textcoords="offset points", weight="bold", **style)
-    axes.set(xlim=(deltas[0], deltas[-1]), ylim=(0, 1.1 * max(*curve, report.epsilon)))
+    axes.set(xlim=(places[0], places[-1]), ylim=(0, 1.1 * max(*curve, epsilon)))
     drawing.log_axis(axes.xaxis, "δ")
     axes.set_ylabel("ε, at most")
     drawing.legend(axes, minimum=1)
     return figure
 
 
-def attack_curve(report: PrivacyReport) -> Figure:
+def _epsilon(cost: Cost, delta: float) -> float | None:
+    """Return a cost's epsilon; None at a delta that its releases alone reach, or its rounding."""
+    try:
+        return cost.epsilon(delta)
+    except ConfigError:
+        return None
+
+
+def attack_curve(cost: Cost) -> Figure:
     """Draw the greatest true-positive rate against the false-positive rate, rounded up."""
     figure, axes = drawing.panel(4.4, 3.1)
     # dense at the left, where it is steep
     rates = [(i / _CURVE) ** 2 for i in range(1, _CURVE)]
-    powers = [min(1.0, report.cost.tpr_at_fpr(rate)) for rate in rates]
+    powers = [min(1.0, cost.tpr_at_fpr(rate)) for rate in rates]
     xs, ys = [0.0, *(100 * r for r in rates), 100.0], [0.0, *(100 * t for t in powers), 100.0]
     # the rate rises, so the right end of each step bounds the whole of it
     axes.fill_between(xs, ys, color=drawing.SERIES[0], alpha=0.13, step="pre", linewidth=0)
