@@ -29,12 +29,13 @@ LEAST = 1e-100  # its square is a number, and that of its inverse
 
 def squarable(name: str, value: float) -> float:
     """Return a scale of an update, > 0, under which no norm is lost to underflow or overflow."""
-    if not LEAST < checks.positive(name, value) < 1 / LEAST:
+    scale = checks.positive(name, value)
+    if not LEAST < scale < 1 / LEAST:
         raise ConfigError(
-            f"{name}={value:g}: must be above {LEAST:g} and below {1 / LEAST:g}, so that its "
+            f"{name}={scale:g}: must be above {LEAST:g} and below {1 / LEAST:g}, so that its "
             "square is a number."
         )
-    return value
+    return scale
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

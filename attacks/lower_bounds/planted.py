@@ -119,8 +119,11 @@ class PlantedCanaries:
         sign = self._sign(part, round_)
         if not sign:
             raise ConfigError(f"round {round_}: {client} does not take part in it.")
-        sent = part.canaries.update(j, _LENGTH * clip_norm)
-        return self._active(sent if sign > 0 else -sent, round_)
+        sent = sign * part.canaries.update(j, _LENGTH * clip_norm)
+        if self._schedule is None:
+            return sent
+        pieces = torch.split(sent, list(self._sizes))
+        return torch.cat([pieces[g] for g in self._schedule[round_]])
 
     def direction(self, number: int) -> Tensor:
         """Return the direction of a canary, shape (d,), float32, of length 1."""
@@ -210,12 +213,6 @@ class PlantedCanaries:
 
     def _sign(self, part: _Part, round_: int) -> int:
         return int(part.view.pattern[part.rounds.index(round_)]) if round_ in part.rounds else 0
-
-    def _active(self, sent: Tensor, round_: int) -> Tensor:
-        if self._schedule is None:
-            return sent
-        pieces = torch.split(sent, list(self._sizes))
-        return torch.cat([pieces[g] for g in self._schedule[round_]])
 
 
 canary_clients = partial(PlantedCanaries, spare=True)
