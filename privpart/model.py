@@ -24,9 +24,12 @@ from itertools import accumulate
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.hooks import RemovableHandle
 
 from accounting.checks import ConfigError
 from privpart.patterns import first_names, matching_parameters, trained_groups
@@ -284,8 +287,9 @@ class PartialModel:
     def lent(self, start: Tensor) -> Iterator[None]:
         """Lend the model for training from ``start``, shape (d,), and reset it afterwards.
 
-        Outside this context nobody can see what one client's raw data made of the module. Objects
-        inside an attribute of a layer are not followed, except those of lists, dicts and sets.
+        Outside this context nobody can see what one client's raw data made of the module. What an
+        attribute of a layer holds is followed through lists, dicts, sets and tuples, to tensors and
+        arrays, and not through other objects.
 
         Raises:
             ConfigError: training wrote to a frozen parameter or to a tensor that a layer keeps as a
@@ -351,8 +355,9 @@ class PartialModel:
             parameter.requires_grad_(False)
 
 
-_TORCHS_OWN = frozenset(vars(nn.Module())) - {"_parameters", "_modules"}
+_TORCHS_OWN = frozenset(vars(nn.Module()))
 _CONTAINERS = (list, dict, set, OrderedDict, defaultdict, deque)
+_FOLLOWED = (*_CONTAINERS, tuple, Tensor, np.ndarray)
 
 
 class LayerStates:
@@ -366,20 +371,42 @@ class LayerStates:
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._containers: list[tuple[Any, Any]] = []
         self._tensors: list[tuple[str, Tensor, Tensor, Tensor, int]] = []
+        # containers, which may hold themselves; and buffers, which are reset apart
+        self._noted = {id(b) for layer in layers.values() for b in layer._buffers.values()}
+        self._layers, self._next_hook = layers, RemovableHandle.next_id
         for prefix, layer in layers.items():
             attributes = vars(layer)
             self._attributes.append((attributes, attributes.copy()))
+            for name in ("_parameters", "_modules"):
+                self._containers.append((attributes[name], attributes[name].copy()))
             for name in attributes.keys() - _TORCHS_OWN:
-                value = attributes[name]
-                if type(value) in _CONTAINERS:
-                    self._containers.append((value, value.copy()))
-                elif isinstance(value, Tensor) and not value.is_inference():
-                    before = value.detach().clone()
-                    path = f"{prefix}.{name}".strip(".")
-                    self._tensors.append((path, value, value.data, before, value._version))
+                if isinstance(attributes[name], _FOLLOWED):
+                    self._note(f"{prefix}.{name}".strip("."), attributes[name])
+
+    def _note(self, path: str, value: Any) -> None:  # noqa: ANN401
+        """Keep what an attribute holds, through lists, dicts, sets and tuples."""
+        if isinstance(value, Tensor | np.ndarray):
+            self._note_tensor(path, value)
+        elif id(value) not in self._noted:
+            self._noted.add(id(value))
+            if type(value) in _CONTAINERS:
+                self._containers.append((value, value.copy()))
+            for item in value.values() if isinstance(value, dict) else value:
+                if isinstance(item, _FOLLOWED):
+                    self._note(path, item)
+
+    def _note_tensor(self, path: str, value: Tensor | NDArray[Any]) -> None:
+        if isinstance(value, np.ndarray):
+            if not (value.flags.writeable and value.dtype.kind in "fiu"):
+                return
+            value = torch.from_numpy(value.view(np.ndarray))
+        apart = isinstance(value, nn.Parameter) or id(value) in self._noted
+        if not (apart or value.is_inference()):
+            copied = value.detach().clone()
+            self._tensors.append((path, value, value.data, copied, value._version))
 
     def written(self) -> str | None:
-        """Return what is wrong if a tensor among the attributes was written to."""
+        """Return what is wrong if a tensor or array among the attributes was written to."""
         for name, tensor, memory, before, version in self._tensors:
             if _overwritten(tensor, memory, before, version):
                 return (
@@ -398,7 +425,9 @@ class LayerStates:
         )
 
     def restore(self) -> None:
-        """Put every attribute back, with its items and values."""
+        """Put every attribute back, with its items and values; remove hooks that came since."""
+        if RemovableHandle.next_id != self._next_hook:
+            self._remove_hooks()
         for held, saved in self._containers:
             held.clear()
             if isinstance(held, list | deque):
@@ -412,6 +441,14 @@ class LayerStates:
             if _overwritten(tensor, memory, before, version):
                 tensor.data = memory
                 tensor.detach().copy_(before)
+
+    def _remove_hooks(self) -> None:
+        for layer in self._layers.values():
+            of_layer = [value for name, value in vars(layer).items() if name.endswith("hooks")]
+            of_parameters = [p._backward_hooks or {} for p in layer.parameters(recurse=False)]
+            for hooks in (*of_layer, *of_parameters):
+                for number in [key for key in hooks if key >= self._next_hook]:
+                    del hooks[number]
 
 
 def _overwritten(tensor: Tensor, memory: Tensor, before: Tensor, version: int) -> bool:

@@ -10,6 +10,7 @@ import torch
 from rewrites import REWRITES
 from small_cohorts import computed
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from accounting import ConfigError
 from privpart import LocalTraining, PartialModel, RoundTask, Users, client_update
@@ -216,6 +217,60 @@ def test_a_tensor_that_a_layer_keeps_and_writes_to_is_refused(write):
         train(model, images(shape=(64,)), 0, LocalTraining(0.1, steps=1))
     assert torch.equal(model.module.state, torch.arange(64.0).flip(0))
     assert torch.equal(model.module.other, torch.arange(64.0))
+
+
+INSIDE = {
+    "list": (lambda tensor: [tensor], lambda state: state[0]),
+    "tuple in a dict": (lambda tensor: {"seen": (1, tensor)}, lambda state: state["seen"][1]),
+    "array": (lambda tensor: tensor.numpy(), lambda state: state),
+    "array in a list of lists": (lambda tensor: [[tensor.numpy()]], lambda state: state[0][0]),
+}
+
+
+@pytest.mark.parametrize(("put", "get"), INSIDE.values(), ids=INSIDE)
+def test_a_tensor_or_array_inside_of_what_a_layer_keeps_is_found(put, get):
+    class Sums(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.state = nn.Linear(64, 10), put(torch.arange(64.0))
+
+        def forward(self, x):
+            seen = get(self.state)
+            seen += float(x.mean())
+            return self.head(x + torch.as_tensor(seen))
+
+    model = PartialModel(Sums, seed=1)
+    with pytest.raises(ConfigError, match=r"'state', a tensor that a layer keeps.*buffer"):
+        train(model, images(shape=(64,)), 0, LocalTraining(0.1, steps=1))
+    assert torch.equal(torch.as_tensor(get(model.module.state)), torch.arange(64.0))
+
+
+HOOKS = {
+    "forward": lambda head, mean: head.register_forward_hook(lambda _1, _2, out: out * mean),
+    "before": lambda head, mean: head.register_forward_pre_hook(lambda _, x: (x[0] + mean,)),
+    "weight": lambda head, mean: head.weight.register_hook(lambda gradient: gradient * mean),
+}
+
+
+@pytest.mark.parametrize("register", HOOKS.values(), ids=HOOKS)
+def test_hooks_that_a_loss_registers_end_with_the_client(register, monkeypatch):
+    def loss(module, batch):
+        register(module[0], batch[0].mean().detach())
+        return cross_entropy(module(batch[0]), batch[1])
+
+    model, users = (
+        PartialModel(lambda: nn.Sequential(nn.Linear(64, 10)), seed=1),
+        images(shape=(64,)),
+    )
+    model.module[0].register_forward_hook(lambda _1, _2, out: out * 2)  # somebody else's stays
+    local = LocalTraining(0.1, steps=1, loss=loss)
+    alone = train(model, users, 0, local)
+    train(model, users, 1, local)
+    assert torch.equal(train(model, users, 0, local), alone)
+    assert len(model.module[0]._forward_hooks) == 1
+    monkeypatch.setattr(LayerStates, "_remove_hooks", lambda _: None)  # power
+    train(model, users, 1, local)
+    assert not torch.equal(train(model, users, 0, local), alone)
 
 
 class Momentum(nn.Module):
