@@ -50,6 +50,7 @@ from accounting.truncated import (
     TruncatedPoissonSampling,
     WithoutReplacementSampling,
 )
+from accounting.workload import Workload
 
 __all__ = [
     "AllocatedGuarantee",
@@ -91,6 +92,7 @@ __all__ = [
     "TruncatedGuarantee",
     "TruncatedPoissonSampling",
     "WithoutReplacementSampling",
+    "Workload",
     "brute_force",
     "calibrate",
     "cohorts",

@@ -1,4 +1,4 @@
-"""Error of the prefix sums, at noise that costs every mechanism the same.
+"""Error of the prefix sums, or of an optimiser's models, at noise that costs all the same.
 
 Two mechanisms give the same guarantee when sensitivity / noise_multiplier is the same, so the fair
 comparison is sensitivity x sqrt(variance of a prefix sum): the noise at effective noise multiplier
@@ -9,11 +9,13 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting import checks
+from accounting.checks import ConfigError
 from accounting.mechanisms import Mechanism
 from accounting.participation import Participation
+from accounting.sensitivity import Array
+from accounting.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,10 @@ class PrefixError:
         checks.positive("max_error", self.max_error)
 
 
-def error(mechanism: Mechanism, participation: Participation) -> PrefixError:
-    """Return the error of a mechanism's prefix sums at mu = 1.
+def error(
+    mechanism: Mechanism, participation: Participation, workload: Workload | None = None
+) -> PrefixError:
+    """Return the error of a mechanism's prefix sums, or of an optimiser's models, at mu = 1.
 
     An upper bound if the mechanism's sensitivity is one.
 
@@ -43,11 +47,39 @@ def error(mechanism: Mechanism, participation: Participation) -> PrefixError:
     40.0
     """
     squared = mechanism.sensitivity(participation).squared
-    return prefix_error(squared, mechanism.prefix_variance())
+    if workload is None:
+        return prefix_error(squared, mechanism.prefix_variance())
+    return prefix_error(squared, model_variance(mechanism, workload))
 
 
-def prefix_error(sensitivity_squared: float, variance: NDArray[np.float64]) -> PrefixError:
-    """Return the error at mu = 1 of prefix sums with this variance at noise multiplier 1."""
+MOST_ROUNDS = 4096
+"""Of an error by matrices, which have as many rows."""
+
+
+def round_noise(mechanism: Mechanism) -> Array:
+    """Return N, shape (n, released values): the noise of each round's sum, at unit draws."""
+    if mechanism.groups is not None:
+        raise ConfigError(
+            f"mechanism {mechanism.name}: groups of parameters rest in turns, and so does their "
+            "momentum; the error of models is known for one stream."
+        )
+    checks.count(
+        "rounds", mechanism.rounds, maximum=MOST_ROUNDS, hint="That is for the error of models."
+    )
+    return np.diff(mechanism.decoder(), axis=0, prepend=0.0)
+
+
+def model_variance(mechanism: Mechanism, workload: Workload) -> Array:
+    """Return the noise variance of each model, shape (n,), at z = clip_norm = learning rate = 1.
+
+    Raises:
+        ConfigError: groups of parameters, or more than 4096 rounds.
+    """
+    return np.asarray((workload.models(round_noise(mechanism)) ** 2).sum(axis=1))
+
+
+def prefix_error(sensitivity_squared: float, variance: Array) -> PrefixError:
+    """Return the error at mu = 1 of sums or models with this variance at noise multiplier 1."""
     return PrefixError(
         rmse=math.sqrt(sensitivity_squared * float(variance.mean())),
         max_error=math.sqrt(sensitivity_squared * float(variance.max())),

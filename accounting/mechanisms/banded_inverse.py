@@ -44,6 +44,7 @@ from accounting.mechanisms.toeplitz import (
 )
 from accounting.participation import Participation
 from accounting.sensitivity import Array, Sensitivity, rounded_up, same_rounds
+from accounting.workload import PREFIX, Workload
 
 _MOST_ROUNDS = 32_768
 """Of a fit, or of normalised columns, with three bands or more; two bands have closed forms."""
@@ -95,9 +96,13 @@ class BandedInverse(Filter):
 
     @classmethod
     def _fit(
-        cls, participation: Participation, bands: int | None, objective: Objective
+        cls,
+        participation: Participation,
+        bands: int | None,
+        objective: Objective,
+        workload: Workload,
     ) -> "BandedInverse":
-        return fit_banded_inverse(participation, bands, objective)
+        return fit_banded_inverse(participation, bands, objective, workload)
 
     def encoder(self) -> Array:
         """C, shape (n, n), lower triangular without negative entries."""
@@ -234,7 +239,10 @@ def _by_pairs(column: Array, participation: Participation) -> Sensitivity:
 
 
 def fit_banded_inverse(
-    participation: Participation, bands: int | None, objective: Objective
+    participation: Participation,
+    bands: int | None,
+    objective: Objective,
+    workload: Workload = PREFIX,
 ) -> BandedInverse:
     """Return the best filter r with r_0 = 1 and ``bands`` bands; with two, the best lambda.
 
@@ -256,7 +264,7 @@ def fit_banded_inverse(
         return root
     shares = -np.array(root.coefficients[1:])
     start = np.log(shares / (1 - shares.sum()))
-    loss = _inverse_loss(participation, objective)
+    loss = _inverse_loss(participation, objective, workload.constant("banded-inverse"))
 
     def from_logs(logs: Array) -> tuple[float, Array]:
         odds = np.exp(logs)
@@ -272,7 +280,9 @@ def fit_banded_inverse(
     fitted = BandedInverse(n, (1.0, *(-odds / (1 + odds.sum()))))
 
     def true_loss(candidate: BandedInverse) -> float:
-        variance = candidate.prefix_variance()
+        column = np.zeros(n)
+        column[: len(candidate.coefficients)] = candidate.coefficients
+        variance = np.cumsum(workload.models(column) ** 2)
         worst = variance.mean() if objective == "rmse" else variance.max()
         return float(candidate.sensitivity(participation).squared * worst)
 
@@ -280,12 +290,12 @@ def fit_banded_inverse(
 
 
 def _inverse_loss(
-    participation: Participation, objective: Objective
+    participation: Participation, objective: Objective, workload: Workload = PREFIX
 ) -> Callable[[Array], tuple[float, Array]]:
     """Return the log of sensitivity^2 x error^2, with its gradient in r.
 
     The sensitivity is that of the earliest pattern, S = sum v^2, and c = 1/r as power series, so
-    dS/dr_j = - sum_i (dS/dc_i) (c c)_{i-j}. The prefix sums' variance is quadratic in r.
+    dS/dr_j = - sum_i (dS/dc_i) (c c)_{i-j}. The models' variance is quadratic in r.
     """
     n = participation.rounds
     weights = (n - np.arange(n)) / n if objective == "rmse" else np.ones(n)
@@ -294,9 +304,9 @@ def _inverse_loss(
         c = _encoder_column(column)
         squared, rise = earliest_with_gradient(c, participation)
         fall = -convolve(rise[::-1], convolve(c, c))[::-1]
-        sums = np.cumsum(column)
+        sums = workload.models(column)
         variance = float(weights @ sums**2)
-        growth = np.cumsum((2 * weights * sums)[::-1])[::-1]
+        growth = workload.models((2 * weights * sums)[::-1])[::-1]
         return float(np.log(squared * variance)), fall / squared + growth / variance
 
     return loss

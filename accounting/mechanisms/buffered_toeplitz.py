@@ -32,6 +32,7 @@ from accounting.mechanisms.toeplitz import (
 )
 from accounting.participation import Participation
 from accounting.sensitivity import Array, Sensitivity, same_rounds
+from accounting.workload import PREFIX, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +84,17 @@ class BufferedToeplitz(OneStream):
         objective: Objective | None = None,
         decay: tuple[float, ...] | None = None,
         scale: tuple[float, ...] | None = None,
+        momentum: float | None = None,
     ) -> "BufferedToeplitz":
         """Return the BLT of these buffers, or the best one for the participation with up to 3."""
         if (decay is None) != (scale is None):
             raise ConfigError("decay and scale of a BLT belong together: give both, or neither.")
         if decay is None or scale is None:
             limit = 3 if buffers is None else buffers
-            return fit_blt(participation, limit, "rmse" if objective is None else objective)
-        for name, value in (("buffers", buffers), ("objective", objective)):
+            aim: Objective = "rmse" if objective is None else objective
+            return fit_blt(participation, limit, aim, Workload(momentum or 0.0))
+        given = (("buffers", buffers), ("objective", objective), ("momentum", momentum))
+        for name, value in given:
             if value is not None:
                 raise ConfigError(f"{name}={value}: is for a fit; leave out decay and scale.")
         return cls(participation.rounds, decay, scale)
@@ -181,19 +185,38 @@ def blt_coefficients(decay: Sequence[float], scale: Sequence[float], rounds: int
     return column
 
 
-def step_response(gaps: Array, scale: Array, t: Array) -> Array:
-    """Return r_t, the coefficients of 1 / ((1 - x) c(x)), for c with decays 1 - ``gaps``.
+def step_response(gaps: Array, scale: Array, t: Array, momentum: float = 0.0) -> Array:
+    """Return r_t, the coefficients of 1 / ((1 - x) (1 - mx) c(x)), for c with decays 1 - ``gaps``.
 
-    The inverse filter keeps s with s_{t+1} = M s_t + sqrt(scale) and r_t = 1 - sqrt(scale) s_t. M
-    is symmetric, I - M = diag(gaps) + sqrt(scale) sqrt(scale)^T, so its eigenvalues give r_t as a
-    sum of geometric series. ``t`` holds whole numbers, or is so large that alternating terms are 0.
+    Without momentum m, the inverse filter keeps s with s_{t+1} = M s_t + sqrt(scale), and
+    r_t = 1 - sqrt(scale) s_t. M is symmetric, I - M = diag(gaps) + sqrt(scale) sqrt(scale)^T, so
+    its eigenvalues give r_t as a sum of geometric series. With momentum each of them, and the 1, is
+    multiplied by 1 / (1 - mx). ``t`` holds whole numbers, or is so large that alternating terms
+    are 0.
     """
     root = np.sqrt(scale)
     eigenvalues, vectors = np.linalg.eigh(np.diag(gaps) + np.outer(root, root))
-    response = np.ones(len(t))
+    response = Workload(momentum).response(t)
     for gap, weight in zip(eigenvalues, (vectors.T @ root) ** 2, strict=True):
-        response -= weight * _geometric_sum(gap, t)
+        series = _geometric_sum(gap, t)
+        if momentum:  # 1 / ((1 - x) (1 - mx)) = (1 / (1 - x) - m / (1 - mx)) / (1 - m)
+            series = (series - momentum * _difference(gap, momentum, t)) / (1 - momentum)
+        response -= weight * series
     return response
+
+
+def _difference(gap: float, momentum: float, t: Array) -> Array:
+    """Return (q^t - m^t) / (q - m) for q = 1 - gap; t m^(t-1) where the two are equal."""
+    q = 1 - gap
+    if q <= 0:
+        powers = np.abs(q) ** t
+        odd = np.where(t % 2 == 1, -powers, np.where(t % 2 == 0, powers, 0.0))
+        return np.asarray((odd - momentum**t) / (q - momentum))
+    low, high = sorted((q, momentum))
+    ratio = np.log(low / high)
+    if ratio > -1e-12:
+        return np.asarray(t * high ** np.maximum(t - 1, 0.0))
+    return np.asarray(high**t * np.expm1(t * ratio) / (low - high))
 
 
 def _geometric_sum(gap: float, t: Array) -> Array:
@@ -214,7 +237,12 @@ _HEAD = 512
 _NODES = 24
 
 
-def fit_blt(participation: Participation, buffers: int, objective: Objective) -> BufferedToeplitz:
+def fit_blt(
+    participation: Participation,
+    buffers: int,
+    objective: Objective,
+    workload: Workload = PREFIX,
+) -> BufferedToeplitz:
     """Return the best buffered Toeplitz encoder found with at most ``buffers`` buffers.
 
     Returns:
@@ -224,7 +252,7 @@ def fit_blt(participation: Participation, buffers: int, objective: Objective) ->
     """
     limit = checks.count("buffers", buffers, maximum=_MOST_BUFFERS)
     n = participation.rounds
-    best, _ = _best_fit(participation, limit, objective)
+    best, _ = _best_fit(participation, limit, objective, workload.constant("blt").momentum)
     gaps, scale = _blt_parameters(best)
     order = np.argsort(-gaps)
     return BufferedToeplitz(n, tuple((1 - gaps)[order]), tuple(scale[order]))
@@ -232,14 +260,14 @@ def fit_blt(participation: Participation, buffers: int, objective: Objective) ->
 
 @lru_cache(maxsize=32)
 def _best_fit(
-    participation: Participation, buffers: int, objective: Objective
+    participation: Participation, buffers: int, objective: Objective, momentum: float
 ) -> tuple[Array, float]:
     """Return the best logarithms found with at most so many buffers, and their loss."""
     if not buffers:
         return np.zeros(0), np.inf
-    best, lowest = _best_fit(participation, buffers - 1, objective)
+    best, lowest = _best_fit(participation, buffers - 1, objective, momentum)
     n = participation.rounds
-    loss = blt_loss(participation, objective)
+    loss = blt_loss(participation, objective, momentum)
     starts = [*_spread_starts(n, buffers), *_one_more(best, buffers, n)]
     bounds = [(np.log(0.01 / n), 2.0)] * buffers + [(-16.0, 6.0)] * buffers
     what = f"blt, {buffers} buffer{'s' if buffers > 1 else ''}"
@@ -257,7 +285,9 @@ def _blt_parameters(logs: Array) -> tuple[Array, Array]:
     return -np.expm1(-rates), weights / (1 + weights.sum())
 
 
-def blt_loss(participation: Participation, objective: Objective) -> Callable[[Array], float]:
+def blt_loss(
+    participation: Participation, objective: Objective, momentum: float = 0.0
+) -> Callable[[Array], float]:
     """Return the log of sensitivity^2 x error^2 in the logarithms of ``_blt_parameters``.
 
     As ``coefficient_loss``, without a vector of n coefficients. The error is a weighted sum of
@@ -276,7 +306,7 @@ def blt_loss(participation: Participation, objective: Objective) -> Callable[[Ar
     def loss(logs: Array) -> float:
         rates = np.exp(logs[: len(logs) // 2])
         gaps, scale = _blt_parameters(logs)
-        variance = weights @ step_response(gaps, scale, t) ** 2
+        variance = weights @ step_response(gaps, scale, t, momentum) ** 2
         sums = scale * -np.expm1(-starts * b * rates) / -np.expm1(-b * rates)
         first = np.ones(k)
         first[1:] += sums[:-1] @ np.exp(-rates * (b - 1))

@@ -45,10 +45,16 @@ class BandMF:
         *,
         bands: int | None = None,
         objective: Objective | None = None,
+        momentum: float | None = None,
     ) -> Mechanism:
         """Fit the encoder to the participation; it is recorded as a Toeplitz one."""
         return Toeplitz.from_options(
-            participation, bands=bands, fit=True, normalize_columns=True, objective=objective
+            participation,
+            bands=bands,
+            fit=True,
+            normalize_columns=True,
+            objective=objective,
+            momentum=momentum,
         )
 
 
@@ -120,6 +126,8 @@ class MechanismChoice:
         normalize_columns: for "toeplitz" and "banded-inverse": divide each column by its norm.
         fit: for "toeplitz" and "banded-inverse": fit the coefficients to the participation.
         objective: of a fit: "rmse" (None) or "max".
+        momentum: of a fit: that of the server's optimiser, whose models get the least error; None
+            is 0.
         buffers: for "blt", which is then fitted to the participation; None is 3.
         decay: for "blt": used, together with scale, instead of a fit.
         scale: see decay.
@@ -140,6 +148,7 @@ class MechanismChoice:
     normalize_columns: bool = False
     fit: bool = False
     objective: Objective | None = None
+    momentum: float | None = None
     from_round: tuple[int, ...] | None = None
     factor: tuple[float, ...] | None = None
     file: Path | None = None

@@ -12,6 +12,7 @@ from accounting.mechanisms.mechanism import OneStream, prefix_sums
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.participation import Participation
 from accounting.sensitivity import Array, Sensitivity, gram_sensitivity, same_rounds
+from accounting.workload import PREFIX, Workload
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,20 +120,22 @@ def _lower_triangular(matrix: ArrayLike) -> Array:
 
 _GAP = 1e-6
 """Squared error over its lower bound, minus 1, at which the iteration stops."""
-_MOST_STEPS = 100
+_MOST_STEPS = 200
+_REMEMBERED = 12
 _MOST_ROUNDS = 4096
 
 
-def fit_dense(participation: Participation) -> Dense:
+def fit_dense(participation: Participation, workload: Workload = PREFIX) -> Dense:
     """Return the encoder of least rmse for one participation, to 1 part in a million.
 
     It minimises tr(A^T A X^-1) over X = C^T C with diag X <= 1. For any v > 0 let
     M = (V^1/2 A^T A V^1/2)^1/2, V = diag v. Then 2 tr M - sum v is a lower bound; v = diag M makes
     X = V^-1/2 M V^-1/2 feasible with error tr M, hence optimal (Denisov et al. 2022, section 3).
-    The iteration v <- diag M converges to it from one side, mode by mode, so steps of twice its
-    length in log v converge faster. It stops when X, scaled to a unit diagonal, meets the bound.
+    The iteration v <- diag M converges to it from one side, mode by mode, slowly under momentum, so
+    it is accelerated in log v (Anderson 1965). It stops when X, scaled to a unit diagonal, meets
+    the bound, so that no step needs to be trusted.
 
-    O(n^3) per step, about 15 steps (about ten seconds for 1600 rounds).
+    O(n^3) per step; about 8 steps for prefix sums, 30 for momentum 0.9.
     """
     if participation.max_participations != 1:
         raise ConfigError(
@@ -145,19 +148,41 @@ def fit_dense(participation: Participation) -> Dense:
         maximum=_MOST_ROUNDS,
         hint="That is for the dense optimum; fit 'blt' for more.",
     )
-    workload = prefix_sums(n).T @ prefix_sums(n)
-    v = np.sqrt(np.arange(n, 0.0, -1.0))
+    models = workload.models(np.eye(n))
+    squares = models.T @ models
+    logs = np.log(np.diag(squares)) / 2
+    past: list[tuple[Array, Array]] = []
+    least = math.inf
     for _ in range(_MOST_STEPS):
-        values, vectors = np.linalg.eigh(np.sqrt(v)[:, None] * workload * np.sqrt(v))
+        v = np.exp(logs)
+        values, vectors = np.linalg.eigh(np.sqrt(v)[:, None] * squares * np.sqrt(v))
         values = np.sqrt(np.maximum(values, 0.0))
         root = (vectors * values) @ vectors.T
         ratio = np.diag(root) / v
-        feasible = workload * ((vectors / values) @ vectors.T) * np.sqrt(np.outer(ratio, ratio))
+        feasible = squares * ((vectors / values) @ vectors.T) * np.sqrt(np.outer(ratio, ratio))
         error = float(np.sqrt(v) @ feasible @ np.sqrt(v))
-        if error <= (1 + _GAP) * float(2 * values.sum() - v.sum()):
+        excess = error - float(2 * values.sum() - v.sum())
+        if excess <= _GAP * error:
             return Dense(_unit_columns(root / np.sqrt(np.outer(v, v))))
-        v = v * ratio**2
+        if not excess < 2 * least:  # a step went too far: begin anew before it
+            logs, past = past[-1][0], []
+            least = math.inf
+            continue
+        least = min(least, excess)
+        past = [*past, (logs, np.log(ratio))][-_REMEMBERED:]
+        logs = _next_step(past)
     raise ArithmeticError(f"rounds={n}: the dense optimum did not converge.")
+
+
+def _next_step(past: list[tuple[Array, Array]]) -> Array:
+    """Return the point at which the steps' residuals, as far as known, cancel best."""
+    points, residuals = (np.array(values) for values in zip(*past, strict=True))
+    ahead = points + 2 * residuals
+    if len(past) == 1:
+        return np.asarray(ahead[0])
+    changes = np.diff(residuals, axis=0).T
+    weights = np.linalg.lstsq(changes, residuals[-1], rcond=1e-10)[0]
+    return np.asarray(ahead[-1] - np.diff(ahead, axis=0).T @ weights)
 
 
 def _unit_columns(gram: Array) -> Array:

@@ -28,6 +28,7 @@ from accounting.sensitivity import (
     row_bound,
     same_rounds,
 )
+from accounting.workload import PREFIX, Workload
 
 Objective = Literal["rmse", "max"]
 Loss = Callable[[Array], tuple[float, Array]]
@@ -70,6 +71,7 @@ class Filter(OneStream):
         normalize_columns: bool = False,
         fit: bool = False,
         objective: Objective | None = None,
+        momentum: float | None = None,
     ) -> Self:
         """Return the square-root filter, a fitted one, or one by its coefficients.
 
@@ -80,10 +82,12 @@ class Filter(OneStream):
             normalize_columns: as for the class; after the fit, if there is one.
             fit: fit the coefficients, see ``optimize``.
             objective: of the fit; None is "rmse".
+            momentum: of the server's optimiser, for whose models it is fitted; None is 0.
         """
         n = participation.rounds
-        if objective is not None and not fit:
-            raise ConfigError(f"objective={objective}: is for a fit; say fit as well.")
+        for name, value in (("objective", objective), ("momentum", momentum)):
+            if value is not None and not fit:
+                raise ConfigError(f"{name}={value}: is for a fit; say fit as well.")
         if coefficients is not None:
             if bands is not None:
                 raise ConfigError(f"bands={bands}: the coefficients already say how many.")
@@ -93,7 +97,8 @@ class Filter(OneStream):
         cls._check_bands(bands, n)
         if not fit:
             return cls(n, cls._root(n if bands is None else bands), normalize_columns)
-        best = cls._fit(participation, bands, "rmse" if objective is None else objective)
+        aim: Objective = "rmse" if objective is None else objective
+        best = cls._fit(participation, bands, aim, Workload(momentum or 0.0))
         return cls(n, best.coefficients, normalize_columns)
 
     @classmethod
@@ -130,7 +135,13 @@ class Filter(OneStream):
         return (1.0, *np.cumprod(1 - 0.5 / np.arange(1, bands)))
 
     @classmethod
-    def _fit(cls, participation: Participation, bands: int | None, objective: Objective) -> Self:
+    def _fit(
+        cls,
+        participation: Participation,
+        bands: int | None,
+        objective: Objective,
+        workload: Workload,
+    ) -> Self:
         raise NotImplementedError
 
 
@@ -158,9 +169,13 @@ class Toeplitz(Filter):
 
     @classmethod
     def _fit(
-        cls, participation: Participation, bands: int | None, objective: Objective
+        cls,
+        participation: Participation,
+        bands: int | None,
+        objective: Objective,
+        workload: Workload,
     ) -> "Toeplitz":
-        return fit_toeplitz(participation, bands, objective)
+        return fit_toeplitz(participation, bands, objective, workload)
 
     def column_norms(self) -> Array:
         """Norms of the columns before any normalisation, shape (n,), non-increasing."""
@@ -359,7 +374,12 @@ def invertible(series: Array) -> Array:
     return series
 
 
-def fit_toeplitz(participation: Participation, bands: int | None, objective: Objective) -> Toeplitz:
+def fit_toeplitz(
+    participation: Participation,
+    bands: int | None,
+    objective: Objective,
+    workload: Workload = PREFIX,
+) -> Toeplitz:
     """Return the best non-increasing Toeplitz encoder, with log c_j = -sum_{i<=j} exp(p_i).
 
     Returns:
@@ -374,7 +394,7 @@ def fit_toeplitz(participation: Participation, bands: int | None, objective: Obj
     width = n if bands is None else checks.count("bands", bands)
     if width > n:
         raise ConfigError(f"bands={width}: must be at most rounds={n}.")
-    loss = coefficient_loss(participation, objective)
+    loss = coefficient_loss(participation, objective, workload.constant("toeplitz"))
 
     def from_logs(logs: Array) -> tuple[float, Array]:
         drops = np.exp(logs)
@@ -390,13 +410,15 @@ def fit_toeplitz(participation: Participation, bands: int | None, objective: Obj
     return Toeplitz(n, tuple(coefficients))
 
 
-def coefficient_loss(participation: Participation, objective: Objective) -> Loss:
+def coefficient_loss(
+    participation: Participation, objective: Objective, workload: Workload = PREFIX
+) -> Loss:
     """Return the log of sensitivity^2 x error^2, with gradient, for non-increasing c with c_0 = 1.
 
     The product is the square of ``accounting.error``. Let r be the coefficients of
-    1/((1-x) c(x)). The t-th prefix sum has variance sum_{j<=t} r_j^2, so both errors are sums
-    w_j r_j^2: w_j = (n-j)/n for the mean, 1 for the largest. With q = r / c, as power series, the
-    gradient is
+    1/((1-x) (1-mx) c(x)), m the momentum. Model t has variance sum_{j<=t} r_j^2, so both errors are
+    sums w_j r_j^2: w_j = (n-j)/n for the mean, 1 for the largest. With q = r / c, as power series,
+    the gradient is
 
         d/dc_i sum_j w_j r_j^2 = -2 sum_{j>=i} w_j r_j q_{j-i}.
 
@@ -405,12 +427,15 @@ def coefficient_loss(participation: Participation, objective: Objective) -> Loss
     """
     n = participation.rounds
     weights = (n - np.arange(n)) / n if objective == "rmse" else np.ones(n)
+    response = workload.response(np.arange(float(n)))
 
     def loss(column: Array) -> tuple[float, Array]:
         squared, rise = earliest_with_gradient(column, participation)
-        r = forward_substitution(column, np.ones(n))
+        r = forward_substitution(column, response)
         variance = float(weights @ r**2)
-        q = convolve(r, np.diff(r, prepend=0.0))
+        inverse = np.diff(r, prepend=0.0)
+        inverse[1:] -= workload.momentum * inverse[:-1].copy()
+        q = convolve(r, inverse)
         fall = -2 * convolve((weights * r)[::-1], q)[::-1]
         return float(np.log(squared * variance)), rise / squared + fall / variance
 

@@ -79,6 +79,7 @@ _UNSET_IS_ABSENT = {
         "normalize_columns",
         "fit",
         "objective",
+        "momentum",
         "file",
         "fingerprint",
         "from_round",

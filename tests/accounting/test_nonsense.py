@@ -73,7 +73,7 @@ FINE = {
     "target_epsilon": 1.0, "mu": 1.0, "fpr": 0.1, "agree_to": 0.1, "squared": 1.0, "rmse": 1.0,
     "max_error": 2.0, "expected_batch": 10.0, "population": 1000, "members": 1000, "groups": 2,
     "probability": 0.1, "steps": 10, "bins": 8, "chosen": 2, "samples": 10_000, "batch": 8,
-    "draws": 10_000, "seed": 0,
+    "draws": 10_000, "seed": 0, "momentum": 0.9,
     "expected": 4.0, "most": 8, "eta": 1.0, "fineness": 0.2,
 }  # fmt: skip
 NOT_CALLED = {"ConfigError", "Mechanism"}  # an exception and a protocol
@@ -88,6 +88,8 @@ MAY_BE_ZERO = {
     ("StatedGuarantee", "epsilon"), ("StatedGuarantee", "delta"), ("NegativeBinomialRuns", "eta"),
     ("CrossCheck", "epsilon"), ("CrossCheck", "agree_to"),
     ("Participation.from_tf_privacy", "min_separation"),
+    ("Workload", "momentum"), ("Toeplitz.from_options", "momentum"),
+    ("BandedInverse.from_options", "momentum"), ("BufferedToeplitz.from_options", "momentum"),
 }  # fmt: skip
 NONSENSE = [math.nan, math.inf, -math.inf, -1, -1e-9, "1", True, None, 0, 1.5, 1e301, [1.0], 1j]
 WHOLE = (int, int | None)
@@ -129,7 +131,8 @@ def called(name):
     if name not in CALLS and kind in OBJECTS and method:
         return getattr(OBJECTS[kind], method)
     if method == "from_options":
-        return partial(PUBLIC[name], Participation(8))
+        fit = {"fit": True} if "fit" in inspect.signature(PUBLIC[name]).parameters else {}
+        return partial(PUBLIC[name], Participation(8), **fit)
     return CALLS.get(name, PUBLIC[name])
 
 

@@ -9,8 +9,10 @@ import scipy.optimize
 from accounting import (
     BandedInverse,
     ConfigError,
+    Dense,
     Participation,
     Toeplitz,
+    Workload,
     error,
     optimize,
 )
@@ -86,14 +88,19 @@ def test_dense_optimum_beats_every_other_kind():
     assert found == pytest.approx(np.sqrt(variance.min() / 2), rel=1e-6)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("objective", ["rmse", "max"])
-def test_the_loss_is_the_logarithm_of_the_squared_error_and_has_its_gradient(objective):
+def test_the_loss_is_the_logarithm_of_the_squared_error_and_has_its_gradient(objective, momentum):
     participation, mechanism = Participation(12, 3, 4), Toeplitz.square_root(12)
-    loss, inverse = (made(participation, objective) for made in (coefficient_loss, _inverse_loss))
-    column, found = mechanism.encoder()[:, 0], error(mechanism, participation)
+    aim = (participation, objective, Workload(momentum))
+    loss, inverse = (made(*aim) for made in (coefficient_loss, _inverse_loss))
+    column, found = mechanism.encoder()[:, 0], error(mechanism, participation, Workload(momentum))
     reached = found.rmse if objective == "rmse" else found.max_error
     assert loss(column)[0] == pytest.approx(2 * np.log(reached), rel=1e-12)
     bands = np.array([1.0, -0.4, -0.2, -0.1] + [0.0] * 8)
+    found = error(BandedInverse(12, (1.0, -0.4, -0.2, -0.1)), participation, Workload(momentum))
+    reached = found.rmse if objective == "rmse" else found.max_error
+    assert inverse(bands)[0] == pytest.approx(2 * np.log(reached), rel=1e-12)
     for function, at, least in ((loss, column, 1), (inverse, bands, 0)):
         _, gradient = function(at)
         for index in range(least, len(at) if function is loss else 4):
@@ -124,6 +131,38 @@ def test_more_buffers_never_do_worse_and_useless_ones_are_left_out():
     assert optimize("blt", participation, buffers=5).buffers < 5
 
 
+@pytest.mark.parametrize("participation", [Participation(64), Participation(64, 4, 16)], ids=str)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("blt", {"buffers": 2}), ("toeplitz", {"bands": 16}), ("banded-inverse", {"bands": 4})],
+)
+def test_a_fit_for_momentum_is_better_for_its_models_and_worse_for_prefix_sums(
+    kind, options, participation
+):
+    heavy = Workload(momentum=0.95)
+    plain, fitted = (
+        optimize(kind, participation, workload=workload, **options)
+        for workload in (Workload(), heavy)
+    )
+    models = [error(made, participation, heavy).rmse for made in (fitted, plain)]
+    sums = [error(made, participation).rmse for made in (fitted, plain)]
+    assert models[0] < models[1] * (1 - 1e-4)
+    assert sums[0] > sums[1] * (1 + 1e-6)
+
+
+def test_the_dense_optimum_is_that_of_its_workload():
+    """No other fit, and no matrix near it, has a lower error, rates that change included."""
+    once, draws = Participation(12), np.random.default_rng(5)
+    rates = tuple(draws.uniform(0.1, 1.0, 12))
+    for workload in (Workload(0.9), Workload(0.0, rates), Workload(0.8, rates)):
+        best = optimize("dense", once, workload=workload)
+        least = error(best, once, workload).rmse
+        assert least < error(optimize("dense", once), once, workload).rmse
+        for _ in range(200):
+            near = np.tril(best.matrix + draws.normal(0, 0.02, (12, 12)))
+            assert error(Dense(near), once, workload).rmse >= least * (1 - 1e-6)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -136,6 +175,8 @@ def test_more_buffers_never_do_worse_and_useless_ones_are_left_out():
         ({"kind": "toeplitz", "bands": 9}, "at most rounds=8"),
         ({"kind": "dense", "objective": "max"}, "dense optimum is for 'rmse'"),
         ({"kind": "dense", "participation": Participation(8, 2)}, "max_participations=2"),
+        ({"kind": "blt", "workload": Workload(0.9, (1.0,) * 7 + (0.5,))}, "take a constant rate"),
+        ({"kind": "dense", "workload": Workload(0.9, (1.0,))}, "1 of them, for 8 rounds"),
     ],
 )
 def test_options_out_of_range(options, message):
@@ -143,17 +184,18 @@ def test_options_out_of_range(options, message):
         optimize(**{"participation": Participation(8)} | options)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9, 0.999])
 @pytest.mark.parametrize("objective", ["rmse", "max"])
 @pytest.mark.parametrize(
     "participation",
     [Participation(1), Participation(2, 2), Participation(700, 20, 1), Participation(3000, 6, 314)],
     ids=str,
 )
-def test_the_closed_form_of_a_blt_is_that_of_its_coefficients(participation, objective):
+def test_the_closed_form_of_a_blt_is_that_of_its_coefficients(participation, objective, momentum):
     """Sums over few points instead of all rounds, for decays from 0.0001 to 0.99999."""
     n = participation.rounds
-    loss = blt_loss(participation, objective)
-    slow = coefficient_loss(participation, objective)
+    loss = blt_loss(participation, objective, momentum)
+    slow = coefficient_loss(participation, objective, Workload(momentum))
     draws = np.random.default_rng(3)
     for buffers in (1, 2, 5):
         rates = draws.uniform(np.log(0.01 / n), 2.0, buffers)

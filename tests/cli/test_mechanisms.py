@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from accounting import ConfigError, Participation, error, footprint, mechanism_from_dict
+from accounting import (
+    ConfigError,
+    Participation,
+    Workload,
+    error,
+    footprint,
+    mechanism_from_dict,
+)
+from accounting.mechanisms.mechanism import noise_matrix
 from privpart.cli.main import app
 
 RUN = ["--rounds", "1600", "--delta", "1e-6", "--max-participations", "1"]
@@ -99,6 +107,56 @@ def test_the_front_is_what_no_other_row_beats(privpart):
     assert rows == sorted(rows, key=lambda row: row["state_vectors"])
     (best,) = {row["rmse_ratio_to"] for row in rows}
     assert best == min(rows, key=lambda row: row["rmse"])["mechanism"] == "bandmf:bands=20"
+
+
+def test_the_error_of_models_is_shown_and_fitted_for_the_servers_momentum(privpart, tmp_path):
+    """By an option, and by a plan's own optimiser; plain SGD and Adam have none to show."""
+    run = Participation(72)
+    typed = ["--rounds", "72", "--delta", "1e-5", "--max-participations", "1"]
+    names = ["--mechanism", "tree", "--mechanism", "blt:buffers=2,momentum=0.9"]
+    few = ["mechanisms", *names, "--format", "json"]
+    document = json.loads(privpart(*few, *typed, "--workload", "momentum=0.9").stdout)
+    assert document["workload"] == {"momentum": 0.9, "learning_rates": "constant"}
+    for row in document["rows"]:
+        made = mechanism_from_dict(row["mechanism_parameters"])
+        scale = row["rmse"] / row["unit_rmse"]
+        found = error(made, run, Workload(momentum=0.9))
+        assert row["model_rmse"] == pytest.approx(scale * found.rmse, rel=1e-9)
+        assert row["model_max_error"] == pytest.approx(scale * found.max_error, rel=1e-9)
+        rounds = (noise_matrix(made) ** 2).sum(axis=1).mean() * row["sensitivity_squared"]
+        assert row["round_rmse"] == pytest.approx(scale * rounds**0.5, rel=1e-9)
+    assert document["rows"][0]["model_rmse_ratio_to"] == "blt:buffers=2,momentum=0.9"
+
+    text = Path("examples/digits.toml").read_text()
+    plan = tmp_path / "plan.toml"
+    for line, shown in (
+        ("momentum = 0.9", "constant"),
+        ("momentum = 0.0", None),
+        ('kind = "adam"', None),
+        ("momentum = 0.9\nweight_decay = 0.1", None),
+        ('momentum = 0.9\n[learning_rates.server]\nkind = "linear"', "by round"),
+    ):
+        plan.write_text(text.replace("momentum = 0.9", line))
+        planned = json.loads(privpart(*few, "--plan", str(plan)).stdout)
+        assert (planned["workload"] or {}).get("learning_rates") == shown
+        assert ("model_rmse" in planned["rows"][0]) == (shown is not None)
+    falling = Workload(0.9, tuple(1 - t / 72 for t in range(72)))
+    for row in planned["rows"]:
+        made = mechanism_from_dict(row["mechanism_parameters"])
+        scale = row["rmse"] / row["unit_rmse"]
+        assert row["model_rmse"] == pytest.approx(scale * error(made, run, falling).rmse, rel=1e-6)
+    rows = privpart("mechanisms", "--plan", "examples/digits.toml", "--format", "json").stdout
+    fits = {row["mechanism"]: row["model_rmse"] for row in json.loads(rows)["rows"]}
+    assert fits["blt:buffers=2,momentum=0.9"] < 0.9 * fits["blt"]
+
+
+@pytest.mark.parametrize("wrong", ["momentum=1", "momentum=nan", "0.9", "momentum=", "rate=0.5"])
+def test_a_workload_that_is_none_is_refused(privpart, wrong):
+    done = privpart("mechanisms", *RUN, "--workload", wrong)
+    assert done.returncode == 2
+    assert "momentum=M" in done.stderr
+    beside = privpart("mechanisms", "--plan", "examples/digits.toml", "--workload", "momentum=0.5")
+    assert (beside.returncode, "already contains" in beside.stderr) == (2, True)
 
 
 def test_csv_on_standard_output_only(privpart):

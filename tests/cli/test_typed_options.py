@@ -26,7 +26,7 @@ SAMPLES = {
     "gradient": "g.safetensors", "attack": "dlg", "clip": "1",
     "tokens": "t.safetensors", "settings": "s.toml",
     "fail_on": "partial", "fork_of": "old", "seed": "1", "worker_timeout": "60",
-    "limit_epsilon": "4",
+    "limit_epsilon": "4", "workload": "momentum=0.9",
     "public_key": "0" * 64, "html": "x.html", "registry": "x.yaml", "about": "about.toml",
     "policy": "policy.toml", "voucher": "Ada", "noise_key": "key", "best_of": "10",
     "noise_schedule": "noise.csv", "events": "events.json",

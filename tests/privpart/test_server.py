@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import small_plan
 
-from accounting import BinaryTree, ConfigError, Independent, Participation
+from accounting import BinaryTree, ConfigError, Independent, Participation, Workload
 from privpart import (
     NoiseStream,
     PrivacyPlan,
@@ -398,3 +398,19 @@ def test_a_state_is_not_taken_between_a_task_and_its_round():
         one.state_dict()
     one.run_round([task.update(0, torch.zeros(DIM))])
     one.state_dict()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_models_are_what_the_workload_makes_of_the_sums(momentum):
+    """The error that ``privpart mechanisms`` shows is that of this optimiser's steps."""
+    draws = np.random.default_rng(2)
+    shares = tuple(draws.uniform(0.1, 1.0, 9))
+    gradients = draws.normal(size=(9, 4)).astype(np.float32)
+    settings = ServerOptimizer(learning_rate=0.25, momentum=momentum)
+    model = torch.zeros(4)
+    optimizer, models = ExactOptimizer(settings, [model]), []
+    for gradient, share in zip(gradients, shares, strict=True):
+        optimizer.step({0: torch.from_numpy(gradient.copy())}, share)
+        models.append(model.numpy().copy())
+    expected = -0.25 * Workload(momentum, shares).models(gradients)
+    assert np.array(models) == pytest.approx(expected, rel=1e-5, abs=1e-6)

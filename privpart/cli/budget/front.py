@@ -24,10 +24,11 @@ from accounting import (
     optimize,
 )
 from accounting.calibrate import least_noise
-from accounting.error import prefix_error
+from accounting.error import MOST_ROUNDS, prefix_error, round_noise
 from accounting.guarantee import mu_upper
 from accounting.mechanisms import MechanismChoice
 from accounting.report import shown_parameters, up
+from accounting.workload import PREFIX, Workload
 from privpart.cli import options
 from privpart.cli.budget.options import (
     TYPED_MECHANISM,
@@ -38,6 +39,7 @@ from privpart.cli.budget.options import (
     typed_participation,
 )
 from privpart.cli.budget.promise import shown_fits
+from privpart.cli.idle import OF_A_PLAN
 from privpart.cli.options import Format
 from privpart.cli.output import print_result, print_table
 
@@ -75,19 +77,31 @@ def mechanisms(
     max_participations: MaxParticipations = None,
     min_separation: MinSeparation = None,
     fixed_order: FixedOrderOption = False,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            help="Optimiser of the server, 'momentum=0.9': shows the error of its models, and of "
+            "the noise in one round, and fits for the former. --plan has its own.",
+            show_default=False,
+        ),
+        OF_A_PLAN,
+    ] = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Show what memory buys: the error of all mechanisms at the same epsilon, by state vectors.
 
     Errors are per coordinate and in units of the clip norm; the prefix sum of the updates after
-    each round is what a model is made of. A star marks the mechanisms that no other beats with as
+    each round is what plain SGD makes its model of, and other optimisers make more of recent rounds
+    (model rmse). A star marks the mechanisms that no other beats with as
     few state vectors. The first column is what --mechanism of other commands takes. Fits are
     cached, so that the second call is quick.
     Example: privpart mechanisms --rounds 1600 --delta 1e-6 --max-participations 1
     """
     planned, population = None, None
+    made = None if workload is None else Workload.parse(workload)
     if plan is not None:
         planned = _read(plan)
+        made = _workload_of(planned)
         participation = planned.participation()
         planned.accept_delta()
         delta, population = planned.privacy.delta, planned.stated_population
@@ -107,7 +121,7 @@ def mechanisms(
             f"mechanism=dense: is found for up to {_BANDED_ROUNDS} rounds and one participation, "
             f"not for {n} and {k}; leave it out."
         )
-    offered = list(_rows_of(planned, participation, chosen, optimal=optimal))
+    offered = list(_rows_of(planned, participation, chosen, made, optimal=optimal))
     # all of them first: a refusal must not come after a minute of calibration
     with shown_fits():
         fitted = [(label, build()) for label, build in offered]
@@ -115,12 +129,12 @@ def mechanisms(
     first = {encoder: label for label, encoder in reversed(fitted)}
     rows = _on_front(
         [
-            _row(label, encoder, participation, target_epsilon, delta)
+            _row(label, encoder, participation, target_epsilon, delta, made)
             for label, encoder in fitted
             if first[encoder] == label
         ]
     )
-    title = _title(participation, target_epsilon, delta)
+    title = _title(participation, target_epsilon, delta, made)
     warnings = [] if plan is not None or max_participations is not None else [_ASSUMED]
     if large := checks.delta_warning(delta, population):
         warnings.append(large)
@@ -133,6 +147,7 @@ def mechanisms(
         "delta": delta,
         "unit": "client",
         "adjacency": "zero-out",
+        "workload": None if made is None else made.to_dict(),
         "warnings": warnings,
         "rows": rows,
     }
@@ -167,10 +182,28 @@ def _read(path: Path) -> "PlanFile":
     return plan
 
 
+def _workload_of(plan: "PlanFile") -> Workload | None:
+    """Return what the plan's optimiser makes of the sums; None where that is not known here.
+
+    Adam and its like are not linear, weight decay is not in a ``Workload``, and of groups that take
+    turns the momentum rests too.
+    """
+    server, rounds = plan.server, plan.privacy.rounds
+    share = plan.learning_rates.server_share(rounds)
+    groups = plan.schedule is not None or plan.select is not None
+    if server.kind != "sgd" or server.weight_decay or groups or not (server.momentum or share):
+        return None
+    if rounds > MOST_ROUNDS:
+        typer.echo(f"privpart: left out above {MOST_ROUNDS} rounds: the error of models.", err=True)
+        return None
+    return Workload(server.momentum, () if share is None else tuple(map(share, range(rounds))))
+
+
 def _rows_of(
     plan: "PlanFile | None",
     participation: Participation,
     chosen: Sequence[MechanismChoice],
+    workload: Workload | None,
     *,
     optimal: bool,
 ) -> Iterator[Offer]:
@@ -183,11 +216,13 @@ def _rows_of(
     names = list(map(str, chosen))
     if not names:
         names = [] if plan is None else [str(plan.privacy.mechanism)]
-        names += _candidates(participation)
+        momentum = workload.momentum if workload is not None else 0.0
+        names += _candidates(participation, f",momentum={momentum:g}" if momentum else "")
     for name in dict.fromkeys(names):
         yield name, partial(MechanismChoice.parse(name).build, participation)
     if optimal:
-        yield "dense, optimal", partial(optimize, _DENSE, participation)
+        least = PREFIX if workload is None else workload
+        yield "dense, optimal", partial(optimize, _DENSE, participation, workload=least)
 
 
 def _group_by_group(
@@ -207,20 +242,20 @@ def _group_by_group(
         yield "tree, one, pruned", pruned
 
 
-def _candidates(participation: Participation) -> Iterator[str]:
-    """Yield the usual mechanisms, as people type them."""
+def _candidates(participation: Participation, fit: str) -> Iterator[str]:
+    """Yield the usual mechanisms, as people type them; ``fit`` is what their fits are for."""
     n = participation.rounds
     small = n <= _BANDED_ROUNDS
     yield "independent"
     for bands in _DRAWS if small else _DRAWS[:1]:
         if bands <= n:
-            yield f"banded-inverse:bands={bands},normalize_columns,fit"
+            yield f"banded-inverse:bands={bands},normalize_columns,fit{fit}"
     for buffers in _BUFFERS:
-        yield f"blt:buffers={buffers}"
+        yield f"blt:buffers={buffers}{fit}"
     yield from ("tree", "tree:estimator=online")
     if small:
         for bands in _widths(participation):
-            yield f"bandmf:bands={bands}"
+            yield f"bandmf:bands={bands}{fit}"
         yield "toeplitz"
     else:
         typer.echo(
@@ -245,6 +280,7 @@ def _row(
     participation: Participation,
     target_epsilon: float,
     delta: float,
+    workload: Workload | None,
 ) -> dict[str, Any]:
     sensitivity = mechanism.sensitivity(participation)
     z = least_noise(sensitivity.squared, target_epsilon=target_epsilon, delta=delta)
@@ -253,6 +289,7 @@ def _row(
     cost, unit = footprint(mechanism), prefix_error(1.0, mechanism.prefix_variance())
     reach = math.sqrt(sensitivity.squared)
     rmse, worst = reach * unit.rmse, reach * unit.max_error
+    models = {} if workload is None else _models(mechanism, workload, reach / reached.mu)
     return {
         "mechanism": label,
         "sensitivity_squared": sensitivity.squared,
@@ -261,6 +298,7 @@ def _row(
         "max_error": worst / reached.mu,
         "unit_rmse": rmse,
         "unit_max_error": worst,
+        **models,
         "state_vectors": cost.state_vectors,
         "draws_per_round": cost.draws_per_round,
         "noise_multiplier": z,
@@ -269,35 +307,53 @@ def _row(
     }
 
 
+def _models(mechanism: Mechanism, workload: Workload, scale: float) -> dict[str, float]:
+    """Return the errors of the optimiser's models and of one round, ``scale`` times the draws'."""
+    noise = round_noise(mechanism)
+    models = prefix_error(1.0, (workload.models(noise) ** 2).sum(axis=1))
+    return {
+        "model_rmse": scale * models.rmse,
+        "model_max_error": scale * models.max_error,
+        "round_rmse": scale * prefix_error(1.0, (noise**2).sum(axis=1)).rmse,
+    }
+
+
 def _on_front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows by memory, with their ratio to the best and whether they are on the front."""
-    ordered = sorted(rows, key=lambda row: (row["state_vectors"], row["rmse"]))
-    best = min(ordered, key=lambda row: row["rmse"])
+    error = "model_rmse" if "model_rmse" in rows[0] else "rmse"
+    ordered = sorted(rows, key=lambda row: (row["state_vectors"], row[error]))
+    best = min(ordered, key=lambda row: row[error])
     least = float("inf")
     marked = []
     for row in ordered:
-        first = row["rmse"] < least
-        least = min(least, row["rmse"])
-        ratio = {"rmse_ratio": row["rmse"] / best["rmse"], "rmse_ratio_to": best["mechanism"]}
+        first = row[error] < least
+        least = min(least, row[error])
+        ratio = {f"{error}_ratio": row[error] / best[error], f"{error}_ratio_to": best["mechanism"]}
         marked.append(row | ratio | {"front": first})
     return marked
 
 
-def _title(participation: Participation, target_epsilon: float, delta: float) -> str:
+def _title(
+    participation: Participation, target_epsilon: float, delta: float, workload: Workload | None
+) -> str:
     k, b = participation.max_participations, participation.min_separation
     apart = f", {b} or more apart" if k > 1 else ""
     if participation.fixed_order:
         apart = f", passes of {b} rounds in one order"
+    models = "" if workload is None else f"; {workload}"
     return (
         f"{participation.rounds} rounds, a client in at most {k}{apart}; epsilon "
-        f"{target_epsilon:g} at delta {up(delta, 6)}, zero-out adjacency"
+        f"{target_epsilon:g} at delta {up(delta, 6)}, zero-out adjacency{models}"
     )
 
 
 def _print_rows(rows: Sequence[dict[str, Any]], title: str) -> None:
+    error = "model_rmse" if "model_rmse" in rows[0] else "rmse"
+    least = error.replace("_", " ")
+    models = [] if error == "rmse" else [("model rmse", "model_rmse"), ("per round", "round_rmse")]
     header = (
-        "  mechanism", "state", "draws", "rmse", "rmse ratio", "max error", "sens^2",
-        "noise mult.",
+        "  mechanism", "state", "draws", "rmse", *(name for name, _ in models), f"{least} ratio",
+        "max error", "sens^2", "noise mult.",
     )  # fmt: skip
     cells = [
         (
@@ -305,7 +361,8 @@ def _print_rows(rows: Sequence[dict[str, Any]], title: str) -> None:
             str(row["state_vectors"]),
             f"{row['draws_per_round']:.2f}",
             up(row["rmse"], 4),
-            f"{row['rmse_ratio']:.3f}",
+            *(up(row[key], 4) for _, key in models),
+            f"{row[f'{error}_ratio']:.3f}",
             up(row["max_error"], 4),
             ("" if row["sensitivity_exact"] else "<= ") + up(row["sensitivity_squared"], 5),
             up(row["noise_multiplier"], 5),
@@ -313,7 +370,7 @@ def _print_rows(rows: Sequence[dict[str, Any]], title: str) -> None:
         for row in rows
     ]
     print_table(title, header, cells, spare=("noise mult.", "sens^2", "max error", "draws"))
+    best = rows[0][f"{error}_ratio_to"]
     typer.echo(
-        f"* least rmse with as few state vectors; rmse ratio: to {rows[0]['rmse_ratio_to']}, "
-        "the least shown"
+        f"* least {least} with as few state vectors; {least} ratio: to {best}, the least shown"
     )
