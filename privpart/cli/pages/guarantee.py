@@ -35,7 +35,7 @@ LAYERS = {
     ),
     "Middle: the algorithm and its program": (
         *("clipping", "divisor", "noise", "release", "gradients", "choices", "floating-point"),
-        "draw-seed",
+        *("draw-seed", "selection", "candidates", "score"),
     ),
     "Bottom: trust, access and the data": ("loop",),
 }
