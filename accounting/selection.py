@@ -292,12 +292,15 @@ class SelectedGuarantee:
     """What releasing the best of K runs costs, and nothing else of them.
 
     Args:
-        base: guarantee of one run, its score included. If candidates differ, the greatest.
+        base: guarantee of one run, its score included. If candidates differ, one that is not below
+            any of theirs at any epsilon; of Gaussians, the one of the greatest mu.
         repetitions: the distribution that K is drawn from, before the first run.
         fineness: greatest step of log A and log B between two positions; smaller is nearer.
 
     It holds only if the score is a function of the released model and of public data, or is noised
-    within the base; if K and the losing runs stay secret; and if each run has its own noise.
+    within the base; if K and the losing runs stay secret; if each run has its own noise; and if
+    each draws its candidate anew from one fixed list. Candidates tried in turn, each once, are
+    another mechanism. The result is an upper bound, nearly the least for Gaussian runs.
 
     >>> ten = SelectedGuarantee(Guarantee(mu=0.5), NegativeBinomialRuns(10, eta=1))
     >>> round(ten.epsilon(1e-6), 2)

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from dp_accounting import dp_event
+from dp_accounting.rdp import RdpAccountant
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.optimize import brentq
@@ -21,6 +23,7 @@ from accounting import (
     NegativeBinomialRuns,
     PoissonRuns,
     SelectedGuarantee,
+    StatedGuarantee,
     most_mu,
 )
 from accounting.selection import Array, Repetitions, draw, fields_of, quantile, selected_of
@@ -349,3 +352,22 @@ def test_a_delta_below_every_product_of_slopes_is_not_lost() -> None:
     """An attack has 2e-227; points of the hull were dropped, as their products were 0."""
     run = SelectedGuarantee(Guarantee(0.5), BinomialRuns(300, most=310), fineness=0.5)
     assert run.delta(200.0) > 2e-227
+
+
+@pytest.mark.parametrize(("eta", "published"), [(0, 2.0), (1, 3.0)])
+def test_a_pure_base_approaches_the_published_price(eta: float, published: float) -> None:
+    """(2 + eta) epsilon (Papernot and Steinke 2022; Liu and Talwar 2019 for eta = 1)."""
+    base = ComposedGuarantee((StatedGuarantee(1.0),))
+    epsilon = SelectedGuarantee(base, NegativeBinomialRuns(100, eta), 0.02).epsilon(1e-9)
+    assert 0.98 * published < epsilon < published + 0.04
+
+
+@pytest.mark.parametrize(("shape", "published"), [(0, 3.868), (1, 4.545), (math.inf, 5.182)])
+def test_the_price_is_below_that_of_renyi_divergence(shape: float, published: float) -> None:
+    """dp_accounting's, which docs/concepts/choices.md has beside it."""
+    event = dp_event.RepeatAndSelectDpEvent(dp_event.GaussianDpEvent(2.0), 10, shape)
+    orders = [1 + step / 20 for step in range(1, 400)]
+    theirs = RdpAccountant(orders).compose(event).get_epsilon(1e-6)
+    ours = PoissonRuns(10) if shape == math.inf else NegativeBinomialRuns(10, shape)
+    assert theirs == pytest.approx(published, abs=0.001)
+    assert SelectedGuarantee(Guarantee(0.5), ours, 0.02).epsilon(1e-6) < 0.85 * theirs
