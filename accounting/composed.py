@@ -53,6 +53,8 @@ _CUT = 1e-13
 """Mass that dp-accounting may lose per release; added to each delta."""
 _MOST_EPSILON = 500.0
 """Up to it exp(epsilon) is a float; a greater epsilon promises nothing."""
+MOST_LOSS = 350.0
+"""Of one release, that is told from an infinite one: up to it ratios of e^loss are floats."""
 _LEAST_SPREAD = 1e-6
 """Of releases that cost a delta alone, whose losses have no spread."""
 _POINTS = 2_001
@@ -291,8 +293,11 @@ def _profile(parts: frozenset[tuple[Part, int]], releases: int) -> tuple[Array, 
 
 def _composed(parts: frozenset[tuple[Part, int]], grid: float) -> "PrivacyLossDistribution":
     losses = [(_losses(part, grid), n) for part, n in sorted(parts, key=repr)]
-    alike = [loss if n == 1 else loss.self_compose(n) for loss, n in losses]
-    return reduce(lambda left, right: left.compose(right), alike)
+    try:
+        alike = [loss if n == 1 else loss.self_compose(n) for loss, n in losses]
+        return reduce(lambda left, right: left.compose(right), alike)
+    except IndexError:  # of dp-accounting, where every loss is infinite
+        raise ConfigError("releases: one of them promises nothing, so all do.") from None
 
 
 def _spread(part: Part) -> float:
@@ -335,7 +340,8 @@ def _dominating(bounds: Callable[[Array], Array], grid: float, reach: float) -> 
     """
     from dp_accounting.pld import pld_pmf
 
-    points = np.arange(math.floor(-reach / grid), math.ceil(reach / grid) + 1)
+    most = math.ceil(min(reach, MOST_LOSS) / grid)
+    points = np.arange(-most, most + 1)
     epsilons: Array = np.asarray(points * grid, dtype=np.float64)
     deltas = np.minimum.accumulate(np.maximum(bounds(epsilons), -np.expm1(epsilons)))
     chosen = _corners(np.exp(epsilons), deltas)

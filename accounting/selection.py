@@ -392,7 +392,7 @@ class SelectedGuarantee:
         """Return upper bounds on delta at epsilons of any sign, in either direction."""
         grid, deltas = self.profile
         # delta is convex in e^epsilon, so that a chord lies above it.
-        chord = np.interp(np.expm1(np.abs(epsilons)), np.expm1(grid), deltas)
+        chord = np.interp(np.expm1(np.abs(epsilons)), np.expm1(np.minimum(grid, 700.0)), deltas)
         below = np.minimum(epsilons, 0.0)
         return np.minimum(1.0, np.exp(below) * chord - np.expm1(below))
 

@@ -40,7 +40,7 @@ import numpy as np
 
 from accounting import accountants, checks
 from accounting.checks import ConfigError
-from accounting.composed import Amplified
+from accounting.composed import MOST_LOSS, Amplified
 from accounting.guarantee import mu_upper
 from accounting.report import Assumption
 from accounting.sensitivity import Array
@@ -49,8 +49,6 @@ from accounting.subsampled import sampling_assumptions
 _Bound = Callable[[Array], Array]
 
 _MOST_MEMBERS = 10**9
-_MOST_LOSS = 350.0
-"""Up to it the ratio of two likelihood ratios is a float; more promises nothing anyway."""
 _BEYOND = 1e-15
 """Mass of all rounds beyond the greatest loss that is told from an infinite one."""
 
@@ -184,9 +182,9 @@ class TruncatedGuarantee(Amplified):
     def reach(self) -> float:
         """Loss of one step beyond which it counts as infinite, as there is hardly any mass."""
         reach, least = np.array([1e-3 / self.noise_multiplier]), _BEYOND / self.steps
-        while reach[0] < _MOST_LOSS and max(self._removed(reach), self._added(reach))[0] > least:
+        while reach[0] < MOST_LOSS and max(self._removed(reach), self._added(reach))[0] > least:
             reach *= 1.2
-        return min(float(reach[0]), _MOST_LOSS)
+        return float(reach[0])
 
     @property
     def spread(self) -> float:

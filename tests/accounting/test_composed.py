@@ -1,5 +1,6 @@
 """Composition of unlike releases: against exact products of small pairs, and against simulation."""
 
+import dataclasses
 import itertools
 import math
 from dataclasses import replace
@@ -17,8 +18,10 @@ from accounting import (
     ConfigError,
     EstimatedGuarantee,
     Guarantee,
+    NegativeBinomialRuns,
     Participation,
     SampledGuarantee,
+    SelectedGuarantee,
     StatedGuarantee,
     Toeplitz,
     guarantee,
@@ -202,6 +205,16 @@ def test_every_draw_and_every_transform_counts() -> None:
     assert min(allocation.removed(far)[0], allocation.added(far)[0]) >= 1e-12
     with pytest.raises(ConfigError, match="own=40: must be at most 12"):
         Shares(4, own=40.0)
+
+
+def test_a_selection_whose_losses_are_beyond_every_float_composes() -> None:
+    """Of training runs with little noise: grids of e^loss overflowed, and divided by 0."""
+    selected = SelectedGuarantee(Guarantee(25.0), NegativeBinomialRuns(3), fineness=0.5)
+    both = ComposedGuarantee((selected, Guarantee(0.3)))
+    assert selected.delta(300.0) <= both.delta(300.0) <= 1
+    selected = dataclasses.replace(selected, base=Guarantee(40.0))
+    with pytest.raises(ConfigError, match="one of them promises nothing"):
+        ComposedGuarantee((selected, Guarantee(0.3))).delta(400.0)
 
 
 def test_a_pure_epsilon_that_promises_nothing_is_refused() -> None:
