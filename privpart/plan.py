@@ -36,6 +36,7 @@ from accounting import (
     guarantee,
     mechanism_from_dict,
     participation_of,
+    piecewise,
     sampled_guarantee,
 )
 from accounting.checks import ConfigError
@@ -60,6 +61,31 @@ _CLIP_NORM_RANGE = 1e4
 """An adaptive clip norm stays within this factor of the first one."""
 
 
+@dataclass(frozen=True, slots=True)
+class ByRound:
+    """A public number that changes at rounds fixed beforehand.
+
+    Args:
+        from_round: rounds from which on a value holds, ascending; the first is 0.
+        value: per such round, > 0.
+
+    >>> ByRound((0, 10), (1.0, 0.5)).at(10)
+    0.5
+    """
+
+    from_round: tuple[int, ...]
+    value: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        starts, values = piecewise.checked("value", self.from_round, self.value)
+        object.__setattr__(self, "from_round", starts)
+        object.__setattr__(self, "value", values)
+
+    def at(self, round_: int) -> float:
+        """Return the value of a round, >= 0."""
+        return piecewise.at(self.from_round, self.value, round_)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivacyPlan:
     """The promise to one client, independent of who trains and on what data.
@@ -72,6 +98,9 @@ class PrivacyPlan:
         noise_multiplier: standard deviation of one i.i.d. coordinate that enters the mechanism /
             clip_norm, on the scale of the sum, >= 0; 0 trains without noise and without guarantee.
         report_goal: public constant that the noised sum is divided by, 1 to 2^53.
+        clip_norms: clip norm by round, the first of them ``clip_norm``; None keeps that. The noise
+            of a round is in proportion to its clip norm, so that the cost does not depend on it.
+        report_goals: public divisor by round, whole numbers, the first of them ``report_goal``.
         minimum_cohort: a round with fewer well-formed updates releases nothing, >= 1; 0 where
             members are sampled, since whether a round is released would tell how many came.
         adaptive_clipping: lets the clip norm follow the clients' updates at no additional cost.
@@ -96,6 +125,8 @@ class PrivacyPlan:
     sampling: Sampling | None = None
     estimate: Estimate | None = None
     metrics: Metrics | None = None
+    clip_norms: ByRound | None = None
+    report_goals: ByRound | None = None
     context: str = ""
 
     def __post_init__(self) -> None:
@@ -114,6 +145,7 @@ class PrivacyPlan:
                 f"the mechanism has rounds={self.mechanism.rounds}, the participation "
                 f"rounds={self.participation.rounds}: both must describe the same run."
             )
+        self._refuse_odd_schedules()
         if self.adaptive_clipping is not None:
             restarts(self.mechanism)
             self.adaptive_clipping.update_noise_multiplier(self.noise_multiplier)
@@ -124,6 +156,26 @@ class PrivacyPlan:
         if self.metrics is not None:
             sampled = self.sampling is not None
             self.metrics.refuse_beside(self.rounds, self.noise_multiplier, sampled=sampled)
+
+    def _refuse_odd_schedules(self) -> None:
+        firsts = {"clip_norms": float(self.clip_norm), "report_goals": self.report_goal}
+        for name, first in firsts.items():
+            schedule: ByRound | None = getattr(self, name)
+            if schedule is None:
+                continue
+            piecewise.refuse_beyond(schedule.from_round, self.rounds)
+            if schedule.value[0] != first:
+                raise ConfigError(
+                    f"{name}: begins with {schedule.value[0]:g}; must begin with the plan's "
+                    f"{name.removesuffix('s')}, {first:g}."
+                )
+        for clip_norm in self.clip_norms.value if self.clip_norms else ():
+            at_least_tiny(clip_norm)
+        for goal in self.report_goals.value if self.report_goals else ():
+            if not goal.is_integer() or goal > _MOST_CLIENTS:
+                raise ConfigError(f"report_goals={goal:g}: must be whole numbers up to 2^53.")
+        if self.clip_norms is not None and self.adaptive_clipping is not None:
+            raise ConfigError("clip_norms: adaptive_clipping decides the clip norm; leave one out.")
 
     def _refuse_beside_sampling(self, sampling: Sampling) -> None:
         """Refuse what the proof of an amplified guarantee does not cover (docs/sampling.md)."""
@@ -169,9 +221,17 @@ class PrivacyPlan:
         """Whether clients may be told this clip norm in a round."""
         first, adaptive = float(self.clip_norm), self.adaptive_clipping
         if adaptive is None:
-            return clip_norm == first
+            return clip_norm == self.clip_norm_at(round_)
         steps = sum(restart <= round_ for restart in restarts(self.mechanism))
         return adaptive.reaches(clip_norm, steps, first=first)
+
+    def clip_norm_at(self, round_: int) -> float:
+        """Return the planned clip norm of a round, >= 0, without adaptive clipping."""
+        return float(self.clip_norm) if self.clip_norms is None else self.clip_norms.at(round_)
+
+    def report_goal_at(self, round_: int) -> int:
+        """Return the divisor of a round, >= 0."""
+        return self.report_goal if self.report_goals is None else int(self.report_goals.at(round_))
 
     @property
     def update_noise_multiplier(self) -> float:
@@ -201,6 +261,8 @@ class PrivacyPlan:
             "estimate": None if self.estimate is None else asdict(self.estimate),
             # left out by plans without metrics, whose hashes are those of versions without them
             **({} if self.metrics is None else {"metrics": asdict(self.metrics)}),
+            **({} if self.clip_norms is None else {"clip_norms": asdict(self.clip_norms)}),
+            **({} if self.report_goals is None else {"report_goals": asdict(self.report_goals)}),
             "context": self.context,
         }
 
@@ -217,6 +279,9 @@ class PrivacyPlan:
                 fields["sampling"] = sampling_from_dict(sampling)
             if (estimate := fields["estimate"]) is not None:
                 fields["estimate"] = Estimate(**estimate)
+            for name in ("clip_norms", "report_goals"):
+                if (schedule := fields.get(name)) is not None:
+                    fields[name] = ByRound(**schedule)
             if (metrics := fields.get("metrics")) is not None:
                 fields["metrics"] = Metrics.from_dict(metrics)
             return cls(**fields)

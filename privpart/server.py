@@ -171,7 +171,7 @@ class Server:
         self.parameters = start.detach().clone()
         self._released = self.parameters.clone()
         self.round = 0
-        self.clip_norm = float(plan.clip_norm)
+        self.clip_norm = plan.clip_norm_at(0)
         self.plan_hash = plan.hash
         self._groups = parts_of(plan.mechanism, self.parameters)
         self._rates = rates
@@ -435,7 +435,8 @@ class Server:
         step = 1.0 if self._grid is None else self._grid.step(self.clip_norm)
         total = round_sum.total
         gradient = self._gradient[: len(total)]
-        divisor = -self.plan.report_goal / step
+        fixed, goal = self.plan.report_goals is None, self.plan.report_goal
+        divisor = -(goal if fixed else self.plan.report_goal_at(self.round)) / step
         _quotient(total, noise, divisor, gradient, round_sum.modulus_bits)
         active = self._active() or (0,)
         sizes = [len(self._groups[group]) for group in active]
@@ -444,8 +445,10 @@ class Server:
         self._optimizer.step(dict(zip(active, torch.split(gradient, sizes), strict=True)), share)
 
     def _adapt(self, bits: float) -> None:
-        """Add the round's noised bits; at a restart of the noise, let them move the clip norm."""
+        """Take the next round's clip norm: by the plan, or by the noised bits, at a restart."""
         adaptive, grid = self.plan.adaptive_clipping, self._bit_grid
+        if self.plan.clip_norms is not None:
+            self.clip_norm = self.plan.clip_norm_at(self.round)
         if adaptive is None or self._bit_noise is None or grid is None:
             return
         # A bit is half an update's norm in steps, an integer, and so is the noise.

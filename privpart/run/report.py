@@ -388,9 +388,10 @@ def _deviations(
             )
     if plan.adaptive_clipping is None:
         deviations += [
-            f"round {row.round} was clipped to {row.clip_norm:g}, planned {plan.clip_norm:g}"
+            f"round {row.round} was clipped to {row.clip_norm:g}, planned "
+            f"{plan.clip_norm_at(row.round):g}"
             for row in rows
-            if row.clip_norm != plan.clip_norm
+            if row.clip_norm != plan.clip_norm_at(row.round)
         ]
     if any(row.counted < plan.minimum_cohort for row in rows):
         deviations.append(

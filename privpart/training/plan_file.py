@@ -43,7 +43,7 @@ from accounting.mechanisms.by_name import MechanismChoice
 from accounting.metrics import Metrics
 from accounting.report import up
 from privpart.patterns import Outline, layer_groups, matching_parameters, trained_groups
-from privpart.plan import AdaptiveClipping, PrivacyPlan, Schedule
+from privpart.plan import AdaptiveClipping, ByRound, PrivacyPlan, Schedule
 from privpart.run.population import PUBLIC_DATA, is_public, refuse_population
 from privpart.settings.client import LocalTraining, LossName
 from privpart.settings.outlines import GROUPS, OUTLINES, outline_of
@@ -74,7 +74,14 @@ _LARGEST_ERROR = 0.1
 TaskName = Literal["digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "shakespeare"]
 
 _UNSET_IS_ABSENT = {
-    "privacy": ("sampling", "allow_large_delta", "round_seconds", "metrics"),
+    "privacy": (
+        "sampling",
+        "clip_norms",
+        "report_goals",
+        "allow_large_delta",
+        "round_seconds",
+        "metrics",
+    ),
     "privacy.mechanism": (
         "normalize_columns",
         "fit",
@@ -211,6 +218,15 @@ class Privacy(_Table):
     )
     report_goal: int | None = Field(
         None, description="public divisor; None takes clients_per_round, or what sampling expects"
+    )
+    clip_norms: ByRound | None = Field(
+        None,
+        description="clip norm by round, as { from_round = [0, 100], value = [1.0, 0.5] }; the "
+        "first is clip_norm, and the noise follows it",
+    )
+    report_goals: ByRound | None = Field(
+        None,
+        description="public divisor by round, likewise; None takes what scheduled-poisson expects",
     )
     minimum_cohort: int = Field(1, description="a round with fewer updates releases nothing")
     max_participations: int = Field(1, description="most rounds of one client")
@@ -602,12 +618,15 @@ class PlanFile(_Table):
             self.participation() if sampler is None else participation_of(sampler, p.rounds)
         )
         noise = self._noise_multiplier(mechanism, participation, sampler, estimate)
+        goals, goal = self._goals(cohort)
         return PrivacyPlan(
             mechanism=mechanism,
             participation=participation,
             clip_norm=p.clip_norm,
             noise_multiplier=noise,
-            report_goal=cohort if p.report_goal is None else p.report_goal,
+            report_goal=goal,
+            clip_norms=p.clip_norms,
+            report_goals=goals,
             minimum_cohort=least,
             adaptive_clipping=p.adaptive_clipping,
             sampling=sampler,
@@ -615,6 +634,16 @@ class PlanFile(_Table):
             metrics=self._metrics(mechanism, participation, noise),
             context=self.context(code),
         )
+
+    def _goals(self, cohort: int) -> tuple[ByRound | None, int]:
+        """Return the divisors by round, if they change, and the first one."""
+        p, goals = self.privacy, self.privacy.report_goals
+        batches = p.sampling.expected_batches if p.sampling is not None else None
+        if goals is None and p.report_goal is None and p.sampling is not None and batches:
+            rounded = tuple(float(max(1, round(batch))) for batch in batches)
+            goals = ByRound(p.sampling.from_round or (), rounded)
+        first = cohort if goals is None else int(goals.value[0])
+        return goals, first if p.report_goal is None else p.report_goal
 
     def _metrics(
         self, mechanism: Mechanism, participation: Participation, noise: float
@@ -810,6 +839,9 @@ _APART = (
     ("canaries", "select"),
     ("canaries", "privacy.sampling"),
     ("canaries", "privacy.adaptive_clipping"),
+    ("canaries", "privacy.clip_norms"),
+    ("canaries", "privacy.report_goals"),
+    ("privacy.clip_norms", "privacy.adaptive_clipping"),
 )
 """Keys of which a plan has one at most."""
 

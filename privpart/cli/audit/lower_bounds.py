@@ -123,9 +123,14 @@ def _unsampled(plan: PrivacyPlan) -> Guarantee:
     """Return the guarantee of a plan; an amplified one has no Gaussian to measure.
 
     Raises:
-        ConfigError: the plan samples its clients.
+        ConfigError: the plan samples its clients, or its clip norm or divisor changes.
     """
     guarantee = plan.guarantee()
+    if plan.clip_norms is not None or plan.report_goals is not None:
+        raise ConfigError(
+            "privacy.clip_norms, privacy.report_goals: canaries are scored for one clip norm and "
+            "one divisor. Leave them out to audit the noise, which does not depend on them."
+        )
     if isinstance(guarantee, Guarantee):
         return guarantee
     raise ConfigError(
