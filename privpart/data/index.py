@@ -78,6 +78,12 @@ class ClientIds(Sequence[ClientId]):
             place = int(self._values.numpy().searchsorted(np.int64(client)))
         return place if place < len(self) and self[place] == client else None
 
+    def at(self, places: _Array) -> "ClientIds":
+        """Return the ids at places, ascending."""
+        if isinstance(self._values, list):
+            return ClientIds([self._values[place] for place in places.tolist()])
+        return ClientIds(self._values[torch.from_numpy(places)])
+
     def shared(self) -> "ClientIds":
         """Return a copy in shared memory, where the ids are a tensor."""
         return self if isinstance(self._values, list) else ClientIds(_share(self._values))
@@ -197,6 +203,17 @@ class Index:
         # the extremes tell whether any row is out of range
         extremes = (int(self._rows.min()), int(self._rows.max()))
         return next((row for row in extremes if not 0 <= row < rows), None)
+
+    def only(self, clients: Iterable[ClientId]) -> "Index":
+        """Return the index of some of the clients, each once."""
+        places = np.sort(np.array([self._place(client) for client in clients], dtype=np.int64))
+        ends = self._ends.numpy()
+        lengths = np.diff(ends, prepend=0)[places]
+        new_ends = lengths.cumsum()
+        # where each row lies behind its client's first one, before and after
+        shifts = np.repeat(ends[places] - new_ends, lengths)
+        rows = self._rows[torch.from_numpy(np.arange(len(shifts)) + shifts)]
+        return Index(self.ids.at(places), torch.from_numpy(new_ends), rows)
 
     def shared(self) -> "Index":
         """Return a copy in shared memory, which other processes see without copying."""

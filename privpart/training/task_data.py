@@ -108,8 +108,7 @@ def held_out_of(clients: Clients, count: int) -> tuple[Clients, list[ClientId]]:
 def chosen(clients: Clients, ids: Sequence[ClientId]) -> Clients:
     """Return the clients with these ids, of the same kind."""
     if isinstance(clients, Users):
-        rows = {client: clients.indices[client] for client in ids}
-        return Users(clients.x, clients.y, rows, allow_empty=True)
+        return Users(clients.x, clients.y, clients.indices.only(ids), allow_empty=True)
     return SomeClients(clients, ids)
 
 

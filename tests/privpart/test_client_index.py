@@ -139,3 +139,15 @@ def test_memory_of_a_million_clients():
     index = Index.of_owners(rng.integers(2**63, size=n))
     assert len(index) == n
     assert len(pickle.dumps(index)) - 2000 <= 24.5 * n
+
+
+@given(st.lists(st.tuples(IDS, st.lists(st.integers(0, 9), max_size=4)), min_size=1), st.data())
+def test_some_clients_keep_their_rows(pairs, data):
+    held = {(type(own), own): rows for own, rows in pairs}
+    index = Index.of_rows({own: rows for (_, own), rows in held.items()})
+    some = data.draw(st.lists(st.sampled_from(list(index.ids)), unique_by=lambda i: (type(i), i)))
+    if not some:
+        return
+    found = index.only(some)
+    assert list(found.ids) == sorted(some, key=id_order)
+    assert [found[own].tolist() for own in some] == [held[type(own), own] for own in some]

@@ -690,3 +690,40 @@ def test_the_book_charges_the_metrics(tmp_path):
     begun(tmp_path / "run", 1, dear, facts=runs.FACTS | {"population_name": "people"})
     assert account("people").total.mu == dear.metrics.claim().cost.mu == dear.guarantee().mu
     assert account("people").total.mu > Guarantee(PLAN.guarantee().mu).mu
+
+
+def test_a_fork_adds_what_the_metrics_of_its_parent_cost(tmp_path):
+    from privpart.run.begin import fork
+
+    dear = replace(PLAN, metrics=replace(METRICS, noise_multiplier=0.1))
+    parent = begun(tmp_path / "parent", 4, dear)
+    with fork(parent, tmp_path / "child", PLAN) as run:
+        train(run, 4)
+    both = math.hypot(dear.guarantee().mu, PLAN.guarantee().mu)
+    assert run_report(tmp_path / "child", delta=1e-6).guarantee.mu == pytest.approx(both, rel=1e-9)
+
+
+def test_a_run_that_moved_to_another_machine_has_its_evaluations_there(tmp_path, monkeypatch):
+    from privpart.run import log
+    from privpart.run.witness import compared, witness
+
+    path = begun(tmp_path / "run", 2)
+    here = witness()
+    (standing,) = (one for one in here.runs if one.run == Ledger(path).facts["run_id"])
+    assert (standing.rounds, standing.evaluations) == (2, 1)
+    monkeypatch.setenv(log.VARIABLE, str(tmp_path / "elsewhere"))
+    with pytest.raises(ConfigError, match="adopt=True"):
+        RunFolder.open(path)
+    with RunFolder.open(path, adopt=True) as run:
+        train(run, 3)
+    with RunFolder.open(path) as run:
+        train(run, 4)
+    report = run_report(path)
+    assert report.complete
+    assert {a.code: a.status for a in report.guarantee.assumptions}["metrics"] == "asserted"
+    from privpart.run.evidence import gather
+
+    assert compared(here, gather(path)).says.endswith(
+        "the first 3 of these 6 rounds and evaluations were committed, and no others"
+    )
+    monkeypatch.delenv(log.VARIABLE)
