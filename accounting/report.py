@@ -295,6 +295,8 @@ class PrivacyReport:
             assumptions=tuple(conditions),
             formula="private selection (Liu and Talwar 2019), by a bound on its privacy profile",
             not_covered=(_NOT_COVERED_OF_A_SELECTION, *self.not_covered[1:]),
+            metrics=self.metrics
+            and {**self.metrics, "mu": dominating.mu, "epsilon": cost.epsilon(self.delta)},
             selection={
                 "candidates": candidates,
                 **fields,
@@ -693,8 +695,8 @@ _ASSUMPTIONS_OF_A_SELECTION: tuple[_Condition, ...] = (
     ),
     (
         "score",
-        "the score by which the best training was found depends on its model and on public data "
-        "alone",
+        "the score by which the best training was found depends on its model, on public data, and "
+        "on noised metrics whose cost is that of the training alone",
         "no guarantee for those whose data the score read",
     ),
 )
