@@ -50,6 +50,8 @@ from accounting.truncated import (
     TruncatedPoissonSampling,
     WithoutReplacementSampling,
 )
+from accounting.user_level import ExampleSampling, UserGuarantee
+from accounting.with_replacement import ReplacedGuarantee, WithReplacementSampling
 from accounting.workload import Workload
 
 __all__ = [
@@ -67,6 +69,7 @@ __all__ = [
     "Dense",
     "Estimate",
     "EstimatedGuarantee",
+    "ExampleSampling",
     "FixedOrder",
     "Footprint",
     "Grouped",
@@ -81,6 +84,7 @@ __all__ = [
     "PrivacyReport",
     "PrunedTree",
     "Realised",
+    "ReplacedGuarantee",
     "SampledGuarantee",
     "Scheduled",
     "ScheduledGuarantee",
@@ -91,6 +95,8 @@ __all__ = [
     "Toeplitz",
     "TruncatedGuarantee",
     "TruncatedPoissonSampling",
+    "UserGuarantee",
+    "WithReplacementSampling",
     "WithoutReplacementSampling",
     "Workload",
     "brute_force",

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 
 from accounting import checks, gaussian
 from accounting.checks import ConfigError
@@ -13,6 +14,11 @@ from accounting.participation import Participation
 from accounting.random_allocation import BallsInBins
 from accounting.report import up
 from accounting.subsampled import SampledMethod
+from accounting.user_level import ExampleSampling
+from accounting.with_replacement import WithReplacementSampling
+
+_FAR = 4.0
+"""Logarithm of epsilon / target, at most; of too little noise for an epsilon, this."""
 
 
 def calibrate(
@@ -120,7 +126,9 @@ def _unsampled_noise(
     mechanism: Mechanism, sampling: Sampling, target: float, delta: float
 ) -> float:
     run = participation_of(sampling, mechanism.rounds)
-    return calibrate(mechanism, run, target_epsilon=target, delta=delta)
+    clips = sampling.per_user if isinstance(sampling, ExampleSampling) else 1
+    clips = sampling.batch if isinstance(sampling, WithReplacementSampling) else clips
+    return clips * calibrate(mechanism, run, target_epsilon=target, delta=delta)
 
 
 def _descend(
@@ -133,21 +141,23 @@ def _descend(
     """
     from scipy.optimize import brentq
 
-    if target * (1 - close) <= epsilon(enough) <= target:  # raises where this is too little, too
+    first = epsilon(enough)  # raises where this is too little, too
+    if target * (1 - close) <= first <= target:
         return enough
     best = math.inf
 
+    @cache
     def excess(log_noise: float) -> float:
         nonlocal best
         noise = math.exp(log_noise)
         try:
-            reached = epsilon(noise)
+            reached = first if noise == enough else epsilon(noise)
         except ConfigError:
-            return 1.0
+            return _FAR
         if reached <= target:
             best = min(best, noise)
         aim = target * (1 - close / 2)
-        return max(-1.0, min(1.0, math.log(reached / aim))) if reached > 0 else -1.0
+        return max(-_FAR, math.log(reached / aim)) if reached > 0 else -_FAR
 
     low, high = _bracket(excess, math.log(enough))
     brentq(excess, low, high, xtol=close / 40, rtol=1e-12)
@@ -170,7 +180,8 @@ def _bracket(excess: Callable[[float], float], start: float) -> tuple[float, flo
             raise ConfigError(
                 'target_epsilon: this method cannot reach it at this delta. Use method="exact".'
             )
-    low = high - 0.5
-    while excess(low) <= 0:
-        high, low = low, low - 0.5
+    # Epsilon falls at least about as fast as the noise grows.
+    low = high + min(excess(high), -0.1)
+    while (over := excess(low)) <= 0:
+        high, low = low, low + min(over, -0.1)
     return low, high

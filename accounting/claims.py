@@ -23,6 +23,8 @@ from accounting.selection import SelectedGuarantee, fields_of, selected_of
 from accounting.stated import StatedProfile
 from accounting.subsampled import SampledGuarantee
 from accounting.truncated import TruncatedGuarantee
+from accounting.user_level import UserGuarantee
+from accounting.with_replacement import ReplacedGuarantee
 
 _MOST_RELEASES = 200
 """Of one run and those before it; each kind takes transforms."""
@@ -59,7 +61,9 @@ def known(releases: Iterable[Release]) -> Guarantee | None:
             release,
             Guarantee
             | SampledGuarantee
+            | UserGuarantee
             | TruncatedGuarantee
+            | ReplacedGuarantee
             | AllocatedGuarantee
             | Shares
             | SelectedGuarantee,
@@ -117,6 +121,8 @@ def _read(values: object) -> Release:
 
 _KINDS: Mapping[str, Callable[..., Release]] = {
     "bins": Shares,
+    "per_user": UserGuarantee,
+    "batch": ReplacedGuarantee,
     "most": TruncatedGuarantee,
     "steps": SampledGuarantee,
     "epsilon": StatedGuarantee,
@@ -132,6 +138,10 @@ def samplers(releases: Iterable[Release]) -> tuple[str, ...]:
         if isinstance(release, TruncatedGuarantee):
             cut = release.probability < 1
             names.add("truncated-poisson" if cut else "without-replacement")
+        elif isinstance(release, ReplacedGuarantee):
+            names.add("with-replacement")
+        elif isinstance(release, UserGuarantee):
+            names.add("poisson-examples")
         elif isinstance(release, SampledGuarantee):
             names.add("poisson")
         elif isinstance(release, Shares | AllocatedGuarantee):

@@ -14,7 +14,8 @@ multiples of 2^-53; the start of ``BMinSep`` is exact to about 2^-52. Bins are e
 import hashlib
 import math
 import secrets
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -45,14 +46,20 @@ from accounting.truncated import (
     TruncatedPoissonSampling,
     WithoutReplacementSampling,
 )
+from accounting.user_level import ExampleSampling, UserGuarantee
+from accounting.with_replacement import ReplacedGuarantee, WithReplacementSampling
 
 Members = NDArray[np.int64]
-Bounded = TruncatedPoissonSampling | WithoutReplacementSampling
-Sampling = PoissonSampling | ScheduledPoissonSampling | Bounded | BallsInBins | BMinSep
+Bounded = TruncatedPoissonSampling | WithoutReplacementSampling | WithReplacementSampling
+Sampling = (
+    PoissonSampling | ScheduledPoissonSampling | ExampleSampling | Bounded | BallsInBins | BMinSep
+)
 Sampled = (
     SampledGuarantee
     | ScheduledGuarantee
+    | UserGuarantee
     | TruncatedGuarantee
+    | ReplacedGuarantee
     | AllocatedGuarantee
     | EstimatedGuarantee
 )
@@ -60,8 +67,10 @@ Sampled = (
 SamplerName = Literal[
     "poisson",
     "scheduled-poisson",
+    "poisson-examples",
     "truncated-poisson",
     "without-replacement",
+    "with-replacement",
     "balls-in-bins",
     "b-min-sep",
 ]
@@ -70,8 +79,10 @@ KEY_BYTES = 32
 SAMPLERS: Mapping[str, type[Sampling]] = {
     "poisson": PoissonSampling,
     "scheduled-poisson": ScheduledPoissonSampling,
+    "poisson-examples": ExampleSampling,
     "truncated-poisson": TruncatedPoissonSampling,
     "without-replacement": WithoutReplacementSampling,
+    "with-replacement": WithReplacementSampling,
     "balls-in-bins": BallsInBins,
     "b-min-sep": BMinSep,
 }
@@ -79,8 +90,10 @@ SAMPLERS: Mapping[str, type[Sampling]] = {
 NEEDED: Mapping[str, Literal["expected_batch", "expected_batches", "batch", "bins"]] = {
     "poisson": "expected_batch",
     "scheduled-poisson": "expected_batches",
+    "poisson-examples": "expected_batch",
     "truncated-poisson": "expected_batch",
     "without-replacement": "batch",
+    "with-replacement": "batch",
     "balls-in-bins": "bins",
     "b-min-sep": "expected_batch",
 }
@@ -88,10 +101,12 @@ NEEDED: Mapping[str, Literal["expected_batch", "expected_batches", "batch", "bin
 _OPTIONS = {
     "poisson": {"expected_batch"},
     "scheduled-poisson": {"from_round", "expected_batches"},
+    "poisson-examples": {"expected_batch", "examples", "per_user"},
     "truncated-poisson": {"expected_batch", "most"},
     "without-replacement": {"batch"},
+    "with-replacement": {"batch"},
     "balls-in-bins": {"bins", "chosen", "redraw", "draws"},
-    "b-min-sep": {"expected_batch", "min_separation", "draws"},
+    "b-min-sep": {"expected_batch", "min_separation", "most", "draws"},
 }
 
 
@@ -120,11 +135,13 @@ class SamplingChoice:
     Args:
         name: of the sampler.
         expected_batch: of poisson, truncated-poisson and b-min-sep: members of a round, on average
-            (before the cut).
+            (before the cut); of poisson-examples: examples.
         from_round: of scheduled-poisson: rounds from which on an expected batch holds.
         expected_batches: of scheduled-poisson: one per such round.
-        most: of truncated-poisson: members of a round, at most.
-        batch: of without-replacement: members of every round.
+        examples: of poisson-examples: how many there are, of all users.
+        per_user: of poisson-examples: most examples of one user.
+        most: of truncated-poisson and b-min-sep: members of a round, at most.
+        batch: of without-replacement: members of every round; of with-replacement: its places.
         bins: of balls-in-bins: a member takes part in one round of so many.
         chosen: of balls-in-bins: a member is in so many different bins, by default 1.
         redraw: of balls-in-bins: whether every pass puts the members into bins anew.
@@ -137,6 +154,8 @@ class SamplingChoice:
     expected_batch: float | None = None
     from_round: tuple[int, ...] | None = None
     expected_batches: tuple[float, ...] | None = None
+    examples: int | None = None
+    per_user: int | None = None
     most: int | None = None
     batch: int | None = None
     bins: int | None = None
@@ -147,7 +166,11 @@ class SamplingChoice:
     draws: int | None = None
 
     def __post_init__(self) -> None:
-        beside = {"truncated-poisson": ("most",), "scheduled-poisson": ("from_round",)}
+        beside = {
+            "truncated-poisson": ("most",),
+            "scheduled-poisson": ("from_round",),
+            "poisson-examples": ("examples", "per_user"),
+        }
         for needed in (NEEDED[self.name], *beside.get(self.name, ())):
             if getattr(self, needed) is None:
                 raise ConfigError(f"{needed}: is missing; {self.name} needs it.")
@@ -178,23 +201,28 @@ class SamplingChoice:
         if self.bins is not None:
             chosen = 1 if self.chosen is None else self.chosen
             return BallsInBins(self.bins, mechanism.rounds, bool(self.redraw), chosen)
+        if self.examples is not None and self.per_user is not None:
+            return ExampleSampling(self.expected_batch or 0.0, self.examples, self.per_user)
         if population is None:
             raise ConfigError(f"population is missing: {self.name} draws members from it.")
         if self.batch is not None:
-            return WithoutReplacementSampling(self.batch, population)
+            replaced = self.name == "with-replacement"
+            kind = WithReplacementSampling if replaced else WithoutReplacementSampling
+            return kind(self.batch, population)
         if self.expected_batches is not None:
             return ScheduledPoissonSampling(
                 self.from_round or (), self.expected_batches, population
             )
         batch = self.expected_batch or 0.0
-        if self.most is not None:
-            return TruncatedPoissonSampling(batch, population, self.most)
+        if self.name == "truncated-poisson":
+            return TruncatedPoissonSampling(batch, population, self.most or 0)
         if self.name == "poisson":
             alone = mechanism.name in ("independent", "scheduled")
             groups = 1 if alone else bands_of(mechanism)
             return PoissonSampling(batch, population, groups)
         apart = self.min_separation
-        return BMinSep(batch, population, bands_of(mechanism) if apart is None else apart)
+        apart = bands_of(mechanism) if apart is None else apart
+        return BMinSep(batch, population, apart, self.most)
 
     def expected(self, population: int) -> float:
         """Return the public expected number of members of a round, the first if it changes."""
@@ -232,21 +260,19 @@ def sampled_guarantee(
 ) -> Sampled:
     """Return the guarantee of sampled rounds, by the one accountant that covers them."""
     z = noise_multiplier
-    if isinstance(sampling, PoissonSampling | ScheduledPoissonSampling):
-        if estimate is not None:
-            raise ConfigError("draws: Poisson sampling is accounted for in closed form; leave out.")
-        return _of_poisson(mechanism, sampling, z, method)
-    if isinstance(sampling, Bounded):
-        if estimate is not None:
-            raise ConfigError("draws: samples of bounded size have a closed form; leave out.")
-        return _of_bounded_size(mechanism, sampling, z)
     if estimate is not None:
-        return EstimatedGuarantee(z, sampling, mechanism, estimate.draws, estimate.seed)
+        if isinstance(sampling, BallsInBins | BMinSep):
+            return EstimatedGuarantee(z, sampling, mechanism, estimate.draws, estimate.seed)
+        raise ConfigError("draws: this sampler is accounted for in closed form; leave them out.")
+    if isinstance(sampling, PoissonSampling | ScheduledPoissonSampling):
+        return _of_poisson(mechanism, sampling, z, method)
+    if isinstance(sampling, ExampleSampling | Bounded):
+        return _of_steps(mechanism, sampling, z)
+    if isinstance(sampling, BallsInBins):
+        return _in_bins(mechanism, sampling, z)
     if isinstance(sampling, BMinSep):
         raise ConfigError("draws: b-min-sep has no closed form; it needs an estimate.")
-    if not isinstance(sampling, BallsInBins):
-        raise ConfigError(f"sampling={sampling!r}: must be a sampler of this package.")
-    return _in_bins(mechanism, sampling, z)
+    raise ConfigError(f"sampling={sampling!r}: must be a sampler of this package.")
 
 
 def _of_poisson(
@@ -262,20 +288,26 @@ def _of_poisson(
     return scheduled_guarantee(mechanism, sampling, noise_multiplier=z)
 
 
-def _of_bounded_size(mechanism: Mechanism, sampling: Bounded, z: float) -> TruncatedGuarantee:
+def _of_steps(
+    mechanism: Mechanism, sampling: Bounded | ExampleSampling, z: float
+) -> TruncatedGuarantee | ReplacedGuarantee | UserGuarantee:
+    steps = mechanism.rounds
     if mechanism.name == "scheduled":
-        raise ConfigError("scheduled: samples of bounded size have one noise; or use 'poisson'.")
+        raise ConfigError("scheduled: only Poisson sampling has noise that changes; use 'poisson'.")
     if mechanism.name != "independent":
+        several = isinstance(sampling, ExampleSampling)
+        kind = "several examples of a user" if several else "samples of bounded size"
         raise ConfigError(
-            f"{mechanism.name}: no proof covers correlated noise with samples of bounded size; use "
-            "independent noise, or 'poisson'."
+            f"{mechanism.name}: no proof covers correlated noise with {kind}; use independent "
+            "noise, or 'poisson'."
         )
-    probability, most = 1.0, 0
-    if isinstance(sampling, TruncatedPoissonSampling):
-        probability, most = sampling.probability, sampling.most
-    else:
-        most = sampling.batch
-    return TruncatedGuarantee(z, probability, sampling.population, most, mechanism.rounds)
+    if isinstance(sampling, ExampleSampling):
+        return UserGuarantee(z, sampling.probability, sampling.per_user, steps)
+    if isinstance(sampling, WithReplacementSampling):
+        return ReplacedGuarantee(z, sampling.batch, sampling.population, steps)
+    if isinstance(sampling, WithoutReplacementSampling):
+        return TruncatedGuarantee(z, 1.0, sampling.population, sampling.batch, steps)
+    return TruncatedGuarantee(z, sampling.probability, sampling.population, sampling.most, steps)
 
 
 def _in_bins(mechanism: Mechanism, sampling: BallsInBins, z: float) -> AllocatedGuarantee:
@@ -295,12 +327,8 @@ def sampled_claim(run: Sampled, delta: float) -> SampledClaim:
         values = {"name": "poisson", "probability": max(q for _, q, _ in kinds)}
         values |= {"steps": sum(n for *_, n in kinds), "kinds": kinds, "method": "pld"}
         return SampledClaim(run.epsilon(delta), values, run.assumptions)
-    if isinstance(run, TruncatedGuarantee):
-        values = {"name": "without-replacement", "batch": run.most}
-        if run.probability < 1:
-            values = {"name": "truncated-poisson", "probability": run.probability, "most": run.most}
-        values |= {"steps": run.steps, "method": "profile"}
-        return SampledClaim(run.epsilon(delta), values, run.assumptions)
+    if isinstance(run, UserGuarantee | ReplacedGuarantee | TruncatedGuarantee):
+        return _claim_of_steps(run, delta)
     if isinstance(run.sampling, BallsInBins):
         values = {"name": "balls-in-bins", "bins": run.sampling.bins}
         values |= {"passes": run.sampling.passes, "method": "convolution"}
@@ -309,10 +337,31 @@ def sampled_claim(run: Sampled, delta: float) -> SampledClaim:
     else:
         values = {"name": "b-min-sep", "probability": run.sampling.probability}
         values["min_separation"] = run.sampling.min_separation
+        values |= {"most": run.sampling.most} if run.sampling.most else {}
     if isinstance(run, EstimatedGuarantee):
         values |= {"method": "monte-carlo", "draws": run.samples, "draw_seed": run.seed}
         values["failure_probability"] = run.failure(delta)
     return SampledClaim(run.epsilon(delta), values, run.assumptions)
+
+
+def _claim_of_steps(
+    run: UserGuarantee | ReplacedGuarantee | TruncatedGuarantee, delta: float
+) -> SampledClaim:
+    values: dict[str, Any] = {"name": "without-replacement"}
+    clips = 1
+    if isinstance(run, UserGuarantee):
+        values = {"name": "poisson-examples", "probability": run.probability}
+        values["per_user"] = clips = run.per_user
+    elif isinstance(run, ReplacedGuarantee):
+        values["name"] = "with-replacement"
+        values["batch"] = clips = run.batch
+    elif run.probability < 1:
+        values = {"name": "truncated-poisson", "probability": run.probability, "most": run.most}
+    else:
+        values["batch"] = run.most
+    values |= {"steps": run.steps}
+    values["method"] = "mixture" if isinstance(run, UserGuarantee) else "profile"
+    return SampledClaim(run.epsilon(delta), values, run.assumptions, clips=clips)
 
 
 def participation_of(sampling: Sampling, rounds: int) -> Participation:
@@ -323,7 +372,7 @@ def participation_of(sampling: Sampling, rounds: int) -> Participation:
     """
     if isinstance(sampling, PoissonSampling):
         turn = apart = sampling.groups
-    elif isinstance(sampling, Bounded | ScheduledPoissonSampling):
+    elif isinstance(sampling, Bounded | ScheduledPoissonSampling | ExampleSampling):
         turn = apart = 1
     elif isinstance(sampling, BallsInBins):
         # Drawn anew, a member may be in the last bin of a pass and in the first of the next.
@@ -345,7 +394,7 @@ def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:
     """Return a sampler as plain values, ready for JSON."""
     name = next(name for name, kind in SAMPLERS.items() if kind is type(sampling))
     values = asdict(sampling)
-    unusual = {"redraw": False, "chosen": 1}  # no plan of an older version had them
+    unusual = {"redraw": False, "chosen": 1, "most": None}  # no plan of an older version had them
     return {"name": name, **{k: v for k, v in values.items() if (k, v) not in unusual.items()}}
 
 
@@ -361,8 +410,15 @@ def sampling_from_dict(values: Mapping[str, Any]) -> Sampling:
         raise ConfigError(f"sampling={name}: {error}.") from None
 
 
-def cohorts(sampling: Sampling, *, members: int, rounds: int, key: bytes) -> Iterator[Members]:
-    """Yield the members of each round, ascending, 0 to members - 1.
+def cohorts(
+    sampling: Sampling,
+    *,
+    members: int,
+    rounds: int,
+    key: bytes,
+    owners: Sequence[Hashable] | None = None,
+) -> Iterator[Members]:
+    """Yield the members of each round, ascending, 0 to members - 1; with replacement, some twice.
 
     Args:
         sampling: the sampler of the guarantee. In the groups of ``PoissonSampling`` member i joins
@@ -370,6 +426,8 @@ def cohorts(sampling: Sampling, *, members: int, rounds: int, key: bytes) -> Ite
         members: how many there are; the population, where the sampler names one.
         rounds: how many cohorts; for bins, their own number of rounds.
         key: 32 secret bytes from the operating system, for this run alone.
+        owners: of ``ExampleSampling``, whose members are examples: the user of each of them, of
+            whom none may have more than ``per_user``.
 
     >>> drawn = list(cohorts(BallsInBins(2, 4), members=5, rounds=4, key=bytes(32)))
     >>> sorted([*drawn[0].tolist(), *drawn[1].tolist()])
@@ -380,19 +438,50 @@ def cohorts(sampling: Sampling, *, members: int, rounds: int, key: bytes) -> Ite
     members, rounds = checks.count("members", members), checks.rounds(rounds)
     if not isinstance(key, bytes) or len(key) != KEY_BYTES:
         raise ConfigError(f"key: must be {KEY_BYTES} secret bytes.")
+    if not isinstance(sampling, Sampling):
+        raise ConfigError(f"sampling={sampling!r}: must be a sampler of this package.")
+    if isinstance(sampling, ExampleSampling):
+        _refuse_owners(sampling, members, owners)
+        return _poisson(PoissonSampling(sampling.expected_batch, members), members, rounds, key)
+    if owners is not None:
+        raise ConfigError("owners: only examples have them; this sampler draws members.")
     if isinstance(sampling, BallsInBins):
         if rounds != sampling.rounds:
             raise ConfigError(f"rounds={rounds}: the bins are for {sampling.rounds} rounds.")
         return _bins(sampling, members, key)
-    if not isinstance(sampling, PoissonSampling | ScheduledPoissonSampling | Bounded | BMinSep):
-        raise ConfigError(f"sampling={sampling!r}: must be a sampler of this package.")
     if members != sampling.population:
         raise ConfigError(f"members={members}: the sampler has population={sampling.population}.")
+    return _of_population(sampling, rounds, key)
+
+
+def _of_population(
+    sampling: PoissonSampling | ScheduledPoissonSampling | Bounded | BMinSep,
+    rounds: int,
+    key: bytes,
+) -> Iterator[Members]:
+    members = sampling.population
     if isinstance(sampling, PoissonSampling | ScheduledPoissonSampling):
         return _poisson(sampling, members, rounds, key)
     if isinstance(sampling, Bounded):
         return _of_size(sampling, members, rounds, key)
     return _separated(sampling, members, rounds, key)
+
+
+def _refuse_owners(
+    sampling: ExampleSampling, members: int, owners: Sequence[Hashable] | None
+) -> None:
+    if owners is None or not members == sampling.examples == len(owners):
+        count = "none" if owners is None else len(owners)
+        raise ConfigError(
+            f"owners: {count} for {members} examples; the user of each of the {sampling.examples} "
+            "examples of the sampler must be given."
+        )
+    ((user, most),) = Counter(owners).most_common(1)
+    if most > sampling.per_user:
+        raise ConfigError(
+            f"owners: {user!r} has {most} examples, and per_user={sampling.per_user}; drop some by "
+            "a rule that looks at no other user's."
+        )
 
 
 def _poisson(
@@ -416,9 +505,16 @@ def _of_size(sampling: Bounded, members: int, rounds: int, key: bytes) -> Iterat
             most, threshold = sampling.most, np.uint64(int(sampling.probability * 2.0**53))
             joins = (_words(key, "poisson", t, members) >> np.uint64(11)) < threshold
             joined = np.flatnonzero(joins)
+        elif isinstance(sampling, WithReplacementSampling):
+            most = sampling.batch
+            joined = np.sort(_number_below(members, most, key, f"places {t}").astype(np.int64))
         else:
             most = sampling.batch
-        yield joined if len(joined) <= most else np.sort(joined[_order(key, t, joined)[:most]])
+        yield _cut(joined, most, key, t)
+
+
+def _cut(joined: Members, most: int, key: bytes, t: int) -> Members:
+    return joined if len(joined) <= most else np.sort(joined[_order(key, t, joined)[:most]])
 
 
 def _order(key: bytes, t: int, joined: Members) -> Members:
@@ -461,8 +557,8 @@ def _separated(sampling: BMinSep, members: int, rounds: int, key: bytes) -> Iter
     for t in range(rounds):
         joins = (_words(key, "b-min-sep", t, members) >> np.uint64(11)) < threshold
         now = np.flatnonzero(joins & (free <= t))
-        free[now] = t + b
-        yield now
+        free[now] = t + b  # also of who is dropped now
+        yield _cut(now, sampling.most or members, key, t)
 
 
 def _words(key: bytes, purpose: str, index: int, count: int) -> NDArray[np.uint64]:

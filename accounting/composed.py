@@ -306,7 +306,7 @@ def _spread(part: Part) -> float:
     if isinstance(part, StatedGuarantee):
         return part.epsilon
     if isinstance(part, Profiled):
-        return part.spread
+        return min(part.spread, _MOST_EPSILON)  # beyond it nothing is promised
     z, q = part.noise_multiplier, part.probability
     return accountants.sampled_spread(z, q, part.steps)
 
@@ -319,6 +319,12 @@ def _losses(part: Part, grid: float) -> "PrivacyLossDistribution":
         stated = common.DifferentialPrivacyParameters(part.epsilon, part.delta)
         return pld.from_privacy_parameters(stated, value_discretization_interval=grid)
     if isinstance(part, Profiled):
+        far = np.array([part.reach])
+        if part.steps * max(part.removed(far)[0], part.added(far)[0]) > 30:
+            raise ConfigError(
+                "noise_multiplier: with so little noise floats cannot hold the losses; use the "
+                "guarantee without amplification, or more noise."
+            )
         each = (_dominating(bounds, grid, part.reach) for bounds in (part.removed, part.added))
         one = pld.PrivacyLossDistribution(*each)
         return one if part.steps == 1 else one.self_compose(part.steps)

@@ -20,6 +20,17 @@ delta = the bound on d + f, with f a hundredth of delta. The bound falls as epsi
 pays for all epsilons: the answer is too low only if the bound fails at the true epsilon, in the
 worse direction. The tilt a is chosen with earlier draws of another stream.
 
+A greatest batch (``BMinSep(most=)``) drops a random rest of a round that more joined. Whether any
+round is cut depends on the draws alone, which are the same with the member's updates and without;
+let that have the probability t. As long as nobody is cut, all is as without a greatest batch. So of
+every set of releases P' <= P + t and Q' >= Q - t, and
+
+    delta' <= delta + (1 + e^epsilon) t.
+
+Every round's number of members is Binomial(population, expected_batch / population), so t is at
+most the sum of its tails. What is added is taken at an epsilon that earlier draws chose, below
+which the answer is sought, so that it is a constant and the bound still falls as epsilon grows.
+
 f is the probability of one answer, over a seed that was drawn at random once the setting had been
 chosen. Whoever chooses a noise, an encoder or a seed by k estimates is wrong with up to k f.
 
@@ -45,9 +56,10 @@ from accounting.random_allocation import (
     bin_modes,
     lowest,
 )
-from accounting.report import Assumption
+from accounting.report import Assumption, up
 from accounting.sensitivity import Array, rounded_up
 from accounting.subsampled import bands_of, magnitudes, sampling_assumptions
+from accounting.truncated import above
 
 _FAILURE = 0.01
 """Part of delta that is the probability of an epsilon that is too low."""
@@ -75,11 +87,14 @@ class BMinSep:
             are divided by.
         population: number of members, >= 1; public.
         min_separation: b >= 1; expected_batch times b is at most the population.
+        most: of more members of a round than that, a uniformly random rest is dropped, and counts
+            as if it had joined; None drops nobody.
     """
 
     expected_batch: float
     population: int
     min_separation: int
+    most: int | None = None
 
     def __post_init__(self) -> None:
         checks.positive("expected_batch", self.expected_batch)
@@ -90,15 +105,33 @@ class BMinSep:
                 f"expected_batch={self.expected_batch:g}: at most population / min_separation, "
                 f"{self.population / self.min_separation:g}, can join a round."
             )
+        if self.most is not None and checks.count("most", self.most) >= self.population:
+            raise ConfigError(
+                f"most={self.most}: cuts no round of a population of {self.population}; leave it "
+                "out."
+            )
 
     @property
     def how(self) -> str:
         """What the sampler must do, as a condition."""
+        cut = f"; of more than {self.most} in a round, a uniformly random rest is dropped"
         return (
             f"every member joins a round on its own with probability {self.probability:g}, unless "
             f"it joined one of the {self.min_separation - 1} rounds before; the first rounds "
-            "continue a run that never was"
+            f"continue a run that never was{cut if self.most else ''}"
         )
+
+    def cut_probability(self, rounds: int) -> float:
+        """Return at least the probability that any of so many rounds is cut.
+
+        >>> 1e-9 < BMinSep(100, 10_000, 4, most=170).cut_probability(1000) < 1e-7
+        True
+        """
+        if self.most is None:
+            return 0.0
+        rate = self.probability / (1 + (self.min_separation - 1) * self.probability)
+        one = above(self.most, self.population, min(1.0, rate * (1 + 1e-12)))
+        return min(1.0, checks.rounds(rounds) * (one * (1 + 1e-6) + 1e-300))
 
     @property
     def probability(self) -> float:
@@ -176,16 +209,36 @@ class EstimatedGuarantee:
             ]
             guess = max(_least(sample, delta, plain, None) for sample in draws)
         count, spent = self.samples, math.log(1 / failure) / self.samples
+        high = plain if not self._cut else min(plain, 1.5 * guess + 0.5)
+        rest = delta - failure - self._lost(delta, high)
         bounds = [
             _least(
                 _Draws.of(hypotheses, guess, count, guess / 2, [self.seed, 0, d], d),
-                delta - failure,
-                plain,
+                rest,
+                high,
                 spent,
             )
             for d in (0, 1)
         ]
-        return min(plain, max(bounds) * (1 + _SLACK) + _SLACK)
+        found = max(bounds)
+        return plain if self._cut and found >= high else min(plain, found * (1 + _SLACK) + _SLACK)
+
+    @property
+    def _cut(self) -> float:
+        """Probability that a round is cut, rounded up."""
+        if not isinstance(self.sampling, BMinSep):
+            return 0.0
+        return self.sampling.cut_probability(self.mechanism.rounds)
+
+    def _lost(self, delta: float, epsilon: float) -> float:
+        """Return what rounds that are cut add to a delta."""
+        lost = self._cut * (1 + math.exp(min(epsilon, 700.0)))
+        if lost > delta / 2:
+            raise ConfigError(
+                f"most: some round is cut with probability {self._cut:.2g}, which takes "
+                f"{lost:.2g} of delta={delta:g} at epsilon {up(epsilon, 3)}; use a greater one."
+            )
+        return lost
 
     def _possible(self) -> "_Hypotheses":
         if isinstance(self.sampling, BallsInBins):

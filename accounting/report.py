@@ -170,6 +170,12 @@ class PrivacyReport:
         if sampled is not None and sampled.parameters is not None and metrics is not None:
             raise ConfigError("metrics: an amplified epsilon does not compose with others.")
         sensitivity = mechanism.sensitivity(participation)
+        if sampled is not None and sampled.clips > 1:
+            sensitivity = replace(
+                sensitivity,
+                squared=sensitivity.squared * sampled.clips**2,
+                rule=f"{sensitivity.rule}; {sampled.clips} times a {unit} in each",
+            )
         run = Guarantee(mu_upper(sensitivity.squared, noise_multiplier), method)
         run = run if metrics is None else metrics.beside(run)
         run = run if earlier is None else run.compose(earlier)
@@ -474,6 +480,7 @@ class SampledClaim:
         earlier_sampling: names of the samplers of earlier runs.
         earlier_epsilon: of earlier runs alone, if they are amplified.
         composed: whether there are earlier runs.
+        clips: most clip norms that one unit adds to a round, if it has several examples or places.
     """
 
     epsilon: float
@@ -483,6 +490,7 @@ class SampledClaim:
     earlier_sampling: tuple[str, ...] = ()
     earlier_epsilon: float | None = None
     composed: bool = False
+    clips: int = 1
 
     @property
     def hides(self) -> bool:
@@ -543,6 +551,7 @@ _AMPLIFIED = {
     "rdp": "Poisson sampling, by dp-accounting's Renyi DP",
     "convolution": "balls in bins, by convolution",
     "profile": "samples of bounded size, by a bound on each step's privacy profile",
+    "mixture": "examples sampled on their own, by each step's mixture of Gaussians",
 }
 
 

@@ -52,6 +52,14 @@ _MOST_MEMBERS = 10**9
 _BEYOND = 1e-15
 """Mass of all rounds beyond the greatest loss that is told from an infinite one."""
 
+STATELESS = Assumption(
+    "stateless-members",
+    "what a member sends in a step depends on the model and on its own data, not on the steps that "
+    "it was in before",
+    "asserted",
+    "no amplification: who is in a step depends on who else was drawn",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class TruncatedPoissonSampling:
@@ -161,22 +169,15 @@ class TruncatedGuarantee(Amplified):
             f"and, of more than {self.most}, drops a uniformly random rest"
         )
         drawn = sampling_assumptions("sampling", how, sees="who was sampled")
-        stateless = Assumption(
-            "stateless-members",
-            "what a member sends in a step depends on the model and on its own data, not on the "
-            "steps that it was in before",
-            "asserted",
-            "no amplification: who is in a step depends on who else was drawn",
-        )
-        return (*drawn, stateless)
+        return (*drawn, STATELESS)
 
     def removed(self, epsilons: Array) -> Array:
         """Return upper bounds on delta_remove of one step, at epsilons of any sign."""
-        return _of_any_sign(epsilons, self._removed, self._added)
+        return of_any_sign(epsilons, self._removed, self._added)
 
     def added(self, epsilons: Array) -> Array:
         """Return upper bounds on delta_add of one step, at epsilons of any sign."""
-        return _of_any_sign(epsilons, self._added, self._removed)
+        return of_any_sign(epsilons, self._added, self._removed)
 
     @cached_property
     def reach(self) -> float:
@@ -197,10 +198,10 @@ class TruncatedGuarantee(Amplified):
     def _odds(self) -> tuple[float, float, float]:
         """P(N < B), P(N >= B), and the member's probability to stay if N >= B; rounded up."""
         n, most, q = self.population, self.most, self.probability
-        free = 1.0 - _above(most - 1, n - 1, q) if q < 1 else float(most == n)
-        cut = _above(most - 1, n - 1, q)
+        free = 1.0 - above(most - 1, n - 1, q) if q < 1 else float(most == n)
+        cut = above(most - 1, n - 1, q)
         # Of n who are drawn alike, most stay whenever more than most joined.
-        stays = _above(most, n, q) * most / n / cut if cut else 0.0
+        stays = above(most, n, q) * most / n / cut if cut else 0.0
         free = min(1.0, free * self._room + 1e-15 * (q < 1))
         if not stays:  # below every float
             return free, 0.0, 0.0
@@ -235,14 +236,19 @@ class TruncatedGuarantee(Amplified):
         return free * uncut + cut * stays * self._gaussian(1, epsilons, stays)
 
     def _gaussian(self, shift: int, epsilons: Array, p: float) -> Array:
-        """Return the delta of a Gaussian release at log(1 + (e^epsilon - 1) / p)."""
-        # Beyond 600 the exponential might overflow, and the logarithm is this to all digits.
-        near = np.log1p(np.expm1(np.minimum(epsilons, 600.0)) / p)
-        at = np.where(epsilons > 600, epsilons - math.log(p), near)
-        return _gaussian(shift / self.noise_multiplier, at)
+        return gaussian_delta(shift / self.noise_multiplier, epsilons, p)
 
 
-def _of_any_sign(epsilons: Array, own: _Bound, other: _Bound) -> Array:
+def gaussian_delta(mu: float, epsilons: Array, p: float) -> Array:
+    """Return the delta of a Gaussian release at log(1 + (e^epsilon - 1) / p), epsilons >= 0."""
+    # Beyond 600 the exponential might overflow, and the logarithm is this to all digits.
+    near = np.log1p(np.expm1(np.minimum(epsilons, 600.0)) / p)
+    at = np.where(epsilons > 600, epsilons - math.log(p), near)
+    return _gaussian(mu, at)
+
+
+def of_any_sign(epsilons: Array, own: _Bound, other: _Bound) -> Array:
+    """Return upper bounds at epsilons of any sign, of those of both directions at 0 and more."""
     size = np.abs(epsilons)
     negative = -np.expm1(-size) + np.exp(-size) * other(size)
     lost = accountants.transforms_lose(1)
@@ -263,7 +269,7 @@ def _gaussian(mu: float, epsilons: Array) -> Array:
     return np.minimum(rounded, 1.0)
 
 
-def _above(k: int, n: int, q: float) -> float:
+def above(k: int, n: int, q: float) -> float:
     """Return P(Binomial(n, q) > k)."""
     from scipy.special import betainc
 

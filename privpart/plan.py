@@ -28,10 +28,12 @@ from typing import Any, Literal, get_args
 from accounting import (
     ComposedGuarantee,
     Estimate,
+    ExampleSampling,
     Guarantee,
     Mechanism,
     Participation,
     PrivacyReport,
+    WithReplacementSampling,
     checks,
     guarantee,
     mechanism_from_dict,
@@ -179,6 +181,16 @@ class PrivacyPlan:
 
     def _refuse_beside_sampling(self, sampling: Sampling) -> None:
         """Refuse what the proof of an amplified guarantee does not cover (docs/sampling.md)."""
+        if isinstance(sampling, ExampleSampling):
+            raise ConfigError(
+                "sampling: poisson-examples samples examples, and what a plan adds up are updates "
+                "of clients; draw examples in a loop of your own, with accounting.cohorts."
+            )
+        if isinstance(sampling, WithReplacementSampling):
+            raise ConfigError(
+                "sampling: with-replacement counts a member several times in a round, and a client "
+                "sends one update; use without-replacement."
+            )
         if self.minimum_cohort:
             raise ConfigError(
                 f"minimum_cohort={self.minimum_cohort}: must be 0 with sampling. A round is "

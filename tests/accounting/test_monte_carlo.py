@@ -1,6 +1,8 @@
 """Amplified correlated noise: bounds and estimates against sums over every draw and a grid."""
 
+import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -20,10 +22,12 @@ from accounting import (
     Participation,
     PoissonSampling,
     Toeplitz,
+    cohorts,
     optimize,
     random_allocation,
     sampled_guarantee,
 )
+from accounting.cohorts import sampling_from_dict, sampling_to_dict
 from accounting.monte_carlo import _Draws, _Separated, highest_mean
 from accounting.random_allocation import _both, _delta
 
@@ -345,3 +349,80 @@ def test_trees_are_covered_in_bins():
     assert run.mu <= math.sqrt(fixed) / 4 * (1 + 1e-12)
     estimate = run_of(BallsInBins(4, 8), BinaryTree(8), z=4.0)
     assert estimate.epsilon(1e-4) < run.epsilon(1e-4) < Guarantee(run.mu).epsilon(1e-4)
+
+
+def cut_draws(members, rows, most):
+    """Yield the kept rounds of all members, and the probability, by drawing and cutting anyhow."""
+    for patterns in itertools.product(rows, repeat=members):
+        weight = math.prod(rows[pattern] for pattern in patterns)
+        ways = []
+        for t in range(len(patterns[0])):
+            joined = [i for i in range(members) if patterns[i][t]]
+            ways.append(list(itertools.combinations(joined, min(most, len(joined)))))
+        for kept in itertools.product(*ways):
+            yield kept, weight / math.prod(map(len, ways)), any(len(way) > 1 for way in ways)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "lag", "often"),
+    [(BMinSep(0.5, 4, 2, most=2), 0.6, False), (BMinSep(2.7, 3, 1, most=2), 0.0, True)],
+)
+def test_a_greatest_batch_costs_no_more_than_the_cut_allows(sampler, lag, often):
+    """Two members stay, and others send -1; a sampler of who stays, on their own, is below."""
+    encoder, z, epsilons = np.array([[1.0, 0.0], [lag, 1.0]]), 0.5, [0.0, 1.0, 4.0, 7.0]
+    rows = separated_rows(2, sampler.min_separation, sampler.probability)
+    axis = np.linspace(-7.5, 5.5, 521)
+    points = np.stack([one.ravel() for one in np.meshgrid(axis, axis, indexing="ij")])
+    present, absent, cut = np.zeros(points.shape[1]), np.zeros(points.shape[1]), 0.0
+    means = Counter()
+    for kept, weight, is_cut in cut_draws(sampler.population, rows, 2):
+        own = tuple(int(0 in some) for some in kept)
+        others = tuple(len(some) - mine for some, mine in zip(kept, own, strict=True))
+        means[own, others] += weight
+        cut += weight * is_cut
+    cell = (axis[1] - axis[0]) ** 2 / (2 * math.pi * z * z)
+    for (own, others), weight in means.items():
+        for sum_of, sent in ((present, own), (absent, (0, 0))):
+            center = encoder @ (np.array(sent) - np.array(others))
+            squared = ((points.T - center) ** 2).sum(axis=1)
+            sum_of[:] += weight * cell * np.exp(-squared / (2 * z * z))
+    assert often or 0.01 < cut <= sampler.cut_probability(2) < 3 * cut
+    uncut = deltas(encoder, rows, z, epsilons, 401)
+    stays = sum(weight for (own, _), weight in means.items() if own[0])
+    rarer = deltas(encoder, separated_rows(2, 1, stays), z, epsilons, 401)
+    forgotten = 0
+    for at, epsilon in enumerate(epsilons):
+        for direction, pair in enumerate(((present, absent), (absent, present))):
+            truth = np.maximum(pair[0] - math.exp(epsilon) * pair[1], 0).sum()
+            claim = uncut[direction, at] + (1 + math.exp(epsilon)) * cut
+            assert truth <= claim + 1e-6
+            forgotten += truth > rarer[direction, at] * 1.01
+    assert forgotten or not often
+
+
+def test_an_estimate_pays_for_a_greatest_batch_or_says_that_it_cannot():
+    mechanism, delta = ROOT(16, 4), 1e-4
+    cut, rare, never = (BMinSep(100, 10_000, 4, most=most) for most in (120, 165, 300))
+    plain = run_of(BMinSep(100, 10_000, 4), mechanism, 20_000).epsilon(delta)
+    assert plain * (1 - 1e-5) <= run_of(never, mechanism, 20_000).epsilon(delta) <= plain * 1.001
+    assert plain < run_of(rare, mechanism, 20_000).epsilon(delta)
+    with pytest.raises(ConfigError, match="most: some round is cut with probability"):
+        run_of(cut, mechanism, 20_000).epsilon(delta)
+    with pytest.raises(ConfigError, match="most=100: cuts no round"):
+        BMinSep(10, 100, 4, most=100)
+
+
+def test_cohorts_of_a_greatest_batch_are_those_without_but_for_a_random_rest():
+    free, cut = (BMinSep(10, 60, 3, most=most) for most in (None, 11))
+    both = [cohorts(sampler, members=60, rounds=3000, key=bytes(32)) for sampler in (free, cut)]
+    dropped = np.zeros(60)
+    for before, after in zip(*both, strict=True):
+        assert len(after) == min(11, len(before))
+        rest = np.setdiff1d(before, after)
+        assert len(rest) == len(before) - len(after)
+        dropped[rest] += 1
+    expected = dropped.mean()
+    assert expected > 20
+    assert ((dropped - expected) ** 2 / expected).sum() < 120  # chi-square of 59 degrees
+    assert sampling_from_dict(sampling_to_dict(cut)) == cut
+    assert "most" not in sampling_to_dict(free)

@@ -189,7 +189,7 @@ def test_what_no_proof_covers_is_refused():
     sampler = WithoutReplacementSampling(2, 9)
     with pytest.raises(ConfigError, match="no proof covers correlated noise"):
         sampled_guarantee(Toeplitz.square_root(9), sampler, noise_multiplier=1.0)
-    with pytest.raises(ConfigError, match="draws: samples of bounded size"):
+    with pytest.raises(ConfigError, match="draws: this sampler is accounted for in closed form"):
         sampled_guarantee(Independent(9), sampler, noise_multiplier=1.0, estimate=Estimate(10_000))
     with pytest.raises(ConfigError, match="most: is missing"):
         SamplingChoice.parse("truncated-poisson:expected_batch=2")

@@ -12,8 +12,10 @@ from accounting import (
     EstimatedGuarantee,
     Guarantee,
     PoissonSampling,
+    ReplacedGuarantee,
     Toeplitz,
     TruncatedGuarantee,
+    UserGuarantee,
     sampled_guarantee,
 )
 
@@ -39,12 +41,14 @@ def test_dp_sgd_of_jax_privacy(privpart):
     [
         ("truncated-poisson:expected_batch=20,most=32", (0.02, 1000, 32)),
         ("without-replacement:batch=20", (1.0, 1000, 20)),
+        ("with-replacement:batch=20", None),
     ],
 )
 def test_samples_of_bounded_size(privpart, sampler, cost):
     run = [*RUN, *ALONE, "--rounds", "20", "--noise-multiplier", "4", "--sampling", sampler]
     report = json.loads(privpart(*run, *OF_1000).stdout)
-    expected = TruncatedGuarantee(4.0, *cost, steps=20).epsilon(1e-6)
+    run = TruncatedGuarantee(4.0, *cost, 20) if cost else ReplacedGuarantee(4.0, 20, 1000, 20)
+    expected = run.epsilon(1e-6)
     assert report["epsilon"] == pytest.approx(expected, rel=1e-9)
     assert {"stateless-members", "hidden-sample"} <= {a["code"] for a in report["assumptions"]}
 
@@ -169,6 +173,17 @@ def test_a_plan_that_samples_is_accounted_for_or_refused_in_a_sentence(privpart,
     ):
         result = privpart(*refused)
         assert (result.returncode, said in result.stderr) == (2, True), result.stderr
+
+
+def test_users_with_several_examples(privpart):
+    sampler = "poisson-examples:expected_batch=20,examples=1000"
+    run = [*RUN, *ALONE, "--rounds", "20", "--noise-multiplier", "4", "--sampling", sampler]
+    report = json.loads(privpart(*run[:-1], f"{sampler},per_user=3").stdout)
+    assert report["epsilon"] == UserGuarantee(4.0, 0.02, 3, 20).epsilon(1e-6)
+    assert report["mu"] == pytest.approx(3 * 20**0.5 / 4)
+    assert (report["sampling"]["per_user"], report["sensitivity_squared"]) == (3, 180)
+    refused = privpart(*run)
+    assert (refused.returncode, "per_user: is missing" in refused.stderr) == (2, True)
 
 
 def test_several_bins_of_each_member(privpart):

@@ -166,6 +166,11 @@ def test_clients_are_computed_alone_so_that_no_rounding_tells_who_else_was_drawn
 def test_a_group_smaller_than_its_batch_and_a_population_of_another_size_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="a group has only"):
         read('{ name = "independent" }', '{ name = "blt" }').privacy_plan()
+    examples = 'name = "poisson-examples"\nexpected_batch = 3\nexamples = 9\nper_user = 2'
+    with pytest.raises(ConfigError, match="samples examples, and what a plan adds up"):
+        read(POISSON, examples).privacy_plan()
+    with pytest.raises(ConfigError, match="a client sends one update; use without-replacement"):
+        read(POISSON, 'name = "with-replacement"\nbatch = 3').privacy_plan()
     with pytest.raises(ConfigError, match="population of 8, there are 9"):
         trained(tmp_path / "run", TEXT.replace("population = 9", "population = 8"))
 

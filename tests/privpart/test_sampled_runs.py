@@ -302,7 +302,7 @@ GROUPS = Grouped(((0,), (1,)) * 3, (Independent(3), Independent(3)), (2, 1))
         ({"mechanism": GROUPS}, "grouped: no amplification"),
         ({"mechanism": BinaryTree(6)}, "only a square lower-triangular"),
         ({"mechanism": Toeplitz.square_root(6, 2)}, "reaches further back"),
-        ({"estimate": Estimate(10_000)}, "draws: Poisson sampling"),
+        ({"estimate": Estimate(10_000)}, "draws: this sampler is accounted for in closed form"),
         ({"sampling": None, "minimum_cohort": 1, "estimate": Estimate(10_000)}, "sampl"),
         ({"sampling": "poisson"}, "sampl"),
     ],

@@ -55,12 +55,16 @@ SamplingOption = Annotated[
         help="Amplify by hiding who takes part, under add-or-remove adjacency. "
         "'poisson:expected_batch=20': each member of --population joins a round on its own. "
         "'scheduled-poisson:from_round=0,100,expected_batches=20,40': its rate changes by round. "
+        "'poisson-examples:expected_batch=512,examples=60000,per_user=8': each example joins on "
+        "its own, and a client, the unit, has up to 8; noise is / clip norm of an example. "
         "'truncated-poisson:expected_batch=20,most=32': of more than 32, a random 32 stay. "
-        "'without-replacement:batch=20': a random 20 of --population in every round. "
+        "'without-replacement:batch=20': a random 20 of --population in every round; "
+        "'with-replacement:batch=20': each of 20 places on its own. "
         "'balls-in-bins:bins=8': each member is in one bin, and the rounds take the bins in turn; "
         "with 'chosen=3' each is in 3 of them, with 'redraw' every pass draws them anew. "
         "'b-min-sep:expected_batch=20,min_separation=4': each member joins on its own, but never "
-        "within so many rounds of its last one. 'draws=1000000' estimates by Monte Carlo, which "
+        "within so many rounds of its last one; with 'most=32' a random 32 of more stay. "
+        "'draws=1000000' estimates by Monte Carlo, which "
         "b-min-sep always does; the probability of error is part of delta. 'draw_seed=N' repeats a "
         "printed figure; the probability of error holds for a fresh seed, the default, alone.",
     ),
