@@ -231,7 +231,14 @@ class ComposedGuarantee:
     @cached_property
     def _profile(self) -> tuple[Array, Array]:
         """Epsilons, and the deltas that hold with them; the last holds from there on."""
-        return _profile(frozenset(self._parts.items()), len(self.releases))
+        try:
+            return _profile(frozenset(self._parts.items()), len(self.releases))
+        except (ConfigError, OverflowError):
+            if self.unhidden is None:
+                raise ConfigError(
+                    "dp-accounting has no finite profile of these releases."
+                ) from None
+            return np.zeros(1), np.ones(1)  # a delta of 1 always holds, and no better one is known
 
     @cached_property
     def _parts(self) -> "Counter[Part]":

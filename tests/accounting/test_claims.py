@@ -127,6 +127,15 @@ def test_an_amplified_run_alone_helps_the_attacker_less_than_mu_would(run) -> No
     assert "that does not know who was sampled" in report.statement()
 
 
+def test_where_a_profile_overflows_the_figures_are_those_of_mu() -> None:
+    run = SampledGuarantee(1e-3, 0.5, 1)
+    report = claimed(run, delta=1e-5)
+    assert report.epsilon == run.epsilon(1e-5)
+    assert report.tpr_at_fpr[0] == (0.1, Guarantee(run.mu).tpr_at_fpr(0.1))
+    with pytest.raises(ConfigError, match="no finite profile"):
+        ComposedGuarantee((SampledGuarantee(1e-3, 0.5, 1),)).epsilon(1e-5)
+
+
 def test_of_an_estimate_one_pair_is_known_and_no_composition() -> None:
     bins = BallsInBins(4, 8)
     run = EstimatedGuarantee(4.0, bins, Independent(8), 10_000, 1)
