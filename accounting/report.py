@@ -281,8 +281,9 @@ class PrivacyReport:
 
         Args:
             cost: of the whole selection, of Gaussian runs.
-            candidates: number of listed settings, from which each run drew its own.
+            candidates: number of listed settings, >= 1, from which each run drew its own.
         """
+        checks.count("candidates", candidates)
         dominating, fields = Guarantee(cost.mu), fields_of(cost)
         conditions = [a for a in self.assumptions if a.code != "choices"]
         conditions += [

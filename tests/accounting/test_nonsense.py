@@ -52,6 +52,10 @@ CALLS = {
     ),
     "Participation.from_log": partial(Participation.from_log, rounds_by_client={0: [1]}),
     "PrivacyReport.of": partial(accounting.PrivacyReport.of, *RUN),
+    "PrivacyReport.selected": partial(
+        accounting.PrivacyReport.of(*RUN, noise_multiplier=4.0, delta=1e-6).selected,
+        accounting.SelectedGuarantee(accounting.Guarantee(1.0), RUNS),
+    ),
     "PrunedTree": partial(accounting.PrunedTree, active=(0,)),
     "Scheduled": partial(accounting.Scheduled, from_round=(0,), factor=(1.0,)),
     "Realised.of": partial(accounting.Realised.of, RUN[0], {"ada": [0, 9]}, RUN[1]),
@@ -76,7 +80,7 @@ FINE = {
     "max_error": 2.0, "expected_batch": 10.0, "population": 1000, "members": 1000, "groups": 2,
     "probability": 0.1, "steps": 10, "bins": 8, "chosen": 2,
     "examples": 1000, "per_user": 2, "samples": 10_000, "batch": 8,
-    "draws": 10_000, "seed": 0, "momentum": 0.9,
+    "draws": 10_000, "seed": 0, "momentum": 0.9, "candidates": 4,
     "expected": 4.0, "most": 8, "eta": 1.0, "fineness": 0.2,
 }  # fmt: skip
 NOT_CALLED = {"ConfigError", "Mechanism"}  # an exception and a protocol
