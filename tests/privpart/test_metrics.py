@@ -727,3 +727,8 @@ def test_a_run_that_moved_to_another_machine_has_its_evaluations_there(tmp_path,
         "the first 3 of these 6 rounds and evaluations were committed, and no others"
     )
     monkeypatch.delenv(log.VARIABLE)
+
+
+def test_clients_that_are_elsewhere_do_not_evaluate():
+    with pytest.raises(ConfigError, match="the clients are elsewhere"):
+        training(plan_of(), part=True)
