@@ -1,6 +1,6 @@
 """Tuned within a budget: the best of about ten trainings, beside one with chosen settings.
 
-Run: ``python examples/studies/tuned.py --result FILE.json``; about 20 minutes on two cores.
+Run: ``python examples/studies/tuned.py --result FILE.json``; about ten minutes of one core.
 
 Each row has the same total epsilon. "untouched" trains once with the package's defaults and a clip
 norm of 1; "by hand" once with the rates and clip norm of examples/digits.toml, which somebody chose
@@ -119,7 +119,7 @@ def main() -> None:
         seeds=5,
         rounds=ROUNDS,
         runs="10",
-        epsilons=[8.0, 20.0],
+        epsilons=[8.0],
     )
     result, rows = frame.Result(given.result, "torch"), []
     with tempfile.TemporaryDirectory() as folder:

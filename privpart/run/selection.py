@@ -45,6 +45,7 @@ from privpart.run.store import (
     damage_named,
     erase_durably,
     flush_directory,
+    is_scratch,
     make_private,
     read_small,
     write_durably,
@@ -452,7 +453,9 @@ def _kept(place: Path) -> _Kept | None:
 
 def _new(folder: Path, terms: Terms) -> str:
     """Draw the secret of a new selection and keep it; return its name."""
-    if others := sorted(file.name for file in folder.iterdir() if file.name != LOCK):
+    names = (file.name for file in folder.iterdir())
+    # A call that was killed may have left a part of a file.
+    if others := sorted(name for name in names if name != LOCK and not is_scratch(name)):
         raise ConfigError(
             f"{folder} is not empty ({others[0]}): a selection begins in a folder of its own."
         )

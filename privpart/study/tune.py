@@ -163,9 +163,15 @@ class Tune:
             raise ConfigError(f"engine: {error}.") from None
 
     @cached_property
+    def codes(self) -> tuple[dict[str, Any] | None, ...]:
+        """What ``PlanFile.code`` returned of each candidate, before the first training."""
+        return tuple(one.plan.code() for one in self.candidates)
+
+    @cached_property
     def hash(self) -> str:
         """SHA-256, in hex, of all that the selection depends on, one's own code included."""
-        plans = [c.plan.context(c.plan.code()) for c in self.candidates]
+        pairs = zip(self.candidates, self.codes, strict=True)
+        plans = [one.plan.context(code) for one, code in pairs]
         content = [self.file.model_dump_json(exclude={"plan", "study"}), plans]
         content.append(json.dumps(passed_objects(self.objects)))
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()
@@ -493,6 +499,12 @@ def select(tune: Tune, out: Path, setup: Training) -> Path:
 def _trained(tune: Tune, selection: Selection, trial: Trial) -> tuple[str, float]:
     """Train and measure one run of a selection; return its name and its score."""
     plan = tune.candidates[trial.candidate].plan
+    # While the selection runs, what was learned of a training must not change a later one.
+    if plan.code() != tune.codes[trial.candidate]:
+        raise ConfigError(
+            "plan: the code that it names changed while the selection runs. Restore it, and give "
+            "the same command again."
+        )
     beside: dict[str, Any] = {"objects": tune.objects, "options": tune.options}
     with _quiet(), selection.log():
         if holds_a_run(trial.path):

@@ -459,6 +459,36 @@ def test_changed_files_are_refused_and_a_finished_selection_is_not_repeated(tmp_
     refused(tmp_path / "full", "is not empty")
 
 
+def test_code_that_changes_while_it_runs_trains_no_more(tmp_path, monkeypatch):
+    monkeypatch.setattr(selections, "_runs", lambda *_: 2)
+    monkeypatch.chdir(tmp_path)
+    text = "def score(module):\n    return module.weight[0].item()\n"
+    (tmp_path / "scores.py").write_text(text)
+    note = Selection.note
+
+    def noted(self, *arguments):
+        note(self, *arguments)
+        (tmp_path / "scores.py").write_text(text.replace("[0]", "[1]"))
+
+    plan = {**PLAN, "data": PLAN["data"] | {"metric": "./scores.py:score"}}
+    tables, own = {**TABLES, "plan": plan, "runs": 10}, objects()
+    del own["metric"]
+    with monkeypatch.context() as patch:
+        patch.setattr(Selection, "note", noted)
+        with pytest.raises(ConfigError, match="while the selection runs"):
+            tune(tables, tmp_path / "out", show=lambda _: None, **own)
+    with pytest.raises(ConfigError, match="changed since"):
+        tune(tables, tmp_path / "out", show=lambda _: None, **own)
+    (tmp_path / "scores.py").write_text(text)
+    tune(tables, tmp_path / "out", show=lambda _: None, **own)
+
+
+def test_a_killed_call_leaves_parts_of_files_and_nothing_that_is_in_the_way(tmp_path):
+    (tmp_path / "out").mkdir(mode=0o700)
+    (tmp_path / "out" / f".privpart-{'0' * 32}.part").touch(mode=0o600)
+    assert tuned(tmp_path / "out").path == tmp_path / "out" / "run"
+
+
 def test_the_limit_of_the_people_is_kept_before_anything_is_trained(tmp_path):
     set_limit(PEOPLE, Limit(2.9, 1e-3))
     with pytest.raises(BudgetExceededError, match="would pass the limit"):
