@@ -230,8 +230,9 @@ def fork(
     if plan.sampling is not None:
         releases_of(plan.guarantee())
     before, was, start = _forked(Path(old))
-    # The new run starts from that model, so what was open about it stays open.
-    open_ones = [asdict(a) for a in before.assumptions if a.status in ("asserted", "violated")]
+    # It starts from that model, so what was open about it stays open; its delta is its own.
+    unchecked = (a for a in before.assumptions if a.status in ("asserted", "violated"))
+    open_ones = [asdict(a) for a in unchecked if a.code != "delta"]
     about = {
         "earlier": plain(releases_of(before.cost)),
         "fork_of": was["run_id"],
