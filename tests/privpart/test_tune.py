@@ -251,7 +251,7 @@ def test_one_command_resumes_and_nothing_is_drawn_again(tmp_path, monkeypatch):
     assert tuned(out, runs=10).path == run.path
 
 
-@pytest.mark.parametrize("number", range(5, 145, 20))
+@pytest.mark.parametrize("number", [5, 9, 25, 45, 65, 85, 105, 125])
 def test_a_crash_at_any_write_to_the_disk_is_mended_by_the_same_command(
     tmp_path, monkeypatch, number
 ):
@@ -283,7 +283,9 @@ def test_a_crash_at_any_write_to_the_disk_is_mended_by_the_same_command(
     assert len(set(drawn)) == 1
     assert words(run.report())["selection"][0] == "enforced"
     assert len(account(PEOPLE).charges) == 1
-    assert not list((log.directory() / "selections").iterdir())
+    # A secret whose selection was never charged may stay: nothing was drawn from it.
+    left = [place.name for place in (log.directory() / "selections").iterdir()]
+    assert not {entry.run for entry in log.lines_of()} & {*left}
     assert not (out / "trials").exists()
 
 
