@@ -235,7 +235,7 @@ GIVEN = ["calibrate", "--target-epsilon", "2", "--noise-multiplier", "1", "--del
             marks=pytest.mark.slow,
         ),
         pytest.param(
-            ["--rounds", "40"],
+            ["--rounds", "80"],
             "--sampling",
             "balls-in-bins:chosen=2,bins={}",
             marks=pytest.mark.slow,
