@@ -127,11 +127,12 @@ class BMinSep:
         >>> 1e-9 < BMinSep(100, 10_000, 4, most=170).cut_probability(1000) < 1e-7
         True
         """
+        rounds = checks.rounds(rounds)
         if self.most is None:
             return 0.0
         rate = self.probability / (1 + (self.min_separation - 1) * self.probability)
         one = above(self.most, self.population, min(1.0, rate * (1 + 1e-12)))
-        return min(1.0, checks.rounds(rounds) * (one * (1 + 1e-6) + 1e-300))
+        return min(1.0, rounds * (one * (1 + 1e-6) + 1e-300))
 
     @property
     def probability(self) -> float:

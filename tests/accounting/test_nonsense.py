@@ -28,6 +28,7 @@ OBJECTS = {
     ),
     "Guarantee": accounting.Guarantee(1.0),
     "PrunedTree": accounting.PrunedTree(8, (0, 2)),
+    "BMinSep": accounting.BMinSep(10, 1000, 2, most=40),
     "ReplacedGuarantee": accounting.ReplacedGuarantee(4.0, 8, 1000, 2),
     "UserGuarantee": accounting.UserGuarantee(4.0, 0.1, 2, 2),
     "TruncatedGuarantee": accounting.TruncatedGuarantee(2.0, 0.1, 100, 20, 2),
