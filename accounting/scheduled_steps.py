@@ -61,7 +61,7 @@ class ScheduledPoissonSampling:
 
     def probabilities(self, rounds: int) -> Array:
         """Return the probability that a member joins, by round, rounded up, shape (rounds,)."""
-        batches = piecewise.over(self.from_round, self.expected_batches, rounds)
+        batches = piecewise.over(self.from_round, self.expected_batches, checks.rounds(rounds))
         return np.minimum(1.0, np.nextafter(batches / self.population, 1.0))
 
 

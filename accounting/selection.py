@@ -490,7 +490,6 @@ def selected_of(fields: Mapping[str, int | float]) -> SelectedGuarantee:
     return _selected(fields["mu"], frozenset(others.items()))
 
 
-@lru_cache(maxsize=16)
 def most_mu(repetitions: Repetitions, *, target_epsilon: float, delta: float) -> float:
     """Return the greatest mu of one run for which the selection costs at most the target.
 
@@ -501,8 +500,13 @@ def most_mu(repetitions: Repetitions, *, target_epsilon: float, delta: float) ->
     0.5
     """
     target = checks.positive("target_epsilon", target_epsilon)
+    return _most_mu(repetitions, target, checks.probability("delta", delta))
+
+
+@lru_cache(maxsize=16)
+def _most_mu(repetitions: Repetitions, target: float, delta: float) -> float:
     # One run costs less than a selection of it, so its mu is too great.
-    low, high = 0.0, gaussian.mu(target, checks.probability("delta", delta))
+    low, high = 0.0, gaussian.mu(target, delta)
     least = high / 1000
     while high - low > 3e-5 * high:
         if high < least:

@@ -23,6 +23,7 @@ RUNS = accounting.NegativeBinomialRuns(3)
 OBJECTS = {
     "AllocatedGuarantee": accounting.AllocatedGuarantee(4.0, BINS),
     "EstimatedGuarantee": accounting.EstimatedGuarantee(4.0, BINS, Independent(8), 10_000),
+    "BMinSep": accounting.BMinSep(10, 1000, 2, most=40),
     "ComposedGuarantee": accounting.ComposedGuarantee(
         (accounting.Guarantee(1.0), accounting.StatedGuarantee(0.1))
     ),
@@ -30,6 +31,10 @@ OBJECTS = {
     "PrunedTree": accounting.PrunedTree(8, (0, 2)),
     "BMinSep": accounting.BMinSep(10, 1000, 2, most=40),
     "ReplacedGuarantee": accounting.ReplacedGuarantee(4.0, 8, 1000, 2),
+    "ScheduledGuarantee": accounting.ScheduledGuarantee(
+        (accounting.SampledGuarantee(2.0, 0.1, 4), accounting.SampledGuarantee(4.0, 0.2, 4))
+    ),
+    "ScheduledPoissonSampling": accounting.ScheduledPoissonSampling((0, 2), (10, 20), 1000),
     "UserGuarantee": accounting.UserGuarantee(4.0, 0.1, 2, 2),
     "TruncatedGuarantee": accounting.TruncatedGuarantee(2.0, 0.1, 100, 20, 2),
     "SampledGuarantee": accounting.SampledGuarantee(1.0, 0.1, 10, "rdp"),
@@ -58,6 +63,9 @@ CALLS = {
         accounting.SelectedGuarantee(accounting.Guarantee(1.0), RUNS),
     ),
     "PrunedTree": partial(accounting.PrunedTree, active=(0,)),
+    "ScheduledPoissonSampling": partial(
+        accounting.ScheduledPoissonSampling, from_round=(0,), expected_batches=(10.0,)
+    ),
     "Scheduled": partial(accounting.Scheduled, from_round=(0,), factor=(1.0,)),
     "Realised.of": partial(accounting.Realised.of, RUN[0], {"ada": [0, 9]}, RUN[1]),
     "SelectedGuarantee": partial(
@@ -91,7 +99,8 @@ MAY_BE_ZERO = {
     ("Estimate", "seed"),
     ("AllocatedGuarantee.delta", "epsilon"),
     ("Guarantee.delta", "epsilon"), ("SampledGuarantee.delta", "epsilon"),
-    ("TruncatedGuarantee.delta", "epsilon"), ("UserGuarantee.delta", "epsilon"),
+    ("ScheduledGuarantee.delta", "epsilon"), ("TruncatedGuarantee.delta", "epsilon"),
+    ("UserGuarantee.delta", "epsilon"),
     ("ReplacedGuarantee.delta", "epsilon"),
     ("ComposedGuarantee.delta", "epsilon"), ("SelectedGuarantee.delta", "epsilon"),
     ("StatedGuarantee", "epsilon"), ("StatedGuarantee", "delta"), ("NegativeBinomialRuns", "eta"),
@@ -225,7 +234,7 @@ ROUNDS = [
 
 
 def test_the_census_of_rounds_finds_them():
-    assert len(ROUNDS) == 18
+    assert len(ROUNDS) == 22
 
 
 @pytest.mark.parametrize(("name", "argument"), ROUNDS)
