@@ -326,12 +326,12 @@ def _losses(part: Part, grid: float) -> "PrivacyLossDistribution":
         stated = common.DifferentialPrivacyParameters(part.epsilon, part.delta)
         return pld.from_privacy_parameters(stated, value_discretization_interval=grid)
     if isinstance(part, Profiled):
-        far = np.array([part.reach])
-        if part.steps * max(part.removed(far)[0], part.added(far)[0]) > 30:
-            raise ConfigError(
-                "noise_multiplier: with so little noise floats cannot hold the losses; use the "
-                "guarantee without amplification, or more noise."
-            )
+        far = np.array([min(part.reach, MOST_LOSS)])
+        beyond = max(part.removed(far)[0], part.added(far)[0])
+        if (
+            beyond > 0.5 or part.steps * beyond > 30
+        ):  # dp-accounting takes the logarithm of the rest
+            raise ConfigError("noise_multiplier: with so little noise floats hold no loss.")
         each = (_dominating(bounds, grid, part.reach) for bounds in (part.removed, part.added))
         one = pld.PrivacyLossDistribution(*each)
         return one if part.steps == 1 else one.self_compose(part.steps)

@@ -29,7 +29,6 @@ OBJECTS = {
     ),
     "Guarantee": accounting.Guarantee(1.0),
     "PrunedTree": accounting.PrunedTree(8, (0, 2)),
-    "BMinSep": accounting.BMinSep(10, 1000, 2, most=40),
     "ReplacedGuarantee": accounting.ReplacedGuarantee(4.0, 8, 1000, 2),
     "ScheduledGuarantee": accounting.ScheduledGuarantee(
         (accounting.SampledGuarantee(2.0, 0.1, 4), accounting.SampledGuarantee(4.0, 0.2, 4))

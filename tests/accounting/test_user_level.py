@@ -140,8 +140,9 @@ def test_examples_are_drawn_and_no_user_has_more_than_the_accountant_assumes():
 def test_little_noise_costs_what_it_costs_unhidden_and_hardly_any_is_refused():
     run = UserGuarantee(0.3, 1.0, 3, 3)
     assert run.epsilon(1e-6) == Guarantee(run.mu).epsilon(1e-6)
-    with pytest.raises(ConfigError, match="floats cannot hold the losses"):
-        UserGuarantee(0.01, 0.5, 100, 100).epsilon(1e-6)
+    for steps in (10, 100):
+        with pytest.raises(ConfigError, match="no finite profile"):
+            UserGuarantee(0.01, 0.5, 100, steps).epsilon(1e-6)
 
 
 def test_what_no_proof_covers_is_refused():
