@@ -285,7 +285,7 @@ class _Binned:
         """Return log E_x exp(factor k_x) for each factor."""
         return _log_mean(np.multiply.outer(self._squares, factor))
 
-    def draw(self, rng: np.random.Generator, count: int, power: float) -> Array:
+    def draw(self, rng: "np.random.Generator", count: int, power: float) -> Array:
         """Return terms of s_x at draws from R of w = power, shape (terms, count)."""
         weight = np.exp(_tilt(power) * (self._squares - self._squares.max()))
         bins = rng.choice(len(weight), size=count, p=weight / weight.sum())
@@ -321,7 +321,7 @@ class _Separated:
         later = self._later(np.multiply.outer(self._squares, factor))
         return _log_mean(later[: self._b], self._start())
 
-    def draw(self, rng: np.random.Generator, count: int, power: float) -> Array:
+    def draw(self, rng: "np.random.Generator", count: int, power: float) -> Array:
         bands, (length, rounds) = self._bands, self._bands.shape
         draws = rng.standard_normal((rounds, count))
         for t, joins in enumerate(self._joins(rng, count, power)):
@@ -336,7 +336,7 @@ class _Separated:
     def log_mean(self, terms: Array, power: float) -> Array:
         return _log_mean(self._later(power * terms)[: self._b], self._start())
 
-    def _joins(self, rng: np.random.Generator, count: int, power: float) -> Iterator[Array]:
+    def _joins(self, rng: "np.random.Generator", count: int, power: float) -> Iterator[Array]:
         """Yield who joins each round, if x has the weight exp((w^2 - w) k_x / 2)."""
         reward = _tilt(power) * self._squares
         later = self._later(reward[:, None])[:, 0]
