@@ -233,11 +233,11 @@ class ComposedGuarantee:
         """Epsilons, and the deltas that hold with them; the last holds from there on."""
         try:
             return _profile(frozenset(self._parts.items()), len(self.releases))
-        except (ConfigError, OverflowError):
+        except (OverflowError, ValueError) as fault:  # of which ConfigError is one
             if self.unhidden is None:
-                raise ConfigError(
-                    "dp-accounting has no finite profile of these releases."
-                ) from None
+                own = isinstance(fault, ConfigError)
+                none = "dp-accounting has no finite profile of these releases."
+                raise ConfigError(str(fault) if own else none) from None
             return np.zeros(1), np.ones(1)  # a delta of 1 always holds, and no better one is known
 
     @cached_property
@@ -326,12 +326,6 @@ def _losses(part: Part, grid: float) -> "PrivacyLossDistribution":
         stated = common.DifferentialPrivacyParameters(part.epsilon, part.delta)
         return pld.from_privacy_parameters(stated, value_discretization_interval=grid)
     if isinstance(part, Profiled):
-        far = np.array([min(part.reach, MOST_LOSS)])
-        beyond = max(part.removed(far)[0], part.added(far)[0])
-        if (
-            beyond > 0.5 or part.steps * beyond > 30
-        ):  # dp-accounting takes the logarithm of the rest
-            raise ConfigError("noise_multiplier: with so little noise floats hold no loss.")
         each = (_dominating(bounds, grid, part.reach) for bounds in (part.removed, part.added))
         one = pld.PrivacyLossDistribution(*each)
         return one if part.steps == 1 else one.self_compose(part.steps)
