@@ -6,10 +6,12 @@ claimed. Of an estimate by Monte Carlo only one pair (epsilon, delta) is known, 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, replace
-from functools import reduce
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, reduce
 from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from accounting.checks import ConfigError
 from accounting.cohorts import Sampled, sampled_claim
@@ -17,9 +19,10 @@ from accounting.composed import ComposedGuarantee, Release, StatedGuarantee
 from accounting.guarantee import Guarantee
 from accounting.monte_carlo import EstimatedGuarantee
 from accounting.random_allocation import AllocatedGuarantee, Shares
-from accounting.report import SampledClaim
+from accounting.report import Cost, SampledClaim
 from accounting.scheduled_steps import ScheduledGuarantee
 from accounting.selection import SelectedGuarantee, fields_of, selected_of
+from accounting.sensitivity import Array
 from accounting.stated import StatedProfile
 from accounting.subsampled import SampledGuarantee
 from accounting.truncated import TruncatedGuarantee
@@ -43,6 +46,8 @@ def releases_of(cost: object) -> tuple[Release, ...]:
         )
     if isinstance(cost, ComposedGuarantee):
         return cost.releases
+    if isinstance(cost, Alone):
+        cost = cost.run
     if isinstance(cost, ScheduledGuarantee):
         return cost.steps
     return ComposedGuarantee((cost,)).releases  # type: ignore[arg-type]  # it refuses others
@@ -193,7 +198,53 @@ def claim_of(
     )
 
 
-def _alone(run: Guarantee | Sampled, epsilon: float, delta: float) -> ComposedGuarantee:
+def _alone(run: Guarantee | Sampled, epsilon: float, delta: float) -> Cost:
     if isinstance(run, EstimatedGuarantee):
         return ComposedGuarantee((StatedGuarantee(epsilon, delta),), unhidden=Guarantee(run.mu))
+    # With correlated noise each delta of bins is the least of many bounds, which takes longer.
+    independent = isinstance(run, AllocatedGuarantee) and run.mechanism is None
+    if independent or isinstance(run, SampledGuarantee):
+        return Alone(run, epsilon)  # type: ignore[arg-type]
     return together(releases_of(run))
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A run beside no other: what an attacker gets, by its own accountant.
+
+    Every (epsilon, delta) of the run bounds any test's rates, as in ``ComposedGuarantee``; some of
+    them do, in a fifth of the time that a composition takes.
+
+    Args:
+        run: it has an accountant of its own.
+        claimed: its epsilon, up to which and a little further deltas are computed.
+    """
+
+    run: SampledGuarantee | AllocatedGuarantee
+    claimed: float
+
+    def epsilon(self, delta: float) -> float:
+        """Return an epsilon that holds with ``delta``."""
+        return self._composed.epsilon(delta)
+
+    def advantage(self) -> float:
+        """Return an upper bound on any membership test's true minus false-positive rate."""
+        return min(float(self._lines[1][0]), Guarantee(self.run.mu).advantage())
+
+    def tpr_at_fpr(self, fpr: float) -> float:
+        """Return an upper bound on the true-positive rate of any membership test."""
+        epsilons, deltas = self._lines
+        rates = np.minimum(
+            np.exp(epsilons) * fpr + deltas, 1 - np.exp(-epsilons) * (1 - fpr - deltas)
+        )
+        known = Guarantee(self.run.mu).tpr_at_fpr(fpr)
+        return min(1.0, float(rates.min()) * (1 + 1e-9), known)
+
+    @cached_property
+    def _lines(self) -> tuple[Array, Array]:
+        epsilons = np.linspace(0.0, min(1.2 * self.claimed, 500.0), 64)
+        return epsilons, np.array([self.run.delta(float(epsilon)) for epsilon in epsilons])
+
+    @cached_property
+    def _composed(self) -> ComposedGuarantee:
+        return together(releases_of(self.run))

@@ -184,6 +184,13 @@ class ComposedGuarantee:
             )
         return self.unhidden.epsilon(delta)
 
+    def coarse_epsilon(self, delta: float) -> float:
+        """Return the same; of a selection alone, up to 0.02 or 2 % more, at once: for curves."""
+        alone = self.releases[0]
+        if isinstance(alone, SelectedGuarantee) and len(self.releases) == 1:
+            return alone.coarse_epsilon(delta)
+        return self.epsilon(delta)
+
     def _least_epsilon(self, delta: float) -> float:
         low, high = 0.0, 1.0
         if self.delta(0.0) <= delta:

@@ -372,6 +372,12 @@ class SelectedGuarantee:
                 raise ConfigError("delta: that of this selection does not fall to 1e-100.")
         return np.array(epsilons), np.array(deltas)
 
+    def coarse_epsilon(self, delta: float) -> float:
+        """Return what ``epsilon`` returns, or up to 0.02 or 2 % more, at once: for curves."""
+        epsilons, deltas = self.profile
+        place = int(np.searchsorted(-deltas, -checks.probability("delta", delta)))
+        return float(epsilons[place]) if place < len(epsilons) else self.epsilon(delta)
+
     @property
     def steps(self) -> int:
         """One, as a release that composes with others (``composed.Profiled``)."""

@@ -188,6 +188,7 @@ def test_bins_beside_a_gaussian_and_another_run_in_bins(epsilon: float, removed:
         assert claim < (truth + 4 * error) * 1.02
 
 
+@pytest.mark.slow
 def test_every_draw_and_every_transform_counts() -> None:
     twice = AllocatedGuarantee(1.0, BallsInBins(20, 40, redraw=True))
     apart = ComposedGuarantee((BINS[0], BINS[0])).epsilon(1e-6)

@@ -371,3 +371,10 @@ def test_the_price_is_below_that_of_renyi_divergence(shape: float, published: fl
     ours = PoissonRuns(10) if shape == math.inf else NegativeBinomialRuns(10, shape)
     assert theirs == pytest.approx(published, abs=0.001)
     assert SelectedGuarantee(Guarantee(0.5), ours, 0.02).epsilon(1e-6) < 0.85 * theirs
+
+
+def test_a_curve_of_a_selection_is_just_above_its_epsilons():
+    run = SelectedGuarantee(Guarantee(0.7), NegativeBinomialRuns(4))
+    for delta in (0.3, 1e-3, 1e-9):
+        exact = run.epsilon(delta)
+        assert exact <= run.coarse_epsilon(delta) <= max(exact * 1.02, exact + 0.02) * (1 + 1e-9)

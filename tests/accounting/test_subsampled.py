@@ -200,7 +200,7 @@ def test_a_sampler_needs_its_own_accountant():
     sampler = BMinSep(2, 12, 3)
     with pytest.raises(ConfigError, match="needs an estimate"):
         sampled_guarantee(Toeplitz.square_root(9, 3), sampler, noise_multiplier=1.0)
-    with pytest.raises(ConfigError, match="leave out"):
+    with pytest.raises(ConfigError, match="leave them out"):
         sampled_guarantee(
             Independent(9), PoissonSampling(3, 12), noise_multiplier=1.0, estimate=Estimate(10_000)
         )

@@ -137,6 +137,7 @@ def test_examples_are_drawn_and_no_user_has_more_than_the_accountant_assumes():
             cohorts(sampler, members=200, rounds=4, key=bytes(32), owners=given)
 
 
+@pytest.mark.slow
 def test_little_noise_costs_what_it_costs_unhidden_and_hardly_any_is_refused():
     run = UserGuarantee(0.3, 1.0, 3, 3)
     assert run.epsilon(1e-6) == Guarantee(run.mu).epsilon(1e-6)

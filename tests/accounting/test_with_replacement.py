@@ -105,6 +105,7 @@ def test_places_are_drawn_on_their_own():
         WithReplacementSampling(6, 5)
 
 
+@pytest.mark.slow
 def test_it_composes_and_correlated_noise_is_refused():
     sampler = WithReplacementSampling(2, 100)
     run = sampled_guarantee(Independent(4), sampler, noise_multiplier=2.0)
