@@ -61,7 +61,10 @@ def cosine_tv(
     images are: 1 - cos(u(x), u) is then the mean over the tensors of the update, each weighted by
     its length.
 
-    Args, beside those of ``dlg``:
+    Args:
+        model: see ``dlg``.
+        observation: see ``dlg``.
+        seed: see ``dlg``.
         restarts: starting points, >= 1; one more costs little on a small network.
         steps: steps of Adam, >= 1.
         tv: weight of the total variation in units of the distance at the start, >= 0; of several,

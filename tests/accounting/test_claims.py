@@ -93,6 +93,7 @@ def test_epsilon_of_two_composed_runs_is_the_brute_forces_in_both_directions() -
         assert report.epsilon < report.guarantee.epsilon(report.delta)
 
 
+@pytest.mark.slow
 def test_a_run_and_those_before_it_are_dp_accountings_composition() -> None:
     run = SampledGuarantee(0.8, probability=0.02, steps=300)
     earlier = ComposedGuarantee((Guarantee(0.4), SampledGuarantee(1.2, 0.1, 50)))

@@ -61,6 +61,7 @@ def test_an_average_in_place_of_the_schedule_is_below_the_truth() -> None:
     assert mean.delta(1.0) < truth(varied, (0.3,) * 3, [1.0]).max()
 
 
+@pytest.mark.slow
 def test_hundreds_of_rounds_are_dp_accountings_composition_and_its_events() -> None:
     noise = Scheduled(300, (0, 100), (1.0, 0.8))
     rates = ScheduledPoissonSampling((0, 200), (10, 30), population=1000)

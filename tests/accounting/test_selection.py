@@ -276,6 +276,7 @@ def test_no_cut_gaussian_exceeds_the_price_at_any_epsilon(repetitions: Repetitio
     assert (greatest > 0.2 * np.array(deltas)).any()
 
 
+@pytest.mark.slow
 def test_one_gaussian_costs_no_less_at_any_delta() -> None:
     for mu, repetitions in ((0.5, KINDS[2]), (1.5, KINDS[0]), (0.1, KINDS[4])):
         price = SelectedGuarantee(Guarantee(mu), repetitions)

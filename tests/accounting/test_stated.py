@@ -25,6 +25,7 @@ def stated(profile, last: float, pairs: int = 200) -> StatedProfile:
     return StatedProfile(tuple(epsilons), tuple(float(profile(e)) for e in epsilons))
 
 
+@pytest.mark.slow
 def test_the_profile_of_another_accountant_composes_as_that_accountant_would() -> None:
     """Laplace noise on Poisson samples, for which there is no accountant here, beside two runs."""
     theirs = SelfComposedDpEvent(PoissonSampledDpEvent(0.1, LaplaceDpEvent(2.0)), 50)

@@ -38,6 +38,7 @@ def test_noise_for_a_target_of_the_selection(privpart):
     assert 3.2595 < told["epsilon"] <= 3.26
 
 
+@pytest.mark.slow
 def test_samplers_have_a_price_and_estimates_have_none(privpart):
     sampled = [*ONE[:5], "--noise-multiplier", "2", "--delta", "1e-6", "--population", "1000"]
     poisson = [*sampled, "--sampling", "poisson:expected_batch=10", "--best-of", "3"]

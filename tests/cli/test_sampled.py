@@ -145,6 +145,7 @@ def test_calibrate_finds_the_noise_of_a_sampled_run(privpart):
     assert json.loads(privpart("epsilon", *typed, *own).stdout)["epsilon"] == found["epsilon"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["0.2", "4"])
 def test_calibrate_finds_the_least_noise_of_bins(privpart, target):
     line = ["calibrate", "--rounds", "8", "--delta", "1e-6", *ALONE, *BINS, "--format", "json"]
@@ -175,6 +176,7 @@ def test_a_plan_that_samples_is_accounted_for_or_refused_in_a_sentence(privpart,
         assert (result.returncode, said in result.stderr) == (2, True), result.stderr
 
 
+@pytest.mark.slow
 def test_users_with_several_examples(privpart):
     sampler = "poisson-examples:expected_batch=20,examples=1000"
     run = [*RUN, *ALONE, "--rounds", "20", "--noise-multiplier", "4", "--sampling", sampler]

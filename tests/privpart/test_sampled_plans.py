@@ -177,11 +177,11 @@ def test_a_group_smaller_than_its_batch_and_a_population_of_another_size_are_ref
 
 def test_a_run_in_several_bins_is_verified_and_its_cost_is_in_the_book(tmp_path):
     several = TEXT.replace(POISSON, BINS + "\nchosen = 2")
-    several = several.replace("[data]", '[data]\npopulation = "people"')
+    several = several.replace("[data]", '[data]\npopulation = "people in several bins"')
     run = trained(tmp_path / "run", several)
     status = {a.code: a.status for a in run.report().guarantee.assumptions}
     assert status["balls-in-bins"] == "verified"
-    (charge,) = account("people").charges
+    (charge,) = account("people in several bins").charges
     expected = AllocatedGuarantee(4.0, BallsInBins(3, 6, chosen=2)).dominating()
     assert (charge.releases, expected.chosen) == ((expected,), 2)
 

@@ -486,6 +486,7 @@ def test_forks_of_sampled_runs_report_one_epsilon_of_all(lineage, privpart, tmp_
     assert "if it is known who was sampled, derived again" in said.says
 
 
+@pytest.mark.slow
 def test_every_form_of_a_fork_of_a_sampled_run_says_the_composed_epsilon(
     lineage, privpart, tmp_path
 ):
