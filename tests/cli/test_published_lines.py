@@ -16,7 +16,8 @@ BESIDE = re.findall(
 )
 """Figures of others beside our own."""
 LONG = re.compile(
-    "calibrate .+ poisson|truncated|without-replacement|b-min-sep|redraw|10*00 .+ balls-in-bins|bins:bins=100"
+    "calibrate .+ poisson|truncated|without-replacement|b-min-sep|redraw|10*00 .+ balls-in-bins|"
+    "bins:bins=100"
 )
 COMMANDS = [*ROWS, *((here, field, command) for *_, field, here, command, _ in BESIDE)]
 
