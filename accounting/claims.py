@@ -17,6 +17,7 @@ from accounting.checks import ConfigError
 from accounting.cohorts import Sampled, sampled_claim
 from accounting.composed import ComposedGuarantee, Release, StatedGuarantee
 from accounting.guarantee import Guarantee
+from accounting.hull import most_detected
 from accounting.monte_carlo import EstimatedGuarantee
 from accounting.random_allocation import AllocatedGuarantee, Shares
 from accounting.report import Cost, SampledClaim
@@ -233,12 +234,7 @@ class Alone:
 
     def tpr_at_fpr(self, fpr: float) -> float:
         """Return an upper bound on the true-positive rate of any membership test."""
-        epsilons, deltas = self._lines
-        rates = np.minimum(
-            np.exp(epsilons) * fpr + deltas, 1 - np.exp(-epsilons) * (1 - fpr - deltas)
-        )
-        known = Guarantee(self.run.mu).tpr_at_fpr(fpr)
-        return min(1.0, float(rates.min()) * (1 + 1e-9), known)
+        return min(most_detected(*self._lines, fpr), Guarantee(self.run.mu).tpr_at_fpr(fpr))
 
     @cached_property
     def _lines(self) -> tuple[Array, Array]:

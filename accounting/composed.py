@@ -38,7 +38,7 @@ from numpy.typing import NDArray
 from accounting import accountants, checks
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
-from accounting.hull import lower_hull
+from accounting.hull import lower_hull, most_detected
 from accounting.selection import SelectedGuarantee
 from accounting.sensitivity import Array
 from accounting.subsampled import SampledGuarantee
@@ -220,19 +220,10 @@ class ComposedGuarantee:
         return self.delta(0.0)
 
     def tpr_at_fpr(self, fpr: float) -> float:
-        """Return an upper bound on the true-positive rate of any membership test.
-
-        Every (epsilon, delta) of the profile is such a bound: tpr <= e^epsilon fpr + delta, and
-        1 - fpr <= e^epsilon (1 - tpr) + delta.
-        """
-        fpr = checks.probability("fpr", fpr)
+        """Return an upper bound on the true-positive rate of any membership test."""
         if self.mu is not None:
             return Guarantee(self.mu).tpr_at_fpr(fpr)
-        epsilons, deltas = self._profile
-        rates = np.minimum(
-            np.exp(epsilons) * fpr + deltas, 1 - np.exp(-epsilons) * (1 - fpr - deltas)
-        )
-        hidden = min(1.0, float(rates.min()) * (1 + _ROUNDING))
+        hidden = most_detected(*self._profile, fpr)
         return hidden if self.unhidden is None else min(hidden, self.unhidden.tpr_at_fpr(fpr))
 
     @cached_property

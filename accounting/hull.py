@@ -1,13 +1,16 @@
-"""The greatest convex function that lies nowhere above given points."""
+"""Profiles as points: their convex hull, and what a test can detect under them."""
 
 import numpy as np
 from numpy.typing import NDArray
 
+from accounting import checks
 from accounting.sensitivity import Array
 
 
 def lower_hull(x: Array, y: Array) -> NDArray[np.int64]:
-    """Return the indices of the points that it passes through, in one pass (Andrew 1979).
+    """Return the indices of the points on the greatest convex function that is above none.
+
+    It takes one pass (Andrew 1979).
 
     Args:
         x: ascending, each once, shape (n,).
@@ -30,3 +33,17 @@ def lower_hull(x: Array, y: Array) -> NDArray[np.int64]:
             slopes.pop()
         corners.append(i)
     return np.array(corners)
+
+
+def most_detected(epsilons: Array, deltas: Array, fpr: float) -> float:
+    """Return an upper bound on the true-positive rate of any membership test at ``fpr``.
+
+    Every (epsilon, delta) of a profile is such a bound: tpr <= e^epsilon fpr + delta, and
+    1 - fpr <= e^epsilon (1 - tpr) + delta.
+    """
+    fpr = checks.probability("fpr", fpr)
+    rates = np.minimum(
+        np.exp(np.minimum(epsilons, 700.0)) * fpr + deltas,
+        1 - np.exp(-epsilons) * (1 - fpr - deltas),
+    )
+    return min(1.0, float(rates.min()) * (1 + 1e-9))

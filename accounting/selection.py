@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from accounting import checks, gaussian
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee
-from accounting.hull import lower_hull
+from accounting.hull import lower_hull, most_detected
 from accounting.typed import split_text, typed_values
 
 Array = NDArray[np.float64]
@@ -412,13 +412,7 @@ class SelectedGuarantee:
 
     def tpr_at_fpr(self, fpr: float) -> float:
         """Return an upper bound on the true-positive rate of any membership test at ``fpr``."""
-        fpr = checks.probability("fpr", fpr)
-        epsilons, deltas = self.profile
-        rates = np.minimum(
-            np.exp(np.minimum(epsilons, 700.0)) * fpr + deltas,
-            1 - np.exp(-epsilons) * (1 - fpr - deltas),
-        )
-        return min(1.0, float(rates.min()) * (1 + 1e-9))
+        return most_detected(*self.profile, fpr)
 
     def _counted(self, epsilon: float) -> float:
         """Return the delta of releasing K and all runs, of a Gaussian base; else 1."""
