@@ -31,6 +31,7 @@ the rounds that they were in before, because these depend on the member.
 """
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -49,7 +50,7 @@ from accounting.subsampled import sampling_assumptions
 _Bound = Callable[[Array], Array]
 
 _MOST_MEMBERS = 10**9
-_BEYOND = 1e-15
+BEYOND = 1e-15
 """Mass of all rounds beyond the greatest loss that is told from an infinite one."""
 
 STATELESS = Assumption(
@@ -117,8 +118,39 @@ class WithoutReplacementSampling:
             )
 
 
+class AlikeSteps(Amplified):
+    """Alike Gaussian steps, of one of which bounds are known at epsilons of zero and above."""
+
+    noise_multiplier: float
+    steps: int
+
+    def removed(self, epsilons: Array) -> Array:
+        """Return upper bounds on delta_remove of one step, at epsilons of any sign."""
+        return _of_any_sign(epsilons, self._removed, self._added)
+
+    def added(self, epsilons: Array) -> Array:
+        """Return upper bounds on delta_add of one step, at epsilons of any sign."""
+        return _of_any_sign(epsilons, self._added, self._removed)
+
+    @cached_property
+    def reach(self) -> float:
+        """Loss of one step beyond which it counts as infinite, as there is hardly any mass."""
+        reach, least = np.array([1e-3 / self.noise_multiplier]), BEYOND / self.steps
+        while reach[0] < MOST_LOSS and max(self._removed(reach), self._added(reach))[0] > least:
+            reach *= 1.2
+        return float(reach[0])
+
+    @abstractmethod
+    def _removed(self, epsilons: Array) -> Array:
+        """Return upper bounds on delta_remove of one step, at epsilons >= 0."""
+
+    @abstractmethod
+    def _added(self, epsilons: Array) -> Array:
+        """Return upper bounds on delta_add of one step, at epsilons >= 0."""
+
+
 @dataclass(frozen=True)
-class TruncatedGuarantee(Amplified):
+class TruncatedGuarantee(AlikeSteps):
     """The guarantee of Gaussian steps on samples of bounded size, under zero-out adjacency.
 
     Args:
@@ -170,22 +202,6 @@ class TruncatedGuarantee(Amplified):
         )
         drawn = sampling_assumptions("sampling", how, sees="who was sampled")
         return (*drawn, STATELESS)
-
-    def removed(self, epsilons: Array) -> Array:
-        """Return upper bounds on delta_remove of one step, at epsilons of any sign."""
-        return of_any_sign(epsilons, self._removed, self._added)
-
-    def added(self, epsilons: Array) -> Array:
-        """Return upper bounds on delta_add of one step, at epsilons of any sign."""
-        return of_any_sign(epsilons, self._added, self._removed)
-
-    @cached_property
-    def reach(self) -> float:
-        """Loss of one step beyond which it counts as infinite, as there is hardly any mass."""
-        reach, least = np.array([1e-3 / self.noise_multiplier]), _BEYOND / self.steps
-        while reach[0] < MOST_LOSS and max(self._removed(reach), self._added(reach))[0] > least:
-            reach *= 1.2
-        return float(reach[0])
 
     @property
     def spread(self) -> float:
@@ -247,7 +263,7 @@ def gaussian_delta(mu: float, epsilons: Array, p: float) -> Array:
     return _gaussian(mu, at)
 
 
-def of_any_sign(epsilons: Array, own: _Bound, other: _Bound) -> Array:
+def _of_any_sign(epsilons: Array, own: _Bound, other: _Bound) -> Array:
     """Return upper bounds at epsilons of any sign, of those of both directions at 0 and more."""
     size = np.abs(epsilons)
     negative = -np.expm1(-size) + np.exp(-size) * other(size)

@@ -28,16 +28,13 @@ import numpy as np
 
 from accounting import checks
 from accounting.checks import ConfigError
-from accounting.composed import MOST_LOSS, Amplified
 from accounting.guarantee import mu_upper
 from accounting.report import Assumption
 from accounting.sensitivity import Array
 from accounting.subsampled import sampling_assumptions
-from accounting.truncated import STATELESS, above, gaussian_delta, of_any_sign
+from accounting.truncated import BEYOND, STATELESS, AlikeSteps, above, gaussian_delta
 
 _MOST_MEMBERS = 10**9
-_BEYOND = 1e-15
-"""Mass of all rounds beyond the greatest loss that is told from an infinite one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ class WithReplacementSampling:
 
 
 @dataclass(frozen=True)
-class ReplacedGuarantee(Amplified):
+class ReplacedGuarantee(AlikeSteps):
     """The guarantee of Gaussian steps on batches with replacement, under zero-out adjacency.
 
     Args:
@@ -102,22 +99,6 @@ class ReplacedGuarantee(Amplified):
         )
         return (*sampling_assumptions("sampling", how, sees="who was sampled"), STATELESS)
 
-    def removed(self, epsilons: Array) -> Array:
-        """Return upper bounds on delta_remove of one step, at epsilons of any sign."""
-        return of_any_sign(epsilons, self._removed, self._added)
-
-    def added(self, epsilons: Array) -> Array:
-        """Return upper bounds on delta_add of one step, at epsilons of any sign."""
-        return of_any_sign(epsilons, self._added, self._removed)
-
-    @cached_property
-    def reach(self) -> float:
-        """Loss of one step beyond which it counts as infinite, as there is hardly any mass."""
-        reach, least = np.array([1e-3 / self.noise_multiplier]), _BEYOND / self.steps
-        while reach[0] < MOST_LOSS and max(self._removed(reach), self._added(reach))[0] > least:
-            reach *= 1.2
-        return float(reach[0])
-
     @property
     def spread(self) -> float:
         """About one standard deviation of the loss of all steps, or more if one reaches far."""
@@ -131,7 +112,7 @@ class ReplacedGuarantee(Amplified):
         chance = math.exp(places * math.log1p(-rate))
         taken: list[tuple[int, float]] = []
         rest = 1.0
-        while rest > 0.01 * _BEYOND / self.steps and len(taken) < places:
+        while rest > 0.01 * BEYOND / self.steps and len(taken) < places:
             j = len(taken) + 1
             chance *= (places - j + 1) / j / (self.population - 1)
             taken.append((j, chance * self._room))
