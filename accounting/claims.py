@@ -184,14 +184,14 @@ def claim_of(
         return None
     # An estimate takes seconds, so it is refused before it is made.
     before = () if earlier is None else (*earlier.releases, *releases_of(run))
-    own = None if isinstance(run, Guarantee) else sampled_claim(run, delta)
-    if earlier is None and own is not None:
-        return replace(own, cost=_alone(run, own.epsilon, delta))
+    claim = None if isinstance(run, Guarantee) else sampled_claim(run, delta)
+    if earlier is None and claim is not None:
+        return replace(claim, cost=_alone(run, claim.epsilon, delta))
     both, names = together(before), samplers(earlier.releases if earlier else ())
     return SampledClaim(
         epsilon=both.epsilon(delta),
-        parameters=None if own is None else own.parameters,
-        assumptions=() if own is None else own.assumptions,
+        parameters=None if claim is None else claim.parameters,
+        assumptions=() if claim is None else claim.assumptions,
         cost=both,
         earlier_sampling=names,
         earlier_epsilon=earlier.epsilon(delta) if earlier and names else None,

@@ -175,12 +175,12 @@ class ComposedGuarantee:
         if isinstance(alone := self.releases[0], SelectedGuarantee) and len(self.releases) == 1:
             return alone.epsilon(delta)
         stated = math.fsum(r.delta for r in self.releases if isinstance(r, StatedGuarantee))
-        least = max(stated, _LEAST_DELTA)
-        if delta > least:
+        floor = max(stated, _LEAST_DELTA)
+        if delta > floor:
             return self._least_epsilon(delta)
         if self.unhidden is None or not delta > _LEAST_DELTA:
             raise ConfigError(
-                f"delta={delta:g}: must be above {least:g}, what these releases fail with together."
+                f"delta={delta:g}: must be above {floor:g}, what these releases fail with together."
             )
         return self.unhidden.epsilon(delta)
 
@@ -233,9 +233,9 @@ class ComposedGuarantee:
             return _profile(frozenset(self._parts.items()), len(self.releases))
         except (OverflowError, ValueError) as fault:  # of which ConfigError is one
             if self.unhidden is None:
-                own = isinstance(fault, ConfigError)
+                ours = isinstance(fault, ConfigError)
                 none = "dp-accounting has no finite profile of these releases."
-                raise ConfigError(str(fault) if own else none) from None
+                raise ConfigError(str(fault) if ours else none) from None
             return np.zeros(1), np.ones(1)  # a delta of 1 always holds, and no better one is known
 
     @cached_property

@@ -249,12 +249,12 @@ class AllocatedGuarantee(Amplified):
         """Return the least epsilon of all bounds at ``delta``, and the release that has it."""
         plain = Guarantee(self.mu)
         nearest: Shares | Guarantee = plain
-        least = plain.epsilon(delta)
+        lowest = plain.epsilon(delta)
         for shares in self._bounds():
-            epsilon = _least_epsilon(shares, delta, least)
-            if epsilon < least:
-                least, nearest = epsilon, shares
-        return least, nearest
+            epsilon = _least_epsilon(shares, delta, lowest)
+            if epsilon < lowest:
+                lowest, nearest = epsilon, shares
+        return lowest, nearest
 
     def dominating(self) -> "Shares | Guarantee":
         """Return one release that dominates the run, for composition with others.
@@ -287,13 +287,13 @@ class AllocatedGuarantee(Amplified):
         epsilon = checks.nonnegative("epsilon", epsilon)
         if self._several is not None:
             return super().delta(epsilon)
-        least = Guarantee(self.mu).delta(epsilon)
+        lowest = Guarantee(self.mu).delta(epsilon)
         for shares in self._bounds():
             for far in _FAR:
-                least = min(least, _delta(shares, epsilon, far))
-                if _beyond(far) <= least / 1e6:
+                lowest = min(lowest, _delta(shares, epsilon, far))
+                if _beyond(far) <= lowest / 1e6:
                     break
-        return least
+        return lowest
 
     def epsilon(self, delta: float) -> float:
         """Return an upper bound on epsilon at ``delta`` in (0, 1), within 1e-6 of the least."""
@@ -425,13 +425,13 @@ class Allocation:
     def removed(self, epsilon: Array) -> Array:
         """Return upper bounds of E_with (1 - e^epsilon / f)_+ at epsilons of any sign."""
         scale = np.exp(np.minimum(epsilon, 700.0))  # at most what it is
-        least = np.ones(len(scale))
+        lowest = np.ones(len(scale))
         for far in _fine_enough(self.mu) if self.far is None else (self.far,):
             ratio, above, above_inverse = _sums_above(self.mu, self.bins, far)
             first = np.minimum(np.searchsorted(ratio, scale), len(ratio) - 1)
             deltas = above[first] * (1 + _SUMS) - scale * above_inverse[first] + _beyond(far)
-            np.minimum(least, deltas, out=least)
-        return np.clip(least + self._lost, 0.0, 1.0)
+            np.minimum(lowest, deltas, out=lowest)
+        return np.clip(lowest + self._lost, 0.0, 1.0)
 
     def added(self, epsilon: Array) -> Array:
         """Return upper bounds of E_without (1 - e^epsilon f)_+ at epsilons of any sign."""

@@ -233,8 +233,8 @@ class PrivacyReport:
     @property
     def samplers(self) -> tuple[str, ...]:
         """Names of the samplers that the claim rests on, in this run and in earlier ones."""
-        own = () if self.sampling is None else (self.sampling["name"],)
-        return tuple(dict.fromkeys((*own, *self.earlier_sampling)))
+        sampler = () if self.sampling is None else (self.sampling["name"],)
+        return tuple(dict.fromkeys((*sampler, *self.earlier_sampling)))
 
     @property
     def a_unit(self) -> str:

@@ -442,8 +442,8 @@ class SelectedGuarantee:
         """Spans dA and log slopes of the hull's edges, from (0, 0) to its greatest A."""
         first, second = self._points()
         order = np.lexsort((second, first))
-        a, least = np.unique(np.append(0.0, first[order]), return_index=True)
-        b = np.append(0.0, second[order])[least]
+        a, indices = np.unique(np.append(0.0, first[order]), return_index=True)
+        b = np.append(0.0, second[order])[indices]
         hull = lower_hull(a, b)
         spans, rises = np.diff(a[hull]), np.diff(b[hull])
         # Down: a smaller slope s gives a greater delta_Q(e + log s), at most 1 where B underflows.
@@ -459,12 +459,12 @@ class SelectedGuarantee:
             rates = np.array([self.base.tpr_at_fpr(float(fpr)) for fpr in x])
             first = self.repetitions.slope(np.concatenate(([0.0], x)))
             second = self.repetitions.slope(np.concatenate((rates, [1.0])))
-            first, least = np.maximum(first, _LEAST_SLOPE), np.maximum(second, _LEAST_SLOPE)
-            wide = np.fmax(-np.diff(np.log(first))[1:], -np.diff(np.log(least))[:-1])
+            first, last = np.maximum(first, _LEAST_SLOPE), np.maximum(second, _LEAST_SLOPE)
+            wide = np.fmax(-np.diff(np.log(first))[1:], -np.diff(np.log(last))[:-1])
             coarse = np.flatnonzero(wide > self.fineness)
             if coarse.size == 0 or logits.size > 200_000:
-                least[second < _LEAST_SLOPE] = 0.0
-                return first * (1 + _ROUNDED), least * (1 - _ROUNDED)
+                last[second < _LEAST_SLOPE] = 0.0
+                return first * (1 + _ROUNDED), last * (1 - _ROUNDED)
             middles = (logits[coarse] + logits[coarse + 1]) / 2
             logits = np.sort(np.concatenate((logits, middles)))
 
@@ -507,9 +507,9 @@ def most_mu(repetitions: Repetitions, *, target_epsilon: float, delta: float) ->
 def _most_mu(repetitions: Repetitions, target: float, delta: float) -> float:
     # One run costs less than a selection of it, so its mu is too great.
     low, high = 0.0, gaussian.mu(target, delta)
-    least = high / 1000
+    floor = high / 1000
     while high - low > 3e-5 * high:
-        if high < least:
+        if high < floor:
             raise ConfigError(
                 f"target_epsilon={target:g}: is below what a selection can be accounted for, with "
                 "slopes told apart by 0.4 %; use a greater target."

@@ -72,9 +72,9 @@ class StatedProfile:
     def removed(self, epsilons: Array) -> Array:
         """Return upper bounds on delta_remove, at epsilons of any sign."""
         size = np.abs(epsilons)
-        own = self._at(size)
-        other = -np.expm1(-size) + np.exp(-size) * own
-        return np.minimum(np.where(epsilons < 0, other, own) * _ROUNDED, 1.0)
+        height = self._at(size)
+        other = -np.expm1(-size) + np.exp(-size) * height
+        return np.minimum(np.where(epsilons < 0, other, height) * _ROUNDED, 1.0)
 
     def added(self, epsilons: Array) -> Array:
         """Return upper bounds on delta_add, which are the same."""
@@ -101,8 +101,8 @@ def zcdp_profile(rho: float) -> StatedProfile:
     order = 1 + beyond
     logs = beyond * (order * rho - epsilons) - np.log(beyond) + order * np.log1p(-1 / order)
     deltas = np.minimum(np.exp(np.minimum(logs.min(axis=0), 0.0)) * (1 + 1e-9), 1.0)
-    least = np.minimum.accumulate(deltas)
-    return StatedProfile(tuple(epsilons.tolist()), tuple(least.tolist()))
+    lowest = np.minimum.accumulate(deltas)
+    return StatedProfile(tuple(epsilons.tolist()), tuple(lowest.tolist()))
 
 
 def read_profile(path: Path) -> StatedProfile:

@@ -152,7 +152,7 @@ def fit_dense(participation: Participation, workload: Workload = PREFIX) -> Dens
     squares = models.T @ models
     logs = np.log(np.diag(squares)) / 2
     past: list[tuple[Array, Array]] = []
-    least = math.inf
+    smallest = math.inf
     for _ in range(_MOST_STEPS):
         v = np.exp(logs)
         values, vectors = np.linalg.eigh(np.sqrt(v)[:, None] * squares * np.sqrt(v))
@@ -164,11 +164,11 @@ def fit_dense(participation: Participation, workload: Workload = PREFIX) -> Dens
         excess = error - float(2 * values.sum() - v.sum())
         if excess <= _GAP * error:
             return Dense(_unit_columns(root / np.sqrt(np.outer(v, v))))
-        if not excess < 2 * least:  # a step went too far: begin anew before it
+        if not excess < 2 * smallest:  # a step went too far: begin anew before it
             logs, past = past[-1][0], []
-            least = math.inf
+            smallest = math.inf
             continue
-        least = min(least, excess)
+        smallest = min(smallest, excess)
         past = [*past, (logs, np.log(ratio))][-_REMEMBERED:]
         logs = _next_step(past)
     raise ArithmeticError(f"rounds={n}: the dense optimum did not converge.")
