@@ -10,7 +10,7 @@ FLOWER_READY := $(FLOWER)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit messages docs flower slow portable bench mutants wheel-check clean
+.PHONY: help setup demo test lint types unit messages docs flower slow portable environments bench mutants wheel-check clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,28 @@ portable: $(READY)  ## the numerical tests, rounded as on other processors and w
 	  env $$setting $(BIN)/pytest -n 2 --dist worksteal -q $(NUMERICAL) || failed="$$failed, $$setting"; \
 	done; test -z "$$failed" || { echo "failed with$${failed#,}"; exit 1; }
 
+# Those of these that this machine has; `make PYTHONS=3.12 environments` for one. uv resolves: to the
+# lowest versions that pyproject.toml allows and that have wheels for this Python, and to the highest.
+PYTHONS ?= $(foreach version,3.11 3.12 3.13 3.14,$(if $(shell python$(version) -V 2>/dev/null),$(version)))
+ENVIRONMENTS := $(foreach version,$(PYTHONS),$(version)-lowest-direct $(version)-highest)
+UV := $(BIN)/uv
+.PHONY: $(ENVIRONMENTS)
+
+environments: $(ENVIRONMENTS)  ## the fast tests with each Python here, lowest and newest dependencies (hours; -k: all)
+
+$(ENVIRONMENTS): %: .environments/%/.ready
+	.environments/$*/bin/python -m pytest -n 2 --dist worksteal -q
+
+$(UV): $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[environments]'
+
+.environments/%/.ready: pyproject.toml | $(UV)
+	$(UV) venv --quiet --clear --no-python-downloads --python $(firstword $(subst -, ,$*)) .environments/$*
+	$(UV) pip compile --quiet --no-header --only-binary :all: --extra dev pyproject.toml -o .environments/$*/versions.txt \
+	  --python .environments/$* --resolution $(patsubst $(firstword $(subst -, ,$*))-%,%,$*)
+	$(UV) pip install --quiet --python .environments/$* -r .environments/$*/versions.txt --editable '.[dev]'
+	@touch $@
+
 mutants: $(READY)  ## break the accounting on purpose and list the mutants that no test notices (hours)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutants]'
 	$(BIN)/mutmut run --max-children 2
@@ -98,4 +120,4 @@ wheel-check: $(RELEASE_READY)  ## build and check wheel and sdist, install the w
 	$(BIN)/pytest -q -m slow tests/test_wheel.py
 
 clean:  ## remove what the other commands made
-	rm -rf $(VENV) $(FLOWER) mutants build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(FLOWER) .environments mutants build dist out *.egg-info .mypy_cache .ruff_cache .pytest_cache

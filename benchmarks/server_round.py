@@ -102,7 +102,7 @@ def watched(step: frame.Job, parts: dict[str, list[frame.Seconds]]) -> frame.Job
         (privpart.server, "quantise", "clip, round and add"),
         (NoiseStream, "next", "noise"),
         (privpart.server, "_quotient", "add noise, divide"),
-        (privpart.optimizer.FlatOptimizer, "step", "optimiser"),
+        (privpart.optimizer.ExactOptimizer, "step", "optimiser"),
     ]
 
     def timed(work: Callable[..., Any], part: str) -> Callable[..., Any]:

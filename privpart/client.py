@@ -56,12 +56,6 @@ def batch_rows(local: LocalTraining, examples: int, generator: torch.Generator) 
     return islice(batches, local.steps)
 
 
-def flat_optimizer(local: LocalTraining, parts: Sequence[Tensor]) -> FlatOptimizer:
-    """Return a fresh optimiser of flat parts."""
-    rates = {"learning_rate": local.learning_rate, "momentum": local.momentum}
-    return FlatOptimizer(local.optimizer, parts, **rates)
-
-
 def fresh_optimizer(
     local: LocalTraining, model: PartialModel, active: Sequence[int] | None = None
 ) -> tuple[FlatOptimizer, list[Tensor]]:
@@ -71,7 +65,7 @@ def fresh_optimizer(
     """
     vectors = [(model.flat[span], model.gradient[span]) for span in model.spans(active)]
     vectors += [(model.own, model.own_gradient)] if model.own.numel() else []
-    return flat_optimizer(local, [p for p, _ in vectors]), [g for _, g in vectors]
+    return FlatOptimizer(local, [p for p, _ in vectors]), [g for _, g in vectors]
 
 
 def client_update(

@@ -19,6 +19,7 @@ from torch.optim.adam import adam
 from torch.optim.sgd import sgd
 
 from accounting.checks import ConfigError
+from privpart.settings.client import LocalTraining
 from privpart.settings.server import Kind, ServerOptimizer
 
 _STATES: dict[Kind, tuple[str, ...]] = {
@@ -36,31 +37,32 @@ _EPSILON = 1e-8
 class FlatOptimizer:
     """A client's steps on flat vectors: the bits of ``torch.optim.SGD`` or ``Adam(fused=True)``.
 
+    Weight decay comes first, and apart from the gradient, as in ``torch.optim.AdamW``.
+
     Args:
-        kind: "sgd" or "adam".
+        local: of the steps.
         parts: the vectors, each of which moves in every step.
-        learning_rate: > 0.
-        momentum: for "sgd", in [0, 1).
     """
 
-    def __init__(
-        self, kind: Kind, parts: Sequence[Tensor], *, learning_rate: float, momentum: float
-    ) -> None:
-        self._parts, self._rate, self._momentum = list(parts), learning_rate, momentum
+    def __init__(self, local: LocalTraining, parts: Sequence[Tensor]) -> None:
+        self._local, self._parts = local, list(parts)
         # torch makes the buffers of SGD's momentum in the first step
         self._moving: list[Tensor | None] = [None] * len(parts)
         self._means: list[list[Tensor]] = []
-        if kind == "adam":
+        if local.optimizer == "adam":
             steps = [torch.zeros((), device=part.device) for part in parts]
             self._means = [[torch.zeros_like(p) for p in parts] for _ in range(2)] + [steps]
 
     @torch.no_grad()
     def step(self, gradients: Sequence[Tensor]) -> None:
         """Move all parts."""
-        options: dict[str, Any] = {"lr": self._rate, "weight_decay": 0.0, "maximize": False}
+        rate, decay = self._local.learning_rate, self._local.weight_decay
+        if decay:
+            torch._foreach_mul_(self._parts, 1 - rate * decay)
+        options: dict[str, Any] = {"lr": rate, "weight_decay": 0.0, "maximize": False}
         moved, slopes = self._parts, list(gradients)
         if not self._means:
-            options |= {"momentum": self._momentum, "dampening": 0.0, "nesterov": False}
+            options |= {"momentum": self._local.momentum, "dampening": 0.0, "nesterov": False}
             sgd(moved, slopes, self._moving, **options)
             return
         first, second, steps = self._means

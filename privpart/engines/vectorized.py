@@ -23,8 +23,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
-from privpart.client import flat_optimizer, logits_of, mean_loss, moved
+from privpart.client import logits_of, mean_loss, moved
 from privpart.model import LayerStates, PartialModel, state_of
+from privpart.optimizer import FlatOptimizer
 from privpart.settings.client import LocalTraining
 
 LARGEST_PASS = 256
@@ -104,7 +105,7 @@ class VectorizedTraining:
         order.reverse()
         flat, gradient = self._stacks(start, len(batches))
         # one optimiser serves all clients, because SGD and Adam treat each coordinate separately
-        optimizer = None if local.plain_sgd else flat_optimizer(local, [flat])
+        optimizer = None if local.plain_sgd else FlatOptimizer(local, [flat])
         active = len(batches)
         for step in range(max(map(len, batches), default=0) + 1):
             remaining = sum(len(client_batches) > step for client_batches in batches)
@@ -203,7 +204,8 @@ def single_step(local: LocalTraining) -> bool:
 
     The answer is public: it depends on the plan and not on what the clients hold.
     """
-    return local.steps == 1 and local.optimizer == "sgd" and local.batch_size <= LARGEST_PASS
+    plain = local.optimizer == "sgd" and not local.weight_decay
+    return local.steps == 1 and plain and local.batch_size <= LARGEST_PASS
 
 
 def padded_batches(x: Tensor, y: Tensor, batches: Batches, length: int) -> tuple[Tensor, Tensor]:

@@ -27,6 +27,8 @@ class LocalTraining:
         steps: total number of batches, 1 to 100,000, instead of epochs; None trains whole passes.
         optimizer: ClientOpt of FedPT's Algorithm 1, "sgd" or "adam" with torch's default betas.
         momentum: for "sgd", in [0, 1).
+        weight_decay: share of the parameters that a step takes off, times the learning rate, in
+            [0, 1); decoupled from the gradient, as in AdamW (Loshchilov and Hutter 2019).
         objective: "fedavg", "fedprox" or "moon", see ``privpart.client``.
         mu: weight of the term that "fedprox" or "moon" adds, > 0.
         temperature: for "moon", > 0.
@@ -53,6 +55,7 @@ class LocalTraining:
     steps: int | None = None
     optimizer: OptimizerName = "sgd"
     momentum: float = 0.0
+    weight_decay: float = 0.0
     objective: Objective = "fedavg"
     mu: float | None = None
     temperature: float = 0.5
@@ -76,6 +79,8 @@ class LocalTraining:
             raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
         if self.momentum and self.optimizer == "adam":
             raise ConfigError(f"momentum={self.momentum}: only for sgd; adam has its own.")
+        if not checks.nonnegative("weight_decay", self.weight_decay) < 1:
+            raise ConfigError(f"weight_decay={self.weight_decay}: must be at least 0 and below 1.")
         self._check_objective()
         if self.alternate:
             self._check_alternate()
@@ -95,7 +100,10 @@ class LocalTraining:
         if turns < 2 or not all(isinstance(pattern, str) for pattern in self.alternate):
             raise ConfigError(f"alternate={self.alternate!r}: must be at least two patterns.")
         if not self.plain_sgd or self.objective != "fedavg":
-            raise ConfigError("alternate: only for the objective fedavg with sgd and no momentum.")
+            raise ConfigError(
+                "alternate: only for the objective fedavg with sgd, and no momentum or "
+                "weight_decay."
+            )
         if self.steps is not None and self.steps < turns:
             raise ConfigError(
                 f"steps={self.steps}: is below the {turns} entries of alternate, so that some "
@@ -122,7 +130,8 @@ class LocalTraining:
     @property
     def plain_sgd(self) -> bool:
         """Whether a step subtracts the gradient of the loss times the learning rate."""
-        return self.optimizer == "sgd" and not self.momentum and self.objective != "fedprox"
+        more = self.momentum or self.weight_decay or self.objective == "fedprox"
+        return self.optimizer == "sgd" and not more
 
 
 def _refuse_unless_named(field: str, value: object, names: Sequence[str]) -> None:

@@ -94,7 +94,7 @@ _UNSET_IS_ABSENT = {
     ),
     "model": ("name", "factory", "weights", "keep", "local"),
     "data": ("task", "clients", "options", "metric", "population", "held_out", "measured_on"),
-    "client": ("augment", "alternate"),
+    "client": ("augment", "alternate", "weight_decay"),
     "server": ("weight_decay",),
 }
 """Options that the hash of a plan leaves out unless they are used, by table."""

@@ -8,7 +8,7 @@ import torch
 from small_cohorts import cnn, dense
 from torch import nn
 
-from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client
+from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
 from privpart.engines import choice, vectorized
 from privpart.engines.choice import fastest
 from privpart.engines.ghost_sum import GhostSum
@@ -107,14 +107,14 @@ def test_a_method_that_is_wrong_only_later_or_only_before_the_clip_is_dropped(fa
         return tuple(factor * gradient for gradient in gradients)
 
     if fault == "state":
-        fresh = client.flat_optimizer
+        fresh = vectorized.FlatOptimizer
 
         def forgetful(local, parts):
             """The optimiser of a stack of clients keeps nothing from one step to the next."""
             step = lambda gradients: fresh(local, parts).step(gradients)  # noqa: E731
             return SimpleNamespace(step=step) if parts[0].dim() == 2 else fresh(local, parts)
 
-        monkeypatch.setattr(vectorized, "flat_optimizer", forgetful)
+        monkeypatch.setattr(vectorized, "FlatOptimizer", forgetful)
     else:
         monkeypatch.setattr(VectorizedTraining, "_gradients", wrong)
     one = made(data=users(38), local=local)  # six full batches, and one of two

@@ -30,6 +30,14 @@ OPTIMIZERS = {
         LocalTraining(0.01, 3, 4, optimizer="adam"),
         lambda p: torch.optim.Adam(p, lr=0.01, fused=False),
     ),
+    "sgd that decays": (
+        LocalTraining(0.1, 3, 4, weight_decay=0.3),
+        lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.3),
+    ),
+    "adam that decays": (
+        LocalTraining(0.01, 3, 4, optimizer="adam", weight_decay=0.9),
+        lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.9, fused=False),
+    ),
 }
 
 
@@ -105,6 +113,8 @@ def test_steps_cut_the_passes_off():
             for value in (0, float("nan"))
         ),
         ({"optimizer": "lion"}, "optimizer"),
+        ({"weight_decay": 1.0}, "weight_decay=1.0: must be at least 0 and below 1"),
+        ({"weight_decay": -0.1}, "weight_decay"),
         ({"momentum": 1.0}, "below 1"),
         ({"momentum": float("nan")}, "momentum=nan"),
         ({"momentum": "0.9"}, "momentum='0.9': must be a number"),

@@ -60,6 +60,7 @@ LOCALS = {
     "epochs": LocalTraining(0.2, epochs=2, batch_size=3),
     "steps": LocalTraining(0.2, steps=4, batch_size=3, momentum=0.9),
     "adam": LocalTraining(0.01, epochs=2, batch_size=3, optimizer="adam"),
+    "decay": LocalTraining(0.2, steps=1, batch_size=8, weight_decay=0.5),
 }
 NETWORKS = {
     "cnn": lambda: cnn(["*"]),
@@ -136,6 +137,7 @@ def test_turns_that_nothing_could_take_are_refused():
         ({"alternate": ("*",)}, "at least two patterns"),
         ({"alternate": ("a", "b"), "steps": 1}, r"steps=1: is below the 2 entries of alternate"),
         ({"alternate": ("a", "b"), "optimizer": "adam"}, "only for the objective fedavg with sgd"),
+        ({"alternate": ("a", "b"), "weight_decay": 0.1}, "and no momentum or weight_decay"),
     ):
         with pytest.raises(ConfigError, match=says):
             LocalTraining(0.1, **wrong)

@@ -91,7 +91,9 @@ def test_rates_reach_the_clients_and_the_server(tmp_path):
     plain = released(tmp_path, "plain", "[server]\nkind = 'yogi'\nweight_decay = 0.1")
     client = released(tmp_path, "clients", RATES.format("client"))
     server = released(tmp_path, "servers", RATES.format("server"))
+    decay = released(tmp_path, "decay", "weight_decay = 0.5\n[server]\nkind = 'yogi'")
     assert not torch.equal(plain, client)
+    assert decay.norm() < 0.99 * plain.norm()
     assert not torch.equal(plain, server)
     assert not torch.equal(client, server)
 
@@ -99,6 +101,8 @@ def test_rates_reach_the_clients_and_the_server(tmp_path):
 def test_plans_without_rates_keep_their_hash_and_misfits_are_refused():
     assert "learning_rates" not in plan_file.parse(PLAN).to_json()
     assert "weight_decay" not in plan_file.parse(PLAN).to_json()
+    local = "weight_decay = 0.1\n[server]"
+    assert "weight_decay" in plan_file.parse(changed(("[server]", local), text=PLAN)).to_json()
     beside = "[learning_rates]\nserver = { kind = 'cosine' }\n[canaries]\ncount = 20\n[server]"
     with pytest.raises(ConfigError, match=r"learning_rates\.server"):
         plan_file.parse(changed(("[server]", beside), text=PLAN))

@@ -21,6 +21,7 @@ from privpart import (
     ServerOptimizer,
 )
 from privpart.optimizer import ExactOptimizer, FlatOptimizer
+from privpart.settings.client import LocalTraining
 
 DIM = 6
 
@@ -264,7 +265,8 @@ def test_a_clients_steps_are_torchs_bit_for_bit(kind, options, monkeypatch):
     expected, state = moved_by_torch(kind, starts, gradients, **options)
     monkeypatch.delattr(torch.optim.Optimizer, "__init__")
     parts = [start.clone() for start in starts]
-    one = FlatOptimizer(kind, parts, learning_rate=0.3, momentum=options.get("momentum", 0.0))
+    local = LocalTraining(0.3, optimizer=kind, momentum=options.get("momentum", 0.0))
+    one = FlatOptimizer(local, parts)
     for drawn in gradients:
         one.step(list(drawn.values()))
 

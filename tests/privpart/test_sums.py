@@ -315,6 +315,7 @@ def test_no_sums_where_they_were_not_asked_for(changes):
         {"steps": None},  # how many steps depends on what they hold
         {"steps": 2},
         {"optimizer": "adam"},
+        {"weight_decay": 0.1},
         {"objective": "fedprox", "mu": 0.1},
         {"loss": "binary_cross_entropy"},
         {"batch_size": 257},
