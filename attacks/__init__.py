@@ -27,6 +27,7 @@ from attacks.lower_bounds.canaries import (
 )
 from attacks.lower_bounds.planted import canary_clients
 from attacks.lower_bounds.replay import Replay, paired
+from attacks.lower_bounds.servers import ServerReplay, replay
 from attacks.metrics import psnr, ssim
 from attacks.observation import Observation, observe
 from attacks.reconstruction.analytic import invert_dense
@@ -53,6 +54,7 @@ __all__ = [
     "ReadText",
     "Reconstruction",
     "Replay",
+    "ServerReplay",
     "TextAudit",
     "TextObservation",
     "TextReport",
@@ -82,6 +84,7 @@ __all__ = [
     "psnr",
     "read_update",
     "reid_rank",
+    "replay",
     "round_covariance",
     "span_test",
     "spear",
