@@ -42,6 +42,7 @@ from privpart.run.population import is_public
 from privpart.run.report import run_report
 from privpart.run.store import encode_state, is_scratch, make_private, read_state, write_durably
 from privpart.select.delivery import merge_seen
+from privpart.settings.about import about_of
 
 _WORDS = (
     "canaries",
@@ -84,7 +85,7 @@ def create_run(
             key from the operating system.
         facts: further values to keep in the ledger, ready for JSON: "delta", "population_name",
             "population" (see ``ids_hash``), "parameters" and "frozen" (names with shapes, and with
-            hashes), and whatever else has a name of your own.
+            hashes), "about" (see ``About``), and whatever else has a name of your own.
         own: facts for which this package answers, and which a report takes for its own words.
         start: trainable part to begin with, shape (d,), if it is not the model's own.
 
@@ -119,6 +120,7 @@ def create_run(
             f"facts: population_name={given['population_name']!r} is for the public data of "
             "built-in tasks. Choose another."
         )
+    about_of(given)  # refuse what no report could show
     about |= given | answered
     if plan.sampling is not None and not isinstance(about.get("population"), str):
         raise ConfigError(

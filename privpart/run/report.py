@@ -31,6 +31,7 @@ from privpart.run.noised_metrics import NoisedMetrics
 from privpart.run.store import damage_named
 from privpart.select.delivery import SeenByParty, select_claims
 from privpart.server import ANOTHER_SERVER, CLIENTS, SERVER
+from privpart.settings.about import about_of
 
 SCHEMA = "privpart/run/1"
 _MOST_WORK = 5 * 10**7
@@ -112,6 +113,7 @@ class RunReport:
         measured: what an audit of the run found from below, as it was written beside the run.
         cost: what the run costs besides privacy.
         noised: the noised metrics that were released; None if the plan has none.
+        about: what whoever began the run states of it, by the names of ``About``.
         vouchers: code of each assumption that was vouched for -> "by" whom, and "at" what time.
     """
 
@@ -132,6 +134,7 @@ class RunReport:
     select: tuple[str, str] | None = None
     measured: str | None = None
     noised: NoisedMetrics | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
     vouchers: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
     @property
@@ -309,6 +312,7 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         measured=measured_from_below(path, facts["run_id"]),
         noised=NoisedMetrics.of(plan, evaluations),
         cost=_cost(plan, facts),
+        about=about_of(facts).stated(),
     )
 
 

@@ -45,6 +45,7 @@ from accounting.report import up
 from privpart.patterns import Outline, layer_groups, matching_parameters, trained_groups
 from privpart.plan import AdaptiveClipping, ByRound, PrivacyPlan, Schedule
 from privpart.run.population import PUBLIC_DATA, is_public, refuse_population
+from privpart.settings.about import About
 from privpart.settings.client import LocalTraining, LossName
 from privpart.settings.outlines import GROUPS, OUTLINES, outline_of
 from privpart.settings.ranges import seed_bytes
@@ -398,6 +399,7 @@ class PlanFile(_Table):
         learning_rates: how the learning rates change by round; the default leaves them.
         select: which slices of the model clients select; None sends the whole trained part.
         canaries: clients of an auditor, for ``privpart audit epsilon``.
+        about: what a report tells whoever decides about the model; it is not in the hash.
     """
 
     plan_schema: Literal["privpart/plan/1"] = Field(alias="schema")
@@ -410,6 +412,7 @@ class PlanFile(_Table):
     learning_rates: LearningRates = LearningRates()
     select: SelectChoice | None = None
     canaries: CanaryTable | None = None
+    about: About = About()
     _folder: Path = PrivateAttr(default_factory=Path)
     _tables: dict[str, Any] = PrivateAttr(default_factory=dict)
     _text: str | None = PrivateAttr(None)
@@ -446,7 +449,7 @@ class PlanFile(_Table):
         the hashes of plans that did not have them, and had others.
         """
         # A default is part of the plan: another version's default would train something else.
-        values = self.model_dump(mode="json", by_alias=True)
+        values = self.model_dump(mode="json", by_alias=True, exclude={"about"})
         for table, options in _UNSET_IS_ABSENT.items():
             *path, last = table.split(".")
             parent = values

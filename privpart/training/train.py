@@ -350,6 +350,8 @@ def _facts(
     """Return what the ledger keeps of a run besides its privacy plan."""
     facts: dict[str, Any] = {"delta": plan.privacy.delta}
     facts |= {"seen_in_clear": setup.seen(), "rest": setup.model_hash}
+    if stated := plan.about.stated():
+        facts["about"] = stated
     facts["population_name"] = population_name(plan, setup.ids)
     facts["population_size"] = len(setup.ids)
     # A built-in task deals the same users to the same plan; other ids may change under a run.

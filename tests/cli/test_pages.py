@@ -209,7 +209,7 @@ def hostile_page(report: PrivacyReport) -> page.Page:
         page.Block("marked", [("bad", HOSTILE, HOSTILE, pieces)], HOSTILE),
     )
     sections = [page.Section(HOSTILE, blocks, HOSTILE), guarantee_section(report)]
-    return page.Page(HOSTILE, "bad", HOSTILE, [HOSTILE], sections, HOSTILE)
+    return page.Page(HOSTILE, [page.Verdict("bad", HOSTILE, [HOSTILE])], sections, HOSTILE)
 
 
 def test_what_a_stranger_wrote_is_text(report):
@@ -228,7 +228,7 @@ def test_what_a_stranger_wrote_is_text(report):
 
 def test_a_section_without_blocks_is_left_out_and_a_page_is_written_whole(tmp_path):
     own = page.Section("own", [page.Block("prose", ["text"])])
-    shown = page.Page("t", "good", "v", [], [page.Section("empty", []), own])
+    shown = page.Page("t", [page.Verdict("good", "v")], [page.Section("empty", []), own])
     assert "empty" not in shown.html()
     shown.write(tmp_path / "p.html")
     assert [path.name for path in tmp_path.iterdir()] == ["p.html"]

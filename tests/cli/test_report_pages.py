@@ -3,6 +3,7 @@
 import base64
 import getpass
 import json
+import math
 import os
 import re
 import shlex
@@ -15,6 +16,7 @@ import torch
 from page_checks import page_text
 
 from accounting import BinaryTree, Participation
+from accounting.checks import ConfigError
 from accounting.report import up
 from privpart import PrivacyPlan, Server, fit
 from privpart.cli.pages.plots import sweep_figures
@@ -128,6 +130,58 @@ def test_a_private_run_says_what_holds_and_the_figures_are_those_of_the_json(pag
     assert report["head"] in text
 
 
+def test_the_first_sheet_answers_who_decides(runs, privpart, tmp_path):
+    """Questions of a privacy officer: each has an answer, or a blank that says what is asked."""
+    about = {"model": "a keyboard", "controller": "The Ministry <b>", "purpose": "typing"}
+    facts = {"delta": 1e-6, "population_size": 10_000, "about": about}
+    with create_run(tmp_path / "run", PLAN, facts=facts) as run:
+        server = Server(run.plan, torch.zeros(4), source=run.source())
+        fit(server, Constant(), CLIENTS, commit=run.commit)
+    page = tmp_path / "p.html"
+    vouch = ["--vouch", "choices", "--voucher", "Jane Doe"]
+    done = privpart(
+        "report", str(tmp_path / "run"), *vouch, "--html", str(page), "--format", "json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["about"] == about
+    first = page_text(page.read_text()).partition("Annex, for engineers")[0]
+    epsilon = json.loads(done.stdout)["guarantee"]["epsilon"]
+    times, tier = float(up(math.exp(epsilon), 3)), "Strong" if epsilon <= 1 else "Reasonable"
+    for question, answer in {
+        "what was trained": "a keyboard",
+        "who answers for the data": "The Ministry <b>",
+        "what for": "typing",
+        "who publishes it": "not stated; say it as organisation in [about]",
+        "whose data": "10,000 clients",
+        "is the claim supported": "Yes, all of it",
+        "how strong is it": f"{tier}",
+        "what could be concluded about somebody": f"{times:,g} times as likely",
+        "who vouches": "by Jane Doe",
+        "what is not covered": "other releases about the same people",
+        "until when": "without end",
+    }.items():
+        assert answer in first, question
+    for word in ("mu", "zero-out", "fingerprint", "divisor", "ledger of"):
+        assert not re.search(rf"\b{word}\b", first), word
+
+
+@pytest.mark.parametrize(("noise", "tone"), [(40.0, "good"), (4.0, "plain"), (0.2, "bad")])
+def test_a_weak_guarantee_is_never_green(privpart, tmp_path, noise, tone):
+    file = tmp_path / "p.html"
+    plan = ["--rounds", "64", "--noise-multiplier", str(noise), "--delta", "1e-6"]
+    done = privpart("epsilon", *plan, "--max-participations", "1", "--html", str(file))
+    assert done.returncode == 0, done.stderr
+    verdicts = re.findall('class="verdict (\\w+)"', file.read_text())
+    assert verdicts == ["plain", tone]
+
+
+def test_facts_that_no_report_could_show_are_refused(tmp_path):
+    for about in ("a keyboard", {"colour": "blue"}, {"model": 3}, {"model": "x" * 1001}):
+        with pytest.raises(ConfigError, match="must be texts of at most 1,000 characters"):
+            create_run(tmp_path / "run", PLAN, facts={"about": about})
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_no_epsilon_covers_is_not_shown(pages):
     for name in ("private", "simulation"):
         text = pages[name][0]
@@ -194,7 +248,7 @@ def filled(**change) -> str:
     """The form of the documentation with every needed answer in it."""
     answers = ABOUT | change
     lines = []
-    (form,) = blocks("toml")
+    form = blocks("toml")[-1]
     for line in form.splitlines():
         name = line.partition(" = ")[0]
         lines.append(f"{name} = {json.dumps(answers[name])}" if name in answers else line)
@@ -284,7 +338,7 @@ def test_the_form_of_the_documentation_makes_nothing_up(registered):
     done, entry = registered(None)
     assert (done.returncode, entry) == (2, None)
     assert "about.toml: there is no such file" in done.stderr
-    (form,) = blocks("toml")
+    form = blocks("toml")[-1]
     values = tomllib.loads(form)
     assert values.pop("entry") == {"tier": 3, "url_slug": ""}
     assert all(value in ("", []) for table in values.values() for value in table.values())

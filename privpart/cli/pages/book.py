@@ -2,7 +2,7 @@
 
 from accounting.report import up
 from privpart.cli.pages.guarantee import curves
-from privpart.cli.pages.page import Badge, Block, Page, Section, Table
+from privpart.cli.pages.page import Badge, Block, Page, Section, Table, Verdict
 from privpart.cli.pages.run import without_places
 from privpart.run.budget_book import Account, composed, epsilon_of
 
@@ -29,9 +29,7 @@ def book_page(account: Account, delta: float | None, unseen: tuple[str, ...]) ->
         guarantee = [Block("pictures", pictures)]
     return Page(
         f"Privacy budget of {account.population}",
-        tone,
-        verdict,
-        [f"{without_places(shown.says)}."],
+        [Verdict(tone, verdict, [f"{without_places(shown.says)}."])],
         [
             Section(
                 "Guarantee",

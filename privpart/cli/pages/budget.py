@@ -1,6 +1,7 @@
 """Page of a budget: one planned run."""
 
 from accounting.report import PrivacyReport, up
+from privpart.cli.pages.decision import strength
 from privpart.cli.pages.guarantee import (
     assumptions_section,
     coverage_section,
@@ -9,17 +10,20 @@ from privpart.cli.pages.guarantee import (
     mechanism_facts,
     statement_of,
 )
-from privpart.cli.pages.page import Badge, Block, Page, Section
+from privpart.cli.pages.page import Badge, Block, Page, Section, Verdict
 
 
 def budget_page(report: PrivacyReport, limit: float | None) -> Page:
     """Return the page of a planned run, and of the greatest epsilon that was asked for."""
     tone, verdict = _verdict(report, limit)
+    lead = [f"For {report.rounds:,} rounds of {report.mechanism}; nothing has been trained yet."]
+    broken = report.realised is not None and bool(report.realised.deviations)
     return Page(
         "Privacy budget of a planned run",
-        tone,
-        verdict,
-        [f"For {report.rounds:,} rounds of {report.mechanism}; nothing has been trained yet."],
+        [
+            Verdict(tone, verdict, lead),
+            strength(report, "Would the guarantee be strong?", holds=not broken),
+        ],
         [
             Section("At a glance", [key_figures(report), *_by_the_log(report)]),
             Section("Statement", [statement_of(report)]),

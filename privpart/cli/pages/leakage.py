@@ -8,6 +8,7 @@ from attacks import TextReport
 from attacks.report import TextRow, TextTrial, Verdict
 from privpart.cli.audit.tables import Summary
 from privpart.cli.pages.page import Badge, Block, Page, Picture, Section, Tone
+from privpart.cli.pages.page import Verdict as Answer
 
 _VERDICTS: dict[Verdict, Badge] = {
     "recovered": ("bad", "Recovered: the update gives data of its client away"),
@@ -36,10 +37,10 @@ _Pieces = list[tuple[str, str]]
 def leakage_page(summary: Summary, blocks: Sequence[Block]) -> Page:
     """Return the page of an audit: the data that came back, and what the terminal says of it."""
     lead = _VOID if summary.verdict == "void" else _LEAD
+    warned = [lead, *(f"Warning: {warning}" for warning in summary.warnings)]
     return Page(
         f"What the update gives away: {summary.kind}",
-        *_VERDICTS[summary.verdict],
-        [lead, *(f"Warning: {warning}" for warning in summary.warnings)],
+        [Answer(*_VERDICTS[summary.verdict], warned)],
         [
             Section("What was found", blocks),
             Section("Scores", summary.tables),

@@ -3,7 +3,7 @@
 from accounting.report import up
 from attacks.lower_bounds.bounds import percent
 from privpart.cli.audit.verdict import SURE, EpsilonAudit
-from privpart.cli.pages.page import Block, Page, Picture, Section
+from privpart.cli.pages.page import Block, Page, Picture, Section, Verdict
 from privpart.cli.pages.plots import scores_figure
 
 
@@ -28,9 +28,13 @@ def lower_bounds_page(audit: EpsilonAudit) -> Page:
         scores.append(Block("pictures", [picture]))
     return Page(
         "Audit of epsilon: lower bounds",
-        "bad" if violated else "plain",
-        verdict,
-        [f"Lower bounds of one kind of attack: {audit.comparison()}."],
+        [
+            Verdict(
+                "bad" if violated else "plain",
+                verdict,
+                [f"Lower bounds of one kind of attack: {audit.comparison()}."],
+            )
+        ],
         [
             Section("At a glance", [Block("figures", figures)]),
             Section("What contradicts it", [Block("points", audit.reasons)] if violated else []),

@@ -1,6 +1,6 @@
 """Page: a report as one HTML file that loads nothing, in the reader's light or dark scheme.
 
-A page is a title, a verdict and sections; a section is a list of blocks, and ``page.html`` beside
+A page is a title, verdicts and sections; a section is a list of blocks, and ``page.html`` beside
 this file lays out each kind of block. Every text is escaped there, and characters that could hide
 or reorder what stands beside them are shown as escapes; pictures are images inside the file. The
 page has no script, and tells the browser to run and fetch none.
@@ -100,30 +100,40 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """An answer in a few words, sentences that explain it, and the question if there are two."""
+
+    tone: Tone
+    answer: str
+    lead: Sequence[str] = ()
+    question: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """A report for people.
 
     Attributes:
         title: what the report is about.
-        tone: of the verdict.
-        verdict: the conclusion in a few words; it comes first.
-        lead: sentences that explain it.
+        verdicts: the conclusions, which come first.
         sections: in order.
         foot: where the figures come from.
+        annex: sections for engineers, which begin on a new sheet of paper.
     """
 
     title: str
-    tone: Tone
-    verdict: str
-    lead: Sequence[str]
+    verdicts: Sequence[Verdict]
     sections: Sequence[Section]
     foot: str = ""
+    annex: Sequence[Section] = ()
 
     def html(self) -> str:
         """Return the page as HTML."""
-        shown = [section for section in self.sections if section.blocks]
+        sections, annex = (
+            [section for section in part if section.blocks] for part in (self.sections, self.annex)
+        )
         schemes = [Markup(_variables(dark=dark)) for dark in (False, True)]
-        return _template().render(page=self, sections=shown, schemes=schemes)
+        return _template().render(page=self, sections=sections, annex=annex, schemes=schemes)
 
     def write(self, path: str | Path) -> None:
         """Write the page to a file, which is complete or not there.

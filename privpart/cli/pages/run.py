@@ -10,6 +10,7 @@ from pathlib import Path
 
 from accounting.checks import is_large_delta
 from accounting.report import STATUS_SENTENCES, up
+from privpart.cli.pages.decision import glossary, open_ends, strength, subject, support
 from privpart.cli.pages.guarantee import (
     BADGES,
     assumptions_section,
@@ -20,14 +21,14 @@ from privpart.cli.pages.guarantee import (
     mechanism_facts,
     statement_of,
 )
-from privpart.cli.pages.page import Badge, Block, Page, Picture, Section, Table
+from privpart.cli.pages.page import Badge, Block, Page, Picture, Section, Table, Verdict
 from privpart.cli.pages.plots import learning_curve
 from privpart.run.evidence import Check
 from privpart.run.report import RunReport
 
 _VERDICTS: dict[str, Badge] = {
-    "holds": ("good", "The guarantee holds"),
-    "conditional": ("caution", "The guarantee is conditional"),
+    "holds": ("good", "Yes, all of it"),
+    "conditional": ("caution", "In part"),
     "does-not-hold": ("bad", "No guarantee holds"),
     "not-private": ("caution", "A simulation: not private"),
 }
@@ -43,19 +44,28 @@ def run_page(result: RunReport) -> Page:
     lead = [STATUS_SENTENCES[status], *_progress(result)]
     if is_large_delta(result.guarantee.delta, result.guarantee.population):
         lead.append("Delta is too large for the number of units.")
+    report = result.guarantee
+    private = not broken and status != "not-private"
+    first = [subject(result.about, report)]
+    if broken:
+        first += _broken(result)
+    else:
+        first += [support(report), open_ends(report), glossary()]
     return Page(
         f"Privacy report of run {result.run_id[:12]}",
-        tone,
-        verdict,
-        lead,
         [
-            *(_broken(result) if broken else _sound(result)),
+            Verdict(tone, verdict, lead, "Is the claim supported?"),
+            strength(report, holds=private),
+        ],
+        first,
+        f"Written by privpart {report.version} from the run's ledger, by the rules of privpart "
+        "report. Whoever has the folder can check it: privpart verify FOLDER.",
+        [
+            *([] if broken else _sound(result)),
             _ledger(result),
             _checks(result.checks),
             _identity(result, broken),
         ],
-        f"Written by privpart {result.guarantee.version} from the run's ledger, by the rules of "
-        "privpart report. Whoever has the folder can check it: privpart verify FOLDER.",
     )
 
 
@@ -68,9 +78,13 @@ def unreadable_page(error: str, checks: Sequence[Check], folder: Path) -> Page:
     shown = [without_places(reason, folder) for reason in reasons or [error]]
     return Page(
         "Privacy report of a run",
-        "bad",
-        "No guarantee: the run's ledger was changed or is damaged",
-        ["Nothing that this folder says of itself can be relied on, so no figure is shown."],
+        [
+            Verdict(
+                "bad",
+                "No guarantee: the run's ledger was changed or is damaged",
+                ["Nothing that this folder says of itself can be relied on; no figure is shown."],
+            )
+        ],
         [Section("What is wrong", [Block("points", shown)]), _checks(checks, folder)],
     )
 

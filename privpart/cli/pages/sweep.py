@@ -6,7 +6,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from accounting.report import up
-from privpart.cli.pages.page import Block, Page, Picture, Section, Table
+from privpart.cli.pages.page import Block, Page, Picture, Section, Table, Verdict
 
 _CAPTION = {
     "noise": "By noise. Bands and bars: one standard deviation over seeds.",
@@ -30,10 +30,14 @@ def sweep_page(
     below = Block("points", [*filter(None, [deltas]), "z is the noise multiplier."])
     return Page(
         "Sweep over plans and seeds",
-        "caution",
-        f"Simulations: {sum(row['seeds'] for row in rows)} cells of {len(rows)} points, none of "
-        "them private",
-        notes,
+        [
+            Verdict(
+                "caution",
+                f"Simulations: {sum(row['seeds'] for row in rows)} cells of {len(rows)} points, "
+                "none of them private",
+                notes,
+            )
+        ],
         [
             Section("Results", [Block("pictures", pictures)]),
             Section("Table", [table, below]),
