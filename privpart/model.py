@@ -49,8 +49,9 @@ class PartialModel:
     it once; the fingerprint says whether it has the right ones.
 
     Args:
-        module: a function that builds a float32 module on the CPU, without batch statistics; or
-            such a module, if no other ``PartialModel`` holds it.
+        module: a function that builds a module on the CPU, without batch statistics; or such a
+            module, if no other ``PartialModel`` holds it. What trains, or is local, is float32. The
+            frozen part keeps its types, such as bfloat16, or integers that ``keep`` names.
         train: patterns on parameter names or layer types, see ``privpart.patterns``; None trains
             the parameters that require gradients.
         seed: public seed of the start values, 0 <= seed < 2^128. None keeps all of the module's own
@@ -122,7 +123,7 @@ class PartialModel:
             self.trainable = tuple(name for names in self.groups for name in names)
         moving = {*self.trainable, *self.local}
         self.frozen = tuple(name for name in parameters if name not in moving)
-        self.kept = set_start_values(module, seed, keep, initializers or {})
+        self.kept = set_start_values(module, seed, keep, initializers or {}, moving)
         for name, parameter in parameters.items():
             parameter.requires_grad_(name in moving)
         self._take(module)

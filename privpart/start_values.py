@@ -17,7 +17,7 @@ Pretrained weights do not follow from a seed: ``load_weights`` copies them from 
 import difflib
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -193,6 +193,7 @@ def built(
         raise ConfigError(
             f"module: returned a {type(network).__name__}; must return a torch.nn.Module."
         )
+    network = unwrapped(network)
     for name, tensor in [*network.named_parameters(), *network.named_buffers()]:
         if is_lazy(tensor):
             raise ConfigError(
@@ -201,20 +202,55 @@ def built(
     return network
 
 
+def unwrapped(module: nn.Module) -> nn.Module:
+    """Return a network without what ``torch.compile`` or data parallelism put around its layers.
+
+    The names of its parameters are then its author's. Engines compile by themselves.
+
+    Raises:
+        ConfigError: it is TorchScript, or has packed weights, which nothing here can read.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ConfigError(
+            "module: is TorchScript, whose layers cannot be trained in part. Pass the nn.Module "
+            "that it was made of; load_state_dict(scripted.state_dict()) gives that its weights."
+        )
+    # torch's class OptimizedModule would import the compiler
+    wrapped = module._modules.get("_orig_mod")
+    if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        wrapped = module.module
+    if wrapped is not None:
+        return unwrapped(wrapped)
+    for name, value in vars(module).items():
+        if isinstance(value, torch.ScriptObject):
+            raise ConfigError(
+                f"module: {name} holds weights that are packed, such as quantised ones, where no "
+                "fingerprint sees them. Pass the network before quantize_dynamic, or hold its "
+                "integers in parameters or buffers."
+            )
+    module._compiled_call_impl = None
+    for name, layer in module._modules.items():
+        if layer is not None:
+            module._modules[name] = unwrapped(layer)
+    return module
+
+
 def set_start_values(
-    module: nn.Module, seed: int | None, keep: Sequence[str], chosen: Mapping[str, Initializer]
+    module: nn.Module,
+    seed: int | None,
+    keep: Sequence[str],
+    chosen: Mapping[str, Initializer],
+    moving: Collection[str],
 ) -> tuple[str, ...]:
     """Draw all parameters that are not kept from the seed, and return the names of the others.
 
-    A seed of None keeps all. ``chosen`` are initialisers by pattern, besides the default ones.
+    A seed of None keeps all. ``chosen`` are initialisers by pattern, besides the default ones. A
+    draw takes the type of its parameter, which is float32 where it is one of ``moving``.
     """
     parameters = dict(module.named_parameters())
     for name, parameter in parameters.items():
-        if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
-            raise ConfigError(
-                f"parameter {name!r} is {parameter.dtype} on {parameter.device}: must be "
-                "torch.float32 on cpu. Use module.float().cpu()."
-            )
+        if fault := _type_fault(parameter, moves=name in moving):
+            raise ConfigError(f"parameter {name!r} {fault}")
     kept = tuple(parameters)
     if seed is None and chosen:
         raise ConfigError(
@@ -233,6 +269,29 @@ def set_start_values(
     return kept
 
 
+def _type_fault(parameter: nn.Parameter, *, moves: bool) -> str | None:
+    """Return what is wrong with the type or the place of a parameter."""
+    kind = parameter.dtype
+    if parameter.device.type != "cpu":
+        return f"is on {parameter.device}: must be on cpu, from where engines copy it. Use .cpu()."
+    if kind.is_complex:
+        return (
+            f"is {kind}: must be real. Hold nn.Parameter(torch.view_as_real(w)), and call "
+            "torch.view_as_complex in forward."
+        )
+    if moves and kind is not torch.float32:
+        return (
+            f"trains, and is {kind}: must be torch.float32, the type of updates and noise. Call "
+            ".float() on its layer and on what that layer reads; the frozen part may stay as it is."
+        )
+    if type(parameter) is not nn.Parameter and not kind.is_floating_point:
+        return (
+            f"is a {type(parameter).__name__}, whose values depend on more than its own integers, "
+            "which no fingerprint sees. Pass the network before it is quantised."
+        )
+    return None
+
+
 def _refuse_non_finite(module: nn.Module) -> None:
     """Raise ConfigError for parameters and frozen statistics with NaN or infinity."""
     tensors = dict(module.named_parameters())
@@ -240,7 +299,8 @@ def _refuse_non_finite(module: nn.Module) -> None:
         if has_statistics(layer):
             tensors |= dict(layer.named_buffers(prefix, recurse=False))
     for name, tensor in tensors.items():
-        if not tensor.isfinite().all():
+        # torch cannot ask this of 8 bits
+        if not (tensor.float() if tensor.itemsize == 1 else tensor).isfinite().all():
             raise ConfigError(
                 f"parameter or buffer {name!r} holds NaN or infinity: must be finite."
             )
@@ -274,7 +334,13 @@ def _initialize(
             f"as 'type:{min(kinds)}'; or name them in keep=[...] to keep the module's own weights."
         )
     for name, parameter in parameters.items():
-        parameter.data = seeded_tensor(seed, name, parameter.shape, initializers[name])
+        if not parameter.is_floating_point():
+            raise ConfigError(
+                f"parameter {name!r} is {parameter.dtype}: a seed draws real numbers only. Name it "
+                "in keep."
+            )
+        drawn = seeded_tensor(seed, name, parameter.shape, initializers[name])
+        parameter.data = drawn.to(parameter.dtype)
 
 
 GENERATOR = 2
@@ -312,8 +378,8 @@ def load_weights(module: nn.Module, path: str | Path, names: Iterable[str]) -> N
     so do those of layers without parameters that the file has. Nothing is copied if any is wrong.
 
     Args:
-        module: float32, on the CPU.
-        path: a safetensors file; floating point of 16 or 64 bits becomes float32.
+        module: on the CPU.
+        path: a safetensors file; floating point takes the type of the module's parameter.
         names: of the parameters, see ``privpart.patterns.matching_parameters``. A tied parameter
             may have any of its names in the file.
     """
@@ -374,7 +440,9 @@ def _checked(path: str | Path, stored: Mapping[str, Tensor], expected: Tensor) -
                 f"{tuple(expected.shape)}."
             )
         if not value.to(expected.dtype).isfinite().all():
-            raise ConfigError(f"{path}: {name!r} holds NaN or infinity in float32: must be finite.")
+            raise ConfigError(
+                f"{path}: {name!r} holds NaN or infinity in {expected.dtype}: must be finite."
+            )
     first, *duplicates = stored.values()
     if any(not torch.equal(first, other) for other in duplicates):
         names = " and ".join(map(repr, sorted(stored)))

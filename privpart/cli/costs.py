@@ -136,6 +136,8 @@ def _of_model(name: str, train: Sequence[str] | None) -> _Subject:
 def _of_plan(path: Path, train: Sequence[str] | None) -> _Subject:
     from copy import deepcopy
 
+    import torch
+
     from privpart.cli.train import tell_of_code
     from privpart.model import PartialModel
     from privpart.training.plan_file import read
@@ -154,6 +156,8 @@ def _of_plan(path: Path, train: Sequence[str] | None) -> _Subject:
     planned = plan.model.train or (["*"] if not setup.model.frozen else setup.model.trainable)
     as_planned = " ".join(planned)
     parts: dict[str, Sequence[str]] = {"full": ("*",), as_planned: planned}
+    if {p.dtype for p in setup.model.module.parameters()} != {torch.float32}:
+        del parts["full"]  # such a network could not train whole
     if train:
         parts[" ".join(train)] = train
 

@@ -52,7 +52,7 @@ def released_module(folder: str | Path, setup: "Training") -> nn.Module:
     # Gradients of a client's last step would say something of that client.
     for parameter in module.parameters():
         parameter.grad = None
-        parameter.requires_grad_(True)
+        parameter.requires_grad_(parameter.is_floating_point())
     return module.eval()
 
 

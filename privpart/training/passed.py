@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from privpart.run.store import tensor_hash
+
 _DEEPEST = 6
 _TORCH = ("torch.", "builtins")
 
@@ -40,8 +42,7 @@ def _text(value: Any, depth: int) -> str:  # noqa: ANN401  anything
     if depth == 0 or value is None or isinstance(value, str | bytes | int | float):
         return repr(value) if depth else kind
     if isinstance(value, Tensor | np.ndarray):
-        data = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
-        return f"{kind} {data.dtype} {data.shape} {hashlib.sha256(data.tobytes()).hexdigest()}"
+        return f"{kind} {tensor_hash(value) if isinstance(value, Tensor) else _array(value)}"
     if isinstance(value, nn.Module):
         return f"{_network(value)} {_text(value.state_dict(), depth - 1)}"
     if isinstance(value, partial):
@@ -58,6 +59,10 @@ def _text(value: Any, depth: int) -> str:  # noqa: ANN401  anything
     defaults = [getattr(function, name, None) for name in ("__defaults__", "__kwdefaults__")]
     owner = getattr(value, "__self__", None) if inspect.ismethod(value) else None
     return f"{_source(function)} {_text([closed, defaults, owner], depth - 1)}"
+
+
+def _array(value: np.ndarray[Any, Any]) -> str:
+    return f"{value.dtype} {value.shape} {hashlib.sha256(value.tobytes()).hexdigest()}"
 
 
 def _source(value: Any) -> str:  # noqa: ANN401  a function or class

@@ -54,7 +54,7 @@ from privpart.select.layout import Layout
 from privpart.server import Server
 from privpart.settings.client import LocalTraining
 from privpart.settings.select import SelectChoice
-from privpart.start_values import load_weights
+from privpart.start_values import load_weights, unwrapped
 from privpart.training import own_code
 from privpart.training.metric import Accuracy, Metric, measured
 from privpart.training.plan_file import Model, PlanFile, refuse_first, refuse_short_cohorts
@@ -449,6 +449,7 @@ def _model(plan: PlanFile, objects: Own, code: Code) -> PartialModel:
     try:
         # A copy, because a PartialModel takes a module's parameters over.
         module = _built(table, code) if objects.module is None else deepcopy(objects.module)
+        module = unwrapped(module)
     except (RuntimeError, TypeError) as error:
         if objects.module is None:
             raise

@@ -90,7 +90,7 @@ def with_nan():
     ("module", "options", "message"),
     [
         (network(), {"seed": None}, "overwrite=True: nothing is overwritten"),
-        (network().half(), {}, r"'conv1.weight' is torch\.float16.*module\.float"),
+        (network().half(), {}, r"'conv1.weight' trains, and is torch\.float16.*\.float"),
         (with_nan(), {"seed": None, "overwrite": False}, r"'dense1\.bias' holds NaN"),
         (nn.Sequential(nn.LazyConv2d(3, 1)), {}, "no shape yet"),
         (nn.Sequential(nn.InstanceNorm1d(2, track_running_stats=True), nn.Linear(8, 2)), {},
