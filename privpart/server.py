@@ -29,6 +29,7 @@ from torch import Tensor
 from accounting import PrivacyReport
 from accounting.checks import ConfigError
 from privpart.clip import add_in_place, clip_and_measure, is_clipped
+from privpart.engines.protocol import OPTIMIZER
 from privpart.engines.secure_sums import ModularSum, wrap
 from privpart.grid import Grid, quantise
 from privpart.messages import (
@@ -113,7 +114,8 @@ class RoundCounts:
         """Counted updates by who clipped them last: "server", "clients", or an engine's name."""
         numbers = {SERVER: self.counted - self.summed, CLIENTS: self.self_clipped}
         numbers[self.summed_by or ANOTHER_ENGINE] = self.summed - self.self_clipped
-        return {name: number for name, number in numbers.items() if number}
+        # of a step of nobody, too: its optimizer added the noise
+        return {name: number for name, number in numbers.items() if number or name == OPTIMIZER}
 
     @property
     def admitted(self) -> int:

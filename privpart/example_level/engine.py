@@ -3,7 +3,8 @@
 ``FTRLEngine.make_private`` returns module, optimizer and loader, as Opacus's ``PrivacyEngine``
 does; the loop stays the user's. The loader deals the examples in passes of one public order, so
 that each example takes part once per pass and at the same place of it: how often and how far apart
-is known before training, and so is epsilon, without any assumption about sampling.
+is known before training, and so is epsilon, without any assumption about sampling. Or it deals
+Poisson samples, drawn from the secret key of the noise, and epsilon is amplified: DP-SGD.
 
 A step sums per-example gradients, each rounded to whole numbers of the plan's public grid within
 the clip norm, and adds the mechanism's noise, which is correlated over all steps. So every batch
@@ -19,16 +20,28 @@ from typing import Any, Literal
 
 import torch
 from opacus.layers.dp_rnn import DPRNNBase
-from opacus.optimizers import DPOptimizer
+from opacus.validators import ModuleValidator
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
-from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import DataLoader
 
-from accounting import Mechanism, Participation, PrivacyReport, calibrate, checks
+from accounting import Mechanism, PoissonSampling, PrivacyReport, calibrate, checks
+from accounting.calibrate import least_sampled_noise
 from accounting.checks import ConfigError
 from accounting.mechanisms import MechanismChoice
+from privpart.example_level.checkpoint import Checkpoints, refuse_schedulers
+from privpart.example_level.dealing import Dealing
 from privpart.example_level.gradients import WatchedModule
-from privpart.example_level.loader import FixedPasses, Loader, Rows
+from privpart.example_level.keywords import (
+    refuse_constructor,
+    refuse_keywords,
+    refuse_kinds,
+    refuse_layers,
+    refuse_mode,
+    refuse_sampling,
+    refuse_switch,
+)
+from privpart.example_level.loader import Loader, Passes, Rows, fixed_passes
 from privpart.example_level.optimizer import (
     MAX_CLIP_NORM,
     MIN_CLIP_NORM,
@@ -38,7 +51,7 @@ from privpart.example_level.optimizer import (
 )
 from privpart.example_level.state import StepState, settings_of
 from privpart.grid import refuse_noise
-from privpart.model import refuse_batch_statistics
+from privpart.noise.cohorts import SampledCohorts, ids_hash
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.noise.stream import noise_and_grid
 from privpart.plan import PrivacyPlan
@@ -50,6 +63,8 @@ class FTRLEngine:
     """Makes an ordinary PyTorch loop private by DP-FTRL, as Opacus does by DP-SGD.
 
     Args:
+        accountant: "prv", Opacus's default; "gdp" is accepted of fixed passes, where it is exact.
+        secure_mode: noise is always from the system's random numbers, so False is as good as True.
         seed: takes the noise from a seed, for simulations: the run is then not private. None draws
             a secret key from the operating system.
 
@@ -64,12 +79,19 @@ class FTRLEngine:
     4.0
     """
 
-    def __init__(self, *, seed: int | None = None) -> None:
+    def __init__(
+        self, *, accountant: str = "prv", secure_mode: bool = False, seed: int | None = None
+    ) -> None:
+        refuse_constructor(accountant, secure_mode, seeded=seed is not None)
         self._seed = None if seed is None else checks.count("seed", seed, minimum=0)
+        self._method = accountant
         self._plan: PrivacyPlan | None = None
-        self._passes: FixedPasses | None = None
+        self._examples = 0
+        self._optimizer: FTRLOptimizer | None = None
         self._folder: RunFolder | None = None
         self._allows_large = False
+        self._checkpoints = Checkpoints()
+        self.accountant = Accountant(self)
 
     def make_private(
         self,
@@ -77,21 +99,24 @@ class FTRLEngine:
         module: nn.Module,
         optimizer: torch.optim.Optimizer,
         data_loader: DataLoader[Any],
-        epochs: int,
+        epochs: int | None = None,
         max_grad_norm: float,
         noise_multiplier: float | None = None,
         target_epsilon: float | None = None,
         delta: float | None = None,
         allow_large_delta: bool = False,
-        mechanism: str | MechanismChoice | Mechanism = "blt",
+        mechanism: str | MechanismChoice | Mechanism | None = None,
+        poisson_sampling: bool = False,
+        grad_sample_mode: str = "hooks",
         loss_reduction: Literal["mean", "sum"] = "mean",
         batch_first: bool = True,
-        order_seed: int = 0,
+        order_seed: int | None = None,
         out: str | Path | None = None,
         resume: bool = False,
         population: str | None = None,
         scheduler: LRScheduler | None = None,
         scheduler_every: Literal["step", "epoch"] = "step",
+        **opacus: object,
     ) -> tuple[WatchedModule, FTRLOptimizer, Loader]:
         """Return module, optimizer and loader for the user's loop; epsilon is known from here on.
 
@@ -99,7 +124,8 @@ class FTRLEngine:
             module: any network that Opacus takes; parameters with ``requires_grad`` train.
             optimizer: any ``torch.optim`` optimiser of exactly these parameters.
             data_loader: of a map-style data set, whose length is public. It must neither shuffle
-                nor drop examples. Its batch size is the public divisor of the sum.
+                (unless examples are sampled) nor drop examples. Its batch size is the public
+                divisor of the sum; of a sample, the expected size.
             epochs: passes over the examples, >= 1.
             max_grad_norm: clip norm of one example's gradient, 1e-6 to 1e6.
             noise_multiplier: standard deviation of one i.i.d. coordinate that enters the mechanism
@@ -108,11 +134,16 @@ class FTRLEngine:
             delta: in (0, 1), below 0.1 / number of examples; a warning says so if it is not.
             allow_large_delta: accepts a delta of 1 / number of examples or more, here and later;
                 reports say that it is too large.
-            mechanism: name, choice with options, or a mechanism for as many rounds as steps.
+            mechanism: name, choice with options, or a mechanism for as many rounds as steps. None
+                is "blt", and "independent" noise with ``poisson_sampling``.
+            poisson_sampling: draws every batch from a secret key, each example on its own, and
+                amplifies epsilon by that: DP-SGD, or a banded mechanism whose bands take turns.
+                The claim is that nobody learns which examples were drawn.
+            grad_sample_mode: "hooks", or "functorch": of layers of your own.
             loss_reduction: of the loss, over the batch.
             batch_first: whether the first dimension of the layers' inputs is the example, not the
                 second.
-            order_seed: public seed of the order of the examples, >= 0.
+            order_seed: public seed of the order of fixed passes, >= 0, by default 0.
             out: folder of the run; every step is committed to it before ``optimizer.step()``
                 returns. None keeps nothing.
             resume: continue the run in ``out`` if it has begun, with the same arguments.
@@ -121,46 +152,47 @@ class FTRLEngine:
             scheduler: of the optimizer's learning rates; ``optimizer.step()`` steps it, not the
                 loop.
             scheduler_every: when: after each "step", or after the last step of each "epoch".
+            opacus: other keywords of Opacus's method, with the value that means the same here,
+                such as ``clipping="flat"``.
 
         Raises:
             ConfigError: a value out of range, or a module or optimizer that cannot be private.
         """
-        if self._plan is not None:
-            raise ConfigError("make_private was called before: its noise is for one run only.")
-        if out is None and (resume or population is not None):
-            raise ConfigError("resume, population: are about a run in a folder; pass out.")
+        self._refuse_second(out, resume=resume, population=population)
+        refuse_kinds(module, optimizer, data_loader)
+        refuse_keywords(opacus, FTRLEngine.make_private.__annotations__)
+        refuse_mode(grad_sample_mode)
+        refuse_sampling(poisson_sampling, self._method, order_seed)
+        refuse_switch("batch_first", batch_first)
         checks.choice("loss_reduction", loss_reduction, ("mean", "sum"))
         _refuse_scheduler(scheduler, scheduler_every, optimizer)
-        size = _batch_size(data_loader)
-        # The order is public and fixed before anything is drawn.
-        passes = FixedPasses(len(data_loader.dataset), size, epochs, order_seed)  # type: ignore[arg-type]
-        if not MIN_CLIP_NORM <= checks.positive("max_grad_norm", max_grad_norm) <= MAX_CLIP_NORM:
-            raise ConfigError(
-                f"max_grad_norm={max_grad_norm:g}: must be {MIN_CLIP_NORM:g} to "
-                f"{MAX_CLIP_NORM:g}. Scale the loss."
-            )
-        examples, self._allows_large = len(passes.order), allow_large_delta
+        _refuse_clip_norm(max_grad_norm)
+        dealing = Dealing.of(data_loader, epochs, order_seed, poisson=poisson_sampling)
+        examples, self._allows_large = dealing.examples, allow_large_delta
         if delta is not None and (
             warning := checks.accept_delta(
                 delta, examples, allow_large=allow_large_delta, unit="example"
             )
         ):
             sys.stderr.write(f"privpart: warning: {warning}\n")
-        chosen = _mechanism(mechanism, passes.participation)
-        z = _noise(chosen, passes.participation, noise_multiplier, target_epsilon, delta)
+        chosen = dealing.mechanism(mechanism)
+        z = _noise(chosen, dealing, noise_multiplier, target_epsilon, delta)
         trained = _trained(module, optimizer)
         dim = sum(p.numel() for p in trained)
         # Before a folder exists and is charged.
         refuse_noise(z, dim)
         if out is not None:
             settings_of(optimizer, scheduler)
+        about_loss = grad_sample_mode, loss_reduction
         plan = PrivacyPlan(
             mechanism=chosen,
-            participation=passes.participation,
+            participation=dealing.participation(chosen),
             clip_norm=float(max_grad_norm),
             noise_multiplier=z,
-            report_goal=size,
-            context=_context(module, trained, examples, order_seed, "hooks", loss_reduction),
+            report_goal=dealing.batch_size,
+            minimum_cohort=0 if dealing.poisson else 1,
+            sampling=dealing.sampling(chosen),
+            context=_context(module, trained, examples, dealing.order_seed, *about_loss),
         )
         facts: dict[str, Any] = {
             "delta": delta,
@@ -169,15 +201,18 @@ class FTRLEngine:
             "parameters": _layout(module, trained),
             "population_size": examples,
         }
+        if dealing.poisson:
+            facts["population"] = ids_hash(range(examples))
         if population is not None:
             facts["population_name"] = f"{population} (examples)"
-        dealt = Loader(data_loader.dataset, batch_sampler=passes, **_options(data_loader))
-        interval = 1 if scheduler_every == "step" else passes.batches
-        wrapped = _wrapped(
-            module, passes.rows, loss_reduction=loss_reduction, batch_first=batch_first
-        )
+        interval = 1 if scheduler_every == "step" else dealing.batches
+        rows = Rows()
+        options = {"loss_reduction": loss_reduction, "batch_first": batch_first}
+        options |= {"force_functorch": True} if grad_sample_mode == "functorch" else {}
+        wrapped = _wrapped(module, rows, **options)
         try:
             source = self._source(plan, out, facts, resume=resume)
+            passes = Passes(self._batches(plan, source, dealing), dealing.epochs, rows)
             noise, grid = noise_and_grid(plan, dim, z, source, 0)
             about = noise, grid, plan, loss_reduction, scheduler, interval
             private = FTRLOptimizer(optimizer, wrapped, passes, *about)
@@ -187,8 +222,14 @@ class FTRLEngine:
             wrapped.cleanup()
             self.close()
             raise
-        self._plan, self._passes = plan, passes
-        return wrapped, private, dealt
+        self._plan, self._examples, self._optimizer = plan, examples, private
+        run_id = None if self._folder is None else self._folder.facts["run_id"]
+        self._checkpoints = Checkpoints(wrapped, private, plan.hash, run_id)
+        return (
+            wrapped,
+            private,
+            Loader(data_loader.dataset, batch_sampler=passes, **_options(data_loader)),
+        )
 
     def make_private_with_epsilon(
         self,
@@ -199,6 +240,31 @@ class FTRLEngine:
     ) -> Any:  # noqa: ANN401
         """Return what ``make_private`` returns, from the arguments that Opacus's method has."""
         return self.make_private(target_epsilon=target_epsilon, delta=target_delta, **options)
+
+    def _refuse_second(
+        self, out: str | Path | None, *, resume: bool, population: str | None
+    ) -> None:
+        if self._plan is not None:
+            raise ConfigError("make_private was called before: its noise is for one run only.")
+        if self._checkpoints.is_loaded:
+            raise ConfigError(
+                "load_checkpoint was called before: the weights cost what the run cost that they "
+                "are of. Call make_private(out=..., resume=True) first, to continue that run."
+            )
+        if out is None and (resume or population is not None):
+            raise ConfigError("resume, population: are about a run in a folder; pass out.")
+
+    def _batches(
+        self, plan: PrivacyPlan, source: NoiseSource, dealing: Dealing
+    ) -> Sequence[Sequence[Any]]:
+        """Return the batches of all steps: fixed passes, or samples from the key of the noise."""
+        if plan.sampling is None:
+            one = fixed_passes(dealing.examples, dealing.batch_size, dealing.order_seed or 0)
+            return one * dealing.epochs
+        numbers = range(dealing.examples)
+        if self._folder is None:
+            return SampledCohorts(plan, numbers, source)
+        return self._folder.sample(numbers)
 
     def _source(
         self, plan: PrivacyPlan, out: str | Path | None, facts: dict[str, Any], *, resume: bool
@@ -222,10 +288,110 @@ class FTRLEngine:
                 )
         return self._folder.source()
 
+    def save_checkpoint(
+        self,
+        *,
+        path: Any,  # noqa: ANN401  what torch.save takes
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        noise_scheduler: None = None,
+        grad_clip_scheduler: None = None,
+        checkpoint_dict: dict[str, Any] | None = None,
+        module_state_dict_kwargs: dict[str, Any] | None = None,
+        torch_save_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Write weights, and state of the optimiser, after the last step; as Opacus's method.
+
+        Nothing secret is in it, so that it can be published as the model can. What continues the
+        run, its noise above all, stays in the folder ``out``.
+
+        Args:
+            path: what ``torch.save`` writes to.
+            module: that ``make_private`` returned.
+            optimizer: that it returned.
+            noise_scheduler: not offered; the noise is planned over all steps.
+            grad_clip_scheduler: not offered either.
+            checkpoint_dict: further values, which ``load_checkpoint`` returns; plain ones.
+            module_state_dict_kwargs: of ``module.state_dict``.
+            torch_save_kwargs: of ``torch.save``.
+
+        Raises:
+            ConfigError: the run stopped in a step that was not committed, whose noise is not the
+                one that a resumed run adds.
+        """
+        refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+        self._of_run()
+        self._checkpoints.save(
+            path,
+            module,
+            optimizer,
+            dict(checkpoint_dict or {}),
+            module_state_dict_kwargs or {},
+            torch_save_kwargs or {},
+        )
+
+    def load_checkpoint(
+        self,
+        *,
+        path: Any,  # noqa: ANN401  what torch.load takes
+        module: nn.Module,
+        optimizer: torch.optim.Optimizer | None = None,
+        noise_scheduler: None = None,
+        grad_clip_scheduler: None = None,
+        module_load_dict_kwargs: dict[str, Any] | None = None,
+        torch_load_kwargs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Read a checkpoint and return its values; as Opacus's method, but no noise comes twice.
+
+        To continue a run, call ``make_private(out=..., resume=True)`` first: its folder has the
+        newest step, which this keeps. A checkpoint from before it takes nothing back. Into any
+        other module, or into that of a complete run, the weights are loaded.
+
+        Args:
+            path: what ``torch.load`` reads; never unpickled.
+            module: whose weights to load.
+            optimizer: that ``make_private`` returned; None for the weights alone.
+            noise_scheduler: not offered.
+            grad_clip_scheduler: not offered.
+            module_load_dict_kwargs: of ``module.load_state_dict``.
+            torch_load_kwargs: of ``torch.load``.
+
+        Raises:
+            ConfigError: it is of another run, of a later step, or of an earlier one of this
+                process; or no checkpoint of this engine.
+        """
+        refuse_schedulers(noise_scheduler, grad_clip_scheduler)
+        return self._checkpoints.load(
+            path, module, optimizer, module_load_dict_kwargs or {}, torch_load_kwargs or {}
+        )
+
+    def validate(self, *, module: nn.Module, optimizer: object, data_loader: object) -> None:
+        """Raise ConfigError for a layer that ``make_private`` refuses, as Opacus's method does."""
+        del optimizer, data_loader  # Opacus looks at the module alone, too
+        refuse_layers(module)
+
+    def is_compatible(self, *, module: nn.Module, optimizer: object, data_loader: object) -> bool:
+        """Return whether ``validate`` raises nothing."""
+        try:
+            self.validate(module=module, optimizer=optimizer, data_loader=data_loader)
+        except ConfigError:
+            return False
+        return True
+
+    @classmethod
+    def get_compatible_module(cls, module: nn.Module) -> nn.Module:
+        """Return a copy whose layers have per-example gradients, by Opacus's ``ModuleValidator``.
+
+        An LSTM becomes a DPLSTM of the same weights, for instance, and a BatchNorm a GroupNorm.
+        """
+        fixed: nn.Module = ModuleValidator.fix(module)
+        refuse_layers(fixed)
+        return fixed
+
     @property
     def epochs_left(self) -> int:
         """Passes of the loader that are left, the first of which may be the rest of one."""
-        passes = self._of_run()[1]
+        passes = self._of_run()[1].passes
         return -(-(passes.batches * passes.epochs - passes.done) // passes.batches)
 
     def epsilon(self, delta: float) -> float:
@@ -246,8 +412,7 @@ class FTRLEngine:
 
         Nothing in it was checked: ``privpart report`` says of a run in a folder what was.
         """
-        plan, passes = self._of_run()
-        examples = len(passes.order)
+        plan, examples = self._of_run()[0], self._examples
         if not self._allows_large and checks.is_large_delta(delta, examples):
             checks.accept_delta(delta, examples, unit="example")  # raises
         return plan.report(
@@ -262,10 +427,48 @@ class FTRLEngine:
         if self._folder is not None:
             self._folder.close()
 
-    def _of_run(self) -> tuple[PrivacyPlan, FixedPasses]:
-        if self._plan is None or self._passes is None:
+    def _of_run(self) -> tuple[PrivacyPlan, FTRLOptimizer]:
+        if self._plan is None or self._optimizer is None:
             raise ConfigError("call make_private first: it fixes what the guarantee is for.")
-        return self._plan, self._passes
+        return self._plan, self._optimizer
+
+
+class Accountant:
+    """What Opacus's loops read of their engine's accountant, for a guarantee of the whole run."""
+
+    def __init__(self, engine: FTRLEngine) -> None:
+        self._engine = engine
+
+    def get_epsilon(self, delta: float) -> float:
+        """Return epsilon of the whole run at ``delta`` in (0, 1), before it and after it."""
+        return self._engine.epsilon(delta)
+
+    def mechanism(self) -> str:
+        """Return the name of the noise's mechanism, such as "blt"."""
+        return self._engine._of_run()[0].mechanism.name
+
+    def __len__(self) -> int:
+        """Return the number of steps that were taken."""
+        return 0 if self._engine._optimizer is None else self._engine._optimizer.passes.done
+
+    @property
+    def history(self) -> list[tuple[float, float, int]]:
+        """Noise multiplier, sampling probability and number of the steps that were taken.
+
+        Raises:
+            ConfigError: the noise is correlated, or nothing is sampled; no such list gives epsilon.
+        """
+        plan, sampling = self._engine._of_run()[0], self._engine._of_run()[0].sampling
+        if not isinstance(sampling, PoissonSampling) or plan.mechanism.name != "independent":
+            raise ConfigError(
+                "accountant.history: noise multipliers and sampling probabilities give no epsilon "
+                "of correlated noise or fixed passes; see FTRLEngine.report(delta)."
+            )
+        return [(plan.noise_multiplier, sampling.probability, len(self))] if len(self) else []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return mechanism and number of steps."""
+        return {"mechanism": self.mechanism(), "steps": len(self)}
 
 
 def _refuse_scheduler(
@@ -300,23 +503,18 @@ _OF_LOADER = (
 )
 
 
-def _batch_size(loader: DataLoader[Any]) -> int:
-    """Return the loader's batch size; refuse a loader that has an order of its own."""
-    if isinstance(loader.dataset, IterableDataset) or not hasattr(loader.dataset, "__len__"):
+def _refuse_clip_norm(max_grad_norm: object) -> None:
+    if isinstance(max_grad_norm, list | tuple):
         raise ConfigError(
-            "data_loader: its data set has no length or numbers; use a map-style one."
+            "max_grad_norm: is one number, for all trained parameters jointly. Clip norms by layer "
+            "are not offered; their root of the sum of squares bounds the same."
         )
-    if loader.batch_size is None or not isinstance(loader.sampler, SequentialSampler):
+    norm = checks.positive("max_grad_norm", max_grad_norm)  # type: ignore[arg-type]
+    if not MIN_CLIP_NORM <= norm <= MAX_CLIP_NORM:
         raise ConfigError(
-            "data_loader: shuffles, or has a sampler of its own. The passes have one fixed order, "
-            "which order_seed shuffles once: make it with batch_size alone."
+            f"max_grad_norm={norm:g}: must be {MIN_CLIP_NORM:g} to {MAX_CLIP_NORM:g}. Scale the "
+            "loss."
         )
-    if loader.drop_last or not getattr(loader, "in_order", True):
-        raise ConfigError(
-            "data_loader: leaves examples out, or hands batches over in any order; make it without "
-            "drop_last and in_order."
-        )
-    return loader.batch_size
 
 
 def _options(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -355,23 +553,9 @@ def _layout(module: nn.Module, trained: Sequence[nn.Parameter]) -> list[tuple[st
     return [(names[id(p)], list(p.shape)) for p in trained]
 
 
-def _mechanism(chosen: str | MechanismChoice | Mechanism, order: Participation) -> Mechanism:
-    if isinstance(chosen, Mechanism):
-        if chosen.groups is not None:
-            raise ConfigError("mechanism: has groups; every step trains all parameters.")
-        if chosen.rounds != order.rounds:
-            raise ConfigError(
-                f"mechanism: is for {chosen.rounds} rounds; these epochs have {order.rounds} steps."
-            )
-        return chosen
-    if isinstance(chosen, str):
-        chosen = MechanismChoice.parse(chosen)
-    return chosen.build(order)
-
-
 def _noise(
     mechanism: Mechanism,
-    participation: Participation,
+    dealing: Dealing,
     noise_multiplier: float | None,
     target_epsilon: float | None,
     delta: float | None,
@@ -382,7 +566,9 @@ def _noise(
         return checks.positive("noise_multiplier", noise_multiplier)
     if target_epsilon is None or delta is None:
         raise ConfigError("delta is missing: target_epsilon needs one.")
-    return calibrate(mechanism, participation, target_epsilon=target_epsilon, delta=delta)
+    if (sampling := dealing.sampling(mechanism)) is None:
+        return calibrate(mechanism, dealing.fixed, target_epsilon=target_epsilon, delta=delta)
+    return least_sampled_noise(mechanism, sampling, target_epsilon=target_epsilon, delta=delta)
 
 
 def _trained(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
@@ -427,13 +613,6 @@ def _of_layers(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _refuse_unsupported(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    if isinstance(module, torch._dynamo.OptimizedModule):
-        raise ConfigError(
-            "module: is compiled (torch.compile), and Opacus's hooks do not run in compiled code. "
-            "Pass the module itself; the one that make_private returns may be compiled."
-        )
-    if isinstance(optimizer, DPOptimizer):
-        raise ConfigError("optimizer: is private already. Pass the one that it was made from.")
     refuse_hooks(optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ConfigError("optimizer: LBFGS computes gradients more than once per step.")
@@ -445,4 +624,4 @@ def _refuse_unsupported(module: nn.Module, optimizer: torch.optim.Optimizer) -> 
         )
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         raise ConfigError("torch.distributed: is in use; DP-FTRL on examples runs in one process.")
-    refuse_batch_statistics(module)
+    refuse_layers(module)

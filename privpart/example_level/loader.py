@@ -1,4 +1,4 @@
-"""Loader: fixed passes over the examples, and whether the network computes from what it deals."""
+"""Loader: deals examples in passes, and whether the network computes from what it deals."""
 
 import zlib
 from collections import Counter
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Sampler
 
-from accounting import Participation, checks
+from accounting import checks
 from accounting.checks import ConfigError
 from privpart.run.report import ROWS
 
@@ -118,42 +118,60 @@ class Call:
         return [_row_checksums(leaf) if is_strided(leaf) else [] for leaf in self._inputs]
 
 
-class FixedPasses(Sampler[list[int]]):
-    """Batches of the same public order in every pass; one pass is one epoch.
+class Passes(Sampler[list[int]]):
+    """The batches of all steps, in order; so many of them make a pass, which is one epoch.
 
-    A pass that is begun again continues with the batch that has not become a step.
+    A pass that is begun again continues with the batch that has not become a step. A batch of
+    nobody, as Poisson sampling may draw it, never reaches the loop: its step is taken here.
+
+    Args:
+        batches: numbers of the examples of each step.
+        epochs: number of passes.
+        rows: compares what was dealt with what reached the network.
+        share: part of every batch that this process has.
 
     Attributes:
-        order: numbers of the examples in the order of every pass.
-        batches: number of batches of a pass, the last of which may be smaller.
-        rows: compares what was dealt with what reached the network.
+        batches: number of batches of a pass.
         done: number of batches that became a step.
+        step: takes the step of a batch of nobody.
     """
 
-    def __init__(self, examples: int, batch_size: int, epochs: int, seed: int = 0) -> None:
-        examples = checks.count("examples", examples)
-        size = checks.count("batch_size", batch_size)
-        seed = checks.count("order_seed", seed, minimum=0, maximum=2**63 - 1)
-        coins = torch.Generator().manual_seed(seed)
-        self.order = torch.randperm(examples, generator=coins).tolist()
-        self._batches = [self.order[i : i + size] for i in range(0, examples, size)]
-        self.batches = len(self._batches)
-        self.epochs = checks.count("epochs", epochs)
-        self.rows = Rows()
+    def __init__(
+        self,
+        batches: Sequence[Sequence[Any]],
+        epochs: int,
+        rows: Rows,
+        share: slice = slice(None),
+    ) -> None:
+        self._batches = batches
+        self.batches = len(batches) // epochs
+        self.epochs = epochs
+        self.rows = rows
         self.done = 0
+        self.step: Callable[[], object] = lambda: None
+        self._share = share
         self._dealt = 0
         self._summed = 0
         self._pass = 0
         self._reads_ahead = False
 
-    @property
-    def participation(self) -> Participation:
-        """What an example can take part in: once per pass, at one place of it."""
-        return Participation(self.batches * self.epochs, self.epochs, self.batches)
-
     def batch(self, step: int) -> Sequence[int]:
-        """Return the numbers of the examples of a step, from 0."""
-        return self._batches[step % self.batches]
+        """Return the numbers of the examples of a step, from 0, in all processes."""
+        return self._batches[step]
+
+    def own(self, step: int) -> list[int]:
+        """Return those that this process has."""
+        return list(self._batches[step][self._share])
+
+    @property
+    def nobody(self) -> bool:
+        """Whether this process has no example of the next step."""
+        return not self.is_done and not self.own(self.done)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps are done."""
+        return self.done >= len(self._batches)
 
     def resume(self, done: int) -> None:
         """Continue after so many steps."""
@@ -163,11 +181,16 @@ class FixedPasses(Sampler[list[int]]):
         """Return the number of batches of a pass."""
         return self.batches
 
+    @property
+    def _end(self) -> int:
+        """Number of the step that the next pass begins with."""
+        return (self.done // self.batches + 1) * self.batches
+
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the batches that are left of the current pass; raises as ``deal``."""
         # from the batch that has not become a step, also after a resumption
-        remaining = self._batches[self.done % self.batches :]
-        return iter(remaining) if self._reads_ahead else self.deal(iter(remaining))
+        remaining = filter(None, map(self.own, range(self.done, self._end)))
+        return remaining if self._reads_ahead else self.deal(remaining)
 
     def read_ahead(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Deal what a loader yields, which may ask for its batches before they are due."""
@@ -193,10 +216,10 @@ class FixedPasses(Sampler[list[int]]):
         self._dealt = self.done
         # iterators of earlier passes see this and refuse to continue
         self._pass += 1
-        return self._dealing(batches, self._pass)
+        return self._dealing(batches, self._pass, self._end)
 
-    def _dealing(self, batches: Iterator[Any], number: int) -> Iterator[Any]:
-        for batch in batches:
+    def _dealing(self, batches: Iterator[Any], number: int, end: int) -> Iterator[Any]:
+        while self._dealt < end:
             if self._pass != number:
                 raise ConfigError(
                     "the loader: another pass over it was begun meanwhile. Iterate over it in one "
@@ -207,15 +230,21 @@ class FixedPasses(Sampler[list[int]]):
                 raise ConfigError(
                     f"batch {self.done} was dealt, but no optimizer.step() followed: every example "
                     "would move to another round than the guarantee assumes. Take one step per "
-                    "batch. BatchMemoryManager needs a loader with num_workers=0, since its own "
-                    "reads ahead. Begin the pass again: it continues with that batch."
+                    "batch. To add up several batches, pass a loader with the batch_size of all of "
+                    "them, and take it apart by optimizer.signal_skip_step or BatchMemoryManager, "
+                    "which needs a loader with num_workers=0, since its own reads ahead. Begin the "
+                    "pass again: it continues with that batch."
                 )
             self._dealt += 1
-            self.rows.deal(batch, len(self.batch(self.done)))
-            yield batch
+            if members := self.own(self.done):
+                batch = next(batches)
+                self.rows.deal(batch, len(members))
+                yield batch
+            else:
+                self.step()
 
     def _refuse_done(self) -> None:
-        if self.done >= self.batches * self.epochs:
+        if self.is_done:
             raise ConfigError(
                 f"all {self.epochs} epochs are done, and the guarantee covers no further one. Plan "
                 "more epochs from the start."
@@ -232,7 +261,7 @@ class FixedPasses(Sampler[list[int]]):
 
     def finish(self) -> None:
         """Count the batch that was dealt as done, if all of its examples were added up."""
-        expected = len(self._batches[self.done % self.batches])
+        expected = len(self.own(self.done))
         # fewer or more examples than were dealt: the clip would bound other units
         if self._summed != expected:
             raise ConfigError(
@@ -245,11 +274,17 @@ class FixedPasses(Sampler[list[int]]):
         self._summed = 0
 
 
+def fixed_passes(examples: int, batch_size: int, seed: int) -> list[list[int]]:
+    """Return the batches of a pass in an order that a public seed shuffles once."""
+    order = torch.randperm(examples, generator=torch.Generator().manual_seed(seed)).tolist()
+    return [order[i : i + batch_size] for i in range(0, examples, batch_size)]
+
+
 class Loader(DataLoader[Any]):
-    """A loader of fixed passes, whose worker processes may read ahead."""
+    """A loader of passes, whose worker processes may read ahead."""
 
     def __iter__(self) -> Any:  # noqa: ANN401  torch's type is private
-        passes = cast("FixedPasses", self.batch_sampler)
+        passes = cast("Passes", self.batch_sampler)
         return passes.read_ahead(super().__iter__)
 
 

@@ -1,6 +1,7 @@
 """Optimizer: takes one step per batch with the noised sum of clipped per-example gradients."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn, cast
 
 import torch
@@ -12,7 +13,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from accounting.checks import ConfigError
 from privpart.engines.protocol import OPTIMIZER
-from privpart.example_level.loader import FixedPasses
+from privpart.example_level.loader import Passes
 from privpart.grid import Grid
 from privpart.model import refuse_batch_statistics, same_bits, state_of
 from privpart.noise.stream import NoiseStream
@@ -36,7 +37,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self,
         optimizer: torch.optim.Optimizer,
         module: nn.Module,
-        passes: FixedPasses,
+        passes: Passes,
         noise: NoiseStream,
         grid: Grid,
         plan: PrivacyPlan,
@@ -73,6 +74,8 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._guard = -1
         self._rows_differ = ""
         self._not_finite = 0
+        self._fewest = 0 if plan.sampling is None else plan.report_goal
+        passes.step = partial(FTRLOptimizer.step, self)
 
     @property
     def _settings(self) -> tuple[float, float, int]:
@@ -196,21 +199,22 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
 
     def pre_step(self, closure: Any = None) -> bool:  # noqa: ANN401  Opacus's signature
         """Sum the clipped gradients, and unless the step is to be skipped, release them noised."""
-        if self._halted:
-            raise ConfigError(f"this run has stopped: {self._halted} Begin it again.")
+        self.refuse_halted()
         # an exception below must not leave a half-summed batch to the next step
         self._halted = "a step was interrupted."
         try:
             self._refuse_changes()
+            nobody = self.passes.nobody
             self.passes.add(self._add_up())
-            if self._check_skip_next_step():
+            # a signal is about a part of a batch, and nobody's has none
+            if not nobody and self._check_skip_next_step():
                 self._is_last_step_skipped = True
                 self._halted = ""
                 return False
             # before the batch counts as done and noise is drawn
             self._refuse_not_finite()
             self.passes.finish()
-            self._rows_differ = self.passes.rows.compare()
+            self._rows_differ = "" if nobody else self.passes.rows.compare()
         except Exception as error:
             self._halted = str(error)
             raise
@@ -219,10 +223,17 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._halted = ""
         return True
 
+    def refuse_halted(self) -> None:
+        """Raise ConfigError if the run stopped in the middle of a step."""
+        if self._halted:
+            raise ConfigError(f"this run has stopped: {self._halted} Begin it again.")
+
     def _refuse_not_finite(self) -> None:
         done = self.passes.done
         count, self._not_finite = self._not_finite, 0
-        if 2 * count > (examples := len(self.passes.batch(done))):
+        examples = len(self.passes.batch(done))
+        # of few, as a secret sample may be, one should not decide whether the run goes on
+        if 2 * count > max(examples, self._fewest):
             raise ConfigError(
                 f"step {done}: the gradients of {count} of {examples} examples are not finite, or "
                 f"longer than {_LONGEST:g}, and would count as zeros. Nothing of it was released. "
@@ -276,6 +287,8 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         taken: dict[nn.Parameter, list[Tensor]] = cast("Any", self._module).samples
         samples = [_per_example(p, taken.get(p, [])) for p in self.trained]
         counts = sorted({len(sample) for sample in samples if sample is not None})
+        if not counts and self.passes.nobody:
+            return 0
         if not counts:
             raise ConfigError(_NO_GRADIENT)
         examples, *others = counts

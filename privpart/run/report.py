@@ -479,7 +479,8 @@ def _of_code_and_ledger(
 ) -> dict[str, _Words]:
     """Map assumptions to what the ledger says, if whoever wrote it is believed."""
     facts = evidence.facts
-    words = _of_examples(evidence) if facts.get("unit") == "example" else _of_clients(evidence)
+    of_examples = facts.get("unit") == "example"
+    words = _of_examples(plan, evidence) if of_examples else _of_clients(evidence)
     # Of a seeded run, nothing can be said about secrecy.
     if facts["seed"] is None:
         words["noise"] = _noise(evidence)
@@ -609,13 +610,16 @@ def _participation(rows: Sequence[Row], facts: Mapping[str, Any]) -> _Words:
     return "asserted", f"{chain}, as nodes named their clients; the nodes were not authenticated"
 
 
-def _of_examples(evidence: Evidence) -> dict[str, _Words]:
+def _of_examples(plan: PrivacyPlan, evidence: Evidence) -> dict[str, _Words]:
     """Map assumptions to what the optimizer of a loop on examples enforced."""
+    dealt = "passes of one order" if plan.sampling is None else "what the sampler drew"
     return {
         "participation": _rows_compared(
             f"ledger of {len(evidence.rows)} steps in one chain, by number of the example; the "
-            "loader dealt passes of one order",
+            f"loader dealt {dealt}",
             evidence.facts,
+            # in which step, could tell what a secret sample held
+            names_step=plan.sampling is None,
         ),
         "divisor": ("enforced", "the optimizer divides by the plan's report_goal, the batch size"),
         "clipping": ("enforced", "the optimizer clips the gradient of every example by its norm"),
@@ -627,7 +631,7 @@ def _of_examples(evidence: Evidence) -> dict[str, _Words]:
     }
 
 
-def _rows_compared(ledger: str, facts: Mapping[str, Any]) -> _Words:
+def _rows_compared(ledger: str, facts: Mapping[str, Any], *, names_step: bool) -> _Words:
     """Say whose gradients came: the ledger names those that were dealt."""
     if facts.get("compares_rows") is not True:
         return "asserted", f"{ledger}; nothing compared whose gradients came"
@@ -640,7 +644,8 @@ def _rows_compared(ledger: str, facts: Mapping[str, Any]) -> _Words:
     step, why = facts[ROWS_DIFFER]
     return (
         "asserted",
-        f"{ledger}; whose gradients came is not known since step {int(step)}, in which "
+        f"{ledger}; whose gradients came is not known since "
+        f"{f'step {int(step)}' if names_step else 'some step'}, in which "
         f"{ROWS.get(why, 'they were not compared')}. It can be compared if transforms are in the "
         "data set or its collate function, and the network is called with what the loader deals",
     )

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from loops import BATCH, CLIP, EPOCHS, EXAMPLES, STEPS, data, net, private, released, step, train
 from opacus.layers import DPLSTM, DPMultiheadAttention
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from safetensors.torch import load_file
@@ -31,58 +32,6 @@ from privpart.training.verify import check_run
 
 # torch's, of Opacus's hooks: the input of the first layer needs no gradient
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
-
-EXAMPLES, BATCH, EPOCHS, CLIP = 11, 4, 3, 0.5
-STEPS = 3 * EPOCHS
-
-
-def data(scale=1.0):
-    some = torch.Generator().manual_seed(3)
-    x = scale * torch.randn(EXAMPLES, 5, generator=some)
-    return TensorDataset(x, torch.randint(3, (EXAMPLES,), generator=some))
-
-
-def net():
-    module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
-    some = torch.Generator().manual_seed(1)
-    for p in module.parameters():
-        p.data = torch.rand(p.shape, generator=some) - 0.5
-    return module
-
-
-def private(module=None, dataset=None, *, seed=7, optimizer=None, loader=None, **options):
-    """Return engine, module, optimizer and loader; ``loader`` has options of the user's loader."""
-    module = net() if module is None else module
-    trained = [p for p in module.parameters() if p.requires_grad]
-    optimizer = optimizer or torch.optim.SGD(trained, lr=1.0)
-    chosen = {"max_grad_norm": CLIP, "noise_multiplier": 1.0, "epochs": EPOCHS}
-    dealt = {"dataset": dataset or data(), "batch_size": BATCH} | (loader or {})
-    chosen["data_loader"] = DataLoader(**dealt)
-    engine = FTRLEngine(seed=seed)
-    made = engine.make_private(module=module, optimizer=optimizer, **chosen | options)
-    return engine, *made
-
-
-def step(module, optimizer, batch):
-    optimizer.zero_grad()
-    nn.functional.cross_entropy(module(batch[0]), batch[1]).backward()
-    optimizer.step()
-
-
-def released(module):
-    """Return the noised sum of the last step, in units of the model."""
-    grads = [p.grad.reshape(-1) for p in module.parameters() if p.requires_grad]
-    return torch.cat(grads).double() * BATCH
-
-
-def train(module, optimizer, loader, epochs=EPOCHS):
-    """Train; return the noised sum of every step."""
-    seen = []
-    for _ in range(epochs):
-        for batch in loader:
-            step(module, optimizer, batch)
-            seen.append(released(module))
-    return torch.stack(seen)
 
 
 @pytest.fixture(scope="module")
@@ -898,13 +847,13 @@ def test_an_output_of_an_earlier_step_is_not_of_the_rows_of_this_one(late, statu
     made = private(TwoHeads(), whole, out=tmp_path / "run", **options)
     engine, module, optimizer, loader, *_ = made
     kept = []
-    for step, (x, y) in enumerate(loader):
+    for number, (x, y) in enumerate(loader):
         optimizer.zero_grad()
         first, second = module(x)
         total = loss(first, y)
-        if step != 1 or not late:
+        if number != 1 or not late:
             total = total + loss(second, y)
-        if step == 2 and late:
+        if number == 2 and late:
             total = total + loss(*kept)
         kept = [second, y]
         total.backward()

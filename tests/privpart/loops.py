@@ -1,0 +1,59 @@
+"""Loops: a small network made private by ``FTRLEngine``, and an ordinary loop that trains it."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from privpart.example_level import FTRLEngine
+
+EXAMPLES, BATCH, EPOCHS, CLIP = 11, 4, 3, 0.5
+STEPS = 3 * EPOCHS
+
+
+def data(scale=1.0):
+    some = torch.Generator().manual_seed(3)
+    x = scale * torch.randn(EXAMPLES, 5, generator=some)
+    return TensorDataset(x, torch.randint(3, (EXAMPLES,), generator=some))
+
+
+def net():
+    module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    some = torch.Generator().manual_seed(1)
+    for p in module.parameters():
+        p.data = torch.rand(p.shape, generator=some) - 0.5
+    return module
+
+
+def private(module=None, dataset=None, *, seed=7, optimizer=None, loader=None, **options):
+    """Return engine, module, optimizer and loader; ``loader`` has options of the user's loader."""
+    module = net() if module is None else module
+    trained = [p for p in module.parameters() if p.requires_grad]
+    optimizer = optimizer or torch.optim.SGD(trained, lr=1.0)
+    chosen = {"max_grad_norm": CLIP, "noise_multiplier": 1.0, "epochs": EPOCHS}
+    dealt = {"dataset": dataset or data(), "batch_size": BATCH} | (loader or {})
+    chosen["data_loader"] = DataLoader(**dealt)
+    engine = FTRLEngine(seed=seed)
+    made = engine.make_private(module=module, optimizer=optimizer, **chosen | options)
+    return engine, *made
+
+
+def step(module, optimizer, batch):
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(module(batch[0]), batch[1]).backward()
+    optimizer.step()
+
+
+def released(module):
+    """Return the noised sum of the last step, in units of the model."""
+    grads = [p.grad.reshape(-1) for p in module.parameters() if p.requires_grad]
+    return torch.cat(grads).double() * BATCH
+
+
+def train(module, optimizer, loader, epochs=EPOCHS):
+    """Train; return the noised sum of every step."""
+    seen = []
+    for _ in range(epochs):
+        for batch in loader:
+            step(module, optimizer, batch)
+            seen.append(released(module))
+    return torch.stack(seen)
