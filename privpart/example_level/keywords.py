@@ -126,7 +126,7 @@ def refuse_sampling(sampling: object, accountant: str, order_seed: object) -> No
 
 
 def refuse_kinds(module: object, optimizer: object, loader: object) -> None:
-    """Refuse what is no module, no optimizer or no loader, or one that is private already."""
+    """Refuse a module, optimizer or loader of another kind, or one that is private already."""
     if isinstance(module, torch._dynamo.OptimizedModule):
         raise ConfigError(
             "module: is compiled (torch.compile), and Opacus's hooks do not run in compiled code. "

@@ -708,10 +708,13 @@ def _of_sampling(plan: PrivacyPlan, report: PrivacyReport, evidence: Evidence) -
         "sampler and report_goal are in the plan, and the population's ids are in the ledger by "
         "their hash, since before the first round",
     )
+    loop = "; the training loop sees who was drawn, and tells nobody"
     words["hidden-sample"] = (
         "asserted",
         "every round is released, whoever came, and nothing here prints who did; ledger and "
-        "key stay secret, and nobody outside sees the run's time or traffic",
+        "key stay secret, and nobody outside sees the run's time or traffic"
+        + loop
+        * (facts.get("unit") == "example"),
     )
     if plan.mechanism.noise_program().filter_error() and report.noise_source != "seeded":
         words["floating-point"] = (
