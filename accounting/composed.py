@@ -286,7 +286,7 @@ def _profile(parts: frozenset[tuple[Part, int]], releases: int) -> tuple[Array, 
     while last < _MOST_EPSILON and delta(last) - delta(2 * last) > _CUT:
         last *= 2
     epsilons = np.linspace(0.0, min(last, _MOST_EPSILON), _POINTS)
-    deltas = np.asarray(delta(epsilons))
+    deltas = _deltas(losses, epsilons)
     # Sums of 1 that lose their last bits leave deltas a little below zero, and others as much.
     below = max(0.0, -float(deltas.min()))
     if not np.isfinite(deltas).all() or below > _LEAST_DELTA:
@@ -294,6 +294,23 @@ def _profile(parts: frozenset[tuple[Part, int]], releases: int) -> tuple[Array, 
     lost = accountants.transforms_lose(sum(n * getattr(part, "steps", 1) for part, n in parts))
     allowance = _CUT * releases + 2 * below + lost
     return epsilons, np.minimum(deltas * (1 + _ROUNDING) + allowance, 1.0)
+
+
+def _deltas(losses: "PrivacyLossDistribution", epsilons: Array) -> Array:
+    """Return ``losses.get_delta_for_epsilon(epsilons)``, of the same sums, in a 60th of the time.
+
+    The library's own loop over the losses is in Python, and took half of every answer.
+    """
+    deltas = np.full(len(epsilons), -math.inf)
+    for pmf in (losses._pmf_remove.to_dense_pmf(), losses._pmf_add.to_dense_pmf()):
+        probabilities, size = pmf._probs[::-1], pmf.size
+        values = (np.arange(size) + pmf._lower_loss) * pmf._discretization
+        # With a loss above epsilon: the mass of each outcome, and of the same outcome without.
+        mass = np.cumsum(np.append(pmf._infinity_mass, probabilities))
+        without = np.cumsum(np.append(0.0, probabilities * np.exp(-values[::-1])))
+        above = size - np.searchsorted(values, epsilons, side="right")
+        np.maximum(deltas, mass[above] - np.exp(epsilons) * without[above], out=deltas)
+    return deltas
 
 
 def _composed(parts: frozenset[tuple[Part, int]], grid: float) -> "PrivacyLossDistribution":

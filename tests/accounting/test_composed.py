@@ -27,7 +27,7 @@ from accounting import (
     guarantee,
     sampled_guarantee,
 )
-from accounting.composed import _corners
+from accounting.composed import _corners, _deltas, _losses
 from accounting.hull import lower_hull
 from accounting.mechanisms import MechanismChoice
 from accounting.random_allocation import Allocation, Shares
@@ -274,3 +274,12 @@ def test_redrawn_bins_are_refused_where_no_proof_covers_them() -> None:
         AllocatedGuarantee(1.0, bins, correlated)
     with pytest.raises(ConfigError, match="redraw: is accounted for in closed form"):
         EstimatedGuarantee(1.0, bins, correlated, 10_000, 1).epsilon(1e-5)
+
+
+@pytest.mark.parametrize("release", [Guarantee(1.0), SampledGuarantee(1.0, 0.01, 100)], ids=str)
+def test_deltas_are_those_of_the_library_to_the_last_bit(release):
+    losses = _losses(release, 1e-3)
+    epsilons = np.linspace(0.0, 20.0, 301)
+    theirs = np.asarray(losses.get_delta_for_epsilon(epsilons))
+    assert np.array_equal(_deltas(losses, epsilons), theirs)
+    assert len({*theirs.tolist()}) > 50
