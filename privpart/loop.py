@@ -248,6 +248,9 @@ def _aggregate(
     sums = abilities.sums(task, start) if server.plan.sampling is None else None
     if sums is None:
         return server.run_round(chain(engine.run(task, start), beside), asked=asked)
+    if canaries is not None and abilities.sums_of is not None:
+        # a clip that is not the server's is audited, too
+        sums, beside = chain(sums, abilities.sums_of(task, beside)), ()
 
     def named() -> Iterator[CohortSum]:
         for part in sums:

@@ -1,10 +1,10 @@
 """Canaries: clients that an auditor made up, in the cohorts of a run.
 
 A canary's update is a direction of the auditor's choice instead of training. It goes through the
-server: its messages, clip, limits and divisor, one update per client. An engine that hands over
-sums clips its clients itself, and canaries do not test that. Which canaries there are, and which of
-them take part by a secret coin, is up to whoever implements ``CanaryClients``; the audit compares
-the released models of those that took part with those that did not.
+server: its messages, clip, limits and divisor, one update per client. Where an engine of this
+package hands over sums, it clips and sums the canaries as its clients. Which canaries there are,
+and which of them take part by a secret coin, is up to whoever implements ``CanaryClients``; the
+audit compares the released models of those that took part with those that did not.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,10 +48,7 @@ class CanaryClients(Protocol):
 def others_and_canaries(
     task: RoundTask, canaries: CanaryClients
 ) -> tuple[RoundTask, Iterator[ClientUpdate]]:
-    """Return the task of the other clients, and the updates of the canaries that it asks.
-
-    Those are in no sum of an engine's: the server clips each.
-    """
+    """Return the task of the other clients, and the updates of the canaries that it asks."""
     planted, asked = canaries.clients(task.round), set(task.clients)
     others = tuple(client for client in task.clients if client not in set(planted))
     updates = (

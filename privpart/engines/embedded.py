@@ -3,15 +3,16 @@
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from accounting import checks
+from accounting.checks import ConfigError
 from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.choice import agrees, fastest
@@ -156,6 +157,21 @@ class EmbeddedEngine:
         )
         work = Work(task, local, method, summed=True)
         return self._sums(computation, work, start, chunks)
+
+    def sums_of(self, task: RoundTask, updates: Iterable[ClientUpdate]) -> Iterator[CohortSum]:
+        """Yield sums of an auditor's updates, clipped by the code that the last ``sums`` chose.
+
+        They are not trained and not clipped; they are computed in this process.
+        """
+        computation, method = self._computation, self.method
+        if computation is None or method is None:
+            raise ConfigError("sums_of: no sums of this round were asked for.")
+        answers = iter(updates)
+        while chunk := list(islice(answers, self._chunk_size)):
+            rows = torch.stack([answer.update for answer in chunk])
+            total = torch.empty(rows.shape[1], dtype=torch.float64)
+            norms = computation.summed_given(task, rows, method, total)
+            yield task.sum_of([answer.client for answer in chunk], total, norms)
 
     def _sums(
         self, computation: LocalComputation, work: Work, start: Tensor, chunks: Sequence[Chunk]

@@ -13,7 +13,7 @@ or one client after another.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -169,6 +169,25 @@ class GhostSum:
         for layer, named, given, gradient in self._backpropagate(start, examples, labels):
             by_name = layer_updates(layer, list(named), given, gradient, local.learning_rate)
             updates |= {named[local_name]: update for local_name, update in by_name.items()}
+        return self._weighted_sum(updates, clip_norm, out)
+
+    def sum_given(self, rows: Tensor, *, clip_norm: float, out: Tensor) -> Tensor:
+        """Write the sum of given updates, shape (V, d), as ``sum`` does that of clients.
+
+        Every update is materialized, so a dense layer's norms without its product are not used.
+        """
+        views = self._model.views(out)
+        parts = torch.split(rows.double(), [view.numel() for view in views.values()], dim=1)
+        updates: dict[str, Factored | Materialized] = {
+            name: Materialized(part.reshape(-1, *view.shape).contiguous())
+            for part, (name, view) in zip(parts, views.items(), strict=True)
+        }
+        return self._weighted_sum(updates, clip_norm, out)
+
+    def _weighted_sum(
+        self, updates: Mapping[str, Factored | Materialized], clip_norm: float, out: Tensor
+    ) -> Tensor:
+        """Write the sum of clipped updates, by parameter; return their norms before clipping."""
         norms = (
             torch.stack([update.squared_norms() for update in updates.values()]).sum(dim=0).sqrt()
         )

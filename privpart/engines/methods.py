@@ -180,7 +180,7 @@ class LocalComputation:
         this, to = _Part(task, clients, start.to(self.device), method), out[: len(clients)]
         with self._guarded(this):
             if self.device.type == "cpu":
-                for _ in self._clipped(this, task.clip_norm, to):
+                for _ in _clipped(self._trained(this, to), task.clip_norm, to):
                     pass
             else:
                 clipped, norms = self._on_device(this, task.clip_norm)
@@ -198,23 +198,39 @@ class LocalComputation:
             The norm of each client's update before clipping; NaN of one that is not finite, and
             counts as zeros.
         """
-        longest = task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm
+        longest = _longest(task)
         this = _Part(task, clients, start.to(self.device), method)
         with self._guarded(this):
             if method.ghost_sum:
                 return self._ghost_summed(this, longest, out)
             if self.device.type == "cpu":
-                norms, updates = [], torch.empty(len(clients), len(out))
-                out.zero_()
-                for place, norm in self._clipped(this, longest, updates):
-                    norms.append(norm)
-                    if not math.isnan(norm):
-                        add_in_place(out, updates[place])
-                return norms
+                updates = torch.empty(len(clients), len(out))
+                return _added(
+                    _clipped(self._trained(this, updates), longest, updates), updates, out
+                )
             updates, norms = self._on_device(this, longest)
-            width = max(1, _SUMMED // len(clients))  # torch writes what it widens
-            parts = torch.split(updates, width, 1)
-            out.copy_(torch.cat([part.sum(0, dtype=torch.float64) for part in parts]))
+            _added_on_device(updates, out)
+        return norms
+
+    def summed_given(
+        self, task: RoundTask, updates: Tensor, method: Method, out: Tensor
+    ) -> Sequence[float]:
+        """Write the sum of updates into ``out`` as ``summed`` does, but of given ones, not clipped.
+
+        ``updates``, shape (V, c), float32, on the CPU, are overwritten.
+        """
+        longest = _longest(task)
+        if method.ghost_sum and self._ghost_sum is not None:
+            total = out.to(self.device)
+            found = self._ghost_sum.sum_given(updates.to(self.device), clip_norm=longest, out=total)
+            out.copy_(total)
+            listed: list[float] = found.cpu().tolist()
+            return listed
+        if self.device.type == "cpu":
+            return _added(_clipped(range(len(updates)), longest, updates), updates, out)
+        updates = updates.to(self.device)
+        norms = clip_rows(updates, longest)
+        _added_on_device(updates, out)
         return norms
 
     def sums_each(self, task: RoundTask, method: Method) -> bool:
@@ -300,18 +316,6 @@ class LocalComputation:
             examples = fetched(self.clients, client, generator)
             yield map_tensors(lambda tensor: tensor.to(self.device), examples)
 
-    def _clipped(self, this: "_Part", clip_norm: float, out: Tensor) -> Iterator[tuple[int, float]]:
-        """Write clipped updates, on the CPU; yield the place and the norm of each before clipping.
-
-        Each is clipped, and read by the caller, while it is in the cache.
-        """
-        for place in self._trained(this, out):
-            update = out[place]
-            clipped, norm = clip_and_measure(update, clip_norm, out=update)
-            if clipped is not update:
-                update.copy_(clipped)
-            yield place, norm
-
     def _on_device(self, this: "_Part", clip_norm: float) -> tuple[Tensor, list[float]]:
         """Return clients' clipped updates, shape (clients, c), and their norms before.
 
@@ -368,6 +372,43 @@ class LocalComputation:
         if self.features is not None and rows:
             self.features.compute(rows)
         return rows
+
+
+def _longest(task: RoundTask) -> float:
+    """Return the clip norm of updates that are summed here."""
+    return task.clip_norm if task.sum_clip_norm is None else task.sum_clip_norm
+
+
+def _clipped(
+    places: Iterable[int], clip_norm: float, updates: Tensor
+) -> Iterator[tuple[int, float]]:
+    """Clip rows of updates, on the CPU; yield the place and the norm of each before clipping.
+
+    Each is clipped, and read by the caller, while it is in the cache.
+    """
+    for place in places:
+        update = updates[place]
+        clipped, norm = clip_and_measure(update, clip_norm, out=update)
+        if clipped is not update:
+            update.copy_(clipped)
+        yield place, norm
+
+
+def _added(clipped: Iterable[tuple[int, float]], updates: Tensor, out: Tensor) -> Sequence[float]:
+    """Write the sum of clipped updates into ``out``; return their norms before clipping."""
+    norms = []
+    out.zero_()
+    for place, norm in clipped:
+        norms.append(norm)
+        if not math.isnan(norm):
+            add_in_place(out, updates[place])
+    return norms
+
+
+def _added_on_device(updates: Tensor, out: Tensor) -> None:
+    width = max(1, _SUMMED // len(updates))  # torch writes what it widens
+    parts = torch.split(updates, width, 1)
+    out.copy_(torch.cat([part.sum(0, dtype=torch.float64) for part in parts]))
 
 
 class _Part(NamedTuple):

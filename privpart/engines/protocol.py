@@ -1,6 +1,6 @@
 """Protocol: what the round loop asks of an engine, and what an engine may offer besides."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,6 +32,8 @@ class Abilities:
             returns sums that contain each client of the task once, or None to have ``run`` called.
             The report says that the clipping is enforced if the engine is one of this package's
             (``own_engine``), and asserted otherwise.
+        sums_of: of an engine with ``sums``: returns sums of an auditor's updates, clipped by the
+            code that clips this round's clients; None leaves them to the server's clip.
         secure_sums: of an engine over a protocol of secure aggregation, in place of ``run``:
             returns sums modulo 2^k of clients that clipped and rounded to the task's grid.
         each_alone: a property: whether every bit of an update is a function of its client's own
@@ -39,6 +41,7 @@ class Abilities:
     """
 
     sums: Callable[[RoundTask, Tensor], Iterator[CohortSum] | None]
+    sums_of: Callable[[RoundTask, Iterable[ClientUpdate]], Iterator[CohortSum]] | None
     secure_sums: Callable[[RoundTask, Tensor], Iterator[ModularSum]] | None
     each_alone: Callable[[], bool]
 
@@ -47,6 +50,7 @@ class Abilities:
         """Return what an engine can do."""
         return cls(
             sums=getattr(engine, "sums", lambda *_: None),
+            sums_of=getattr(engine, "sums_of", None),
             secure_sums=getattr(engine, "secure_sums", None),
             each_alone=lambda: getattr(engine, "each_alone", True),
         )

@@ -247,15 +247,19 @@ def test_a_run_with_canaries_is_audited_and_its_report_says_so(
     assert told.returncode == 0, told.stderr
     assert "consistent" in told.stdout
     assert "by the server, of canaries and other clients alike" in told.stdout
-    with monkeypatch.context() as patch:
-        rows = Ledger.rows
-        patch.setattr(
-            Ledger,
-            "rows",
-            lambda own: [replace(row, clipped_by={"EmbeddedEngine": 2}) for row in rows(own)],
-        )
-        summed = privpart("audit", "epsilon", str(run), "--out", str(tmp_path / "summed"))
-    assert "in 4 of 4 rounds the run's engine clipped the other clients" in summed.stdout
+    rows = Ledger.rows
+    for sentence, clipped_by in {
+        "by EmbeddedEngine in 4 of 4 rounds, of canaries and other": {"EmbeddedEngine": 2},
+        "in 4 rounds by the server, of canaries, and by the engine": {"server": 1, "own": 1},
+    }.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                Ledger,
+                "rows",
+                lambda o, by=clipped_by: [replace(r, clipped_by=by) for r in rows(o)],
+            )
+            summed = privpart("audit", "epsilon", str(run), "--out", str(tmp_path / "summed"))
+        assert sentence in summed.stdout
     report = json.loads((run / "audit" / "report.json").read_text())
     assert report["schema"] == "privpart/audit-epsilon/1"
     assert report["verdict"] == "consistent"

@@ -12,7 +12,9 @@ from accounting import BinaryTree, ConfigError, Grouped, Independent, Participat
 from attacks.lower_bounds.planted import PlantedCanaries, canary_clients, sums_of_releases
 from privpart import RunFolder, SeededSource, Server, ServerOptimizer, fit
 from privpart.data.arrays import from_tensors
+from privpart.engines import ghost_sum, methods
 from privpart.engines.canaries import cohorts_with_canaries
+from privpart.engines.embedded import EmbeddedEngine
 from privpart.run import canaries as canaries_of_run
 from privpart.run.canaries import read_canary_key, read_releases
 from privpart.run.store import StorageError
@@ -207,6 +209,46 @@ def test_the_server_clips_each_canary_and_only_those_whose_coin_says_so(engine):
     assert np.abs(sums[1:]).max() < 1e-3
     assert 0 < canaries.present.sum() < 20
     assert records[0].counts.summed == 2 * isinstance(engine, Sums)
+
+
+WAYS = {
+    "ghost": ({"steps": 1, "batch_size": 2}, {}),
+    "vectorized": ({"steps": 3, "batch_size": 2}, {"batching": "vmap"}),
+}
+
+
+def summing(way):
+    """An engine of the package that hands over sums; what its clients add is lost in rounding."""
+    local, options = WAYS[way]
+    rows = [[2 * user, 2 * user + 1] for user in range(8)]
+    users = privpart.Users(torch.zeros(16, 4), torch.arange(16) % 3, rows)
+    model = privpart.PartialModel(lambda: torch.nn.Linear(4, 12), seed=1)
+    training_of_clients = privpart.LocalTraining(learning_rate=1e-9, **local)
+    return EmbeddedEngine(
+        model, users, local=training_of_clients, data_seed=0, sums=True, **options
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_engine_that_sums_its_clients_clips_and_sums_canaries_too(way, monkeypatch):
+    def own(promised, canaries):
+        cohorts = [[0, 1], [2, 3], [4, 5], [6, 7]]
+        models, records = released(summing(way), canaries, promised, 60, cohorts)
+        # models of float32 begin at zero, and the engine's clients change nothing that shows
+        sums = 2 * sums_of_releases(models, range(4), learning_rate=1.0, momentum=0.5)
+        return canaries.project(torch.from_numpy(sums[0])).numpy(), records[0].counts
+
+    promised = small_plan(noise_multiplier=2.0**-20, report_goal=2)
+    canaries = planted(promised)
+    added, counts = own(promised, canaries)
+    assert added == pytest.approx(np.where(canaries.present, 0.5, 0.0), abs=1e-3)
+    assert counts.clipped_by == {"EmbeddedEngine": 2 + canaries.present.sum()}
+    # they passed the engine's clip, and not the server's: here it is twice as long
+    module, clipping = (ghost_sum, "factors") if way == "ghost" else (methods, "clip_and_measure")
+    right = getattr(module, clipping)
+    monkeypatch.setattr(module, clipping, lambda of, norm, **out: right(of, 2 * norm, **out))
+    added, _ = own(promised, canaries)
+    assert added == pytest.approx(np.where(canaries.present, 1.0, 0.0), abs=1e-2)
 
 
 def test_a_client_with_the_id_of_a_canary_is_refused():

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -30,7 +30,7 @@ from privpart.cli.pages import drawing, plots
 from privpart.cli.train import tell_of_code
 from privpart.plan import PrivacyPlan
 from privpart.run.canaries import AUDIT_REPORT, read_canary_key, read_releases
-from privpart.run.ledger import Ledger
+from privpart.run.ledger import Ledger, Row
 from privpart.server import SERVER
 from privpart.training.export import released_parameters
 from privpart.training.plan_file import PlanFile, read
@@ -97,17 +97,11 @@ def of_run(folder: Path, confidence: float) -> EpsilonAudit:
         report_goal=promised.report_goal,
         learning_rate=plan.server.learning_rate,
     )
-    clipping = "by the server, of canaries and other clients alike"
-    if summed := sum(row.clipped_by.keys() != {SERVER} for row in rows):
-        clipping = (
-            f"by the server, of canaries; in {summed} of {rounds} rounds the run's engine clipped "
-            "the other clients, which is not tested"
-        )
     about = {
         "run_id": facts["run_id"],
         "plan": promised.hash,
         "other_clients": "unknown to the auditor: what they add widens the scores",
-        "clipping": clipping,
+        "clipping": _clipping(rows),
         "noise": "secret" if facts["seed"] is None else "seeded: a simulation",
     }
     return judged(
@@ -117,6 +111,28 @@ def of_run(folder: Path, confidence: float) -> EpsilonAudit:
         confidence=confidence,
         scored=Scored(scores, planted.present, float(visible.mean())),
     )
+
+
+def _clipping(rows: Sequence[Row]) -> str:
+    """Say which clip the canaries of a run passed."""
+    summed = [row.clipped_by for row in rows if row.clipped_by.keys() != {SERVER}]
+    if not summed:
+        return "by the server, of canaries and other clients alike"
+    # An engine that takes no canaries leaves them to the server.
+    beside = sum(SERVER in clipped_by for clipped_by in summed)
+    engines = ", ".join(sorted({name for clipped_by in summed for name in clipped_by} - {SERVER}))
+    said = []
+    if alike := len(summed) - beside:
+        said.append(
+            f"by {engines} in {alike} of {len(rows)} rounds, of canaries and other clients alike "
+            "(a dense layer's ghost norms aside)"
+        )
+    if beside:
+        said.append(
+            f"in {beside} rounds by the server, of canaries, and by the engine, of the other "
+            "clients, which is not tested"
+        )
+    return "; ".join(said)
 
 
 def _unsampled(plan: PrivacyPlan) -> Guarantee:
