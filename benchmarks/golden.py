@@ -153,8 +153,8 @@ def _commands() -> dict[str, object]:
         for name in _PLANS:
             with contextlib.suppress(OSError):
                 lines = (Path(folder) / name / "metrics.jsonl").read_text().splitlines()
-                rows = [json.loads(line).values() for line in lines]
-                cells = [["" if value is None else str(value) for value in row] for row in rows]
+                rows = [json.loads(line) for line in lines]
+                cells = [[str(row["round"]), *map(str, row["metrics"].values())] for row in rows]
                 values[f"metrics {name}"] = ["round,metric", *map(",".join, cells)]
     return values
 

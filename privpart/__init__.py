@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         CohortTooSmallError,
         DivergedError,
         RoundRecord,
+        StopTraining,
         fit,
     )
     from privpart.messages import ClientUpdate, RoundTask
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from privpart.settings.server import ServerOptimizer
     from privpart.start_values import Constant, Glorot, He, Normal, Uniform
     from privpart.study.tune import tune
+    from privpart.training.callbacks import TensorBoard
     from privpart.training.metric import Accuracy
     from privpart.training.train import Run, train
 
@@ -49,7 +51,7 @@ _NAMES = {
     "flower.engine": "FlowerEngine",
     "flower.node": "client_app",
     "flower.server": "server_app",
-    "loop": "CohortRefusedError CohortTooSmallError DivergedError RoundRecord fit",
+    "loop": "CohortRefusedError CohortTooSmallError DivergedError RoundRecord StopTraining fit",
     "messages": "ClientUpdate RoundTask",
     "model": "PartialModel",
     "noise.cohorts": "SampledCohorts",
@@ -64,6 +66,7 @@ _NAMES = {
     "settings.server": "ServerOptimizer",
     "start_values": "Constant Glorot He Normal Uniform",
     "study.tune": "tune",
+    "training.callbacks": "TensorBoard",
     "training.metric": "Accuracy",
     "training.train": "Run train",
 }
@@ -99,6 +102,8 @@ __all__ = [
     "SeededSource",
     "Server",
     "ServerOptimizer",
+    "StopTraining",
+    "TensorBoard",
     "Uniform",
     "Users",
     "WorkerError",

@@ -4,7 +4,7 @@ The loop does no accounting: the guarantee follows from the plan, and the server
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -25,17 +25,24 @@ class RoundRecord:
     """One finished round.
 
     Attributes:
-        round: from 0.
+        round: from 0; -1 of the evaluation before the first round.
         counts: received, counted and refused updates; not covered by the guarantee.
-        metric: what ``evaluate`` returned; None if it did not run.
+        metrics: what ``evaluate`` returned, by name; empty if it did not run.
         not_asked: number of clients of the cohort that the limits forbade to ask, by reason; not
             covered by the guarantee.
+        stopped: reason of the ``StopTraining`` that ended the training; None if none did.
     """
 
     round: int
     counts: RoundCounts
-    metric: float | None
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
     not_asked: Mapping[Reason, int] = field(default_factory=dict, hash=False)
+    stopped: str | None = None
+
+    @property
+    def metric(self) -> float | None:
+        """The first of the metrics; None if nothing was evaluated."""
+        return next(iter(self.metrics.values()), None)
 
     def missing(self) -> str:
         """Return why fewer clients counted than the cohort has, or updates were refused; or ""."""
@@ -43,6 +50,18 @@ class RoundRecord:
 
 
 Callback = Callable[[RoundRecord], None]
+Evaluate = Callable[[Tensor], float | Mapping[str, float]]
+"""Maps the trainable part, shape (d,), to a number or to several by name, from public data."""
+
+
+class StopTraining(Exception):  # noqa: N818  a request, and no error
+    """Raised by a callback, or by a metric on public data, it ends the training after a round.
+
+    The round is committed, and all callbacks get its record. Ending early does not lower what the
+    plan costs. To decide by metrics on public data, by noised metrics or by released models costs
+    nothing; by anything else about clients, such as ``RoundRecord.counts``, it is a release that
+    no guarantee covers.
+    """
 
 
 class CohortTooSmallError(RuntimeError):
@@ -106,12 +125,16 @@ def fit(
     *,
     canaries: CanaryClients | None = None,
     commit: Callable[[Server, RoundCounts], None] | None = None,
-    evaluate: Callable[[Tensor], float] | None = None,
+    evaluate: Evaluate | None = None,
     evaluate_every: int | None = None,
+    evaluate_at: Collection[int] = (),
     callbacks: Sequence[Callback] = (),
+    untold: RoundCounts | None = None,
     stop_if_diverged: bool = True,
 ) -> list[RoundRecord]:
     """Run the rounds from ``server.round`` to the last cohort and return a record of each.
+
+    ``StopTraining`` of ``evaluate`` or a callback ends them; the last record has its reason.
 
     Args:
         server: owns the model, the noise and the participation limits.
@@ -123,9 +146,12 @@ def fit(
         canaries: an auditor's clients, who are in the ``cohorts_with_canaries``; none by default.
         commit: makes a round durable, for instance ``RunFolder.commit``. It is called before
             anything else, inside or outside ``fit``, sees the round's model.
-        evaluate: returns a metric of the trainable part, shape (d,), from public data.
+        evaluate: returns one or several metrics of the trainable part, from public data.
         evaluate_every: rounds between evaluations, >= 1; None evaluates after the last round only.
-        callbacks: called after each committed round, in order.
+        evaluate_at: numbers of rounds done after which it evaluates as well; 0 is before training.
+        callbacks: called after each committed round, and an evaluation before training, in order.
+        untold: counts of the last committed round, if a crash kept its record from callbacks, who
+            get it first; None if they have it.
         stop_if_diverged: whether to end after a round in which most updates were not finite, so
             that no more privacy is spent on noise alone.
 
@@ -136,30 +162,68 @@ def fit(
         CohortTooSmallError, CohortRefusedError: nothing of a round was released.
         DivergedError: after a round was committed, if most of its updates were not finite.
     """
-    if evaluate_every is not None:
-        checks.count("evaluate_every", evaluate_every)
-        if evaluate is None:
-            raise ConfigError(
-                f"evaluate_every={evaluate_every}: there is no evaluate to call; leave it out."
-            )
+    at = _due(len(cohorts), evaluate, evaluate_every, evaluate_at)
     _refuse_cohorts(server, engine, cohorts)
+
+    def tell(counts: RoundCounts, not_asked: Iterable[Reason] = ()) -> RoundRecord:
+        measure = evaluate if server.round in at else None
+        record = RoundRecord(server.round - 1, counts, not_asked=Counter(not_asked))
+        return _told(record, measure, server.parameters, callbacks)
+
+    if server.round == 0 and 0 in at:
+        untold = RoundCounts(0, 0, 0)
+    records = [] if untold is None else [tell(untold)]
     # every cohort was checked above: a run must not stop halfway over an id
-    records = []
     for number in range(server.round, len(cohorts)):
+        if records and records[-1].stopped is not None:
+            break
         cohort = _ids_of(number, cohorts[number])
         not_asked = server.ineligible(cohort)
         counts = _run_round(server, engine, cohort, not_asked, canaries, commit)
-        due = evaluate_every is not None and (number + 1) % evaluate_every == 0
-        metric = None
-        if evaluate is not None and (due or number + 1 == len(cohorts)):
-            metric = evaluate(server.parameters)
-        record = RoundRecord(number, counts, metric, Counter(not_asked.values()))
-        records.append(record)
-        for callback in callbacks:
-            callback(record)
-        if stop_if_diverged and 2 * counts.not_finite > counts.counted:
-            raise _diverged(server, record)
+        records.append(tell(counts, not_asked.values()))
+        goes_on = records[-1].stopped is None
+        if stop_if_diverged and goes_on and 2 * counts.not_finite > counts.counted:
+            raise _diverged(server, records[-1])
     return records
+
+
+def _due(
+    rounds: int, evaluate: Evaluate | None, every: int | None, at: Collection[int]
+) -> frozenset[int]:
+    """Return the numbers of rounds done after which to evaluate, the last one among them."""
+    if evaluate is None:
+        for name, value in (("evaluate_every", every), ("evaluate_at", at or None)):
+            if value is not None:
+                raise ConfigError(f"{name}={value}: there is no evaluate to call; leave it out.")
+    for number in at:
+        checks.count("evaluate_at", number, minimum=0)
+        if number > rounds:
+            raise ConfigError(f"evaluate_at={number}: must be at most {rounds}, all rounds.")
+    step = rounds + 1 if every is None else checks.count("evaluate_every", every)
+    return frozenset({*at, *range(step, rounds, step), rounds})
+
+
+def _told(
+    record: RoundRecord, evaluate: Evaluate | None, model: Tensor, callbacks: Sequence[Callback]
+) -> RoundRecord:
+    """Return a record with its metrics, after each callback got it, and whether one stopped."""
+
+    def stopped(by: StopTraining) -> RoundRecord:
+        return record if record.stopped is not None else replace(record, stopped=str(by))
+
+    if evaluate is not None:
+        try:
+            values = evaluate(model)
+            metrics = values if isinstance(values, Mapping) else {"metric": values}
+            record = replace(record, metrics=metrics)
+        except StopTraining as request:
+            record = stopped(request)
+    for callback in callbacks:
+        try:
+            callback(record)
+        except StopTraining as request:
+            record = stopped(request)
+    return record
 
 
 def _refuse_cohorts(server: Server, engine: Engine, cohorts: Sequence[Sequence[ClientId]]) -> None:

@@ -24,7 +24,7 @@ from privpart.data import from_frame
 from privpart.run.report import run_report
 from privpart.training.callbacks import MetricsFile
 from privpart.training.export import released_module
-from privpart.training.plan_file import read
+from privpart.training.plan_file import read, validated
 from privpart.training.training import training
 
 OWN = Path(__file__).parent.parent / "examples" / "own"
@@ -197,8 +197,51 @@ def test_from_python_the_same_is_trained(folder, monkeypatch):
     run = package.train(module, task.clients(), plan=tables, out="passed", **passed, **options)
     theirs = named.module().state_dict()
     assert all(torch.equal(own, theirs[name]) for name, own in run.module().state_dict().items())
-    assert [r.metric for r in run.history] == [r.metric for r in named.history]
+    assert [r.metrics for r in run.history] == [r.metrics for r in named.history]
     assert run.history[-1].metric is not None
+
+
+@pytest.mark.parametrize("folder", EXAMPLES, indirect=True)
+def test_two_metrics_a_resume_and_an_early_stop(folder, privpart):
+    """The network's own metric and another one: whole after a resume, and finished when stopped."""
+    tables = deepcopy(read(folder / "plan.toml").tables)
+    named = tables["data"].pop("metric")
+    tables["data"]["evaluate_at"] = [0]
+    (folder / "two.py").write_text(
+        f"from task import {named.partition(':')[2]} as own\n\n\n"
+        "def two(module):\n"
+        "    value = own(module)\n"
+        "    value = next(iter(value.values())) if isinstance(value, dict) else value\n"
+        "    norm = sum(float(p.square().sum()) for p in module.parameters())\n"
+        '    return {"own": value, "norm": norm**0.5}\n'
+    )
+    tables["data"]["metric"] = "./two.py:two"
+    plan = validated(tables, folder=folder)
+    told_of = []
+
+    def interrupt(record):
+        told_of.append(record.round)
+        if record.round == 1:
+            raise KeyboardInterrupt
+
+    def stop(record):
+        told_of.append(record.round)
+        if record.round == DONE:
+            raise package.StopTraining("far enough")
+
+    options = {"plan": plan, "out": "run", "progress": False, "evaluate_every": 1}
+    with pytest.raises(KeyboardInterrupt):
+        package.train(callbacks=[interrupt], **options)
+    run = package.train(callbacks=[stop], resume=True, **options)
+    assert told_of == [-1, 0, 1, 1, 2, 3]
+    lines = run.metrics()
+    assert [line["round"] for line in lines] == [-1, 0, 1, 2, 3]
+    assert all(sorted(line["metrics"]) == ["norm", "own"] for line in lines)
+    assert (run.report().rounds, run.report().closed) == (DONE + 1, True)
+    assert "far enough" in privpart("train", "--resume", "--out", "run").stderr
+    released = load_file(run.export("model.safetensors"))
+    theirs = run.module().state_dict()
+    assert all(torch.equal(tensor, theirs[name]) for name, tensor in released.items())
 
 
 # Hugging Face networks with LoRA

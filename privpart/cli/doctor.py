@@ -220,7 +220,18 @@ def _parts(setup: "Training") -> Iterator[Finding]:
     if setup.metric is None:
         yield Finding("metric", "none; the model will not be evaluated", "note")
     else:
-        yield Finding("metric", f"{setup.evaluate(setup.start):.4g} before training")
+        yield Finding("metric", f"{_metrics(setup)} before training")
+
+
+def _metrics(setup: "Training") -> str:
+    from privpart.loop import StopTraining
+
+    try:
+        values = setup.measures(setup.start)
+    except StopTraining:
+        return "would stop the training"
+    first, *others = values.items()
+    return ", ".join([f"{first[1]:.4g}", *(f"{name} {value:.4g}" for name, value in others)])
 
 
 def _names(names: tuple[str, ...], limit: int = 4) -> str:

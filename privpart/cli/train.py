@@ -9,6 +9,7 @@ import typer
 
 from accounting import ComposedGuarantee, ConfigError, checks
 from accounting.claims import releases_of
+from accounting.report import printable
 from privpart.cli import options
 from privpart.cli.gate import judged_plan, leave_if_refused
 from privpart.cli.idle import beside, typed, where, without
@@ -145,12 +146,14 @@ def train(
     with redirect_stdout(sys.stderr):
         from privpart.cli.budget.promise import Promise
         from privpart.training.plan_file import read
-        from privpart.training.train import begin, resume_run
+        from privpart.training.train import begin, has_stopped, resume_run
 
         if resume:
-            run, setup = resume_run(
-                out, plan=plan, adopt=adopt, canaries=_canaries, options=engine, tell=about
-            )
+            if not has_stopped(out, plan=plan, adopt=adopt):
+                resumed = resume_run(
+                    out, plan=plan, adopt=adopt, canaries=_canaries, options=engine, tell=about
+                )
+                _train(*resumed, evaluate_every)
         elif plan is None:
             raise ConfigError("plan is missing: pass --plan FILE to begin a run, or --resume.")
         else:
@@ -159,7 +162,7 @@ def train(
                 promise, earlier = Promise.planned(plan, None), _earlier(fork_of)
                 leave_if_refused(judged_plan(policy, promise, earlier=earlier, seed=seed))
             about(chosen)
-            run, setup = begin(
+            begun = begin(
                 chosen,
                 out,
                 fork_of=fork_of,
@@ -168,9 +171,8 @@ def train(
                 record_sums=record_sums,
                 options=engine,
             )
-        with run:
-            _train(run, setup, evaluate_every)
-    _tell(run, form)
+            _train(*begun, evaluate_every)
+    _tell(out, form)
 
 
 def _earlier(fork_of: Path | None) -> ComposedGuarantee | None:
@@ -198,16 +200,29 @@ def _refuse_evaluation(context: typer.Context, plan: "PlanFile") -> None:
         )
 
 
-def _tell(run: "RunFolder", form: Format) -> None:
+def _tell(run: Path, form: Format) -> None:
     from privpart.cli.report import print_run
+    from privpart.plan import PrivacyPlan
+    from privpart.run.ledger import Ledger
     from privpart.run.report import run_report, select_lines
 
-    if run.plan.noise_multiplier == 0:
+    facts = Ledger(run).facts
+    plan = PrivacyPlan.from_dict(facts["plan"])
+    if (closed := facts.get("closed")) is not None:
+        reason = f": {closed['reason']}" * bool(closed["reason"])
+        typer.echo(
+            printable(
+                f"privpart: the training stopped itself after {closed['rounds']} of {plan.rounds} "
+                f"rounds{reason}. The run is finished."
+            ),
+            err=True,
+        )
+    if plan.noise_multiplier == 0:
         typer.echo("privpart: this plan adds no noise, so there is no guarantee.", err=True)
-        for line in select_lines(None, run.facts["delta"], run.facts.get("seen_in_clear")) or ():
+        for line in select_lines(None, facts["delta"], facts.get("seen_in_clear")) or ():
             typer.echo(f"privpart: {line}", err=True)
     else:
-        print_run(run_report(run.path), form)
+        print_run(run_report(run), form)
 
 
 def _canaries(*arguments: "Any", **options: "Any") -> "PlantedCanaries":  # noqa: ANN401
@@ -220,12 +235,13 @@ def _canaries(*arguments: "Any", **options: "Any") -> "PlantedCanaries":  # noqa
 def _train(run: "RunFolder", setup: "Training", evaluate_every: int) -> None:
     from privpart.training.train import finish
 
-    try:
-        finish(run, setup, evaluate_every)
-    except KeyboardInterrupt:
-        typer.echo(
-            f"privpart: interrupted; {run.rounds} of {run.plan.rounds} rounds are committed. "
-            f"Resume with: privpart train --resume --out {run.path}",
-            err=True,
-        )
-        raise typer.Exit(_INTERRUPTED) from None
+    with run:
+        try:
+            finish(run, setup, evaluate_every)
+        except KeyboardInterrupt:
+            typer.echo(
+                f"privpart: interrupted; {run.rounds} of {run.plan.rounds} rounds are committed. "
+                f"Resume with: privpart train --resume --out {run.path}",
+                err=True,
+            )
+            raise typer.Exit(_INTERRUPTED) from None

@@ -23,12 +23,13 @@ from privpart.model import PartialModel
 from privpart.run.folder import holds_a_run
 from privpart.run.ledger import Ledger
 from privpart.run.report import AUTHENTICATED
+from privpart.training.callbacks import Logger, callbacks_of
 from privpart.training.plan_file import PlanFile, read
-from privpart.training.train import PLAN, begin, finish, kept_plan, resume_run
+from privpart.training.train import PLAN, begin, finish, has_stopped, kept_plan, resume_run
 from privpart.training.training import Own, refuse_over_network
 
 
-def server_app(plan: str | Path, *, callbacks: Sequence[Callback] = ()) -> Any:  # noqa: ANN401
+def server_app(plan: str | Path, *, callbacks: Sequence[Callback | Logger] = ()) -> Any:  # noqa: ANN401
     """Return Flower's ServerApp: it trains a plan in a run folder, or resumes the run there.
 
     Its settings are those of the app's own table ``[tool.flwr.app.config]``, by the names of
@@ -36,7 +37,7 @@ def server_app(plan: str | Path, *, callbacks: Sequence[Callback] = ()) -> Any: 
 
     Args:
         plan: path of the plan file.
-        callbacks: called after each committed round, see ``fit``.
+        callbacks: called after each committed round, or loggers; see ``privpart.train``.
     """
     flower()
     import flwr.serverapp
@@ -119,7 +120,7 @@ def serve(
     plan: Path,
     settings: Settings,
     *,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | Logger] = (),
     poll: float = 3.0,
     report: Report | None = None,
 ) -> None:
@@ -133,6 +134,10 @@ def serve(
     refuse_over_network(chosen)
     resumes = holds_a_run(out)
     recorded = _recorded_owners(out, settings, chosen) if resumes else None
+    given = callbacks_of(callbacks)
+    if resumes and has_stopped(out):
+        say(f"{out}: the training stopped itself; the run is finished.")
+        return
 
     def remote(model: PartialModel) -> FlowerEngine:
         owners, timeout = recorded, settings.timeout
@@ -163,12 +168,15 @@ def serve(
     last = run.plan.rounds
 
     def tell(record: RoundRecord) -> None:
-        metric = "" if record.metric is None else f"; metric {record.metric:.4g}"
-        say(f"round {record.round} is committed, of {last} from 0{metric}.")
+        metrics = "".join(f"; {name} {value:.4g}" for name, value in record.metrics.items())
+        if record.round < 0:
+            say(f"before training{metrics}.")
+        else:
+            say(f"round {record.round} is committed, of {last} from 0{metrics}.")
 
     with run:
         say(f"{run.path}: {run.rounds} of {last} rounds are committed.")
-        watchers = [tell, *callbacks]
+        watchers = [tell, *given]
         finish(run, setup, settings.evaluate_every, callbacks=watchers, progress=False)
 
 

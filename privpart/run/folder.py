@@ -132,6 +132,10 @@ class Committed(Protocol):
         """Continue where ``state_dict`` was taken."""
 
 
+class RunEndedError(ConfigError):
+    """A run was ended early; nothing continues it."""
+
+
 class RunFolder:
     """A run on disk, locked while it is open; use it in a ``with`` statement.
 
@@ -225,6 +229,16 @@ class RunFolder:
     def rounds(self) -> int:
         """Number of committed rounds."""
         return len(self._ledger.committed())
+
+    @property
+    def newest_row(self) -> Row:
+        """The last committed round, of which there is one."""
+        return self._ledger.committed()[-1]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all planned rounds and evaluations are committed."""
+        return self._ledger.is_complete
 
     @property
     def evaluations(self) -> Sequence[Evaluation]:
@@ -327,7 +341,7 @@ class RunFolder:
 
     def _refuse_closed(self) -> None:
         if "closed" in self.facts:
-            raise ConfigError(
+            raise RunEndedError(
                 f"{self.path}: the run was ended early, after {self.rounds} of {self.plan.rounds} "
                 "rounds, and its keys are erased. Its report and its model can be read; to "
                 "continue from its model, begin a fork, whose report adds the cost of both."
@@ -341,7 +355,7 @@ class RunFolder:
                 "best one is released. Continue the selection: the same command, privpart tune."
             )
 
-    def end_early(self, reason: str = "") -> None:
+    def end_early(self, reason: str = "", *, by_training: bool = False) -> None:
         """End the run after the committed rounds: record it, and erase both keys and the noise.
 
         The model stays. The report covers what was released, under the plan's guarantee, and says
@@ -349,6 +363,7 @@ class RunFolder:
 
         Args:
             reason: kept in the ledger.
+            by_training: whether the training asked for it (``StopTraining``), and is finished.
 
         Raises:
             ConfigError: the run is complete, or its signing key is missing.
@@ -365,6 +380,8 @@ class RunFolder:
                     model = {"parameters": state["parameters"]}
                     model_file = write_state(self.path / closed_name(self.rounds), model, {})
                 closed = {"rounds": self.rounds, "state": model_file, "reason": reason}
+                if by_training:
+                    closed["by_training"] = True
                 # The point of no return.
                 self._ledger.add_fact("closed", closed)
                 if self._is_logged:

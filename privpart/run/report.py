@@ -488,6 +488,12 @@ def _of_code_and_ledger(
         words |= _of_sampling(plan, report, evidence)
     if plan.metrics is not None:
         words["metrics"] = _metrics(plan, plan.metrics, evidence)
+    if facts.get("closed", {}).get("by_training"):
+        words["choices"] = (
+            "asserted",
+            f"the training itself ended the run after {len(evidence.rows)} rounds: nothing shows "
+            "that it looked at public data, noised metrics or released models alone",
+        )
     if "selection" in facts:
         words |= selection.words(facts, evidence.head)
     if foreign := sum(_is_foreign(row, facts) for row in evidence.rows):

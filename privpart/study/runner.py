@@ -149,10 +149,7 @@ def refuse_unfit(
         setup = None
         for cell in same.values():
             try:
-                if cell.plan.privacy.metrics is not None and not metrics:
-                    raise _without_folder()
-                if cell.plan.canaries is not None:
-                    raise without_canaries()
+                _refuse_tables(cell.plan, metrics=metrics)
                 if setup is None:
                     setup = _put_together(cell.plan, options, read, lambda _: None, objects)
                 else:
@@ -195,8 +192,7 @@ def run_cell(
     """
     began = time.process_time()
     methods: list[str] = []
-    if cell.plan.privacy.metrics is not None:
-        raise _without_folder()
+    _refuse_tables(cell.plan)
     setup = _put_together(cell.plan, options, read, methods.append)
     promised = setup.promise()
     # nothing is released, and a setting that diverges loses by its metric
@@ -242,12 +238,19 @@ def _trainer(
     return train
 
 
-def _without_folder() -> ConfigError:
-    """Return the error of a training that releases metrics, and has no folder to keep them."""
-    return ConfigError(
-        "privacy.metrics: are released by privpart train, into a run's folder; a study has none. "
-        "Leave the table out."
-    )
+def _refuse_tables(plan: PlanFile, *, metrics: bool = False) -> None:
+    """Refuse what a training of a study would not do, which has no folder unless ``metrics``."""
+    if plan.privacy.metrics is not None and not metrics:
+        raise ConfigError(
+            "privacy.metrics: are released by privpart train, into a run's folder; a study has "
+            "none. Leave the table out."
+        )
+    if plan.canaries is not None:
+        raise without_canaries()
+    if plan.data.evaluate_at:
+        raise ConfigError(
+            "data.evaluate_at: each training of a study is measured once, at its end; leave it out."
+        )
 
 
 def _put_together(

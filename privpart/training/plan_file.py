@@ -94,7 +94,10 @@ _UNSET_IS_ABSENT = {
         "factor",
     ),
     "model": ("name", "factory", "weights", "keep", "local"),
-    "data": ("task", "clients", "options", "metric", "population", "held_out", "measured_on"),
+    "data": (
+        *("task", "clients", "options", "metric", "evaluate_at"),
+        *("population", "held_out", "measured_on"),
+    ),
     "client": ("augment", "alternate", "weight_decay"),
     "server": ("weight_decay",),
 }
@@ -346,7 +349,13 @@ class Data(_Table):
     )
     options: dict[str, Any] = Field({}, description="keyword arguments of that function")
     metric: str | None = Field(
-        None, description="own function from a module to a number, on public data"
+        None,
+        description="own function from a module to a number, or a dict of several, on public data",
+    )
+    evaluate_at: list[int] = Field(
+        [],
+        description="numbers of rounds after which the metric is evaluated beside evaluate_every; "
+        "0 is before training",
     )
     population: str | None = Field(
         None, description="name of the people, who share one budget; None takes their ids"
@@ -893,6 +902,11 @@ def _who_train(plan: "PlanFile", size: int) -> int | None:
     return users - evaluate
 
 
+def _other_rounds(numbers: list[int], rounds: int) -> bool:
+    """Return whether numbers of rounds done do not ascend within those of a run."""
+    return numbers != sorted({n for n in numbers if 0 <= n <= rounds})
+
+
 def _of_tables(plan: "PlanFile") -> Faults:
     privacy, model, data, client = plan.privacy, plan.model, plan.data, plan.client
     decided = {"minimum_cohort", "max_participations", "min_separation"}
@@ -933,6 +947,8 @@ def _of_tables(plan: "PlanFile") -> Faults:
         'data.measured_on="held-out": nobody is held out; set held_out.': (
             data.measured_on and not data.held_out
         ),
+        f"data.evaluate_at={data.evaluate_at}: must ascend from 0, before training, to at most "
+        f"{privacy.rounds}, all rounds.": _other_rounds(data.evaluate_at, privacy.rounds),
         f"data.population={data.population!r}: {PUBLIC_DATA!r} is for the public data of built-in "
         "tasks, which have such a name without being given one; choose another.": (
             data.population is not None and is_public(data.population)

@@ -30,7 +30,7 @@ from privpart.run.folder import RunFolder
 from privpart.run.noised_metrics import noised_metrics
 from privpart.run.store import write_durably
 from privpart.server import Server
-from privpart.training.metric import measured
+from privpart.training.metric import number_of
 from privpart.training.plan_file import MetricsTable
 from privpart.training.task_data import chosen
 
@@ -68,7 +68,7 @@ class Evaluators:
             # Lent, so that nothing that one user leaves in the module reaches the next one.
             with model.lent(whole), naming(client):
                 numbers = [
-                    measured(partial(_of_user, measure, examples), model.module, name)
+                    number_of(partial(_of_user, measure, examples), model.module, name)
                     for name, measure in self.measures.items()
                 ]
             yield client, torch.tensor(numbers, dtype=torch.float64)

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -38,7 +38,7 @@ from privpart.run.canaries import (
     read_canary_key,
     write_canary_key,
 )
-from privpart.run.folder import RECORDS, RunFolder, holds_a_run
+from privpart.run.folder import RECORDS, RunEndedError, RunFolder, holds_a_run
 from privpart.run.ledger import Ledger
 from privpart.run.noised_metrics import NoisedMetrics, noised_metrics
 from privpart.run.population import is_public
@@ -46,7 +46,7 @@ from privpart.run.report import RunReport, run_report
 from privpart.run.store import StorageError, tensor_hash, write_durably
 from privpart.server import RoundCounts, Server
 from privpart.training import own_code
-from privpart.training.callbacks import MetricsFile, ProgressBar
+from privpart.training.callbacks import Logger, MetricsFile, ProgressBar, callbacks_of
 from privpart.training.export import export, released_module
 from privpart.training.metric import Accuracy, Metric
 from privpart.training.own_code import described
@@ -74,7 +74,8 @@ class Run:
 
     Attributes:
         path: the run folder.
-        history: a record per round that this call ran, with the metric where it was evaluated.
+        history: a record per round that this call ran, with the metrics where they were evaluated;
+            the first is that before training, if the plan evaluates there.
     """
 
     path: Path
@@ -88,6 +89,10 @@ class Run:
     def noised_metrics(self) -> NoisedMetrics:
         """Return the noised metrics that the run released; see ``[privacy.metrics]``."""
         return noised_metrics(self.path)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return round and metrics on public data, of all rounds, also before a resume."""
+        return MetricsFile(self.path).rows
 
     def statement(self) -> str:
         """Return the guarantee and what it rests on, as prose."""
@@ -115,7 +120,7 @@ def train(
     seed: int | None = None,
     canaries: CanaryMaker | None = None,
     evaluate_every: int = 10,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Sequence[Callback | Logger] = (),
     progress: bool = True,
     **options: Any,  # noqa: ANN401  EngineOptions checks them
 ) -> Run:
@@ -129,14 +134,17 @@ def train(
         out: folder of the run. It must not exist yet or be empty, unless ``resume``.
         loss: name of a loss, or a function from module and batch to a scalar; None takes the
             plan's.
-        metric: function from the module to a number, on public data: no epsilon covers it.
+        metric: function from the module to a number, or to a dict of several, on public data: no
+            epsilon covers it.
         augment: function from a batch to a batch, called on each batch of a client.
         resume: continue the run in ``out`` if it has begun, with the same arguments.
         seed: takes the noise from a seed, for simulations: the run is then not private. A run that
             is resumed keeps the noise that it was begun with.
         canaries: makes the clients of a plan's table [canaries]: ``attacks.canary_clients``.
         evaluate_every: rounds between evaluations by the metric, >= 1.
-        callbacks: called after each committed round, see ``fit``.
+        callbacks: called after each committed round, see ``fit``; or loggers, which get its
+            metrics: objects with ``log(metrics, step=...)``, such as ``TensorBoard`` or a run of
+            Weights & Biases. One that raises ``StopTraining`` ends the run as finished so far.
         progress: show rounds on standard error.
         options: fields of ``EngineOptions`` by keyword, such as ``workers=2``.
 
@@ -150,7 +158,8 @@ def train(
         MetricsError: a file of metrics could not be written; the round is committed.
     """
     given = Own(module, clients, loss, augment, metric)
-    _refuse_other_types(given, out, callbacks)
+    _refuse_other_types(given, out)
+    watchers = callbacks_of(callbacks)
     checks.count("evaluate_every", evaluate_every)
     engine = _engine_options(options)
     chosen = _plan(plan)
@@ -164,38 +173,38 @@ def train(
     threads = torch.get_num_threads()
     try:
         if resume and holds_a_run(out):
+            if has_stopped(Path(out), plan=chosen):
+                _refuse_other_seed(Ledger(Path(out)).facts, out, seed)
+                return Run(Path(out), (), released_setup(Path(out), plan=chosen, objects=given))
             run, setup = resume_run(Path(out), plan=chosen, **beside)
         else:
             run, setup = begin(chosen, Path(out), seed=seed, **beside)
         with run:
-            _refuse_other_seed(run, seed)
-            history = finish(run, setup, evaluate_every, callbacks=callbacks, progress=progress)
+            _refuse_other_seed(run.facts, run.path, seed)
+            history = finish(run, setup, evaluate_every, callbacks=watchers, progress=progress)
     finally:
         torch.set_num_threads(threads)
     return Run(run.path, tuple(history), setup)
 
 
-def _refuse_other_seed(run: RunFolder, seed: int | None) -> None:
-    first = run.facts["seed"]
+def _refuse_other_seed(facts: Mapping[str, Any], out: str | Path, seed: int | None) -> None:
+    first = facts["seed"]
     if seed is not None and seed != first:
         origin = (
             "a secret key; leave seed out" if first is None else f"seed={first}; leave this out"
         )
-        raise ConfigError(f"seed={seed}: the noise of {run.path} comes from {origin}.")
+        raise ConfigError(f"seed={seed}: the noise of {out} comes from {origin}.")
 
 
-def _refuse_other_types(objects: Own, out: object, callbacks: object) -> None:
+def _refuse_other_types(objects: Own, out: object) -> None:
     module, metric = objects.module, objects.metric
-    listed = isinstance(callbacks, Sequence) and all(map(callable, callbacks))
     for name, value, fits, must in (
         ("module", module, module is None or isinstance(module, nn.Module), "a torch.nn.Module"),
         ("metric", metric, metric is None or callable(metric), "a function from the module"),
         ("out", out, isinstance(out, str | os.PathLike), "the path of a folder"),
-        ("callbacks", callbacks, listed, "a list of functions from a record of a round"),
     ):
         if not fits:
-            be = "are" if name == "callbacks" else "is"
-            raise ConfigError(f"{name}: {be} {described(value)}; must be {must}.")
+            raise ConfigError(f"{name}: is {described(value)}; must be {must}.")
 
 
 def _engine_options(options: Mapping[str, Any]) -> EngineOptions:
@@ -410,15 +419,31 @@ def resume_run(
         raise
 
 
+def has_stopped(out: Path, *, plan: PlanFile | Path | None = None, adopt: bool = False) -> bool:
+    """Return whether ``StopTraining`` ended the run in a folder, so that it is finished.
+
+    What a crash left of that end is completed, such as keys that were not erased yet. ``plan`` and
+    ``adopt`` are those of ``resume_run``.
+    """
+    facts = Ledger(out).facts
+    if not facts.get("closed", {}).get("by_training"):
+        return False
+    kept_plan(facts, out, plan)
+    with suppress(RunEndedError):
+        RunFolder.open(out, adopt=adopt).close()
+    return True
+
+
 def released_setup(
     out: Path,
     *,
-    plan: Path | None = None,
+    plan: Path | PlanFile | None = None,
+    objects: Own | None = None,
     tell: Callable[[PlanFile], None] = lambda _: None,
 ) -> Training:
     """Put together what a run trains, which is only read and may still be running."""
     facts = Ledger(out).facts
-    objects = Own()
+    objects = objects or Own()
     if "owners" in facts:
         named = [json.loads(name) for names in facts["owners"].values() for name in names]
         nodes = RemoteClients(sorted(map(client_id, named), key=id_order))
@@ -517,7 +542,10 @@ def finish(
     accuracy = isinstance(setup.metric, Accuracy)
     bar = ProgressBar(run.plan.rounds, done=run.rounds, accuracy=accuracy)
     watchers: list[Callback] = [bar] if progress else []
-    watchers.append(MetricsFile(run.path))
+    file = MetricsFile(run.path)
+    # A crash may have come between the line that says so and the end of the run.
+    if _ended_as_asked(run, file):
+        return []
     commit: Callable[[Server, RoundCounts], None] = run.commit
     restore: Callable[[Server], None] = run.restore
     if setup.canaries is not None:
@@ -545,9 +573,34 @@ def finish(
             restore=begin_to_show,
             commit=commit,
             evaluate_every=evaluate_every,
-            callbacks=[*watchers, *callbacks],
+            callbacks=[*watchers, *callbacks, file],
+            **_left_untold(run, setup, file),
         )
+    _ended_as_asked(run, file)
     return records
+
+
+def _ended_as_asked(run: RunFolder, file: MetricsFile) -> bool:
+    """End a run that ``StopTraining`` asked to end after its newest round; return whether it did.
+
+    A run whose last round asked is complete, and has nothing to end.
+    """
+    reason = file.asked_to_stop(run.rounds - 1)
+    if reason is None or run.is_complete:
+        return False
+    run.end_early(reason, by_training=True)
+    return True
+
+
+def _left_untold(run: RunFolder, setup: Training, file: MetricsFile) -> dict[str, Any]:
+    """Return the arguments of ``fit`` by which no record is lost in a crash, or told again."""
+    if run.rounds == 0:
+        at = setup.plan.data.evaluate_at
+        return {"evaluate_at": [n for n in at if n - 1 > file.last_round]}
+    if file.last_round >= run.rounds - 1:
+        return {}
+    row = run.newest_row
+    return {"untold": RoundCounts(row.received, row.counted, 0)}
 
 
 def _logging(run: RunFolder, canaries: CanaryClients) -> tuple[Callable[..., None], ...]:

@@ -6,6 +6,7 @@ plan names of its author's code is imported and called here, and nowhere else.
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, wraps
@@ -36,7 +37,7 @@ from privpart.engines.methods import client_generator, fetched, one_thread
 from privpart.engines.options import EngineOptions
 from privpart.engines.protocol import Engine
 from privpart.grid import refuse_noise
-from privpart.loop import RoundRecord, fit
+from privpart.loop import RoundRecord, StopTraining, fit
 from privpart.messages import ClientId, client_id, id_order
 from privpart.model import PartialModel
 from privpart.noise.cohorts import SampledCohorts, distinct_ids
@@ -161,12 +162,22 @@ class Training:
         """Return the model's flat vector, shape (d,), from the server's parameters."""
         return parameters if self._turns is None else self._turns.whole(self.first, parameters)
 
-    def evaluate(self, parameters: Tensor) -> float:
-        """Return the metric of the model with these parameters."""
+    def measures(self, parameters: Tensor) -> dict[str, float]:
+        """Return the metrics of the model with these parameters; may raise ``StopTraining``."""
         if self.metric is None:
             raise ConfigError("data.metric: is missing; there is nothing to evaluate by.")
         self.model.load(self.whole(parameters))
         return measured(self.metric, self.model.module)
+
+    def evaluate(self, parameters: Tensor) -> float:
+        """Return the first metric of the model with these parameters, where nothing can stop."""
+        try:
+            return next(iter(self.measures(parameters).values()))
+        except StopTraining:
+            raise ConfigError(
+                "metric: raised StopTraining where a model is measured after its training, or "
+                "before it; return its numbers there, too."
+            ) from None
 
     def seen(self) -> SeenByParty | None:
         """Return what parties will see of the clients' keys; None where clients select nothing."""
@@ -194,6 +205,8 @@ class Training:
                 or the plan's own metric fails.
         """
         # Rounds to come must not fail where a run exists, and has entered a budget book.
+        if self.plan.data.evaluate_at and self.metric is None:
+            raise ConfigError("data.evaluate_at: there is no metric to evaluate by; leave it out.")
         source = SeededSource(0)
         refuse_noise(promised.update_noise_multiplier, self.start.numel())
         self.server(promised, source)
@@ -208,7 +221,8 @@ class Training:
             self.evaluators.rehearse(self.model, self.first)
         # A metric that fails after a round could not be mended: the plan's code is recorded.
         if self.plan.data.task is None and self.metric is not None:
-            self.evaluate(self.start)
+            with suppress(StopTraining):
+                self.measures(self.start)
 
     def _rehearse_cohorts(self, promised: PrivacyPlan, source: NoiseSource) -> None:
         """Draw the cohorts of a plan that samples, and compute its epsilon."""
@@ -259,7 +273,9 @@ class Training:
             ids = self.clients.ids
             cohorts = SampledCohorts(promised, ids, source) if sample is None else sample(ids)
         if evaluate_every is not None and self.metric is not None:
-            rounds |= {"evaluate": self.evaluate, "evaluate_every": evaluate_every}
+            at = self.plan.data.evaluate_at
+            rounds = {"evaluate_at": at, **rounds}
+            rounds |= {"evaluate": self.measures, "evaluate_every": evaluate_every}
         with self.trainer:
             records = fit(server, self.trainer, cohorts, canaries=self.canaries, **rounds)
         return server, records

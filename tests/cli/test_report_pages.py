@@ -64,7 +64,7 @@ def runs(tmp_path_factory):
     keys = made(home / "private")
     keys |= {f"{name} of unfinished": key for name, key in made(home / "unfinished", 2).items()}
     made(home / "simulation", seed=4)
-    lines = [json.dumps({"round": r, "metric": 0.1 * r if r else None}) for r in range(ROUNDS)]
+    lines = [json.dumps({"round": r, "metrics": {"metric": 0.1 * r}}) for r in range(ROUNDS)]
     (home / "simulation" / "metrics.jsonl").write_text("\n".join(lines))
     (home / "private" / "metrics.jsonl").write_text("\n".join(lines))
     shutil.copytree(home / "private", home / "tampered")

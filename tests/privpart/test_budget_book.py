@@ -448,7 +448,7 @@ def begun_from_python(tmp_path: Path, clients=People, **options):
     ("clients", "options", "said"),
     [
         (Missing, {}, "no such file"),
-        (People, {"callbacks": [3]}, "callbacks: are"),
+        (People, {"callbacks": [3]}, "callbacks: have"),
         (People, {"evaluate_every": 0}, "evaluate_every=0"),
         (People, {"workers": 2, "loss": failing_beside(Path("no"))}, "cannot be sent"),
         (People, {"device": "cuda:99"}, "device='cuda:99'"),

@@ -9,21 +9,21 @@ COUNTS = RoundCounts(2, 2, 0, asked=2)
 
 def test_metrics_go_on_in_the_same_files_and_tell_nothing_of_who_came(tmp_path):
     first = MetricsFile(tmp_path)
-    first(RoundRecord(0, COUNTS, None))
-    first(RoundRecord(1, COUNTS, 0.25))
-    MetricsFile(tmp_path)(RoundRecord(2, COUNTS, 0.5))  # as after a resume
+    first(RoundRecord(0, COUNTS))
+    first(RoundRecord(1, COUNTS, {"accuracy": 0.25, "loss": 2.0}))
+    MetricsFile(tmp_path)(RoundRecord(2, COUNTS, {"accuracy": 0.5}))  # as after a resume
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    assert [(row["round"], row["metric"]) for row in lines] == [(0, None), (1, 0.25), (2, 0.5)]
-    assert all(set(row) == {"round", "metric"} for row in lines)
+    metrics = [{}, {"accuracy": 0.25, "loss": 2.0}, {"accuracy": 0.5}]
+    assert lines == [{"round": number, "metrics": each} for number, each in enumerate(metrics)]
 
 
 def test_progress_is_on_standard_error(capsys):
     with ProgressBar(4, done=1) as bar:
-        bar(RoundRecord(1, COUNTS, None))
-        bar(RoundRecord(2, COUNTS, 0.5))
+        bar(RoundRecord(1, COUNTS))
+        bar(RoundRecord(2, COUNTS, {"accuracy": 0.5}))
     told = capsys.readouterr()
     assert told.out == ""
-    assert "round 3: test accuracy 50.0%" in told.err
+    assert "round 3: accuracy 50.0%" in told.err
     assert "3/4" in told.err
 
 
@@ -34,7 +34,7 @@ def test_a_cohort_that_fell_short_says_why_once_per_set_of_reasons(capsys):
         for round_, (counts, why) in enumerate(
             [(COUNTS, {}), (fewer, limit), (fewer, limit), (fewer, apart)]
         ):
-            bar(RoundRecord(round_, counts, None, why))
+            bar(RoundRecord(round_, counts, not_asked=why))
     said = [line for line in capsys.readouterr().err.splitlines() if "cohort" in line]
     assert [line.strip() for line in said] == [
         "round 2: 2 of the 5 clients of the cohort counted: 2 not asked (2 participation limit); "

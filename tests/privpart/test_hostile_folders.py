@@ -220,15 +220,15 @@ def test_no_core_is_dumped_of_a_process_with_a_key():
 
 def test_metrics_are_appended_to_files_only(tmp_path):
     (tmp_path / "mine").write_text("mine")
-    record = RoundRecord(0, RoundCounts(1, 1, 0), 0.5)
+    record = RoundRecord(0, RoundCounts(1, 1, 0), {"accuracy": 0.5})
     for plant, says in [
-        (lambda path: path.symlink_to(tmp_path / "mine"), "symbolic links"),
-        (os.mkfifo, "No such device"),
+        (lambda path: path.symlink_to(tmp_path / "mine"), "it is a link"),
+        (os.mkfifo, "it is a pipe"),
     ]:
         plant(tmp_path / METRICS)
-        with pytest.raises(MetricsError, match=rf"{METRICS} cannot be written: .*{says}"):
+        with pytest.raises(MetricsError, match=rf"{METRICS} cannot be read: {says}"):
             MetricsFile(tmp_path)(record)
         (tmp_path / METRICS).unlink()
     assert (tmp_path / "mine").read_text() == "mine"
     MetricsFile(tmp_path)(record)
-    assert (tmp_path / METRICS).read_text() == '{"round": 0, "metric": 0.5}\n'
+    assert (tmp_path / METRICS).read_text() == '{"round": 0, "metrics": {"accuracy": 0.5}}\n'

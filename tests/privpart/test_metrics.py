@@ -616,6 +616,13 @@ seen = []
 def carrier(module, examples):
     seen.append(examples)
     return 1 / len(seen)
+
+def late(module, examples):
+    from privpart import StopTraining
+    seen.append(0)
+    if len(seen) > 4:
+        raise StopTraining("this user is badly served")
+    return 1.0
 """
 
 
@@ -681,6 +688,26 @@ def test_own_metrics_that_are_refused_before_a_run_begins(tmp_path, name, says):
     with pytest.raises(ConfigError, match=says):
         privpart.train(plan=own(tmp_path, f"of_{name}", name), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_what_a_user_measures_stops_no_training(tmp_path):
+    """That it stopped would tell of the user's examples, without noise."""
+    with pytest.raises(ConfigError, match=r"late.*StopTraining: this user"):
+        privpart.train(plan=own(tmp_path, "of_late", "late"), out=tmp_path / "run", progress=False)
+    report = run_report(tmp_path / "run")
+    assert (report.rounds > 0, report.closed) == (True, False)
+
+
+def test_noised_metrics_stop_a_training(tmp_path):
+    def enough(record):
+        released = noised_metrics(tmp_path / "run")
+        if released.evaluations and released.score("accuracy") > -1:
+            raise privpart.StopTraining
+
+    plan = own(tmp_path, "enough", "accuracy", allow_large_noise=True)
+    run = privpart.train(plan=plan, out=tmp_path / "run", callbacks=[enough], progress=False)
+    assert len(run.noised_metrics().evaluations) == 1
+    assert run.report().closed
 
 
 def test_the_book_charges_the_metrics(tmp_path):
