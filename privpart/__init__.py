@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from privpart.data.users import Users
     from privpart.engines.embedded import EmbeddedEngine
     from privpart.engines.protocol import Engine
+    from privpart.engines.secure import SecureEngine
     from privpart.example_level import FTRLEngine
     from privpart.flower.engine import FlowerEngine
     from privpart.flower.node import client_app
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from privpart.pool import WorkerError
     from privpart.run.begin import create_run
     from privpart.run.folder import RunFolder
+    from privpart.secure.rules import SecureSums
     from privpart.server import RoundCounts, Server
     from privpart.settings.client import LocalTraining
     from privpart.settings.server import ServerOptimizer
@@ -47,6 +49,7 @@ _NAMES = {
     "data.users": "Users",
     "engines.embedded": "EmbeddedEngine",
     "engines.protocol": "Engine",
+    "engines.secure": "SecureEngine",
     "example_level": "FTRLEngine",
     "flower.engine": "FlowerEngine",
     "flower.node": "client_app",
@@ -61,6 +64,7 @@ _NAMES = {
     "pool": "WorkerError",
     "run.begin": "create_run",
     "run.folder": "RunFolder",
+    "secure.rules": "SecureSums",
     "server": "RoundCounts Server",
     "settings.client": "LocalTraining",
     "settings.server": "ServerOptimizer",
@@ -99,6 +103,8 @@ __all__ = [
     "RunFolder",
     "SampledCohorts",
     "SecretSource",
+    "SecureEngine",
+    "SecureSums",
     "SeededSource",
     "Server",
     "ServerOptimizer",

@@ -79,6 +79,7 @@ class RoundTask:
             grid, a little shorter than ``clip_norm``; 0 if it must not sum; None: ``clip_norm``.
         grid: the public grid of the run, for clients that round their updates themselves; None for
             a run without noise.
+        parties: least number of parties of a secure sum; 0 if the plan asks for no such sums.
     """
 
     round: int
@@ -88,6 +89,7 @@ class RoundTask:
     active: tuple[int, ...] | None = None
     sum_clip_norm: float | None = None
     grid: Grid | None = None
+    parties: int = 0
 
     def update(self, client: ClientId, update: Tensor) -> "ClientUpdate":
         """Return the answer of one client to this task."""
@@ -177,6 +179,7 @@ Reason = Literal[
     "not asked",
     "declined",
     "modulus",
+    "too few parties",
 ]
 """Why an answer is refused, or a client is not asked.
 

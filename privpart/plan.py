@@ -20,7 +20,7 @@ restarts: inside a tree it would change the sensitivity of sums that were alread
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Context, Decimal
 from typing import Any, Literal, get_args
@@ -51,6 +51,7 @@ from accounting.cohorts import (
 )
 from accounting.metrics import Metrics
 from accounting.report import NoiseOrigin, Unit
+from privpart.secure.rules import SecureSums
 from privpart.settings.ranges import at_least_tiny
 
 Order = Literal["sequential", "reverse", "random"]
@@ -110,6 +111,8 @@ class PrivacyPlan:
             trains. ``participation`` is then ``participation_of(sampling, rounds)``.
         estimate: draws of the Monte Carlo estimate of a sampled plan, where it needs one.
         metrics: noised metrics that are released beside the models.
+        secure: promises that the server sees sums of so many parties only, by secure aggregation;
+            None lets it see every update.
         context: hash of everything else that was fixed beforehand (model, data, optimisers, seeds).
 
     Raises:
@@ -129,6 +132,7 @@ class PrivacyPlan:
     metrics: Metrics | None = None
     clip_norms: ByRound | None = None
     report_goals: ByRound | None = None
+    secure: SecureSums | None = None
     context: str = ""
 
     def __post_init__(self) -> None:
@@ -155,9 +159,18 @@ class PrivacyPlan:
             self._refuse_beside_sampling(self.sampling)
         elif self.estimate is not None:
             raise ConfigError("estimate: only valid with sampling; this plan has none.")
+        if self.secure is not None and self._shows_no_update():
+            raise ConfigError(
+                "secure: needs noise, whose grid the parties round to; and neither sampling, "
+                "adaptive_clipping nor metrics, for which the server must see each client's answer."
+            )
         if self.metrics is not None:
             sampled = self.sampling is not None
             self.metrics.refuse_beside(self.rounds, self.noise_multiplier, sampled=sampled)
+
+    def _shows_no_update(self) -> bool:
+        needs_each = (self.sampling, self.adaptive_clipping, self.metrics)
+        return not self.noise_multiplier or any(one is not None for one in needs_each)
 
     def _refuse_odd_schedules(self) -> None:
         firsts = {"clip_norms": float(self.clip_norm), "report_goals": self.report_goal}
@@ -275,6 +288,7 @@ class PrivacyPlan:
             **({} if self.metrics is None else {"metrics": asdict(self.metrics)}),
             **({} if self.clip_norms is None else {"clip_norms": asdict(self.clip_norms)}),
             **({} if self.report_goals is None else {"report_goals": asdict(self.report_goals)}),
+            **({} if self.secure is None else {"secure": asdict(self.secure)}),
             "context": self.context,
         }
 
@@ -285,17 +299,9 @@ class PrivacyPlan:
             fields = dict(values)
             fields["mechanism"] = mechanism_from_dict(fields["mechanism"])
             fields["participation"] = Participation(**fields["participation"])
-            if (adaptive := fields["adaptive_clipping"]) is not None:
-                fields["adaptive_clipping"] = AdaptiveClipping(**adaptive)
-            if (sampling := fields["sampling"]) is not None:
-                fields["sampling"] = sampling_from_dict(sampling)
-            if (estimate := fields["estimate"]) is not None:
-                fields["estimate"] = Estimate(**estimate)
-            for name in ("clip_norms", "report_goals"):
-                if (schedule := fields.get(name)) is not None:
-                    fields[name] = ByRound(**schedule)
-            if (metrics := fields.get("metrics")) is not None:
-                fields["metrics"] = Metrics.from_dict(metrics)
+            for name, read in _READERS.items():
+                if (part := fields.get(name)) is not None:
+                    fields[name] = read(part)
             return cls(**fields)
         except (TypeError, KeyError, ValueError, AttributeError) as error:
             raise ConfigError(f"not a valid privacy plan: {error}.") from None
@@ -487,3 +493,15 @@ def restarts(mechanism: Mechanism) -> frozenset[int]:
             "noise restarts. Use a BinaryTree with restart_every, or Independent."
         )
     return frozenset(range(period, mechanism.rounds, period))
+
+
+_READERS: Mapping[str, Callable[[Any], object]] = {
+    "adaptive_clipping": lambda fields: AdaptiveClipping(**fields),
+    "sampling": sampling_from_dict,
+    "estimate": lambda fields: Estimate(**fields),
+    "clip_norms": lambda fields: ByRound(**fields),
+    "report_goals": lambda fields: ByRound(**fields),
+    "secure": lambda fields: SecureSums(**fields),
+    "metrics": Metrics.from_dict,
+}
+"""What reads a part of a plan that may be missing."""

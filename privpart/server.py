@@ -30,7 +30,6 @@ from accounting import PrivacyReport
 from accounting.checks import ConfigError
 from privpart.clip import add_in_place, clip_and_measure, is_clipped
 from privpart.engines.protocol import OPTIMIZER
-from privpart.engines.secure_sums import ModularSum, wrap
 from privpart.grid import Grid, quantise
 from privpart.messages import (
     ClientId,
@@ -49,6 +48,7 @@ from privpart.noise.stream import NoiseStream, noise_and_grid
 from privpart.optimizer import ExactOptimizer
 from privpart.patterns import parts_of
 from privpart.plan import PrivacyPlan, restarts
+from privpart.secure.sums import ModularSum, wrap
 from privpart.settings.server import ServerOptimizer
 
 SERVER, CLIENTS = "server", "clients"
@@ -253,7 +253,8 @@ class Server:
     def _task(self, clients: Sequence[ClientId]) -> RoundTask:
         shorter = None if self._grid is None else self._grid.sum_clip_norm(self.clip_norm)
         fixed = self.plan_hash, self._active(), shorter, self._grid
-        return RoundTask(self.round, tuple(clients), self.clip_norm, *fixed)
+        least = 0 if self.plan.secure is None else self.plan.secure.smallest_cohort
+        return RoundTask(self.round, tuple(clients), self.clip_norm, *fixed, least)
 
     def _draw(self) -> Tensor | None:
         if self._noise is None:
@@ -293,7 +294,7 @@ class Server:
             ConfigError: the server was halted, all planned rounds are done, or sums were given
                 although the plan samples.
         """
-        self._refuse_round(sums, secure)
+        self._refuse_round(updates, sums, secure)
         asked, sampled = frozenset(asked), self.plan.sampling is not None
         dim = self._active_dim()
         if not len(self._total):
@@ -377,7 +378,12 @@ class Server:
     def _active_dim(self) -> int:
         return sum(self._groups[group].numel() for group in self._active() or (0,))
 
-    def _refuse_round(self, sums: Iterable[CohortSum], secure: Iterable[ModularSum]) -> None:
+    def _refuse_round(
+        self,
+        updates: Iterable[ClientUpdate],
+        sums: Iterable[CohortSum],
+        secure: Iterable[ModularSum],
+    ) -> None:
         self._check_running()
         if self.is_complete:
             raise ConfigError(
@@ -393,6 +399,11 @@ class Server:
             raise ConfigError(
                 "sums: this plan samples who takes part, so each update comes alone. The report "
                 "counts rounds with sums, and the rounding of a sum depends on who is in it."
+            )
+        if self.plan.secure is not None and (updates, sums) != ((), ()):
+            raise ConfigError(
+                "secure: this plan promises that the server sees sums of many parties only, so it "
+                "takes no update in the clear. Use a SecureEngine, or plan without secure."
             )
         unseen = self.plan.sampling, self.plan.adaptive_clipping
         if secure != () and (self._grid is None or unseen != (None, None)):

@@ -6,8 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from privpart.engines.secure_sums import ModularSum
 from privpart.messages import ClientUpdate, CohortSum, RoundTask
+from privpart.secure.sums import ModularSum
 
 OWN_ENGINES = ("EmbeddedEngine",)
 """This package's engines that sum clients, as a ledger's rows name them."""

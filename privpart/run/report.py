@@ -114,6 +114,7 @@ class RunReport:
         cost: what the run costs besides privacy.
         noised: the noised metrics that were released; None if the plan has none.
         about: what whoever began the run states of it, by the names of ``About``.
+        server_saw: what the plan lets the server see, and on whose word, if not every update.
         vouchers: code of each assumption that was vouched for -> "by" whom, and "at" what time.
     """
 
@@ -135,6 +136,7 @@ class RunReport:
     measured: str | None = None
     noised: NoisedMetrics | None = None
     about: Mapping[str, str] = field(default_factory=dict)
+    server_saw: str | None = None
     vouchers: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
     @property
@@ -151,6 +153,8 @@ class RunReport:
             values |= dict(zip(("against_recipients", "seen_in_clear"), select, strict=True))
         if measured is not None:
             values["measured"] = measured
+        if self.server_saw is None:
+            del values["server_saw"]
         if values.pop("noised") is not None and self.noised is not None:
             values["noised_metrics"] = self.noised.rows()
         return values
@@ -160,6 +164,8 @@ class RunReport:
         lines = list(self.select or ())
         if self.all_runs is not None:
             lines.append(f"all that this machine released about these people: {self.all_runs.says}")
+        if self.server_saw is not None:
+            lines.append(f"the server saw {self.server_saw}")
         if self.measured is not None:
             lines.append(f"measured: {self.measured}")
         sentences = (f"{line[0].upper()}{line[1:]}." for line in lines)
@@ -184,6 +190,8 @@ class RunReport:
         lines = [("verdict", verdict)]
         for name in filter(figures.get, _FIGURES):
             lines += [(name, figures[name]), *after.get(name, ())]
+        if self.server_saw is not None:
+            lines.append(("server saw", self.server_saw))
         lines += [
             ("run, plan", f"{self.run_id}, {self.plan[:12]}"),
             ("signed by", self.public_key),
@@ -311,8 +319,21 @@ def _derived(evidence: Evidence, path: Path, delta: float | None) -> RunReport:
         all_runs=all_runs(facts, chosen),
         measured=measured_from_below(path, facts["run_id"]),
         noised=NoisedMetrics.of(plan, evaluations),
+        server_saw=_server_saw(plan),
         cost=_cost(plan, facts),
         about=about_of(facts).stated(),
+    )
+
+
+def _server_saw(plan: PrivacyPlan) -> str | None:
+    """Say what parties promise of a server under secure sums: no folder can show it."""
+    if (rules := plan.secure) is None:
+        return None
+    return (
+        f"sums of at least {rules.smallest_cohort} parties, asserted by the parties: the code of "
+        f"each helps to unmask no other sum, if at most {rules.colluding} of a cohort work with "
+        "the server and every key in their roster is another party's. The server's code took no "
+        "other sum; who simulates the parties in one process sees all of them"
     )
 
 
@@ -404,6 +425,9 @@ def _deviations(
             for row in rows
             if row.clip_norm != plan.clip_norm_at(row.round)
         ]
+    seen = [row.round for row in rows if row.clipped_by.keys() - {CLIENTS}]
+    if plan.secure is not None and seen:
+        deviations.append(f"round {seen[0]} shows updates to the server, the plan has secure sums")
     if any(row.counted < plan.minimum_cohort for row in rows):
         deviations.append(
             f"a round had fewer than {plan.minimum_cohort} updates, the plan's minimum"

@@ -7,7 +7,11 @@ from plans import small_plan
 
 from accounting import ConfigError, Independent
 from privpart import AdaptiveClipping, SeededSource, Server, fit
-from privpart.engines.secure_sums import (
+from privpart.grid import Grid
+from privpart.run.begin import create_run
+from privpart.run.ledger import Ledger
+from privpart.run.report import run_report
+from privpart.secure.sums import (
     ModularSum,
     centred,
     is_modulus,
@@ -15,10 +19,6 @@ from privpart.engines.secure_sums import (
     residues,
     wrap,
 )
-from privpart.grid import Grid
-from privpart.run.begin import create_run
-from privpart.run.ledger import Ledger
-from privpart.run.report import run_report
 
 DIM, CLIENTS, ROUNDS = 5, 4, 2
 COHORTS = [range(CLIENTS)] * ROUNDS
@@ -62,7 +62,7 @@ class Masked:
                 sent[i] = (sent[i] + mask) % 2**bits
                 sent[j] = (sent[j] - mask) % 2**bits
         total = torch.from_numpy(sum(sent) % 2**bits)
-        given = [task.clients, total, bits, task.clip_norm, task.round, task.plan]
+        given = [task.clients, total, bits, task.clip_norm, task.round, task.plan, len(sent)]
         yield ModularSum(**self.change(dict(zip(ModularSum.__slots__, given, strict=True))))
 
 

@@ -26,9 +26,9 @@ from privpart.engines import methods as local_work
 from privpart.engines.frozen_prefix import Features, split
 from privpart.engines.ghost_sum import GhostSum, layer_updates
 from privpart.engines.methods import LocalComputation, Method
-from privpart.engines.secure_sums import ModularSum
 from privpart.messages import ClientUpdate, CohortSum, Reason, RefusedAnswer
 from privpart.models import mcmahan_2nn, small_cnn
+from privpart.secure.sums import ModularSum
 
 SIZES = (8, 3, 5, 0, 8, 2, 8, 1)
 TASK = RoundTask(3, tuple(range(len(SIZES))), 0.2, "plan")

@@ -127,6 +127,8 @@ def _sound(result: RunReport) -> list[Section]:
         released = without_places(result.all_runs.says)
         name = "all that this machine released about these people"
         glance.append(Block("facts", [(name, released)]))
+    if result.server_saw is not None:
+        glance.append(Block("facts", [("the server saw", result.server_saw)]))
     if result.measured is not None:
         measured = [Block("prose", [f"An audit of this run found {result.measured}."])]
     return [

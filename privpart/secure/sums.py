@@ -1,4 +1,4 @@
-"""Secure sums: the door for secure aggregation, whose server sees no update.
+"""Sums: what the server takes from a protocol of secure aggregation, since it sees no update.
 
 Clients clip and round their updates to the public grid themselves, and a protocol adds them modulo
 2^k. The server takes the sum around zero, adds the noise, and only then lets it wrap around: after
@@ -43,6 +43,8 @@ class ModularSum:
         clip_norm: clip norm of the task.
         round: round of the task.
         plan: hash of the plan.
+        parties: how many parties the protocol made sure of, each the sum of its own clients; a
+            plan with ``secure`` has a least number of them.
     """
 
     types: ClassVar = {torch.int64}
@@ -53,11 +55,14 @@ class ModularSum:
     clip_norm: float
     round: int
     plan: str
+    parties: int = 0
 
     def fault(self, task: RoundTask) -> Reason | None:
-        """Refuse a sum that might have wrapped around."""
-        if not self.clients or task.grid is None:
+        """Refuse a sum that might have wrapped around, or is of fewer parties than planned."""
+        if not self.clients or task.grid is None or type(self.parties) is not int:
             return "malformed"
+        if self.parties < task.parties:
+            return "too few parties"
         if not is_modulus(self.bits, task.grid, len(self.clients)):
             return "modulus"
         return None if self.total.min() >= 0 and self.total.max() < 2**self.bits else "modulus"
