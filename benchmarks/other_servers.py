@@ -2,31 +2,36 @@
 
 Run: ``python benchmarks/other_servers.py``; writes benchmarks/results/other_servers.json.
 
-A DP-FTRL loop in 20 lines of NumPy, right and with faults; and, where they are installed (each in
-an environment of its own, with ``--servers``; results are merged), Flower's central strategy with
-server-side fixed clipping, and pfl-research's Gaussian mechanism and banded matrix factorization.
+A DP-FTRL loop in 20 lines of NumPy, right and with faults; Opacus's engine and ``FTRLEngine``, of
+whose loops examples are the clients; and, where they are installed (each in an environment of its
+own, with ``--servers``; results are merged), Flower's central strategy with server-side fixed
+clipping, and pfl-research's Gaussian mechanism and banded matrix factorization.
 Each is driven through its public classes with 20 clients per round; what is stated of it, and hence
 audited, is the row's mechanism, with one participation in each round that ``participation`` allows.
 """
 
 import frame
 
+import itertools
 import logging
 import math
 import tempfile
 import time
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from importlib import metadata
 from operator import add
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
+from opacus import PrivacyEngine
 
 import attacks
 from accounting import BinaryTree, Dense, Independent, Mechanism, Participation
 from accounting.report import down, up
+from privpart import FTRLEngine
 
 ROUNDS, DIM, CLIENTS = 16, 4000, 20
 CLIP, Z, DELTA = 0.5, 2.0, 1e-5
@@ -166,7 +171,6 @@ def flower(weights: list[int]) -> Start:
 
 def pfl(kind: str) -> tuple[Start, Mechanism, Participation]:
     """Mechanisms of pfl-research, applied centrally to statistics of users; the sum is released."""
-    import torch
     from pfl.internal.ops import pytorch_ops
     from pfl.internal.ops.selector import set_framework_module
     from pfl.internal.platform.selector import get_platform
@@ -212,6 +216,56 @@ def pfl(kind: str) -> tuple[Start, Mechanism, Participation]:
     return start, Dense(banded().query_matrix), limits
 
 
+class Given(torch.utils.data.Dataset[torch.Tensor]):
+    """Examples that are the updates of the round: of a linear loss, they are its gradients."""
+
+    def __init__(self) -> None:
+        self.rows = torch.zeros(CLIENTS, DIM)
+        self._next = itertools.cycle(range(CLIENTS))
+
+    def __len__(self) -> int:
+        return ROUNDS * CLIENTS
+
+    def __getitem__(self, _: int) -> torch.Tensor:
+        return self.rows[next(self._next)].clone()
+
+
+def opacus(engine: Any, **options: Any) -> Start:
+    """An ordinary loop of PyTorch under an engine of Opacus's kind; SGD of rate 1 steps."""
+
+    def start() -> Callable[[Updates], np.ndarray]:
+        module, given = torch.nn.Linear(DIM, 1, bias=False), Given()
+        weight = torch.nn.init.zeros_(module.weight)
+        private, optimizer, loader = engine().make_private(
+            module=module, optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+            data_loader=torch.utils.data.DataLoader(given, batch_size=CLIENTS),
+            noise_multiplier=Z, max_grad_norm=CLIP, loss_reduction="sum", poisson_sampling=False,
+            **{name: option() if callable(option) else option for name, option in options.items()},
+        )  # fmt: skip
+        batches = iter(loader)
+
+        def step(updates: Updates) -> np.ndarray:
+            given.rows = torch.from_numpy(np.stack(updates))
+            before = weight.detach().clone()
+            optimizer.zero_grad()
+            private(next(batches)).sum().backward()
+            optimizer.step()
+            return (before - weight.detach()).view(-1).numpy()
+
+        return step
+
+    return start
+
+
+def of_opacus(case: str) -> tuple[Start, Mechanism, Participation]:
+    if case == "PrivacyEngine":
+        seeded = {"noise_generator": lambda: torch.Generator().manual_seed(7)}
+        start = opacus(PrivacyEngine, **seeded)
+        return start, Independent(ROUNDS), Participation(ROUNDS)
+    start = opacus(partial(FTRLEngine, seed=7), epochs=1, mechanism=BinaryTree(ROUNDS))
+    return start, BinaryTree(ROUNDS), Participation(ROUNDS)
+
+
 def audited(
     start: Start, mechanism: Mechanism, participation: Participation, divisor: int
 ) -> dict[str, Any]:
@@ -240,18 +294,28 @@ def row(server: str, case: str) -> dict[str, Any]:
     if server == "flower":
         weights = [1] * CLIENTS if case == "equal" else list(range(1, CLIENTS + 1))
         return audited(flower(weights), Independent(ROUNDS), Participation(ROUNDS), CLIENTS)
-    return audited(*pfl(case), 1)
+    return audited(*(of_opacus if server == "opacus" else pfl)(case), 1)
 
 
 def main() -> None:
-    cases = {"loop": list(FAULTS), "flower": ["equal", "unequal"], "pfl": ["gaussian", "banded"]}
+    cases = {
+        "loop": list(FAULTS),
+        "flower": ["equal", "unequal"],
+        "pfl": ["gaussian", "banded"],
+        "opacus": ["PrivacyEngine", "FTRLEngine"],
+    }
     given = frame.options(
         __doc__,
         "other_servers.json",
         quick={"servers": ["loop"]},
-        servers=frame.among(cases, ["loop"]),
+        servers=frame.among(cases, ["loop", "opacus"]),
     )
-    packages = {"loop": ["numpy"], "flower": ["numpy", "flwr"], "pfl": ["numpy", "torch", "pfl"]}
+    packages = {
+        "loop": ["numpy"],
+        "flower": ["numpy", "flwr"],
+        "pfl": ["numpy", "torch", "pfl"],
+        "opacus": ["torch", "opacus"],
+    }
     result = frame.Result(given.result)
     rows = {}
     for server in given.servers:

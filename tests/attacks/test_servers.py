@@ -1,12 +1,16 @@
 """Servers of other libraries: a right one keeps what is stated of it, and each fault is named."""
 
+import itertools
 import math
 
 import numpy as np
 import pytest
+import torch
 
 from accounting import BinaryTree, ConfigError, Grouped, Independent, Participation
 from attacks import replay
+from privpart import FTRLEngine
+from privpart.example_level.optimizer import FTRLOptimizer
 
 TREE, LIMITS = BinaryTree(8), Participation(8, 2, 4)
 STATED = {"noise_multiplier": 2.0, "clip_norm": 0.5, "divisor": 10.0, "dim": 2400, "clients": 10}
@@ -119,3 +123,50 @@ def test_groups_are_refused():
     groups = Grouped(((0,), (1,)), (Independent(1), Independent(1)), (1200, 1200))
     with pytest.raises(ConfigError, match="has groups"):
         replay(server(), groups, Participation(2), **STATED)
+
+
+class Given(torch.utils.data.Dataset):
+    """Examples that are the updates of a step: of a linear loss, they are its gradients."""
+
+    def __init__(self):
+        self.rows = torch.zeros(10, 2400)
+        self.places = itertools.cycle(range(10))
+
+    def __len__(self):
+        return 80
+
+    def __getitem__(self, _):
+        return self.rows[next(self.places)].clone()
+
+
+def opacus_loop():
+    module, given = torch.nn.Linear(2400, 1, bias=False), Given()
+    weight = torch.nn.init.zeros_(module.weight)
+    private, optimizer, loader = FTRLEngine(seed=3).make_private(
+        module=module, optimizer=torch.optim.SGD(module.parameters(), lr=1.0), mechanism=TREE,
+        data_loader=torch.utils.data.DataLoader(given, batch_size=10), epochs=1,
+        max_grad_norm=0.5, noise_multiplier=2.0, loss_reduction="sum",
+    )  # fmt: skip
+    batches = iter(loader)
+
+    def step(updates):
+        given.rows = torch.from_numpy(np.stack(updates))
+        before = weight.detach().clone()
+        optimizer.zero_grad()
+        private(next(batches)).sum().backward()
+        optimizer.step()
+        return (before - weight.detach()).view(-1).numpy()
+
+    return step
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # the first layer's, of Opacus
+def test_a_loop_under_ftrl_engine_keeps_its_epsilon_to_three_percent(monkeypatch):
+    stated = {"noise_multiplier": 2.0, "clip_norm": 0.5, "divisor": 1.0, "dim": 2400, "clients": 10}
+    found = replay(opacus_loop, TREE, Participation(8), **stated)
+    assert found.faults == ()
+    assert 0.97 < found.bound(1e-5).epsilon / found.claimed.epsilon(1e-5) < 1
+    factors = FTRLOptimizer._factors
+    monkeypatch.setattr(FTRLOptimizer, "_factors", lambda own, of: 2 * factors(own, of))
+    found = replay(opacus_loop, TREE, Participation(8), **stated)
+    assert any("80 of 80 updates add more" in fault for fault in found.faults)
