@@ -6,7 +6,6 @@ the newest step; loading a checkpoint of before takes no step back.
 """
 
 import pickle
-import secrets
 import sys
 from typing import Any
 
@@ -34,10 +33,10 @@ class Checkpoints:
         module: WatchedModule | None = None,
         optimizer: FTRLOptimizer | None = None,
         plan: str = "",
-        run_id: str | None = None,
+        run_id: str = "",
     ) -> None:
         self._module, self._optimizer, self._plan = module, optimizer, plan
-        self._run = run_id or secrets.token_hex(16)
+        self._run = run_id
         self._first = 0 if optimizer is None else optimizer.passes.done
         self.is_loaded = False
 

@@ -124,8 +124,8 @@ def _batch_size(loader: DataLoader[Any], *, poisson: bool) -> int:
     if loader.batch_size is None or not whole or len(sampler) != len(loader.dataset):
         raise ConfigError(
             "data_loader: shuffles, or has a sampler of its own. The passes have one fixed order, "
-            "which order_seed shuffles once, and poisson_sampling=True draws samples: make it with "
-            "batch_size alone."
+            "which order_seed shuffles once, and poisson_sampling=True draws samples; several "
+            "processes share each batch by themselves. Make it with batch_size alone."
         )
     if loader.drop_last or not getattr(loader, "in_order", True):
         raise ConfigError(

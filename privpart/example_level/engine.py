@@ -13,6 +13,7 @@ that was dealt must become one step, in order. Whatever departs from that is ref
 
 import hashlib
 import json
+import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -49,6 +50,7 @@ from privpart.example_level.optimizer import (
     fixed_tensors,
     refuse_hooks,
 )
+from privpart.example_level.processes import Processes
 from privpart.example_level.state import StepState, settings_of
 from privpart.grid import refuse_noise
 from privpart.noise.cohorts import SampledCohorts, ids_hash
@@ -158,42 +160,44 @@ class FTRLEngine:
         Raises:
             ConfigError: a value out of range, or a module or optimizer that cannot be private.
         """
-        self._refuse_second(out, resume=resume, population=population)
-        refuse_kinds(module, optimizer, data_loader)
-        refuse_keywords(opacus, FTRLEngine.make_private.__annotations__)
-        refuse_mode(grad_sample_mode)
-        refuse_sampling(poisson_sampling, self._method, order_seed)
-        refuse_switch("batch_first", batch_first)
-        checks.choice("loss_reduction", loss_reduction, ("mean", "sum"))
-        _refuse_scheduler(scheduler, scheduler_every, optimizer)
-        _refuse_clip_norm(max_grad_norm)
-        dealing = Dealing.of(data_loader, epochs, order_seed, poisson=poisson_sampling)
-        examples, self._allows_large = dealing.examples, allow_large_delta
-        if delta is not None and (
-            warning := checks.accept_delta(
-                delta, examples, allow_large=allow_large_delta, unit="example"
+        processes = Processes()
+        with processes.together():
+            self._refuse_second(out, resume=resume, population=population)
+            refuse_kinds(module, optimizer, data_loader)
+            refuse_keywords(opacus, FTRLEngine.make_private.__annotations__)
+            refuse_mode(grad_sample_mode)
+            refuse_sampling(poisson_sampling, self._method, order_seed)
+            refuse_switch("batch_first", batch_first)
+            checks.choice("loss_reduction", loss_reduction, ("mean", "sum"))
+            _refuse_scheduler(scheduler, scheduler_every, optimizer)
+            _refuse_clip_norm(max_grad_norm)
+            dealing = Dealing.of(data_loader, epochs, order_seed, poisson=poisson_sampling)
+            examples, self._allows_large = dealing.examples, allow_large_delta
+            if delta is not None and (
+                warning := checks.accept_delta(
+                    delta, examples, allow_large=allow_large_delta, unit="example"
+                )
+            ):
+                sys.stderr.write(f"privpart: warning: {warning}\n")
+            chosen = dealing.mechanism(mechanism)
+            z = _noise(chosen, dealing, noise_multiplier, target_epsilon, delta)
+            trained = _trained(module, optimizer)
+            dim = sum(p.numel() for p in trained)
+            # Before a folder exists and is charged.
+            refuse_noise(z, dim)
+            if out is not None:
+                settings_of(optimizer, scheduler)
+            about_loss = grad_sample_mode, loss_reduction
+            plan = PrivacyPlan(
+                mechanism=chosen,
+                participation=dealing.participation(chosen),
+                clip_norm=float(max_grad_norm),
+                noise_multiplier=z,
+                report_goal=dealing.batch_size,
+                minimum_cohort=0 if dealing.poisson else 1,
+                sampling=dealing.sampling(chosen),
+                context=_context(module, trained, examples, dealing.order_seed, *about_loss),
             )
-        ):
-            sys.stderr.write(f"privpart: warning: {warning}\n")
-        chosen = dealing.mechanism(mechanism)
-        z = _noise(chosen, dealing, noise_multiplier, target_epsilon, delta)
-        trained = _trained(module, optimizer)
-        dim = sum(p.numel() for p in trained)
-        # Before a folder exists and is charged.
-        refuse_noise(z, dim)
-        if out is not None:
-            settings_of(optimizer, scheduler)
-        about_loss = grad_sample_mode, loss_reduction
-        plan = PrivacyPlan(
-            mechanism=chosen,
-            participation=dealing.participation(chosen),
-            clip_norm=float(max_grad_norm),
-            noise_multiplier=z,
-            report_goal=dealing.batch_size,
-            minimum_cohort=0 if dealing.poisson else 1,
-            sampling=dealing.sampling(chosen),
-            context=_context(module, trained, examples, dealing.order_seed, *about_loss),
-        )
         facts: dict[str, Any] = {
             "delta": delta,
             "unit": "example",
@@ -205,25 +209,39 @@ class FTRLEngine:
             facts["population"] = ids_hash(range(examples))
         if population is not None:
             facts["population_name"] = f"{population} (examples)"
+        processes.refuse_others(f"{plan.hash} {self._seed} {out} {resume} {facts}")
         interval = 1 if scheduler_every == "step" else dealing.batches
-        rows = Rows()
+        rows, share = Rows(), slice(processes.rank, None, processes.count)
         options = {"loss_reduction": loss_reduction, "batch_first": batch_first}
         options |= {"force_functorch": True} if grad_sample_mode == "functorch" else {}
-        wrapped = _wrapped(module, rows, **options)
+        with processes.together():
+            wrapped = _wrapped(module, rows, **options)
         try:
-            source = self._source(plan, out, facts, resume=resume)
-            passes = Passes(self._batches(plan, source, dealing), dealing.epochs, rows)
+            # Of others than the first process, nothing draws from it.
+            source: NoiseSource = SecretSource()
+            batches: Sequence[Sequence[Any]] = ()
+            with processes.together():
+                if processes.is_first:
+                    source = self._source(plan, out, facts, resume=resume)
+                    batches = self._batches(plan, source, dealing)
+            passes = Passes(processes.of_first(batches[:]), dealing.epochs, rows, share)
             noise, grid = noise_and_grid(plan, dim, z, source, 0)
-            about = noise, grid, plan, loss_reduction, scheduler, interval
+            about = noise, grid, plan, loss_reduction, processes, scheduler, interval
             private = FTRLOptimizer(optimizer, wrapped, passes, *about)
-            private.begin(self._folder, StepState(plan, source, private))
+            state = StepState(plan, source, private)
+            with processes.together():
+                if self._folder is not None:
+                    self._folder.restore(state)
+            state.share(processes)
+            private.begin(self._folder, state)
         except BaseException:
             # Hooks must not stay on the user's module.
             wrapped.cleanup()
             self.close()
             raise
         self._plan, self._examples, self._optimizer = plan, examples, private
-        run_id = None if self._folder is None else self._folder.facts["run_id"]
+        facts = {} if self._folder is None else self._folder.facts
+        run_id = processes.of_first(facts.get("run_id", secrets.token_hex(16)))
         self._checkpoints = Checkpoints(wrapped, private, plan.hash, run_id)
         return (
             wrapped,
@@ -622,6 +640,4 @@ def _refuse_unsupported(module: nn.Module, optimizer: torch.optim.Optimizer) -> 
             "optimizer: SparseAdam and differentiable=True take no step with a dense, noised "
             "gradient. Use another one."
         )
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        raise ConfigError("torch.distributed: is in use; DP-FTRL on examples runs in one process.")
     refuse_layers(module)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 
 import torch
-from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
 from opacus.optimizers import DPOptimizer
 from opacus.validators import ModuleValidator
 from torch import nn
@@ -137,7 +136,8 @@ def refuse_kinds(module: object, optimizer: object, loader: object) -> None:
     if isinstance(module, DistributedDataParallel | nn.DataParallel):
         raise ConfigError(
             f"module: is in a {type(module).__name__}, which adds up gradients that are not "
-            "clipped. Pass the module inside of it (module.module)."
+            "clipped. Pass the module inside of it (module.module), or of several processes "
+            "Opacus's DifferentiallyPrivateDistributedDataParallel."
         )
     kinds: tuple[tuple[str, object, type, str], ...] = (
         ("module", module, nn.Module, "a torch.nn.Module"),
@@ -169,12 +169,6 @@ def refuse_layers(module: nn.Module) -> None:
                 "its place; make the optimizer from the parameters of that one"
             )
         raise ConfigError(f"layer {name!r} is a {type(layer).__name__}: {why.rstrip('.')}.")
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the user's module inside Opacus's wrapper for several processes."""
-    wrapper = DifferentiallyPrivateDistributedDataParallel
-    return module.module if isinstance(module, wrapper) else module
 
 
 def _replacement(layer: nn.Module) -> str:

@@ -259,8 +259,8 @@ class Passes(Sampler[list[int]]):
             )
         self._summed += examples
 
-    def finish(self) -> None:
-        """Count the batch that was dealt as done, if all of its examples were added up."""
+    def refuse_others(self) -> None:
+        """Check that the examples of the batch that was dealt, and no others, were added up."""
         expected = len(self.own(self.done))
         # fewer or more examples than were dealt: the clip would bound other units
         if self._summed != expected:
@@ -270,6 +270,9 @@ class Passes(Sampler[list[int]]):
                 "nothing else, and zero_grad() before it; the first dimension of every layer's "
                 "input is the example (see batch_first)."
             )
+
+    def finish(self) -> None:
+        """Count the batch that was dealt as done."""
         self.done += 1
         self._summed = 0
 

@@ -14,6 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 from accounting.checks import ConfigError
 from privpart.engines.protocol import OPTIMIZER
 from privpart.example_level.loader import Passes
+from privpart.example_level.processes import Processes
 from privpart.grid import Grid
 from privpart.model import refuse_batch_statistics, same_bits, state_of
 from privpart.noise.stream import NoiseStream
@@ -28,7 +29,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
     Guarantees:
         One example changes the sum of a step by at most the clip norm, in integers on the public
         grid; an example whose gradient is not finite counts as zeros. Noise is drawn once per
-        batch.
+        batch, by the first of several processes.
 
     Made by ``FTRLEngine.make_private``.
     """
@@ -42,6 +43,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         grid: Grid,
         plan: PrivacyPlan,
         loss_reduction: str,
+        processes: Processes,
         scheduler: LRScheduler | None = None,
         scheduler_interval: int = 1,
     ) -> None:
@@ -53,6 +55,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             loss_reduction=loss_reduction,
         )
         self._module = module
+        self._processes = processes
         self.passes = passes
         self.noise = noise
         self._grid = grid
@@ -73,6 +76,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._fixed: dict[str, tuple[Tensor, Any]] = {}
         self._guard = -1
         self._rows_differ = ""
+        self._unchanged = True
         self._not_finite = 0
         self._fewest = 0 if plan.sampling is None else plan.report_goal
         passes.step = partial(FTRLOptimizer.step, self)
@@ -86,9 +90,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         raise TypeError("a private optimizer is never copied; a copy would repeat its noise.")
 
     def begin(self, folder: RunFolder | None, steps: Committed) -> None:
-        """Commit every step to a run folder, if there is one; continue its run."""
-        if folder is not None:
-            folder.restore(steps)
+        """Commit every step to a run folder, if there is one, from the state that it is in."""
         self._folder, self._steps = folder, steps
         # the user still holds the optimizer that was passed, whose steps would have no noise
         self._guard = self.original_optimizer.register_step_pre_hook(self._refuse_other_steps).id
@@ -124,10 +126,15 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             return None
         self._halted = f"step {done} was not committed."
         try:
-            result = self._take()
+            with self._processes.together():
+                result = self._take()
         except BaseException:
             self._take_back()
             raise
+        with torch.no_grad():
+            # these are what a failed step returns to, and what nothing else may change
+            for released, p in zip(self._released, self.trained, strict=True):
+                released.copy_(p)
         self._halted = ""
         return result
 
@@ -147,14 +154,10 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
                 examples,
                 0,
                 summed=examples,
-                summed_by=OPTIMIZER if self._is_unchanged() else "",
+                summed_by=OPTIMIZER if self._unchanged and self._is_unchanged() else "",
                 rows_differ=self._rows_differ,
             )
             self._folder.commit(self._steps, counts)
-        with torch.no_grad():
-            # these are what a failed step returns to, and what nothing else may change
-            for released, p in zip(self._released, self.trained, strict=True):
-                released.copy_(p)
         return result
 
     def _is_unchanged(self) -> bool:
@@ -202,23 +205,23 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self.refuse_halted()
         # an exception below must not leave a half-summed batch to the next step
         self._halted = "a step was interrupted."
+        # a signal is about a part of a batch, and nobody's has none
+        skips = not self.passes.nobody and self._check_skip_next_step()
         try:
-            self._refuse_changes()
-            nobody = self.passes.nobody
-            self.passes.add(self._add_up())
-            # a signal is about a part of a batch, and nobody's has none
-            if not nobody and self._check_skip_next_step():
+            with self._processes.together(part=skips):
+                self._refuse_changes()
+                self.passes.add(self._add_up())
+                if not skips:
+                    self.passes.refuse_others()
+            if skips:
                 self._is_last_step_skipped = True
                 self._halted = ""
                 return False
-            # before the batch counts as done and noise is drawn
-            self._refuse_not_finite()
-            self.passes.finish()
-            self._rows_differ = "" if nobody else self.passes.rows.compare()
+            self._agree()
         except Exception as error:
             self._halted = str(error)
             raise
-        self._release(self.noise.next(out=self._drawn))
+        self._release(self.noise.next(out=self._drawn) if self._processes.is_first else None)
         self._is_last_step_skipped = False
         self._halted = ""
         return True
@@ -228,9 +231,19 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         if self._halted:
             raise ConfigError(f"this run has stopped: {self._halted} Begin it again.")
 
-    def _refuse_not_finite(self) -> None:
+    def _agree(self) -> None:
+        """Count the batch as done, by what all processes say of their parts of it."""
+        differ = "" if self.passes.nobody else self.passes.rows.compare()
+        said = self._processes.gather((self._not_finite, differ, self._is_unchanged()))
+        self._not_finite = 0
+        # before the batch counts as done and noise is drawn
+        self._refuse_not_finite(sum(count for count, *_ in said))
+        self.passes.finish()
+        self._rows_differ = next((name for _, name, _ in said if name), "")
+        self._unchanged = all(unchanged for *_, unchanged in said)
+
+    def _refuse_not_finite(self, count: int) -> None:
         done = self.passes.done
-        count, self._not_finite = self._not_finite, 0
         examples = len(self.passes.batch(done))
         # of few, as a secret sample may be, one should not decide whether the run goes on
         if 2 * count > max(examples, self._fewest):
@@ -356,14 +369,16 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         limit = self._grid.sum_clip_norm(self.max_grad_norm) * (1 - _FLOAT_SUM)
         return torch.where(norms > limit, limit / norms, 1.0)
 
-    def _release(self, noise: Tensor) -> None:
-        """Put the noised mean into the parameters' gradients."""
+    def _release(self, noise: Tensor | None) -> None:
+        """Put the noised mean into the parameters' gradients; only the first process has noise."""
         scale = self._grid.step(self.max_grad_norm)
         # to whole numbers before noise is added: rounding after it could reveal low-order bits
         self._total.mul_(1 / scale).round_()
+        self._processes.add_up(self._total)
         if self.loss_reduction == "mean":
             scale /= cast("int", self.expected_batch_size)
-        flat = self._total.add_(noise).mul_(scale).float()
+        flat = self._total.add_(0 if noise is None else noise).mul_(scale).float()
+        self._processes.hand_on(flat)
         for p, part in zip(self.trained, torch.split(flat, self._sizes), strict=True):
             p.grad = part.view_as(p).to(device=p.device, dtype=p.dtype)
         self._total.zero_()

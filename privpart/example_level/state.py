@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from accounting.checks import ConfigError
 from privpart.example_level.optimizer import FTRLOptimizer
+from privpart.example_level.processes import Processes
 from privpart.messages import ClientId
 from privpart.noise.source import NoiseSource
 from privpart.plan import PrivacyPlan
@@ -63,6 +64,17 @@ class StepState:
         values = {"schema": _SCHEMA, "plan": self.plan_hash, "round": self.round, "noise": noise}
         return tensors, values | settings_of(original, scheduler)
 
+    def share(self, processes: Processes) -> None:
+        """Bring other processes to the first one's state, without noise and random numbers."""
+        if processes.count == 1:
+            return
+        tensors, values = self.state_dict()
+        for name in ("noise", "random", "random_device"):
+            tensors.pop(name, None)
+        tensors, values = processes.of_first((tensors, values | {"noise": None}))
+        if not processes.is_first:
+            self.load_state_dict(tensors, values, {})
+
     def load_state_dict(
         self,
         tensors: dict[str, Tensor],
@@ -73,33 +85,38 @@ class StepState:
         if values.get("schema") != _SCHEMA or values.get("plan") != self.plan_hash:
             raise ConfigError("the state is of another run, or not of one of examples.")
         unread = dict(tensors)
-        parameters, random = unread.pop("parameters"), unread.pop("random")
+        parameters, random = unread.pop("parameters"), unread.pop("random", None)
         if parameters.shape != self.parameters.shape:
             raise ConfigError("the state is of another module.")
         if (coins := unread.pop("random_device", None)) is not None and self._device.type == "cuda":
             torch.cuda.set_rng_state(coins.to(torch.uint8), self._device)
-        noise = dict(values["noise"])
-        if (state := unread.pop("noise", None)) is not None:
-            noise["state"] = state
-        self._optimizer.noise.load_state_dict(noise)
+        noise, registers = values["noise"], unread.pop("noise", None)
+        # the processes beside the first one have none
+        if noise is not None:
+            more = {} if registers is None else {"state": registers}
+            self._optimizer.noise.load_state_dict({**noise, **more})
         parts = torch.split(parameters, [p.numel() for p in self._optimizer.trained])
         with torch.no_grad():
             for p, part in zip(self._optimizer.trained, parts, strict=True):
                 p.copy_(part.view_as(p))
+        self._load_optimizer(unread, values["groups"])
+        self._optimizer.load_scheduler(values["scheduler"])
+        # last, since loading may draw
+        if random is not None:
+            torch.set_rng_state(random.to(torch.uint8))
+        self._optimizer.passes.resume(values["round"])
+
+    def _load_optimizer(self, tensors: dict[str, Tensor], groups: list[dict[str, Any]]) -> None:
         original = self._optimizer.original_optimizer
         restored: dict[str, Any] = original.state_dict()
         # optimizers of torch have no state before their first step
         restored["state"] = {}
-        for key, value in unread.items():
+        for key, value in tensors.items():
             _, number, name = key.split(".", 2)
             restored["state"].setdefault(int(number), {})[name] = value
         original.load_state_dict(restored)
-        for group, settings in zip(original.param_groups, values["groups"], strict=True):
+        for group, settings in zip(original.param_groups, groups, strict=True):
             group.update(settings)
-        self._optimizer.load_scheduler(values["scheduler"])
-        # last, since loading may draw
-        torch.set_rng_state(random.to(torch.uint8))
-        self._optimizer.passes.resume(values["round"])
 
 
 def settings_of(optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None) -> dict[str, Any]:

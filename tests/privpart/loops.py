@@ -4,7 +4,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from privpart import SeededSource
 from privpart.example_level import FTRLEngine
+from privpart.noise.stream import NoiseStream
 
 EXAMPLES, BATCH, EPOCHS, CLIP = 11, 4, 3, 0.5
 STEPS = 3 * EPOCHS
@@ -57,3 +59,57 @@ def train(module, optimizer, loader, epochs=EPOCHS):
             step(module, optimizer, batch)
             seen.append(released(module))
     return torch.stack(seen)
+
+
+def sampled(**options):
+    chosen = {"poisson_sampling": True, "epochs": 10, "loader": {"batch_size": 2, "shuffle": True}}
+    return private(**chosen | options)
+
+
+def steps_of(made, epochs=10):
+    """Train; return the noised sum of every step, also of batches of nobody."""
+    _, module, optimizer, loader = made
+    seen, own = [], optimizer.passes.step
+    size = optimizer.expected_batch_size
+
+    def noised():
+        grads = [p.grad.reshape(-1) for p in module.parameters() if p.requires_grad]
+        seen.append(torch.cat(grads).double() * size)
+
+    def of_nobody():
+        own()
+        noised()
+
+    optimizer.passes.step = of_nobody
+    for _ in range(epochs):
+        for batch in loader:
+            step(module, optimizer, batch)
+            noised()
+    return torch.stack(seen)
+
+
+def beside_the_noise(made, noised):
+    """Return the length of what each step released beside the noise that it should have."""
+    optimizer = made[2]
+    stream = NoiseStream(
+        optimizer.noise.mechanism,
+        dim=noised.shape[1],
+        stddev=2.0**optimizer._grid.bits,
+        source=SeededSource(7),
+    )
+    drawn = torch.stack([stream.next().double() for _ in noised])
+    return (noised - drawn * optimizer._grid.step(CLIP)).norm(dim=1)
+
+
+def sizes(made):
+    passes = made[2].passes
+    return torch.tensor([len(passes.batch(t)) for t in range(len(passes._batches))])
+
+
+def in_turn(made, batch, size=1):
+    """Take a batch apart by ``signal_skip_step``."""
+    _, module, optimizer, _ = made
+    x, y = batch
+    for start in range(0, len(x), size):
+        optimizer.signal_skip_step(start + size < len(x))
+        step(module, optimizer, (x[start : start + size], y[start : start + size]))
