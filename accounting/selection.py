@@ -87,7 +87,7 @@ class Repetitions(Protocol):
     def __hash__(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NegativeBinomialRuns:
     """Truncated negative binomial K (Papernot and Steinke 2022, Definition 1).
 
@@ -117,7 +117,7 @@ class NegativeBinomialRuns:
                 "drawn; use a greater eta, or a smaller mean."
             )
 
-    @property
+    @cached_property
     def gamma(self) -> float:
         """Parameter of the distribution in (0, 1), to the last bit of the mean."""
         excess = lambda log: math.log(self._mean(math.exp(log)) / self.expected)  # noqa: E731
@@ -151,7 +151,7 @@ class NegativeBinomialRuns:
             chance = _EXACT.multiply(chance, _EXACT.multiply(other, growth))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PoissonRuns:
     """Poisson K, conditioned on K >= 1: concentrated near its mean, and dearer.
 
@@ -164,7 +164,7 @@ class PoissonRuns:
     def __post_init__(self) -> None:
         _mean(self.expected)
 
-    @property
+    @cached_property
     def rate(self) -> float:
         """Mean of the Poisson distribution before the condition."""
         excess = lambda rate: self.expected + rate / math.expm1(-rate)  # noqa: E731
@@ -186,7 +186,7 @@ class PoissonRuns:
             chance = _EXACT.multiply(chance, _EXACT.divide(rate, Decimal(k)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BinomialRuns:
     """Binomial K, conditioned on K >= 1: never more than ``most`` runs.
 
@@ -203,7 +203,7 @@ class BinomialRuns:
         if not self.expected < checks.count("most", self.most, minimum=2, maximum=10_000):
             raise ConfigError(f"expected={self.expected:g}: must be below most={self.most}.")
 
-    @property
+    @cached_property
     def chance(self) -> float:
         """Probability of each of the ``most`` runs before the condition."""
         excess = lambda log: self.expected - self._mean(math.exp(log))  # noqa: E731

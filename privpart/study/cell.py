@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import to_json
 
 from accounting.checks import ConfigError, parsed_toml, text_of
-from privpart.training.plan_file import PlanFile, validated
+from privpart.training.plan_file import PlanFile, field_of, sentence_of, validated
 
 Changes = Mapping[str, Any]
 """Dotted name of a plan field -> its new value."""
@@ -132,10 +132,12 @@ def checked(content: bytes, kind: type[AnyFile], fault: str) -> AnyFile:
     try:
         return kind.model_validate_json(content, strict=True)
     except ValidationError as error:
-        faults = "\n".join(
-            f"  {'.'.join(map(str, one['loc']))}: {one['msg']}." for one in error.errors()
-        )
-        raise ConfigError(f"{fault}:\n{faults}") from None
+        # Of a value of several types, pydantic says of each why it is none; one it is nearly.
+        by_type = sorted(error.errors(), key=lambda one: not one["type"].endswith("_type"))
+        faults = {field_of(one): one for one in by_type}
+        sentences = [sentence_of(one, kind) for one in faults.values()]
+        listed = f" {sentences[0]}" if len(sentences) == 1 else "\n  ".join(["", *sentences])
+        raise ConfigError(f"{fault}:{listed}") from None
 
 
 def _json_of_toml(path: Path) -> bytes:
@@ -151,9 +153,22 @@ def _apply(values: dict[str, Any], changes: Changes) -> None:
             table = table.setdefault(part, {})
             if not isinstance(table, dict):
                 raise ConfigError(f"{name}: {part} is a value of the plan, not a table.")
+        if isinstance(value, dict) and not tables:
+            _refuse_lost(last, table.get(last), value)
         table[last] = value
         # the noise is given or solved for, never both
         if name == "privacy.target_epsilon":
             table.pop("noise_multiplier", None)
         elif name == "privacy.noise_multiplier":
             table.pop("target_epsilon", None)
+
+
+def _refuse_lost(name: str, before: object, after: Mapping[str, Any]) -> None:
+    """Refuse a table that drops values of the plan: most likely, a key was not quoted."""
+    lost = sorted(before.keys() - after.keys()) if isinstance(before, dict) else []
+    if lost:
+        key = min(after, default="KEY")
+        raise ConfigError(
+            f"{name}: replaces the whole table of the plan, which also has {lost[0]}. To change a "
+            f'value of it, quote its name: "{name}.{key}".'
+        )

@@ -41,7 +41,7 @@ from privpart.study.runner import refuse_unfit
 from privpart.study.study_file import Range, StudyFile, Trials
 from privpart.training.plan_file import PlanFile
 from privpart.training.private_metrics import Evaluations
-from privpart.training.train import Run, begin, passed_objects, resume_run
+from privpart.training.train import Run, begin, engine_options, passed_objects, resume_run
 from privpart.training.training import Own, Training, population_name, training
 
 if TYPE_CHECKING:
@@ -55,6 +55,10 @@ _OTHER_WAYS = (
     "other ways    choose on public or proxy data, for free (privpart sweep, privpart frontier); "
     "or by noised metrics of users who never train, who pay a budget of their own"
 )
+_BETTER = {"accuracy": "higher", "noised:accuracy": "higher", "noised:loss": "lower"}
+"""Scores of which everybody knows which end is the better one."""
+_SET_HERE = ("privacy.noise_multiplier", "privacy.target_epsilon")
+"""Fields of the plan that the selection determines for all candidates."""
 _MAY_DIFFER = {
     "data": {"clients_per_round"},
     "privacy": {
@@ -95,7 +99,7 @@ class TuneFile(FileTable):
     target_epsilon: float = Field(gt=0)
     runs: float | str = 10.0
     score: str = "accuracy"
-    better: Literal["higher", "lower"] = "higher"
+    better: Literal["higher", "lower"] | None = None
     seconds: float | None = Field(None, gt=0)
     engine: dict[str, Any] = Field(default_factory=dict)
 
@@ -104,6 +108,11 @@ class TuneFile(FileTable):
         """Name of the noised metric that is the score; "" if it is another one."""
         kind, _, name = self.score.partition(":")
         return name if kind == NOISED else ""
+
+    @property
+    def is_lower_better(self) -> bool:
+        """Whether the lowest score wins."""
+        return (self.better or _BETTER.get(self.score, "higher")) == "lower"
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -141,7 +150,7 @@ class Tune:
     @cached_property
     def repetitions(self) -> Repetitions:
         """The distribution of the number of trainings."""
-        return repetitions_of(str(self.file.runs), "runs")
+        return _repetitions(self.file)
 
     @cached_property
     def cost(self) -> SelectedGuarantee:
@@ -157,10 +166,7 @@ class Tune:
     @cached_property
     def options(self) -> EngineOptions:
         """How clients are computed."""
-        try:
-            return EngineOptions(**self.file.engine)
-        except TypeError as error:
-            raise ConfigError(f"engine: {error}.") from None
+        return engine_options(self.file.engine)
 
     @cached_property
     def codes(self) -> tuple[dict[str, Any] | None, ...]:
@@ -221,7 +227,7 @@ def _tune(
     changes = _listed(file) if study is None else _of_study(study)
     if len(changes) > _MOST_CANDIDATES:
         raise ConfigError(f"candidates: are {len(changes)}; must be at most {_MOST_CANDIDATES}.")
-    repetitions = repetitions_of(str(file.runs), "runs")
+    repetitions = _repetitions(file)
     in_python, objects = objects is not None, objects or Own()
     plans = {
         name: base.plan([*parts, {"privacy.noise_multiplier": 1.0}], f"candidate {name}", in_python)
@@ -240,6 +246,14 @@ def _tune(
     return Tune(file, tuple(noised), mu, objects)
 
 
+def _repetitions(file: TuneFile) -> Repetitions:
+    try:
+        return repetitions_of(str(file.runs), "runs")
+    except ConfigError as error:
+        reason = str(error).removeprefix(f"runs={file.runs}: ")
+        raise ConfigError(f"runs = {file.runs}: {reason}") from None
+
+
 def _listed(file: TuneFile) -> dict[str, tuple[Changes, ...]]:
     """Return name -> changes of each candidate of a tune file."""
     points: list[Changes] = [{}]
@@ -247,6 +261,15 @@ def _listed(file: TuneFile) -> dict[str, tuple[Changes, ...]]:
         drawn = Trials(trials=space.points, seed=space.seed, seeds=[0], space=space.fields)
         points = drawn.points()
     named = file.candidates or {"point": {}}
+    for name, changes in {**named, "of [space]": {} if space is None else space.fields}.items():
+        for key in changes:
+            if key in _SET_HERE:
+                raise ConfigError(
+                    f"candidate {name}: {key}: every candidate gets the noise with which the whole "
+                    "selection meets target_epsilon; leave it out."
+                )
+            if space is not None and changes is not space.fields and key in space.fields:
+                raise ConfigError(f"candidate {name}: {key}: [space] changes it, too; leave one.")
     return {
         name if space is None else f"{name} {number}": (changes, point)
         for name, changes in named.items()
@@ -274,8 +297,7 @@ def _refuse_misfits(plans: Mapping[str, PlanFile], file: TuneFile) -> None:
     for name, plan in plans.items():
         p = plan.privacy
         for key, present, why in (
-            ("privacy.sampling", p.sampling, "its amplified cost is no mu"),
-            ("privacy.metrics", p.metrics and not file.noised, "are not the score"),
+            ("privacy.sampling", p.sampling, "noise is found for a mu, which it has not"),
             ("privacy.round_seconds", p.round_seconds, "no round is released before the end"),
             ("select", plan.select, "the server sees what clients select in every training"),
             ("canaries", plan.canaries, "an audit needs a run of its own"),
@@ -305,6 +327,10 @@ def _refuse_score(file: TuneFile, plan: PlanFile, objects: Own) -> None:
             f'score={file.score}: must be "accuracy", on the test examples of a built-in task, '
             '"metric", the plan\'s own (data.metric), or "noised:accuracy" and the like, a metric '
             "of [privacy.metrics]."
+        )
+    if file.better is not None and file.better != _BETTER.get(file.score, file.better):
+        raise ConfigError(
+            f'better="{file.better}": would release the worst model by {file.score}; leave it out.'
         )
     if file.score == "metric" and not own:
         raise ConfigError('score="metric": the plan has none; name a function in data.metric.')
@@ -385,9 +411,14 @@ def bill_of(tune: Tune, setup: Training, *, put_together: float = 0.0) -> Bill:
     noises = [float(one.plan.privacy.noise_multiplier or 0.0) for one in tune.candidates]
     alone = gaussian.mu(tune.file.target_epsilon, tune.delta)
     counts = {len(tune.candidates), math.ceil(tune.repetitions.expected)}
+    if (epsilon := tune.cost.epsilon(tune.delta)) > tune.file.target_epsilon * (1 + 1e-5):
+        raise ConfigError(
+            f"target_epsilon = {tune.file.target_epsilon:g}: so little is accounted for as "
+            f"{up(epsilon)}; use a target above that."
+        )
     return Bill(
         candidates=len(tune.candidates),
-        epsilon=tune.cost.epsilon(tune.delta),
+        epsilon=epsilon,
         delta=tune.delta,
         mu=tune.mu,
         epsilon_of_one=Guarantee(tune.mu).epsilon(tune.delta),
@@ -537,7 +568,7 @@ def _score(tune: Tune, run: RunFolder, measure: Callable[[], float]) -> float:
         score = noised_metrics(run.path).score(name) if name else measure()
     except Exception:
         return -math.inf
-    return score if tune.file.better == "higher" else -score
+    return -score if tune.file.is_lower_better else score
 
 
 @contextlib.contextmanager

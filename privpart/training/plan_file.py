@@ -771,7 +771,7 @@ def validated(
     except ConfigError as error:
         raise ConfigError(f"{name} is not a valid plan: privacy.mechanism: {error}") from None
     except ValidationError as error:
-        faults = [_sentence(fault) for fault in error.errors()]
+        faults = [sentence_of(fault, PlanFile) for fault in error.errors()]
         listed = f" {faults[0]}" if len(faults) == 1 else "".join(f"\n  {one}" for one in faults)
         raise ConfigError(f"{name} is not a valid plan:{listed}") from None
     if in_python:
@@ -1062,10 +1062,16 @@ def _refuse_batch_statistics(model: "Model") -> None:
         refuse_batch_statistics(model.network())
 
 
-def _sentence(fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
-    where = ".".join(str(part) for part in fault["loc"])
+def field_of(fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
+    """Return the dotted name of a field; pydantic adds each type that a value could have."""
+    return ".".join(str(part) for part in fault["loc"] if "[" not in str(part))
+
+
+def sentence_of(fault: Any, file: type[BaseModel]) -> str:  # noqa: ANN401  pydantic's ErrorDetails
+    """Return what is wrong in a file of this kind."""
+    where = field_of(fault)
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        keys = _keys_at(fault["loc"][:-1])
+        keys = _keys_at(file, fault["loc"][:-1])
         near = difflib.get_close_matches(str(fault["loc"][-1]), keys, n=1, cutoff=0.0)
         return f"{where}: no such key. The nearest is {near[0]}; all keys are {', '.join(keys)}."
     if fault["type"] in ("missing", "missing_argument"):
@@ -1078,14 +1084,23 @@ def _sentence(fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
     return f"{where}: {fault['msg']}; this is {fault['input']!r}."
 
 
-def _keys_at(location: tuple[Any, ...]) -> list[str]:
-    """Return the keys of the table at ``location`` of a plan file."""
-    table: Any = PlanFile
+def _keys_at(file: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
+    """Return the keys of the table at ``location`` of a file."""
+    table: Any = file
     for part in location:
-        annotation = _fields(table)[str(part)]
-        options = [a for a in (annotation, *get_args(annotation)) if isinstance(a, type)]
-        table = next(a for a in options if is_dataclass(a) or issubclass(a, BaseModel))
-    return ["schema" if key == "plan_schema" else key for key in _fields(table)]
+        annotation = _fields(table).get(str(part), table)
+        options = [a for a in _inner(annotation) if is_dataclass(a) or _is_table(a)]
+        table = options[0] if options else annotation
+    return ["schema" if key.endswith("_schema") else key for key in _fields(table)]
+
+
+def _inner(annotation: Any) -> list[Any]:  # noqa: ANN401  of a field
+    """Return a type and all those that it is made of."""
+    return [annotation, *(inner for part in get_args(annotation) for inner in _inner(part))]
+
+
+def _is_table(annotation: Any) -> bool:  # noqa: ANN401  of a field
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
 def _fields(table: Any) -> dict[str, Any]:  # noqa: ANN401  a model or a dataclass

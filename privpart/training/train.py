@@ -161,7 +161,7 @@ def train(
     _refuse_other_types(given, out)
     watchers = callbacks_of(callbacks)
     checks.count("evaluate_every", evaluate_every)
-    engine = _engine_options(options)
+    engine = engine_options(options)
     chosen = _plan(plan)
     if canaries is not None and chosen.canaries is None:
         raise ConfigError(
@@ -207,7 +207,8 @@ def _refuse_other_types(objects: Own, out: object) -> None:
             raise ConfigError(f"{name}: is {described(value)}; must be {must}.")
 
 
-def _engine_options(options: Mapping[str, Any]) -> EngineOptions:
+def engine_options(options: Mapping[str, Any]) -> EngineOptions:
+    """Return the options with these names; one that there is none of is refused."""
     names = [field.name for field in fields(EngineOptions)]
     if unknown := sorted(options.keys() - set(names)):
         near = difflib.get_close_matches(unknown[0], names, n=1, cutoff=0.0)[0]
