@@ -248,12 +248,12 @@ def _climb(gram: Array, start: int, participation: Participation) -> NDArray[np.
 def _agreeing(slope: Array, weights: Array, participation: Participation) -> NDArray[np.int64]:
     """Return the admissible pattern of the largest sum of weights, with the signs of the slope."""
     pattern = np.zeros(len(slope), dtype=np.int64)
-    chosen = list(_heaviest_rounds(np.maximum(weights, 0.0), participation))
+    chosen = list(heaviest_rounds(np.maximum(weights, 0.0), participation))
     pattern[chosen] = np.where(slope[chosen] < 0, -1, 1)
     return pattern
 
 
-def _heaviest_rounds(weights: Array, participation: Participation) -> Sequence[int]:
+def heaviest_rounds(weights: Array, participation: Participation) -> Sequence[int]:
     """Return the admissible rounds with the largest sum of weights, all of them >= 0."""
     if isinstance(participation, FixedOrder):
         return max(participation.places(), key=lambda places: float(weights[list(places)].sum()))

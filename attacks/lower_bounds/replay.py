@@ -72,6 +72,35 @@ class Replay:
         mu = self.signal / high
         return from_mu(METHOD, ASSUMPTION, mu, delta=delta, confidence=confidence)
 
+    def least_seen(self, false_alarm: float) -> float:
+        """Return the factor of less noise that is found in 99 of 100 cases, below 1."""
+        limit = stats.chi2.ppf(false_alarm / 4, self.draws)
+        return math.sqrt(float(limit / stats.chi2.ppf(0.99, self.draws)))
+
+
+def joined(replays: Sequence[Replay]) -> Replay:
+    """Return the replay of a client that spans groups of parameters, from those of the groups.
+
+    One Gaussian release has all of them, so that squares of their signals add; the deviation is of
+    all draws together, of which the groups' own tests ask whether it is one.
+    """
+    draws = sum(replay.draws for replay in replays)
+    squares = sum(replay.draws * replay.sigma**2 for replay in replays)
+    return Replay(
+        signal=math.hypot(*(replay.signal for replay in replays)),
+        sigma=math.sqrt(squares / draws),
+        planned=replays[0].planned,
+        draws=draws,
+        faults=tuple(dict.fromkeys(fault for replay in replays for fault in replay.faults)),
+        off_plan=next((replay.off_plan for replay in replays if replay.off_plan), ""),
+    )
+
+
+def whitened(noise: Array, covariance: Array) -> Array:
+    """Return L^-1 times the noise (T, d) of T rounds whose covariance is L L^T."""
+    root = np.asarray(cholesky(covariance, lower=True))
+    return np.asarray(solve_triangular(root, noise, lower=True, check_finite=False))
+
 
 def paired(
     difference: Tensor | Array,

@@ -69,13 +69,20 @@ class NoiseReused(Server):
         return noise if self.round % 2 == 0 else noise.copy_(before)
 
 
+def again(server: Server, plan) -> None:
+    """Give a server the noise of a plan from the beginning, which a secret source refuses."""
+    getattr(server.source, "_claimed", set()).clear()
+    z, dim, salts = plan.update_noise_multiplier, server.parameters.numel(), server._noise._salts
+    server._noise, _ = noise_and_grid(plan, dim, z, server.source, 0)
+    server._noise._salts = [(0, salts[0][1])]
+
+
 class KeyReusedAfterResume(Server):
     """Half-way, the noise begins anew under the same key, as of a run resumed without its state."""
 
     def _draw(self) -> Tensor | None:
         if self.round == self.plan.rounds // 2:
-            z = self.plan.update_noise_multiplier
-            self._noise, _ = noise_and_grid(self.plan, self.parameters.numel(), z, self.source, 0)
+            again(self, self.plan)
         return super()._draw()
 
 
@@ -84,8 +91,7 @@ class MissingRestart(Server):
 
     def __init__(self, plan, start, *, source, optimizer) -> None:
         super().__init__(plan, start, source=source, optimizer=optimizer)
-        once = replace(plan, mechanism=BinaryTree(plan.rounds))
-        self._noise, _ = noise_and_grid(once, start.numel(), plan.noise_multiplier, source, 0)
+        again(self, replace(plan, mechanism=BinaryTree(plan.rounds)))
 
 
 class RealisedDivisor(Server):

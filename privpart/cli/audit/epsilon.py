@@ -38,7 +38,7 @@ def epsilon(
         bool,
         typer.Option(
             "--replay",
-            help="Run a replica of --plan twice with the same noise, with and without one client.",
+            help="Run the whole path of --plan with clients whose contributions are known.",
         ),
         _OF_A_RUN,
     ] = False,
@@ -70,8 +70,8 @@ def epsilon(
 ) -> None:
     """Bound epsilon from below, and compare it with what the accountant says.
 
-    Of a run, from the canaries that its plan put among the clients; of a plan, from canaries or a
-    paired replay on a replica of its server with simulated clients.
+    Of a run, from the canaries that its plan put among the clients; of a plan, from canaries in a
+    replica of its server, or a replay of its whole path, with simulated clients.
 
     Example: privpart audit epsilon --plan examples/digits.toml --simulate --replay --out audit
     """

@@ -15,19 +15,14 @@ from accounting import Guarantee
 from accounting.checks import ConfigError
 from attacks.lower_bounds.bounds import Bound
 from attacks.lower_bounds.planted import canary_clients
-from privpart.cli.audit.replica import (
-    MOST_KEPT,
-    Replica,
-    Scored,
-    Step,
-    canary_scores,
-    paired_replay,
-)
+from privpart.cli.audit.replica import Replica, Scored, Step, canary_scores
 from privpart.cli.audit.verdict import EpsilonAudit, judged
+from privpart.cli.audit.whole_path import PlannedPath, replay_path
 from privpart.cli.options import Format
 from privpart.cli.output import print_result
 from privpart.cli.pages import drawing, plots
 from privpart.cli.train import tell_of_code
+from privpart.model import PartialModel
 from privpart.plan import PrivacyPlan
 from privpart.run.canaries import AUDIT_REPORT, read_canary_key, read_releases
 from privpart.run.ledger import Ledger, Row
@@ -159,73 +154,79 @@ def _unsampled(plan: PrivacyPlan) -> Guarantee:
 def of_plan(
     path: Path, confidence: float, seed: int, *, canaries: tuple[int, int] | None, replay: bool
 ) -> EpsilonAudit:
-    """Audit a replica of a plan's server, whose noise and coins are those of ``seed``.
+    """Audit a plan: canaries in a replica of its server, a replay of its whole path, or both.
 
-    Canaries are their number per run, and of runs; None simulates none. A replay runs it with and
-    without one client, under the same noise.
+    Canaries are their number per run, and of runs; None simulates none. Their noise and coins are
+    those of ``seed``, and so are the clients of a replay.
 
     Raises:
         ConfigError: no server of this plan can be audited.
     """
     table = read(path)
-    replica, dim = _replica(table, path, replay)
-    count, runs = canaries or (0, 0)
-    # One run without the client, and one with it per group.
-    replayed = (1 + len(replica.groups)) * replay
-    scored, replays = None, []
-    with _progress(replica.plan.rounds * (runs + replayed)) as step:
-        if runs:
-            scored = canary_scores(replica, count=count, runs=runs, seed=seed, step=step)
-        if replay:
-            replays = paired_replay(replica, seed=seed, step=step)
+    model = _model(table, path)
+    promised = table.privacy_plan(sizes=None if table.schedule is None else model.group_sizes)
+    tensors = [(name, view.numel()) for name, view in model.views(model.flat).items()]
     about = {
         "replica": True,
         "plan": table.hash,
-        "parameters": dim,
-        "parameters_of_replica": replica.dim,
-        "runs": runs,
+        "parameters": model.flat.numel(),
         "other_clients": "simulated: known to the auditor and subtracted",
-        "clipping": "by the server; what an engine that hands over sums clips is not tested",
         "seed": seed,
         "server_optimizer": table.server.kind,
-        "server_optimizer_of_replica": replica.optimizer.kind,
     }
+    scored, replayed = None, None
+    count, runs = canaries or (0, 0)
+    if runs:
+        replica = _replica(promised, model.flat.numel(), table)
+        with _progress("rounds of the replica", replica.plan.rounds * runs) as step:
+            scored = canary_scores(replica, count=count, runs=runs, seed=seed, step=step)
+        about |= {"runs": runs, "parameters_of_replica": replica.dim}
+        about["server_optimizer_of_replica"] = replica.optimizer.kind
+    if replay:
+        rates = table.learning_rates.server_share(promised.rounds)
+        whole = PlannedPath(promised, tensors, table.server, rates)
+        with _progress("rounds that are replayed", promised.rounds * (2 + whole.runs)) as step:
+            replayed = replay_path(whole, seed=seed, step=step)
+        about |= {"replayed_clients": replayed.clients, "replayed_runs": 2 + replayed.runs}
+        about["parameters_of_replay"] = replayed.parameters
+        about["server_optimizer_of_replica"] = whole.optimizer.kind
     return judged(
         about,
-        _unsampled(replica.plan),
+        _unsampled(promised),
         delta=table.privacy.delta,
         confidence=confidence,
         scored=scored,
-        replays=replays,
+        replays=() if replayed is None else [replayed.replay],
+        checks=() if replayed is None else replayed.checks,
     )
 
 
-def _replica(plan: PlanFile, path: Path, replay: bool) -> tuple[Replica, int]:
-    """Return a replica of a plan's server, and the number of parameters that the plan trains.
-
-    A large model is replaced by a part of it: mu does not depend on the number of parameters.
-    """
+def _model(plan: PlanFile, path: Path) -> PartialModel:
+    """Return the model that a plan trains."""
     if plan.select is not None:
         raise ConfigError(f"plan {path}: has [select], whose updates are slices; not audited.")
     if plan.model.name is not None:
-        model = plan.model.partial(groups=plan.groups())
-    else:
-        tell_of_code(plan)
-        model = training(plan, report=lambda _: None).model
-    promised = plan.privacy_plan(sizes=None if plan.schedule is None else model.group_sizes)
-    dim = model.flat.numel()
+        return plan.model.partial(groups=plan.groups())
+    tell_of_code(plan)
+    return training(plan, report=lambda _: None).model
+
+
+def _replica(promised: PrivacyPlan, dim: int, plan: PlanFile) -> Replica:
+    """Return a replica of a plan's server for canaries.
+
+    A large model is replaced by a part of it: mu does not depend on the number of parameters.
+    """
     size = dim
     # Groups have sizes of their own, so that a part of the model would be another mechanism.
     if promised.mechanism.groups is None:
-        size = min(dim, (MOST_KEPT if replay else _MOST_VALUES) // promised.rounds)
-    tensors = [(name, view.numel()) for name, view in model.views(model.flat).items()]
-    return Replica(promised, size, plan.server, tensors=tensors), dim
+        size = min(dim, _MOST_VALUES // promised.rounds)
+    return Replica(promised, size, plan.server)
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Step]:
+def _progress(what: str, total: int) -> Iterator[Step]:
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("rounds of the replica", total=total)
+        bar = progress.add_task(what, total=total)
         yield lambda: progress.advance(bar)
 
 

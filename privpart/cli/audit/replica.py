@@ -8,8 +8,7 @@ part canaries (``canary_scores``), or one client more in one of two runs with th
 """
 
 import hashlib
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,9 +19,7 @@ from torch import Tensor
 
 from accounting import Mechanism
 from accounting.checks import ConfigError
-from attacks.lower_bounds.canaries import round_covariance
-from attacks.lower_bounds.planted import PlantedCanaries, groups_of, sums_of_releases
-from attacks.lower_bounds.replay import FALSE_ALARM, Replay, paired
+from attacks.lower_bounds.planted import PlantedCanaries, groups_of
 from privpart.engines.canaries import CanaryClients, cohorts_with_canaries
 from privpart.loop import fit
 from privpart.messages import ClientId, ClientUpdate, RoundTask
@@ -37,8 +34,6 @@ Step = Callable[[], None]
 _OTHERS = 2
 _SHORTER = 0.999
 """Length of the other clients' updates in clip norms: none is clipped."""
-MOST_KEPT = 10**7
-"""Rounds times parameters that a paired replay keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +46,12 @@ class Replica:
         optimizer: of the server; another kind than SGD is replaced by plain averaging, because
             what it makes of the noised sums costs nothing and cannot be undone.
         server: makes the server; another class than ``Server`` is a fault put in on purpose.
-        tensors: names and sizes of the parameters' tensors, in order, as far as ``dim`` goes; a
-            replay tests the noise of each. Empty: a group is tested as a whole.
     """
 
     plan: PrivacyPlan
     dim: int
     optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     server: Callable[..., Server] = Server
-    tensors: Sequence[tuple[str, int]] = ()
 
     def __post_init__(self) -> None:
         if self.plan.noise_multiplier == 0:
@@ -77,15 +69,6 @@ class Replica:
     def groups(self) -> list[tuple[Mechanism, Sequence[int], slice]]:
         """Mechanism, rounds and place of each group of parameters."""
         return groups_of(self.plan.mechanism, self.dim)
-
-    def tensors_in(self, part: slice, otherwise: str) -> Mapping[str, int]:
-        """Return how many parameters of each tensor are in a part; ``otherwise`` names the rest."""
-        counts = {}
-        end = 0
-        for name, size in self.tensors:
-            start, end = end, end + size
-            counts[name] = max(0, min(end, part.stop) - max(start, part.start))
-        return counts | {otherwise: part.stop - part.start - sum(counts.values())}
 
     def run(
         self, canaries: CanaryClients, seed: int, read: Callable[[Tensor], Tensor], step: Step
@@ -183,79 +166,6 @@ def canary_scores(
         visible.append(mu)
     everyone = np.concatenate(scores), np.concatenate(present)
     return Scored(*everyone, float(np.mean(visible)), others_known=True)
-
-
-def paired_replay(replica: Replica, *, seed: int, step: Step = lambda: None) -> list[Replay]:
-    """Run a replica without and with one client, under the same noise; one ``Replay`` per group.
-
-    Without groups there is one. Each group's client has its direction inside the group, and false
-    alarms are shared among the groups.
-
-    Raises:
-        ConfigError: more rounds times parameters than are kept.
-    """
-    plan = replica.plan
-    if plan.rounds * replica.dim > MOST_KEPT:
-        raise ConfigError(
-            f"replay: {plan.rounds} rounds of {replica.dim} parameters are more than the "
-            f"{MOST_KEPT:,} values that it keeps. Use canaries (--simulate) instead."
-        )
-    nobody = np.zeros(len(replica.groups), dtype=bool)
-    # The same seed gives the same noise, so that two runs differ by one client alone.
-    alone = replica.planted(len(nobody), present=nobody)
-    models = replica.run(alone, seed, torch.clone, step)
-    others = _Others(replica).sum.numpy()
-    replays = []
-    for g, (mechanism, rounds, part) in enumerate(replica.groups):
-        present = nobody.copy()
-        present[g] = True
-        planted = replica.planted(len(present), present=present)
-        with_one = replica.run(planted, seed, torch.clone, step)[:, part]
-        without = models[:, part]
-        noised = _sums(replica, without, rounds)
-        difference = _sums(replica, with_one, rounds) - noised
-        covariance = round_covariance(mechanism.decoder())
-        sent = planted.direction(g)[part].numpy()
-        rounding = [_rounding(replica, run, covariance) for run in (with_one, without)]
-        group = f"group {g}" if len(present) > 1 else "all parameters"
-        replays.append(
-            paired(
-                difference,
-                noised - others[part],
-                covariance,
-                noise_multiplier=plan.update_noise_multiplier,
-                along=difference @ sent,
-                rounding=np.sum(rounding, axis=0),
-                tensors=replica.tensors_in(part, group),
-                rounds=rounds,
-                false_alarm=FALSE_ALARM / len(present),
-            )
-        )
-    return replays
-
-
-def _rounding(replica: Replica, models: Array, covariance: Array) -> Array:
-    """Return the norm, at most, of what float32 adds to a parameter's whitened sums, shape (d,).
-
-    A model has an error of 2^-24 of itself, and so have a few products and sums of a step; a sum
-    depends on three models.
-    """
-    plan = replica.plan
-    scale = plan.report_goal / (plan.clip_norm * replica.optimizer.learning_rate)
-    smallest = float(np.linalg.eigvalsh(covariance)[0])
-    sizes = np.sqrt(sum(np.square(model, dtype=np.float64) for model in models))
-    return np.asarray(2.0**-20 * sizes * scale / math.sqrt(smallest))
-
-
-def _sums(replica: Replica, models: Array, rounds: Sequence[int]) -> Array:
-    """Return the noised sums of the rounds, in clip norms."""
-    means = sums_of_releases(
-        models.astype(np.float64),
-        rounds,
-        learning_rate=replica.optimizer.learning_rate,
-        momentum=replica.optimizer.momentum,
-    )
-    return np.asarray(means * (replica.plan.report_goal / replica.plan.clip_norm))
 
 
 def _seed(seed: int, purpose: str) -> int:

@@ -16,6 +16,7 @@ from accounting import Guarantee
 from accounting.report import down, up
 from attacks.lower_bounds import bounds
 from attacks.lower_bounds.bounds import Bound, percent
+from attacks.lower_bounds.checks import Check
 from attacks.lower_bounds.replay import FALSE_ALARM, METHOD, Replay
 from privpart.cli.audit.replica import Scored
 from privpart.run.canaries import AUDIT_SCHEMA
@@ -40,10 +41,11 @@ class EpsilonAudit:
         claimed: the accountant's guarantee, without that of an earlier run.
         delta: at which every epsilon is stated.
         scored: the canaries; None if only a replay was made.
-        replays: paired replays, one per group of parameters.
+        replays: of the whole path, at most one.
         bounds: each at the audit's confidence on its own. A replay whose noise fails a test has
             none: its bound would assume what is known to be wrong.
         reasons: what contradicts the accountant, the mechanism or the plan, a sentence each.
+        checks: what a replay compared with the plan, a row each.
     """
 
     about: dict[str, Any]
@@ -53,6 +55,7 @@ class EpsilonAudit:
     replays: tuple[Replay, ...]
     bounds: tuple[Bound, ...]
     reasons: tuple[str, ...]
+    checks: tuple[Check, ...] = ()
 
     @property
     def epsilon(self) -> float:
@@ -119,6 +122,10 @@ class EpsilonAudit:
             noise = f"noise {replay.sigma:.5f}, of the plan {replay.planned:g}"
             shown = f"signal {replay.signal:.5f} clip norms, {noise} ({replay.draws:,} draws)"
             lines.append(("replay", shown))
+        for check in self.checks:
+            level = f"level {check.level:.1g}" if check.level else "exact"
+            found = f"{check.name}: {check.compared:,} compared, {level}; sees {check.sees}"
+            lines.append((check.result, found))
         lines += [("bound", str(bound)) for bound in self.bounds]
         return [*lines, ("compared", self.comparison()), ("measured", self.measured())]
 
@@ -136,6 +143,7 @@ class EpsilonAudit:
             "bounds": [asdict(bound) for bound in self.bounds],
             "bounds_above_accountant": [bound.method for bound in self.above],
             "replays": [asdict(replay) for replay in self.replays],
+            "checks": [asdict(check) | {"result": check.result} for check in self.checks],
         }
         if (scored := self.scored) is not None:
             values["canaries"] = {
@@ -155,6 +163,7 @@ def judged(
     confidence: float,
     scored: Scored | None = None,
     replays: Sequence[Replay] = (),
+    checks: Sequence[Check] = (),
 ) -> EpsilonAudit:
     """Return an audit with its bounds and verdict; the replays' errors are shared."""
     proved = _bounds(scored, replays, delta, confidence)
@@ -165,11 +174,14 @@ def judged(
     reasons = [f"{bound}; the accountant says {up(epsilon)}." for bound in above]
     for replay in replays:
         reasons += [*replay.faults, *([replay.off_plan] if replay.off_plan else [])]
+    reasons += [fault for check in checks for fault in check.faults]
     # What other clients add widens the scores of a real run, and is no fault of the noise.
     if scored is not None and scored.others_known:
         reasons += _off_plan(scored)
     unique = tuple(dict.fromkeys(reasons))
-    return EpsilonAudit(about, claimed, delta, scored, tuple(replays), proved, unique)
+    return EpsilonAudit(
+        about, claimed, delta, scored, tuple(replays), proved, unique, tuple(checks)
+    )
 
 
 def _chance(bound: Bound) -> str:

@@ -3,7 +3,7 @@
 from accounting.report import up
 from attacks.lower_bounds.bounds import percent
 from privpart.cli.audit.verdict import SURE, EpsilonAudit
-from privpart.cli.pages.page import Block, Page, Picture, Section, Verdict
+from privpart.cli.pages.page import Block, Page, Picture, Section, Table, Verdict
 from privpart.cli.pages.plots import scores_figure
 
 
@@ -26,6 +26,12 @@ def lower_bounds_page(audit: EpsilonAudit) -> Page:
             "Curves: what the accountant allows at most.",
         )
         scores.append(Block("pictures", [picture]))
+    header = ["what", "compared", "level", "smallest fault seen", "result"]
+    rows = [
+        [c.name, f"{c.compared:,}", f"{c.level:.1g}" if c.level else "exact", c.sees, c.result]
+        for c in audit.checks
+    ]
+    compared = [Table("", header, rows)] if rows else []
     return Page(
         "Audit of epsilon: lower bounds",
         [
@@ -38,6 +44,7 @@ def lower_bounds_page(audit: EpsilonAudit) -> Page:
         [
             Section("At a glance", [Block("figures", figures)]),
             Section("What contradicts it", [Block("points", audit.reasons)] if violated else []),
+            Section("Compared with the plan", compared),
             Section("Scores of the canaries", scores),
             Section("What was audited and found", [Block("facts", audit.lines())]),
         ],

@@ -1,0 +1,575 @@
+"""Whole path: replayed clients in a run as it really runs, from the round loop to the export.
+
+``ReplayedClients`` ask and answer; everything else is privpart's own code under the plan: the
+round loop, limits, the sampler, messages, clip, grid, sum, noise, divisor, step, commit to a run
+folder, a round that is interrupted before its commit, resume, and the released model. The folder
+and the log of runs are temporary. Three kinds of run are made:
+
+contributions   two runs with the same seeded noise, with the clients' updates and with zeros in
+                their place: the released models differ by what the clients added, exactly
+noise           runs with secret keys of their own; what is left when the planned contributions
+                are subtracted is the noise
+keys            sources of noise drawn here, in a forked process and in fresh ones
+
+A large model is replaced by a part of each of its tensors: what is tested does not depend on size.
+"""
+
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from accounting.checks import ConfigError
+from attacks.lower_bounds.canaries import round_covariance
+from attacks.lower_bounds.checks import Check
+from attacks.lower_bounds.planted import groups_of, sums_of_releases
+from attacks.lower_bounds.repeats import gaussian, missing, repeats
+from attacks.lower_bounds.replay import FALSE_ALARM, Replay, joined, paired, whitened
+from attacks.lower_bounds.replayed_clients import ReplayedClients, worst_allocation
+from privpart.loop import fit
+from privpart.messages import ClientId, ClientUpdate, RoundTask
+from privpart.noise.cohorts import ids_hash
+from privpart.noise.source import SecretSource
+from privpart.plan import PrivacyPlan
+from privpart.run import log
+from privpart.run.begin import create_run
+from privpart.run.folder import RunFolder
+from privpart.run.ledger import Ledger
+from privpart.server import RoundCounts, Server
+from privpart.settings.server import ServerOptimizer
+from privpart.training.export import released_parameters
+
+Array = NDArray[np.float64]
+Step = Callable[[], None]
+"""Called after each round."""
+_VALUES = 2 * 10**6
+"""Rounds times parameters of a replayed run, at most."""
+_DRAWS = 4 * 10**5
+"""Draws of noise that several runs have together, if one has fewer."""
+_MOST_RUNS = 8
+_MOST_COMMITS = 640
+_WORK = 2.5e9
+"""Nanoseconds that a run may spend on clients, by the estimate below."""
+_OF_UPDATE, _OF_PARAMETER, _OF_ANSWER = 6e4, 12.0, 1e4
+_LEAST_CLIENTS, _MOST_CLIENTS = 32, 2000
+_KEYS = 30_000
+_FRESH = "from privpart.noise.source import SecretSource; print(SecretSource().identity)"
+
+
+class _InterruptedError(Exception):
+    """A run that was killed after its noise was drawn, and before its commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedPath:
+    """What is run: a plan, and its server as far as the path needs it.
+
+    Args:
+        plan: the promise.
+        tensors: names and sizes of the parameters' tensors, in order.
+        optimizer: of the server; another kind than SGD is replaced by plain averaging, because
+            what it makes of the noised sums costs nothing and cannot be undone.
+        rates: share of the learning rate in each round; None is 1.
+        server: makes the server.
+
+    Raises:
+        ConfigError: the plan adds no noise, or its clip norm follows the clients' updates.
+    """
+
+    plan: PrivacyPlan
+    tensors: Sequence[tuple[str, int]]
+    optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
+    rates: Callable[[int], float] | None = None
+    server: Callable[..., Server] = Server
+
+    def __post_init__(self) -> None:
+        if self.plan.noise_multiplier == 0:
+            raise ConfigError("plan: adds no noise, so there is no epsilon to audit.")
+        if self.plan.adaptive_clipping is not None:
+            raise ConfigError(
+                "plan: has adaptive_clipping, under which a client's update has no fixed length. "
+                "Audit the plan without it."
+            )
+        if self.optimizer.kind != "sgd" or self.optimizer.weight_decay:
+            object.__setattr__(self, "optimizer", ServerOptimizer())
+        tensors = [(name, size) for name, size in self.tensors if size]
+        sizes = _shortened([size for _, size in tensors], _VALUES // self.plan.rounds)
+        mechanism = self.plan.mechanism
+        if (groups := mechanism.groups) is not None:
+            ends = np.searchsorted(
+                np.cumsum([size for _, size in tensors]), np.cumsum(groups.sizes)
+            )
+            cuts = [0, *(ends + 1).tolist()]
+            of_groups = [sum(sizes[i:j]) for i, j in pairwise(cuts)]
+            mechanism = replace(cast("Any", groups), sizes=tuple(of_groups))
+        object.__setattr__(
+            self, "tensors", [(n, size) for (n, _), size in zip(tensors, sizes, strict=True)]
+        )
+        smallest = 0 if self.plan.sampling is not None else 1
+        object.__setattr__(
+            self,
+            "plan",
+            replace(self.plan, mechanism=mechanism, minimum_cohort=smallest, metrics=None),
+        )
+
+    @property
+    def dim(self) -> int:
+        """Number of parameters of the replayed run."""
+        return sum(size for _, size in self.tensors)
+
+    @property
+    def runs(self) -> int:
+        """Number of runs whose noise is tested."""
+        rounds = self.plan.rounds
+        wanted = -(-_DRAWS // (rounds * self.dim))
+        return max(1, min(_MOST_RUNS, max(2, wanted), _MOST_COMMITS // rounds))
+
+    def groups(self) -> list[tuple[Any, Sequence[int], slice]]:
+        """Return mechanism, rounds and place of each group of parameters."""
+        return groups_of(self.plan.mechanism, self.dim)
+
+    def clients(self, seed: int, *, few: bool = False) -> ReplayedClients:
+        """Return the clients that are replayed; ``few`` are enough for a run whose noise counts."""
+        plan, groups = self.plan, self.groups()
+        rounds = plan.rounds
+        covariances = [round_covariance(m.decoder()) for m, _, _ in groups]
+        allocation = np.zeros((rounds, len(groups)))
+        if plan.sampling is None:
+            allocation = worst_allocation(
+                covariances, [own for _, own, _ in groups], plan.participation
+            )
+        every = [(0,)] * rounds
+        schedule = every if plan.mechanism.groups is None else plan.mechanism.groups.schedule
+        if plan.sampling is not None:
+            count = _population(plan.sampling) - 1
+        else:
+            p = plan.participation
+            admitted = min(p.max_participations, -(-rounds // (2 * p.min_separation)))
+            cost = admitted * (_OF_UPDATE + _OF_PARAMETER * self.dim) + _OF_ANSWER * rounds / 2
+            most = _LEAST_CLIENTS if few else min(_MOST_CLIENTS, int(_WORK / cost))
+            count = max(_LEAST_CLIENTS, 2 * rounds, most)
+        parts = [part for _, _, part in groups]
+        return ReplayedClients(plan.participation, parts, schedule, allocation, count, seed)
+
+    def new_server(self, plan: PrivacyPlan, source: Any) -> Server:  # noqa: ANN401  a NoiseSource
+        """Return the server of round 0."""
+        start = torch.zeros(self.dim)
+        given: dict[str, Any] = {"source": source, "optimizer": self.optimizer}
+        if self.rates is not None:
+            given["rates"] = self.rates
+        return self.server(plan, start, **given)
+
+    def sums(self, models: Array, rounds: Sequence[int]) -> Array:
+        """Return the noised sums of rounds in clip norms, from models (n + 1, columns)."""
+        plan, optimizer = self.plan, self.optimizer
+        share = [1.0 if self.rates is None else self.rates(t) for t in range(plan.rounds)]
+        steps = np.diff(models, axis=0) / np.array(share)[:, None]
+        undone = np.concatenate([models[:1] * 0, np.cumsum(steps, axis=0)])
+        means = sums_of_releases(
+            undone,
+            rounds,
+            learning_rate=optimizer.learning_rate,
+            momentum=optimizer.momentum,
+        )
+        factors = [plan.report_goal_at(t) / plan.clip_norm_at(t) for t in rounds]
+        return np.asarray(means * np.array(factors)[:, None])
+
+
+def _shortened(sizes: Sequence[int], most: int) -> list[int]:
+    """Return the sizes, the largest of them cut to one length, that sum to ``most`` or fewer."""
+    longest = max(sizes)
+    left = most
+    for place, size in enumerate(sorted(sizes)):
+        share = left // (len(sizes) - place)
+        if size > share:
+            longest = max(1, share)
+            break
+        left -= size
+    return [min(size, longest) for size in sizes]
+
+
+def _population(sampling: Any) -> int:  # noqa: ANN401  any sampler
+    return int(getattr(sampling, "population", 1000))
+
+
+@dataclass(slots=True)
+class _Engine:
+    """Answers for the replayed clients, whoever is asked."""
+
+    clients: ReplayedClients
+    silent: bool
+    each_alone: bool = True
+
+    def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
+        for client, i in self.clients.answers(task.round):
+            sent = torch.from_numpy(self.clients.update(i, task.round, task.clip_norm))
+            if self.silent:
+                sent.zero_()
+            yield task.update(cast("ClientId", client), sent)
+
+
+@dataclass(frozen=True, slots=True)
+class _Released:
+    models: Array  # (n + 1, d), the start and every released model
+    interrupted: Array  # (d,), the model of the round that was not committed
+    identity: str  # of the source of the noise
+    cohorts: list[set[ClientId]]  # who may take part by the sampler; empty without one
+    rows: list[set[ClientId]]  # who took part by the ledger
+    exported: Array  # (d,)
+
+
+def _released(
+    path: PlannedPath, clients: ReplayedClients, *, seed: int | None, silent: bool, step: Step
+) -> _Released:
+    """Run all rounds in a folder; interrupt the one in the middle before its commit, and resume."""
+    plan, middle = path.plan, path.plan.rounds // 2
+    asked = [[_spelled(i, clients.ids[i]) for i in clients.asking(t)] for t in range(plan.rounds)]
+    engine = _Engine(clients, silent)
+    rows = [np.zeros(path.dim)]
+    tried: list[Array] = []
+    with TemporaryDirectory(prefix="privpart-audit-") as place, log.apart(Path(place) / "log"):
+        folder = Path(place) / "run"
+        own = {"population": ids_hash(clients.ids), "delta": 1e-5}
+        run = create_run(folder, plan, seed=seed, own=own)
+
+        def keep(server: Server, counts: RoundCounts) -> None:
+            model = server.parameters.numpy().astype(np.float64)
+            if server.round == middle + 1 and not tried:
+                tried.append(model)
+                raise _InterruptedError
+            run.commit(server, counts)
+            rows.append(model)
+            step()
+
+        def rounds() -> str:
+            source = run.source()
+            server = path.new_server(plan, source)
+            run.restore(server)
+            cohorts: Any = asked if plan.sampling is None else run.sample(clients.ids)
+            drawn[:] = [] if plan.sampling is None else [set(c) for c in cohorts]
+            fit(server, engine, cohorts, commit=keep, stop_if_diverged=False)
+            return source.identity
+
+        drawn: list[set[ClientId]] = []
+        try:
+            rounds()
+        except _InterruptedError:
+            run.close()
+            run = RunFolder.open(folder)
+        identity = rounds()
+        run.close()
+        took_part: list[set[ClientId]] = [set(row.clients) for row in Ledger(folder).rows()]
+        exported = released_parameters(folder)[0].numpy().astype(np.float64)
+    return _Released(np.stack(rows), tried[0], identity, drawn, took_part, exported)
+
+
+def _spelled(i: int, client: int | str) -> object:
+    """Return an id as a caller may spell it in a cohort."""
+    return np.int64(client) if i % 3 == 0 and isinstance(client, int) else client
+
+
+@dataclass(frozen=True, slots=True)
+class PathAudit:
+    """What was found; ``replay`` bounds epsilon, of a plan that samples at measured parameters."""
+
+    checks: tuple[Check, ...]
+    replay: Replay
+    clients: int
+    runs: int
+    parameters: int
+
+
+def replay_path(path: PlannedPath, *, seed: int, step: Step = lambda: None) -> PathAudit:
+    """Run a plan's whole path with replayed clients, and compare everything with the plan."""
+    clients = path.clients(seed)
+    sent = _released(path, clients, seed=seed, silent=False, step=step)
+    silent = _released(path, clients, seed=seed, silent=True, step=step)
+    everything = range(path.plan.rounds)
+    planned = _planned(clients, sent.cohorts)
+    expected = np.stack([clients.contribution(t, planned[t]) for t in everything])
+    differences = _by_group(path, sent.models) - _by_group(path, silent.models) - expected
+    checks = [_contributions(path, clients, planned, differences, (sent, silent))]
+    checks.append(_members(clients, planned, sent))
+    checks.append(_exported((sent, silent)))
+    worst = differences + 0.0
+    last = len(clients.ids) - 1
+    for t in np.flatnonzero(clients.allocation.any(1)).tolist():
+        worst[t] += clients.contribution(t, [last])
+    shown = worst, clients.along_worst(worst)
+    few = path.clients(seed + 1, few=True)
+    noise_runs = [
+        _released(path, few, seed=None, silent=False, step=step) for _ in range(path.runs)
+    ]
+    of_noise, replay = _noise(path, few, noise_runs, *shown)
+    checks += [_exported(noise_runs), *of_noise, _keys([run.identity for run in noise_runs])]
+    return PathAudit(tuple(checks), replay, len(clients.ids), len(noise_runs), path.dim)
+
+
+def _planned(clients: ReplayedClients, cohorts: Sequence[set[ClientId]]) -> list[list[int]]:
+    """Return the numbers of the clients that the plan lets take part, by round."""
+    rounds = clients.participation.rounds
+    asking = [clients.asking(t) for t in range(rounds)]
+    if cohorts:
+        ids = clients.ids
+        return [[i for i in asking[t] if ids[i] in cohorts[t]] for t in range(rounds)]
+    of_round: list[list[int]] = [[] for _ in range(rounds)]
+    for i in range(len(clients.ids)):
+        for t in clients.planned(i):
+            of_round[t].append(i)
+    return of_round
+
+
+def _by_group(path: PlannedPath, models: Array) -> Array:
+    """Return the noised sums of all rounds, (n, d), in clip norms; zeros where nothing trains."""
+    sums = np.zeros((path.plan.rounds, path.dim))
+    for _, rounds, part in path.groups():
+        sums[list(rounds), part] = path.sums(models[:, part], rounds)
+    return sums
+
+
+def _rounding(path: PlannedPath, models: Array) -> Array:
+    """Return the norm, at most, of what float32 adds to each round's sum, (n,), in clip norms."""
+    plan, optimizer = path.plan, path.optimizer
+    sizes = np.linalg.norm(models, axis=1)
+    shares = [1.0 if path.rates is None else path.rates(t) for t in range(plan.rounds)]
+    per_step = [
+        plan.report_goal_at(t) / (plan.clip_norm_at(t) * optimizer.learning_rate * shares[t])
+        for t in range(plan.rounds)
+    ]
+    nearby = np.maximum(np.maximum(sizes[1:], sizes[:-1]), np.roll(sizes, 1)[:-1])
+    return np.asarray(2.0**-21 * nearby * np.array(per_step))
+
+
+def _contributions(
+    path: PlannedPath,
+    clients: ReplayedClients,
+    planned: Sequence[Sequence[int]],
+    differences: Array,
+    runs: Sequence[_Released],
+) -> Check:
+    """Compare what the clients added to each round with what the plan lets them add."""
+    counts = np.array([len(round_) for round_ in planned])
+    # A client's integers are off by half a step per coordinate, and some steps short.
+    step = max(path.plan.update_noise_multiplier * 2.0**-20, 2.0**-25)
+    entries = np.array([len(clients.direction(0, t)[0]) for t in range(len(planned))])
+    limits = (6 * np.sqrt(counts) + 6) * (np.sqrt(entries) / 2 + 4) * step
+    limits += sum(_rounding(path, run.models) for run in runs)
+    norms = np.linalg.norm(differences, axis=1)
+    faults = []
+    for t in np.argsort(-norms / limits)[:3].tolist():
+        if norms[t] > limits[t] or not np.isfinite(norms[t]):
+            i, excess = clients.nearest(differences[t], t)
+            faults.append(
+                f"Round {t} adds {norms[t]:.3g} clip norms beside the plan; the nearest client is "
+                f"{clients.ids[i]!r} with {excess:+.3g}, whom the plan gives "
+                f"{'this round' if i in planned[t] else 'no part in it'}."
+            )
+    return Check(
+        "contribution of every client in every round",
+        sum(len(clients.asking(t)) for t in range(len(planned))),
+        0.0,
+        f"a client that adds {limits.max():.2g} clip norms beside the plan, exactly",
+        tuple(faults),
+    )
+
+
+def _members(clients: ReplayedClients, planned: Sequence[Sequence[int]], sent: _Released) -> Check:
+    """Compare the ledger's clients, across a resume, with the plan's limits or its sampler."""
+    faults = []
+    for t, (numbers, row) in enumerate(zip(planned, sent.rows, strict=True)):
+        if (due := {clients.ids[i] for i in numbers}) != row:
+            faults.append(
+                f"The ledger's round {t} has {len(row - due)} clients beside the plan's, and lacks "
+                f"{len(due - row)}."
+            )
+    found = len(sent.rows), sum(map(len, planned))
+    name = "clients in the ledger"
+    return Check(name, found[1], 0.0, "one client or round beside the plan", tuple(faults[:3]))
+
+
+def _exported(runs: Sequence[_Released]) -> Check:
+    faults = [
+        "The released model of the folder is not that of the last round."
+        for run in runs
+        if not np.array_equal(run.exported, run.models[-1])
+    ]
+    return Check("released model", len(runs), 0.0, "one bit", tuple(faults[:1]))
+
+
+def _noise(
+    path: PlannedPath,
+    clients: ReplayedClients,
+    runs: Sequence[_Released],
+    worst: Array,
+    seen: Array,
+) -> tuple[list[Check], Replay]:
+    """Test what is left of the runs when the planned contributions are subtracted.
+
+    ``worst`` (n, d) is what the worst client added, and ``seen`` (n, groups) along its direction.
+    """
+    z = path.plan.update_noise_multiplier
+    left = []
+    for run in runs:
+        planned = _planned(clients, run.cohorts)
+        expected = np.stack([clients.contribution(t, planned[t]) for t in range(path.plan.rounds)])
+        left.append(_by_group(path, run.models) - expected)
+    groups = path.groups()
+    share = FALSE_ALARM / (len(groups) + 3)
+    checks, replays, blocks = [], [], []
+    starts = [0, *accumulate(size for _, size in path.tensors)]
+    for g, (mechanism, rounds, part) in enumerate(groups):
+        covariance = round_covariance(mechanism.decoder())
+        tensors = {
+            name: size
+            for (name, size), start in zip(path.tensors, starts, strict=False)
+            if part.start <= start < part.stop
+        }
+        noise = [run[list(rounds), part] for run in left]
+        together = _side_by_side(noise, list(tensors.values()))
+        several = {name: size * len(runs) for name, size in tensors.items()}
+        error = max(float(_rounding(path, run.models).max()) for run in runs)
+        error /= float(np.sqrt(path.dim * np.linalg.eigvalsh(covariance)[0]))
+        one = worst[list(rounds), part]
+        replays.append(
+            paired(
+                np.pad(one, ((0, 0), (0, together.shape[1] - one.shape[1]))),
+                together,
+                covariance,
+                noise_multiplier=z,
+                along=seen[list(rounds), g],
+                rounding=error,
+                tensors=several,
+                rounds=rounds,
+                false_alarm=share,
+            )
+        )
+        deviations = z * np.sqrt(np.diag(covariance))[:, None]
+        checks.append(missing(together / deviations, several, rounds, share / 4))
+        group = f"group {g}" if len(groups) > 1 else "all parameters"
+        for number, own in enumerate(noise):
+            label = f"{group} of run {number + 1}" if len(noise) > 1 else group
+            blocks.append((label, whitened(own, covariance) / z))
+    checks += [repeats(blocks, share), gaussian(blocks, share), _tried_twice(path, runs, share)]
+    return [*checks, *_rows(replays, groups)], joined(replays)
+
+
+def _rows(replays: Sequence[Replay], groups: Sequence[Any]) -> list[Check]:
+    rows = []
+    for g, replay in enumerate(replays):
+        group = f" of group {g}" if len(groups) > 1 else ""
+        level = FALSE_ALARM / (len(groups) + 3)
+        rows.append(
+            Check(
+                f"deviation of the noise{group}",
+                replay.draws,
+                level,
+                f"noise x {replay.least_seen(level):.4g}",
+                (replay.off_plan,) if replay.off_plan else (),
+            )
+        )
+        rows.append(
+            Check(
+                f"correlations and cells of the noise{group}",
+                replay.draws,
+                level,
+                "a tensor in a round, see docs/audit-epsilon.md",
+                replay.faults,
+            )
+        )
+    return rows
+
+
+def _side_by_side(runs: Sequence[Array], sizes: Sequence[int]) -> Array:
+    """Return (T, runs x d): the columns of each tensor, of all runs, after one another."""
+    ends = np.cumsum(sizes)[:-1]
+    pieces = [np.split(run, ends, axis=1) for run in runs]
+    return np.concatenate([piece for tensor in zip(*pieces, strict=True) for piece in tensor], 1)
+
+
+def _tried_twice(path: PlannedPath, runs: Sequence[_Released], false_alarm: float) -> Check:
+    """Compare the noise of the interrupted round with that of its second try: fresh draws."""
+    middle = path.plan.rounds // 2
+    z = path.plan.update_noise_multiplier
+    values = []
+    for mechanism, rounds, part in path.groups():
+        if middle not in rounds:
+            continue
+        at = list(rounds).index(middle)
+        steps = np.diff(np.asarray(mechanism.decoder()), axis=0, prepend=0.0)
+        fresh = float(np.square(steps[at, ~steps[:at].any(0)]).sum())
+        for run in runs:
+            both = np.stack([run.models[: middle + 2, part]] * 2)
+            both[1, middle + 1] = run.interrupted[part]
+            padding = np.zeros((2, path.plan.rounds - middle - 1, both.shape[2]))
+            models = np.concatenate([both, padding], axis=1)
+            first, other = (path.sums(model, rounds)[at] for model in models)
+            values.append((first - other) / (z * np.sqrt(2 * fresh) or 1.0))
+    draws = np.concatenate(values)
+    deviation = float(np.sqrt(np.square(draws).mean()))
+    faults = (
+        (
+            f"A round that was interrupted and tried again has {deviation:.3g} times the "
+            "independent noise of two tries: whoever sees both removes it.",
+        )
+        if deviation < 1 - 7 / np.sqrt(2 * len(draws)) and len(draws) > 60
+        else ()
+    )
+    name = "noise of a round that is tried twice"
+    return Check(name, len(draws), false_alarm, "draws that are the same in both tries", faults)
+
+
+def _keys(identities: Sequence[str]) -> Check:
+    """Draw sources of noise here, in a forked process and in fresh ones; no two may be alike."""
+    drawn = [SecretSource().identity for _ in range(_KEYS)]
+    salts = [SecretSource().salt() for _ in range(_KEYS // 10)]
+    forked = [_forked_identity() for _ in range(2)]
+    command = [sys.executable, "-c", _FRESH]
+    fresh = [
+        subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        for _ in range(2)
+    ]
+    faults = []
+    everyone = [*identities, *drawn, *forked, *fresh]
+    if len(set(everyone)) < len(everyone):
+        twice = len(everyone) - len(set(everyone))
+        faults.append(f"{twice} of {len(everyone)} sources of secret noise have another's key.")
+    if len(set(salts)) < len(salts):
+        faults.append(f"{len(salts) - len(set(salts))} of {len(salts)} salts occur twice.")
+    first = {tuple(_first_draws(SecretSource())) for _ in range(200)}
+    if len(first) < 200:
+        faults.append(f"{200 - len(first)} of 200 sources draw another's noise.")
+    sees = f"keys of fewer than {np.log2(_KEYS**2 / 2) - 4:.0f} bits"
+    return Check("keys of the noise", len(everyone), 2.0**-60, sees, tuple(faults))
+
+
+def _first_draws(source: SecretSource) -> list[float]:
+    out = np.empty(4)
+    source.draws(0, b"").real(0, 0, out)
+    return [float(value) for value in out]
+
+
+def _forked_identity() -> str:
+    """Return the identity of a source that a forked process draws."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.write(writing, SecretSource().identity.encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        identity = pipe.read()
+    os.waitpid(child, 0)
+    return identity or f"none: {secrets.token_hex(8)}"
