@@ -3,8 +3,7 @@
 The real ``Server`` runs the plan's mechanism, clip, divisor and optimiser through ``fit``. A few
 clients send the same vectors in every round, which the auditor knows and subtracts; they are zero
 in every other parameter, so that noise which needs an update is missed there. Beside them take
-part canaries (``canary_scores``), or one client more in one of two runs with the same noise
-(``paired_replay``). All noise comes from seeds.
+part canaries (``canary_scores``). All noise comes from seeds.
 """
 
 import hashlib
