@@ -202,6 +202,11 @@ class SamplingChoice:
             chosen = 1 if self.chosen is None else self.chosen
             return BallsInBins(self.bins, mechanism.rounds, bool(self.redraw), chosen)
         if self.examples is not None and self.per_user is not None:
+            if population is not None and population * self.per_user < self.examples:
+                raise ConfigError(
+                    f"per_user={self.per_user}: a population of {population} with so few each has "
+                    f"less than {self.examples} examples, so somebody has more."
+                )
             return ExampleSampling(self.expected_batch or 0.0, self.examples, self.per_user)
         if population is None:
             raise ConfigError(f"population is missing: {self.name} draws members from it.")

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,6 +19,7 @@ from accounting import (
     UserGuarantee,
     sampled_guarantee,
 )
+from privpart.cli.budget.solve import solve
 
 RUN = ["epsilon", "--delta", "1e-6", "--format", "json"]
 OF_1000 = ["--population", "1000"]
@@ -174,6 +176,26 @@ def test_a_plan_that_samples_is_accounted_for_or_refused_in_a_sentence(privpart,
     ):
         result = privpart(*refused)
         assert (result.returncode, said in result.stderr) == (2, True), result.stderr
+
+
+@pytest.mark.parametrize("population", [None, 4])
+def test_the_greatest_batch_of_examples_is_not_bounded_by_the_number_of_clients(population):
+    def costs_its_batch(_, sampling):
+        cost = Mock(return_value=float(sampling.rpartition("=")[2]))
+        return Mock(delta=1e-6, guarantee=lambda: Mock(epsilon=cost))
+
+    sampler = "poisson-examples:examples=60,per_user=20"
+    found = solve(costs_its_batch, 8.5, 2, sampler, population)
+    assert (found.number, found.neighbour) == (8, 9)
+    assert solve(costs_its_batch, 99, 2, sampler, population).number == 60
+
+
+def test_more_examples_than_the_clients_can_have_are_refused(privpart):
+    sampler = "poisson-examples:expected_batch=9,examples=60,per_user=14"
+    run = ["--rounds", "20", "--noise-multiplier", "4", "--population", "4", "--sampling", sampler]
+    refused = privpart(*RUN, *ALONE, *run)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "per_user=14: a population of 4" in refused.stderr
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ def solve(
         search = _Search("rounds", lambda n: promise(n, sampling), least_rounds, checks.MOST_ROUNDS)
     else:
         key, joint = missing[0], "," if options else ":"
-        first, last = 1, population or 1
+        first, last = 1, _whole(options.get("examples", str(population or 1)))
         if key == "bins":
             first, last = rounds, max(2, _whole(options.get("chosen", "1")))
         if key == "chosen":
