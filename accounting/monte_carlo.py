@@ -210,7 +210,12 @@ class EstimatedGuarantee:
             ]
             guess = max(_least(sample, delta, plain, None) for sample in draws)
         count, spent = self.samples, math.log(1 / failure) / self.samples
-        high = plain if not self._cut else min(plain, 1.5 * guess + 0.5)
+        high = plain
+        if self._cut:
+            near = max(_least(sample, delta - failure, plain, spent) for sample in draws)
+            if near >= plain:
+                return plain
+            high = min(plain, 1.25 * near + 0.25)
         rest = delta - failure - self._lost(delta, high)
         bounds = [
             _least(
@@ -222,7 +227,7 @@ class EstimatedGuarantee:
             for d in (0, 1)
         ]
         found = max(bounds)
-        return plain if self._cut and found >= high else min(plain, found * (1 + _SLACK) + _SLACK)
+        return plain if found >= high else min(plain, found * (1 + _SLACK) + _SLACK)
 
     @property
     def _cut(self) -> float:

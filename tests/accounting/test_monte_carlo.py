@@ -403,9 +403,13 @@ def test_a_greatest_batch_costs_no_more_than_the_cut_allows(sampler, lag, often)
 def test_an_estimate_pays_for_a_greatest_batch_or_says_that_it_cannot():
     mechanism, delta = ROOT(16, 4), 1e-4
     cut, rare, never = (BMinSep(100, 10_000, 4, most=most) for most in (120, 165, 300))
-    plain = run_of(BMinSep(100, 10_000, 4), mechanism, 20_000).epsilon(delta)
+    uncut = BMinSep(100, 10_000, 4)
+    plain = run_of(uncut, mechanism, 20_000).epsilon(delta)
     assert plain * (1 - 1e-5) <= run_of(never, mechanism, 20_000).epsilon(delta) <= plain * 1.001
     assert plain < run_of(rare, mechanism, 20_000).epsilon(delta)
+    # So few draws that the bound is far above the estimate.
+    few = [run_of(some, mechanism, 10_000, z=1.0).epsilon(1e-5) for some in (never, uncut)]
+    assert few[0] == pytest.approx(few[1], rel=1e-4)
     with pytest.raises(ConfigError, match="most: some round is cut with probability"):
         run_of(cut, mechanism, 20_000).epsilon(delta)
     with pytest.raises(ConfigError, match="most=100: cuts no round"):
