@@ -257,6 +257,7 @@ class TruncatedGuarantee(AlikeSteps):
 
 def gaussian_delta(mu: float, epsilons: Array, p: float) -> Array:
     """Return the delta of a Gaussian release at log(1 + (e^epsilon - 1) / p), epsilons >= 0."""
+    p = max(p, 1e-40)  # which can only raise delta, and overflows nowhere below 600
     # Beyond 600 the exponential might overflow, and the logarithm is this to all digits.
     near = np.log1p(np.expm1(np.minimum(epsilons, 600.0)) / p)
     at = np.where(epsilons > 600, epsilons - math.log(p), near)

@@ -22,6 +22,7 @@ from accounting import (
     sampled_guarantee,
 )
 from accounting.cohorts import SamplingChoice
+from accounting.truncated import gaussian_delta
 
 EPSILONS = np.array([-1.5, -0.4, -0.05, 0.0, 0.05, 0.4, 1.0, 2.0])
 KINK = 1e-8
@@ -183,6 +184,13 @@ def test_losses_beyond_every_float_count_as_infinite():
     run = TruncatedGuarantee(0.01, 1.0, 100, 100, 1)
     assert ComposedGuarantee((run,)).delta(499.0) >= 1 - 1e-9
     assert run.epsilon(1e-6) == Guarantee(run.mu).epsilon(1e-6)
+
+
+def test_a_rate_below_every_other_float_has_deltas_that_are_numbers():
+    epsilons = np.array([0.0, 20.0, 340.0, 700.0])
+    assert np.isfinite(gaussian_delta(1.0, epsilons, 1e-300)).all()
+    run = TruncatedGuarantee(100.0, 1e-300, 10, 1, 1)
+    assert np.isfinite(run.removed(epsilons)).all()
 
 
 def test_what_no_proof_covers_is_refused():
