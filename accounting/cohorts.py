@@ -201,13 +201,8 @@ class SamplingChoice:
         if self.bins is not None:
             chosen = 1 if self.chosen is None else self.chosen
             return BallsInBins(self.bins, mechanism.rounds, bool(self.redraw), chosen)
-        if self.examples is not None and self.per_user is not None:
-            if population is not None and population * self.per_user < self.examples:
-                raise ConfigError(
-                    f"per_user={self.per_user}: a population of {population} with so few each has "
-                    f"less than {self.examples} examples, so somebody has more."
-                )
-            return ExampleSampling(self.expected_batch or 0.0, self.examples, self.per_user)
+        if self.name == "poisson-examples":
+            return self._of_examples(population)
         if population is None:
             raise ConfigError(f"population is missing: {self.name} draws members from it.")
         if self.batch is not None:
@@ -228,6 +223,15 @@ class SamplingChoice:
         apart = self.min_separation
         apart = bands_of(mechanism) if apart is None else apart
         return BMinSep(batch, population, apart, self.most)
+
+    def _of_examples(self, population: int | None) -> ExampleSampling:
+        examples, most = self.examples or 0, self.per_user or 0
+        if population is not None and population * most < examples:
+            raise ConfigError(
+                f"per_user={most}: a population of {population} with so few each has less than "
+                f"{examples} examples, so somebody has more."
+            )
+        return ExampleSampling(self.expected_batch or 0.0, examples, most)
 
     def expected(self, population: int) -> float:
         """Return the public expected number of members of a round, the first if it changes."""
