@@ -153,6 +153,8 @@ def _numbers(leaf: object, name: str) -> np.ndarray[Any, Any]:
     """Return an array or a number as a writable array in native byte order."""
     if not isinstance(leaf, np.ndarray | np.generic | float | int):
         raise _not_a_tensor(leaf, name)
+    if isinstance(leaf, np.ma.MaskedArray):
+        raise ConfigError(f"{name}: is masked; fill its gaps (.filled(...)) or drop their rows.")
     array = np.asarray(leaf)
     if array.dtype.kind not in "fiub":
         raise ConfigError(
@@ -184,4 +186,8 @@ def _converted(tensor: Tensor, name: str) -> Tensor:
         return tensor.to(torch.int64)
     if tensor.dtype not in (torch.float32, torch.int64, torch.bool):
         raise ConfigError(f"{name}: has type {tensor.dtype}; must be real numbers.")
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        raise ConfigError(
+            f"{name}: is sparse, or on the device meta; must hold all of its numbers."
+        )
     return tensor

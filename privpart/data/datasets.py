@@ -30,7 +30,7 @@ def from_dataset(
             a tokenizer returns. By default all other columns as a dict of tensors.
     """
     if (
-        isinstance(dataset, dict)
+        isinstance(dataset, dict | str)
         or not hasattr(dataset, "__getitem__")
         or not hasattr(dataset, "__len__")
     ):

@@ -41,11 +41,13 @@ def from_frame(
             when a client takes part.
     """
     kind = getattr(sys.modules.get("pandas"), "DataFrame", None)
-    if kind is None or not isinstance(frame, kind) or not len(frame):
+    if kind is None or not isinstance(frame, kind):
         raise ConfigError(
             f"frame: is a {type(frame).__name__}; must be a pandas DataFrame with a row per "
             "example. pandas.read_csv and read_parquet read files."
         )
+    if not len(frame):
+        raise ConfigError("frame: has no rows; must have one per example.")
     index = Index.of_owners(_column(frame, user, "user"), f"column {user!r}")
     if examples is not None:
         if x is not None or y is not None:
@@ -56,6 +58,10 @@ def from_frame(
             f"x={x!r}, y={y!r}: name the columns of the inputs, a list, and of the label, such as "
             "x=['age', 'height'], y='income'; or pass examples, a function from a client's rows to "
             "tensors."
+        )
+    if y in x:
+        raise ConfigError(
+            f"x: has the label, column {y!r}, which a network would copy; leave it out."
         )
     inputs = torch.empty(len(frame), len(x))
     for place, name in enumerate(x):
@@ -81,6 +87,11 @@ def _values(table: "pd.DataFrame", name: str, role: str, index: Index) -> Tensor
     """Return a column of finite numbers: int64, or float32 of other numbers."""
     column = _column(table, name, role)
     where, dtype = f"column {name!r}", column.dtype
+    if dtype.kind not in "fiub" and column.astype(str).str.fullmatch(r"[-+\d.]*\d,\d+").all():
+        raise ConfigError(
+            f"{where}: holds texts of numbers with a decimal comma; pandas.read_csv(..., "
+            "decimal=',') reads them as numbers."
+        )
     if dtype.kind not in "fiub":
         values = column.to_numpy(dtype=object)  # refused below
     elif column.isna().any():  # whole numbers of pandas may have gaps

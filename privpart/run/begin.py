@@ -28,6 +28,7 @@ from privpart.run.folder import (
     holds_a_run,
     locked,
     on_disk,
+    refuse_without_folder,
 )
 from privpart.run.ledger import (
     KEY_BYTES,
@@ -187,7 +188,9 @@ def versions() -> dict[str, str]:
 
 
 def _refuse_used(folder: Path) -> None:
-    if folder.exists() and not (folder.is_dir() and _is_free(folder)):
+    if files := [path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()]:
+        raise ConfigError(f"{folder}: {files[0]} is a file; name a folder of the run's own.")
+    if folder.exists() and not _is_free(folder):
         raise ConfigError(
             f"{folder} is not empty: a run begins in a folder of its own. To resume the run in it, "
             "open it (--resume)."
@@ -265,6 +268,7 @@ def fork(
 
 def _forked(old: Path) -> tuple[PrivacyReport, dict[str, Any], Tensor]:
     """Return report, facts and released parameters of the run to start from."""
+    refuse_without_folder(old)
     # While its state is read, nobody may commit another round of it.
     lock = locked(old)
     try:

@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting.checks import ConfigError, parsed_json
-from privpart.run.store import StorageError, append_durably, opened, read_small, write_durably
+from privpart.run.store import (
+    StorageError,
+    append_durably,
+    one_line,
+    opened,
+    read_small,
+    write_durably,
+)
 
 FACT = "canaries"
 _KEY = "canary-key"
@@ -98,7 +105,7 @@ class ReleaseLog:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise ConfigError(f"{self._path} cannot be opened: {error}.") from None
+            raise ConfigError(f"{self._path} cannot be opened: {one_line(error)}.") from None
         # A crash between this file and the ledger leaves a row too many; the next one replaces it.
         self._count = min(rounds + 1, size // self._row)
         if self._count < rounds:

@@ -67,6 +67,7 @@ from privpart.run.store import (
     is_scratch,
     lock,
     model_hash,
+    one_line,
     read_state,
     refuse_planted,
     refuse_shared,
@@ -188,12 +189,13 @@ class RunFolder:
             StorageError: the folder cannot be written.
         """
         folder = Path(path)
-        if not folder.is_dir():
-            raise ConfigError(f"{folder} holds no run: there is no such folder.")
+        refuse_without_folder(folder)
         try:
             folder_lock = locked(folder)
         except OSError as error:
-            raise ConfigError(f"{folder} cannot be opened for writing: {error}.") from None
+            raise ConfigError(
+                f"{folder} cannot be opened for writing: {one_line(error)}."
+            ) from None
         with ExitStack() as undo, on_disk(f"{folder} cannot be written"):
             undo.callback(folder_lock.release)
             run = cls(folder, Ledger(folder), folder_lock)
@@ -337,7 +339,7 @@ class RunFolder:
                 secret = read_key(self.path / KEY, facts["key"], named_secret)
                 self._own_source = None if secret is None else SecretSource(secret)
         except OSError as error:
-            raise ConfigError(f"{self.path}: a key cannot be read: {error}.") from None
+            raise ConfigError(f"{self.path}: a key cannot be read: {one_line(error)}.") from None
 
     def _refuse_closed(self) -> None:
         if "closed" in self.facts:
@@ -662,13 +664,20 @@ def named_secret(secret: bytes) -> str:
     return SecretSource(secret).identity
 
 
+def refuse_without_folder(folder: Path) -> None:
+    """Refuse what cannot hold a run."""
+    if not folder.is_dir():
+        reason = "it is a file" if folder.exists() else "there is no such folder"
+        raise ConfigError(f"{folder} holds no run: {reason}.")
+
+
 @contextmanager
 def on_disk(failure: str) -> Iterator[None]:
     """Turn what the disk refuses into a ``StorageError``, which begins with ``failure``."""
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{failure}: {error}.") from None
+        raise StorageError(f"{failure}: {one_line(error)}.") from None
 
 
 def locked(folder: Path) -> FileLock:

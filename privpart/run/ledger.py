@@ -36,6 +36,7 @@ from privpart.run.store import (
     complete_lines,
     damage_named,
     flush_end,
+    one_line,
     opened,
     read_small,
     write_durably,
@@ -139,7 +140,7 @@ class Ledger:
         except (FileNotFoundError, NotADirectoryError):
             raise ConfigError(f"{folder} holds no run: {LEDGER} is missing.") from None
         except OSError as error:
-            raise ConfigError(f"{self._path} cannot be read: {error}.") from None
+            raise ConfigError(f"{self._path} cannot be read: {one_line(error)}.") from None
         # Of complete lines: the next append cuts off what a crash left behind them.
         self._size = sum(map(len, lines))
         # The disk refused the last line in the meantime, so its writer cut it off.

@@ -427,6 +427,6 @@ def _writable() -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageError(
-            f"the log of runs in {directory()} cannot be written: {error}. Make that folder "
-            f"writable, or set {VARIABLE} to another one."
+            f"the log of runs in {directory()} cannot be written: {one_line(error)}. Make that "
+            f"folder writable, or set {VARIABLE} to another one."
         ) from None

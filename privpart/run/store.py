@@ -457,7 +457,7 @@ def read_state(path: Path, expected: str) -> tuple[dict[str, Tensor], dict[str, 
     try:
         digest = file_hash(path)
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error}.") from None
+        raise ConfigError(f"{path} cannot be read: {one_line(error)}.") from None
     if digest != expected:
         raise ConfigError(
             f"{path} is not the state that the ledger names: it was changed, truncated, or "
@@ -494,8 +494,15 @@ def damage_named(path: Path) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """Return the message of an error, which a library may have written, in one line."""
-    return " ".join(str(error).split())[:200]
+    """Return the message of an error, which a library may have written, in one line.
+
+    What a system refuses is said without its number.
+    """
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        place = error.filename2 or error.filename
+        text = f"{error.strerror}: {place}" if place else error.strerror
+    return " ".join(text.split())[:200]
 
 
 def model_hash(parameters: Tensor) -> str:

@@ -127,7 +127,7 @@ def write_witness(path: str | Path) -> Witness:
     try:
         Path(path).write_text(json.dumps(now.to_dict(), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}.") from None
+        raise ConfigError(f"{path} cannot be written: {one_line(error)}.") from None
     return now
 
 

@@ -56,6 +56,11 @@ class RateSchedule:
         if self.kind == "constant" and not self.warmup:
             raise ConfigError("kind=constant: changes nothing without warmup. Leave the table out.")
 
+    @property
+    def last_change(self) -> int:
+        """The last round of ``at`` or, without any, the first after warm-up."""
+        return max(self.warmup, *self.at, 0)
+
     def share(self, round_: int, rounds: int) -> float:
         """Return the share of the learning rate that a round takes, of 0 to ``rounds`` - 1.
 

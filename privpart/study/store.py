@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from accounting.checks import ConfigError, delta_warning
-from privpart.run.store import append_durably, damage_named, lock, make_private, opened
+from privpart.run.store import append_durably, damage_named, lock, make_private, one_line, opened
 
 FILE = "sweep.jsonl"
 
@@ -96,7 +96,9 @@ class Store:
         except FileNotFoundError:
             raise ConfigError(f"{folder} has no sweep: no {FILE} in it.") from None
         except OSError as error:
-            raise ConfigError(f"{self._path} cannot be opened as a sweep: {error}.") from None
+            raise ConfigError(
+                f"{self._path} cannot be opened as a sweep: {one_line(error)}."
+            ) from None
         with damage_named(self._path):
             # what follows the last end of a line was cut off by a crash
             self._size = data.rfind(b"\n") + 1

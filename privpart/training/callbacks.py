@@ -27,7 +27,7 @@ from rich.progress import (
 
 from accounting.checks import ConfigError, MissingExtraError, parsed_json
 from privpart.loop import Callback, RoundRecord
-from privpart.run.store import append_durably, complete_lines, opened
+from privpart.run.store import append_durably, complete_lines, one_line, opened
 from privpart.training.own_code import described
 
 METRICS = "metrics.jsonl"
@@ -105,8 +105,8 @@ class MetricsFile:
 
 def _unwritten(path: Path, error: OSError) -> MetricsError:
     return MetricsError(
-        f"{path} cannot be written: {error}. Rounds that were released are committed: mend this, "
-        "for instance by freeing some space, and resume."
+        f"{path} cannot be written: {one_line(error)}. Rounds that were released are committed: "
+        "mend this, for instance by freeing some space, and resume."
     )
 
 

@@ -21,7 +21,7 @@ from privpart.run.evidence import Evidence, gather
 from privpart.run.ledger import LEDGER, Ledger
 from privpart.run.report import parameter_sizes, report_of
 from privpart.run.selection import refuse_unreleased
-from privpart.run.store import damage_named, read_state
+from privpart.run.store import damage_named, one_line, read_state
 
 if TYPE_CHECKING:
     from privpart.training.training import Training
@@ -97,7 +97,7 @@ def export(
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, path, metadata=privacy_metadata(folder, part))
     except OSError as error:
-        raise ConfigError(f"out={out}: cannot be written: {error}.") from None
+        raise ConfigError(f"out={out}: cannot be written: {one_line(error)}.") from None
     return path
 
 

@@ -470,7 +470,8 @@ def described(value: object) -> str:
         return "None"
     if isinstance(value, type):
         return f"the class {value.__name__} itself"
-    return f"a {type(value).__name__}"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
 
 
 def _line(text: str) -> str:

@@ -924,6 +924,12 @@ def _of_tables(plan: "PlanFile") -> Faults:
         "the same for your own from Python.": (
             plan.select and (model.name is None or data.task is None)
         ),
+        **{
+            f"learning_rates.{side}: warmup and at must be below the plan's {privacy.rounds} "
+            "rounds; a later one is never reached.": schedule
+            and schedule.last_change >= privacy.rounds
+            for side, schedule in dict(plan.learning_rates).items()
+        },
         "learning_rates.client: clients that select train alike in all rounds; leave it out.": (
             plan.select and plan.learning_rates.client
         ),

@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 
 from accounting.checks import ConfigError
+from privpart.run.store import one_line
 from privpart.training.plan_file import read
 
 _TEXTS = Path(__file__).parent / "starter"
@@ -89,5 +90,5 @@ def _write(texts: dict[Path, str]) -> list[Path]:
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
     except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written to: {error}.") from None
+        raise ConfigError(f"{folder}: cannot be written to: {one_line(error)}.") from None
     return list(texts)

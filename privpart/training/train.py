@@ -43,7 +43,7 @@ from privpart.run.ledger import Ledger
 from privpart.run.noised_metrics import NoisedMetrics, noised_metrics
 from privpart.run.population import is_public
 from privpart.run.report import RunReport, run_report
-from privpart.run.store import StorageError, tensor_hash, write_durably
+from privpart.run.store import StorageError, one_line, tensor_hash, write_durably
 from privpart.server import RoundCounts, Server
 from privpart.training import own_code
 from privpart.training.callbacks import Logger, MetricsFile, ProgressBar, callbacks_of
@@ -158,7 +158,7 @@ def train(
         MetricsError: a file of metrics could not be written; the round is committed.
     """
     given = Own(module, clients, loss, augment, metric)
-    _refuse_other_types(given, out)
+    _refuse_other_types(given, out, resume=resume, progress=progress)
     watchers = callbacks_of(callbacks)
     checks.count("evaluate_every", evaluate_every)
     engine = engine_options(options)
@@ -196,12 +196,16 @@ def _refuse_other_seed(facts: Mapping[str, Any], out: str | Path, seed: int | No
         raise ConfigError(f"seed={seed}: the noise of {out} comes from {origin}.")
 
 
-def _refuse_other_types(objects: Own, out: object) -> None:
+def _refuse_other_types(objects: Own, out: object, **switches: object) -> None:
     module, metric = objects.module, objects.metric
     for name, value, fits, must in (
         ("module", module, module is None or isinstance(module, nn.Module), "a torch.nn.Module"),
         ("metric", metric, metric is None or callable(metric), "a function from the module"),
         ("out", out, isinstance(out, str | os.PathLike), "the path of a folder"),
+        *(
+            (name, value, isinstance(value, bool), "True or False")
+            for name, value in switches.items()
+        ),
     ):
         if not fits:
             raise ConfigError(f"{name}: is {described(value)}; must be {must}.")
@@ -308,7 +312,8 @@ def _write_beside(run: RunFolder, plan: PlanFile, key: bytes) -> None:
         advice = _end_unspent(run)
         run.close()
         raise StorageError(
-            f"{run.path}: the plan or the key of the canaries cannot be written: {error}. {advice}"
+            f"{run.path}: the plan or the key of the canaries cannot be written: "
+            f"{one_line(error)}. {advice}"
         ) from None
 
 

@@ -693,7 +693,7 @@ def refuse_other_shapes(network: nn.Module, users: Users, metric: Metric | None 
         with torch.no_grad():
             *places, outputs = logits_of(network(x)).shape
     except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
-        reason = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[0].rstrip(".")
         raise ConfigError(
             f"model: does not take the examples, of shape {shape} and type {x.dtype}: {reason}."
         ) from None

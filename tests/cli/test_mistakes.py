@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -13,8 +14,10 @@ from torch import nn
 
 import privpart as package
 from accounting import ConfigError
-from privpart.data import from_tensors
+from privpart.data import check_clients, from_dataset, from_frame, from_tensors
+from privpart.run import log
 
+RAW = r"Traceback|\[Errno|KeyError|AttributeError|TypeError"
 PLAN = """
 schema = "privpart/plan/1"
 [privacy]
@@ -242,11 +245,17 @@ def told(done) -> str:
     return lines[0]
 
 
+def written_in(*folders: Path) -> dict[Path, bytes]:
+    files = (file for folder in folders for file in folder.rglob("*") if file.is_file())
+    return {f: f.read_bytes() for f in files if f.suffix not in (".pyc", ".lock")}
+
+
 def refuse(mistake: Mistake, folder: Path, privpart, *options: str) -> None:
-    plan, run = mistake.write(folder), folder / "run"
+    plan, run, before = mistake.write(folder), folder / "run", written_in(log.directory())
     sentence = told(privpart("train", "--plan", str(plan), "--out", str(run), *options))
     for words in mistake.says:
         assert re.search(words, sentence), (words, sentence)
+    assert run.exists() or written_in(log.directory()) == before
 
 
 @pytest.mark.parametrize(
@@ -277,7 +286,7 @@ def test_a_diverged_metric_is_no_mistake(tmp_path, privpart):
     done = privpart("train", "--plan", str(plan), "--out", str(run), "--evaluate-every", "2")
     assert done.returncode == 0, done.stderr
     written = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [row["metric"] for row in written if "metric" in row][-1] is None
+    assert written[-1]["metrics"] == {"metric": None}
 
 
 @pytest.mark.usefixtures("quick_workers")
@@ -414,6 +423,72 @@ PYTHON = {
         ("no parameter", "requires a gradient"),
     ),
     "a seed of noise": ({"seed": -1}, ("seed", "-1")),
+    "a seed as a text": ({"seed": "1"}, ("seed='1'", "whole number")),
+    "no plan file": ({"plan": "gone.toml"}, ("gone.toml", "no such file")),
+    "a plan is a number": ({"plan": 3}, ("plan: is an int", "tables")),
+    "delta of 1": ({"plan": tables("privacy", delta=1.0)}, ("delta=1", "between 0 and 1")),
+    "delta as a text": ({"plan": tables("privacy", delta="1e-5")}, ("privacy.delta", "'1e-5'")),
+    "noise below 0": ({"plan": tables("privacy", noise_multiplier=-1.0)}, ("noise_multiplier=-1",)),
+    "epsilon and noise": ({"plan": tables("privacy", target_epsilon=2.0)}, ("has both",)),
+    "no clip norm": ({"plan": tables("privacy", clip_norm=0.0)}, ("clip_norm=0", "positive")),
+    "rounds are a float": ({"plan": tables("privacy", rounds=2.0)}, ("privacy.rounds", "integer")),
+    "mechanism as a text": ({"plan": tables("privacy", mechanism="tree")}, ("mechanism", "object")),
+    "misspelt mechanism": (
+        {"plan": tables("privacy", mechanism={"name": "tre"})},
+        ("mechanism.name", "'tree', 'independent'"),
+    ),
+    "more often than rounds": (
+        {"plan": tables("privacy", max_participations=9)},
+        ("max_participations=9", "at most 2"),
+    ),
+    "nobody in a round": ({"plan": tables("data", clients_per_round=0)}, ("clients_per_round",)),
+    "rate below 0": ({"plan": tables("client", learning_rate=-0.1)}, ("learning_rate=-0.1",)),
+    "rate is no number": ({"plan": tables("client", learning_rate="0.1")}, ("rate", "'0.1'")),
+    "no batch": ({"plan": tables("client", batch_size=0)}, ("batch_size=0", "at least 1")),
+    "no such optimizer": ({"plan": tables("client", optimizer="adamw")}, ("'sgd' or 'adam'",)),
+    "decay of 1": ({"plan": tables("client", weight_decay=1.0)}, ("weight_decay=1", "below 1")),
+    "no such server": ({"plan": tables("server", kind="lamb")}, ("server.kind", "'yogi'")),
+    "a misspelt rate": ({"plan": tables("client", learning_rte=0.1)}, ("is learning_rate;",)),
+    "no such schedule": (
+        {"plan": TABLES | {"learning_rates": {"client": {"kind": "cos"}}}},
+        ("learning_rates.client.kind", "'cosine'"),
+    ),
+    "a warm-up without end": (
+        {"plan": TABLES | {"learning_rates": {"client": {"kind": "linear", "warmup": 5}}}},
+        ("learning_rates.client", "below the plan's 2 rounds"),
+    ),
+    "a step after the end": (
+        {"plan": TABLES | {"learning_rates": {"server": {"kind": "steps", "at": [1, 2]}}}},
+        ("learning_rates.server", "below the plan's 2 rounds"),
+    ),
+    "train is a text": ({"plan": tables("model", train="weight")}, ("model.train", "array")),
+    "train is misspelt": ({"plan": tables("model", train=["wieght"])}, ("Near it: weight",)),
+    "out under a file": ({"out": Path(__file__) / "run"}, ("test_mistakes.py is a file",)),
+    "out is a file": ({"out": Path(__file__)}, ("is a file", "folder")),
+    "resume is a text": ({"resume": "yes"}, ("resume: is a str", "True or False")),
+    "progress is a text": ({"progress": "no"}, ("progress: is a str", "True or False")),
+    "evaluations as a text": ({"evaluate_every": "10"}, ("evaluate_every='10'",)),
+    "one callback": ({"callbacks": print}, ("callbacks", "list of functions")),
+    "workers as a text": ({"workers": "2"}, ("workers='2'", "whole number")),
+    "no such device": ({"device": "gpu"}, ("device='gpu'", "'cpu', 'cuda'")),
+    "no device here": ({"device": "hpu"}, ("device='hpu'", "use one of these")),
+    "a name of a loss": ({"loss": "mse"}, ("loss='mse'", "mean_squared_error")),
+    "loss is None": ({"loss": lambda *_: None}, ("returned a NoneType", r"\.item\(\)")),
+    "metric of a vector": ({"metric": lambda _: torch.ones(3)}, (r"shape \(3,\)", "one number")),
+    "another network": ({"module": nn.Linear(4, 2)}, ("does not take the examples", r"\(3,\)")),
+    "a network of images": ({"module": nn.Conv2d(1, 2, 3)}, ("does not take the examples",)),
+    "labels from 1": ({"module": nn.Linear(3, 1)}, ("1 outputs", "labels count from 0")),
+    "a name of a network": ({"module": "resnet18"}, ("module: is a str", "nn.Module")),
+    "weights for a network": ({"module": nn.Linear(3, 2).state_dict()}, ("an OrderedDict",)),
+    "a lazy network": ({"module": nn.LazyLinear(2)}, ("is lazy", "Run the module once")),
+    "two outputs": ({"module": nn.LSTM(3, 2)}, ("returns a tuple", "must return a tensor")),
+    "half precision": ({"module": nn.Linear(3, 2).half()}, ("torch.float16", r"\.float\(\)")),
+    "a dataset for clients": (
+        {"clients": torch.utils.data.TensorDataset(torch.ones(3, 3))},
+        ("a TensorDataset", "from_tensors"),
+    ),
+    "a generator of clients": ({"clients": (c for c in range(3))}, ("a generator", "from_tensors")),
+    "a dict of clients": ({"clients": {1: torch.ones(3, 3)}}, ("a dict", "from_tensors")),
 }  # fmt: skip
 
 
@@ -421,6 +496,7 @@ PYTHON = {
 def test_a_mistake_from_python_is_a_config_error(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     changes, says = PYTHON[name]
+    before = written_in(log.directory())
     arguments = {
         "module": nn.Linear(3, 2), "clients": population(), "plan": TABLES,
         "out": tmp_path / "run", "progress": False,
@@ -431,4 +507,310 @@ def test_a_mistake_from_python_is_a_config_error(name, tmp_path, monkeypatch):
     assert "\n" not in sentence
     for words in says:
         assert re.search(words, sentence), (words, sentence)
+    assert not re.search(RAW, sentence.replace("TypeError: ", "")), sentence
     assert not (tmp_path / "run").exists()
+    assert written_in(log.directory()) == before
+
+
+# What is typed on a command line, and leaves nothing in the folder where it is typed.
+
+EPSILON = "epsilon --rounds 100 --noise-multiplier 1 --delta 1e-5 --max-participations 1"
+CALIBRATE = "calibrate --target-epsilon 2 --delta 1e-5 --rounds 100 --max-participations 1"
+TRAIN = "train --plan plan.toml --out new"
+TYPED = {
+    "trian --plan plan.toml": "No such command 'trian'.*Did you mean 'train'",
+    "epsilon": "--rounds, --noise-multiplier and --delta are needed",
+    EPSILON.replace("100", "abc"): "'--rounds': 'abc'.*valid integer",
+    EPSILON.replace("100", "0"): "--rounds 0: must be at least 1",
+    EPSILON.replace("100", "-5"): "--rounds -5: must be at least 1",
+    EPSILON.replace("multiplier 1", "multiplier -1"): "--noise-multiplier -1: must be positive",
+    EPSILON.replace("multiplier 1", "multiplier 0"): "--noise-multiplier 0: must be positive",
+    EPSILON.replace("multiplier 1", "multiplier nan"): "--noise-multiplier nan: must be positive",
+    EPSILON.replace("multiplier 1", "multiplier 0,5"): "'0,5'.*A decimal number has a point",
+    EPSILON.replace("1e-5", "1"): "--delta 1: must lie strictly between 0 and 1",
+    EPSILON.replace("1e-5", "1.5"): "--delta 1.5: must lie strictly",
+    EPSILON.replace("1e-5", "0"): "--delta 0: must lie strictly",
+    EPSILON.replace("1e-5", "-1e-5"): "--delta -1e-05: must lie strictly",
+    EPSILON.replace("pations 1", "pations 200"): "--max-participations 200: at most 100 fit",
+    EPSILON.replace("pations 1", "pations 0"): "--max-participations 0: must be at least 1",
+    f"{EPSILON} --mechanism treee": "--mechanism 'treee': must be one of tree",
+    f"{EPSILON} --mechanism tree:restart=64": "tree: no option 'restart'",
+    f"{EPSILON} --mechanism blt:buffers=two": "buffers=two: must be a whole number",
+    f"{EPSILON} --mechanism file:gone.json": r"gone\.json: there is no such file",
+    f"{EPSILON} --nosie-multiplier 2": "No such option: --nosie-multiplier.*--noise-multiplier",
+    f"{EPSILON} --format jsn": "'--format': 'jsn'",
+    f"{EPSILON} --sampling poisson:expected_batch=20": "leave out --max-participations",
+    f"{EPSILON} --plan plan.toml": "already contains these values; leave out --rounds",
+    f"{EPSILON} --min-separation 200": "--max-participations of 2 or more",
+    f"{EPSILON} extra": "unexpected extra argument",
+    "epsilon --plan gone.toml": r"gone\.toml: there is no such file",
+    "epsilon --events gone.json": "--events needs --delta",
+    CALIBRATE.replace("epsilon 2", "epsilon -3"): "--target-epsilon -3: must be positive",
+    CALIBRATE.replace("epsilon 2", "epsilon 0"): "--target-epsilon 0: must be positive",
+    CALIBRATE.replace("epsilon 2", "epsilon two"): "'two'.*valid number",
+    CALIBRATE.replace("--target-epsilon", "--epsilon"): "No such option: --epsilon",
+    "calibrate --target-epsilon 2 --delta 1e-5": "rounds: is missing",
+    "mechanisms": "--rounds and --delta are needed",
+    "costs": "model: is missing; name a network",
+    "costs resnet": "model 'resnet' is unknown.*resnet18_gn",
+    "costs emnist_cnn --train dense9.*": r"'dense9\.\*' matches no parameter. Near it: dense2",
+    "train --plan plan.toml": "Missing option '--out'",
+    "train --out new": "plan is missing: pass --plan FILE",
+    "train --plan . --out new": "it is not a file",
+    "train --plan empty.toml --out new": "schema: is missing",
+    "train --plan bom.toml --out new": "rounds=0: must be at least 1",
+    "train --plan utf16.toml --out new": "is not UTF-8 text",
+    "train --plan plan.json --out new": r"plan\.json: is not valid TOML",
+    "train --plan comma.toml --out new": "is not valid TOML",
+    "train --plan plan.toml --out plan.toml": r"plan\.toml is a file; name a folder",
+    "train --plan plan.toml --out plan.toml/run": r"plan\.toml is a file; name a folder",
+    "train --plan plan.toml --out used": "used is not empty",
+    "train --resume --out gone": "gone holds no run",
+    "train --resume --out plan.toml": "plan.toml holds no run",
+    f"{TRAIN} --fork-of gone": "gone holds no run: there is no such folder",
+    f"{TRAIN} --fork-of plan.toml": "plan.toml holds no run: it is a file",
+    f"{TRAIN} --adopt": "without --resume: there is no run to adopt",
+    f"{TRAIN} --device gpu": "--device 'gpu': torch knows no such device; use 'cpu'",
+    f"{TRAIN} --device hpu": "--device 'hpu': torch .* sees .* here; use one of these",
+    f"{TRAIN} --workers 0": "--workers 0: must be at least 1",
+    f"{TRAIN} --worker 2": "No such option: --worker ",
+    f"{TRAIN} --rounds 3": "No such option: --rounds",
+    f"{TRAIN} --worker-timeout 9": "one process has no workers; leave out --worker-timeout",
+    f"{TRAIN} --seed -1": "--seed -1: must be at least 0",
+    f"{TRAIN} --seed abc": "'--seed': 'abc'.*valid integer",
+    f"{TRAIN} --evaluate-every 0": "--evaluate-every 0: must be at least 1",
+    f"{TRAIN} --precision fp16": "'fp16' is not one of 'float32', 'tf32', 'bfloat16'",
+    f"{TRAIN} --policy gone.toml": r"--policy gone\.toml: there is no such file",
+    f"{TRAIN} --record-sums": "whoever has the sums can remove the noise",
+    "export gone --out m.safetensors": "gone holds no run",
+    "export used --out m.safetensors": "used holds no run",
+    "export used": "Missing option '--out'",
+    "export used --out m.safetensors --part lora": "'--part': 'lora'",
+    "report gone": "gone holds no run",
+    "verify gone": "gone holds no run",
+    "close gone --yes": "gone holds no run",
+    "report used --max-epsilon -1": "--max-epsilon -1: must be positive",
+    "budget nobody": "--population 'nobody'|no run",
+    "budget people --limit-epsilon 2 --delta 3": "--delta 3: must lie strictly",
+    "budget people --add epsilon=1": "by is missing: say who",
+    "budget people --add eps=1 --by me": r"--add eps=1: must be epsilon=\.\.\.",
+    "sweep gone.toml --out new": r"gone\.toml: there is no such file",
+    "frontier gone.toml --out new": r"gone\.toml: there is no such file",
+    "tune": "file: is missing",
+    "doctor --suggest": "without --plan",
+    "init plan.toml": "is a file; name a folder",
+    "init": "Missing argument 'folder'",
+    "demo --out plan.toml": "cannot be made",
+    "audit epsilon": "run is missing: name the folder of a run, or a plan",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a plan, others with mistakes, and files of somebody."""
+    folder = tmp_path_factory.mktemp("typed")
+    text = Mistake("typed", ()).write(folder).read_text()
+    (folder / "empty.toml").write_text("")
+    (folder / "bom.toml").write_text(text.replace("rounds = 4", "rounds = 0"), "utf-8-sig")
+    (folder / "utf16.toml").write_text(text, "utf-16")
+    (folder / "comma.toml").write_text(text.replace("clip_norm = 0.5", "clip_norm = 0,5"))
+    (folder / "plan.json").write_text('{"privacy": {"rounds": 4}}')
+    (folder / "used").mkdir(mode=0o700)
+    (folder / "used" / "notes.txt").write_text("mine")
+    return folder
+
+
+@pytest.mark.parametrize("typed", TYPED)
+def test_a_mistake_on_the_command_line_is_one_sentence(typed, place, privpart, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("COLUMNS", "400")
+    before = written_in(place, log.directory())
+    done = privpart(*typed.split())
+    assert done.returncode == 2
+    shown = done.stdout + done.stderr
+    assert re.search(TYPED[typed], " ".join(shown.split())), shown
+    assert not re.search(RAW, shown), shown
+    assert not done.stdout
+    assert written_in(place, log.directory()) == before
+    assert not {"new", "gone"} & {path.name for path in place.iterdir()}
+
+
+# Data.
+
+
+def data():
+    x = torch.randn(12, 3, generator=torch.Generator().manual_seed(0))
+    return x, torch.zeros(12, dtype=torch.long), [row // 3 for row in range(12)]
+
+
+def frame():
+    return pd.DataFrame(
+        {
+            "a": [1.0, 2.0, 3.0], "b": ["1,5", "2,5", "3,5"], "label": [0, 1, 0], "n": [1, None, 2],
+            "who": ["x", "y", "x"], "text": ["cat", "dog", "cat"], "gap": [None, "y", "x"],
+        }
+    )  # fmt: skip
+
+
+class Fails(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, item):
+        raise KeyError(f"image_{item}.png")
+
+
+class Ragged(Fails):
+    def __getitem__(self, item):
+        return torch.zeros(item + 1), 0
+
+
+class Words(Fails):
+    def __getitem__(self, item):
+        return "a text", 0
+
+
+class Streamed(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(())
+
+
+X, Y, USER = data()
+DATA = {
+    "labels are too few": (lambda: from_tensors((X, Y[:5]), user=USER), "y has 5 rows, and 12 ids"),
+    "users are too few": (lambda: from_tensors((X, Y), user=USER[:5]), "x has 12 rows, and 5 ids"),
+    "a user is a float": (lambda: from_tensors((X, Y), user=[1.5] * 12), "1.5 of type float"),
+    "a user is missing": (lambda: from_tensors((X, Y), user=[None] * 12), "None of type NoneType"),
+    "one user for all": (lambda: from_tensors((X, Y), user="me"), "user: is a str; must be a list"),
+    "users have gaps": (
+        lambda: from_tensors((X, Y), user=np.full(12, np.nan)), "user: has type float64.*no gap"
+    ),
+    "lists": (lambda: from_tensors((X.tolist(), Y), user=USER), "torch.tensor converts lists"),
+    "images in bytes": (
+        lambda: from_tensors((np.zeros((12, 8, 8), np.uint8), Y), user=USER),
+        r"uint8.*astype\('float32'\) / 255",
+    ),
+    "not a number": (lambda: from_tensors((X / 0, Y), user=USER), r"row 0 \(client 0\).*NaN"),
+    "words": (lambda: from_tensors((np.array(["a"] * 12), Y), user=USER), "x: has type <U1"),
+    "complex": (lambda: from_tensors((X.to(torch.cfloat), Y), user=USER), "must be real numbers"),
+    "masked": (
+        lambda: from_tensors((np.ma.masked_array(X.numpy(), X.numpy() > 0), Y), user=USER),
+        "x: is masked; fill its gaps",
+    ),
+    "sparse": (lambda: from_tensors((X.to_sparse(), Y), user=USER), "x: is sparse"),
+    "without numbers": (lambda: from_tensors((X.to("meta"), Y), user=USER), "on the device meta"),
+    "no examples": (lambda: from_tensors((X[:0], Y[:0]), user=[]), "user: is empty"),
+    "a generator of pairs": (
+        lambda: from_tensors(((x, 0) for x in X), user=USER), "examples: is a generator"
+    ),
+    "a table for tensors": (lambda: from_tensors(frame(), user=[1, 2, 3]), "is a DataFrame"),
+    "decimal commas": (
+        lambda: from_frame(frame(), user="who", x=["a", "b"], y="label"),
+        r"column 'b': holds texts of numbers with a decimal comma.*decimal=','",
+    ),
+    "no such column": (
+        lambda: from_frame(frame(), user="who", x=["a"], y="lable"), "did you mean 'label'"
+    ),
+    "a gap in a column": (
+        lambda: from_frame(frame(), user="who", x=["n"], y="label"),
+        r"column 'n', row 1 \(client 'y'\): holds NaN",
+    ),
+    "a gap in the users": (
+        lambda: from_frame(frame(), user="gap", x=["a"], y="label"), r"column 'gap'.*client id"
+    ),
+    "texts as labels": (
+        lambda: from_frame(frame(), user="who", x=["a"], y="text"), "column 'text': has type object"
+    ),
+    "the label is an input": (
+        lambda: from_frame(frame(), user="who", x=["a", "label"], y="label"), "x: has the label"
+    ),
+    "one column as a text": (
+        lambda: from_frame(frame(), user="who", x="a", y="label"), "name the columns of the inputs"
+    ),
+    "the path of a table": (
+        lambda: from_frame("a.csv", user="who", x=["a"], y="label"), "frame: is a str.*read_csv"
+    ),
+    "a table without rows": (
+        lambda: from_frame(frame()[:0], user="who", x=["a"], y="label"), "frame: has no rows"
+    ),
+    "a stream": (lambda: from_dataset(Streamed(), user=USER), "must have a length.*not streamed"),
+    "a loader": (
+        lambda: from_dataset(torch.utils.data.DataLoader(Fails()), user=USER), "is a DataLoader"
+    ),
+    "a folder's path": (lambda: from_dataset("images/", user=USER[:7]), "dataset: is a str"),
+    "items raise": (
+        lambda: check_clients(from_dataset(Fails(), user=USER)), "client 0.*could not be made"
+    ),
+    "items of many sizes": (
+        lambda: check_clients(from_dataset(Ragged(), user=USER)), "crop, resize or pad them"
+    ),
+    "items are words": (
+        lambda: check_clients(from_dataset(Words(), user=USER)), "client 0.*a str.*tokenizer text"
+    ),
+    "a column of no dataset": (
+        lambda: from_dataset(Words(), user="speaker"), "must be a column of a Hugging Face dataset"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_mistake_with_data_is_one_sentence(name):
+    make, says = DATA[name]
+    with pytest.raises(ConfigError, match=says) as refused:
+        make()
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 600
+
+
+# An ordinary loop.
+
+
+def loader(**options):
+    examples = torch.utils.data.TensorDataset(X, Y)
+    return torch.utils.data.DataLoader(examples, **({"batch_size": 4} | options))
+
+
+LOOP = {
+    "shuffles": ({"data_loader": loader(shuffle=True)}, "data_loader: shuffles"),
+    "drops examples": ({"data_loader": loader(batch_size=5, drop_last=True)}, "leaves examples"),
+    "streams": (
+        {"data_loader": torch.utils.data.DataLoader(Streamed(), batch_size=4)}, "no length"
+    ),
+    "no epochs": ({"epochs": 0}, "epochs=0: must be at least 1"),
+    "epochs as a text": ({"epochs": "1"}, "epochs='1': must be a whole number"),
+    "delta of 1": ({"delta": 1.0}, "delta=1: must lie strictly between 0 and 1"),
+    "epsilon below 0": ({"target_epsilon": -1.0, "noise_multiplier": None}, "target_epsilon=-1"),
+    "both": ({"target_epsilon": 2.0}, "either noise_multiplier or target_epsilon"),
+    "noise below 0": ({"noise_multiplier": -1.0}, "noise_multiplier=-1: must be positive"),
+    "noise as a text": ({"noise_multiplier": "1"}, "noise_multiplier='1': must be a number"),
+    "no clip norm": ({"max_grad_norm": 0.0}, "max_grad_norm=0: must be positive"),
+    "a misspelt mechanism": ({"mechanism": "trea"}, "mechanism='trea': must be one of tree"),
+    "resume of nothing": ({"resume": True}, "pass out"),
+    "another network's optimizer": (
+        {"optimizer": torch.optim.SGD(nn.Linear(3, 2).parameters(), lr=0.1)},
+        "optimizer: lacks weight, bias",
+    ),
+    "a frozen network": ({"module": nn.Linear(3, 2).requires_grad_(False)}, "no parameter trains"),
+    "batch norm": (
+        {"module": nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))}, "'1' is a BatchNorm1d"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LOOP)
+def test_a_mistake_with_an_ordinary_loop_is_one_sentence(name):
+    changes, says = LOOP[name]
+    module = changes.get("module", nn.Linear(3, 2))
+    arguments = {
+        "module": module, "optimizer": torch.optim.SGD(module.parameters(), lr=0.1),
+        "data_loader": loader(), "epochs": 1, "max_grad_norm": 1.0, "noise_multiplier": 1.0,
+        "delta": 1e-5,
+    } | changes  # fmt: skip
+    with pytest.raises(ConfigError, match=says) as refused:
+        package.FTRLEngine().make_private(**arguments)
+    assert "\n" not in str(refused.value)
+
+
+def test_there_are_many():
+    lists = (PLANS, NETWORKS, POPULATIONS, CALLS, LATE, COMMANDS, PYTHON, TYPED, DATA, LOOP)
+    assert sum(map(len, lists)) >= 240

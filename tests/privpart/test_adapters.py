@@ -152,7 +152,7 @@ def test_frames_that_are_not_examples_are_refused(options, columns, sentence):
     with refused(sentence):
         from_frame(FRAME.assign(**columns), **fields)
     for table in ("data.csv", FRAME[:0]):
-        with refused("must be a pandas DataFrame with a row per example"):
+        with refused("must be a pandas DataFrame|frame: has no rows"):
             from_frame(table, **fields)
 
 
