@@ -27,6 +27,7 @@ from accounting import (
     PoissonRuns,
     SelectedGuarantee,
     StatedGuarantee,
+    gaussian,
     most_mu,
 )
 from accounting.selection import Array, Repetitions, draw, fields_of, quantile, selected_of
@@ -421,3 +422,59 @@ def test_a_curve_of_a_selection_is_just_above_its_epsilons():
     for delta in (0.3, 1e-3, 1e-9):
         exact = run.epsilon(delta)
         assert exact <= run.coarse_epsilon(delta) <= max(exact * 1.02, exact + 0.02) * (1 + 1e-9)
+
+
+def one_line(
+    mu: float, repetitions: Repetitions, delta: float, *, at_the_end: bool = True
+) -> float:
+    """Epsilon by Y(x) <= exp(e1) x + delta(e1) at the best e1, as Koskela et al. (2024) bound it.
+
+    The greatest ratio of slopes is then of a closed form. Of a binomial K, it is not that of the
+    best position alone (x = 1), for which ``at_the_end`` is False.
+    """
+    lines = [(e1, gaussian.delta(mu, e1)) for e1 in np.linspace(0, 6 * mu + 3, 200).tolist()]
+
+    def log_ratio(e1: float, failing: float) -> float:
+        match repetitions:
+            case NegativeBinomialRuns() as runs:
+                odds = (1 - runs.gamma) / runs.gamma
+                return (1 + runs.eta) * math.log(math.exp(e1) + odds * failing)
+            case PoissonRuns() as runs:
+                return runs.rate * (math.expm1(e1) + failing)
+            case BinomialRuns() as runs:
+                share = runs.chance / (1 - runs.chance if at_the_end else 1)
+                return (runs.most - 1) * math.log1p(runs.chance * math.expm1(e1) + share * failing)
+        raise AssertionError(repetitions)
+
+    def excess(epsilon: float) -> float:
+        shifted = [epsilon - log_ratio(*line) for line in lines]
+        return repetitions.expected * gaussian.delta(mu, max([0.0, *shifted])) - delta
+
+    return float(brentq(excess, 0.1, 100, xtol=1e-4))
+
+
+@pytest.mark.parametrize(
+    ("repetitions", "line", "ours"),
+    [
+        (NegativeBinomialRuns(10, eta=0), 3.53, 3.09),
+        (NegativeBinomialRuns(10, eta=0.5), 3.79, 3.19),
+        (NegativeBinomialRuns(10, eta=1), 3.99, 3.26),
+        (PoissonRuns(10), 4.47, 4.12),
+        (BinomialRuns(10, most=20), 5.91, 4.58),
+    ],
+    ids=repr,
+)
+def test_the_price_is_below_that_of_one_line_of_the_profile(
+    repetitions: Repetitions, line: float, ours: float
+) -> None:
+    """The table of docs/concepts/choices.md."""
+    assert one_line(0.5, repetitions, 1e-6) == pytest.approx(line, abs=0.006)
+    price = SelectedGuarantee(Guarantee(0.5), repetitions, 0.02).epsilon(1e-6)
+    assert ours - 0.01 < price < ours + 0.03
+
+
+def test_an_attack_refutes_a_line_that_is_read_at_one_end_alone() -> None:
+    """The bound for a binomial K without the other end is no bound; the attack is above it."""
+    runs = BinomialRuns(10, most=20)
+    wrong = one_line(0.5, runs, 1e-6, at_the_end=False)
+    assert wrong < attacked(0.5, runs, 1e-6) < one_line(0.5, runs, 1e-6)
