@@ -165,7 +165,10 @@ class Selection:
             raise ConfigError(f"{self.path}: the selection was given up; begin another folder.")
         if life.rounds:
             if _hash_of_terms(self.path) != self.terms.hash:
-                raise _other_terms(self.path)
+                raise ConfigError(
+                    f"{self.path}: holds the end of a selection by another tune file, plan or "
+                    f"code; its winner is in {self.path / RUN}. Begin in another folder."
+                )
             self.is_over = True
             self._erase()
             return

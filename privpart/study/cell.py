@@ -132,12 +132,14 @@ def checked(content: bytes, kind: type[AnyFile], fault: str) -> AnyFile:
     try:
         return kind.model_validate_json(content, strict=True)
     except ValidationError as error:
+        # Beside another schema, that of a file of another kind, nothing else helps.
+        listed = [one for one in error.errors() if one["loc"] == ("schema",)] or error.errors()
         # Of a value of several types, pydantic says of each why it is none; one it is nearly.
-        by_type = sorted(error.errors(), key=lambda one: not one["type"].endswith("_type"))
+        by_type = sorted(listed, key=lambda one: not one["type"].endswith("_type"))
         faults = {field_of(one): one for one in by_type}
         sentences = [sentence_of(one, kind) for one in faults.values()]
-        listed = f" {sentences[0]}" if len(sentences) == 1 else "\n  ".join(["", *sentences])
-        raise ConfigError(f"{fault}:{listed}") from None
+        text = f" {sentences[0]}" if len(sentences) == 1 else "\n  ".join(["", *sentences])
+        raise ConfigError(f"{fault}:{text}") from None
 
 
 def _json_of_toml(path: Path) -> bytes:

@@ -452,7 +452,7 @@ def test_changed_files_are_refused_and_a_finished_selection_is_not_repeated(tmp_
     refused(out, "is not on this machine")
     (out / "selection.json").write_text(json.dumps(about))
     tuned(out)
-    refused(out, "changed since the selection began", runs=10)
+    refused(out, "holds the end of a selection by another tune file", runs=10)
     with train(plan=PLAN, out=tmp_path / "run", progress=False, **objects())._setup.trainer:
         refused(tmp_path / "run", "holds a run: a selection begins in a folder of its own")
     refused(out / "run", "holds a run")
@@ -623,6 +623,7 @@ WRONG = {
     "canaries: an audit needs a run of its own": {"candidates": {"a": {"canaries.count": 20}}},
     "learning_rat: no such key": {"candidates": {"a": {"client.learning_rat": 1.0}}},
     "either plan or study": {"study": "study.toml"},
+    "file: schema: Input should be 'privpart/tune/1'": {"schema": "privpart/plan/1", "x": 1},
     "wokers: no such option": {"engine": {"wokers": 2}},
     "space.points": {"space": {"points": 0, "fields": {"client.learning_rate": [1.0]}}},
     "must be at most 1000": {
