@@ -302,7 +302,10 @@ def _of_steps(
 ) -> TruncatedGuarantee | ReplacedGuarantee | UserGuarantee:
     steps = mechanism.rounds
     if mechanism.name == "scheduled":
-        raise ConfigError("scheduled: only Poisson sampling has noise that changes; use 'poisson'.")
+        raise ConfigError(
+            "scheduled: this sampler is accounted for with one noise multiplier; use 'poisson', or "
+            "'balls-in-bins'."
+        )
     if mechanism.name != "independent":
         several = isinstance(sampling, ExampleSampling)
         kind = "several examples of a user" if several else "samples of bounded size"

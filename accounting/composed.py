@@ -179,9 +179,9 @@ class ComposedGuarantee:
         if delta > floor:
             return self._least_epsilon(delta)
         if self.unhidden is None or not delta > _LEAST_DELTA:
-            raise ConfigError(
-                f"delta={delta:g}: must be above {floor:g}, what these releases fail with together."
-            )
+            rounding = "below which rounding would count"
+            why = "what these releases fail with together" if stated >= _LEAST_DELTA else rounding
+            raise ConfigError(f"delta={delta:g}: must be above {floor:g}, {why}.")
         return self.unhidden.epsilon(delta)
 
     def coarse_epsilon(self, delta: float) -> float:
@@ -307,7 +307,9 @@ def _deltas(losses: "PrivacyLossDistribution", epsilons: Array) -> Array:
         values = (np.arange(size) + pmf._lower_loss) * pmf._discretization
         # With a loss above epsilon: the mass of each outcome, and of the same outcome without.
         mass = np.cumsum(np.append(pmf._infinity_mass, probabilities))
-        without = np.cumsum(np.append(0.0, probabilities * np.exp(-values[::-1])))
+        # No epsilon is below zero, and exp of a loss far below it is no float.
+        ratios = np.exp(-np.maximum(values[::-1], 0.0))
+        without = np.cumsum(np.append(0.0, probabilities * ratios))
         above = size - np.searchsorted(values, epsilons, side="right")
         np.maximum(deltas, mass[above] - np.exp(epsilons) * without[above], out=deltas)
     return deltas

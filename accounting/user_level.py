@@ -36,8 +36,8 @@ from accounting.sensitivity import Array
 from accounting.subsampled import sampling_assumptions
 
 _MOST_EXAMPLES = 1000
-_ROUNDED = 2.0**-46
-"""Relative error of what is subtracted, with room."""
+_ROUNDED = 2.0**-42
+"""Relative error of what is subtracted, with room: (1 - q)^1000 has a thousand roundings of one."""
 _BEYOND = 1e-15
 """Mass of all steps beyond the greatest loss that is told from an infinite one."""
 _FAR = 38.0

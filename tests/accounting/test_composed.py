@@ -145,7 +145,8 @@ def test_the_rate_of_a_test_is_bounded_and_not_far_above_the_gaussian_one() -> N
         ),
         (lambda: StatedGuarantee(math.nan), "epsilon=nan"),
         (lambda: StatedGuarantee(1.0, 1.0), "must be below 1"),
-        (lambda: ComposedGuarantee((StatedGuarantee(1, 1e-5),)).epsilon(1e-6), "above 1e-05"),
+        (lambda: ComposedGuarantee((StatedGuarantee(1, 1e-5),)).epsilon(1e-6), "1e-05, what these"),
+        (lambda: ComposedGuarantee((StatedGuarantee(1),)).epsilon(1e-300), "1e-11, below which"),
         (lambda: ComposedGuarantee((POISSON,)).epsilon(1e-12), "above 1e-11"),
     ],
 )

@@ -21,6 +21,7 @@ from accounting import (
 )
 from accounting.claims import plain, read_releases
 from accounting.cohorts import participation_of, sampled_claim
+from accounting.user_level import _ROUNDED
 
 EPSILONS = [0.0, 0.2, 0.8, 2.0]
 
@@ -135,6 +136,11 @@ def test_examples_are_drawn_and_no_user_has_more_than_the_accountant_assumes():
     ):
         with pytest.raises(ConfigError, match=why):
             cohorts(sampler, members=200, rounds=4, key=bytes(32), owners=given)
+
+
+def test_chances_of_a_thousand_examples_are_as_exact_as_the_room_for_rounding():
+    chances = [chance for chance, _ in UserGuarantee(1.0, 0.3, 1000, 1)._mixture]
+    assert 1e-14 < abs(math.fsum(chances) - 1) < _ROUNDED / 2
 
 
 @pytest.mark.slow

@@ -94,6 +94,11 @@ def test_a_hundred_steps_by_simulation(removed):
     assert not removed or once.delta(epsilon) < truth - 4 * error
 
 
+def test_losses_far_below_zero_overflow_nothing():
+    """Nor is anything printed beside the answer."""
+    assert ReplacedGuarantee(0.5, 100, 1000, 300).delta(5.0) > 0.99
+
+
 def test_places_are_drawn_on_their_own():
     sampler = WithReplacementSampling(3, 5)
     drawn = [c.tolist() for c in cohorts(sampler, members=5, rounds=4000, key=bytes(32))]
