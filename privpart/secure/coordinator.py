@@ -166,7 +166,7 @@ def _recovered(
 ) -> bytes:
     """Return a dealer's secret from any t of its shares that give the one that it advertised.
 
-    Wrong shares side by side are left out by one of the turns, if at least t others came.
+    Each turn leaves others out, those side by side; a wrong share or two are left out by one.
     """
     threshold, holders = cohort.terms.rules.threshold, sorted(shares)
     if len(holders) < threshold:
@@ -174,13 +174,12 @@ def _recovered(
             f"unmask: {len(holders)} shares of party {dealer} came, {threshold} are the threshold; "
             "the sum stays masked."
         )
-    for turn in range(len(holders)):
+    spare = len(holders) - threshold
+    for turn in range(0, len(holders) if spare else 1, max(1, spare // 2)):
         chosen = (holders[turn:] + holders[:turn])[:threshold]
         secret = joined({holder: shares[holder] for holder in sorted(chosen)})
         if secret is not None and is_right(secret, cohort, dealer):
             return secret
-        if len(holders) == threshold:
-            break
     raise SecureSumError(f"unmask: shares of party {dealer} are wrong; the sum stays masked.")
 
 

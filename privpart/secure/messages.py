@@ -78,6 +78,9 @@ class Terms:
         bits: vectors are summed modulo 2^bits, 1 to 51.
         rules: of the plan.
         roster: Ed25519 public key of 32 bytes of each party that may take part, by id.
+
+    Raises:
+        SecureSumError: a value out of range.
     """
 
     plan: str
@@ -87,6 +90,16 @@ class Terms:
     bits: int
     rules: SecureSums
     roster: Mapping[int, bytes]
+
+    def __post_init__(self) -> None:
+        numbers = min(self.round, self.attempt, self.length - 1) >= 0 and 0 < self.bits <= 51
+        if not numbers or max(self.round, self.attempt, self.length) >= 2**63:
+            raise SecureSumError("terms: a round, attempt, length or modulus is out of range.")
+        parties = (0 <= party < EVERYBODY and len(k) == 32 for party, k in self.roster.items())
+        if not all(parties):
+            raise SecureSumError(
+                "roster: must map ids from 0 to 2^64 - 2 to Ed25519 public keys of 32 bytes."
+            )
 
     @property
     def digest(self) -> bytes:

@@ -445,6 +445,16 @@ def test_a_party_needs_its_own_key_in_the_roster():
     )
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"round": -1}, {"attempt": 2**63}, {"length": 0}, {"bits": 52}, {"bits": 0},
+     {"roster": {-1: bytes(32)}}, {"roster": {EVERYBODY: bytes(32)}}, {"roster": {0: b"short"}}],
+)  # fmt: skip
+def test_terms_out_of_range_are_refused(change):
+    fields = {"plan": "plan", "round": 0, "attempt": 0, "length": 1, "bits": 28, "roster": {}}
+    refused(lambda: Terms(rules=FIVE, **fields | change), "out of range|must map ids from 0")
+
+
 def test_a_vector_of_another_length_is_not_masked():
     attempt = Attempt(FIVE)
     attempt.until("share")
