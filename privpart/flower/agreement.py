@@ -28,6 +28,10 @@ _SHOWN = 300
 Report = Callable[[str], None]
 
 
+class DeclinedError(Exception):
+    """A task that is not of this node's plan or clients; the message holds nothing of examples."""
+
+
 def flower() -> ModuleType:
     """Return Flower's messages and records.
 

@@ -18,6 +18,7 @@ from privpart.data.clients import Clients
 from privpart.engines.options import EngineOptions
 from privpart.flower.agreement import (
     SCHEMA,
+    DeclinedError,
     agreement,
     difference,
     float_vector,
@@ -28,6 +29,7 @@ from privpart.flower.agreement import (
     round_fields,
     to_stderr,
 )
+from privpart.flower.secure import NodeRound, answer_stage
 from privpart.messages import ClientId, RoundTask, id_order
 from privpart.plan import PrivacyPlan
 from privpart.training.plan_file import read
@@ -71,11 +73,15 @@ def client_app(
     def train(message: Any, context: Any) -> Any:  # noqa: ANN401  Flower's Message and Context
         return _answered(message, lambda: node(context).updates(message.content))
 
+    def secure(message: Any, context: Any) -> Any:  # noqa: ANN401
+        return _answered(message, lambda: node(context).secure(message.content, context))
+
     def query(message: Any, context: Any) -> Any:  # noqa: ANN401
         return _answered(message, lambda: node(context).ids(message.content))
 
     app = flwr.clientapp.ClientApp()
     app.train()(train)
+    app.train("secure")(secure)
     app.query()(query)
     return app
 
@@ -95,10 +101,6 @@ def _answered(message: Any, act: Callable[[], Any]) -> Any:  # noqa: ANN401  Flo
         why = f"an error; {why}"
     declined = flwr.ConfigRecord({"schema": SCHEMA, "why": why})
     return flwr.Message(flwr.RecordDict({"declined": declined}), reply_to=message)
-
-
-class DeclinedError(Exception):
-    """A task that is not of this node's plan or clients; the message holds nothing of examples."""
 
 
 def _share(config: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -167,8 +169,10 @@ class Node:
         Raises:
             DeclinedError: the task is not of this plan, or asks for clients of others.
         """
+        if self.promised.secure is not None:
+            raise DeclinedError("the server asks for updates; the plan has secure sums only")
         flwr, fields = flower(), content["task"]
-        task, start = self._task(fields), self._start(content["model"]["trainable"])
+        task, start = self.task(fields), self.start(content["model"]["trainable"])
         arrays = {
             id_text(answer.client): flwr.Array(answer.update.detach().numpy())
             for answer in self.setup.engine.run(task, start)
@@ -178,12 +182,21 @@ class Node:
             {"updates": flwr.ArrayRecord(arrays), "task": flwr.ConfigRecord(reply)}
         )
 
+    def secure(self, content: Any, context: Any) -> Any:  # noqa: ANN401  of Flower
+        """Answer a stage of a secure sum, see ``answer_stage``."""
+        task = self.task(content["task"])
+        this = NodeRound(self.promised, self.setup.model, self.setup.engine, task)
+        return answer_stage(
+            this, lambda: self.start(content["model"]["trainable"]), content, context
+        )
+
     def _refuse(self, fields: Mapping[str, Any], active: Sequence[int] | None) -> None:
         expected = agreement(self.setup.model, self.plan, active)
         if (why := difference(fields, expected)) is not None:
             raise DeclinedError(f"the server's {why}")
 
-    def _task(self, fields: Mapping[str, Any]) -> RoundTask:
+    def task(self, fields: Mapping[str, Any]) -> RoundTask:
+        """Return the server's task, if it is of this node's plan and clients."""
         round_, clip_norm = fields.get("round"), fields.get("clip_norm")
         if type(round_) is not int or not 0 <= round_ < self.promised.rounds:
             raise DeclinedError(f"the server's round is {plain_text(round_)}; the plan has others")
@@ -205,7 +218,8 @@ class Node:
             round_, tuple(cast("list[ClientId]", clients)), clip_norm, self.plan, active
         )
 
-    def _start(self, array: Any) -> Tensor:  # noqa: ANN401  Flower's Array
+    def start(self, array: Any) -> Tensor:  # noqa: ANN401  Flower's Array
+        """Return the model that the server sent."""
         vector = float_vector(array, self.setup.model.dim)
         if vector is None or not vector.isfinite().all():
             raise DeclinedError("the server sent no finite vector of the model's parameters")

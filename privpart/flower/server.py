@@ -6,8 +6,9 @@ is made, and kept in its ledger.
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from privpart.engines.options import EngineOptions
 from privpart.flower.agreement import Report, agreement, flower, id_of, to_stderr
 from privpart.flower.engine import FlowerEngine
 from privpart.flower.mail import hosted
+from privpart.flower.secure import SecureFlowerEngine, read_roster
 from privpart.loop import Callback, RoundRecord
 from privpart.messages import ClientId
 from privpart.model import PartialModel
@@ -70,6 +72,7 @@ class Settings:
         attempts: how often a round is tried that has too few answers.
         seed: takes the noise from a seed, for simulations: the run is then not private.
         evaluate_every: rounds between evaluations by the plan's metric.
+        roster: path of the parties' public keys, for a plan with secure sums; see ``read_roster``.
 
     Raises:
         ConfigError: a value of another type or out of range.
@@ -82,6 +85,7 @@ class Settings:
     attempts: int = 3
     seed: int | None = None
     evaluate_every: int = 10
+    roster: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.out, str) or not Path(self.out).is_absolute():
@@ -132,6 +136,7 @@ def serve(
     """
     out, chosen, say = Path(settings.out), read(plan), report or to_stderr
     refuse_over_network(chosen)
+    made = _engine(chosen, settings)
     resumes = holds_a_run(out)
     recorded = _recorded_owners(out, settings, chosen) if resumes else None
     given = callbacks_of(callbacks)
@@ -147,7 +152,7 @@ def serve(
             agreed = agreement(model, chosen.privacy_plan(code=chosen.code(), sizes=sizes).hash)
             named = hosted(grid, agreed, settings.nodes, timeout=timeout, poll=poll, report=say)
             owners = {c: named.get(c, node) for c, node in (recorded or named).items()}
-        return FlowerEngine(
+        return made(
             grid,
             model,
             owners,
@@ -178,6 +183,20 @@ def serve(
         say(f"{run.path}: {run.rounds} of {last} rounds are committed.")
         watchers = [tell, *given]
         finish(run, setup, settings.evaluate_every, callbacks=watchers, progress=False)
+
+
+def _engine(plan: PlanFile, settings: Settings) -> Callable[..., FlowerEngine]:
+    """Return what makes the engine: one of secure sums if the plan has them, and a roster."""
+    rules = plan.privacy.secure
+    if (rules is None) != (settings.roster is None):
+        raise ConfigError(
+            "roster: goes with [privacy.secure] of the plan, whose parties it lists; give both, or "
+            "neither."
+        )
+    if rules is None:
+        return FlowerEngine
+    roster = read_roster(Path(settings.roster or ""))
+    return partial(SecureFlowerEngine, rules=rules, roster=roster)
 
 
 def _recorded_owners(out: Path, settings: Settings, plan: PlanFile) -> dict[ClientId, int]:

@@ -124,6 +124,18 @@ class Terms:
         return sizes[kind]
 
 
+def party_of(data: bytes) -> int:
+    """Return which party a message says that it is from, before anything of it is checked.
+
+    Raises:
+        SecureSumError: it is too short to say so.
+    """
+    if type(data) is not bytes or len(data) < _HEADER.size:
+        raise SecureSumError("is not a message of secure sums.")
+    party: int = _HEADER.unpack_from(data)[3]
+    return party
+
+
 def encode(kind: Kind, digest: bytes, party: int, records: Mapping[int, bytes]) -> bytes:
     """Return a message."""
     header = _HEADER.pack(_MAGIC, _NUMBERS[kind], digest, party, len(records))

@@ -10,7 +10,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -54,6 +54,7 @@ class Dealt:
     own: Advertised
     cohort: Cohort
     neighbours: tuple[int, ...]
+    read: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -62,6 +63,7 @@ class Masked:
 
     dealt: Dealt
     boxes: Mapping[int, bytes]
+    read: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -70,6 +72,7 @@ class Signed:
 
     masked: Masked
     survivors: Mapping[int, bytes]
+    read: tuple[bytes, ...]
 
 
 def advertise(terms: Terms, party: int, signer: Ed25519PrivateKey) -> tuple[Advertised, bytes]:
@@ -84,14 +87,46 @@ def advertise(terms: Terms, party: int, signer: Ed25519PrivateKey) -> tuple[Adve
     return state, encode("advertise", terms.digest, party, {party: record})
 
 
-def share(state: Advertised, message: bytes) -> tuple[Dealt, bytes]:
-    """Check everybody's keys; return sealed shares of the private key and the seed."""
+def _read_keys(state: Advertised, message: bytes) -> Dealt:
+    """Check everybody's keys."""
     terms, party = state.terms, state.party
     records = decode(message, "keys", terms, terms.digest, EVERYBODY)
     cohort = Cohort.of(terms, records)
     if records.get(party) != state.record:
         raise SecureSumError("keys: hold other keys of this party than it advertised, or none.")
-    neighbours = cohort.neighbours(party)
+    return Dealt(state, cohort, cohort.neighbours(party), (message,))
+
+
+def _read_boxes(state: Dealt, message: bytes) -> Masked:
+    """Check whose boxes came."""
+    terms, party = state.own.terms, state.own.party
+    boxes = decode(message, "boxes", terms, state.cohort.digest, party)
+    if not boxes.keys() <= set(state.neighbours):
+        raise SecureSumError("boxes: some are from parties that are not neighbours in this graph.")
+    if len(boxes) < terms.rules.threshold:
+        raise SecureSumError(
+            f"boxes: {len(boxes)} neighbours dealt shares, the threshold is "
+            f"{terms.rules.threshold}; no vector is sent."
+        )
+    return Masked(state, boxes, (*state.read, message))
+
+
+def _read_list(state: Masked, message: bytes) -> Signed:
+    """Check a list of survivors against what this party saw of the attempt."""
+    cohort, own = state.dealt.cohort, state.dealt.own
+    survivors = decode(message, "survivors", own.terms, cohort.digest, EVERYBODY)
+    cohort.refuse_list(survivors)
+    if own.party not in members(survivors):
+        raise SecureSumError("survivors: this party sent its vector, and is not in the list.")
+    if state.boxes.keys() != survivors.keys() & set(state.dealt.neighbours):
+        raise SecureSumError("survivors: other neighbours dealt shares than those whose came here.")
+    return Signed(state, survivors, (*state.read, message))
+
+
+def share(state: Advertised, message: bytes) -> tuple[Dealt, bytes]:
+    """Check everybody's keys; return sealed shares of the private key and the seed."""
+    terms, party, dealer = state.terms, state.party, _read_keys(state, message)
+    cohort, neighbours = dealer.cohort, dealer.neighbours
     numbers = [cohort.number(holder, party) for holder in neighbours]
     private = state.mask_private.private_bytes_raw()
     dealt = [deal(secret, terms.rules.threshold, numbers) for secret in (state.seed, private)]
@@ -100,7 +135,7 @@ def share(state: Advertised, message: bytes) -> tuple[Dealt, bytes]:
         key, nonce = cohort.box_key(party, holder, party, state.box_private), os.urandom(12)
         bound = cohort.bound_to(party, holder)
         boxes[holder] = nonce + AESGCM(key).encrypt(nonce, of_seed + of_key, bound)
-    return Dealt(state, cohort, neighbours), encode("shares", cohort.digest, party, boxes)
+    return dealer, encode("shares", cohort.digest, party, boxes)
 
 
 def mask(state: Dealt, message: bytes, vector: NDArray[np.int64]) -> tuple[Masked, bytes]:
@@ -109,25 +144,17 @@ def mask(state: Dealt, message: bytes, vector: NDArray[np.int64]) -> tuple[Maske
     A box is opened only when its share is asked for: one that a neighbour filled with rubbish costs
     a share, and no party its place.
     """
-    own, cohort = state.own, state.cohort
+    own, cohort, masked = state.own, state.cohort, _read_boxes(state, message)
     terms, party = own.terms, own.party
-    boxes = decode(message, "boxes", terms, cohort.digest, party)
-    if not boxes.keys() <= set(state.neighbours):
-        raise SecureSumError("boxes: some are from parties that are not neighbours in this graph.")
-    if len(boxes) < terms.rules.threshold:
-        raise SecureSumError(
-            f"boxes: {len(boxes)} neighbours dealt shares, the threshold is "
-            f"{terms.rules.threshold}; no vector is sent."
-        )
     if vector.shape != (terms.length,):
         raise SecureSumError(f"vector: must have {terms.length} numbers, as the terms say.")
     total = residues_of(vector, terms.bits)
     add_mask(total, cohort.own_mask_key(party, own.seed), sign=1)
-    for other in boxes:
+    for other in masked.boxes:
         key = cohort.mask_key(party, other, own.mask_private)
         add_mask(total, key, sign=1 if party < other else -1)
     packed = pack(reduced(total, terms.bits), terms.bits)
-    return Masked(state, boxes), encode("vector", cohort.digest, party, {party: packed})
+    return masked, encode("vector", cohort.digest, party, {party: packed})
 
 
 def agree(
@@ -145,17 +172,10 @@ def agree(
         check: raises what the party's memory has against these members.
     """
     cohort, own = state.dealt.cohort, state.dealt.own
-    survivors = decode(message, "survivors", own.terms, cohort.digest, EVERYBODY)
-    cohort.refuse_list(survivors)
-    among = members(survivors)
-    if own.party not in among:
-        raise SecureSumError("survivors: this party sent its vector, and is not in the list.")
-    if state.boxes.keys() != survivors.keys() & set(state.dealt.neighbours):
-        raise SecureSumError("survivors: other neighbours dealt shares than those whose came here.")
-    check(among)
-    signature = signer.sign(cohort.signed_list(survivors))
-    signed = encode("signature", cohort.digest, own.party, {own.party: signature})
-    return Signed(state, survivors), signed
+    signed = _read_list(state, message)
+    check(members(signed.survivors))
+    signature = signer.sign(cohort.signed_list(signed.survivors))
+    return signed, encode("signature", cohort.digest, own.party, {own.party: signature})
 
 
 def unmask(state: Signed, message: bytes) -> bytes:
@@ -237,7 +257,7 @@ class Party:
         self.memory = memory or Memory()
         self._signer = signer
         self._plan, self._rules, self._roster = plan, rules, dict(roster)
-        self._state: object = None
+        self._state: Advertised | Dealt | Masked | Signed | None = None
 
     def advertise(self, round_: int, attempt: int, length: int, bits: int) -> bytes:
         """Begin an attempt, with fresh keys; what was left of an earlier one is dropped.
@@ -286,6 +306,44 @@ class Party:
         """Answer the signatures by shares, once."""
         return unmask(self._at(Signed), message)
 
+    def saved(self) -> dict[str, Any]:
+        """Return the memory, and the attempt under way, as plain values for ``restore``.
+
+        For a party whose process ends between two messages. While an attempt is under way, its
+        secrets are in them: they belong into another process's memory, never on a disk.
+        """
+        state, memory = self._state, self.memory
+        values: dict[str, Any] = {
+            "started": [*memory.started],
+            "signed_in": memory.signed_in,
+            "members": sorted(memory.members),
+        }
+        if state is None:
+            return values
+        own = _own(state)
+        keys = own.mask_private.private_bytes_raw(), own.box_private.private_bytes_raw()
+        terms, read = own.terms, () if isinstance(state, Advertised) else state.read
+        return values | {
+            "fixed": [terms.round, terms.attempt, terms.length, terms.bits],
+            "secrets": b"".join([*keys, own.seed, own.record]),
+            "read": list(read),
+        }
+
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Continue where ``saved`` was called, in a party of the same arguments."""
+        listed = frozenset(values["members"])
+        self.memory = Memory(tuple(values["started"]), values["signed_in"], listed)
+        if "secrets" not in values:
+            return
+        secrets, key = values["secrets"], X25519PrivateKey.from_private_bytes
+        round_, attempt, length, bits = values["fixed"]
+        terms = Terms(self._plan, round_, attempt, length, bits, self._rules, self._roster)
+        parts = key(secrets[:32]), key(secrets[32:64]), secrets[64:96], secrets[96:]
+        state: Any = Advertised(terms, self.party, *parts)
+        for message, reader in zip(values["read"], _READERS, strict=False):
+            state = reader(state, message)
+        self._state = state
+
     def _refuse_close(self, among: frozenset[int]) -> None:
         if self.memory.signed_in >= 0:
             same = self.memory.signed_in == self.memory.started[0]
@@ -298,3 +356,15 @@ class Party:
         if not isinstance(state, kind):
             raise SecureSumError("this party is at another stage; its attempt is over.")
         return state
+
+
+_READERS: tuple[Callable[[Any, bytes], object], ...] = (_read_keys, _read_boxes, _read_list)
+
+
+def _own(state: Advertised | Dealt | Masked | Signed) -> Advertised:
+    """Return what a party drew at the beginning of its attempt."""
+    if isinstance(state, Signed):
+        state = state.masked
+    if isinstance(state, Masked):
+        state = state.dealt
+    return state.own if isinstance(state, Dealt) else state

@@ -24,7 +24,7 @@ from privpart.messages import ClientId, Reason, RoundTask
 # several draws, has six times that of one.
 _ROOM_BITS = 6
 # So that the sum of two numbers around zero, and their noise, are exact in float64.
-_MOST_MODULUS_BITS = 51
+MOST_MODULUS_BITS = 51
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +83,9 @@ def modulus_bits(grid: Grid, clients: int) -> int:
         ConfigError: more than 2^51 would be needed, above which the server's sum is not exact.
     """
     largest = clients * math.floor(grid.norm) + (1 << (grid.bits + _ROOM_BITS))
-    if largest.bit_length() >= _MOST_MODULUS_BITS:
+    if largest.bit_length() >= MOST_MODULUS_BITS:
         raise ConfigError(
-            f"{clients} clients: their sum needs a modulus above 2^{_MOST_MODULUS_BITS}, and would "
+            f"{clients} clients: their sum needs a modulus above 2^{MOST_MODULUS_BITS}, and would "
             "not be exact; ask fewer at a time."
         )
     return largest.bit_length() + 1
@@ -97,7 +97,7 @@ def is_modulus(bits: object, grid: Grid, clients: int) -> bool:
         least = modulus_bits(grid, clients)
     except ConfigError:
         return False
-    return type(bits) is int and least <= bits <= _MOST_MODULUS_BITS
+    return type(bits) is int and least <= bits <= MOST_MODULUS_BITS
 
 
 def residues(update: Tensor, clip_norm: float, grid: Grid, bits: int) -> NDArray[np.int64]:

@@ -45,6 +45,7 @@ from accounting.report import up
 from privpart.patterns import Outline, layer_groups, matching_parameters, trained_groups
 from privpart.plan import AdaptiveClipping, ByRound, PrivacyPlan, Schedule
 from privpart.run.population import PUBLIC_DATA, is_public, refuse_population
+from privpart.secure.rules import SecureSums
 from privpart.settings.about import About
 from privpart.settings.client import LocalTraining, LossName
 from privpart.settings.outlines import GROUPS, OUTLINES, outline_of
@@ -82,6 +83,7 @@ _UNSET_IS_ABSENT = {
         "allow_large_delta",
         "round_seconds",
         "metrics",
+        "secure",
     ),
     "privacy.mechanism": (
         "normalize_columns",
@@ -248,6 +250,9 @@ class Privacy(_Table):
     )
     metrics: MetricsTable | None = Field(
         None, description="noised metrics of users, released beside the models"
+    )
+    secure: SecureSums | None = Field(
+        None, description="lets the server see sums of many nodes only; over Flower"
     )
 
     @model_validator(mode="after")
@@ -644,6 +649,7 @@ class PlanFile(_Table):
             sampling=sampler,
             estimate=estimate,
             metrics=self._metrics(mechanism, participation, noise),
+            secure=p.secure,
             context=self.context(code),
         )
 

@@ -327,16 +327,7 @@ def training(
     local = _local(plan, objects, code)
     options = _options(plan, local, options or EngineOptions())
     model = _model(plan, objects, code)
-    if plan.data.held_out and (part or objects.remote is not None):
-        raise ConfigError(
-            f"data.held_out={plan.data.held_out}: the clients are elsewhere, where nobody is held "
-            "out; leave it out, and let those nodes not take part."
-        )
-    if plan.privacy.metrics is not None and (part or objects.remote is not None):
-        raise ConfigError(
-            "privacy.metrics: the clients are elsewhere, and their engine evaluates nothing; leave "
-            "the table out."
-        )
+    _refuse_place(plan, elsewhere=part or objects.remote is not None)
     metric = objects.metric or cast("Metric | None", code.get("data.metric"))
     engine: EmbeddedEngine | SelectEngine | RemoteEngine
     if objects.remote is not None:
@@ -430,6 +421,19 @@ def _named_code(plan: PlanFile) -> Code:
         return call
 
     return {key: calling(key, reference) for key, reference in plan.references().items()}
+
+
+def _refuse_place(plan: PlanFile, *, elsewhere: bool) -> None:
+    """Refuse what a plan asks for where its clients are not, or only where they are elsewhere."""
+    faults = {
+        f"data.held_out={plan.data.held_out}: the clients are elsewhere, where nobody is held "
+        "out; leave it out, and let those nodes not take part.": elsewhere and plan.data.held_out,
+        "privacy.metrics: the clients are elsewhere, and their engine evaluates nothing; leave "
+        "the table out.": elsewhere and plan.privacy.metrics,
+        "privacy.secure: its parties are nodes. Train the plan over Flower, or in Python with a "
+        "SecureEngine, which simulates them.": not elsewhere and plan.privacy.secure,
+    }
+    refuse_first(faults)
 
 
 def _refuse_two(plan: PlanFile, objects: Own) -> None:

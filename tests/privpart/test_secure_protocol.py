@@ -551,3 +551,21 @@ def test_secrets_are_dropped_with_the_attempt_and_shown_nowhere():
     assert one._state is None
     hashed = hashlib.sha256(seed).digest()
     assert attempt.cohort.seed_hash(one.party) == hashed
+
+
+def test_a_party_continues_in_another_process_from_what_it_saved():
+    attempt = Attempt(FIVE)
+
+    def moved():
+        for p, one in attempt.parties.items():
+            other = Party(p, attempt.keys[p], "plan", FIVE, attempt.roster)
+            other.restore(one.saved())
+            attempt.parties[p] = other
+
+    for stage in STAGES:
+        result = getattr(attempt, stage)()
+        assert ("secrets" in some(attempt).saved()) == (stage != "unmask")
+        moved()
+    assert (result == attempt.expected(attempt.parties)).all()
+    assert some(attempt).memory.members == set(attempt.parties)
+    refused(lambda: some(attempt).advertise(0, 0, LENGTH, BITS), "was begun before")

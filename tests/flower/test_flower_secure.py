@@ -1,0 +1,217 @@
+"""Secure sums over Flower: the same bits, through nodes that are lost, and no key on a disk."""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower has an environment of its own: make messages")
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from flwr.app import Context, RecordDict
+from in_process import InProcessGrid, through_bytes
+from small import TASK, plan_of
+
+from accounting.checks import ConfigError
+from privpart.flower.node import client_app
+from privpart.flower.secure import read_roster
+from privpart.flower.server import Settings, serve
+from privpart.loop import CohortTooSmallError
+from privpart.run.report import run_report
+
+pytestmark = pytest.mark.usefixtures("fresh_code")
+
+NODES = (3, 5, 8, 13, 2**64 - 5)
+STAGES = ("keys", "shares", "vector", "signature", "unmask")
+SECURE = """
+[privacy.secure]
+smallest_cohort = 4
+largest_cohort = 5
+threshold = 3
+colluding = 0
+"""
+
+
+def write_plan(folder: Path, secure: bool = True, code: str = "task") -> Path:
+    """Write a plan of two rounds, and its code; a process loads one file of each name."""
+    folder.mkdir()
+    (folder / f"{code}.py").write_text(TASK)
+    plan = plan_of(rounds=2, clients=6).replace("\n[model]", SECURE * secure + "\n[model]")
+    (folder / "plan.toml").write_text(plan.replace("./task.py", f"./{code}.py"))
+    return folder / "plan.toml"
+
+
+class SecureGrid(InProcessGrid):
+    """Nodes that start anew for every message, and keep Flower's context alone.
+
+    Attributes:
+        lost: (node, stage) pairs: the node is gone from this stage of a round on.
+        back: whether lost nodes are there again in the next attempt or round.
+        sent_back: changes the message of a node, by (node, stage), before it gets it.
+    """
+
+    def __init__(self, plan: Path, folder: Path) -> None:
+        super().__init__(dict.fromkeys(NODES))
+        self.lost, self.back, self.changed, self.seen = set(), False, {}, []
+        self._plan, self._contexts, keys = plan, {}, []
+        folder.mkdir(exist_ok=True)
+        for number, node in enumerate(NODES):
+            key = Ed25519PrivateKey.generate()
+            path = folder / f"{number}.pem"
+            pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+            path.write_bytes(pem)
+            keys.append(f'{number} = "{key.public_key().public_bytes_raw().hex()}"')
+            share = {"partition-id": number, "num-partitions": len(NODES)}
+            own = {"party": number, "party-key": str(path), "roster": str(folder / "roster.toml")}
+            self._contexts[node] = Context(1, node, share | own, RecordDict(), {})
+        self.roster = folder / "roster.toml"
+        self.roster.write_text("[parties]\n" + "\n".join(keys))
+
+    def config(self, node):
+        return self._contexts[node].node_config
+
+    def _answer(self, message):
+        node = message.metadata.dst_node_id
+        stage = message.content["task"].get("stage")
+        if stage == "keys" and self.back:
+            self.offline.clear()
+        if (node, stage) in self.lost:
+            self.offline.add(node)
+            return None
+        change = self.changed.get((node, stage))
+        if change:
+            change(message.content)
+        reply = through_bytes(client_app(self._plan)(message, self._contexts[node]))
+        self.seen += [r["secrets"] for r in self._contexts[node].state.values() if "secrets" in r]
+        return reply
+
+
+def run(tmp_path, lost=(), changed=None, prepare=lambda grid: None, **settings):
+    plan = tmp_path / "plan" / "plan.toml"
+    if not plan.exists():
+        write_plan(tmp_path / "plan")
+    grid, said = SecureGrid(plan, tmp_path / "keys"), []
+    grid.lost, grid.changed = set(lost), changed or {}
+    prepare(grid)
+    given = {"out": str(tmp_path / "run"), "nodes": 5, "authenticated": True, "timeout": 1.0}
+    given |= {"seed": 3, "attempts": 1, "roster": str(grid.roster)}
+    serve(grid, plan, Settings(**given | settings), poll=0.01, report=said.append)
+    return grid, said
+
+
+def released(path: Path) -> torch.Tensor:
+    from safetensors.torch import load_file
+
+    (state,) = path.glob("state-*.safetensors")
+    return load_file(state)["parameters"]
+
+
+@pytest.fixture(scope="module")
+def clear(tmp_path_factory):
+    """The models of the same plan in the clear, by the nodes that are lost from the start."""
+    found = {}
+
+    def of(lost):
+        if lost not in found:
+            folder = tmp_path_factory.mktemp("clear")
+            plan = write_plan(folder / "plan", secure=False, code=f"clear{len(lost)}")
+            grid = InProcessGrid({node: client_app(plan) for node in NODES})
+            plain = grid._answer
+            grid._answer = lambda message: (
+                None
+                if message.metadata.dst_node_id in lost and "clients" in message.content["task"]
+                else plain(message)
+            )
+            given = {"nodes": 5, "authenticated": True, "timeout": 1.0, "seed": 3, "attempts": 1}
+            serve(grid, plan, Settings(out=str(folder / "run"), **given), poll=0.01)
+            found[lost] = released(folder / "run")
+        return found[lost]
+
+    return of
+
+
+@pytest.mark.parametrize("stage", ["", *STAGES])
+def test_the_model_is_the_one_in_the_clear_whenever_a_node_is_lost(tmp_path, clear, stage):
+    """It is back in the next round: lists of two rounds may not differ by one party."""
+
+    def returns(grid):
+        grid.back = True
+
+    grid, said = run(tmp_path, lost=[(NODES[2], stage)], prepare=returns)
+    without = stage in ("keys", "shares", "vector")
+    assert torch.equal(released(tmp_path / "run"), clear((NODES[2],) if without else ()))
+    assert not [line for line in said if "refused" in line]
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    assert grid.seen
+    for secrets in grid.seen:
+        for secret in (secrets[:32], secrets[32:64], secrets[64:96]):
+            shapes = secret, secret.hex().encode()
+            assert not any(shape in content for shape in shapes for content in files)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_below_the_threshold_a_round_releases_nothing(tmp_path, stage):
+    with pytest.raises(CohortTooSmallError):
+        run(tmp_path, lost=[(NODES[2], stage), (NODES[4], stage)])
+    assert not list((tmp_path / "run").glob("state-*1*"))
+
+
+def test_a_node_declines_a_message_that_was_changed_and_the_others_go_on(tmp_path, clear):
+    def swap(content):
+        array = content["secure"]["message"]
+        array.data = array.data[:-1] + bytes([array.data[-1] ^ 1])
+
+    _, said = run(tmp_path, changed={(NODES[2], "shares"): swap})
+    assert torch.equal(released(tmp_path / "run"), clear((NODES[2],)))
+    why = r"node 8, shares: declined: keys: party 4 did not sign these keys"
+    assert re.search(why, " ".join(said))
+
+
+def test_a_node_that_says_that_it_is_another_party_is_lost(tmp_path):
+    def pretend(grid):
+        twin = grid._contexts[NODES[4]].node_config
+        twin.update({name: grid.config(NODES[3])[name] for name in ("party", "party-key")})
+
+    _, said = run(tmp_path, prepare=pretend)
+    assert "says that it is party 3, as another does" in " ".join(said)
+
+
+def test_nodes_of_a_plan_with_secure_sums_send_no_update(tmp_path):
+    def ask(content):
+        content["task"]["stage"] = "train"
+
+    _, said = run(tmp_path, changed={(NODES[2], "vector"): ask})
+    assert "the server asks for train, which is no stage" in " ".join(said)
+
+
+def test_the_report_says_what_the_server_saw(tmp_path):
+    run(tmp_path, seed=None)
+    report = run_report(tmp_path / "run")
+    assert report.server_saw.startswith("sums of at least 4 parties, asserted")
+    assert not report.deviations
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[parties]", '[parties]\n1 = "00"', "[parties]\n1 = 7", 'parties = "x"']
+)
+def test_a_roster_that_is_not_one_is_refused(tmp_path, text):
+    path = tmp_path / "roster.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="must have a table"):
+        read_roster(path)
+
+
+def test_a_roster_goes_with_secure_sums_alone(tmp_path):
+    given = {"out": str(tmp_path / "run"), "nodes": 5, "authenticated": True}
+    for secure, roster in ((True, None), (False, "/roster.toml")):
+        plan = write_plan(tmp_path / f"plan-{secure}", secure=secure)
+        with pytest.raises(ConfigError, match=r"roster: goes with \[privacy.secure\]"):
+            serve(None, plan, Settings(**given, roster=roster))
+
+
+def test_a_round_without_one_node_of_the_last_one_is_refused_by_the_others(tmp_path):
+    with pytest.raises(CohortTooSmallError, match="round 1"):
+        run(tmp_path, lost=[(NODES[2], "unmask")])
+    assert len(list((tmp_path / "run").glob("state-*1.safetensors"))) == 1
