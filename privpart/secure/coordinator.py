@@ -142,7 +142,7 @@ def unmasked(state: Summed, answers: Answers, refused: Refused) -> NDArray[np.in
     shares: dict[int, dict[int, bytes]] = {dealer: {} for dealer in survivors}
     for holder, found in _read(answers, "unmask", cohort.terms, cohort.digest, refused):
         for dealer, share in found.items():
-            # a share is of a neighbour, or it would take the place of another one's
+            # whoever is no neighbour has no number, and nobody a share of its own
             if dealer in shares and cohort.are_neighbours(holder, dealer) and is_share(share):
                 shares[dealer][cohort.number(holder, dealer)] = share
     among = state.members

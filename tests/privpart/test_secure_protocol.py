@@ -228,6 +228,18 @@ def test_wrong_shares_of_some_parties_are_left_out():
         assert (total == attempt.expected(attempt.parties)).all()
 
 
+def test_shares_from_strangers_and_of_oneself_are_not_read():
+    attempt = Attempt(FIVE)
+    attempt.until("unmask")
+    first, *_ = attempt.parties
+    share = {first: bytes(33)}
+    strange = encode("unmask", attempt.cohort.digest, 99, share)
+    own = encode("unmask", attempt.cohort.digest, first, share)
+    given = [(99, strange), (first, own), *attempt.sent.shares_given[1:]]
+    total = coordinator.unmasked(attempt.summed, given, {})
+    assert (total == attempt.expected(attempt.parties)).all()
+
+
 def refused(act, says):
     """The sentence of a refusal."""
     with pytest.raises(SecureSumError, match=says) as caught:
