@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 Block = tuple[str, Array]
 _LEAST = 400  # products of which a mean is tested
 _BINS = 32
-_SMALL = 1e-3  # draws, in standard deviations, that count as missing noise
+_SMALL = 1e-4  # draws, in standard deviations, that count as missing noise
 _MOST_PRODUCTS = 2 * 10**8  # rounds x rounds x parameters between rounds
 
 

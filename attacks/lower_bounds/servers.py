@@ -2,14 +2,14 @@
 
 ``replay`` knows a server as a function from the updates of a round to the vector that it releases,
 and audits one statement: a mechanism, a participation, a clip norm, a noise multiplier and a
-divisor. It runs the server four times under the same noise:
+divisor. It runs the server five times under the same noise:
 
     nobody, nobody again     updates of zeros: the release is the noise; it must be repeatable
     one client               in the rounds of its worst pattern: the two runs differ by that client
     everybody                each client in parameters of its own: what each adds is read exactly
 
-So the noise is tested as in any paired replay, and the length that each client adds is read without
-statistics, whether it sent 1.5 or a million clip norms. In a last run a client sends NaN.
+So the noise is tested as in any paired replay, and for repeats; the length that each client adds is
+read without statistics, whether it sent 1.5 or a million clip norms. In a last run one sends NaN.
 
 Who may take part, and how often, is stated and not tested: a function of updates sees no ids.
 """
@@ -26,7 +26,8 @@ from accounting.checks import ConfigError
 from accounting.report import down, up
 from attacks.lower_bounds.bounds import Bound, percent
 from attacks.lower_bounds.canaries import Canaries, round_covariance, worst_view
-from attacks.lower_bounds.replay import Replay, paired
+from attacks.lower_bounds.repeats import gaussian, missing, repeats
+from attacks.lower_bounds.replay import FALSE_ALARM, Replay, paired, whitened
 
 Array = NDArray[np.float64]
 Updates = list[NDArray[np.float32]]
@@ -61,7 +62,7 @@ class ServerReplay:
 
     @property
     def violation(self) -> bool:
-        """Whether anything contradicts the statement; sound servers do in 1 of 9,900 audits."""
+        """Whether anything contradicts the statement; sound servers do in 1 of 9,800 audits."""
         return bool(self.faults)
 
     def bound(self, delta: float, confidence: float = 0.95) -> Bound | None:
@@ -171,7 +172,21 @@ def replay(
         rounding=_rounding(one, noise) / math.sqrt(float(np.linalg.eigvalsh(covariance)[0])),
         tensors=tensors,
     )
-    return ServerReplay(claimed, measured, longest, (*faults, *_against(claimed, measured)))
+    faults += _against(claimed, measured)
+    faults += _in_the_noise(noise / z, covariance, tensors or {"all parameters": dim})
+    return ServerReplay(claimed, measured, longest, tuple(faults))
+
+
+def _in_the_noise(noise: Array, covariance: Array, tensors: Mapping[str, int]) -> list[str]:
+    """Return what missing draws, repeats and the histogram have against noise at unit draws."""
+    deviations = np.sqrt(np.diag(covariance))[:, None]
+    blocks = [("all parameters", whitened(noise, covariance))]
+    found = (
+        missing(noise / deviations, tensors, range(len(noise)), FALSE_ALARM / 4),
+        repeats(blocks, FALSE_ALARM / 4),
+        gaussian(blocks, FALSE_ALARM / 4),
+    )
+    return [fault for check in found for fault in check.faults]
 
 
 def _released(value: ArrayLike, round_: int, dim: int) -> Array:

@@ -13,14 +13,13 @@ import argparse
 import json
 import os
 import re
-import resource
 import shutil
 import sys
 import tempfile
 import tomllib
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -45,6 +44,10 @@ MUTANTS: Mapping[str, Mapping[str, Any]] = {
     mutant["name"]: mutant
     for mutant in tomllib.loads((HERE / "mutants.toml").read_text())["mutant"]
 }
+
+
+Job = tuple[str, str, Mapping[str, Any] | None]
+"""A name, a plan, and the fault that is planted."""
 
 
 @dataclass(frozen=True)
@@ -72,23 +75,36 @@ def planted(mutant: Mapping[str, Any] | None, folder: Path) -> None:
         path.write_text(text.replace(edit["old"], edit["new"]))
 
 
-def audited(plan: str, mutant: Mapping[str, Any] | None = None) -> Found:
-    """Audit a plan in a process that imports the mutated copy, and whose children do."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        planted(mutant, folder)
-        (folder / "plan.toml").write_text(plan)
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        if not (child := os.fork()):
-            _audit(folder)
-        _, status = os.waitpid(child, 0)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        if os.waitstatus_to_exitcode(status):
-            said = (folder / "stderr").read_text().strip().splitlines() or ["died"]
-            return Found("refused", (said[-1][:300],), round(seconds, 1))
+def audits(jobs: Iterable[Job], at_once: int) -> Iterator[tuple[str, Found]]:
+    """Audit plans, each in a process that imports the mutated copy, and whose children do."""
+    running: dict[int, tuple[str, Path]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        for number, (name, plan, mutant) in enumerate(jobs):
+            folder = Path(place) / str(number)
+            planted(mutant, folder)
+            (folder / "plan.toml").write_text(plan)
+            if not (child := os.fork()):
+                _audit(folder)
+            running[child] = name, folder
+            if len(running) == at_once:
+                yield _ended(running)
+        while running:
+            yield _ended(running)
+
+
+def _ended(running: dict[int, tuple[str, Path]]) -> tuple[str, Found]:
+    """Wait for one of the processes, and return what it found."""
+    child, status, used = os.wait3(0)
+    name, folder = running.pop(child)
+    seconds = round(used.ru_utime + used.ru_stime, 1)
+    if os.waitstatus_to_exitcode(status):
+        said = (folder / "stderr").read_text().strip().splitlines() or ["died"]
+        found = Found("refused", (said[-1][:300],), seconds)
+    else:
         report = json.loads((folder / "out/report.json").read_text())
-        return Found(report["verdict"], tuple(report["reasons"]), round(seconds, 1))
+        found = Found(report["verdict"], tuple(report["reasons"]), seconds)
+    shutil.rmtree(folder)
+    return name, found
 
 
 def _audit(folder: Path) -> NoReturn:
@@ -129,31 +145,31 @@ def write(results: Mapping[str, Found]) -> None:
     PAGE.write_text(f"{before}{BEGIN}\n{HEAD}{rows}\n{END}{rest.split(END)[1]}")
 
 
-def run_mutants(only: str, say: Callable[[str], object]) -> None:
+def run_mutants(only: str, at_once: int, say: Callable[[str], object]) -> None:
     """Audit the mutants whose name has a word; write the page after all of them."""
-    results: dict[str, Found] = {}
     chosen = {name: mutant for name, mutant in MUTANTS.items() if only in name}
     # where the right code refuses a plan, a mutant's refusal says nothing
-    alone = {plan: audited(PLANS[plan]) for plan in {m["plan"] for m in chosen.values()}}
-    for name, mutant in chosen.items():
-        found = audited(PLANS[mutant["plan"]], mutant)
-        if alone[mutant["plan"]].verdict != "consistent":
-            found = Found("not audited", alone[mutant["plan"]].reasons, found.cpu_seconds)
-        results[name] = found
-        say(row(mutant, found))
+    used = sorted({mutant["plan"] for mutant in chosen.values()})
+    alone = dict(audits(((plan, PLANS[plan], None) for plan in used), at_once))
+    say("; ".join(f"{plan} {found.verdict}" for plan, found in alone.items()))
+    results: dict[str, Found] = {}
+    jobs = ((name, PLANS[mutant["plan"]], mutant) for name, mutant in chosen.items())
+    for name, found in audits(jobs, at_once):
+        right = alone[chosen[name]["plan"]]
+        known = right.verdict == "consistent"
+        results[name] = found if known else Found("not audited", right.reasons, found.cpu_seconds)
+        say(row(chosen[name], results[name]))
     say(f"{sum(found.named for found in results.values())} of {len(results)} found")
     if not only:
-        write(results)
+        write({name: results[name] for name in MUTANTS})
 
 
-def run_right(only: str, say: Callable[[str], object]) -> None:
+def run_right(only: str, at_once: int, say: Callable[[str], object]) -> None:
     """Audit plans that are right."""
     verdicts = Counter[str]()
-    for name, plan in right():
-        if only in name:
-            found = audited(plan)
-            verdicts[found.verdict] += 1
-            say(f"{found.verdict} {found.cpu_seconds:.0f} s: {name} {'; '.join(found.reasons)}")
+    for name, found in audits(((n, plan, None) for n, plan in right() if only in n), at_once):
+        verdicts[found.verdict] += 1
+        say(f"{found.verdict} {found.cpu_seconds:.0f} s: {name} {'; '.join(found.reasons)}")
     say(", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()))
 
 
@@ -161,13 +177,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="word of the names of what is audited")
     parser.add_argument("--right", action="store_true", help="audit the right plans")
+    parser.add_argument("--at-once", type=int, default=2, help="audits that run at a time")
     given = parser.parse_args()
 
     def say(line: str) -> None:
         sys.stdout.write(line + "\n")
         sys.stdout.flush()
 
-    (run_right if given.right else run_mutants)(given.only, say)
+    (run_right if given.right else run_mutants)(given.only, given.at_once, say)
 
 
 if __name__ == "__main__":
