@@ -92,7 +92,7 @@ UV := $(BIN)/uv
 environments: $(ENVIRONMENTS)  ## the fast tests with each Python here, lowest and newest dependencies (hours; -k: all)
 
 $(ENVIRONMENTS): %: .environments/%/.ready
-	.environments/$*/bin/python -m pytest -n 2 --dist worksteal -q
+	.environments/$*/bin/python -m pytest -W default -n 2 --dist worksteal -q
 
 $(UV): $(READY)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[environments]'

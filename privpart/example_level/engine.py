@@ -500,7 +500,7 @@ def _refuse_scheduler(
             "scheduler: ReduceLROnPlateau follows a metric, which no epsilon covers. Use one that "
             "counts steps."
         )
-    if scheduler is not None and scheduler.optimizer is not optimizer:
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ConfigError("scheduler: is of another optimizer. Make it from the one that you pass.")
     if scheduler is not None and not hasattr(scheduler, "last_epoch"):
         raise ConfigError(
@@ -601,9 +601,13 @@ def _trained(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Par
                 "wrong in Opacus. Freeze it, or untie the two."
             )
         if p.dtype is not torch.float32:
+            advice = "train in float32 (module.float()), whose rounding the clip norm allows for"
+            if p.is_complex():
+                advice = (
+                    "hold nn.Parameter(torch.view_as_real(w)); torch.view_as_complex in forward"
+                )
             raise ConfigError(
-                f"{name}: is {p.dtype}; train in float32 (module.float()), whose rounding the clip "
-                "norm allows for. torch.autocast may still compute in less."
+                f"{name}: is {p.dtype}; {advice}. torch.autocast may still compute in less."
             )
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     optimized = {id(p) for p in trained}

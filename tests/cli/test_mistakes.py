@@ -794,6 +794,16 @@ LOOP = {
     "batch norm": (
         {"module": nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))}, "'1' is a BatchNorm1d"
     ),
+    "a dataset for a loader": ({"data_loader": loader().dataset}, "torch.utils.data.DataLoader"),
+    "a list for a loader": ({"data_loader": [(X, Y)]}, "torch.utils.data.DataLoader"),
+    "a name of an optimizer": ({"optimizer": "sgd"}, "must be a torch.optim optimizer"),
+    "a name of a scheduler": ({"scheduler": "cosine"}, "scheduler: a str does not count its steps"),
+    "a mechanism is a number": ({"mechanism": 3}, "mechanism: is a int; must be a name"),
+    "a misspelt keyword": ({"noise_multipler": 1.0}, "Did you mean noise_multiplier"),
+    "complex weights": (
+        {"module": nn.Linear(3, 2, dtype=torch.cfloat)}, r"torch\.complex64; hold.*view_as_real"
+    ),
+    "an LSTM": ({"module": nn.LSTM(3, 2)}, "get_compatible_module.*DPLSTM"),
 }  # fmt: skip
 
 

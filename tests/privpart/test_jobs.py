@@ -48,7 +48,11 @@ def test_it_is_interrupted_resumed_measured_and_exported(job, tmp_path):
     assert {len(rows[r]) for r in measured} == {2}
     assert rows[ROUNDS - 1] == pytest.approx(JOBS[name].metric(whole.module()))
     start, network = (network_of(JOBS[name]) for _ in range(2))
-    network.load_state_dict(load_file(resumed.export(tmp_path / "model.safetensors")))
+    stored = load_file(resumed.export(tmp_path / "model.safetensors"))
+    assert {n: t.dtype for n, t in stored.items()} == {
+        n: t.dtype for n, t in network.state_dict().items()
+    }
+    network.load_state_dict(stored)
     assert same(network, whole.module())
     frozen = [p for p in network.parameters() if not p.requires_grad]
     assert {p.dtype for p in frozen} == ({JOBS[name].frozen} - {None})
