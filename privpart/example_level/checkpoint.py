@@ -113,6 +113,7 @@ class Checkpoints:
         elif own.passes.is_done:
             _inner(module).load_state_dict(values[_MODULE], **of_module)
         elif done == self._first:
+            own.passes.loop_is_at(steps)
             sys.stderr.write(
                 f"privpart: {path} is of step {steps}; the run's folder is at step {done}, from "
                 "which it continues: a step that was released is not taken again.\n"

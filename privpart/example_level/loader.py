@@ -153,6 +153,7 @@ class Passes(Sampler[list[int]]):
         self._dealt = 0
         self._summed = 0
         self._pass = 0
+        self._repeated = 0
         self._reads_ahead = False
 
     def batch(self, step: int) -> Sequence[int]:
@@ -177,6 +178,15 @@ class Passes(Sampler[list[int]]):
         """Continue after so many steps."""
         self.done = self._dealt = checks.count("steps", done, minimum=0)
 
+    def loop_is_at(self, steps: int) -> None:
+        """Deal nothing in passes that are done, which a loop from so many steps begins again."""
+        self._repeated = self.done // self.batches - steps // self.batches
+
+    def _is_repeated(self) -> bool:
+        repeated = self._repeated > 0
+        self._repeated -= repeated
+        return repeated
+
     def __len__(self) -> int:
         """Return the number of batches of a pass."""
         return self.batches
@@ -190,10 +200,14 @@ class Passes(Sampler[list[int]]):
         """Yield the batches that are left of the current pass; raises as ``deal``."""
         # from the batch that has not become a step, also after a resumption
         remaining = filter(None, map(self.own, range(self.done, self._end)))
-        return remaining if self._reads_ahead else self.deal(remaining)
+        if self._reads_ahead:
+            return remaining
+        return iter(()) if self._is_repeated() else self.deal(remaining)
 
     def read_ahead(self, begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """Deal what a loader yields, which may ask for its batches before they are due."""
+        if self._is_repeated():
+            return iter(())
         self._refuse_done()
         self._reads_ahead = True
         try:

@@ -423,6 +423,8 @@ def at(folder, **options):
 
 
 def some_steps(made, count):
+    if count < 1:
+        return
     for batch in made[3]:
         step(*made[1:3], batch)
         if not (count := count - 1):
@@ -442,7 +444,9 @@ def weights(module):
     return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
 
 
-def test_a_loop_with_opacus_checkpoints_continues_where_its_run_is(tmp_path, capsys):
+@pytest.mark.parametrize("more", [1, 3, 4])
+def test_a_loop_with_opacus_checkpoints_continues_where_its_run_is(tmp_path, capsys, more):
+    """Also where a pass was done, and the crash came before its checkpoint."""
     whole = at(tmp_path / "whole")
     for _ in range(EPOCHS):
         some_steps(whole, 3)
@@ -450,12 +454,13 @@ def test_a_loop_with_opacus_checkpoints_continues_where_its_run_is(tmp_path, cap
     made = at(tmp_path / "run")
     some_steps(made, 3)
     file = saved(made, epoch=1)
-    some_steps(made, 1)
-    made[0].close()  # a crash, one step after the checkpoint
+    some_steps(made, min(more, 3))
+    some_steps(made, more - 3)
+    made[0].close()  # a crash, some steps after the checkpoint
     made = at(tmp_path / "run")
     back = made[0].load_checkpoint(path=file, module=made[1], optimizer=made[2])
     assert back["epoch"] == 1
-    assert "is of step 3; the run's folder is at step 4" in capsys.readouterr().err
+    assert f"is of step 3; the run's folder is at step {3 + more}" in capsys.readouterr().err
     for _ in range(back["epoch"], EPOCHS):
         some_steps(made, 9)
     assert torch.equal(weights(made[1]), weights(whole[1]))
