@@ -11,6 +11,9 @@ from accounting.cohorts import Sampling, SamplingChoice, sampled_passes
 from accounting.mechanisms import MechanismChoice
 from privpart.example_level.loader import Passes
 
+_MOST_SAMPLED = 10_000_000
+"""At which ``sampled_sum_error`` is a twentieth of the clip norm."""
+
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
@@ -46,6 +49,11 @@ class Dealing:
             raise ConfigError(
                 f"data_loader: batch_size={size} is above the number of examples, {examples}, of "
                 "which samples are drawn. Use a smaller one."
+            )
+        if poisson and examples > _MOST_SAMPLED:
+            raise ConfigError(
+                f"data_loader: has {examples:,} examples; samples are drawn from {_MOST_SAMPLED:,} "
+                "at most, beyond which the sum of float64 is too coarse. Use fixed passes."
             )
         seed = order_seed
         if not poisson:

@@ -211,7 +211,7 @@ class FTRLEngine:
             facts["population_name"] = f"{population} (examples)"
         processes.refuse_others(f"{plan.hash} {self._seed} {out} {resume} {facts}")
         interval = 1 if scheduler_every == "step" else dealing.batches
-        rows, share = Rows(), slice(processes.rank, None, processes.count)
+        rows = Rows()
         options = {"loss_reduction": loss_reduction, "batch_first": batch_first}
         options |= {"force_functorch": True} if grad_sample_mode == "functorch" else {}
         with processes.together():
@@ -224,9 +224,10 @@ class FTRLEngine:
                 if processes.is_first:
                     source = self._source(plan, out, facts, resume=resume)
                     batches = self._batches(plan, source, dealing)
-            passes = Passes(processes.of_first(batches[:]), dealing.epochs, rows, share)
+            batches = processes.of_first(batches[:])
+            passes = Passes(batches, dealing.epochs, rows, processes.rank, processes.count)
             noise, grid = noise_and_grid(plan, dim, z, source, 0)
-            about = noise, grid, plan, loss_reduction, processes, scheduler, interval
+            about = noise, grid, plan, loss_reduction, processes, examples, scheduler, interval
             private = FTRLOptimizer(optimizer, wrapped, passes, *about)
             state = StepState(plan, source, private)
             with processes.together():

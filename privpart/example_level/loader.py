@@ -128,7 +128,9 @@ class Passes(Sampler[list[int]]):
         batches: numbers of the examples of each step.
         epochs: number of passes.
         rows: compares what was dealt with what reached the network.
-        share: part of every batch that this process has.
+        rank: number of this process.
+        processes: how many share each batch, by number of the example: another example that is not
+            in it moves none from one to the other.
 
     Attributes:
         batches: number of batches of a pass.
@@ -141,7 +143,8 @@ class Passes(Sampler[list[int]]):
         batches: Sequence[Sequence[Any]],
         epochs: int,
         rows: Rows,
-        share: slice = slice(None),
+        rank: int = 0,
+        processes: int = 1,
     ) -> None:
         self._batches = batches
         self.batches = len(batches) // epochs
@@ -149,7 +152,7 @@ class Passes(Sampler[list[int]]):
         self.rows = rows
         self.done = 0
         self.step: Callable[[], object] = lambda: None
-        self._share = share
+        self._rank, self._processes = rank, processes
         self._dealt = 0
         self._summed = 0
         self._pass = 0
@@ -162,7 +165,7 @@ class Passes(Sampler[list[int]]):
 
     def own(self, step: int) -> list[int]:
         """Return those that this process has."""
-        return list(self._batches[step][self._share])
+        return [i for i in self._batches[step] if i % self._processes == self._rank]
 
     @property
     def nobody(self) -> bool:

@@ -44,6 +44,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         plan: PrivacyPlan,
         loss_reduction: str,
         processes: Processes,
+        examples: int,
         scheduler: LRScheduler | None = None,
         scheduler_interval: int = 1,
     ) -> None:
@@ -79,6 +80,9 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         self._unchanged = True
         self._not_finite = 0
         self._fewest = 0 if plan.sampling is None else plan.report_goal
+        self._sum_error = _FLOAT_SUM
+        if plan.sampling is not None:
+            self._sum_error += sampled_sum_error(examples)
         passes.step = partial(FTRLOptimizer.step, self)
 
     @property
@@ -316,7 +320,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
         factors = self._factors(samples)
         for part, sample in zip(torch.split(self._total, self._sizes), samples, strict=True):
             if sample is not None:
-                part.add_(weighted_sum(sample, factors).cpu())
+                part.add_(weighted_sum(sample, factors, wide=bool(self._fewest)).cpu())
         taken.clear()
         return examples
 
@@ -366,7 +370,7 @@ class FTRLOptimizer(DPOptimizer):  # type: ignore[misc]  # Opacus is untyped
             squares = torch.where(finite, squares, 0.0)
         # at least the true norm, whatever float32 lost
         norms = squares.sqrt() * (1 + _ROUNDING * _COLUMNS)
-        limit = self._grid.sum_clip_norm(self.max_grad_norm) * (1 - _FLOAT_SUM)
+        limit = self._grid.sum_clip_norm(self.max_grad_norm) * (1 - self._sum_error)
         return torch.where(norms > limit, limit / norms, 1.0)
 
     def _release(self, noise: Tensor | None) -> None:
@@ -471,16 +475,28 @@ def _squared_norms(flat: Tensor) -> Tensor:
     return torch.cat(parts, dim=1).double().square().sum(1)
 
 
-def weighted_sum(flat: Tensor, factors: Tensor) -> Tensor:
+def sampled_sum_error(examples: int) -> float:
+    """Return how much shorter a gradient must be for the sum of a sample, of n examples at most.
+
+    An example that is not drawn has no row of zeros in its place: all rows behind it move up, and
+    are added in other groups. So products and sums are of float64, v = 2^-53: in any order, and in
+    parts of any size, with an error of at most (n + 2) v times the sum of the lengths, n clip
+    norms. With the example and without, that is twice as much.
+    """
+    return 4 * (examples + 2) * examples * 2.0**-53
+
+
+def weighted_sum(flat: Tensor, factors: Tensor, *, wide: bool = False) -> Tensor:
     """Return the sum of the rows times their factors, float64, on the error of ``_FLOAT_SUM``.
 
     By numpy, or without a product of matrices: torch's may round to 10 bits or 7, as its settings
-    say.
+    say. ``wide`` sums, in float64, are on the error of ``sampled_sum_error``.
     """
     total = torch.zeros(flat.shape[1], dtype=torch.float64, device=flat.device)
-    factors = factors.to(flat.dtype)
+    factors = factors.to(torch.float64 if wide else flat.dtype)
     for start in range(0, len(flat), _ROWS):
         rows, weights = flat[start : start + _ROWS], factors[start : start + _ROWS]
+        rows = rows.to(factors.dtype)
         if flat.is_cpu:
             total += torch.from_numpy(weights.numpy() @ rows.numpy())
         else:

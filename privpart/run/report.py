@@ -746,7 +746,14 @@ def _of_sampling(plan: PrivacyPlan, report: PrivacyReport, evidence: Evidence) -
         + loop
         * (facts.get("unit") == "example"),
     )
-    if plan.mechanism.noise_program().filter_error() and report.noise_source != "seeded":
+    if facts.get("unit") == "example":
+        words["floating-point"] = (
+            "asserted",
+            "sums of float64 on a public grid with exactly rounded noise; but an example that is "
+            "not drawn makes the batch smaller, and a matrix product may then round the gradients "
+            "of the others in another way, which nothing here bounds",
+        )
+    elif plan.mechanism.noise_program().filter_error() and report.noise_source != "seeded":
         words["floating-point"] = (
             "asserted",
             "integers on a public grid with exactly rounded noise; what floating point adds to the "

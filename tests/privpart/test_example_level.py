@@ -360,7 +360,7 @@ def test_a_step_that_fails_is_taken_back_and_stays_refused():
 def test_an_interrupt_while_gradients_are_added_up_ends_the_run(monkeypatch):
     _, module, optimizer, loader = private()
 
-    def interrupt(*_):
+    def interrupt(*_, **options):
         raise KeyboardInterrupt
 
     batch = next(iter(loader))

@@ -38,7 +38,7 @@ from accounting import ConfigError, PoissonSampling, SampledGuarantee
 from privpart.example_level import FTRLEngine
 from privpart.example_level.keywords import _MEANINGS
 from privpart.example_level.loader import Passes
-from privpart.example_level.optimizer import FTRLOptimizer
+from privpart.example_level.optimizer import FTRLOptimizer, sampled_sum_error, weighted_sum
 from privpart.run.budget_book import all_runs
 from privpart.run.folder import RunFolder
 from privpart.run.report import run_report
@@ -255,13 +255,27 @@ def test_samples_under_ledger_report_verify_and_book(tmp_path):
     words = {a.code: a.status for a in found.guarantee.assumptions}
     assert words["poisson-sampling"] == words["participation"] == "verified"
     assert words["clipping"] == words["noise"] == words["divisor"] == "enforced"
-    assert words["hidden-sample"] == words["loop"] == "asserted"
+    assert words["hidden-sample"] == words["loop"] == words["floating-point"] == "asserted"
     assert found.guarantee.epsilon == engine.epsilon(1e-5)
     assert found.complete
     assert found.realised is None
     assert not [c for c in check_run(folder) if c.status == "wrong"]
     with RunFolder.open(folder) as run:
         assert all_runs(run.facts, 1e-5).runs == 1
+
+
+@pytest.mark.parametrize("breaks", [False, True])
+def test_who_is_not_drawn_moves_the_sum_of_the_others_by_no_rounding(breaks):
+    """Rows behind it move up into other groups, which float32 would round in another way."""
+    rows = torch.randn(1000, 50, generator=torch.Generator().manual_seed(0))
+    factors = torch.rand(1000, generator=torch.Generator().manual_seed(1))
+    lengths = float((rows * factors[:, None]).norm(dim=1).max())
+    whole = weighted_sum(rows, factors, wide=not breaks)
+    single = weighted_sum(rows[3:4], factors[3:4], wide=not breaks)
+    others = torch.arange(1000) != 3
+    without = weighted_sum(rows[others], factors[others], wide=not breaks)
+    moved = (whole - single - without).norm()
+    assert bool(moved <= sampled_sum_error(1000) * lengths) != breaks
 
 
 def test_a_changed_optimizer_is_nobodys_word_also_where_nobody_came(monkeypatch, tmp_path):

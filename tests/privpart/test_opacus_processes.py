@@ -82,7 +82,7 @@ def test_a_run_of_two_is_resumed_and_reported(both):
     [
         ("other_arguments", ("different arguments", "different arguments")),
         ("refused", ("process 1 of 2 stopped", "max_grad_norm")),
-        ("fault", ("process 1 of 2 stopped", "are of 4 examples, and the batch has 2")),
+        ("fault", ("process 1 of 2 stopped", "examples, and the batch has")),
         ("disk_is_full", ("full", "process 0 of 2 stopped")),
     ],
 )
