@@ -168,6 +168,7 @@ class FTRLEngine:
             refuse_mode(grad_sample_mode)
             refuse_sampling(poisson_sampling, self._method, order_seed)
             refuse_switch("batch_first", batch_first)
+            refuse_switch("allow_large_delta", allow_large_delta)
             checks.choice("loss_reduction", loss_reduction, ("mean", "sum"))
             _refuse_scheduler(scheduler, scheduler_every, optimizer)
             _refuse_clip_norm(max_grad_norm)
@@ -270,6 +271,10 @@ class FTRLEngine:
                 "load_checkpoint was called before: the weights cost what the run cost that they "
                 "are of. Call make_private(out=..., resume=True) first, to continue that run."
             )
+        refuse_switch("resume", resume)
+        for name, value, kinds in (("out", out, (str, Path)), ("population", population, (str,))):
+            if value is not None and (not isinstance(value, kinds) or not str(value).strip()):
+                raise ConfigError(f"{name}: is a {type(value).__name__}; must be a name.")
         if out is None and (resume or population is not None):
             raise ConfigError("resume, population: are about a run in a folder; pass out.")
 
@@ -494,6 +499,10 @@ def _refuse_scheduler(
     scheduler: LRScheduler | None, scheduler_every: str, optimizer: torch.optim.Optimizer
 ) -> None:
     checks.choice("scheduler_every", scheduler_every, ("step", "epoch"))
+    if scheduler is not None and not isinstance(scheduler, LRScheduler):
+        raise ConfigError(
+            f"scheduler: is a {type(scheduler).__name__}; must be one of torch.optim.lr_scheduler."
+        )
     if scheduler is None and scheduler_every != "step":
         raise ConfigError("scheduler_every: is about a scheduler; pass one, or leave it out.")
     if isinstance(scheduler, ReduceLROnPlateau):

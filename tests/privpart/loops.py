@@ -26,6 +26,14 @@ def net():
     return module
 
 
+class Breaks(torch.optim.SGD):
+    """An optimizer whose step fails after it has changed the parameters."""
+
+    def step(self, closure=None):
+        super().step()
+        raise RuntimeError("a fault")
+
+
 def private(module=None, dataset=None, *, seed=7, optimizer=None, loader=None, **options):
     """Return engine, module, optimizer and loader; ``loader`` has options of the user's loader."""
     module = net() if module is None else module

@@ -8,7 +8,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from loops import BATCH, CLIP, EPOCHS, EXAMPLES, STEPS, data, net, private, released, step, train
+from loops import (
+    BATCH,
+    CLIP,
+    EPOCHS,
+    EXAMPLES,
+    STEPS,
+    Breaks,
+    data,
+    net,
+    private,
+    released,
+    step,
+    train,
+)
 from opacus.layers import DPLSTM, DPMultiheadAttention
 from opacus.utils.batch_memory_manager import BatchMemoryManager
 from safetensors.torch import load_file
@@ -23,7 +36,6 @@ from typer.testing import CliRunner
 from accounting import BinaryTree, ConfigError, Grouped, Participation, guarantee
 from privpart import SeededSource
 from privpart.cli.main import app
-from privpart.example_level import FTRLEngine
 from privpart.example_level.optimizer import FTRLOptimizer
 from privpart.noise.stream import NoiseStream
 from privpart.run.evidence import gather
@@ -71,23 +83,6 @@ def test_one_example_moves_every_sum_by_the_clip_norm_at_most_and_only_its_own()
         assert (moved[:place] == 0).all()
         assert torch.isfinite(without[: place + 1]).all()
         assert moved[place] <= 2 * CLIP  # exchanged, so twice the clip norm
-
-
-def test_physical_batches_and_parts_of_a_batch_give_the_same_steps(undisturbed):
-    _, module, optimizer, loader = private()
-    with BatchMemoryManager(
-        data_loader=loader, max_physical_batch_size=3, optimizer=optimizer
-    ) as small:
-        train(module, optimizer, small)
-    assert loader.batch_sampler.done == STEPS
-    assert torch.allclose(released(module), undisturbed[-1], atol=1e-5)
-    _, module, optimizer, loader = private()
-    for _ in range(EPOCHS):
-        for x, y in loader:
-            optimizer.zero_grad()
-            in_parts(module, x, y, None)
-            optimizer.step()
-    assert torch.allclose(released(module), undisturbed[-1], atol=1e-5)
 
 
 class Outside(nn.Module):
@@ -341,12 +336,6 @@ def test_running_statistics_do_not_leave_with_the_model():
         private(nn.Sequential(norm, net()))
 
 
-class Breaks(torch.optim.SGD):
-    def step(self, closure=None):
-        super().step()
-        raise RuntimeError("a fault")
-
-
 def test_a_step_that_fails_is_taken_back_and_stays_refused():
     module = net()
     _, wrapped, optimizer, loader = private(module, optimizer=Breaks(module.parameters(), lr=1.0))
@@ -495,20 +484,6 @@ def test_what_cannot_be_private_leaves_the_module_and_no_run_behind(tmp_path):
     for again in (module, wrapped):
         with pytest.raises(ConfigError, match="Opacus does not take it"):
             private(again)
-
-
-def test_opacus_names_are_taken():
-    module, engine = net(), FTRLEngine(seed=7)
-    engine.make_private_with_epsilon(
-        module=module,
-        optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
-        data_loader=DataLoader(data(), batch_size=BATCH),
-        epochs=EPOCHS,
-        max_grad_norm=CLIP,
-        target_epsilon=8.0,
-        target_delta=1e-5,
-    )
-    assert engine.get_epsilon(1e-5) == engine.epsilon(1e-5) == pytest.approx(8.0, abs=1e-3)
 
 
 def in_folder(folder, *, resume=False, seed=7, **options):

@@ -14,6 +14,7 @@ from loops import (
     CLIP,
     EPOCHS,
     STEPS,
+    Breaks,
     beside_the_noise,
     data,
     in_turn,
@@ -96,6 +97,11 @@ REFUSED = {
         (DataLoader(data(), sampler=range(3)), "a sampler of its own"),
         (DataLoader(data(), batch_size=None), "Make it with batch_size"),
     ],
+    "out": [(3, "is a int"), ("", "must be a name")],
+    "population": [(["a"], "is a list; must be a name")],
+    "resume": [("yes", "must be True or False")],
+    "allow_large_delta": [(1, "must be True or False")],
+    "scheduler": [("cosine", "must be one of torch.optim.lr_scheduler")],
     "epochs": [(None, "epochs is missing"), (2.5, "epochs")],
 }
 
@@ -409,6 +415,9 @@ def test_every_way_to_accumulate_takes_the_steps_of_whole_batches():
                 way(made, batch)
         assert torch.allclose(released(made[1]), plain, atol=1e-5)
         assert made[2].noise.round == STEPS
+    made = private()
+    by_manager(made, EPOCHS)
+    assert torch.allclose(released(made[1]), plain, atol=1e-5)
     whole, parts = sampled(), sampled()
     last = steps_of(whole)[-1]
     by_manager(parts, 10)
@@ -538,12 +547,6 @@ def test_weights_of_a_run_begin_no_other_one(tmp_path):
             max_grad_norm=1.0,
             noise_multiplier=1.0,
         )
-
-
-class Breaks(torch.optim.SGD):
-    def step(self, closure=None):
-        super().step()
-        raise RuntimeError("a fault")
 
 
 def test_checkpoints_that_would_mislead_are_refused(tmp_path):
