@@ -562,7 +562,9 @@ def _convolved(left: Array, right: Array) -> Array:
 
     points = len(left)
     size = fft.next_fast_len(2 * points, real=True)
-    product: Array = fft.irfft(fft.rfft(left, size) * fft.rfft(right, size), size)
+    spectrum = fft.rfft(left, size)
+    other = spectrum if right is left else fft.rfft(right, size)
+    product: Array = fft.irfft(spectrum * other, size)
     np.maximum(product, 0.0, out=product)
     product[points - 1] += product[points:].sum()
     return product[:points].copy()
