@@ -71,6 +71,7 @@ class SecureEngine:
         self._parties = {number: Party(number, key, *fixed) for number, key in signers.items()}
         self._attempt = 0
         self._before: frozenset[int] | None = None
+        self._listed: frozenset[int] | None = None
         self.refused: coordinator.Refused = {}
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
@@ -92,6 +93,7 @@ class SecureEngine:
             for number, own in asked.items()
         }
         vectors = {number: vector for number, (_, vector) in summed.items()}
+        self._listed = None
         for _ in range(self._attempts):
             try:
                 total, among = self._attempted(task.round, vectors, bits)
@@ -142,12 +144,12 @@ class SecureEngine:
         own, fixed = self._parties, (round_, attempt, length, bits)
         terms = Terms(self._plan, *fixed, self._rules, self._roster)
         sent = answers("keys", vectors, lambda p: own[p].advertise(*fixed))
-        cohort, keys = coordinator.gather(terms, sent, refused)
+        cohort, keys = coordinator.gather(terms, sent, refused, listed=self._listed)
         sent = answers("shares", cohort.records, lambda p: own[p].share(keys))
         dealers, boxes = coordinator.deliver(cohort, sent, refused)
         sent = answers("vector", dealers, lambda p: own[p].mask(boxes[p], vectors[p]))
         summed, listed = coordinator.add_up(cohort, dealers, sent, refused, before=self._before)
-        came = summed.members
+        self._listed = came = summed.members
         sent = answers("signature", came, lambda p: own[p].agree(listed))
         signers, signatures = coordinator.confirm(summed, sent, refused)
         sent = answers("unmask", signers, lambda p: own[p].unmask(signatures))

@@ -97,6 +97,7 @@ class SecureFlowerEngine(FlowerEngine):
         super().__init__(*arguments, **options)
         self.rules = rules
         self.roster = roster
+        self.listed: frozenset[int] | None = None
         self._before: frozenset[int] | None = None
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
@@ -105,6 +106,7 @@ class SecureFlowerEngine(FlowerEngine):
 
     def secure_sums(self, task: RoundTask, start: Tensor) -> Iterator[ModularSum]:
         """Yield the sum of a round; nothing if every attempt failed."""
+        self.listed = None
         for _ in range(self.attempts):
             try:
                 total, self._before = _Attempt(self, task, start, self._report).run(self._before)
@@ -143,11 +145,12 @@ class _Attempt:
         fixed = task.round, self._attempt, dim, self._bits
         terms = Terms(task.plan, *fixed, engine.rules, engine.roster)
         try:
-            cohort, keys = coordinator.gather(terms, self._named(), refused)
+            cohort, keys = coordinator.gather(terms, self._named(), refused, listed=engine.listed)
             sent = self._stage("shares", dict.fromkeys(cohort.records, keys))
             dealers, boxes = coordinator.deliver(cohort, sent, refused)
             sent = self._stage("vector", boxes)
             summed, listed = coordinator.add_up(cohort, dealers, sent, refused, before=before)
+            engine.listed = summed.members
             sent = self._stage("signature", dict.fromkeys(summed.members, listed))
             signers, signatures = coordinator.confirm(summed, sent, refused)
             sent = self._stage("unmask", dict.fromkeys(signers, signatures))

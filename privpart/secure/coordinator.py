@@ -47,10 +47,23 @@ class Summed:
         return members(self.survivors)
 
 
-def gather(terms: Terms, answers: Answers, refused: Refused) -> tuple[Cohort, bytes]:
-    """Return the cohort of those that advertised keys, and the message of all keys."""
+def gather(
+    terms: Terms, answers: Answers, refused: Refused, *, listed: frozenset[int] | None = None
+) -> tuple[Cohort, bytes]:
+    """Return the cohort of those that advertised keys, and the message of all keys.
+
+    Args:
+        terms: of the attempt.
+        answers: the advertised keys.
+        refused: why one was refused, by party.
+        listed: members of the list that was to be signed in an earlier attempt at this round, to
+            whom it is left; None if none was.
+    """
     records = {}
     for party, found in _read(answers, "advertise", terms, terms.digest, refused):
+        if listed is not None and party not in listed:
+            refused[party] = "keys: a list without this party was signed in this round."
+            continue
         try:
             check_record(terms, party, found.get(party, b""))
             for key in (found[party][:32], found[party][32:64]):

@@ -283,8 +283,19 @@ class Party:
         return answer
 
     def share(self, message: bytes) -> bytes:
-        """Answer everybody's keys by sealed shares of this party's secrets."""
-        self._state, answer = share(self._at(Advertised), message)
+        """Answer everybody's keys by sealed shares of this party's secrets.
+
+        In a round whose list it signed, to the members of that list only. Others might outvote it
+        later, when its vector is masked in their sum: their sum, less the one that it signed for,
+        would be of few.
+        """
+        dealt, answer = share(self._at(Advertised), message)
+        round_, parties = dealt.own.terms.round, dealt.cohort.records.keys()
+        if self.memory.signed_in == round_ and not parties <= self.memory.members:
+            raise SecureSumError(
+                "keys: are of parties outside of the list that this party signed in this round."
+            )
+        self._state = dealt
         return answer
 
     def mask(self, message: bytes, vector: NDArray[np.int64]) -> bytes:

@@ -421,6 +421,32 @@ def test_attempts_never_repeat_and_a_round_has_one_list():
     assert not keys[0] & keys[1]
 
 
+def test_who_signed_in_a_round_is_not_summed_with_others_in_it():
+    """Else a second list could have a quorum of those whom the server let not sign the first."""
+    rules = SecureSums(smallest_cohort=8, largest_cohort=14, threshold=7, colluding=0)
+    first = Attempt(rules, number=16)
+    everybody = dict(first.parties)
+    agreed, silent, newcomers = (sorted(everybody)[i:j] for i, j in ((0, 8), (8, 14), (14, 16)))
+    first.parties = {p: everybody[p] for p in agreed + silent}
+    first.advertise()
+    first.share()
+    first.mask()
+    for one in agreed:
+        everybody[one].agree(first.listed)
+    # of these 14, 8 may sign; less the first, their sum is of 2 newcomers less 2 that are gone
+    asked = {p: everybody[p] for p in agreed[2:] + silent + newcomers}
+    second = Attempt(rules, parties=asked, keys=first.keys, number_of=(0, 1))
+    keys = second.advertise()
+    for one in agreed[2:]:
+        refused(lambda p=one: everybody[p].share(keys), "outside of the list that this party")
+    assert len(silent + newcomers) == rules.quorum(14)
+    honest = Attempt(rules, parties=everybody, keys=first.keys, number_of=(0, 2))
+    honest.sent.keys = [(p, it.advertise(*honest.fixed)) for p, it in everybody.items()]
+    arrived = honest.terms, honest.sent.keys, honest.refused
+    cohort, _ = coordinator.gather(*arrived, listed=first.summed.members)
+    assert cohort.records.keys() == first.summed.members
+
+
 @pytest.mark.parametrize(("apart", "goes"), [(0, True), (1, False), (5, False)])
 def test_lists_of_two_rounds_differ_by_nobody_or_by_a_cohort(apart, goes):
     first = Attempt(TWENTY)
