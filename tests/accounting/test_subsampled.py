@@ -12,18 +12,20 @@ from accounting import (
     ConfigError,
     Estimate,
     EstimatedGuarantee,
+    ExampleSampling,
     Guarantee,
     Independent,
     Participation,
     PoissonSampling,
     SampledGuarantee,
     Toeplitz,
+    WithReplacementSampling,
     calibrate,
     guarantee,
     participation_of,
     sampled_guarantee,
 )
-from accounting.calibrate import estimated_noise, least_sampled_noise
+from accounting.calibrate import _unsampled_noise, estimated_noise, least_sampled_noise
 from accounting.cohorts import SAMPLERS, cohorts, sampling_from_dict, sampling_to_dict
 
 
@@ -152,6 +154,26 @@ def test_the_noise_meets_the_target_closely_and_is_less_than_without(mechanism, 
     assert 2.0 * (1 - 1e-4) <= run.epsilon(1e-6) <= 2.0
     limits = participation_of(sampling, 20)
     assert noise < calibrate(mechanism, limits, target_epsilon=2.0, delta=1e-6)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [WithReplacementSampling(100, 10_000), ExampleSampling(100, 10**6, 100), PoissonSampling(1, 9)],
+)
+def test_the_search_begins_with_noise_that_the_accountant_takes(sampling):
+    """A batch with replacement of 100, unhidden, needs 25,480."""
+    for target in (0.5, 1e-4):
+        noise = _unsampled_noise(Independent(1000), sampling, target, 1e-6)
+        assert sampled_guarantee(Independent(1000), sampling, noise_multiplier=noise * 1.0001)
+
+
+@pytest.mark.slow
+def test_less_noise_than_the_accountant_takes_unhidden_is_found():
+    sampling = WithReplacementSampling(100_000, 10**9)
+    noise = least_sampled_noise(Independent(1), sampling, target_epsilon=0.5, delta=1e-6)
+    run = sampled_guarantee(Independent(1), sampling, noise_multiplier=noise)
+    assert 0.5 * (1 - 1e-4) <= run.epsilon(1e-6) <= 0.5
+    assert noise < 1
 
 
 def test_an_estimate_is_made_once_after_its_noise_was_chosen(monkeypatch):
