@@ -129,10 +129,9 @@ def _unsampled_noise(
     clips = sampling.per_user if isinstance(sampling, ExampleSampling) else 1
     clips = sampling.batch if isinstance(sampling, WithReplacementSampling) else clips
     enough = clips * calibrate(mechanism, run, target_epsilon=target, delta=delta)
-    if isinstance(sampling, BallsInBins):
-        return enough
     # Hardly less than the accountant takes; as the sample is hidden, so much may do.
-    return min(enough, 9.999e3 if isinstance(sampling, Bounded | ExampleSampling) else 9.999e4)
+    most = 9.999e3 if isinstance(sampling, Bounded | ExampleSampling) else 9.999e4
+    return enough if isinstance(sampling, BallsInBins) else min(enough, most)
 
 
 def _descend(

@@ -302,10 +302,7 @@ def _of_steps(
 ) -> TruncatedGuarantee | ReplacedGuarantee | UserGuarantee:
     steps = mechanism.rounds
     if mechanism.name == "scheduled":
-        raise ConfigError(
-            "scheduled: this sampler is accounted for with one noise multiplier; use 'poisson', or "
-            "'balls-in-bins'."
-        )
+        raise ConfigError("scheduled: this sampler takes one noise multiplier; 'poisson' more.")
     if mechanism.name != "independent":
         several = isinstance(sampling, ExampleSampling)
         kind = "several examples of a user" if several else "samples of bounded size"
