@@ -13,7 +13,7 @@ import typer
 from accounting import ConfigError
 from privpart.cli import options
 from privpart.cli.options import Format
-from privpart.cli.output import print_result, print_table
+from privpart.cli.output import Printed, print_all, print_result
 
 if TYPE_CHECKING:  # imported where used: other commands must start without torch
     from privpart.data.batches import Batch
@@ -44,6 +44,7 @@ def costs(
             "shows all steps of its freeze ladder."
         ),
     ] = None,
+    html: options.HtmlOption = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Report bytes, seconds, FLOPs and memory of one client in one round.
@@ -85,7 +86,12 @@ def costs(
         f"{subject.name}: one client in one round; {subject.examples} examples {passes}, batches "
         f"of {local.batch_size}, {local.optimizer}"
     )
-    print_result(form, document, rows, lambda: _print_tables(subject, rows, title))
+    tables = _tables(subject, rows, title)
+    print_result(form, document, rows, lambda: print_all(tables))
+    if html is not None:
+        from privpart.cli.pages.tables import tables_page
+
+        tables_page(f"Costs of {subject.name}", tables, answer=title).write(html)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,13 +243,14 @@ _MEMORY = {
 }
 
 
-def _print_tables(subject: _Subject, rows: Sequence[dict[str, Any]], title: str) -> None:
+def _tables(subject: _Subject, rows: Sequence[dict[str, Any]], title: str) -> list[Printed]:
+    tables = []
     if subject.schedule is not None:
         groups = [
             [f"#{row['group']} {row['layers']}", f"{row['numbers']:,}", str(row["active_rounds"])]
             for row in subject.schedule["groups"]
         ]
-        print_table("Groups", ["layers", "parameters", "active rounds"], groups)
+        tables.append(Printed("Groups", ["layers", "parameters", "active rounds"], groups))
     cells = [
         [
             row["part"],
@@ -255,8 +262,8 @@ def _print_tables(subject: _Subject, rows: Sequence[dict[str, Any]], title: str)
         ]
         for row in rows
     ]
-    print_table(title, _ROUND, cells, spare=("down s", "up s"))
+    tables.append(Printed(title, _ROUND, cells, spare=("down s", "up s")))
     cells = [
         [row["part"], *(f"{row[name] / _MEGA:.2f}" for name in _MEMORY.values())] for row in rows
     ]
-    print_table("Memory of one local step, MB", ["part", *_MEMORY], cells)
+    return [*tables, Printed("Memory of one local step, MB", ["part", *_MEMORY], cells)]

@@ -18,7 +18,8 @@ import typer
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.report import up
-from privpart.cli.output import print_table
+from privpart.cli import options
+from privpart.cli.output import Printed, print_all
 from privpart.cli.trainings import JobsOption, processes, shown_trainings
 from privpart.engines.options import EngineOptions
 
@@ -51,6 +52,7 @@ def demo(
         int, typer.Option(help="Trainings per noise level and part; the first has seed 0.")
     ] = 5,
     jobs: JobsOption = None,
+    html: options.HtmlOption = None,
 ) -> None:
     """Train full and partial models at several noise levels; report privacy and leakage.
 
@@ -95,7 +97,18 @@ def demo(
     (out / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
     plots.draw_accuracy(rows, budgets, out / "accuracy.png")
     plots.draw_reconstructions(list(audits.values()), out / "leakage.png")
-    _print_tables(plan, budgets, rows, audits)
+    tables = _tables(plan, budgets, rows, audits)
+    print_all(tables)
+    if html is not None:
+        from privpart.cli.pages.page import Picture
+        from privpart.cli.pages.tables import tables_page
+
+        pictures = [
+            Picture((out / f"{name}.png").read_bytes(), f"The table on {name}.", f"{name}.png")
+            for name in ("accuracy", "leakage")
+        ]
+        answer = "Simulations on public data: their noise comes from a seed, so none is private"
+        tables_page("Demo", tables, answer=answer, tone="caution", pictures=pictures).write(html)
     typer.echo(f"\nWritten: {out / 'report.json'}, {out / 'accuracy.png'}, {out / 'leakage.png'}")
 
 
@@ -196,12 +209,12 @@ def _without_times(report: dict[str, Any]) -> dict[str, Any]:
     return report | {"rows": rows}
 
 
-def _print_tables(
+def _tables(
     plan: "PlanFile",
     budgets: "Sequence[PrivacyReport]",
     accuracies: Sequence[Mapping[str, Any]],
     audits: "Mapping[str, LeakageReport]",
-) -> None:
+) -> list[Printed | str]:
     budget_note, accuracy_note, leakage_note, limits = _notes(plan)
     budgeted = [
         (
@@ -214,15 +227,12 @@ def _print_tables(
         )
         for b in budgets
     ]
-    print_table(
+    budget = Printed(
         f"1. Budget: one tree over {plan.privacy.rounds} rounds, {plan.data.users} users taking "
         f"part at most once, clip norm {plan.privacy.clip_norm:g}",
         ("noise multiplier", "sensitivity^2", "mu", "epsilon", "delta", "unit, adjacency"),
         [("0", "", "", "no guarantee", "", ""), *budgeted],
     )
-    typer.echo(fill(budget_note, _WIDTH) + "\n")
-    _print_accuracies(budgets, accuracies)
-    typer.echo(fill(_cost_note(accuracies) + " " + accuracy_note, _WIDTH) + "\n")
     leaked = [
         (
             name,
@@ -237,12 +247,19 @@ def _print_tables(
         for row in audit.rows
     ]
     images = len(next(iter(audits.values())).truth)
-    print_table(
+    leakage = Printed(
         f"3. Leakage by view: PSNR in dB over {images} images, against images that need no attack",
         ("network", "view", "parameters seen", "median", "max", "best baseline", "verdict"),
         leaked,
     )
-    typer.echo(fill(leakage_note, _WIDTH) + "\n\n" + fill(limits, _WIDTH))
+    return [
+        budget,
+        fill(budget_note, _WIDTH) + "\n",
+        _accuracies(budgets, accuracies),
+        fill(_cost_note(accuracies) + " " + accuracy_note, _WIDTH) + "\n",
+        leakage,
+        fill(leakage_note, _WIDTH) + "\n\n" + fill(limits, _WIDTH),
+    ]
 
 
 def _notes(plan: "PlanFile") -> list[str]:
@@ -269,9 +286,9 @@ def _notes(plan: "PlanFile") -> list[str]:
     ]
 
 
-def _print_accuracies(
+def _accuracies(
     budgets: "Sequence[PrivacyReport]", accuracies: Sequence[Mapping[str, Any]]
-) -> None:
+) -> Printed:
     epsilon = {b.noise_multiplier: up(b.epsilon, 4) for b in budgets}
     seeds = accuracies[0]["seeds"]
     by_cell = {(row["part"], row["noise_multiplier"]): row["accuracies"] for row in accuracies}
@@ -281,7 +298,7 @@ def _print_accuracies(
         paired = [p - f for p, f in zip(partial, full, strict=True)]
         result = (_percent(full), _percent(partial), _percent(paired, sign="+"))
         rows.append((f"{z:g}", epsilon.get(z, "no guarantee"), *result))
-    print_table(
+    return Printed(
         f"2. Test accuracy (%) by noise, seeds {seeds[0]} to {seeds[-1]}",
         ("noise multiplier", "epsilon", "full", "partial", "partial - full"),
         rows,

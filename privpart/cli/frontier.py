@@ -10,7 +10,7 @@ import typer
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.options import Format
-from privpart.cli.output import as_csv, print_table
+from privpart.cli.output import Printed, as_csv, print_all
 from privpart.cli.trainings import (
     NOT_PRIVATE,
     JobsOption,
@@ -23,7 +23,7 @@ from privpart.cli.trainings import (
 )
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from privpart.study.runner import Runner
     from privpart.study.stages import ChosenPoint
@@ -60,6 +60,7 @@ def frontier(
             "--audit", help="Also attack, by a short search, what a client of each arm sends."
         ),
     ] = False,
+    html: options.HtmlOption = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Compare parts of a model under privacy, each tuned by the same budget: what to freeze.
@@ -89,16 +90,14 @@ def frontier(
         while layers and (longer := next_arm(study, layers, store.results())):
             study = longer
             trainings = _train(study, runner, store, out)
-        missing = _show(study, store, out, form, audit=audit)
+        missing = _show(study, store, out, form, html, audit=audit)
     trainings.refuse_no_result(missing)
 
 
 def _train(study: "Study", runner: "Runner", store: "Store", out: Path) -> Trainings:
     from privpart.study.stages import AXES, remaining, stages
 
-    first = study.points[0]
-    cells = [c for g in study.groups for c in study.tuning_cells(g, 0, first)]
-    cells += [c for g in study.groups for c in study.final_cells(g, first)]
+    cells = study.checked_cells()
     name_code(cells)
     rounds = remaining(study, store)
     if rounds:
@@ -112,7 +111,9 @@ def _train(study: "Study", runner: "Runner", store: "Store", out: Path) -> Train
     return train_stages(stages(study, store), runner, store, out, rounds)
 
 
-def _show(study: "Study", store: "Store", out: Path, form: Format, *, audit: bool) -> str:
+def _show(
+    study: "Study", store: "Store", out: Path, form: Format, html: Path | None, *, audit: bool
+) -> str:
     """Print and write the tables; return what is missing, "" if nothing is."""
     from privpart.cli.pages.plots import draw_frontier
     from privpart.study.frontier import final_rows, reached_of, rows_of, tuning_rows
@@ -147,7 +148,10 @@ def _show(study: "Study", store: "Store", out: Path, form: Format, *, audit: boo
         document["freeze"] = {"tolerance": study.file.freeze.tolerance, **result}
     text = json.dumps(document, indent=2, allow_nan=False)
     (out / "study.json").write_text(text, encoding="utf-8")
-    print_results(document, form, store, lambda: _print_tables(document))
+    printed = _tables(document)
+    print_results(document, form, store, lambda: print_all(printed))
+    if html is not None:
+        _write_page(study, printed, out, html)
     if study.file.freeze and "freeze" not in document:
         return "the search for what to freeze has ended early"
     return "" if rows else "no arm has a result"
@@ -182,52 +186,68 @@ def _by_arm(
     return columns
 
 
-def _print_tables(document: dict[str, Any]) -> None:
+def _write_page(study: "Study", tables: "Sequence[Printed | str]", out: Path, html: Path) -> None:
+    from privpart.cli.pages.page import Picture
+    from privpart.cli.pages.tables import tables_page
+
+    pictures = [
+        Picture(file.read_bytes(), f"The table, by {by}.", f"By {by}; intervals over seeds.")
+        for by in ("epsilon", "bytes")
+        if (file := out / f"accuracy-{by}.png").exists()
+    ]
+    title = study.file.title or "Study: what to train"
+    answer = "Simulations: their noise comes from seeds, so none of the models is private"
+    tables_page(title, tables, answer=answer, tone="caution", pictures=pictures).write(html)
+
+
+def _tables(document: dict[str, Any]) -> "list[Printed | str]":
     rows = document["rows"]
-    print_table(
-        "Intervals are Student's t at 95 % over seeds",
-        ("arm", "mechanism", "epsilon", "z", "bytes up", "metric", "to the first arm", ""),
-        [
-            (
-                row["arm"],
-                row["mechanism"],
-                "no guarantee" if row["epsilon"] is None else up(row["epsilon"], 4),
-                f"{row['noise_multiplier']:.4g}",
-                f"{row['bytes_up']:,}",
-                _interval(row["metric"], row["low"], row["high"]),
-                ""
-                if row["verdict"] in (None, "reference")
-                else _interval(
-                    row["difference"], row["difference_low"], row["difference_high"], sign="+"
-                ),
-                row["verdict"] or "",
-            )
-            for row in rows
-        ],
-    )
-    if audited := {row["arm"]: row for row in rows if "leakage" in row}:
-        decibels = ("leakage_psnr", "leakage_baseline")
-        print_table(
-            "One image's update, before noise",
-            ("arm", "verdict", "dB", "dB without attack", "rank", "inputs read"),
+    tables: list[Printed | str] = [
+        Printed(
+            "Intervals are Student's t at 95 % over seeds",
+            ("arm", "mechanism", "epsilon", "z", "bytes up", "metric", "to the first arm", ""),
             [
                 (
-                    arm,
-                    row["leakage"],
-                    *("" if row[name] is None else f"{row[name]:.1f}" for name in decibels),
-                    row["leakage_rank"] or "",
-                    row["inputs_read"],
+                    row["arm"],
+                    row["mechanism"],
+                    "no guarantee" if row["epsilon"] is None else up(row["epsilon"], 4),
+                    f"{row['noise_multiplier']:.4g}",
+                    f"{row['bytes_up']:,}",
+                    _interval(row["metric"], row["low"], row["high"]),
+                    ""
+                    if row["verdict"] in (None, "reference")
+                    else _interval(
+                        row["difference"], row["difference_low"], row["difference_high"], sign="+"
+                    ),
+                    row["verdict"] or "",
                 )
-                for arm, row in audited.items()
+                for row in rows
             ],
+        )
+    ]
+    if audited := {row["arm"]: row for row in rows if "leakage" in row}:
+        decibels = ("leakage_psnr", "leakage_baseline")
+        tables.append(
+            Printed(
+                "One image's update, before noise",
+                ("arm", "verdict", "dB", "dB without attack", "rank", "inputs read"),
+                [
+                    (
+                        arm,
+                        row["leakage"],
+                        *("" if row[name] is None else f"{row[name]:.1f}" for name in decibels),
+                        row["leakage_rank"] or "",
+                        row["inputs_read"],
+                    )
+                    for arm, row in audited.items()
+                ],
+            )
         )
     if search := document.get("freeze"):
         patterns = ", ".join(f'"{pattern}"' for pattern in search["train"])
-        typer.echo(f"The search ends with the arm {search['arm']}: train = [{patterns}]")
+        tables.append(f"The search ends with the arm {search['arm']}: train = [{patterns}]")
     private, tuned, *warnings = document["notes"]
-    typer.echo(f"{tuned} {private}")
-    for warning in warnings:
-        typer.echo(f"Warning: {warning}")
+    return [*tables, f"{tuned} {private}", *(f"Warning: {warning}" for warning in warnings)]
 
 
 def _interval(centre: float, low: float | None, high: float | None, sign: str = "") -> str:

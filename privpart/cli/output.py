@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from textwrap import fill
 from types import MappingProxyType
 from typing import Any
@@ -58,6 +59,25 @@ def print_report(
     print_result(form, document, [report_row(report)], lambda: typer.echo(_as_text(report, beside)))
     for warning in report.warnings:
         typer.echo(f"privpart: warning: {warning}", err=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A table as ``print_table`` takes it."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    spare: Sequence[str] = ()
+
+
+def print_all(parts: "Sequence[Printed | str]") -> None:
+    """Print tables, and sentences in between."""
+    for part in parts:
+        if isinstance(part, str):
+            typer.echo(part)
+        else:
+            print_table(part.title, part.header, part.rows, spare=part.spare)
 
 
 def print_table(

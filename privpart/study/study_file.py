@@ -271,6 +271,22 @@ class Study:
         """The points of the tuning space that every group tries first."""
         return self.file.tuning.points()
 
+    def checked_cells(self) -> list[Cell]:
+        """Return cells that stand for all that may be trained, for a check before the first.
+
+        They have each point of the space, and, since refining moves within them, both ends of each
+        range.
+        """
+        points, tuning = list(self.points), self.file.tuning
+        ranges = {f: v for f, v in tuning.space.items() if isinstance(v, Range) and tuning.refine}
+        points += [{**points[0], f: v.at(end)} for f, v in ranges.items() for end in (0.0, 1.0)]
+        return [
+            cell
+            for group in self.groups
+            for number, point in enumerate(points)
+            for cell in (*self.tuning_cells(group, number, point), *self.final_cells(group, point))
+        ]
+
     @property
     def trials(self) -> int:
         """Points that every group tries in all."""

@@ -1,4 +1,4 @@
-"""Starter: a plan, the code that it names and a Flower app, which train as they are.
+"""Starter: a plan, the code that it names, and files about it, which run as they are.
 
 The folder beside this file holds them as texts, because nobody imports them here.
 """
@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from pathlib import Path
+from typing import Literal
 
 from accounting.checks import ConfigError
 from privpart.run.store import one_line
@@ -35,9 +36,29 @@ app = client_app(Path(__file__).parent / "plan.toml")
 '''
 
 
-def write_starter(folder: Path) -> list[Path]:
-    """Write ``plan.toml`` and ``task.py`` into a folder, new or not, and return their paths."""
-    return _write(_training(folder))
+Kind = Literal["training", "flower", "study", "sweep", "tune", "audit"]
+
+
+def write_starter(folder: Path, kind: Kind = "training") -> list[Path]:
+    """Write the files of a kind into a folder, new or not, and return their paths.
+
+    All kinds but a training take the ``plan.toml`` of the folder; where there is none, the
+    starter's is written.
+
+    Raises:
+        ConfigError: a file is there already.
+    """
+    if kind == "flower":
+        return write_flower_app(folder)
+    plan = folder / "plan.toml"
+    is_own = kind != "training" and plan.exists()
+    texts = {} if is_own else _training(folder)
+    if kind == "audit":
+        planned = plan.read_text(encoding="utf-8") if is_own else texts[plan]
+        texts[folder / "audit.toml"] = _text("audit.txt") + planned + "\n[canaries]\ncount = 200\n"
+    elif kind != "training":
+        texts[folder / f"{kind}.toml"] = _text(f"{kind}.toml")
+    return _write(texts)
 
 
 def _text(name: str) -> str:

@@ -4,6 +4,7 @@ import csv
 import json
 
 import pytest
+from page_checks import page_text
 from small_study import changed
 from typer.testing import CliRunner
 
@@ -76,8 +77,10 @@ def rows_of(folder, name):
 
 
 def test_a_study_of_ones_own_code_is_tuned_tested_and_resumed(folder):
-    told = frontier(folder, "--format", "json")
+    told = frontier(folder, "--format", "json", "--html", folder / "page.html")
     assert told.exit_code == 0, told.stderr
+    page = page_text((folder / "page.html").read_text())
+    assert all(word in page for word in ("Student's t at 95 %", "none of the models is private"))
     assert "4 groups of 2 trials and 2 final seeds; 32 rounds to train" in told.stderr
     document = json.loads(told.stdout)
     assert "NOT private" in document["notes"][0]
@@ -123,6 +126,28 @@ def test_what_train_refuses_is_refused_before_any_trial(folder, monkeypatch):
     assert isinstance(told.exception, ConfigError)
     assert "from round 3 on, the limits on participation leave 0" in str(told.exception)
     assert Store(folder / "out").errors() == []
+
+
+RATE = '"server.learning_rate" = {'
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ([(RATE, '"privacy.clip_norm" = [1.0, 0.0]\n' + RATE), ("trials = 2", "trials = 4")],
+         "seed 7: clip_norm=0: must be positive"),
+        ([(RATE, '"server.momentum" = { low = 0.2, high = 1.0 }\n' + RATE),
+          ("trials = 2\n", "trials = 2\nrefine = 1\n")], "momentum=1.0: must be"),
+        ([("epsilon = [4.0]", "epsilon = [1e-300]")], "epsilon"),
+    ],
+)  # fmt: skip
+def test_a_trial_that_cannot_finish_is_refused_before_the_first(folder, monkeypatch, changes, says):
+    """A later point, an end of a range that refining may reach, a budget that no noise meets."""
+    monkeypatch.setattr(runner, "run_cell", None)
+    (folder / "study.toml").write_text(changed(*changes, text=STUDY))
+    told = frontier(folder)
+    assert isinstance(told.exception, ConfigError)
+    assert says in str(told.exception)
 
 
 def test_a_study_in_which_some_trial_of_every_group_failed_has_no_result(folder, monkeypatch):

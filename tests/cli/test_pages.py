@@ -20,6 +20,7 @@ from accounting import (
     StatedGuarantee,
 )
 from accounting.report import Assumption
+from privpart.cli.output import Printed
 from privpart.cli.pages import drawing, page
 from privpart.cli.pages.guarantee import (
     LAYERS,
@@ -28,6 +29,7 @@ from privpart.cli.pages.guarantee import (
     epsilon_curve,
     guarantee_section,
 )
+from privpart.cli.pages.tables import tables_page
 
 HOSTILE = "<script>alert(1)</script> \"'&{{ 7*7 }} $x^{ \x1b[2K \u202eoops"
 
@@ -234,3 +236,32 @@ def test_a_section_without_blocks_is_left_out_and_a_page_is_written_whole(tmp_pa
     assert [path.name for path in tmp_path.iterdir()] == ["p.html"]
     with pytest.raises(ConfigError, match="html="):
         shown.write(tmp_path / "missing" / "p.html")
+
+
+@pytest.mark.parametrize(
+    ("command", "cells"),
+    [
+        (("mechanisms", "--rounds", "8", "--delta", "1e-6", "--max-participations", "1",
+          "--mechanism", "tree", "--mechanism", "blt"), ("8 rounds, a client", "rmse ratio")),
+        (("costs", "mcmahan_2nn"), ("mcmahan_2nn: one client", "Memory of one local step")),
+    ],
+)  # fmt: skip
+def test_what_prints_a_table_writes_it_as_a_page_too(privpart, tmp_path, command, cells):
+    """Every cell that is printed is on the page; what is printed stays the same."""
+    done = privpart(*command, "--html", str(tmp_path / "page.html"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == privpart(*command).stdout
+    page = page_text((tmp_path / "page.html").read_text())
+    assert all(cell in page for cell in cells)
+    shown = {cell.strip() for line in done.stdout.splitlines() for cell in line.split("   ")}
+    shown = {cell for cell in shown if cell and "─" not in cell}
+    assert len(shown) > 20
+    assert [cell for cell in shown if " ".join(cell.split()) not in " ".join(page.split())] == []
+
+
+def test_a_page_of_tables_shows_names_as_text(tmp_path):
+    tables = [Printed(HOSTILE, ["a", HOSTILE], [[HOSTILE, 1]]), HOSTILE]
+    html = tables_page(HOSTILE, tables, answer=HOSTILE).html()
+    page_text(html)
+    assert "<script>" not in html
+    assert "\u202e" not in html

@@ -124,7 +124,7 @@ def plan_of(rounds: int, clients: int = 4) -> str:
 def write_app(
     folder: Path, out: Path, plan: str, code: str = "task", **settings: int | float | str
 ) -> Path:
-    """Write an app as ``privpart init --flower`` does, beside this plan; return its folder.
+    """Write an app as ``privpart init --kind flower`` does, beside this plan; return its folder.
 
     A process loads the code of one app of each name.
     """

@@ -1,6 +1,7 @@
 """Starter: what `privpart init` writes can be read and trained, and overwrites nothing."""
 
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -13,7 +14,12 @@ from torch import nn
 from accounting import ConfigError
 from privpart.flower.node import client_app
 from privpart.flower.server import Settings, server_app
+from privpart.study.runner import refuse_unfit
+from privpart.study.study_file import read_study
+from privpart.study.sweep import read_sweep
+from privpart.study.tune import read_tune
 from privpart.training import own_code
+from privpart.training.plan_file import read
 from privpart.training.starter import write_flower_app, write_starter
 
 REFERENCES = {
@@ -79,6 +85,59 @@ def test_the_code_is_clean(folder):
         line = [sys.executable, "-m", "ruff", *command, "--isolated", "--line-length", "100", task]
         done = subprocess.run(line, cwd=folder, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+# About a training
+
+READ = {"study": read_study, "sweep": read_sweep, "tune": read_tune, "audit": read}
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_a_file_of_each_kind_beside_the_starter_or_a_plan_that_is_there(folder, kind):
+    """Read whole, so that every cell, candidate and canary is one that a plan allows."""
+    written = write_starter(folder, kind)
+    assert [path.name for path in written] == ["plan.toml", "task.py", f"{kind}.toml"]
+    READ[kind](written[-1])
+    written[-1].unlink()
+    assert write_starter(folder, kind) == [written[-1]]
+    with pytest.raises(ConfigError, match=f"{kind}.toml: exists already"):
+        write_starter(folder, kind)
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_nothing_is_written_beside_a_plan_that_the_kind_does_not_go_with(folder, kind, privpart):
+    plan, task = write_starter(folder)
+    text = plan.read_text()
+    for old, new in (
+        ("[model]", "[canaries]\ncount = 30\n[model]"),
+        ("delta = 1e-4", "delta = 2"),
+    ):
+        if kind in ("study", "sweep") and "canaries" in new:
+            continue  # refused when it is run, before the first training
+        plan.write_text(text.replace(old, new))
+        told = privpart("init", str(folder), "--kind", kind)
+        assert (told.returncode, told.stdout) == (2, "")
+        assert f"plan.toml: does not go with the {kind}" in told.stderr
+        assert {path.name for path in folder.iterdir()} == {plan.name, task.name}
+
+
+def test_a_study_of_the_starter_can_be_trained(folder):
+    """The check before a first frontier table; the nightly test below trains it."""
+    study = read_study(write_starter(folder, "study")[-1])
+    group, point = study.groups[0], study.points[0]
+    refuse_unfit([*study.tuning_cells(group, 0, point), *study.final_cells(group, point)], None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", READ)
+def test_each_kind_runs_as_it_is(tmp_path, privpart, kind, monkeypatch, fresh_code):
+    monkeypatch.chdir(tmp_path)
+    told = privpart("init", "mine", "--kind", kind)
+    for line in told.stderr.splitlines():
+        if "privpart " in (command := line.partition(": ")[2].partition(": ")[2]):
+            done = privpart(*shlex.split(command)[1:])
+            assert done.returncode == 0, done.stderr
+            assert done.stdout
 
 
 # As a Flower app

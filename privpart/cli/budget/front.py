@@ -41,7 +41,7 @@ from privpart.cli.budget.options import (
 from privpart.cli.budget.promise import shown_fits
 from privpart.cli.idle import OF_A_PLAN
 from privpart.cli.options import Format
-from privpart.cli.output import print_result, print_table
+from privpart.cli.output import Printed, print_all, print_result
 
 if TYPE_CHECKING:
     from privpart.training.plan_file import PlanFile
@@ -86,6 +86,7 @@ def mechanisms(
         ),
         OF_A_PLAN,
     ] = None,
+    html: options.HtmlOption = None,
     form: options.FormatOption = Format.TABLE,
 ) -> None:
     """Show what memory buys: the error of all mechanisms at the same epsilon, by state vectors.
@@ -152,7 +153,13 @@ def mechanisms(
         "rows": rows,
     }
     flat = [{k: v for k, v in row.items() if k != _LISTED} for row in rows]
-    print_result(form, document, flat, lambda: _print_rows(rows, title))
+    tables = _tables(rows, title)
+    print_result(form, document, flat, lambda: print_all(tables))
+    if html is not None:
+        from privpart.cli.pages.tables import tables_page
+
+        answer = "A star marks what no other mechanism beats with as few state vectors"
+        tables_page("Mechanisms by memory", tables, answer=answer).write(html)
     for warning in warnings:
         typer.echo(f"privpart: warning: {warning}", err=True)
 
@@ -347,7 +354,7 @@ def _title(
     )
 
 
-def _print_rows(rows: Sequence[dict[str, Any]], title: str) -> None:
+def _tables(rows: Sequence[dict[str, Any]], title: str) -> list[Printed | str]:
     error = "model_rmse" if "model_rmse" in rows[0] else "rmse"
     least = error.replace("_", " ")
     models = [] if error == "rmse" else [("model rmse", "model_rmse"), ("per round", "round_rmse")]
@@ -369,8 +376,8 @@ def _print_rows(rows: Sequence[dict[str, Any]], title: str) -> None:
         )
         for row in rows
     ]
-    print_table(title, header, cells, spare=("noise mult.", "sens^2", "max error", "draws"))
     best = rows[0][f"{error}_ratio_to"]
-    typer.echo(
-        f"* least {least} with as few state vectors; {least} ratio: to {best}, the least shown"
-    )
+    return [
+        Printed(title, header, cells, spare=("noise mult.", "sens^2", "max error", "draws")),
+        f"* least {least} with as few state vectors; {least} ratio: to {best}, the least shown",
+    ]
