@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -50,6 +51,8 @@ class RoundRecord:
 
 
 Callback = Callable[[RoundRecord], None]
+Heard = Callable[[int, int, int], None]
+"""Gets round, clients whose updates arrived so far, and clients asked; for whoever waits."""
 Evaluate = Callable[[Tensor], float | Mapping[str, float]]
 """Maps the trainable part, shape (d,), to a number or to several by name, from public data."""
 
@@ -130,6 +133,7 @@ def fit(
     evaluate_at: Collection[int] = (),
     callbacks: Sequence[Callback] = (),
     untold: RoundCounts | None = None,
+    heard: Heard | None = None,
     stop_if_diverged: bool = True,
 ) -> list[RoundRecord]:
     """Run the rounds from ``server.round`` to the last cohort and return a record of each.
@@ -152,6 +156,7 @@ def fit(
         callbacks: called after each committed round, and an evaluation before training, in order.
         untold: counts of the last committed round, if a crash kept its record from callbacks, who
             get it first; None if they have it.
+        heard: called within a round as updates arrive; who and how many came is not for release.
         stop_if_diverged: whether to end after a round in which most updates were not finite, so
             that no more privacy is spent on noise alone.
 
@@ -179,7 +184,7 @@ def fit(
             break
         cohort = _ids_of(number, cohorts[number])
         not_asked = server.ineligible(cohort)
-        counts = _run_round(server, engine, cohort, not_asked, canaries, commit)
+        counts = _run_round(server, engine, cohort, not_asked, canaries, commit, heard)
         records.append(tell(counts, not_asked.values()))
         goes_on = records[-1].stopped is None
         if stop_if_diverged and goes_on and 2 * counts.not_finite > counts.counted:
@@ -280,12 +285,13 @@ def _run_round(
     not_asked: Mapping[ClientId, Reason],
     canaries: CanaryClients | None,
     commit: Callable[[Server, RoundCounts], None] | None,
+    heard: Heard | None,
 ) -> RoundCounts:
     """Run one round and commit it; halt the server if noise was drawn but not committed."""
     number = server.round
     task = server.task([client for client in cohort if client not in not_asked])
     try:
-        counts = _aggregate(server, engine, task, canaries)
+        counts = _aggregate(server, engine, task, canaries, heard)
         if counts.released and commit is not None:
             commit(server, counts)
     except BaseException as error:
@@ -298,8 +304,25 @@ def _run_round(
     return counts
 
 
+Answer = TypeVar("Answer", ClientUpdate, CohortSum)
+
+
+def _counted(answers: Iterable[Answer], heard: Heard | None, task: RoundTask) -> Iterator[Answer]:
+    """Yield answers, and tell of how many clients they are."""
+    done = 0
+    for answer in answers:
+        done += len(answer.clients) if isinstance(answer, CohortSum) else 1
+        if heard is not None:
+            heard(task.round, done, len(task.clients))
+        yield answer
+
+
 def _aggregate(
-    server: Server, engine: Engine, task: RoundTask, canaries: CanaryClients | None
+    server: Server,
+    engine: Engine,
+    task: RoundTask,
+    canaries: CanaryClients | None,
+    heard: Heard | None,
 ) -> RoundCounts:
     asked, start = task.clients, server.parameters
     names = {own_engine(engine)}  # before any of its code runs, which might change what it is
@@ -311,13 +334,14 @@ def _aggregate(
         return server.run_round((), secure=abilities.secure_sums(task, start), asked=asked)
     sums = abilities.sums(task, start) if server.plan.sampling is None else None
     if sums is None:
-        return server.run_round(chain(engine.run(task, start), beside), asked=asked)
+        answers = _counted(engine.run(task, start), heard, task)
+        return server.run_round(chain(answers, beside), asked=asked)
     if canaries is not None and abilities.sums_of is not None:
         # a clip that is not the server's is audited, too
         sums, beside = chain(sums, abilities.sums_of(task, beside)), ()
 
     def named() -> Iterator[CohortSum]:
-        for part in sums:
+        for part in _counted(sums, heard, task):
             # what an engine calls, such as a schedule, may replace a method during the round
             names.add(own_engine(engine))
             yield part

@@ -57,7 +57,7 @@ class Trainings:
         """The errors of those that failed."""
         return [outcome for outcome in self.outcomes.values() if isinstance(outcome, str)]
 
-    def advanced(self, _: "Cell", rounds: int) -> None:
+    def advanced(self, _: "Cell", rounds: float) -> None:
         """Count more rounds of a training."""
         self.progress.update(self.bar, advance=rounds)
 

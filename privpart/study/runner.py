@@ -18,7 +18,7 @@ from typing import Any
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.engines.options import EngineOptions
-from privpart.loop import RoundRecord
+from privpart.loop import Heard, RoundRecord
 from privpart.noise.source import SeededSource
 from privpart.pool import Pool, WorkerError
 from privpart.study.cell import Cell
@@ -34,7 +34,7 @@ _ADVICE = "with -j 1 if its rounds only take long"
 Outcome = CellResult | str
 """What a cell gave, or its error."""
 Finished = Callable[[Cell, Outcome], None]
-Advanced = Callable[[Cell, int], None]
+Advanced = Callable[[Cell, float], None]
 
 
 class Runner:
@@ -85,9 +85,9 @@ class Runner:
         done = {} if store is None else store.results()
         queue = deque(cell for cell in cells if cell.key not in done)
         # a cell that fails has rounds that it never reports; finish adds them
-        remaining = {cell.key: cell.plan.privacy.rounds for cell in queue}
+        remaining = {cell.key: float(cell.plan.privacy.rounds) for cell in queue}
 
-        def advance(cell: Cell, rounds: int) -> None:
+        def advance(cell: Cell, rounds: float) -> None:
             remaining[cell.key] -= rounds
             advanced(cell, rounds)
 
@@ -178,6 +178,7 @@ def run_cell(
     *,
     read: Reader = read_task,
     watch: Callable[[RoundRecord], None] = lambda _: None,
+    heard: Heard | None = None,
 ) -> CellResult:
     """Train one cell.
 
@@ -186,6 +187,7 @@ def run_cell(
         options: how the engine computes clients; None takes the defaults.
         read: see ``training``.
         watch: called after each round.
+        heard: called within rounds, see ``fit``.
 
     Raises:
         ConfigError: a fault of the plan or of its data.
@@ -197,7 +199,7 @@ def run_cell(
     promised = setup.promise()
     # nothing is released, and a setting that diverges loses by its metric
     server, _ = setup.run(
-        promised, SeededSource(cell.seed), callbacks=[watch], stop_if_diverged=False
+        promised, SeededSource(cell.seed), callbacks=[watch], heard=heard, stop_if_diverged=False
     )
     delta = cell.plan.privacy.delta
     return CellResult(
@@ -215,23 +217,31 @@ def run_cell(
 
 def _trainer(
     options: EngineOptions | None, read: Reader | None = None
-) -> Callable[[Cell, Callable[[int], None]], Outcome]:
-    """Return what trains cells one after the other, and tells of their rounds now and then."""
+) -> Callable[[Cell, Callable[[float], None]], Outcome]:
+    """Return what trains cells one after the other, and tells of their rounds now and then.
+
+    Of a round that takes long, it tells the shares that were trained.
+    """
     read = read or lru_cache(maxsize=1)(read_task)
 
-    def train(cell: Cell, tell: Callable[[int], None]) -> Outcome:
-        rounds, last = 0, time.monotonic()
+    def train(cell: Cell, tell: Callable[[float], None]) -> Outcome:
+        told, last = 0.0, time.monotonic()
 
-        def count(_: RoundRecord) -> None:
-            nonlocal rounds, last
-            rounds += 1
+        def reached(rounds: float) -> None:
+            nonlocal told, last
             if time.monotonic() - last >= _REPORT_INTERVAL:
-                tell(rounds)
-                rounds, last = 0, time.monotonic()
+                tell(rounds - told)
+                told, last = rounds, time.monotonic()
+
+        def count(record: RoundRecord) -> None:
+            reached(record.round + 1)
+
+        def heard(number: int, done: int, asked: int) -> None:
+            reached(number + done / asked)
 
         # one cell that fails must not end the trainings of the others
         try:
-            return run_cell(cell, options, read=read, watch=count)
+            return run_cell(cell, options, read=read, watch=count, heard=heard)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 

@@ -580,6 +580,8 @@ def finish(
             commit=commit,
             evaluate_every=evaluate_every,
             callbacks=[*watchers, *callbacks, file],
+            # how many were sampled is secret
+            heard=bar.heard if progress and run.plan.sampling is None else None,
             **_left_untold(run, setup, file),
         )
     _ended_as_asked(run, file)

@@ -27,6 +27,19 @@ def test_progress_is_on_standard_error(capsys):
     assert "3/4" in told.err
 
 
+def test_a_round_that_takes_long_says_how_many_clients_have_answered(capsys):
+    """In a log a line per minute, of rounds of more than a minute."""
+    now = [0.0]
+    with ProgressBar(4, clock=lambda: now[0]) as bar:
+        for number, seconds in ((0, (0, 59)), (1, (100, 130, 161, 170, 230)), (2, (300,))):
+            for done, second in enumerate(seconds, start=1):
+                now[0] = second
+                bar.heard(number, 1000 * done, 5000)
+            bar(RoundRecord(number, COUNTS, {"accuracy": 0.5}))
+    said = [line.strip() for line in capsys.readouterr().err.splitlines() if "5,000" in line]
+    assert said == ["round 2: 3,000 of 5,000 clients", "round 2: 5,000 of 5,000 clients"]
+
+
 def test_a_cohort_that_fell_short_says_why_once_per_set_of_reasons(capsys):
     limit, apart = {"participation limit": 2}, {"separation": 1}
     fewer = RoundCounts(3, 2, 1, asked=3, refusals={"malformed": 1}, refused_clients=1)

@@ -51,6 +51,19 @@ def test_one_round_per_cohort_with_callbacks_and_evaluations():
     assert [r.metric is not None for r in records] == [False, True, False, True, True]
 
 
+def test_within_a_round_it_is_told_how_many_clients_answered():
+    class Sums(Ones):
+        def sums(self, task, start):
+            for clients in (task.clients[:2], task.clients[2:]):
+                total = torch.zeros(len(start), dtype=torch.float64)
+                yield task.sum_of(list(clients), total, torch.zeros(len(clients)))
+
+    for engine, expected in ((Ones(), [1, 2, 3]), (Sums(), [2, 3])):
+        told = []
+        fit(a_server(4, rounds=1), engine, [[0, 1, 2]], heard=lambda *a, to=told: to.append(a))
+        assert told == [(0, done, 3) for done in expected]
+
+
 def test_fits_that_contradict_the_plan_or_themselves_are_refused():
     one = a_server(4, rounds=2)
     for every in (-2, 0, 2.5, math.nan, True):

@@ -17,7 +17,7 @@ from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
 from privpart.server import RoundCounts
 from privpart.training import train as training
-from privpart.training.callbacks import METRICS, MetricsError, MetricsFile
+from privpart.training.callbacks import METRICS, MetricsError, MetricsFile, ProgressBar
 from privpart.training.verify import check_run
 
 ROUNDS = 4
@@ -426,3 +426,21 @@ def test_a_record_is_told_once(tmp_path):
     for _ in range(2):
         file(RoundRecord(0, RoundCounts(1, 1, 0), {"a": float("nan")}))
     assert (tmp_path / METRICS).read_text() == '{"round": 0, "metrics": {"a": null}}\n'
+
+
+def test_progress_by_client_is_not_shown_of_samples(tmp_path, monkeypatch, capsys):
+    """How many were drawn is secret; of planned cohorts everybody knows."""
+    told = []
+    monkeypatch.setattr(ProgressBar, "heard", lambda _, *numbers: told.append(numbers))
+    trained(tmp_path, progress=True)
+    assert told == [(number, 1, 1) for number in range(ROUNDS)]
+    told.clear()
+    sampled = plan()
+    sampled["privacy"] |= {
+        "sampling": {"name": "poisson", "expected_batch": 2, "population": ROUNDS},
+        "mechanism": {"name": "independent"},
+    }
+    del sampled["data"]["clients_per_round"]
+    package.train(nn.Linear(3, 2), People(), plan=sampled, out=tmp_path / "sampled", progress=True)
+    assert run_report(tmp_path / "sampled").complete
+    assert told == []
