@@ -605,11 +605,7 @@ def _trained(module: nn.Module, optimizer: torch.optim.Optimizer) -> list[nn.Par
     named = {n: p for n, p in _of_layers(module) if p.requires_grad}
     first_names: dict[int, str] = {}
     for name, p in named.items():
-        if (other := first_names.setdefault(id(p), name)) != name:
-            raise ConfigError(
-                f"{other} and {name} are one tensor: per-example gradients of tied parameters are "
-                "wrong in Opacus. Freeze it, or untie the two."
-            )
+        first_names.setdefault(id(p), name)
         if p.dtype is not torch.float32:
             advice = "train in float32 (module.float()), whose rounding the clip norm allows for"
             if p.is_complex():

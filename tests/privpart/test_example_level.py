@@ -440,12 +440,6 @@ class Numbers(IterableDataset):
         return iter(range(3))
 
 
-def tied():
-    module = nn.ModuleDict({"a": nn.Linear(4, 3), "b": nn.Linear(4, 3)})
-    module["b"].weight = module["a"].weight
-    return module
-
-
 REFUSED = [
     ({"loader": {"shuffle": True}}, "data_loader: shuffles"),
     ({"loader": {"drop_last": True}}, "leaves examples out"),
@@ -453,7 +447,6 @@ REFUSED = [
     ({"loader": {"dataset": Numbers()}}, "has no length"),
     ({"module": net().bfloat16()}, "0.weight: is torch.bfloat16; train in float32"),
     ({"module": torch.compile(net(), backend="eager")}, "is compiled"),
-    ({"module": tied()}, "a.weight and b.weight are one tensor"),
     ({"optimizer": torch.optim.LBFGS(net().parameters())}, "LBFGS"),
     ({"optimizer": torch.optim.SGD([torch.zeros(1)])}, "lacks 0.weight, "),
     ({"max_grad_norm": 1e-9}, "must be 1e-06 to 1e"),

@@ -29,6 +29,7 @@ from loops import (
 )
 from opacus import PrivacyEngine
 from opacus.accountants import PRVAccountant
+from opacus.grad_sample import grad_sample_module
 from opacus.layers import DPLSTM
 from opacus.optimizers import DPOptimizer
 from opacus.utils.batch_memory_manager import BatchMemoryManager
@@ -176,21 +177,61 @@ class Twice(nn.Module):
         return self.layer(torch.tanh(self.layer(x)))
 
 
-def test_shared_parameters_are_clipped_once_over_both_uses():
-    module, whole = Twice(), data(scale=3.0)
-    made = private(module, whole, noise_multiplier=1e-3)
+class Tied(nn.Module):
+    """Two layers of which the weights are one tensor, and the biases are not."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
+class Language(nn.Module):
+    """Tokens whose embedding is the output's matrix as well, as in GPT-2."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.middle = nn.Embedding(7, 6), nn.Linear(6, 6)
+        self.out = nn.Linear(6, 7, bias=False)
+        self.out.weight = self.tokens.weight
+
+    def forward(self, x):
+        return self.out(torch.tanh(self.middle(self.tokens((x > 0).long()))).mean(1))
+
+
+@pytest.mark.parametrize("kind", [Twice, Tied, Language])
+def test_shared_parameters_are_clipped_once_over_both_uses(kind):
+    """By one backward pass for each example; the clip norm is over both uses together."""
+    module, whole = kind(), data(scale=3.0)
+    made = private(module, whole, noise_multiplier=1e-3, max_grad_norm=CLIP)
     x, y = next(iter(made[3]))
     start = [p.detach().clone() for p in module.parameters()]
-    expected = torch.zeros(30)
-    alone = Twice()
+    expected = torch.zeros(sum(p.numel() for p in module.parameters()))
+    alone = kind()
     for one, label in zip(x, y, strict=True):
         for p, q in zip(alone.parameters(), start, strict=True):
-            p.data, p.grad = q.clone(), None
+            p.data.copy_(q)
+            p.grad = None
         nn.functional.cross_entropy(alone(one[None]), label[None]).backward()
         gradient = torch.cat([p.grad.reshape(-1) for p in alone.parameters()])
         expected += gradient * min(1.0, CLIP / float(gradient.norm()))
     step(*made[1:3], (x, y))
     assert (released(module) - expected).norm() < 0.02 * CLIP
+
+
+def forgets(*, param, grad_sample, max_batch_len):
+    param._current_grad_sample = grad_sample
+
+
+@pytest.mark.parametrize("kind", [Twice, Tied, Language])
+def test_a_version_of_opacus_that_forgets_a_use_is_refused(kind, monkeypatch):
+    made = private(kind(), data(scale=3.0))
+    monkeypatch.setattr(grad_sample_module, "create_or_accumulate_grad_sample", forgets)
+    with pytest.raises(ConfigError, match="its gradient is not the mean of its per-example"):
+        step(*made[1:3], next(iter(made[3])))
 
 
 # Poisson samples
