@@ -1,7 +1,7 @@
 """Replayed clients: an auditor's clients, whose every contribution to a run is known in advance.
 
-They ask for more than a plan allows. From its first round on, each client asks in every round and
-answers whether or not it was asked; some answer twice, or once more under another spelling of
+They ask for more than a plan allows. From its first round on, each client asks in every round, and
+answers at times though it was not asked; some answer twice, or once more under another spelling of
 their id. Updates are longer than the clip norm, a little longer, shorter, or not finite. What the
 plan lets each of them add is computed here, by rules that share no code with the server: rounds
 at least ``min_separation`` apart, ``max_participations`` at most, one answer per round, a length
@@ -78,6 +78,17 @@ def worst_allocation(
         if value > most:
             best, most = sent, value
     return best
+
+
+def visible(
+    allocation: Array, covariances: Sequence[Array], rounds: Sequence[Sequence[int]]
+) -> float:
+    """Return mu^2, at noise multiplier 1, of a client that sends ``allocation`` (n, groups)."""
+    total = 0.0
+    for g, (covariance, own) in enumerate(zip(covariances, rounds, strict=True)):
+        sent = allocation[list(own), g]
+        total += float(sent @ np.linalg.solve(covariance, sent))
+    return total
 
 
 def _towards(at: Array, weights: Array, diagonal: Array, participation: Participation) -> Array:
@@ -180,10 +191,15 @@ class ReplayedClients:
             whole[places[0]] = np.nan
         return np.concatenate([whole[self.parts[g]] for g in self.schedule[round_]])
 
-    def answers(self, round_: int) -> Iterator[tuple[object, int]]:
-        """Yield the id under which a client answers in a round, and its number, in order."""
+    def answers(self, round_: int, asked: Collection[object]) -> Iterator[tuple[object, int]]:
+        """Yield the id under which a client answers in a round, and its number, in order.
+
+        Everybody who was asked answers, and an eighth of those who were not.
+        """
         for i in self.asking(round_):
             client = self.ids[i]
+            if client not in asked and (i + round_) % 8:
+                continue
             yield client, i
             if i % 16 == 3:
                 yield client, i

@@ -1,6 +1,7 @@
 """``privpart audit epsilon``: bounds on a run and on replicas, and faults that it must find."""
 
 import csv
+import itertools
 import json
 import os
 import re
@@ -10,6 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 import small_study
+import torch
 from faulty_servers import FAULTY
 from small_study import changed
 
@@ -21,17 +23,28 @@ from accounting import (
     Independent,
     Participation,
 )
+from accounting.cohorts import BallsInBins, PoissonSampling, participation_of
 from attacks.lower_bounds import bounds
 from privpart import AdaptiveClipping, PrivacyPlan, Server, ServerOptimizer
-from privpart.cli.audit import whole_path
+from privpart import server as server_module
+from privpart.cli.audit import engine_path, sampled_path, whole_path
+from privpart.cli.audit.engine_path import engine_checks
 from privpart.cli.audit.replica import Replica, canary_scores
 from privpart.cli.audit.verdict import judged
 from privpart.cli.audit.whole_path import PlannedPath, replay_path
 from privpart.cli.pages.lower_bounds import lower_bounds_page
+from privpart.engines import methods
+from privpart.engines.ghost_sum import GhostSum
+from privpart.noise.cohorts import SampledCohorts
+from privpart.noise.source import NoiseSource, SecretSource
+from privpart.noise.stream import NoiseStream
 from privpart.run.begin import create_run
 from privpart.run.canaries import _MEASURED, canary_key_hash, measured_from_below, write_canary_key
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
+from privpart.server import RoundSum
+from privpart.training.plan_file import parse
+from privpart.training.training import training
 
 PLAN = changed(
     ("rounds = 2", "rounds = 4"),
@@ -45,13 +58,14 @@ LIMITS = Participation(8, 2, 4)
 SGD = ServerOptimizer(learning_rate=0.3, momentum=0.5)
 
 
-def plan(mechanism=RESTARTED, participation=LIMITS, z=2.0) -> PrivacyPlan:
+def plan(mechanism=RESTARTED, participation=LIMITS, z=2.0, **more) -> PrivacyPlan:
     return PrivacyPlan(
         mechanism=mechanism,
         participation=participation,
         clip_norm=0.5,
         noise_multiplier=z,
         report_goal=10,
+        **more,
     )
 
 
@@ -84,7 +98,7 @@ def scored(promised, *, dim=4800, count=600, server=Server, seed=3, runs=1, **op
 
 @pytest.mark.parametrize("name", FAULTY)
 def test_a_replay_finds_every_fault(name):
-    audit = replayed(plan(), 20_000, FAULTY[name])
+    audit = replayed(plan(), 3000, FAULTY[name])
     assert audit.verdict == "VIOLATION"
     if name == "noise reused":  # a bound would assume what is known to be wrong
         assert audit.bounds == ()
@@ -162,6 +176,193 @@ def test_a_bound_above_the_accountants_is_named_with_how_often_that_is_expected(
     assert _MEASURED.fullmatch(audit.measured())
     assert "of 5 are above" in lower_bounds_page(audit).html()
     assert "none of 5 bounds at 95 % is above" in below.comparison()
+
+
+def scaled(factor, part=slice(None), rounds=range(100)):
+    """Return a fault of the noise: some parameters have another deviation in some rounds."""
+    draw = NoiseStream.next
+
+    def faulty(stream, *, out=None):
+        round_ = stream.round
+        noise = draw(stream, out=out)
+        if round_ in rounds:
+            noise[part] = (noise[part].double() * factor).round().to(noise.dtype)
+        return noise
+
+    return NoiseStream, "next", faulty
+
+
+def reversed_half():
+    draw = NoiseStream.next
+
+    def faulty(stream, *, out=None):
+        noise = draw(stream, out=out)
+        half = len(noise) // 2
+        noise[-half:] = noise[:half].flip(0)
+        return noise
+
+    return NoiseStream, "next", faulty
+
+
+def unclipped(every):
+    """Return a fault of the server: the updates of some clients are added as they came."""
+    add, number = RoundSum._add, itertools.count()
+
+    def faulty(own, update):
+        if next(number) % every or not update.isfinite().all():
+            return add(own, update)
+        own.total += (update.double() / own._grid.step(own._task.clip_norm)).round()
+        return 1.0
+
+    return RoundSum, "_add", faulty
+
+
+def limits(*, more=0, apart=True):
+    def faulty(plan, rounds, round_):
+        if len(rounds) >= plan.max_participations + more:
+            return "participation limit"
+        near = apart and rounds and round_ - rounds[-1] < plan.min_separation
+        return "separation" if near else None
+
+    return server_module, "limit_reached", faulty
+
+
+def one_stream():
+    draws = NoiseSource.draws
+    return NoiseSource, "draws", lambda own, _, salt: draws(own, 2, salt)
+
+
+def constant_key():
+    begin = SecretSource.__init__
+    return SecretSource, "__init__", lambda own, key=None: begin(own, bytes(32))
+
+
+def forgetful():
+    load = Server.load_state_dict
+    return Server, "load_state_dict", lambda own, *state: load(own, *state[:2], {})
+
+
+BIAS = slice(6990, 7000)
+TABLE = {
+    "noise x 0.9": scaled(0.9),
+    "noise x 0.7": scaled(0.7),
+    "a small tensor without noise": scaled(0, BIAS),
+    "in some rounds": scaled(0, BIAS, [1, 6]),
+    "half": scaled(0.5, BIAS),
+    "clip skipped for 1 of 10": unclipped(10),
+    "clip skipped for 1 of 200": unclipped(200),
+    "one participation more": limits(more=1),
+    "no separation": limits(apart=False),
+    "no limit": limits(more=99),
+    "twice in a round": (
+        RoundSum, "_not_now", lambda own, named: next(filter(None, map(own._refused, named)), None)
+    ),
+    "limits forgotten after a resume": forgetful(),
+    "groups share a stream": one_stream(),
+    "reversed copy of the first half": reversed_half(),
+    "constant key": constant_key(),
+    "constant salt": (SecretSource, "salt", lambda own: bytes(16)),
+    "another model is exported": (
+        whole_path, "released_parameters", lambda folder: (torch.zeros(3), {})
+    ),
+}  # fmt: skip
+"""Faults of issue 44 that an audit of one client's replica called consistent, and their like."""
+FAST = ("half", "clip skipped for 1 of 200", "no separation", "groups share a stream")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in TABLE]
+)
+def test_the_whole_path_finds(name, monkeypatch):
+    monkeypatch.setattr(*TABLE[name])
+    twice = replace(TURNS, participation=Participation(8, 2, 2))
+    audit = replayed(twice, 12_000, tensors=TENSORS)
+    assert audit.verdict == "VIOLATION"
+    assert [check for check in audit.checks if check.faults]
+
+
+SAMPLED = {
+    "poisson": (Independent(20), PoissonSampling(50, 1000), 1.0),
+    "bins": (BufferedToeplitz(24, (0.9,), (0.3,)), BallsInBins(8, 24), 2.0),
+}
+
+
+def sampled_plan(name):
+    mechanism, sampling, z = SAMPLED[name]
+    limit = participation_of(sampling, mechanism.rounds)
+    return plan(mechanism, limit, z, minimum_cohort=0, sampling=sampling)
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_the_bound_of_a_plan_that_samples_is_within_two_percent(name, monkeypatch):
+    monkeypatch.setattr(whole_path, "_DRAWS", 4 * 10**5)
+    audit = replayed(sampled_plan(name), 5000)
+    assert audit.verdict == "consistent"
+    assert audit.bounds[0].epsilon > 0.98 * audit.epsilon
+
+
+def same_cohort(own, index):
+    return own._cohorts[0]
+
+
+def always_the_same(own):
+    return bytes(32)
+
+
+def larger(promised, ids, source):
+    more = replace(promised.sampling, expected_batch=1.1 * promised.sampling.expected_batch)
+    return SampledCohorts(replace(promised, sampling=more), ids, source)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        (SampledCohorts, "__getitem__", same_cohort),
+        (SecretSource, "cohort_key", always_the_same),
+        (sampled_path, "SampledCohorts", larger),
+    ],
+    ids=["one cohort", "one key", "larger cohorts"],
+)  # fmt: skip
+def test_a_faulty_sampler_is_found(fault, monkeypatch):
+    promised = sampled_plan("poisson")
+    assert not sampled_path.sampler_check(promised, 1e-6)[0].faults
+    monkeypatch.setattr(*fault)
+    assert sampled_path.sampler_check(promised, 1e-6)[0].faults
+
+
+ONE_STEP = PLAN.replace("learning_rate = 0.1", "learning_rate = 0.1\nsteps = 1")
+
+
+def every_method(text):
+    setup = training(parse(text, name="plan"), report=lambda _: None)
+    return {check.name: check.faults for check in engine_checks(setup, setup.promise())}
+
+
+def test_a_clip_that_an_engine_skips_for_one_client_in_two_hundred_is_found(monkeypatch):
+    monkeypatch.setattr(engine_path, "_MOST", 256)
+    assert not any(every_method(ONE_STEP).values())
+    clip, number = methods.clip_and_measure, itertools.count(1)
+
+    def faulty(update, clip_norm, out=None):
+        skipped = next(number) % 200 == 0
+        return clip(update, 1e6 * clip_norm if skipped else clip_norm, out=out)
+
+    monkeypatch.setattr(methods, "clip_and_measure", faulty)
+    found = every_method(ONE_STEP)
+    assert found["clip in the engine, one client after another"]
+    assert found["clip in the engine, vectorized (vmap), sums"]
+
+
+def test_a_clip_that_is_skipped_inside_ghost_sums_is_found(monkeypatch):
+    monkeypatch.setattr(engine_path, "_MOST", 256)
+    summed = GhostSum.sum
+
+    def faulty(own, start, batches, local, *, clip_norm, out):
+        large = 1e3 if len(batches) > 8 else 1.0  # not where two clients are compared first
+        return summed(own, start, batches, local, clip_norm=large * clip_norm, out=out)
+
+    monkeypatch.setattr(GhostSum, "sum", faulty)
+    assert every_method(ONE_STEP)["clip in the engine, ghost clipping, sums"]
 
 
 SEEN_BY_CANARIES = ("doubled clip", "client's clip trusted", "clip per layer", "sigma / 2")

@@ -162,7 +162,9 @@ def _audit():
     bound = Bound("guesses", "GDP, independent canaries", 1.0, 0.9, 1e-5, 0.95)
     claimed = GUARANTEE.guarantee
     return lower_bounds_page(
-        EpsilonAudit({"plan": "4" * 64}, claimed, 1e-5, scored, (), (bound,), ())
+        EpsilonAudit(
+            {"plan": "4" * 64}, claimed, 1e-5, claimed.epsilon(1e-5), scored, (), (bound,), ()
+        )
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
@@ -13,8 +14,10 @@ from rich.progress import Progress
 
 from accounting import Guarantee
 from accounting.checks import ConfigError
+from accounting.report import up
 from attacks.lower_bounds.bounds import Bound
 from attacks.lower_bounds.planted import canary_clients
+from privpart.cli.audit.engine_path import engine_checks
 from privpart.cli.audit.replica import Replica, Scored, Step, canary_scores
 from privpart.cli.audit.verdict import EpsilonAudit, judged
 from privpart.cli.audit.whole_path import PlannedPath, replay_path
@@ -30,7 +33,7 @@ from privpart.server import SERVER
 from privpart.training.export import released_parameters
 from privpart.training.plan_file import PlanFile, read
 from privpart.training.train import kept_plan
-from privpart.training.training import training
+from privpart.training.training import Training, training
 
 PICTURE = "epsilon.png"
 _MOST_VALUES = 5 * 10**7
@@ -163,9 +166,12 @@ def of_plan(
         ConfigError: no server of this plan can be audited.
     """
     table = read(path)
-    model = _model(table, path)
+    if table.select is not None:
+        raise ConfigError(f"plan {path}: has [select], whose updates are slices; not audited.")
+    setup, model = _setup(table, clients=replay)
     promised = table.privacy_plan(sizes=None if table.schedule is None else model.group_sizes)
-    tensors = [(name, view.numel()) for name, view in model.views(model.flat).items()]
+    count, runs = canaries or (0, 0)
+    claimed = _unsampled(promised) if runs else promised.guarantee()
     about = {
         "replica": True,
         "plan": table.hash,
@@ -174,41 +180,38 @@ def of_plan(
         "seed": seed,
         "server_optimizer": table.server.kind,
     }
-    scored, replayed = None, None
-    count, runs = canaries or (0, 0)
+    evidence: dict[str, Any] = {}
     if runs:
         replica = _replica(promised, model.flat.numel(), table)
         with _progress("rounds of the replica", replica.plan.rounds * runs) as step:
             scored = canary_scores(replica, count=count, runs=runs, seed=seed, step=step)
+        evidence["scored"] = scored
         about |= {"runs": runs, "parameters_of_replica": replica.dim}
         about["server_optimizer_of_replica"] = replica.optimizer.kind
     if replay:
+        tensors = [(name, view.numel()) for name, view in model.views(model.flat).items()]
         rates = table.learning_rates.server_share(promised.rounds)
         whole = PlannedPath(promised, tensors, table.server, rates)
         with _progress("rounds that are replayed", promised.rounds * (2 + whole.runs)) as step:
             replayed = replay_path(whole, seed=seed, step=step)
+        checks = [*replayed.checks, *engine_checks(setup, promised)]
+        evidence |= {"replays": [replayed.replay], "checks": checks, "of_replay": replayed.bound}
         about |= {"replayed_clients": replayed.clients, "replayed_runs": 2 + replayed.runs}
         about["parameters_of_replay"] = replayed.parameters
+        if (mu := replayed.visible_mu) is not None:
+            most = up(Guarantee(mu).epsilon(table.privacy.delta), 5)
+            about["models_show"] = f"epsilon {most}, of the client that is seen best"
         about["server_optimizer_of_replica"] = whole.optimizer.kind
-    return judged(
-        about,
-        _unsampled(promised),
-        delta=table.privacy.delta,
-        confidence=confidence,
-        scored=scored,
-        replays=() if replayed is None else [replayed.replay],
-        checks=() if replayed is None else replayed.checks,
-    )
+    return judged(about, claimed, delta=table.privacy.delta, confidence=confidence, **evidence)
 
 
-def _model(plan: PlanFile, path: Path) -> PartialModel:
-    """Return the model that a plan trains."""
-    if plan.select is not None:
-        raise ConfigError(f"plan {path}: has [select], whose updates are slices; not audited.")
-    if plan.model.name is not None:
-        return plan.model.partial(groups=plan.groups())
+def _setup(plan: PlanFile, *, clients: bool) -> tuple[Training | None, PartialModel]:
+    """Return the model that a plan trains, and its training with the clients, if it is needed."""
+    if plan.model.name is not None and not clients:
+        return None, plan.model.partial(groups=plan.groups())
     tell_of_code(plan)
-    return training(plan, report=lambda _: None).model
+    setup = training(plan, report=lambda _: None)
+    return setup, setup.model
 
 
 def _replica(promised: PrivacyPlan, dim: int, plan: PlanFile) -> Replica:
@@ -245,7 +248,7 @@ def write(audit: EpsilonAudit, folder: Path, form: Format) -> None:
             path.unlink(missing_ok=True)
         report.write_text(json.dumps(audit.to_dict(), indent=2, allow_nan=False) + "\n")
         if scored is not None:
-            figure = plots.scores_figure(scored.scores, scored.present, audit.claimed.mu)
+            figure = plots.scores_figure(scored.scores, scored.present, audit.mu or 0.0)
             drawing.save(figure, picture)
     except OSError as error:
         raise ConfigError(f"out={folder}: cannot be used: {error.strerror}.") from None

@@ -6,13 +6,14 @@ client's epsilon is the accountant's.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from scipy import stats
 
 from accounting import Guarantee
+from accounting.cohorts import Sampled
 from accounting.report import down, up
 from attacks.lower_bounds import bounds
 from attacks.lower_bounds.bounds import Bound, percent
@@ -21,6 +22,8 @@ from attacks.lower_bounds.replay import FALSE_ALARM, METHOD, Replay
 from privpart.cli.audit.replica import Scored
 from privpart.run.canaries import AUDIT_SCHEMA
 
+OfReplay = Callable[[Replay, float, float], Bound]
+"""From a replay, delta and confidence to what it proves."""
 SURE = 0.9999
 """Confidence of a VIOLATION."""
 _HEADLINE = "guesses"
@@ -40,6 +43,7 @@ class EpsilonAudit:
         about: what was audited, ready for JSON.
         claimed: the accountant's guarantee, without that of an earlier run.
         delta: at which every epsilon is stated.
+        epsilon: the accountant's.
         scored: the canaries; None if only a replay was made.
         replays: of the whole path, at most one.
         bounds: each at the audit's confidence on its own. A replay whose noise fails a test has
@@ -49,8 +53,9 @@ class EpsilonAudit:
     """
 
     about: dict[str, Any]
-    claimed: Guarantee
+    claimed: Guarantee | Sampled
     delta: float
+    epsilon: float
     scored: Scored | None
     replays: tuple[Replay, ...]
     bounds: tuple[Bound, ...]
@@ -58,9 +63,9 @@ class EpsilonAudit:
     checks: tuple[Check, ...] = ()
 
     @property
-    def epsilon(self) -> float:
-        """The accountant's epsilon."""
-        return self.claimed.epsilon(self.delta)
+    def mu(self) -> float | None:
+        """The accountant's mu; None if the plan samples, which is not one Gaussian."""
+        return self.claimed.mu if isinstance(self.claimed, Guarantee) else None
 
     @property
     def above(self) -> tuple[Bound, ...]:
@@ -92,7 +97,7 @@ class EpsilonAudit:
     @property
     def visible(self) -> float | None:
         """Share of the accountant's mu that the observer of the canaries can see at all."""
-        return None if self.scored is None else self.scored.mu / self.claimed.mu
+        return None if self.scored is None or self.mu is None else self.scored.mu / self.mu
 
     def measured(self) -> str:
         """Return the sentence for a run's report."""
@@ -111,7 +116,8 @@ class EpsilonAudit:
     def lines(self) -> list[tuple[str, str]]:
         """Return what a person reads of the audit, as pairs of a name and a text."""
         lines = [("verdict", self.verdict), *(("", reason) for reason in self.reasons)]
-        guarantee = f"epsilon {up(self.epsilon, 5)}, mu {up(self.claimed.mu, 5)}"
+        guarantee = f"epsilon {up(self.epsilon, 5)}"
+        guarantee += "" if self.mu is None else f", mu {up(self.mu, 5)}"
         lines += [("accountant", f"{guarantee} at delta {self.delta:g}")]
         lines += [(name.replace("_", " "), str(value)) for name, value in self.about.items()]
         if (scored := self.scored) is not None:
@@ -135,7 +141,7 @@ class EpsilonAudit:
             "schema": AUDIT_SCHEMA,
             **self.about,
             "delta": self.delta,
-            "accountant": {"epsilon": self.epsilon, "mu": self.claimed.mu},
+            "accountant": {"epsilon": self.epsilon, "mu": self.mu},
             "verdict": self.verdict,
             "verdict_confidence": SURE,
             "reasons": list(self.reasons),
@@ -157,20 +163,22 @@ class EpsilonAudit:
 
 def judged(
     about: dict[str, Any],
-    claimed: Guarantee,
+    claimed: Guarantee | Sampled,
     *,
     delta: float,
     confidence: float,
     scored: Scored | None = None,
     replays: Sequence[Replay] = (),
     checks: Sequence[Check] = (),
+    of_replay: OfReplay = Replay.bound,
 ) -> EpsilonAudit:
     """Return an audit with its bounds and verdict; the replays' errors are shared."""
-    proved = _bounds(scored, replays, delta, confidence)
+    evidence = scored, replays, of_replay, delta
+    proved = _bounds(*evidence, confidence)
     # Bonferroni: the error of a VIOLATION is shared by all bounds.
     sure = 1 - (1 - SURE) / max(1, len(proved))
     epsilon = claimed.epsilon(delta)
-    above = [b for b in _bounds(scored, replays, delta, sure) if b.epsilon > epsilon]
+    above = [b for b in _bounds(*evidence, sure) if b.epsilon > epsilon]
     reasons = [f"{bound}; the accountant says {up(epsilon)}." for bound in above]
     for replay in replays:
         reasons += [*replay.faults, *([replay.off_plan] if replay.off_plan else [])]
@@ -179,9 +187,8 @@ def judged(
     if scored is not None and scored.others_known:
         reasons += _off_plan(scored)
     unique = tuple(dict.fromkeys(reasons))
-    return EpsilonAudit(
-        about, claimed, delta, scored, tuple(replays), proved, unique, tuple(checks)
-    )
+    about_claim = about, claimed, delta, epsilon
+    return EpsilonAudit(*about_claim, scored, tuple(replays), proved, unique, tuple(checks))
 
 
 def _chance(bound: Bound) -> str:
@@ -204,7 +211,11 @@ def _off_plan(scored: Scored) -> list[str]:
 
 
 def _bounds(
-    scored: Scored | None, replays: Sequence[Replay], delta: float, confidence: float
+    scored: Scored | None,
+    replays: Sequence[Replay],
+    of_replay: OfReplay,
+    delta: float,
+    confidence: float,
 ) -> tuple[Bound, ...]:
     at: Any = {"delta": delta, "confidence": confidence}
     of_scores: list[Bound] = []
@@ -219,6 +230,6 @@ def _bounds(
         ]
     # Each replay is wrong less often, so that the best of them is as often as was asked for.
     shared = 1 - (1 - confidence) / max(1, len(replays))
-    replayed = [replay.bound(delta, shared) for replay in replays if not replay.faults]
+    replayed = [of_replay(replay, delta, shared) for replay in replays if not replay.faults]
     highest = sorted(replayed, key=lambda bound: -bound.epsilon)[:1]
     return (*of_scores, *(replace(bound, confidence=confidence) for bound in highest))

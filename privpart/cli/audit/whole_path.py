@@ -20,10 +20,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
@@ -31,12 +32,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting.checks import ConfigError
+from attacks.lower_bounds.bounds import Bound
 from attacks.lower_bounds.canaries import round_covariance
 from attacks.lower_bounds.checks import Check
 from attacks.lower_bounds.planted import groups_of, sums_of_releases
 from attacks.lower_bounds.repeats import gaussian, missing, repeats
 from attacks.lower_bounds.replay import FALSE_ALARM, Replay, joined, paired, whitened
-from attacks.lower_bounds.replayed_clients import ReplayedClients, worst_allocation
+from attacks.lower_bounds.replayed_clients import ReplayedClients, visible, worst_allocation
+from privpart.cli.audit.sampled_path import (
+    fewer,
+    population_of,
+    sampled_bound,
+    sampler_check,
+)
 from privpart.loop import fit
 from privpart.messages import ClientId, ClientUpdate, RoundTask
 from privpart.noise.cohorts import ids_hash
@@ -57,7 +65,7 @@ _VALUES = 2 * 10**6
 """Rounds times parameters of a replayed run, at most."""
 _DRAWS = 4 * 10**5
 """Draws of noise that several runs have together, if one has fewer."""
-_MOST_RUNS = 8
+_MOST_RUNS = 24
 _MOST_COMMITS = 640
 _WORK = 2.5e9
 """Nanoseconds that a run may spend on clients, by the estimate below."""
@@ -143,24 +151,46 @@ class PlannedPath:
         """Return the clients that are replayed; ``few`` are enough for a run whose noise counts."""
         plan, groups = self.plan, self.groups()
         rounds = plan.rounds
-        covariances = [round_covariance(m.decoder()) for m, _, _ in groups]
         allocation = np.zeros((rounds, len(groups)))
         if plan.sampling is None:
-            allocation = worst_allocation(
-                covariances, [own for _, own, _ in groups], plan.participation
-            )
+            allocation = worst_allocation(*self._covariances(), plan.participation)
         every = [(0,)] * rounds
         schedule = every if plan.mechanism.groups is None else plan.mechanism.groups.schedule
         if plan.sampling is not None:
-            count = _population(plan.sampling) - 1
+            count = population_of(plan, self._members(few=few)) - 1
         else:
             p = plan.participation
             admitted = min(p.max_participations, -(-rounds // (2 * p.min_separation)))
-            cost = admitted * (_OF_UPDATE + _OF_PARAMETER * self.dim) + _OF_ANSWER * rounds / 2
+            cost = admitted * self._of_update + _OF_ANSWER * rounds / 2
             most = _LEAST_CLIENTS if few else min(_MOST_CLIENTS, int(_WORK / cost))
             count = max(_LEAST_CLIENTS, 2 * rounds, most)
         parts = [part for _, _, part in groups]
         return ReplayedClients(plan.participation, parts, schedule, allocation, count, seed)
+
+    def _covariances(self) -> tuple[list[Array], list[Sequence[int]]]:
+        """Return the covariance of each group's noise at unit draws, and its rounds."""
+        groups = self.groups()
+        return [round_covariance(m.decoder()) for m, _, _ in groups], [own for _, own, _ in groups]
+
+    def visible_mu(self, clients: ReplayedClients) -> float | None:
+        """Return what the released models show of the most visible client; None if sampled."""
+        if self.plan.sampling is not None:
+            return None
+        squared = visible(clients.allocation, *self._covariances())
+        return float(np.sqrt(squared)) / self.plan.update_noise_multiplier
+
+    @property
+    def _of_update(self) -> float:
+        """Nanoseconds that an update takes, about."""
+        return _OF_UPDATE + _OF_PARAMETER * self.dim
+
+    def _members(self, *, few: bool) -> float:
+        """Return the members of a round that a sampled plan is replayed with, on average."""
+        return 8.0 if few else max(8.0, min(200.0, _WORK / self._of_update / self.plan.rounds))
+
+    def sized(self, *, few: bool = False) -> Self:
+        """Return the path with as many sampled members as a run is replayed with."""
+        return replace(self, plan=fewer(self.plan, self._members(few=few)))
 
     def new_server(self, plan: PrivacyPlan, source: Any) -> Server:  # noqa: ANN401  a NoiseSource
         """Return the server of round 0."""
@@ -199,10 +229,6 @@ def _shortened(sizes: Sequence[int], most: int) -> list[int]:
     return [min(size, longest) for size in sizes]
 
 
-def _population(sampling: Any) -> int:  # noqa: ANN401  any sampler
-    return int(getattr(sampling, "population", 1000))
-
-
 @dataclass(slots=True)
 class _Engine:
     """Answers for the replayed clients, whoever is asked."""
@@ -212,7 +238,7 @@ class _Engine:
     each_alone: bool = True
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
-        for client, i in self.clients.answers(task.round):
+        for client, i in self.clients.answers(task.round, set(task.clients)):
             sent = torch.from_numpy(self.clients.update(i, task.round, task.clip_norm))
             if self.silent:
                 sent.zero_()
@@ -281,10 +307,24 @@ def _spelled(i: int, client: int | str) -> object:
 
 @dataclass(frozen=True, slots=True)
 class PathAudit:
-    """What was found; ``replay`` bounds epsilon, of a plan that samples at measured parameters."""
+    """What was found.
+
+    Attributes:
+        checks: a row for each comparison.
+        replay: the noise of all groups together, and what the most visible client showed.
+        bound: from the replay, delta and confidence to what it proves.
+        visible_mu: what the released models show of that client if everything is as planned; the
+            accountant's mu, or less where more is accounted for than is released, such as all nodes
+            of a tree. None of a plan that samples.
+        clients: how many were replayed.
+        runs: how many had their noise tested.
+        parameters: of the model that was replayed.
+    """
 
     checks: tuple[Check, ...]
     replay: Replay
+    bound: Callable[[Replay, float, float], Bound]
+    visible_mu: float | None
     clients: int
     runs: int
     parameters: int
@@ -292,28 +332,34 @@ class PathAudit:
 
 def replay_path(path: PlannedPath, *, seed: int, step: Step = lambda: None) -> PathAudit:
     """Run a plan's whole path with replayed clients, and compare everything with the plan."""
-    clients = path.clients(seed)
-    sent = _released(path, clients, seed=seed, silent=False, step=step)
-    silent = _released(path, clients, seed=seed, silent=True, step=step)
+    whole, small = path.sized(), path.sized(few=True)
+    clients, few = whole.clients(seed), small.clients(seed + 1, few=True)
+    sent = _released(whole, clients, seed=seed, silent=False, step=step)
+    silent = _released(whole, clients, seed=seed, silent=True, step=step)
     everything = range(path.plan.rounds)
     planned = _planned(clients, sent.cohorts)
     expected = np.stack([clients.contribution(t, planned[t]) for t in everything])
-    differences = _by_group(path, sent.models) - _by_group(path, silent.models) - expected
-    checks = [_contributions(path, clients, planned, differences, (sent, silent))]
+    added = _by_group(whole, sent.models) - _by_group(whole, silent.models)
+    checks = [_contributions(whole, clients, planned, added - expected, (sent, silent))]
     checks.append(_members(clients, planned, sent))
     checks.append(_exported((sent, silent)))
-    worst = differences + 0.0
+    worst = added - expected
     last = len(clients.ids) - 1
     for t in np.flatnonzero(clients.allocation.any(1)).tolist():
         worst[t] += clients.contribution(t, [last])
     shown = worst, clients.along_worst(worst)
-    few = path.clients(seed + 1, few=True)
-    noise_runs = [
-        _released(path, few, seed=None, silent=False, step=step) for _ in range(path.runs)
-    ]
-    of_noise, replay = _noise(path, few, noise_runs, *shown)
-    checks += [_exported(noise_runs), *of_noise, _keys([run.identity for run in noise_runs])]
-    return PathAudit(tuple(checks), replay, len(clients.ids), len(noise_runs), path.dim)
+    runs = [_released(small, few, seed=None, silent=False, step=step) for _ in range(path.runs)]
+    of_noise, replay = _noise(small, few, runs, *shown)
+    checks += [_exported(runs), *of_noise, _keys([run.identity for run in runs])]
+    bound: Callable[[Replay, float, float], Bound] = Replay.bound
+    if path.plan.sampling is not None:
+        row, came, stated = sampler_check(path.plan, FALSE_ALARM / (len(path.groups()) + 4))
+        checks.append(row)
+        bound = partial(sampled_bound, path.plan, came, stated)
+        # What all of a round's members added, along what they should have.
+        replay = replace(replay, signal=float((added * expected).sum() / (expected**2).sum()))
+    found = tuple(checks), replay, bound, whole.visible_mu(clients)
+    return PathAudit(*found, len(clients.ids), len(runs), path.dim)
 
 
 def _planned(clients: ReplayedClients, cohorts: Sequence[set[ClientId]]) -> list[list[int]]:
@@ -425,7 +471,7 @@ def _noise(
         expected = np.stack([clients.contribution(t, planned[t]) for t in range(path.plan.rounds)])
         left.append(_by_group(path, run.models) - expected)
     groups = path.groups()
-    share = FALSE_ALARM / (len(groups) + 3)
+    share = FALSE_ALARM / (len(groups) + 4)
     checks, replays, blocks = [], [], []
     starts = [0, *accumulate(size for _, size in path.tensors)]
     for g, (mechanism, rounds, part) in enumerate(groups):
@@ -440,14 +486,16 @@ def _noise(
         several = {name: size * len(runs) for name, size in tensors.items()}
         error = max(float(_rounding(path, run.models).max()) for run in runs)
         error /= float(np.sqrt(path.dim * np.linalg.eigvalsh(covariance)[0]))
-        one = worst[list(rounds), part]
+        one, along = worst[list(rounds), part], seen[list(rounds), g]
+        if path.plan.sampling is not None:  # its bound is of the members, and of no client alone
+            one, along = np.ones_like(one), np.ones(len(rounds))
         replays.append(
             paired(
                 np.pad(one, ((0, 0), (0, together.shape[1] - one.shape[1]))),
                 together,
                 covariance,
                 noise_multiplier=z,
-                along=seen[list(rounds), g],
+                along=along,
                 rounding=error,
                 tensors=several,
                 rounds=rounds,
@@ -468,7 +516,7 @@ def _rows(replays: Sequence[Replay], groups: Sequence[Any]) -> list[Check]:
     rows = []
     for g, replay in enumerate(replays):
         group = f" of group {g}" if len(groups) > 1 else ""
-        level = FALSE_ALARM / (len(groups) + 3)
+        level = FALSE_ALARM / (len(groups) + 4)
         rows.append(
             Check(
                 f"deviation of the noise{group}",

@@ -19,9 +19,9 @@ def lower_bounds_page(audit: EpsilonAudit) -> Page:
         ("measured", audit.measured().partition(" (")[0]),
     ]
     scores = []
-    if (scored := audit.scored) is not None:
+    if (scored := audit.scored) is not None and audit.mu is not None:
         picture = Picture(
-            scores_figure(scored.scores, scored.present, audit.claimed.mu),
+            scores_figure(scored.scores, scored.present, audit.mu),
             "Scores of canaries that took part and of those that did not.",
             "Curves: what the accountant allows at most.",
         )
