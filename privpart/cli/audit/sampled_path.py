@@ -33,7 +33,7 @@ from privpart.plan import PrivacyPlan
 ASSUMPTION = "Gaussian noise and independent members, both tested; the accountant's formula"
 _DRAWN = 200_000
 """Members whose draws are compared."""
-_MOST_KEYS = 200
+_MOST_KEYS = 2000
 _POPULATION = 2000
 
 
