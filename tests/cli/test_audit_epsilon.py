@@ -80,7 +80,7 @@ def quick(monkeypatch):
 def replayed(promised, dim, server=Server, seed=4, tensors=(), optimizer=SGD):
     path = PlannedPath(promised, tensors or sizes_of(promised, dim), optimizer, server=server)
     found = replay_path(path, seed=seed)
-    evidence = {"replays": [found.replay], "checks": found.checks}
+    evidence = {"replays": [found.replay], "checks": found.checks, "of_replay": found.bound}
     return judged({}, promised.guarantee(), delta=1e-5, confidence=0.95, **evidence)
 
 
