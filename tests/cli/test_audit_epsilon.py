@@ -302,7 +302,7 @@ def test_the_bound_of_a_plan_that_samples_is_within_two_percent(name, monkeypatc
 
 
 def same_cohort(own, index):
-    return own._cohorts[0]
+    return own._cohorts[0 * len(own._cohorts[index])]  # beyond the last round it ends
 
 
 def always_the_same(own):
