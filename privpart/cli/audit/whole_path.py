@@ -342,7 +342,6 @@ def replay_path(path: PlannedPath, *, seed: int, step: Step = lambda: None) -> P
     added = _by_group(whole, sent.models) - _by_group(whole, silent.models)
     checks = [_contributions(whole, clients, planned, added - expected, (sent, silent))]
     checks.append(_members(clients, planned, sent))
-    checks.append(_exported((sent, silent)))
     worst = added - expected
     last = len(clients.ids) - 1
     for t in np.flatnonzero(clients.allocation.any(1)).tolist():
@@ -350,7 +349,7 @@ def replay_path(path: PlannedPath, *, seed: int, step: Step = lambda: None) -> P
     shown = worst, clients.along_worst(worst)
     runs = [_released(small, few, seed=None, silent=False, step=step) for _ in range(path.runs)]
     of_noise, replay = _noise(small, few, runs, *shown)
-    checks += [_exported(runs), *of_noise, _keys([run.identity for run in runs])]
+    checks += [_exported((sent, silent, *runs)), *of_noise, _keys([run.identity for run in runs])]
     bound: Callable[[Replay, float, float], Bound] = Replay.bound
     if path.plan.sampling is not None:
         row, came, stated = sampler_check(path.plan, FALSE_ALARM / (len(path.groups()) + 4))
