@@ -243,8 +243,14 @@ def main() -> None:
             result.write(
                 method=__doc__, task=given.task, runs=given.runs, by_hand=chosen, rows=rows
             )
-    for row in rows:
-        print(row["epsilon"], row["way"], f"{row['mean']:.3f}", row["standard_deviation"])
+    cells = [[f"{row['epsilon']:g}", row["way"], shown(row)] for row in rows]
+    print(frame.markdown(["epsilon", "settings", "accuracy"], cells))
+
+
+def shown(row: Plan) -> str:
+    """Return a row's mean and standard deviation, as docs/how-to/tune.md has them."""
+    spread = row["standard_deviation"]
+    return f"{row['mean']:.3f}" + ("" if spread is None else f" ± {spread:.3f}")
 
 
 if __name__ == "__main__":
