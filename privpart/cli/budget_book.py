@@ -15,7 +15,7 @@ from accounting.typed import split_text
 from privpart.cli import options
 from privpart.cli.gate import EXCEEDED
 from privpart.cli.idle import beside, without
-from privpart.cli.output import fill_lines, print_table
+from privpart.cli.output import Printed, fill_lines, print_all
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from privpart.run.budget_book import Account
@@ -90,7 +90,7 @@ def budget(
             beside("html", "shows no budget"),
         ),
     ] = None,
-    html: Annotated[options.HtmlOption, without("population", "a page is of one")] = None,
+    html: options.HtmlOption = None,
     form: Annotated[
         Literal["table", "json"], typer.Option("--format", help="Form of the result.")
     ] = "table",
@@ -122,13 +122,27 @@ def budget(
         values = {"schema": _SCHEMA, "populations": [one.to_dict(chosen) for one in shown]}
         typer.echo(json.dumps(values, indent=2, allow_nan=False))
     else:
-        _print(shown, chosen, runs=population is not None)
+        print_all(_tables(shown, chosen, runs=population is not None))
     if html is not None:
-        from privpart.cli.pages.book import book_page
-
-        book_page(shown[0], chosen, (*_UNSEEN, _LOST) if shown[0].lost else _UNSEEN).write(html)
+        _write_page(shown, chosen, html, whole=population is None)
     if any(one.passed for one in shown):
         raise typer.Exit(EXCEEDED)
+
+
+def _write_page(shown: "list[Account]", delta: float | None, html: Path, *, whole: bool) -> None:
+    """Write the page of one population, or the table of all."""
+    from privpart.cli.pages.book import book_page
+    from privpart.cli.pages.tables import tables_page
+    from privpart.run.budget_book import counted
+
+    if whole:
+        passed = sum(one.passed for one in shown)
+        answer = f"{counted(len(shown), 'population')} on this machine, {passed} above its limit"
+        parts = _tables(shown, delta, runs=False)
+        page = tables_page("Budget book", parts, answer=answer, tone="bad" if passed else "plain")
+    else:
+        page = book_page(shown[0], delta, (*_UNSEEN, _LOST) if shown[0].lost else _UNSEEN)
+    page.write(html)
 
 
 def _write_witness(path: Path, form: str) -> None:
@@ -183,10 +197,9 @@ def _stated(text: str, options: dict[str, str]) -> tuple[Release, ...]:
     )
 
 
-def _print(book: "list[Account]", delta: float | None, *, runs: bool) -> None:
+def _tables(book: "list[Account]", delta: float | None, *, runs: bool) -> "list[Printed | str]":
     if not book:
-        typer.echo("  No run on this machine has named a population yet.")
-        return
+        return ["  No run on this machine has named a population yet."]
     rows = []
     for one in book:
         values = one.to_dict(delta)
@@ -204,15 +217,15 @@ def _print(book: "list[Account]", delta: float | None, *, runs: bool) -> None:
         )
     header = ["population", "runs", "mu", "epsilon", "delta", "limit", "mu left", "status"]
     title = "What all runs on this machine told about one member of each population"
-    print_table(title, header, rows, spare=("mu", "mu left"))
+    tables: list[Printed | str] = [Printed(title, header, rows, spare=("mu", "mu left"))]
     if runs:
-        typer.echo(f"  {book[0].shown(delta or book[0].delta).says}\n")
-        _print_runs(book[0], delta)
+        tables.append(f"  {book[0].shown(delta or book[0].delta).says}\n")
+        tables.append(_runs(book[0], delta))
     unseen = (*_UNSEEN, _LOST) if book[0].lost else _UNSEEN
-    typer.echo("\n".join(["", *fill_lines(unseen)]))
+    return [*tables, "\n".join(["", *fill_lines(unseen)])]
 
 
-def _print_runs(account: "Account", delta: float | None) -> None:
+def _runs(account: "Account", delta: float | None) -> Printed:
     from privpart.run.budget_book import composed, epsilon_of
 
     chosen = account.delta if delta is None else delta
@@ -235,7 +248,7 @@ def _print_runs(account: "Account", delta: float | None) -> None:
         )
     header = ["run", "parent", "mu", "epsilon", "rounds", "status", "begun", "folder"]
     title = "Each run is charged alone and for its whole plan"
-    print_table(title, header, rows, spare=("begun", "folder", "parent"))
+    return Printed(title, header, rows, spare=("begun", "folder", "parent"))
 
 
 def _up(value: float | None) -> str:

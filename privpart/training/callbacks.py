@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -250,11 +251,12 @@ class ProgressBar:
         """Advance the bar by one round."""
         if record.metrics:
             pairs = record.metrics.items()
-            self._metrics = ", ".join(self._number.format(*pair) for pair in pairs)
+            # names are own code's, and brackets would be styles
+            self._metrics = escape(", ".join(self._number.format(*pair) for pair in pairs))
         self._progress.update(self._bar, completed=record.round + 1, description=self._metrics)
         self._tell_who_is_missing(record)
         if record.metrics and not self._console.is_terminal:
-            self._console.print(f"round {record.round + 1}: {self._metrics}")
+            self._console.print(f"round {record.round + 1}: {self._metrics}", highlight=False)
 
     def heard(self, number: int, done: int, asked: int) -> None:
         """Show how many clients of a round have answered, if it takes long."""

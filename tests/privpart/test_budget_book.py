@@ -413,6 +413,17 @@ def test_train_charges_and_refuses_on_the_command_line_and_from_python(tmp_path,
     assert spent() == MU
 
 
+def test_the_whole_book_is_a_page_that_says_who_passed_a_limit(tmp_path, privpart):
+    begin(tmp_path / "run")
+    page = tmp_path / "page.html"
+    for status, words in ((0, "1 population on this machine, 0 above its limit"), (3, "1 above")):
+        told = privpart("budget", "--html", str(page), "--delta", "1e-6")
+        assert told.returncode == status
+        assert words in page.read_text()
+        assert "keyboard-de" in page.read_text()
+        book.set_limit("keyboard-de", book.Limit(0.1, 1e-6))
+
+
 class Missing(People):
     """One of the clients cannot be read."""
 

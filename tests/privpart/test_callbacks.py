@@ -27,6 +27,12 @@ def test_progress_is_on_standard_error(capsys):
     assert "3/4" in told.err
 
 
+def test_names_of_metrics_are_shown_as_they_are(capsys):
+    with ProgressBar(4, accuracy=False) as bar:
+        bar(RoundRecord(0, COUNTS, {"loss [/nats] [red]": 0.5}))
+    assert "round 1: loss [/nats] [red] 0.5" in capsys.readouterr().err
+
+
 def test_a_round_that_takes_long_says_how_many_clients_have_answered(capsys):
     """In a log a line per minute, of rounds of more than a minute."""
     now = [0.0]
