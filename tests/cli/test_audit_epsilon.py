@@ -96,7 +96,15 @@ def scored(promised, *, dim=4800, count=600, server=Server, seed=3, runs=1, **op
     return judged({}, promised.guarantee(), delta=1e-5, confidence=0.95, scored=found)
 
 
-@pytest.mark.parametrize("name", FAULTY)
+QUICK_FAULTS = ("doubled clip", "noise reused", "missing restart", "noise on selected rows only")
+
+
+def nightly(names, fast):
+    """Return names of cases, of which all but the fast ones take seconds more."""
+    return [n if n in fast else pytest.param(n, marks=pytest.mark.slow) for n in names]
+
+
+@pytest.mark.parametrize("name", nightly(FAULTY, QUICK_FAULTS))
 def test_a_replay_finds_every_fault(name):
     audit = replayed(plan(), 3000, FAULTY[name])
     assert audit.verdict == "VIOLATION"
@@ -270,9 +278,7 @@ TABLE = {
 FAST = ("half", "clip skipped for 1 of 200", "no separation", "groups share a stream")
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in TABLE]
-)
+@pytest.mark.parametrize("name", nightly(TABLE, FAST))
 def test_the_whole_path_finds(name, monkeypatch):
     monkeypatch.setattr(*TABLE[name])
     twice = replace(TURNS, participation=Participation(8, 2, 2))
@@ -293,7 +299,7 @@ def sampled_plan(name):
     return plan(mechanism, limit, z, minimum_cohort=0, sampling=sampling)
 
 
-@pytest.mark.parametrize("name", SAMPLED)
+@pytest.mark.parametrize("name", nightly(SAMPLED, ["bins"]))
 def test_the_bound_of_a_plan_that_samples_is_within_two_percent(name, monkeypatch):
     monkeypatch.setattr(whole_path, "_DRAWS", 4 * 10**5)
     audit = replayed(sampled_plan(name), 5000)
@@ -338,8 +344,9 @@ def every_method(text):
     return {check.name: check.faults for check in engine_checks(setup, setup.promise())}
 
 
+@pytest.mark.slow
 def test_a_clip_that_an_engine_skips_for_one_client_in_two_hundred_is_found(monkeypatch):
-    monkeypatch.setattr(engine_path, "_MOST", 256)
+    monkeypatch.setattr(engine_path, "_MOST", 192)
     assert not any(every_method(ONE_STEP).values())
     clip, number = methods.clip_and_measure, itertools.count(1)
 
@@ -354,7 +361,7 @@ def test_a_clip_that_an_engine_skips_for_one_client_in_two_hundred_is_found(monk
 
 
 def test_a_clip_that_is_skipped_inside_ghost_sums_is_found(monkeypatch):
-    monkeypatch.setattr(engine_path, "_MOST", 256)
+    monkeypatch.setattr(engine_path, "_MOST", 192)
     summed = GhostSum.sum
 
     def faulty(own, start, batches, local, *, clip_norm, out):
