@@ -194,7 +194,7 @@ def test_of_many_that_begin_at_once_only_those_within_the_limit_pass(tmp_path):
 
 def test_a_run_that_cannot_be_created_costs_nothing(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(package.run.folder.StorageError):
+    with pytest.raises(ConfigError, match="is a file; name a folder"):
         begin(tmp_path / "file" / "run")
     assert spent() == 0
 
