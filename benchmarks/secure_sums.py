@@ -51,7 +51,7 @@ class Attempt:
         grid = Grid.of(20, 1.0, dim, filter_charge=0.0)
         self.bits, rules = modulus_bits(grid, parties), RULES[parties]
         self.own = {n: Party(n, key, "plan", rules, roster) for n, key in keys.items()}
-        self.terms = Terms("plan", 0, 0, dim, self.bits, rules, roster)
+        self.terms = Terms("plan", 0, 0, dim, self.bits, "model", rules, roster)
         self.seconds: dict[str, float] = defaultdict(float)
         self.each: dict[str, list[float]] = defaultdict(list)
         self.bytes: dict[str, int] = defaultdict(int)
@@ -78,14 +78,14 @@ class Attempt:
 
     def run(self, lost: int) -> None:
         """Run all stages; the last ``lost`` parties are lost after they dealt shares."""
-        own, fixed, refused = self.own, (0, 0, self.terms.length, self.bits), {}
+        own, fixed, refused = self.own, (0, 0, self.terms.length, self.bits, "model"), {}
         begun = time.process_time()
         sent = self.answers("keys", own, lambda p: own[p].advertise(*fixed))
         found, keys = coordinator.gather(self.terms, sent, refused)
         sent = self.answers("shares", own, lambda p: own[p].share(keys))
         dealers, boxes = coordinator.deliver(found, sent, refused)
         left = sorted(own)[: len(own) - lost]
-        sent = self.answers("vector", left, lambda p: own[p].mask(boxes[p], self.vector))
+        sent = self.answers("vector", left, lambda p: own[p].mask(boxes[p], self.vector, "model"))
         summed, listed = coordinator.add_up(found, dealers, sent, refused)
         sent = self.answers("signature", left, lambda p: own[p].agree(listed))
         signers, signatures = coordinator.confirm(summed, sent, refused)

@@ -4,6 +4,7 @@ It shows that a plan trains to the same bits and what the protocol costs. It hid
 whoever runs the process, which holds every party: the report says so.
 """
 
+import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -94,9 +95,10 @@ class SecureEngine:
         }
         vectors = {number: vector for number, (_, vector) in summed.items()}
         self._listed = None
+        model = hashlib.sha256(start.detach().numpy().tobytes()).hexdigest()
         for _ in range(self._attempts):
             try:
-                total, among = self._attempted(task.round, vectors, bits)
+                total, among = self._attempted(task.round, vectors, bits, model)
             except SecureSumError as error:
                 self._report(f"round {task.round}, attempt {self._attempt}: {error}")
                 continue
@@ -120,7 +122,7 @@ class SecureEngine:
         return clients, total
 
     def _attempted(
-        self, round_: int, vectors: Mapping[int, NDArray[np.int64]], bits: int
+        self, round_: int, vectors: Mapping[int, NDArray[np.int64]], bits: int, start: str
     ) -> tuple[NDArray[np.int64], frozenset[int]]:
         """Run the five stages once.
 
@@ -141,13 +143,13 @@ class SecureEngine:
                 except SecureSumError as error:
                     refused[party] = str(error)
 
-        own, fixed = self._parties, (round_, attempt, length, bits)
+        own, fixed = self._parties, (round_, attempt, length, bits, start)
         terms = Terms(self._plan, *fixed, self._rules, self._roster)
         sent = answers("keys", vectors, lambda p: own[p].advertise(*fixed))
         cohort, keys = coordinator.gather(terms, sent, refused, listed=self._listed)
         sent = answers("shares", cohort.records, lambda p: own[p].share(keys))
         dealers, boxes = coordinator.deliver(cohort, sent, refused)
-        sent = answers("vector", dealers, lambda p: own[p].mask(boxes[p], vectors[p]))
+        sent = answers("vector", dealers, lambda p: own[p].mask(boxes[p], vectors[p], start))
         summed, listed = coordinator.add_up(cohort, dealers, sent, refused, before=self._before)
         self._listed = came = summed.members
         sent = answers("signature", came, lambda p: own[p].agree(listed))

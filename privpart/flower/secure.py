@@ -5,6 +5,8 @@ that it starts for a message; nothing of them is written to a disk. Who may be a
 roster that each node's owner has from somebody other than the server.
 """
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -125,6 +127,7 @@ class _Attempt:
     ) -> None:
         self._engine, self._task, self._report = engine, task, report
         self._model = flower().ArrayRecord({"trainable": flower().Array(start.detach().numpy())})
+        self._start = start_hash(task, start)
         self._clients: dict[int, list[ClientId]] = {}
         for client in task.clients:
             self._clients.setdefault(engine.owners[client], []).append(client)
@@ -142,7 +145,7 @@ class _Attempt:
         """
         engine, task, refused = self._engine, self._task, self._refused
         dim = engine.model.active_dim(task.active)
-        fixed = task.round, self._attempt, dim, self._bits
+        fixed = task.round, self._attempt, dim, self._bits, self._start
         terms = Terms(task.plan, *fixed, engine.rules, engine.roster)
         try:
             cohort, keys = coordinator.gather(terms, self._named(), refused, listed=engine.listed)
@@ -221,11 +224,22 @@ class _Attempt:
             "stage": stage,
             "attempt": self._attempt,
             "bits": self._bits,
+            "start": self._start,
         }
         records = {"task": flwr.ConfigRecord(fields), "secure": _record(message)}
         if stage == "vector":
             records["model"] = self._model
         return flwr.RecordDict(records)
+
+
+def start_hash(task: RoundTask, start: Tensor) -> str:
+    """Return the hash of what every node's training begins with, in hex.
+
+    All parties must agree on it: updates of a model that a server made for one node are zero, or
+    tell what it wants (Pasquini, Francati, Ateniese, CCS 2022).
+    """
+    told = json.dumps(round_fields(task), sort_keys=True).encode()
+    return hashlib.sha256(told + start.detach().numpy().tobytes()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,12 +317,15 @@ def _answer(
     fields, message = content["task"], _bytes_of({"secure": content["secure"]})
     stage, task = fields.get("stage"), this.task
     if stage == "keys":
-        attempt, bits = fields.get("attempt"), fields.get("bits")
-        if type(attempt) is not int or not is_modulus(bits, this.grid, len(task.clients)):
-            raise DeclinedError("the server's attempt or modulus is not a valid one")
-        return party.advertise(task.round, attempt, this.model.active_dim(task.active), int(bits))
+        attempt, bits, agreed = (fields.get(name) for name in ("attempt", "bits", "start"))
+        kinds = type(attempt) is int, type(agreed) is str and len(agreed) == 64
+        if not all(kinds) or not is_modulus(bits, this.grid, len(task.clients)):
+            raise DeclinedError("the server's attempt, modulus or start is not a valid one")
+        fixed = attempt, this.model.active_dim(task.active), bits, agreed
+        return party.advertise(task.round, *fixed)
     if stage == "vector":
-        return party.mask(message, this.summed(start()))
+        model = start()
+        return party.mask(message, this.summed(model), start_hash(task, model))
     steps = {"shares": party.share, "signature": party.agree, "unmask": party.unmask}
     if stage not in steps:
         raise DeclinedError(f"the server asks for {plain_text(stage)}, which is no stage")

@@ -76,6 +76,8 @@ class Terms:
         attempt: number of the attempt at this round, from 0.
         length: of a vector.
         bits: vectors are summed modulo 2^bits, 1 to 51.
+        start: hash of all that a vector is computed from but the party's own data, such as the
+            model: a server that sent others a model whose updates are zero would see a vector.
         rules: of the plan.
         roster: Ed25519 public key of 32 bytes of each party that may take part, by id.
 
@@ -88,6 +90,7 @@ class Terms:
     attempt: int
     length: int
     bits: int
+    start: str
     rules: SecureSums
     roster: Mapping[int, bytes]
 
@@ -105,7 +108,7 @@ class Terms:
     def digest(self) -> bytes:
         """SHA-256 of the terms."""
         numbers = self.round, self.attempt, self.length, self.bits
-        values = (self.plan, *numbers, self.rules, sorted(self.roster.items()))
+        values = (self.plan, *numbers, self.start, self.rules, sorted(self.roster.items()))
         return hashlib.sha256(b"privpart/secure/1 terms" + repr(values).encode()).digest()
 
     def size(self, kind: Kind) -> int:

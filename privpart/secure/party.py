@@ -216,11 +216,15 @@ class Memory:
         started: round and attempt that it last began: no attempt begins twice.
         signed_in: round of the list that it last signed.
         members: of that list.
+        sent_in: round in which it last sent a vector.
+        sent: keyed hash of that vector: a round has one, in every attempt.
     """
 
     started: tuple[int, int] = (-1, -1)
     signed_in: int = -1
     members: frozenset[int] = frozenset()
+    sent_in: int = -1
+    sent: str = ""
 
 
 class Party:
@@ -259,7 +263,7 @@ class Party:
         self._plan, self._rules, self._roster = plan, rules, dict(roster)
         self._state: Advertised | Dealt | Masked | Signed | None = None
 
-    def advertise(self, round_: int, attempt: int, length: int, bits: int) -> bytes:
+    def advertise(self, round_: int, attempt: int, length: int, bits: int, start: str) -> bytes:
         """Begin an attempt, with fresh keys; what was left of an earlier one is dropped.
 
         Args:
@@ -267,6 +271,7 @@ class Party:
             attempt: higher in each attempt at a round, from 0.
             length: of the vectors.
             bits: they are summed modulo 2^bits.
+            start: see ``Terms``.
 
         Raises:
             SecureSumError: the attempt, or a later one, was begun already.
@@ -278,7 +283,7 @@ class Party:
                 f"{self.memory.started[1]} at round {self.memory.started[0]}."
             )
         self.memory = replace(self.memory, started=(round_, attempt))
-        terms = Terms(self._plan, round_, attempt, length, bits, self._rules, self._roster)
+        terms = self._terms(round_, attempt, length, bits, start)
         self._state, answer = advertise(terms, self.party, self._signer)
         return answer
 
@@ -298,9 +303,31 @@ class Party:
         self._state = dealt
         return answer
 
-    def mask(self, message: bytes, vector: NDArray[np.int64]) -> bytes:
-        """Answer the boxes for this party by its masked vector of numbers modulo 2^bits."""
-        self._state, answer = mask(self._at(Dealt), message, vector)
+    def mask(self, message: bytes, vector: NDArray[np.int64], start: str) -> bytes:
+        """Answer the boxes for this party by its masked vector of numbers modulo 2^bits.
+
+        Args:
+            message: the boxes.
+            vector: shape (length,).
+            start: hash of what the vector was computed from, as ``advertise`` got it.
+
+        Raises:
+            SecureSumError: it is another vector than an earlier attempt at this round had, or was
+                computed from something else than the parties agreed on.
+        """
+        state = self._at(Dealt)
+        terms = state.own.terms
+        if start != terms.start:
+            raise SecureSumError(
+                "vector: has another start than the one that all parties agreed on."
+            )
+        key = self._signer.private_bytes_raw()
+        sent = hashlib.sha256(key + (vector & (2**terms.bits - 1)).tobytes()).hexdigest()
+        if self.memory.sent_in == terms.round and self.memory.sent != sent:
+            raise SecureSumError("vector: another one was sent in this round; a round has one.")
+        masked, answer = mask(state, message, vector)
+        self.memory = replace(self.memory, sent_in=terms.round, sent=sent)
+        self._state = masked
         return answer
 
     def agree(self, message: bytes) -> bytes:
@@ -328,6 +355,8 @@ class Party:
             "started": [*memory.started],
             "signed_in": memory.signed_in,
             "members": sorted(memory.members),
+            "sent_in": memory.sent_in,
+            "sent": memory.sent,
         }
         if state is None:
             return values
@@ -336,6 +365,7 @@ class Party:
         terms, read = own.terms, () if isinstance(state, Advertised) else state.read
         return values | {
             "fixed": [terms.round, terms.attempt, terms.length, terms.bits],
+            "start": terms.start,
             "secrets": b"".join([*keys, own.seed, own.record]),
             "read": list(read),
         }
@@ -343,17 +373,22 @@ class Party:
     def restore(self, values: Mapping[str, Any]) -> None:
         """Continue where ``saved`` was called, in a party of the same arguments."""
         listed = frozenset(values["members"])
-        self.memory = Memory(tuple(values["started"]), values["signed_in"], listed)
+        sent = values["sent_in"], values["sent"]
+        self.memory = Memory(tuple(values["started"]), values["signed_in"], listed, *sent)
         if "secrets" not in values:
             return
         secrets, key = values["secrets"], X25519PrivateKey.from_private_bytes
         round_, attempt, length, bits = values["fixed"]
-        terms = Terms(self._plan, round_, attempt, length, bits, self._rules, self._roster)
+        terms = self._terms(round_, attempt, length, bits, values["start"])
         parts = key(secrets[:32]), key(secrets[32:64]), secrets[64:96], secrets[96:]
         state: Any = Advertised(terms, self.party, *parts)
         for message, reader in zip(values["read"], _READERS, strict=False):
             state = reader(state, message)
         self._state = state
+
+    def _terms(self, round_: int, attempt: int, length: int, bits: int, start: str) -> Terms:
+        own = self._rules, self._roster
+        return Terms(self._plan, round_, attempt, length, bits, start, *own)
 
     def _refuse_close(self, among: frozenset[int]) -> None:
         if self.memory.signed_in >= 0:

@@ -1,6 +1,7 @@
 """Secure sums over Flower: the same bits, through nodes that are lost, and no key on a disk."""
 
 import re
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ pytest.importorskip("flwr", reason="Flower has an environment of its own: make m
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from flwr.app import Context, RecordDict
+from deployment import Deployment, DeploymentError
+from flwr.app import Context, Error, Message, RecordDict
 from in_process import InProcessGrid, through_bytes
-from small import TASK, plan_of
+from node import Node
+from small import SEED, TASK, committed, plan_of, train_here, write_app
 
 from accounting.checks import ConfigError
 from privpart.flower.node import client_app
@@ -43,29 +46,33 @@ def write_plan(folder: Path, secure: bool = True, code: str = "task") -> Path:
     return folder / "plan.toml"
 
 
+def write_party(folder: Path, number: int) -> tuple[dict[str, object], str]:
+    """Write the key of a party; return its node's configuration and its line of the roster."""
+    folder.mkdir(exist_ok=True)
+    key, path = Ed25519PrivateKey.generate(), folder / f"{number}.pem"
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    share = {"partition-id": number, "num-partitions": len(NODES)}
+    own = {"party": number, "party-key": str(path), "roster": str(folder / "roster.toml")}
+    return share | own, f'{number} = "{key.public_key().public_bytes_raw().hex()}"'
+
+
 class SecureGrid(InProcessGrid):
     """Nodes that start anew for every message, and keep Flower's context alone.
 
     Attributes:
-        lost: (node, stage) pairs: the node is gone from this stage of a round on.
-        back: whether lost nodes are there again in the next attempt or round.
-        sent_back: changes the message of a node, by (node, stage), before it gets it.
+        lost: (node, stage, round): where Flower says that no answer of the node will come.
+        changed: changes the message of a node, by (node, stage), before it gets it.
+        seen: secrets of parties, as they lay in Flower's context.
     """
 
     def __init__(self, plan: Path, folder: Path) -> None:
         super().__init__(dict.fromkeys(NODES))
-        self.lost, self.back, self.changed, self.seen = set(), False, {}, []
+        self.lost, self.changed, self.seen = set(), {}, []
         self._plan, self._contexts, keys = plan, {}, []
-        folder.mkdir(exist_ok=True)
         for number, node in enumerate(NODES):
-            key = Ed25519PrivateKey.generate()
-            path = folder / f"{number}.pem"
-            pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-            path.write_bytes(pem)
-            keys.append(f'{number} = "{key.public_key().public_bytes_raw().hex()}"')
-            share = {"partition-id": number, "num-partitions": len(NODES)}
-            own = {"party": number, "party-key": str(path), "roster": str(folder / "roster.toml")}
-            self._contexts[node] = Context(1, node, share | own, RecordDict(), {})
+            config, line = write_party(folder, number)
+            keys.append(line)
+            self._contexts[node] = Context(1, node, config, RecordDict(), {})
         self.roster = folder / "roster.toml"
         self.roster.write_text("[parties]\n" + "\n".join(keys))
 
@@ -74,12 +81,10 @@ class SecureGrid(InProcessGrid):
 
     def _answer(self, message):
         node = message.metadata.dst_node_id
-        stage = message.content["task"].get("stage")
-        if stage == "keys" and self.back:
-            self.offline.clear()
-        if (node, stage) in self.lost:
-            self.offline.add(node)
-            return None
+        fields = message.content["task"]
+        stage = fields.get("stage")
+        if (node, stage, fields.get("round")) in self.lost:
+            return through_bytes(Message(Error(3, "expired"), reply_to=message))
         change = self.changed.get((node, stage))
         if change:
             change(message.content)
@@ -95,7 +100,7 @@ def run(tmp_path, lost=(), changed=None, prepare=lambda grid: None, **settings):
     grid, said = SecureGrid(plan, tmp_path / "keys"), []
     grid.lost, grid.changed = set(lost), changed or {}
     prepare(grid)
-    given = {"out": str(tmp_path / "run"), "nodes": 5, "authenticated": True, "timeout": 1.0}
+    given = {"out": str(tmp_path / "run"), "nodes": 5, "authenticated": True, "timeout": 600.0}
     given |= {"seed": 3, "attempts": 1, "roster": str(grid.roster)}
     serve(grid, plan, Settings(**given | settings), poll=0.01, report=said.append)
     return grid, said
@@ -120,11 +125,11 @@ def clear(tmp_path_factory):
             grid = InProcessGrid({node: client_app(plan) for node in NODES})
             plain = grid._answer
             grid._answer = lambda message: (
-                None
+                through_bytes(Message(Error(3, "expired"), reply_to=message))
                 if message.metadata.dst_node_id in lost and "clients" in message.content["task"]
                 else plain(message)
             )
-            given = {"nodes": 5, "authenticated": True, "timeout": 1.0, "seed": 3, "attempts": 1}
+            given = {"nodes": 5, "authenticated": True, "timeout": 600.0, "seed": 3, "attempts": 1}
             serve(grid, plan, Settings(out=str(folder / "run"), **given), poll=0.01)
             found[lost] = released(folder / "run")
         return found[lost]
@@ -134,12 +139,8 @@ def clear(tmp_path_factory):
 
 @pytest.mark.parametrize("stage", ["", *STAGES])
 def test_the_model_is_the_one_in_the_clear_whenever_a_node_is_lost(tmp_path, clear, stage):
-    """It is back in the next round: lists of two rounds may not differ by one party."""
-
-    def returns(grid):
-        grid.back = True
-
-    grid, said = run(tmp_path, lost=[(NODES[2], stage)], prepare=returns)
+    """It is back in the next round, and lost again: lists may not differ by one party."""
+    grid, said = run(tmp_path, lost=[(NODES[2], stage, round_) for round_ in (0, 1)])
     without = stage in ("keys", "shares", "vector")
     assert torch.equal(released(tmp_path / "run"), clear((NODES[2],) if without else ()))
     assert not [line for line in said if "refused" in line]
@@ -154,7 +155,7 @@ def test_the_model_is_the_one_in_the_clear_whenever_a_node_is_lost(tmp_path, cle
 @pytest.mark.parametrize("stage", STAGES)
 def test_below_the_threshold_a_round_releases_nothing(tmp_path, stage):
     with pytest.raises(CohortTooSmallError):
-        run(tmp_path, lost=[(NODES[2], stage), (NODES[4], stage)])
+        run(tmp_path, lost=[(NODES[2], stage, 0), (NODES[4], stage, 0)])
     assert not list((tmp_path / "run").glob("state-*1*"))
 
 
@@ -167,6 +168,30 @@ def test_a_node_declines_a_message_that_was_changed_and_the_others_go_on(tmp_pat
     assert torch.equal(released(tmp_path / "run"), clear((NODES[2],)))
     why = r"node 8, shares: declined: keys: party 4 did not sign these keys"
     assert re.search(why, " ".join(said))
+
+
+def test_a_node_that_gets_another_model_than_the_others_sends_nothing(tmp_path, clear):
+    """Models made for one node, or for all others, would show its update as the sum."""
+    import numpy as np
+    from flwr.app import Array
+
+    def other_model(content):
+        start = content["model"]["trainable"].numpy()
+        content["model"]["trainable"] = Array(np.zeros_like(start))
+
+    def other_hash(content):
+        content["task"]["start"] = 64 * "0"
+
+    node, without = NODES[2], clear((NODES[2],))
+    _, said = run(tmp_path, changed={(node, "vector"): other_model})
+    assert torch.equal(released(tmp_path / "run"), without)
+    assert "another start than the one that all parties agreed on" in " ".join(said)
+    second = tmp_path / "second"
+    second.mkdir()
+    (second / "plan").symlink_to(tmp_path / "plan")
+    _, said = run(second, changed={(node, "keys"): other_hash})
+    assert torch.equal(released(second / "run"), without)
+    assert "party 2, round 0: advertise: belongs to another plan" in " ".join(said)
 
 
 def test_a_node_that_says_that_it_is_another_party_is_lost(tmp_path):
@@ -213,5 +238,52 @@ def test_a_roster_goes_with_secure_sums_alone(tmp_path):
 
 def test_a_round_without_one_node_of_the_last_one_is_refused_by_the_others(tmp_path):
     with pytest.raises(CohortTooSmallError, match="round 1"):
-        run(tmp_path, lost=[(NODES[2], "unmask")])
+        run(tmp_path, lost=[(NODES[2], "keys", 1)])
     assert len(list((tmp_path / "run").glob("state-*1.safetensors"))) == 1
+
+
+@pytest.mark.slow
+def test_kills_of_the_server_app_and_of_nodes_lose_nothing(tmp_path):
+    """A real SuperLink, over TLS: the ServerApp is killed at two stages, a node falls silent."""
+    out, names = tmp_path / "run", ("north", "east", "south", "west", "middle")
+    plan = plan_of(rounds=2, clients=6)
+    app = tmp_path / "app"
+    given = {"seed": SEED, "timeout": 90.0, "nodes": 5}
+    roster = tmp_path / "keys" / "roster.toml"
+    secure = plan.replace("\n[model]", SECURE + "\n[model]")
+    write_app(app, out, secure, roster=f'"{roster}"', **given)
+    write_app(tmp_path / "clear", out, plan, "alone", **given)
+    kills = {("vector", 0), ("signature", 1)}
+    silent = {("unmask", 0)}
+    parties = [write_party(tmp_path / "keys", number) for number in range(len(names))]
+    roster.write_text("[parties]\n" + "\n".join(line for _, line in parties))
+    with Deployment(tmp_path / "deployment") as deployed, ExitStack() as stack:
+        deployed.start_superlink()
+        deployed.register(*names)
+
+        def answer(name):
+            def act(message, context):
+                fields = message.content["task"]
+                when = fields.get("stage"), fields.get("round")
+                if name == "west" and when in kills:
+                    kills.remove(when)
+                    with suppress(DeploymentError):
+                        deployed.kill_server_app()
+                    return []
+                if name == "south" and when in silent:
+                    return []
+                return [client_app(app / "plan.toml")(message, context)]
+
+            return act
+
+        for name, (config, _) in zip(names, parties, strict=True):
+            fields = {key.replace("-", "_"): value for key, value in config.items()}
+            stack.enter_context(Node(deployed, name, answer(name), **fields))
+        for left in (1, 0):
+            first = deployed.submit(app)
+            deployed.wait_in(first, lambda left=left: len(kills) == left, "a kill")
+            deployed.wait_for(lambda: not deployed.server_app(), "the ServerApp ends")
+        assert committed(out) == 1
+        last = deployed.submit(app)
+        assert deployed.result(last) == "finished:completed", deployed.said(last)
+    assert torch.equal(released(out), train_here(tmp_path / "clear", SEED))

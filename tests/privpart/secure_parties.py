@@ -33,9 +33,9 @@ class Attempt:
         self.parties = parties or {
             party: Party(party, key, "plan", rules, self.roster) for party, key in self.keys.items()
         }
-        self.fixed = (*number_of, LENGTH, BITS)
+        self.fixed = (*number_of, LENGTH, BITS, "model")
         self.terms = Terms("plan", *self.fixed, rules, self.roster)
-        random = np.random.default_rng(number_of[0])
+        random = np.random.default_rng(number_of[0])  # a round has one vector
         self.vectors = {party: random.integers(0, 2**BITS, LENGTH) for party in self.parties}
         self.refused = {}
         self.sent = SimpleNamespace()
@@ -62,7 +62,7 @@ class Attempt:
     def mask(self, lost=()):
         asked = [p for p in sorted(self.dealers) if p not in lost]
         self.sent.vectors = [
-            (p, self.parties[p].mask(self.boxes[p], self.vectors[p])) for p in asked
+            (p, self.parties[p].mask(self.boxes[p], self.vectors[p], "model")) for p in asked
         ]
         self.summed, self.listed = coordinator.add_up(
             self.cohort, self.dealers, self.sent.vectors, self.refused

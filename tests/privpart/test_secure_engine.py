@@ -208,7 +208,7 @@ def test_a_party_adds_its_clients_modulo_the_plans_grid():
     engine = SecureEngine(Plain(), plan(), parties=HOMES)
     one = server(plan())
     task = one.task(CLIENTS)
-    (total,) = engine.secure_sums(task, None)
+    (total,) = engine.secure_sums(task, one.parameters)
     clear = server(plan(secure=None))
     clear.run_round(Plain().run(clear.task(CLIENTS), None), asked=task.clients)
     assert np.array_equal(total.around_zero(), clear.recorded()[0]["sum"].numpy())

@@ -342,7 +342,7 @@ def test_a_party_refuses_boxes_of_another_graph_and_to_stand_alone():
     few = dict(list(boxes.items())[: RING.threshold - 1])
     refused(boxed(few), "9 neighbours dealt shares, the threshold is 10; no vector is sent")
     refused(boxed({}), "0 neighbours dealt shares")
-    refused(lambda: one.mask(attempt.boxes[stranger], vector), "not from or for party")
+    refused(lambda: one.mask(attempt.boxes[stranger], vector, "model"), "not from or for party")
 
 
 def test_a_party_refuses_lists_that_are_short_or_wrong():
@@ -409,7 +409,7 @@ def test_attempts_never_repeat_and_a_round_has_one_list():
     attempt.until("agree")
     one = some(attempt)
     for earlier in ((0, 0), (-1, 5)):
-        refused(lambda e=earlier: one.advertise(*e, LENGTH, BITS), "was begun before")
+        refused(lambda e=earlier: one.advertise(*e, LENGTH, BITS, "model"), "was begun before")
     again = attempt.again(0, 1)
     again.advertise()
     again.share()
@@ -476,6 +476,31 @@ def test_lists_of_two_rounds_differ_by_nobody_or_by_a_cohort(apart, goes):
             refused(lambda check=check: check(later.summed.members), "the last")
 
 
+def test_a_round_has_one_vector_of_a_party_and_one_start_of_all():
+    """Else a server repeats a round without a client of a party, or with a model made for it."""
+    attempt = Attempt(FIVE)
+    attempt.until("share")
+    one = some(attempt)
+    boxes = attempt.boxes[one.party]
+    refused(lambda: one.mask(boxes, attempt.vectors[one.party], "another"), "has another start")
+    attempt = attempt.again(0, 1)
+    attempt.until("unmask")
+    again = attempt.again(0, 2)
+    again.until("share")
+    boxes, other = again.boxes[one.party], again.vectors[one.party] + 1
+    refused(lambda: one.mask(boxes, other, "model"), "another one was sent in this round")
+    later = attempt.again(1, 0)
+    assert (later.until("unmask") == later.expected(later.parties)).all()
+    told = Attempt(FIVE)
+    victim, *others = told.parties
+    sent = [(p, told.parties[p].advertise(*told.fixed)) for p in others]
+    sent.append((victim, told.parties[victim].advertise(*told.fixed[:4], "made for it")))
+    found = {}
+    cohort, _ = coordinator.gather(told.terms, sent, found)
+    assert sorted(cohort.records) == sorted(others)
+    assert "another plan, round, attempt" in found[victim]
+
+
 def test_a_party_needs_its_own_key_in_the_roster():
     keys = signers(5)
     refused(
@@ -489,7 +514,15 @@ def test_a_party_needs_its_own_key_in_the_roster():
      {"roster": {-1: bytes(32)}}, {"roster": {EVERYBODY: bytes(32)}}, {"roster": {0: b"short"}}],
 )  # fmt: skip
 def test_terms_out_of_range_are_refused(change):
-    fields = {"plan": "plan", "round": 0, "attempt": 0, "length": 1, "bits": 28, "roster": {}}
+    fields = {
+        "plan": "plan",
+        "round": 0,
+        "attempt": 0,
+        "length": 1,
+        "bits": 28,
+        "start": "",
+        "roster": {},
+    }
     refused(lambda: Terms(rules=FIVE, **fields | change), "out of range|must map ids from 0")
 
 
@@ -497,7 +530,9 @@ def test_a_vector_of_another_length_is_not_masked():
     attempt = Attempt(FIVE)
     attempt.until("share")
     one = some(attempt)
-    refused(lambda: one.mask(attempt.boxes[one.party], np.zeros(8, int)), "must have 9 numbers")
+    refused(
+        lambda: one.mask(attempt.boxes[one.party], np.zeros(8, int), "model"), "must have 9 numbers"
+    )
 
 
 def mutated(message, others, random):
@@ -560,12 +595,12 @@ def check_mutations(number, seed):
 
 
 def test_mutated_messages_are_refused_and_crash_nothing():
-    assert check_mutations(1000, 0) > 900
+    assert check_mutations(1000, 0) > 800
 
 
 @pytest.mark.slow
 def test_a_hundred_thousand_mutated_messages_crash_nothing():
-    assert check_mutations(100_000, 1) > 90_000
+    assert check_mutations(100_000, 1) > 80_000  # others change what nobody can check, as a vector
 
 
 def test_what_is_no_bytes_is_no_message():
@@ -606,4 +641,4 @@ def test_a_party_continues_in_another_process_from_what_it_saved():
         moved()
     assert (result == attempt.expected(attempt.parties)).all()
     assert some(attempt).memory.members == set(attempt.parties)
-    refused(lambda: some(attempt).advertise(0, 0, LENGTH, BITS), "was begun before")
+    refused(lambda: some(attempt).advertise(0, 0, LENGTH, BITS, "model"), "was begun before")

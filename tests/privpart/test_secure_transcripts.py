@@ -209,7 +209,7 @@ def test_attempts_share_no_mask_and_the_twin_that_keeps_its_keys_is_caught(monke
         attempt = Attempt(FIVE)
         attempt.vectors = {p: np.full(LENGTH, 7) for p in attempt.parties}
         attempt.until("mask")
-        again = attempt.again(0, 1)
+        again = attempt.again(1, 0)
         again.vectors = {p: np.full(LENGTH, 1007) for p in attempt.parties}
         again.until("mask")
         return looks_like_a_difference(*map(sent_by_first, (attempt, again)))
