@@ -797,7 +797,7 @@ LOOP = {
     "a dataset for a loader": ({"data_loader": loader().dataset}, "torch.utils.data.DataLoader"),
     "a list for a loader": ({"data_loader": [(X, Y)]}, "torch.utils.data.DataLoader"),
     "a name of an optimizer": ({"optimizer": "sgd"}, "must be a torch.optim optimizer"),
-    "a name of a scheduler": ({"scheduler": "cosine"}, "scheduler: a str does not count its steps"),
+    "a name of a scheduler": ({"scheduler": "cosine"}, "scheduler: .*a str"),
     "a mechanism is a number": ({"mechanism": 3}, "mechanism: is a int; must be a name"),
     "a misspelt keyword": ({"noise_multipler": 1.0}, "Did you mean noise_multiplier"),
     "complex weights": (

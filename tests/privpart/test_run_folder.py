@@ -114,6 +114,7 @@ def test_facts_never_set_what_the_package_reads(tmp_path):
     names = {name for pattern in READ for name in re.findall(pattern, source)}
     names |= {folder_module.CHECKED, canaries.FACT}
     callers = {"delta", "population", "population_name", "population_size", "parameters", "frozen"}
+    callers.add("about")  # refused by its own check
     assert {"unit", "identity", "inherited", "earlier", "code", "plan"} | callers <= names
     for name in names - callers:
         with pytest.raises(ConfigError, match=f"facts: {name} are"):
