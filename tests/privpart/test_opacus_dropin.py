@@ -39,7 +39,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from accounting import ConfigError, PoissonSampling, SampledGuarantee
 from privpart.example_level import FTRLEngine
 from privpart.example_level.keywords import _MEANINGS
-from privpart.example_level.loader import Passes
+from privpart.example_level.loader import Passes, Rows
 from privpart.example_level.optimizer import FTRLOptimizer, sampled_sum_error, weighted_sum
 from privpart.run.budget_book import all_runs
 from privpart.run.folder import RunFolder
@@ -323,6 +323,35 @@ def test_who_is_not_drawn_moves_the_sum_of_the_others_by_no_rounding(breaks):
     without = weighted_sum(rows[others], factors[others], wide=not breaks)
     moved = (whole - single - without).norm()
     assert bool(moved <= sampled_sum_error(1000) * lengths) != breaks
+
+
+def test_samples_are_summed_in_float64_with_their_error_off_the_clip_norm(monkeypatch):
+    widths, own = [], weighted_sum
+
+    def noted(flat, factors, *, wide):
+        widths.append(wide)
+        return own(flat, factors, wide=wide)
+
+    monkeypatch.setattr("privpart.example_level.optimizer.weighted_sum", noted)
+    fixed, drawn = private(), sampled()
+    train(*fixed[1:], epochs=1)
+    assert set(widths) == {False}
+    widths.clear()
+    steps_of(drawn, 1)
+    assert set(widths) == {True}
+    assert drawn[2]._sum_error == fixed[2]._sum_error + sampled_sum_error(11)
+
+
+def test_who_is_not_drawn_moves_nobody_to_another_process():
+    whole, without = [1, 2, 5, 8], [2, 5, 8]
+    for rank in range(2):
+        one, other = (Passes([batch], 1, Rows(), rank, 2).own(0) for batch in (whole, without))
+        assert [i for i in one if i != 1] == other
+
+
+def test_worker_processes_read_samples_ahead():
+    workers = {"batch_size": 2, "num_workers": 1, "persistent_workers": True}
+    assert torch.equal(steps_of(sampled(loader=workers)), steps_of(sampled()))
 
 
 def test_a_changed_optimizer_is_nobodys_word_also_where_nobody_came(monkeypatch, tmp_path):
