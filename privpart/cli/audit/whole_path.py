@@ -18,6 +18,7 @@ import os
 import secrets
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -609,7 +610,10 @@ def _first_draws(source: SecretSource) -> list[float]:
 def _forked_identity() -> str:
     """Return the identity of a source that a forked process draws."""
     reading, writing = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():
+        # Python 3.12 warns of threads; the child draws one key and ends.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if not child:
         try:
             os.write(writing, SecretSource().identity.encode())
