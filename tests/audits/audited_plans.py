@@ -57,6 +57,7 @@ POISSON = 'name = "poisson", expected_batch = 20'
 BINS = 'name = "balls-in-bins", bins = 4'
 PLANS: Mapping[str, str] = {
     "tree": plan(TREE),
+    "once": plan(TREE, ONCE),
     "sums": plan(TREE, client=STEP),
     "blt": plan('name = "blt"'),
     "groups": plan('name = "tree"', more=TURNS),

@@ -45,8 +45,9 @@ def test_a_planted_fault_is_found_by_the_command():
 
 @pytest.mark.slow
 def test_planted_faults_are_found():
-    lines = script("--only", "")
-    assert len(lines) == len(MUTANTS) + 1
+    found, _, of, _ = script("--only", " ")[-1].split()  # all names have one; writes nothing
+    assert int(of) == len(MUTANTS)
+    assert int(found) >= 0.95 * len(MUTANTS)
 
 
 @pytest.mark.slow
