@@ -116,8 +116,8 @@ def replay(
     ...         return (sum(clipped) + rng.normal(size=3000) * 2 * 0.5 * 0.9) / 20
     ...     return step
     >>> stated = {"noise_multiplier": 2.0, "clip_norm": 0.5, "divisor": 20, "dim": 3000}
-    >>> for fault in replay(start, Independent(8), Participation(8), **stated).faults:
-    ...     print(fault)
+    >>> audited = replay(start, Independent(8), Participation(8), **stated)
+    >>> print(audited.faults[1])  # the first is about updates that are NaN
     24,000 draws of noise have a standard deviation of 1.786 clip norms; the plan says 2.
     """
     z = checks.positive("noise_multiplier", noise_multiplier)

@@ -207,7 +207,9 @@ def test_extreme_targets_are_met(target, delta):
 
 
 def test_rdp_out_of_reach_says_so():
-    with pytest.raises(ConfigError, match=r'at this delta\. Use method="exact"\.$'):
+    with pytest.raises(
+        ConfigError, match=r'at this delta\. Use method="exact", or a greater target\.$'
+    ):
         calibrate(*STACK_OVERFLOW, target_epsilon=0.005, delta=1e-9, method="rdp")
 
 
