@@ -112,7 +112,7 @@ def test_two_lines_make_a_program_of_opacus(name):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("char_lstm.py", []),
+        pytest.param("char_lstm.py", [], marks=pytest.mark.slow),
         pytest.param("char_lstm.py", ["--dp-sgd"], marks=pytest.mark.slow),
         pytest.param("bert_lora.py", [], marks=[needs_peft, pytest.mark.slow]),
     ],

@@ -208,6 +208,7 @@ def test_the_closed_form_of_a_blt_is_that_of_its_coefficients(participation, obj
         assert np.isfinite(gradient).all()
 
 
+@pytest.mark.slow
 def test_a_million_rounds_are_fitted_in_closed_form_and_their_error_is_that_of_the_recurrence(
     monkeypatch,
 ):

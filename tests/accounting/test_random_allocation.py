@@ -57,7 +57,9 @@ def below_the_truth(mu, bins, epsilons, cells):
     return removed, added
 
 
-@pytest.mark.parametrize(("bins", "cells"), [(3, 12), (5, 7), (12, 3)])
+@pytest.mark.parametrize(
+    ("bins", "cells"), [(3, 12), (5, 7), pytest.param(12, 3, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("mu", [0.05, 0.7, 1.5])
 def test_no_value_is_below_a_bound_that_was_enumerated(bins, cells, mu):
     epsilons = np.array([-1.0, -0.1, 0.0, 0.02, 0.3, 1.0, 2.5, 5.0])

@@ -37,6 +37,7 @@ def test_every_fault_is_of_the_code_as_it_is():
             assert text != (ROOT / file).read_text(), mutant["name"]
 
 
+@pytest.mark.slow
 def test_a_planted_fault_is_found_by_the_command():
     *_, row, count = script("--only", "noise x 0.9")
     assert "| **VIOLATION** |" in row

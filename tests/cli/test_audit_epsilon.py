@@ -540,9 +540,13 @@ def test_a_replica_touches_nothing_and_says_what_it_replaced(privpart, plans, tm
     assert report["replays"][0]["signal"] > 1
     assert (report["seed"], report["replica"]) == (1, True)
     assert sorted(path.name for path in out.iterdir()) == ["epsilon.png", "report.json"]
+
+
+@pytest.mark.slow
+def test_a_replica_says_that_its_server_takes_other_steps(privpart, tmp_path):
     (tmp_path / "adam.toml").write_text(PLAN.replace("momentum = 0.5", 'kind = "adam"'))
     adam = str(tmp_path / "adam.toml")
-    told = privpart("audit", "epsilon", "--plan", adam, "--replay", "--out", str(out))
+    told = privpart("audit", "epsilon", "--plan", adam, "--replay", "--out", str(tmp_path))
     assert told.returncode == 0, told.stderr
     assert re.search("server optimizer of replica +sgd", told.stdout)
 
@@ -551,25 +555,12 @@ def test_a_violation_can_fail_a_job(privpart, plans, tmp_path, monkeypatch):
     draw = Server._draw
     monkeypatch.setattr(Server, "_draw", lambda server: draw(server) // 2)
     line = ["audit", "epsilon", "--plan", str(plans / "without.toml"), "--replay", "--out"]
-    told = privpart(*line, str(tmp_path), "--fail-on", "violation")
+    told = privpart(*line, str(tmp_path), "--fail-on", "violation", "--format", "csv")
     assert told.returncode == 4
-    assert "VIOLATION" in told.stdout
-    told = privpart(*line, str(tmp_path), "--format", "csv")
-    assert told.returncode == 0
     (row,) = csv.DictReader(told.stdout.splitlines())
     assert row["verdict"] == "VIOLATION"
     assert row["epsilon_of_accountant"]
     assert row["method"] in {"", "paired replay"}
-
-    def without_bias(server):
-        noise = draw(server)
-        noise[-10:] *= server.round != 1
-        return noise
-
-    monkeypatch.setattr(Server, "_draw", without_bias)
-    told = privpart(*line, str(tmp_path), "--fail-on", "violation")
-    assert told.returncode == 4
-    assert "The noise of dense2.bias in round 1 has" in told.stdout
 
 
 def test_wrong_use_is_one_sentence(privpart, plans, tmp_path):
