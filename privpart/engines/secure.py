@@ -63,7 +63,7 @@ class SecureEngine:
             raise ConfigError("plan: has no secure; pass secure=SecureSums(...) to PrivacyPlan.")
         self._engine, self._plan, self._rules, self._lost = engine, plan.hash, plan.secure, lost
         self._attempts, self._report = checks.count("attempts", attempts), report
-        self._home = {client: number for number, own in parties.items() for client in own}
+        self._home = {client: number for number, names in parties.items() for client in names}
         if len(self._home) < sum(map(len, parties.values())):
             raise ConfigError("parties: a client is with two of them; it must be with one.")
         signers = {number: Ed25519PrivateKey.generate() for number in parties}
@@ -90,8 +90,8 @@ class SecureEngine:
             asked.setdefault(self._home[client], []).append(client)
         bits = modulus_bits(task.grid, len(task.clients))
         summed = {
-            number: self._summed(replace(task, clients=tuple(own)), task.grid, start, bits)
-            for number, own in asked.items()
+            number: self._summed(replace(task, clients=tuple(clients)), task.grid, start, bits)
+            for number, clients in asked.items()
         }
         vectors = {number: vector for number, (_, vector) in summed.items()}
         self._listed = None
@@ -143,16 +143,16 @@ class SecureEngine:
                 except SecureSumError as error:
                     refused[party] = str(error)
 
-        own, fixed = self._parties, (round_, attempt, length, bits, start)
+        parties, fixed = self._parties, (round_, attempt, length, bits, start)
         terms = Terms(self._plan, *fixed, self._rules, self._roster)
-        sent = answers("keys", vectors, lambda p: own[p].advertise(*fixed))
+        sent = answers("keys", vectors, lambda p: parties[p].advertise(*fixed))
         cohort, keys = coordinator.gather(terms, sent, refused, listed=self._listed)
-        sent = answers("shares", cohort.records, lambda p: own[p].share(keys))
+        sent = answers("shares", cohort.records, lambda p: parties[p].share(keys))
         dealers, boxes = coordinator.deliver(cohort, sent, refused)
-        sent = answers("vector", dealers, lambda p: own[p].mask(boxes[p], vectors[p], start))
+        sent = answers("vector", dealers, lambda p: parties[p].mask(boxes[p], vectors[p], start))
         summed, listed = coordinator.add_up(cohort, dealers, sent, refused, before=self._before)
         self._listed = came = summed.members
-        sent = answers("signature", came, lambda p: own[p].agree(listed))
+        sent = answers("signature", came, lambda p: parties[p].agree(listed))
         signers, signatures = coordinator.confirm(summed, sent, refused)
-        sent = answers("unmask", signers, lambda p: own[p].unmask(signatures))
+        sent = answers("unmask", signers, lambda p: parties[p].unmask(signatures))
         return coordinator.unmasked(summed, sent, refused), came

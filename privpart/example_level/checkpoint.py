@@ -50,14 +50,14 @@ class Checkpoints:
         of_torch: dict[str, Any],
     ) -> None:
         """Write a checkpoint."""
-        own = self._optimizer
-        if own is None or not self._is_own(module) or optimizer not in (None, own):
+        private = self._optimizer
+        if private is None or not self._is_own(module) or optimizer not in (None, private):
             raise ConfigError("module, optimizer: pass those that make_private returned.")
-        own.refuse_halted()
+        private.refuse_halted()
         values[_MODULE] = _inner(module).state_dict(**of_module)
-        values[_ABOUT] = {"run": self._run, "plan": self._plan, "steps": own.passes.done}
+        values[_ABOUT] = {"run": self._run, "plan": self._plan, "steps": private.passes.done}
         if optimizer is not None:
-            values[_OPTIMIZER] = own.state_dict()
+            values[_OPTIMIZER] = private.state_dict()
         torch.save(values, path, **of_torch)
 
     def load(
@@ -71,15 +71,15 @@ class Checkpoints:
         """Return the values of a checkpoint, and load its weights where that takes no step back."""
         values = _read(path, of_torch)
         about = values[_ABOUT]
-        own = self._optimizer
-        if optimizer is not None and optimizer is not own:
+        private = self._optimizer
+        if optimizer is not None and optimizer is not private:
             raise ConfigError(
                 "optimizer: is not the one that make_private returned. To continue a run, call "
                 "make_private(out=..., resume=True) first; for the weights alone, leave it out."
             )
         values.pop(_OPTIMIZER, None)
-        if own is None or not self._is_own(module):
-            self.is_loaded = own is None
+        if private is None or not self._is_own(module):
+            self.is_loaded = private is None
             _inner(module).load_state_dict(values[_MODULE], **of_module)
             return values
         if about["run"] != self._run:
@@ -87,7 +87,7 @@ class Checkpoints:
                 f"{path}: is of another run. Continue that one by make_private(out=..., "
                 "resume=True) with its folder; a new run begins with public weights."
             )
-        self._compare(path, values, about["steps"], own, module, of_module)
+        self._compare(path, values, about["steps"], private, module, of_module)
         return values
 
     def _compare(
@@ -95,12 +95,12 @@ class Checkpoints:
         path: object,
         values: dict[str, Any],
         steps: int,
-        own: FTRLOptimizer,
+        private: FTRLOptimizer,
         module: nn.Module,
         of_module: dict[str, Any],
     ) -> None:
         """Load into the module of the run what takes no step back."""
-        done = own.passes.done
+        done = private.passes.done
         if steps > done:
             raise ConfigError(
                 f"{path}: is of step {steps}, and the run is at {done}: its folder is an older "
@@ -110,10 +110,10 @@ class Checkpoints:
             state = _inner(module).state_dict()
             if any(not same_bits(state[name], t) for name, t in values[_MODULE].items()):
                 raise ConfigError(f"{path}: its weights are not those of step {done} of this run.")
-        elif own.passes.is_done:
+        elif private.passes.is_done:
             _inner(module).load_state_dict(values[_MODULE], **of_module)
         elif done == self._first:
-            own.passes.loop_is_at(steps)
+            private.passes.loop_is_at(steps)
             sys.stderr.write(
                 f"privpart: {path} is of step {steps}; the run's folder is at step {done}, from "
                 "which it continues: a step that was released is not taken again.\n"

@@ -60,18 +60,18 @@ def gather(
             whom it is left; None if none was.
     """
     records = {}
-    for party, found in _read(answers, "advertise", terms, terms.digest, refused):
+    for party, content in _read(answers, "advertise", terms, terms.digest, refused):
         if listed is not None and party not in listed:
             refused[party] = "keys: a list without this party was signed in this round."
             continue
         try:
-            check_record(terms, party, found.get(party, b""))
-            for key in (found[party][:32], found[party][32:64]):
+            check_record(terms, party, content.get(party, b""))
+            for key in (content[party][:32], content[party][32:64]):
                 exchanged(_PROBE, key)
         except SecureSumError as error:
             refused[party] = str(error)
         else:
-            records[party] = found[party]
+            records[party] = content[party]
     cohort = Cohort.of(terms, dict(sorted(records.items())))
     return cohort, encode("keys", terms.digest, EVERYBODY, cohort.records)
 
@@ -115,8 +115,8 @@ def add_up(
     terms = cohort.terms
     total = zeros(terms.length, terms.bits)
     came = set()
-    for party, found in _read(answers, "vector", terms, cohort.digest, refused):
-        vector = unpack(found.get(party, b""), terms.length, terms.bits)
+    for party, content in _read(answers, "vector", terms, cohort.digest, refused):
+        vector = unpack(content.get(party, b""), terms.length, terms.bits)
         if party in dealers and vector is not None:
             total += vector
             came.add(party)
@@ -135,8 +135,8 @@ def confirm(state: Summed, answers: Answers, refused: Refused) -> tuple[frozense
     """Return who signed the list of survivors, and the message with their signatures."""
     cohort, signatures = state.cohort, {}
     message, among = cohort.signed_list(state.survivors), state.members
-    for party, found in _read(answers, "signature", cohort.terms, cohort.digest, refused):
-        signature = found.get(party, b"")
+    for party, content in _read(answers, "signature", cohort.terms, cohort.digest, refused):
+        signature = content.get(party, b"")
         if party in among and signed_by(cohort.terms, party, message, signature):
             signatures[party] = signature
         else:
@@ -153,8 +153,8 @@ def unmasked(state: Summed, answers: Answers, refused: Refused) -> NDArray[np.in
     """
     cohort, total, survivors = state.cohort, state.total.copy(), state.survivors
     shares: dict[int, dict[int, bytes]] = {dealer: {} for dealer in survivors}
-    for holder, found in _read(answers, "unmask", cohort.terms, cohort.digest, refused):
-        for dealer, share in found.items():
+    for holder, content in _read(answers, "unmask", cohort.terms, cohort.digest, refused):
+        for dealer, share in content.items():
             # whoever is no neighbour has no number, and nobody a share of its own
             if dealer in shares and cohort.are_neighbours(holder, dealer) and is_share(share):
                 shares[dealer][cohort.number(holder, dealer)] = share

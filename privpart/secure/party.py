@@ -113,10 +113,10 @@ def _read_boxes(state: Dealt, message: bytes) -> Masked:
 
 def _read_list(state: Masked, message: bytes) -> Signed:
     """Check a list of survivors against what this party saw of the attempt."""
-    cohort, own = state.dealt.cohort, state.dealt.own
-    survivors = decode(message, "survivors", own.terms, cohort.digest, EVERYBODY)
+    cohort, first = state.dealt.cohort, state.dealt.own
+    survivors = decode(message, "survivors", first.terms, cohort.digest, EVERYBODY)
     cohort.refuse_list(survivors)
-    if own.party not in members(survivors):
+    if first.party not in members(survivors):
         raise SecureSumError("survivors: this party sent its vector, and is not in the list.")
     if state.boxes.keys() != survivors.keys() & set(state.dealt.neighbours):
         raise SecureSumError("survivors: other neighbours dealt shares than those whose came here.")
@@ -144,14 +144,14 @@ def mask(state: Dealt, message: bytes, vector: NDArray[np.int64]) -> tuple[Maske
     A box is opened only when its share is asked for: one that a neighbour filled with rubbish costs
     a share, and no party its place.
     """
-    own, cohort, masked = state.own, state.cohort, _read_boxes(state, message)
-    terms, party = own.terms, own.party
+    first, cohort, masked = state.own, state.cohort, _read_boxes(state, message)
+    terms, party = first.terms, first.party
     if vector.shape != (terms.length,):
         raise SecureSumError(f"vector: must have {terms.length} numbers, as the terms say.")
     total = residues_of(vector, terms.bits)
-    add_mask(total, cohort.own_mask_key(party, own.seed), sign=1)
+    add_mask(total, cohort.own_mask_key(party, first.seed), sign=1)
     for other in masked.boxes:
-        key = cohort.mask_key(party, other, own.mask_private)
+        key = cohort.mask_key(party, other, first.mask_private)
         add_mask(total, key, sign=1 if party < other else -1)
     packed = pack(reduced(total, terms.bits), terms.bits)
     return masked, encode("vector", cohort.digest, party, {party: packed})
@@ -171,11 +171,11 @@ def agree(
         signer: the party's key in the roster.
         check: raises what the party's memory has against these members.
     """
-    cohort, own = state.dealt.cohort, state.dealt.own
+    cohort, first = state.dealt.cohort, state.dealt.own
     signed = _read_list(state, message)
     check(members(signed.survivors))
     signature = signer.sign(cohort.signed_list(signed.survivors))
-    return signed, encode("signature", cohort.digest, own.party, {own.party: signature})
+    return signed, encode("signature", cohort.digest, first.party, {first.party: signature})
 
 
 def unmask(state: Signed, message: bytes) -> bytes:
@@ -185,18 +185,18 @@ def unmask(state: Signed, message: bytes) -> bytes:
     is the one that this party signed, so it never gives both of one party.
     """
     dealt = state.masked.dealt
-    own, cohort = dealt.own, dealt.cohort
-    signatures = decode(message, "signatures", own.terms, cohort.digest, EVERYBODY)
+    first, cohort = dealt.own, dealt.cohort
+    signatures = decode(message, "signatures", first.terms, cohort.digest, EVERYBODY)
     cohort.signers(state.survivors, signatures)
     shares = {}
     for dealer, box in state.masked.boxes.items():
-        key = cohort.box_key(dealer, own.party, own.party, own.box_private)
-        opened = _opened(key, box, cohort.bound_to(dealer, own.party))
+        key = cohort.box_key(dealer, first.party, first.party, first.box_private)
+        opened = _opened(key, box, cohort.bound_to(dealer, first.party))
         member = state.survivors[dealer] == b"\1"
         share = opened[:SHARE_BYTES] if member else opened[SHARE_BYTES:]
         if is_share(share):
             shares[dealer] = share
-    return encode("unmask", cohort.digest, own.party, shares)
+    return encode("unmask", cohort.digest, first.party, shares)
 
 
 def _opened(key: bytes, box: bytes, bound: bytes) -> bytes:
@@ -360,13 +360,13 @@ class Party:
         }
         if state is None:
             return values
-        own = _own(state)
-        keys = own.mask_private.private_bytes_raw(), own.box_private.private_bytes_raw()
-        terms, read = own.terms, () if isinstance(state, Advertised) else state.read
+        first = _own(state)
+        keys = first.mask_private.private_bytes_raw(), first.box_private.private_bytes_raw()
+        terms, read = first.terms, () if isinstance(state, Advertised) else state.read
         return values | {
             "fixed": [terms.round, terms.attempt, terms.length, terms.bits],
             "start": terms.start,
-            "secrets": b"".join([*keys, own.seed, own.record]),
+            "secrets": b"".join([*keys, first.seed, first.record]),
             "read": list(read),
         }
 
@@ -387,8 +387,8 @@ class Party:
         self._state = state
 
     def _terms(self, round_: int, attempt: int, length: int, bits: int, start: str) -> Terms:
-        own = self._rules, self._roster
-        return Terms(self._plan, round_, attempt, length, bits, start, *own)
+        terms = self._rules, self._roster
+        return Terms(self._plan, round_, attempt, length, bits, start, *terms)
 
     def _refuse_close(self, among: frozenset[int]) -> None:
         if self.memory.signed_in >= 0:

@@ -26,7 +26,7 @@ _WORST_GRAPH = Fraction(1, 2**80)
 """Odds of a bad graph: a server that tries 2^40 sets of keys for a bad one has odds of 2^-40."""
 
 
-def tail(population: int, marked: int, drawn: int, least: int) -> Fraction:
+def tail(population: int, marked: int, drawn: int, minimum: int) -> Fraction:
     """Return the probability of at least so many marked ones among those drawn, exactly.
 
     >>> tail(4, 2, 2, 2)
@@ -34,7 +34,7 @@ def tail(population: int, marked: int, drawn: int, least: int) -> Fraction:
     """
     ways = sum(
         comb(marked, found) * comb(population - marked, drawn - found)
-        for found in range(max(0, least), min(marked, drawn) + 1)
+        for found in range(max(0, minimum), min(marked, drawn) + 1)
     )
     return Fraction(ways, comb(population, drawn))
 
@@ -116,9 +116,9 @@ class SecureSums:
         """
         if self.neighbours is None:
             return Fraction(0)
-        least = self.threshold - self.neighbours // 2
+        margin = self.threshold - self.neighbours // 2
         others = self.smallest_cohort - 1
-        one = tail(others, min(self.colluding, others), self.neighbours, least)
+        one = tail(others, min(self.colluding, others), self.neighbours, margin)
         return min(Fraction(1), self.largest_cohort * one)
 
     def stuck(self, parties: int, lost: int) -> Fraction:

@@ -171,7 +171,9 @@ class PlannedPath:
     def _covariances(self) -> tuple[list[Array], list[Sequence[int]]]:
         """Return the covariance of each group's noise at unit draws, and its rounds."""
         groups = self.groups()
-        return [round_covariance(m.decoder()) for m, _, _ in groups], [own for _, own, _ in groups]
+        return [round_covariance(m.decoder()) for m, _, _ in groups], [
+            decoder for _, decoder, _ in groups
+        ]
 
     def visible_mu(self, clients: ReplayedClients) -> float | None:
         """Return what the released models show of the most visible client; None if sampled."""
@@ -220,13 +222,13 @@ class PlannedPath:
 def _shortened(sizes: Sequence[int], most: int) -> list[int]:
     """Return the sizes, the largest of them cut to one length, that sum to ``most`` or fewer."""
     longest = max(sizes)
-    left = most
+    remaining = most
     for place, size in enumerate(sorted(sizes)):
-        share = left // (len(sizes) - place)
+        share = remaining // (len(sizes) - place)
         if size > share:
             longest = max(1, share)
             break
-        left -= size
+        remaining -= size
     return [min(size, longest) for size in sizes]
 
 
@@ -465,11 +467,11 @@ def _noise(
     ``worst`` (n, d) is what the worst client added, and ``seen`` (n, groups) along its direction.
     """
     z = path.plan.update_noise_multiplier
-    left = []
+    residuals = []
     for run in runs:
         planned = _planned(clients, run.cohorts)
         expected = np.stack([clients.contribution(t, planned[t]) for t in range(path.plan.rounds)])
-        left.append(_by_group(path, run.models) - expected)
+        residuals.append(_by_group(path, run.models) - expected)
     groups = path.groups()
     share = FALSE_ALARM / (len(groups) + 4)
     checks, replays, blocks = [], [], []
@@ -481,7 +483,7 @@ def _noise(
             for (name, size), start in zip(path.tensors, starts, strict=False)
             if part.start <= start < part.stop
         }
-        noise = [run[list(rounds), part] for run in left]
+        noise = [run[list(rounds), part] for run in residuals]
         together = _side_by_side(noise, list(tensors.values()))
         several = {name: size * len(runs) for name, size in tensors.items()}
         error = max(float(_rounding(path, run.models).max()) for run in runs)
@@ -505,9 +507,9 @@ def _noise(
         deviations = z * np.sqrt(np.diag(covariance))[:, None]
         checks.append(missing(together / deviations, several, rounds, share / 4))
         group = f"group {g}" if len(groups) > 1 else "all parameters"
-        for number, own in enumerate(noise):
+        for number, draws in enumerate(noise):
             label = f"{group} of run {number + 1}" if len(noise) > 1 else group
-            blocks.append((label, whitened(own, covariance) / z))
+            blocks.append((label, whitened(draws, covariance) / z))
     checks += [repeats(blocks, share), gaussian(blocks, share), _tried_twice(path, runs, share)]
     return [*checks, *_rows(replays, groups)], joined(replays)
 

@@ -228,8 +228,8 @@ def _rows_of(
     for name in dict.fromkeys(names):
         yield name, partial(MechanismChoice.parse(name).build, participation)
     if optimal:
-        least = PREFIX if workload is None else workload
-        yield "dense, optimal", partial(optimize, _DENSE, participation, workload=least)
+        target = PREFIX if workload is None else workload
+        yield "dense, optimal", partial(optimize, _DENSE, participation, workload=target)
 
 
 def _group_by_group(
@@ -330,11 +330,11 @@ def _on_front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     error = "model_rmse" if "model_rmse" in rows[0] else "rmse"
     ordered = sorted(rows, key=lambda row: (row["state_vectors"], row[error]))
     best = min(ordered, key=lambda row: row[error])
-    least = float("inf")
+    lowest = float("inf")
     marked = []
     for row in ordered:
-        first = row[error] < least
-        least = min(least, row[error])
+        first = row[error] < lowest
+        lowest = min(lowest, row[error])
         ratio = {f"{error}_ratio": row[error] / best[error], f"{error}_ratio_to": best["mechanism"]}
         marked.append(row | ratio | {"front": first})
     return marked
@@ -356,10 +356,10 @@ def _title(
 
 def _tables(rows: Sequence[dict[str, Any]], title: str) -> list[Printed | str]:
     error = "model_rmse" if "model_rmse" in rows[0] else "rmse"
-    least = error.replace("_", " ")
+    label = error.replace("_", " ")
     models = [] if error == "rmse" else [("model rmse", "model_rmse"), ("per round", "round_rmse")]
     header = (
-        "  mechanism", "state", "draws", "rmse", *(name for name, _ in models), f"{least} ratio",
+        "  mechanism", "state", "draws", "rmse", *(name for name, _ in models), f"{label} ratio",
         "max error", "sens^2", "noise mult.",
     )  # fmt: skip
     cells = [
@@ -379,5 +379,5 @@ def _tables(rows: Sequence[dict[str, Any]], title: str) -> list[Printed | str]:
     best = rows[0][f"{error}_ratio_to"]
     return [
         Printed(title, header, cells, spare=("noise mult.", "sens^2", "max error", "draws")),
-        f"* least {least} with as few state vectors; {least} ratio: to {best}, the least shown",
+        f"* least {label} with as few state vectors; {label} ratio: to {best}, the least shown",
     ]
