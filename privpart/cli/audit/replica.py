@@ -35,6 +35,22 @@ _SHORTER = 0.999
 """Length of the other clients' updates in clip norms: none is clipped."""
 
 
+def audited_optimizer(plan: PrivacyPlan, optimizer: ServerOptimizer, who: str) -> ServerOptimizer:
+    """Return the optimiser of an audited server, averaging in place of other kinds than SGD.
+
+    What those make of the noised sums costs nothing and cannot be undone.
+    Raises ConfigError for a plan without noise, or one with adaptive clipping.
+    """
+    if plan.noise_multiplier == 0:
+        raise ConfigError("plan: adds no noise, so there is no epsilon to audit.")
+    if plan.adaptive_clipping is not None:
+        raise ConfigError(
+            f"plan: has adaptive_clipping, under which a {who}'s update has no fixed length. "
+            "Audit the plan without it."
+        )
+    return ServerOptimizer() if optimizer.kind != "sgd" or optimizer.weight_decay else optimizer
+
+
 @dataclass(frozen=True, slots=True)
 class Replica:
     """What is run again.
@@ -42,8 +58,7 @@ class Replica:
     Args:
         plan: the promise.
         dim: number of parameters that the server trains.
-        optimizer: of the server; another kind than SGD is replaced by plain averaging, because
-            what it makes of the noised sums costs nothing and cannot be undone.
+        optimizer: of the server, see ``audited_optimizer``.
         server: makes the server; another class than ``Server`` is a fault put in on purpose.
     """
 
@@ -53,15 +68,8 @@ class Replica:
     server: Callable[..., Server] = Server
 
     def __post_init__(self) -> None:
-        if self.plan.noise_multiplier == 0:
-            raise ConfigError("plan: adds no noise, so there is no epsilon to audit.")
-        if self.plan.adaptive_clipping is not None:
-            raise ConfigError(
-                "plan: has adaptive_clipping, under which a canary's update has no fixed length. "
-                "Audit the plan without it."
-            )
-        if self.optimizer.kind != "sgd" or self.optimizer.weight_decay:
-            object.__setattr__(self, "optimizer", ServerOptimizer())
+        optimizer = audited_optimizer(self.plan, self.optimizer, "canary")
+        object.__setattr__(self, "optimizer", optimizer)
         object.__setattr__(self, "plan", replace(self.plan, minimum_cohort=1))
 
     @property

@@ -32,7 +32,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from accounting.checks import ConfigError
 from attacks.lower_bounds.bounds import Bound
 from attacks.lower_bounds.canaries import round_covariance
 from attacks.lower_bounds.checks import Check
@@ -40,6 +39,7 @@ from attacks.lower_bounds.planted import groups_of, sums_of_releases
 from attacks.lower_bounds.repeats import gaussian, missing, repeats
 from attacks.lower_bounds.replay import FALSE_ALARM, Replay, joined, paired, whitened
 from attacks.lower_bounds.replayed_clients import ReplayedClients, visible, worst_allocation
+from privpart.cli.audit.replica import audited_optimizer
 from privpart.cli.audit.sampled_path import (
     fewer,
     population_of,
@@ -87,8 +87,7 @@ class PlannedPath:
     Args:
         plan: the promise.
         tensors: names and sizes of the parameters' tensors, in order.
-        optimizer: of the server; another kind than SGD is replaced by plain averaging, because
-            what it makes of the noised sums costs nothing and cannot be undone.
+        optimizer: of the server, see ``audited_optimizer``.
         rates: share of the learning rate in each round; None is 1.
         server: makes the server.
 
@@ -103,15 +102,8 @@ class PlannedPath:
     server: Callable[..., Server] = Server
 
     def __post_init__(self) -> None:
-        if self.plan.noise_multiplier == 0:
-            raise ConfigError("plan: adds no noise, so there is no epsilon to audit.")
-        if self.plan.adaptive_clipping is not None:
-            raise ConfigError(
-                "plan: has adaptive_clipping, under which a client's update has no fixed length. "
-                "Audit the plan without it."
-            )
-        if self.optimizer.kind != "sgd" or self.optimizer.weight_decay:
-            object.__setattr__(self, "optimizer", ServerOptimizer())
+        optimizer = audited_optimizer(self.plan, self.optimizer, "client")
+        object.__setattr__(self, "optimizer", optimizer)
         tensors = [(name, size) for name, size in self.tensors if size]
         sizes = _shortened([size for _, size in tensors], _VALUES // self.plan.rounds)
         mechanism = self.plan.mechanism
