@@ -11,9 +11,9 @@ moon     mu times a contrastive loss (Li et al. 2021), which is small if the fea
 
 import random  # noqa: TID251  only to seed what other people's code draws
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import compress, count, islice
+from itertools import compress
 from typing import Any, cast, get_args
 
 import numpy as np
@@ -30,7 +30,8 @@ from torch.nn.functional import (
 from accounting.checks import ConfigError
 from privpart.clip import clip_and_measure
 from privpart.data.batches import Batch, count_rows, take, tensors_of
-from privpart.model import PartialModel
+from privpart.data.index import batch_rows, moved
+from privpart.model import PartialModel, logits_of
 from privpart.optimizer import FlatOptimizer
 from privpart.settings.client import LocalTraining, LossName
 
@@ -38,22 +39,6 @@ Loss = Callable[[nn.Module, Batch], Tensor]
 """Returns the mean loss of a batch, of shape (), from the module and the batch."""
 Augment = Callable[[Batch], Batch]
 """Returns a changed batch, such as one of random crops; draws from torch's random numbers."""
-
-
-def batch_rows(local: LocalTraining, examples: int, generator: torch.Generator) -> Iterator[Tensor]:
-    """Yield the rows of each batch: passes in fresh random orders, cut off after ``steps``.
-
-    The orders are drawn from ``generator``. A client without examples has no batches.
-    """
-    if not examples:
-        return iter(())
-    passes = range(local.epochs) if local.steps is None else count()
-    batches = (
-        batch
-        for _ in passes
-        for batch in torch.split(torch.randperm(examples, generator=generator), local.batch_size)
-    )
-    return islice(batches, local.steps)
 
 
 def fresh_optimizer(
@@ -213,16 +198,6 @@ def _steps(
         optimizer, into = fresh
         optimizer.step(into)
         yield
-
-
-def moved(rows: Iterable[Tensor], device: torch.device) -> Iterable[Tensor]:
-    """Return rows of examples on a device, in one copy, because each waits for the device."""
-    if device.type == "cpu":
-        return rows
-    batches = list(rows)
-    if not batches:
-        return batches
-    return torch.split(torch.cat(batches).to(device), [len(batch) for batch in batches])
 
 
 def _descend(total: Tensor, trained: Sequence[Tensor], learning_rate: float) -> None:
@@ -397,21 +372,6 @@ def augmented(batch: Batch, augment: str | Augment) -> Batch:
 
 def _called(module: nn.Module, inputs: Batch) -> Any:  # noqa: ANN401
     return module(**inputs) if isinstance(inputs, dict) else module(inputs)
-
-
-def logits_of(outputs: Any) -> Tensor:  # noqa: ANN401
-    """Return what a network returned, or its ``logits`` if it has that attribute.
-
-    Raises:
-        ConfigError: that is not a tensor.
-    """
-    logits = getattr(outputs, "logits", outputs)
-    if not isinstance(logits, Tensor):
-        raise ConfigError(
-            f"the network returns a {type(logits).__name__}; must return a tensor, or an object "
-            "with the attribute logits. For others, pass a function loss(module, batch)."
-        )
-    return logits
 
 
 def _inputs_and_labels(batch: Batch, loss: str) -> tuple[Batch, Tensor]:

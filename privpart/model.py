@@ -606,3 +606,18 @@ def state_of(tensors: Iterable[Tensor]) -> tuple[list[tuple[int, int]], int]:
     """Return what an exchange of dense tensors, or any write to one, changes."""
     listed = list(tensors)
     return [(id(tensor), tensor._version) for tensor in listed], checksum(listed)
+
+
+def logits_of(outputs: Any) -> Tensor:  # noqa: ANN401
+    """Return what a network returned, or its ``logits`` if it has that attribute.
+
+    Raises:
+        ConfigError: that is not a tensor.
+    """
+    logits = getattr(outputs, "logits", outputs)
+    if not isinstance(logits, Tensor):
+        raise ConfigError(
+            f"the network returns a {type(logits).__name__}; must return a tensor, or an object "
+            "with the attribute logits. For others, pass a function loss(module, batch)."
+        )
+    return logits

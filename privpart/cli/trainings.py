@@ -96,7 +96,7 @@ class Trainings:
 @contextmanager
 def shown_trainings(rounds: int) -> Iterator[Trainings]:
     """Yield what counts trainings of so many rounds in all, and show it."""
-    from privpart.training.callbacks import display_of_rounds
+    from privpart.training.progress import display_of_rounds
 
     with display_of_rounds("rounds", transient=True, speed_estimate_period=300) as progress:
         yield Trainings(progress, progress.add_task("", total=rounds))

@@ -1,4 +1,4 @@
-"""Index: which client holds which rows, in a few bytes per client.
+"""Index: which client holds which rows, in a few bytes per client, and their order in training.
 
 A million clients are three arrays (ids, ends, rows) instead of a million Python objects: 24 MB with
 ids of 64 bits and an example each. The arrays are tensors, so worker processes can share them.
@@ -6,7 +6,7 @@ ids of 64 bits and an example each. The arrays are tensors, so worker processes 
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import count, islice, pairwise
 from typing import Any, overload
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from accounting.checks import ConfigError
 from privpart.messages import ClientId, client_id, id_order, is_client_id
+from privpart.settings.client import LocalTraining
 
 _Array = np.ndarray[Any, Any]
 
@@ -291,3 +292,29 @@ def _as_rows(rows: object, name: str) -> Tensor:
 
 def _share(tensor: Tensor) -> Tensor:
     return tensor.clone().share_memory_()  # type: ignore[no-untyped-call,no-any-return]
+
+
+def batch_rows(local: LocalTraining, examples: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """Yield the rows of each batch: passes in fresh random orders, cut off after ``steps``.
+
+    The orders are drawn from ``generator``. A client without examples has no batches.
+    """
+    if not examples:
+        return iter(())
+    passes = range(local.epochs) if local.steps is None else count()
+    batches = (
+        batch
+        for _ in passes
+        for batch in torch.split(torch.randperm(examples, generator=generator), local.batch_size)
+    )
+    return islice(batches, local.steps)
+
+
+def moved(rows: Iterable[Tensor], device: torch.device) -> Iterable[Tensor]:
+    """Return rows of examples on a device, in one copy, because each waits for the device."""
+    if device.type == "cpu":
+        return rows
+    batches = list(rows)
+    if not batches:
+        return batches
+    return torch.split(torch.cat(batches).to(device), [len(batch) for batch in batches])

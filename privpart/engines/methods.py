@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.client import batch_rows, error_in, moved, seeded, unclipped_update
+from privpart.client import error_in, seeded, unclipped_update
 from privpart.clip import add_in_place, clip_and_measure, clip_rows
 from privpart.data.batches import Batch, count_rows, map_tensors
 from privpart.data.clients import Clients
+from privpart.data.index import batch_rows, moved
 from privpart.data.users import Users
 from privpart.engines.device import float32_products
 from privpart.engines.frozen_prefix import Features

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from privpart.client import logits_of, loss_gradients
+from privpart.client import loss_gradients
 from privpart.engines.vectorized import Batches, batches_on, nothing_kept
-from privpart.model import PartialModel, state_of
+from privpart.model import PartialModel, logits_of, state_of
 from privpart.settings.client import LocalTraining
 
 _REHEARSALS = 2

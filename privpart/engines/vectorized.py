@@ -23,8 +23,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.overrides import TorchFunctionMode
 
-from privpart.client import logits_of, mean_loss, moved
-from privpart.model import LayerStates, PartialModel, state_of
+from privpart.client import mean_loss
+from privpart.data.index import moved
+from privpart.model import LayerStates, PartialModel, logits_of, state_of
 from privpart.optimizer import FlatOptimizer
 from privpart.settings.client import LocalTraining
 

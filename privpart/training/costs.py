@@ -18,8 +18,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from accounting import checks
-from privpart.client import batch_loss, batch_rows, fresh_optimizer
+from privpart.client import batch_loss, fresh_optimizer
 from privpart.data.batches import Batch, count_rows, take
+from privpart.data.index import batch_rows
 from privpart.model import PartialModel
 from privpart.plan import Rounds
 from privpart.settings.client import LocalTraining

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.client import Loss, batch_loss, logits_of
+from privpart.client import Loss, batch_loss
 from privpart.data.batches import Batch, count_rows, take
 from privpart.data.clients import Clients
 from privpart.engines.methods import client_generator, fetched, naming
 from privpart.loop import RoundRecord
 from privpart.messages import ClientId, id_order
-from privpart.model import PartialModel
+from privpart.model import PartialModel, logits_of
 from privpart.noise.metrics import MetricsRelease, evaluation_users
 from privpart.noise.source import NoiseSource
 from privpart.run.folder import RunFolder

@@ -46,7 +46,7 @@ from privpart.run.report import RunReport, run_report
 from privpart.run.store import StorageError, one_line, tensor_hash, write_durably
 from privpart.server import RoundCounts, Server
 from privpart.training import own_code
-from privpart.training.callbacks import Logger, MetricsFile, ProgressBar, callbacks_of
+from privpart.training.callbacks import Logger, MetricsFile, callbacks_of
 from privpart.training.export import export, released_module
 from privpart.training.metric import Accuracy, Metric
 from privpart.training.own_code import described
@@ -54,6 +54,7 @@ from privpart.training.pace import paced
 from privpart.training.passed import digest
 from privpart.training.plan_file import PlanFile, parse, read, validated
 from privpart.training.private_metrics import Evaluations
+from privpart.training.progress import ProgressBar
 from privpart.training.training import (
     Own,
     RemoteEngine,

@@ -18,14 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.client import (
-    Loss,
-    augmented,
-    batch_loss,
-    client_update,
-    logits_of,
-    seeded,
-)
+from privpart.client import Loss, augmented, batch_loss, client_update, seeded
 from privpart.data import partition
 from privpart.data.batches import Batch, count_rows, take
 from privpart.data.clients import Clients
@@ -39,7 +32,7 @@ from privpart.engines.protocol import Engine
 from privpart.grid import refuse_noise
 from privpart.loop import RoundRecord, StopTraining, fit
 from privpart.messages import ClientId, client_id, id_order
-from privpart.model import PartialModel
+from privpart.model import PartialModel, logits_of
 from privpart.noise.cohorts import SampledCohorts, distinct_ids
 from privpart.noise.metrics import MetricsRelease
 from privpart.noise.source import NoiseSource, SeededSource

@@ -2,7 +2,8 @@ import json
 
 from privpart.loop import RoundRecord
 from privpart.server import RoundCounts
-from privpart.training.callbacks import MetricsFile, ProgressBar
+from privpart.training.callbacks import MetricsFile
+from privpart.training.progress import ProgressBar
 
 COUNTS = RoundCounts(2, 2, 0, asked=2)
 

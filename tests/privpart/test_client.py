@@ -8,7 +8,8 @@ from torch.nn.functional import cross_entropy
 
 from accounting import ConfigError
 from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users, client_update
-from privpart.client import batch_rows, mean_loss
+from privpart.client import mean_loss
+from privpart.data.index import batch_rows
 from privpart.training.metric import accuracy
 
 PART = ["conv*", "norm.*", "dense2.*"]

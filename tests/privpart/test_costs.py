@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from privpart import LocalTraining, PartialModel
-from privpart.client import batch_rows
+from privpart.data.index import batch_rows
 from privpart.models import MODELS, build_network
 from privpart.patterns import trained_groups
 from privpart.plan import Schedule

@@ -16,7 +16,8 @@ from privpart import (
     RoundTask,
     Users,
 )
-from privpart.client import batch_loss, batch_rows
+from privpart.client import batch_loss
+from privpart.data.index import batch_rows
 from privpart.engines.methods import client_generator
 
 pytestmark = pytest.mark.usefixtures("quick_workers")

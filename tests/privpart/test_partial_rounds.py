@@ -23,7 +23,8 @@ from privpart import (
     client_update,
     fit,
 )
-from privpart.client import batch_rows, fresh_optimizer
+from privpart.client import fresh_optimizer
+from privpart.data.index import batch_rows
 from privpart.plan import Schedule
 from privpart.run.begin import create_run
 from privpart.run.report import run_report

@@ -17,7 +17,8 @@ from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
 from privpart.server import RoundCounts
 from privpart.training import train as training
-from privpart.training.callbacks import METRICS, MetricsError, MetricsFile, ProgressBar
+from privpart.training.callbacks import METRICS, MetricsError, MetricsFile
+from privpart.training.progress import ProgressBar
 from privpart.training.verify import check_run
 
 ROUNDS = 4

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from privpart import LocalTraining, PartialModel, RoundTask, Users
-from privpart.client import batch_rows
+from privpart.data.index import batch_rows
 from privpart.engines.methods import Method, client_generator
 
 CLIENTS = 4
