@@ -48,6 +48,14 @@ def where(owner: str, value: object, why: str) -> Idle:
     return Idle(owner, lambda values: bool(values[owner] == value), why)
 
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """Beside the option that it stands behind, every other one but ``company`` has no effect."""
+
+    why: str
+    company: tuple[str, ...]
+
+
 _USAGE_ERROR: Any = typer.BadParameter.__bases__[0]  # typer exports no name for it
 _MEANINGS = {
     "clients": "population",
@@ -63,7 +71,7 @@ _MEANINGS = {
     "users": "population",
 }
 """Words of other tools -> options of ours."""
-OF_A_PLAN = beside("plan", "already contains these values")
+OF_A_PLAN = "already contains these values"
 OF_FOLDER = Idle(
     "data", lambda values: values["data"] != "fashion-mnist", "is not read from a folder"
 )
@@ -126,12 +134,18 @@ def meant(unknown: str, options: Iterable[str]) -> list[str]:
 def rules_of(command: Any) -> Iterator[tuple[str, Idle]]:  # noqa: ANN401  click's, vendored
     """Yield each rule of a command with the name of its option."""
     parameters = signature(command.callback).parameters
-    for name, parameter in parameters.items():
-        for beside_it in getattr(parameter.annotation, "__metadata__", ()):
-            rules = beside_it if isinstance(beside_it, tuple) else (beside_it,)
-            for rule in rules:
-                if isinstance(rule, Idle) and rule.owner in parameters:
-                    yield name, rule
+    rules: dict[str, list[object]] = {}
+    for name in (option.name for option in command.params):
+        behind = getattr(parameters[name].annotation, "__metadata__", ())
+        rules[name] = [r for rule in behind for r in (rule if isinstance(rule, tuple) else (rule,))]
+    owners = {name: rule for name in rules for rule in rules[name] if isinstance(rule, Alone)}
+    for name, of_option in rules.items():
+        for owner, alone in owners.items():
+            if name not in (owner, *alone.company):
+                yield name, beside(owner, alone.why)
+        for rule in of_option:
+            if isinstance(rule, Idle) and rule.owner in parameters:
+                yield name, rule
 
 
 def refuse_idle(context: Any) -> None:  # noqa: ANN401  click's, vendored

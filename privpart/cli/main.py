@@ -30,7 +30,6 @@ from accounting.report import printable
 from privpart.cli import audit
 from privpart.cli.budget import calibrate, epsilon, mechanisms
 from privpart.cli.budget_book import budget
-from privpart.cli.close import close
 from privpart.cli.costs import costs
 from privpart.cli.demo import demo
 from privpart.cli.doctor import doctor
@@ -75,7 +74,7 @@ app = typer.Typer(
 _BUDGET, _TRAIN, _REPORT, _AUDIT, _STUDY = "Budget", "Train", "Report", "Audit", "Study"
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     _BUDGET: (epsilon, calibrate, mechanisms, budget, costs),
-    _TRAIN: (init, doctor, train, close),
+    _TRAIN: (init, doctor, train),
     _REPORT: (report, verify, export),
     _STUDY: (sweep, frontier, tune, demo),
 }

@@ -8,7 +8,6 @@ import typer
 
 from accounting import ConfigError
 from accounting.guarantee import Method
-from privpart.cli.idle import OF_A_PLAN
 
 
 class MethodName(StrEnum):
@@ -44,9 +43,9 @@ class ReportFormat(StrEnum):
 ROUNDS = typer.Option(help="Training rounds, each of which releases a model.")
 _DELTA = typer.Option(help="Delta of the guarantee, strictly between 0 and 1.")
 Rounds = Annotated[int, ROUNDS]
-RoundsUnlessPlanned = Annotated[int | None, ROUNDS, OF_A_PLAN]
+RoundsUnlessPlanned = Annotated[int | None, ROUNDS]
 Delta = Annotated[float, _DELTA]
-DeltaUnlessPlanned = Annotated[float | None, _DELTA, OF_A_PLAN]
+DeltaUnlessPlanned = Annotated[float | None, _DELTA]
 Population = Annotated[
     int | None,
     typer.Option(
@@ -60,7 +59,6 @@ AllowLargeDelta = Annotated[
         "--allow-large-delta",
         help="Accept a delta of 1 / population or more; the report repeats that it is too large.",
     ),
-    OF_A_PLAN,
 ]
 MethodOption = Annotated[
     MethodName | None,

@@ -1,8 +1,9 @@
-"""``privpart train``: run a plan in a folder, from the start or from where it stopped."""
+"""``privpart train``: run a plan in a folder, from the start or where it stopped, or end it."""
 
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,7 +13,7 @@ from accounting.claims import releases_of
 from accounting.report import printable
 from privpart.cli import options
 from privpart.cli.gate import judged_plan, leave_if_refused
-from privpart.cli.idle import beside, typed, where, without
+from privpart.cli.idle import Alone, Idle, beside, typed, where, without
 from privpart.cli.options import Format
 from privpart.engines.options import Batching, EngineOptions, Precision
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
 _INTERRUPTED = 130
 _ENGINE = "Simulated clients: speed, never the guarantee"
 _DEFAULTS = EngineOptions()
+_WIDTH = 96
 
 
 def train(
@@ -40,10 +42,24 @@ def train(
         bool,
         typer.Option(
             "--adopt",
-            help="With --resume: continue a copy of which this machine did not see every round. "
-            "You vouch that no other copy will ever be continued.",
+            help="With --resume or --close: take a copy of which this machine did not see every "
+            "round. You vouch that no other copy will ever be continued.",
         ),
-        without("resume", "there is no run to adopt"),
+        Idle("resume", lambda v: not (v["resume"] or v["close"]), "there is no run to adopt"),
+    ] = False,
+    close: Annotated[
+        bool,
+        typer.Option(
+            "--close",
+            help="End the run in --out early, for good: erase its keys and its noise, and keep the "
+            "model of the last round.",
+        ),
+        Alone("only ends a run", ("out", "adopt", "yes")),
+    ] = False,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="With --close: do not ask; needed in scripts."),
+        without("close", "nothing is asked"),
     ] = False,
     fork_of: Annotated[
         Path | None,
@@ -127,8 +143,17 @@ def train(
     After Ctrl-C, a crash or a full disk, --resume continues the run. Evaluations are in
     metrics.jsonl of the folder.
 
+    As long as a run can be resumed, its folder holds the noise key, with which the noise can be
+    removed from every released model. A complete run has erased it; --close does it for a run that
+    will not be completed. It cannot be undone.
+
     Example: privpart train --plan examples/digits.toml --out run
+
+    Example: privpart train --close --out run
     """
+    if close:
+        _close(out, adopt=adopt, is_asked=not yes)
+        return
     checks.count("evaluate_every", evaluate_every)
     engine = EngineOptions(
         workers=workers,
@@ -223,6 +248,48 @@ def _tell(run: Path, form: Format) -> None:
             typer.echo(f"privpart: {line}", err=True)
     else:
         print_run(run_report(run), form)
+
+
+def _close(out: Path, *, adopt: bool, is_asked: bool) -> None:
+    """End a run early, and print what was done and what its report then covers."""
+    from privpart.run.folder import RunFolder
+
+    with RunFolder.open(out, adopt=adopt) as run:
+        planned = run.plan.rounds
+        # A complete run has erased its keys already, so there is nothing to ask.
+        if is_asked and run.rounds < planned:
+            if not sys.stdin.isatty():
+                raise ConfigError(
+                    f"{out}: not a terminal, cannot ask. Nothing changed; pass --yes."
+                )
+            question = f"End {out} after {run.rounds} of {planned} rounds, for good?"
+            typer.confirm(question, abort=True, err=True)
+        run.end_early()
+    lines = (
+        f"{out}: ended after {run.rounds} of {planned} rounds; it cannot be resumed.",
+        "Its keys and its noise state are erased. The keys were overwritten first; a disk of flash "
+        "memory, a file system that copies on write, a snapshot or a backup may keep them.",
+        _covered(run),
+    )
+    typer.echo("\n".join(fill(line, _WIDTH) for line in lines))
+
+
+def _covered(run: "RunFolder") -> str:
+    """Return what the report of a run that was ended early covers."""
+    from privpart.run.lives import life
+
+    if run.rounds:
+        return (
+            f"The model after round {run.rounds} stays, and can be exported. `privpart report "
+            f"{run.path}` covers the {run.rounds} released rounds by the guarantee of all "
+            f"{run.plan.rounds} planned rounds: ending early does not lower epsilon."
+        )
+    if run.facts["seed"] is None and not life(run.facts["run_id"]).is_free:
+        return (
+            "This copy released no model. Whether others did is not known here, so the budget book "
+            "charges the whole plan."
+        )
+    return "No model was released, so nobody has seen anything of this run."
 
 
 def _canaries(*arguments: "Any", **options: "Any") -> "PlantedCanaries":  # noqa: ANN401

@@ -323,7 +323,7 @@ def _end_unspent(run: RunFolder) -> str:
     try:
         run.end_early("refused before its first round")
     except (ConfigError, StorageError):
-        return f"No round was run; end the run by: privpart close {run.path}"
+        return f"No round was run; end the run by: privpart train --close --out {run.path}"
     return "No round was run, and the run was closed: begin again in another folder."
 
 

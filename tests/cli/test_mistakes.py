@@ -588,7 +588,7 @@ TYPED = {
     "export used --out m.safetensors --part lora": "'--part': 'lora'",
     "report gone": "gone holds no run",
     "verify gone": "gone holds no run",
-    "close gone --yes": "gone holds no run",
+    "train --close --out gone --yes": "gone holds no run",
     "report used --max-epsilon -1": "--max-epsilon -1: must be positive",
     "budget nobody": "--population 'nobody'|no run",
     "budget people --limit-epsilon 2 --delta 3": "--delta 3: must lie strictly",

@@ -52,8 +52,8 @@ CASES = {
     "mechanisms": [["--rounds", "64", "--delta", "1e-6"]],
     "init": [["mine"]],
     "doctor": [PLANNED, [*PLANNED, "--suggest"]],
-    "train": [[*PLANNED, "--out", "run"], RESUMED, [*RESUMED, "--workers", "2"]],
-    "close": [["run"]],
+    "train": [[*PLANNED, "--out", "run"], RESUMED, [*RESUMED, "--workers", "2"],
+              ["--close", "--out", "run"]],
     "export": [["run", "--out", "m.safetensors"]],
     "report": [["run", "--delta", "1e-6"], ["run", "--registry", "x.yaml"],
                ["run", "--vouch", "choices"]],
@@ -146,7 +146,8 @@ def refused(command, line):
     return ""
 
 
-def test_all_commands_together_have_few_options():
+def test_there_are_few_commands_and_all_together_have_few_options():
+    assert len(ROOT.commands) <= 16
     flags = [p for c in COMMANDS.values() for p in c.params if p.param_type_name == "option"]
     assert len([p for p in flags if p.name != "help"]) <= 150
 

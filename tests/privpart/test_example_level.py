@@ -582,7 +582,7 @@ def test_the_commands_about_runs_take_one_on_examples(tmp_path):
             call(app, command, catch_exceptions=False)
     with pytest.raises(ConfigError, match="population='other"):
         in_folder(run, seed=None, population="other", resume=True)
-    assert call(app, ["close", str(run), "--yes"]).exit_code == 0
+    assert call(app, ["train", "--close", "--out", str(run), "--yes"]).exit_code == 0
     with pytest.raises(ConfigError, match="ended early, after 2 of 9 rounds"):
         in_folder(run, seed=None, population="digits", resume=True)
 

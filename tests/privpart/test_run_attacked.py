@@ -79,7 +79,7 @@ def test_adopting_one_copy_vouches_for_no_other(folder, tmp_path, monkeypatch, p
     RunFolder.open(tmp_path / "copy", adopt=True).close()
     for other in (folder, tmp_path / "third"):
         assert words(other) == {"asserted"}
-    assert privpart("close", str(tmp_path / "copy"), "--yes").returncode == 0
+    assert privpart("train", "--close", "--out", str(tmp_path / "copy"), "--yes").returncode == 0
     assert words(tmp_path / "copy") == {"asserted"}
     for other in (folder, tmp_path / "third"):
         assert words(other) == {"wrong"}

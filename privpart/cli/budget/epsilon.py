@@ -14,7 +14,6 @@ from privpart.cli import options
 from privpart.cli.budget.best_of import BestOf, lines_of, selected
 from privpart.cli.budget.events import EpsilonFormat, print_events
 from privpart.cli.budget.options import (
-    OF_EVENTS,
     FixedOrderOption,
     MaxParticipations,
     MechanismOption,
@@ -26,28 +25,29 @@ from privpart.cli.budget.options import (
 )
 from privpart.cli.budget.promise import Histories, Promise, SampledRun, built, histories_of
 from privpart.cli.gate import judged_plan, leave_if_above, leave_if_refused
-from privpart.cli.idle import OF_A_PLAN, beside
+from privpart.cli.idle import OF_A_PLAN, Alone, beside
 from privpart.cli.options import Format
 from privpart.cli.output import print_report
 
 _LEFT_ITS_PLAN = 6
+_OF_ANY = "population", "max_epsilon", "form"
+"""Options that matter however a run is described."""
 
 
 def epsilon(
     *,
-    rounds: Annotated[options.RoundsUnlessPlanned, OF_EVENTS] = None,
+    rounds: options.RoundsUnlessPlanned = None,
     noise_multiplier: Annotated[
         float | None,
         typer.Option(
             help="Noise standard deviation per coordinate / clip norm, on the scale of the sum."
         ),
-        OF_A_PLAN,
-        OF_EVENTS,
     ] = None,
     delta: options.DeltaUnlessPlanned = None,
     plan: Annotated[
         Path | None,
         typer.Option(help="Plan file to read all of this from, as `privpart train` does."),
+        Alone(OF_A_PLAN, (*_OF_ANY, "log", "method", "policy", "best_of", "html")),
     ] = None,
     events: Annotated[
         Path | None,
@@ -57,7 +57,7 @@ def epsilon(
             "--format events writes such a file.",
             show_default=False,
         ),
-        OF_A_PLAN,
+        Alone("says what is released, and how", (*_OF_ANY, "plan", "delta", "allow_large_delta")),
     ] = None,
     mechanism: MechanismOption = None,
     noise_schedule: NoiseScheduleOption = None,
@@ -72,15 +72,14 @@ def epsilon(
             "round. Its cost is shown beside what was promised; without a promise, alone."
         ),
         beside("sampling", "decides who takes part, which is secret"),
-        OF_EVENTS,
     ] = None,
-    method: Annotated[options.MethodOption, OF_EVENTS] = None,
+    method: options.MethodOption = None,
     population: options.Population = None,
     allow_large_delta: options.AllowLargeDelta = False,
     max_epsilon: options.MaxEpsilon = None,
-    policy: Annotated[options.PolicyOption, OF_EVENTS] = None,
-    best_of: Annotated[BestOf, OF_EVENTS] = None,
-    html: Annotated[options.HtmlOption, OF_EVENTS] = None,
+    policy: options.PolicyOption = None,
+    best_of: BestOf = None,
+    html: options.HtmlOption = None,
     form: Annotated[
         EpsilonFormat,
         typer.Option(

@@ -39,7 +39,7 @@ from privpart.cli.budget.options import (
     typed_participation,
 )
 from privpart.cli.budget.promise import shown_fits
-from privpart.cli.idle import OF_A_PLAN
+from privpart.cli.idle import OF_A_PLAN, Alone
 from privpart.cli.options import Format
 from privpart.cli.output import Printed, print_all, print_result
 
@@ -63,6 +63,7 @@ def mechanisms(
             help="Plan file with rounds, delta and participation; if it has a [schedule] or shared "
             "keys, a stream per group is compared with one stream over all rounds."
         ),
+        Alone(OF_A_PLAN, ("target_epsilon", "mechanism", "html", "form")),
     ] = None,
     target_epsilon: Annotated[float, typer.Option(help="Epsilon of every row, above 0.")] = 1.0,
     mechanism: Annotated[
@@ -84,7 +85,6 @@ def mechanisms(
             "the noise in one round, and fits for the former. --plan has its own.",
             show_default=False,
         ),
-        OF_A_PLAN,
     ] = None,
     html: options.HtmlOption = None,
     form: options.FormatOption = Format.TABLE,

@@ -8,7 +8,7 @@ import typer
 from accounting import ConfigError, FixedOrder, Participation
 from accounting.mechanisms.by_name import MechanismChoice, MechanismName, options_by_name
 from accounting.mechanisms.scheduled import read_schedule
-from privpart.cli.idle import OF_A_PLAN, beside
+from privpart.cli.idle import beside
 
 TYPED_MECHANISM = (
     "with options as in a plan's table: 'tree:restart_every=64', 'blt:buffers=2', "
@@ -24,8 +24,7 @@ TYPED_MECHANISM = (
 """How a mechanism is typed, for help."""
 DEFAULT_MECHANISM = "tree"
 
-OF_EVENTS = beside("events", "says what is released, and how")
-_LIMITS = (OF_A_PLAN, OF_EVENTS, beside("sampling", "decides who takes part, and how often"))
+_OF_SAMPLING = beside("sampling", "decides who takes part, and how often")
 
 MechanismOption = Annotated[
     str | None,
@@ -33,8 +32,6 @@ MechanismOption = Annotated[
         "--mechanism",
         help=f"What correlates the noise over the rounds, by default a tree, {TYPED_MECHANISM}",
     ),
-    OF_A_PLAN,
-    OF_EVENTS,
     beside("noise_schedule", "is of independent noise"),
 ]
 NoiseScheduleOption = Annotated[
@@ -45,8 +42,6 @@ NoiseScheduleOption = Annotated[
         "From that round on, the first is 0, the noise is factor times --noise-multiplier.",
         show_default=False,
     ),
-    OF_A_PLAN,
-    OF_EVENTS,
 ]
 SamplingOption = Annotated[
     str | None,
@@ -68,8 +63,6 @@ SamplingOption = Annotated[
         "b-min-sep always does; the probability of error is part of delta. 'draw_seed=N' repeats a "
         "printed figure; the probability of error holds for a fresh seed, the default, alone.",
     ),
-    OF_A_PLAN,
-    OF_EVENTS,
 ]
 MaxParticipations = Annotated[
     int | None,
@@ -77,7 +70,7 @@ MaxParticipations = Annotated[
         help="Most rounds in which one client takes part. Without it, 1, and a warning: nothing "
         "here enforces it."
     ),
-    _LIMITS,
+    _OF_SAMPLING,
 ]
 MinSeparation = Annotated[
     int | None,
@@ -85,7 +78,7 @@ MinSeparation = Annotated[
         help="Least distance |i - j| between two of a client's rounds; 1, the default, allows "
         "consecutive ones."
     ),
-    _LIMITS,
+    _OF_SAMPLING,
 ]
 FixedOrderOption = Annotated[
     bool,
@@ -94,7 +87,7 @@ FixedOrderOption = Annotated[
         help="Every pass takes --min-separation rounds, in one public order: a client's rounds "
         "are multiples of that apart.",
     ),
-    _LIMITS,
+    _OF_SAMPLING,
 ]
 
 
