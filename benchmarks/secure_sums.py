@@ -156,7 +156,8 @@ def main() -> None:
     cases = dict(result.old.get("cases", {}))
     for dim in given.dims:
         for parties in given.parties:
-            if dim * parties > 10**8:  # 10^7 numbers of 10 parties, or 10^6 of 100
+            masks = parties * (RULES[parties].neighbours or parties)
+            if dim * masks > 10**11:  # 10^7 parameters of 100 parties, or 10^5 of 1,000
                 continue
             for lost in given.lost:
                 name = f"{dim:.0e} parameters, {parties} parties, {lost:.0%} lost"

@@ -212,8 +212,10 @@ class Node:
                 f"{self.promised.clip_norm:g} and does not come to that in round {round_}"
             )
         clients = [id_of(name) for name in fields.get("clients", ())]
-        if not clients or not self.clients.issuperset(clients):
-            raise DeclinedError("the server asks for clients that this node does not have")
+        if not clients or not self.clients.issuperset(clients) or len({*clients}) < len(clients):
+            raise DeclinedError(
+                "the server asks for clients that this node does not have, or twice"
+            )
         return RoundTask(
             round_, tuple(cast("list[ClientId]", clients)), clip_norm, self.plan, active
         )

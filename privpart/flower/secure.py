@@ -1,15 +1,17 @@
 """Secure sums over Flower: every node is a party, asked five times a round.
 
 A node's secrets are in Flower's context, which a SuperNode keeps in memory and hands to the process
-that it starts for a message; nothing of them is written to a disk. Who may be a party is in a
-roster that each node's owner has from somebody other than the server.
+that it starts for a message; nothing of them is written to a disk. Flower sends an answer before it
+keeps the context, and has a new one for each run that a server begins. So what a party must
+remember is in a file, written before the answer leaves. Who may be a party is in a roster that each
+node's owner has from somebody other than the server.
 """
 
 import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,7 +22,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from numpy.typing import NDArray
 from torch import Tensor
 
-from accounting.checks import ConfigError, parsed_toml, text_of
+from accounting.checks import ConfigError, parsed_json, parsed_toml, text_of
 from privpart.engines.protocol import Engine
 from privpart.flower.agreement import (
     DeclinedError,
@@ -39,9 +41,10 @@ from privpart.model import PartialModel
 from privpart.noise.source import SeededSource
 from privpart.noise.stream import noise_and_grid
 from privpart.plan import PrivacyPlan
+from privpart.run.store import HANDLED, lock, read_small, write_durably
 from privpart.secure import coordinator
 from privpart.secure.messages import SecureSumError, Terms, party_of
-from privpart.secure.party import Party
+from privpart.secure.party import Memory, Party
 from privpart.secure.rules import SecureSums
 from privpart.secure.sums import (
     MOST_MODULUS_BITS,
@@ -53,8 +56,10 @@ from privpart.secure.sums import (
 
 _STATE = "privpart-secure"
 """Record of Flower's context that holds a party between two messages."""
-_SETTINGS = ("party", "party-key", "roster")
-"""What ``--node-config`` says of a party: its number, and paths of its key and the roster."""
+_SETTINGS = ("party", "party-key", "roster", "party-memory")
+"""What ``--node-config`` says of a party: its number, and paths of its key, the roster and the file
+that the party remembers in."""
+_LONGEST_MEMORY = 2**24
 
 
 def read_roster(path: Path) -> dict[int, bytes]:
@@ -295,17 +300,42 @@ def answer_stage(
     Raises:
         DeclinedError: the message is not of this node's plan, clients and attempt.
     """
-    party = _party(context.node_config, this.plan)
-    if _STATE in context.state:
-        party.restore(context.state[_STATE])
+    party, path = _party(context.node_config, this.plan)
+    held = lock(path.with_name(f"{path.name}.lock"), f"{path}: another message is being answered.")
     try:
+        memories = _memories(path)
+        party.memory = memories.get(this.plan.hash, party.memory)
+        if _STATE in context.state:
+            # an attempt that is over leaves no secret
+            party.restore(context.state.pop(_STATE))
         answer = _answer(this, party, start, content)
+        if values := party.saved():
+            context.state[_STATE] = flower().ConfigRecord(values)
+        memories[this.plan.hash] = party.memory
+        kept = {plan: asdict(memory) for plan, memory in memories.items()}
+        write_durably(path, json.dumps(kept).encode())
     except SecureSumError as error:
         raise DeclinedError(str(error)) from None
     finally:
-        # an attempt that is over leaves no secret
-        context.state[_STATE] = flower().ConfigRecord(party.saved())
+        held.release()
     return flower().RecordDict({"secure": _record(answer)})
+
+
+def _memories(path: Path) -> dict[str, Memory]:
+    """Return what a party remembers, by the hash of the plan; nothing if there is no file."""
+    if not path.exists():
+        return {}
+    try:
+        values = parsed_json(read_small(path, _LONGEST_MEMORY)).items()
+        return {
+            plan: Memory(**fields | {n: tuple(fields[n]) for n in ("started", "members")})
+            for plan, fields in values
+        }
+    except (OSError, *HANDLED) as error:
+        raise ConfigError(
+            f"party-memory: {path} cannot be read ({type(error).__name__}). Without it a server "
+            "could have a second list of one round; put it back, or begin with another plan."
+        ) from None
 
 
 def _answer(
@@ -332,13 +362,14 @@ def _answer(
     return steps[stage](message)
 
 
-def _party(config: Mapping[str, Any], plan: PrivacyPlan) -> Party:
+def _party(config: Mapping[str, Any], plan: PrivacyPlan) -> tuple[Party, Path]:
     if (rules := plan.secure) is None:
         raise DeclinedError("the server asks for a secure sum, and the plan has none")
     if missing := [name for name in _SETTINGS if name not in config]:
         raise ConfigError(
             f"node_config: needs {', '.join(missing)} for a plan with secure sums, as in "
-            '--node-config \'party=1 party-key="/etc/party.pem" roster="/etc/roster.toml"\'.'
+            '--node-config \'party=1 party-key="/etc/party.pem" roster="/etc/roster.toml" '
+            'party-memory="/var/lib/party/memory.json"\'.'
         )
     path = Path(str(config["party-key"]))
     try:
@@ -352,7 +383,8 @@ def _party(config: Mapping[str, Any], plan: PrivacyPlan) -> Party:
         raise ConfigError(f"party={number!r}: must be the number of this party in the roster.")
     try:
         roster = read_roster(Path(str(config["roster"])))
-        return Party(number, signer, plan.hash, rules, roster)
+        party = Party(number, signer, plan.hash, rules, roster)
+        return party, Path(str(config["party-memory"]))
     except SecureSumError as error:
         raise ConfigError(str(error)) from None
 

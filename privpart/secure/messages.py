@@ -19,7 +19,7 @@ unpickled, and no length is believed before the bytes are there.
 import hashlib
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from privpart.secure.masks import packed_bytes
@@ -80,6 +80,7 @@ class Terms:
             model: a server that sent others a model whose updates are zero would see a vector.
         rules: of the plan.
         roster: Ed25519 public key of 32 bytes of each party that may take part, by id.
+        digest: SHA-256 of all of these.
 
     Raises:
         SecureSumError: a value out of range.
@@ -93,6 +94,7 @@ class Terms:
     start: str
     rules: SecureSums
     roster: Mapping[int, bytes]
+    digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:
         numbers = min(self.round, self.attempt, self.length - 1) >= 0 and 0 < self.bits <= 51
@@ -103,13 +105,12 @@ class Terms:
             raise SecureSumError(
                 "roster: must map ids from 0 to 2^64 - 2 to Ed25519 public keys of 32 bytes."
             )
-
-    @property
-    def digest(self) -> bytes:
-        """SHA-256 of the terms."""
-        numbers = self.round, self.attempt, self.length, self.bits
-        values = (self.plan, *numbers, self.start, self.rules, sorted(self.roster.items()))
-        return hashlib.sha256(b"privpart/secure/1 terms" + repr(values).encode()).digest()
+        if len(set(self.roster.values())) < len(self.roster):
+            raise SecureSumError("roster: two parties have one key; one owner would count twice.")
+        agreed = self.plan, self.round, self.attempt, self.length, self.bits
+        values = (*agreed, self.start, self.rules, sorted(self.roster.items()))
+        digest = hashlib.sha256(b"privpart/secure/1 terms" + repr(values).encode()).digest()
+        object.__setattr__(self, "digest", digest)
 
     def size(self, kind: Kind) -> int:
         """Return the bytes of a record."""

@@ -75,6 +75,9 @@ class Signed:
     read: tuple[bytes, ...]
 
 
+_UnderWay = Advertised | Dealt | Masked | Signed
+
+
 def advertise(terms: Terms, party: int, signer: Ed25519PrivateKey) -> tuple[Advertised, bytes]:
     """Draw fresh secrets, and return the signed keys and the hash of the seed."""
     mask_private, box_private = X25519PrivateKey.generate(), X25519PrivateKey.generate()
@@ -210,19 +213,25 @@ def _opened(key: bytes, box: bytes, bound: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What a party remembers between attempts; no secret, to be stored where it may be restarted.
+    """What a party remembers between attempts; no secret.
+
+    A party that may be restarted stores it before an answer leaves. Without it a server could have
+    two lists or two vectors of a round, and in one attempt two vectors under the same masks, whose
+    difference is in the clear.
 
     Attributes:
         started: round and attempt that it last began: no attempt begins twice.
+        answered: messages of that attempt that it answered: none is answered twice.
         signed_in: round of the list that it last signed.
-        members: of that list.
+        members: of that list, ascending.
         sent_in: round in which it last sent a vector.
         sent: keyed hash of that vector: a round has one, in every attempt.
     """
 
     started: tuple[int, int] = (-1, -1)
+    answered: int = 0
     signed_in: int = -1
-    members: frozenset[int] = frozenset()
+    members: tuple[int, ...] = ()
     sent_in: int = -1
     sent: str = ""
 
@@ -241,8 +250,7 @@ class Party:
         rules: of that plan.
         roster: public key of every party that may take part, by id, from a source that is not the
             server.
-        memory: of the same party before it was restarted; without it, the first list that it signs
-            is compared with none before.
+        memory: of the same party before it was restarted.
     """
 
     def __init__(
@@ -261,7 +269,7 @@ class Party:
         self.memory = memory or Memory()
         self._signer = signer
         self._plan, self._rules, self._roster = plan, rules, dict(roster)
-        self._state: Advertised | Dealt | Masked | Signed | None = None
+        self._state: _UnderWay | None = None
 
     def advertise(self, round_: int, attempt: int, length: int, bits: int, start: str) -> bytes:
         """Begin an attempt, with fresh keys; what was left of an earlier one is dropped.
@@ -282,25 +290,26 @@ class Party:
                 f"attempt: {attempt} at round {round_} was begun before; must be after attempt "
                 f"{self.memory.started[1]} at round {self.memory.started[0]}."
             )
-        self.memory = replace(self.memory, started=(round_, attempt))
         terms = self._terms(round_, attempt, length, bits, start)
-        self._state, answer = advertise(terms, self.party, self._signer)
+        state, answer = advertise(terms, self.party, self._signer)
+        self.memory = replace(self.memory, started=(round_, attempt), answered=0)
+        self._answered(state)
         return answer
 
     def share(self, message: bytes) -> bytes:
         """Answer everybody's keys by sealed shares of this party's secrets.
 
-        In a round whose list it signed, to the members of that list only. Others might outvote it
-        later, when its vector is masked in their sum: their sum, less the one that it signed for,
-        would be of few.
+        In a round whose list it signed, to exactly the members of that list. Others, or fewer with
+        a smaller quorum, might outvote it when its vector is masked in their sum: their sum, less
+        the one that it signed for, would be of few.
         """
         dealt, answer = share(self._at(Advertised), message)
-        round_, parties = dealt.own.terms.round, dealt.cohort.records.keys()
-        if self.memory.signed_in == round_ and not parties <= self.memory.members:
+        round_, parties = dealt.own.terms.round, dealt.cohort.records
+        if self.memory.signed_in == round_ and tuple(parties) != self.memory.members:
             raise SecureSumError(
-                "keys: are of parties outside of the list that this party signed in this round."
+                "keys: are not those of the list that this party signed in this round."
             )
-        self._state = dealt
+        self._answered(dealt)
         return answer
 
     def mask(self, message: bytes, vector: NDArray[np.int64], start: str) -> bytes:
@@ -326,8 +335,7 @@ class Party:
         if self.memory.sent_in == terms.round and self.memory.sent != sent:
             raise SecureSumError("vector: another one was sent in this round; a round has one.")
         masked, answer = mask(state, message, vector)
-        self.memory = replace(self.memory, sent_in=terms.round, sent=sent)
-        self._state = masked
+        self._answered(masked, sent_in=terms.round, sent=sent)
         return answer
 
     def agree(self, message: bytes) -> bytes:
@@ -335,35 +343,30 @@ class Party:
         state = self._at(Masked)
         round_ = state.dealt.own.terms.round
         signed, answer = agree(state, message, self._signer, self._refuse_close)
-        # before the signature leaves, and whether or not an unmasking follows
-        self.memory = replace(self.memory, signed_in=round_, members=members(signed.survivors))
-        self._state = signed
+        # whether or not an unmasking follows
+        listed = tuple(sorted(members(signed.survivors)))
+        self._answered(signed, signed_in=round_, members=listed)
         return answer
 
     def unmask(self, message: bytes) -> bytes:
         """Answer the signatures by shares, once."""
-        return unmask(self._at(Signed), message)
+        answer = unmask(self._at(Signed), message)
+        self._answered(None)
+        return answer
 
     def saved(self) -> dict[str, Any]:
-        """Return the memory, and the attempt under way, as plain values for ``restore``.
+        """Return the attempt under way as plain values for ``restore``; none if there is none.
 
-        For a party whose process ends between two messages. While an attempt is under way, its
-        secrets are in them: they belong into another process's memory, never on a disk.
+        For a party whose process ends between two messages. Its secrets are in them: they belong
+        into another process's memory, never on a disk. ``memory`` belongs onto one.
         """
-        state, memory = self._state, self.memory
-        values: dict[str, Any] = {
-            "started": [*memory.started],
-            "signed_in": memory.signed_in,
-            "members": sorted(memory.members),
-            "sent_in": memory.sent_in,
-            "sent": memory.sent,
-        }
+        state = self._state
         if state is None:
-            return values
+            return {}
         first = _own(state)
         keys = first.mask_private.private_bytes_raw(), first.box_private.private_bytes_raw()
         terms, read = first.terms, () if isinstance(state, Advertised) else state.read
-        return values | {
+        return {
             "fixed": [terms.round, terms.attempt, terms.length, terms.bits],
             "start": terms.start,
             "secrets": b"".join([*keys, first.seed, first.record]),
@@ -371,20 +374,27 @@ class Party:
         }
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Continue where ``saved`` was called, in a party of the same arguments."""
-        listed = frozenset(values["members"])
-        sent = values["sent_in"], values["sent"]
-        self.memory = Memory(tuple(values["started"]), values["signed_in"], listed, *sent)
-        if "secrets" not in values:
+        """Continue where ``saved`` was called, in a party of the same arguments and memory.
+
+        If an answer left since then, or another attempt began, this one is over.
+        """
+        round_, attempt, length, bits = values["fixed"]
+        answered = (round_, attempt), len(values["read"]) + 1
+        if answered != (self.memory.started, self.memory.answered):
             return
         secrets, key = values["secrets"], X25519PrivateKey.from_private_bytes
-        round_, attempt, length, bits = values["fixed"]
         terms = self._terms(round_, attempt, length, bits, values["start"])
         parts = key(secrets[:32]), key(secrets[32:64]), secrets[64:96], secrets[96:]
         state: Any = Advertised(terms, self.party, *parts)
         for message, reader in zip(values["read"], _READERS, strict=False):
             state = reader(state, message)
         self._state = state
+
+    def _answered(self, state: _UnderWay | None, **remembered: Any) -> None:  # noqa: ANN401
+        """Go to the next stage, and remember that this one was answered."""
+        self._state = state
+        answered = self.memory.answered + 1
+        self.memory = replace(self.memory, answered=answered, **remembered)
 
     def _terms(self, round_: int, attempt: int, length: int, bits: int, start: str) -> Terms:
         terms = self._rules, self._roster
@@ -394,7 +404,7 @@ class Party:
         if self.memory.signed_in >= 0:
             same = self.memory.signed_in == self.memory.started[0]
             smallest = self._rules.smallest_cohort
-            refuse_close(smallest, self.memory.members, among, same_round=same)
+            refuse_close(smallest, frozenset(self.memory.members), among, same_round=same)
 
     def _at(self, kind: type[_State]) -> _State:
         """Take the state of a stage: it serves one message."""
@@ -407,7 +417,7 @@ class Party:
 _READERS: tuple[Callable[[Any, bytes], object], ...] = (_read_keys, _read_boxes, _read_list)
 
 
-def _own(state: Advertised | Dealt | Masked | Signed) -> Advertised:
+def _own(state: _UnderWay) -> Advertised:
     """Return what a party drew at the beginning of its attempt."""
     if isinstance(state, Signed):
         state = state.masked

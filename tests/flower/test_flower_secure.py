@@ -53,6 +53,7 @@ def write_party(folder: Path, number: int) -> tuple[dict[str, object], str]:
     path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     share = {"partition-id": number, "num-partitions": len(NODES)}
     own = {"party": number, "party-key": str(path), "roster": str(folder / "roster.toml")}
+    own["party-memory"] = str(folder / f"{number}.json")
     return share | own, f'{number} = "{key.public_key().public_bytes_raw().hex()}"'
 
 
@@ -93,11 +94,11 @@ class SecureGrid(InProcessGrid):
         return reply
 
 
-def run(tmp_path, lost=(), changed=None, prepare=lambda grid: None, **settings):
+def run(tmp_path, lost=(), changed=None, prepare=lambda grid: None, grid_of=SecureGrid, **settings):
     plan = tmp_path / "plan" / "plan.toml"
     if not plan.exists():
         write_plan(tmp_path / "plan")
-    grid, said = SecureGrid(plan, tmp_path / "keys"), []
+    grid, said = grid_of(plan, tmp_path / "keys"), []
     grid.lost, grid.changed = set(lost), changed or {}
     prepare(grid)
     given = {"out": str(tmp_path / "run"), "nodes": 5, "authenticated": True, "timeout": 600.0}
@@ -240,6 +241,47 @@ def test_a_round_without_one_node_of_the_last_one_is_refused_by_the_others(tmp_p
     with pytest.raises(CohortTooSmallError, match="round 1"):
         run(tmp_path, lost=[(NODES[2], "keys", 1)])
     assert len(list((tmp_path / "run").glob("state-*1.safetensors"))) == 1
+
+
+def test_a_node_gives_no_second_vector_of_an_attempt_if_flower_lost_its_context(tmp_path):
+    """Flower sends an answer before it keeps the context; two vectors would have the same masks."""
+    declined = []
+
+    class Lossy(SecureGrid):
+        def _answer(self, message):
+            fields, context = message.content["task"], self._contexts[NODES[2]]
+            asked = message.metadata.dst_node_id, fields.get("stage")
+            if asked != (NODES[2], "vector"):
+                return super()._answer(message)
+            kept = context.state["privpart-secure"]
+            reply = super()._answer(message)
+            context.state["privpart-secure"] = kept
+            second = super()._answer(message).content["declined"]["why"]
+            assert "another stage" in second
+            declined.append(second)
+            return reply
+
+    run(tmp_path, grid_of=Lossy)
+    assert len(declined) == 2
+
+
+def test_another_run_of_a_server_gets_no_second_sum_of_a_round(tmp_path):
+    """Flower has a new context for each run; the file alone knows of the lists that were signed."""
+    grid, _ = run(tmp_path)
+    for node, context in grid._contexts.items():
+        grid._contexts[node] = Context(2, node, context.node_config, RecordDict(), {})
+    said, plan = [], tmp_path / "plan" / "plan.toml"
+    given = {"nodes": 5, "authenticated": True, "timeout": 600.0, "attempts": 1, "seed": 4}
+    settings = Settings(out=str(tmp_path / "again"), roster=str(grid.roster), **given)
+    with pytest.raises(CohortTooSmallError):
+        serve(grid, plan, settings, poll=0.01, report=said.append)
+    assert len([line for line in said if "was begun before" in line]) == len(NODES)
+    memory = Path(grid.config(NODES[0])["party-memory"])
+    assert memory.stat().st_mode & 0o777 == 0o600
+    memory.write_text("{")
+    with pytest.raises(CohortTooSmallError):
+        serve(grid, plan, settings, poll=0.01, report=said.append)
+    assert any("see the log of the node" in line for line in said)
 
 
 @pytest.mark.slow

@@ -228,6 +228,19 @@ def test_wrong_shares_of_some_parties_are_left_out():
         assert (total == attempt.expected(attempt.parties)).all()
 
 
+def test_wrong_shares_of_two_are_left_out_wherever_their_holders_stand():
+    """Of the 19 holders 11 are needed, and no 11 that stand side by side are all right."""
+    attempt = Attempt(TWENTY)
+    attempt.until("unmask")
+    liars, digest = attempt.cohort.ring[::10], attempt.cohort.digest
+    given = dict(attempt.sent.shares_given)
+    for liar in liars:
+        wrong = {p: bytes(33) for p in attempt.parties if p != liar}
+        given[liar] = encode("unmask", digest, liar, wrong)
+    total = coordinator.unmasked(attempt.summed, given.items(), {})
+    assert (total == attempt.expected(attempt.parties)).all()
+
+
 def test_shares_from_strangers_and_of_oneself_are_not_read():
     attempt = Attempt(FIVE)
     attempt.until("unmask")
@@ -438,13 +451,30 @@ def test_who_signed_in_a_round_is_not_summed_with_others_in_it():
     second = Attempt(rules, parties=asked, keys=first.keys, number_of=(0, 1))
     keys = second.advertise()
     for one in agreed[2:]:
-        refused(lambda p=one: everybody[p].share(keys), "outside of the list that this party")
+        refused(lambda p=one: everybody[p].share(keys), "not those of the list that this party")
     assert len(silent + newcomers) == rules.quorum(14)
     honest = Attempt(rules, parties=everybody, keys=first.keys, number_of=(0, 2))
     honest.sent.keys = [(p, it.advertise(*honest.fixed)) for p, it in everybody.items()]
     arrived = honest.terms, honest.sent.keys, honest.refused
     cohort, _ = coordinator.gather(*arrived, listed=first.summed.members)
     assert cohort.records.keys() == first.summed.members
+
+
+def test_who_signed_is_not_outvoted_by_a_smaller_quorum_of_a_part_of_the_list():
+    """Of 17 of 20 parties 9 are a quorum, as many as did not sign: the sums differ by 3."""
+    rules = SecureSums(smallest_cohort=8, largest_cohort=20, threshold=4, colluding=0, neighbours=6)
+    first = Attempt(rules)
+    first.until("mask")
+    everybody = sorted(first.parties)
+    agreed, silent = everybody[:11], everybody[11:]
+    assert (rules.quorum(20), rules.quorum(17)) == (len(agreed), len(silent))
+    for p in agreed:
+        first.parties[p].agree(first.listed)
+    fewer = {p: first.parties[p] for p in everybody[3:]}
+    second = Attempt(rules, parties=fewer, keys=first.keys, number_of=(0, 1))
+    keys = second.advertise()
+    for p in everybody[3:11]:
+        refused(lambda p=p: first.parties[p].share(keys), "not those of the list that this party")
 
 
 @pytest.mark.parametrize(("apart", "goes"), [(0, True), (1, False), (5, False)])
@@ -511,7 +541,8 @@ def test_a_party_needs_its_own_key_in_the_roster():
 @pytest.mark.parametrize(
     "change",
     [{"round": -1}, {"attempt": 2**63}, {"length": 0}, {"bits": 52}, {"bits": 0},
-     {"roster": {-1: bytes(32)}}, {"roster": {EVERYBODY: bytes(32)}}, {"roster": {0: b"short"}}],
+     {"roster": {-1: bytes(32)}}, {"roster": {EVERYBODY: bytes(32)}}, {"roster": {0: b"short"}},
+     {"roster": {0: bytes(32), 1: bytes(32)}}],
 )  # fmt: skip
 def test_terms_out_of_range_are_refused(change):
     fields = {
@@ -523,7 +554,9 @@ def test_terms_out_of_range_are_refused(change):
         "start": "",
         "roster": {},
     }
-    refused(lambda: Terms(rules=FIVE, **fields | change), "out of range|must map ids from 0")
+    refused(
+        lambda: Terms(rules=FIVE, **fields | change), "out of range|must map ids from 0|one key"
+    )
 
 
 def test_a_vector_of_another_length_is_not_masked():
@@ -631,8 +664,9 @@ def test_a_party_continues_in_another_process_from_what_it_saved():
 
     def moved():
         for p, one in attempt.parties.items():
-            other = Party(p, attempt.keys[p], "plan", FIVE, attempt.roster)
-            other.restore(one.saved())
+            other = Party(p, attempt.keys[p], "plan", FIVE, attempt.roster, memory=one.memory)
+            if values := one.saved():
+                other.restore(values)
             attempt.parties[p] = other
 
     for stage in STAGES:
@@ -640,5 +674,25 @@ def test_a_party_continues_in_another_process_from_what_it_saved():
         assert ("secrets" in some(attempt).saved()) == (stage != "unmask")
         moved()
     assert (result == attempt.expected(attempt.parties)).all()
-    assert some(attempt).memory.members == set(attempt.parties)
+    assert some(attempt).memory.members == tuple(attempt.parties)
     refused(lambda: some(attempt).advertise(0, 0, LENGTH, BITS, "model"), "was begun before")
+
+
+@pytest.mark.parametrize("stage", STAGES[1:])
+def test_what_was_saved_before_an_answer_does_not_give_another_one(stage):
+    """Two vectors under one attempt's masks differ by what is in them, in the clear."""
+    attempt = Attempt(FIVE)
+    attempt.until(STAGES[STAGES.index(stage) - 1])
+    one = some(attempt)
+    before = one.saved()
+    getattr(attempt, stage)()
+    given = attempt.keys[one.party], "plan", FIVE, attempt.roster
+    again = Party(one.party, *given, memory=one.memory)
+    again.restore(before)
+    assert again.saved() == {}
+    refused(lambda: again.mask(attempt.boxes[one.party], np.ones(9, int), "model"), "another stage")
+    # the twin that forgets what it answered gives another
+    forgets = party.replace(one.memory, answered=len(before["read"]) + 1)
+    forgetful = Party(one.party, *given, memory=forgets)
+    forgetful.restore(before)
+    assert forgetful.saved() == before
