@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -91,9 +91,7 @@ def budget(
         ),
     ] = None,
     html: options.HtmlOption = None,
-    form: Annotated[
-        Literal["table", "json"], typer.Option("--format", help="Form of the result.")
-    ] = "table",
+    form: options.TableOrJson = "table",
 ) -> None:
     """Show what all runs about each population have spent together, by run, and what is left.
 

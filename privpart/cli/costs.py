@@ -12,7 +12,6 @@ import typer
 
 from accounting import ConfigError
 from privpart.cli import options
-from privpart.cli.options import Format
 from privpart.cli.output import Printed, print_all, print_result
 
 if TYPE_CHECKING:  # imported where used: other commands must start without torch
@@ -45,7 +44,7 @@ def costs(
         ),
     ] = None,
     html: options.HtmlOption = None,
-    form: options.FormatOption = Format.TABLE,
+    form: options.FormatOption = "table",
 ) -> None:
     """Report bytes, seconds, FLOPs and memory of one client in one round.
 

@@ -17,7 +17,6 @@ from accounting import ConfigError
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.idle import without
-from privpart.cli.options import Format
 from privpart.cli.output import print_result
 
 if TYPE_CHECKING:  # imported where used: the other commands must start without torch
@@ -61,7 +60,7 @@ def doctor(
         ),
         without("suggest", "no other command looks at proxy data"),
     ] = None,
-    form: options.FormatOption = Format.TABLE,
+    form: options.FormatOption = "table",
 ) -> None:
     """Check this installation, and with --plan whether the plan trains and what it costs.
 

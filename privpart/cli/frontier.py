@@ -61,7 +61,7 @@ def frontier(
         ),
     ] = False,
     html: options.HtmlOption = None,
-    form: options.FormatOption = Format.TABLE,
+    form: options.FormatOption = "table",
 ) -> None:
     """Compare parts of a model under privacy, each tuned by the same budget: what to freeze.
 

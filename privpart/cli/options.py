@@ -1,51 +1,19 @@
 """Options that several commands share."""
 
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from accounting import ConfigError
 from accounting.guarantee import Method
 
-
-class MethodName(StrEnum):
-    """Ways to compute epsilon."""
-
-    EXACT = "exact"
-    PLD = "pld"
-    RDP = "rdp"
-
-
-def method_of(typed: MethodName | None) -> Method:
-    """Return the method that was typed, or the default."""
-    return "exact" if typed is None else typed.value
-
-
-class Format(StrEnum):
-    """Forms of the result on standard output."""
-
-    TABLE = "table"
-    JSON = "json"
-    CSV = "csv"
-
-
-class ReportFormat(StrEnum):
-    """Forms of a report on standard output; a statement is prose."""
-
-    TABLE = "table"
-    STATEMENT = "statement"
-    JSON = "json"
-    CSV = "csv"
-
-
-ROUNDS = typer.Option(help="Training rounds, each of which releases a model.")
-_DELTA = typer.Option(help="Delta of the guarantee, strictly between 0 and 1.")
-Rounds = Annotated[int, ROUNDS]
-RoundsUnlessPlanned = Annotated[int | None, ROUNDS]
-Delta = Annotated[float, _DELTA]
-DeltaUnlessPlanned = Annotated[float | None, _DELTA]
+Format = Literal["table", "json", "csv"]
+"""Forms of the result on standard output."""
+Rounds = Annotated[
+    int | None, typer.Option(help="Training rounds, each of which releases a model.")
+]
+DELTA = typer.Option(help="Delta of the guarantee, strictly between 0 and 1.")
 Population = Annotated[
     int | None,
     typer.Option(
@@ -61,7 +29,7 @@ AllowLargeDelta = Annotated[
     ),
 ]
 MethodOption = Annotated[
-    MethodName | None,
+    Method | None,
     typer.Option(
         "--method",
         help="'exact', the default, is tight; the others, by dp-accounting, reproduce papers and "
@@ -69,11 +37,9 @@ MethodOption = Annotated[
         show_default=False,
     ),
 ]
-FormatOption = Annotated[Format, typer.Option("--format", help="Form of the result.")]
-ReportFormatOption = Annotated[
-    ReportFormat,
-    typer.Option("--format", help="Form of the result; 'statement' is plain English."),
-]
+FORM = typer.Option("--format", help="Form of the result.")
+FormatOption = Annotated[Format, FORM]
+TableOrJson = Annotated[Literal["table", "json"], FORM]
 MaxEpsilon = Annotated[
     float | None, typer.Option(help="Exit with 3 if epsilon is above this; for CI.")
 ]

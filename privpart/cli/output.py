@@ -31,10 +31,10 @@ def print_result(
     print_text: Callable[[], None],
 ) -> None:
     """Print a result as JSON, its rows as CSV, or by a function, as text."""
-    if form is Format.JSON:
+    if form == "json":
         # JSON has no NaN: strict readers would refuse the whole document
         typer.echo(json.dumps(document, indent=2, allow_nan=False))
-    elif form is Format.CSV:
+    elif form == "csv":
         typer.echo(as_csv(rows) if rows else "", nl=False)
     else:
         print_text()

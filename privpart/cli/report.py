@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from textwrap import fill
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -13,7 +13,7 @@ from accounting.report import printable
 from privpart.cli import options
 from privpart.cli.gate import EXCEEDED, as_field, judged_run, leave_if_above, leave_if_refused
 from privpart.cli.idle import without
-from privpart.cli.options import Format, ReportFormat
+from privpart.cli.options import Format
 from privpart.cli.output import print_result, report_row
 
 if TYPE_CHECKING:
@@ -65,7 +65,10 @@ def report(
         ),
         without("registry", "no entry is written"),
     ] = None,
-    form: options.ReportFormatOption = ReportFormat.TABLE,
+    form: Annotated[
+        Literal["table", "statement", "json", "csv"],
+        typer.Option("--format", help="Form of the result; 'statement' is plain English."),
+    ] = "table",
 ) -> None:
     """Report the guarantee of a run and whether it holds, from the run's ledger.
 
@@ -85,10 +88,10 @@ def report(
         result = vouched(result, code, voucher)
     refusals = [] if policy is None else judged_run(policy, run, key, result.vouchers)
     _write(result, html, registry, about)
-    if form is ReportFormat.STATEMENT:
+    if form == "statement":
         typer.echo(printable(result.statement()))
     else:
-        print_run(result, Format(form), as_field(policy, refusals))
+        print_run(result, form, as_field(policy, refusals))
     # The report is printed before any gate ends the command: it says why.
     if result.deviations:
         raise typer.Exit(_LEFT_ITS_PLAN)

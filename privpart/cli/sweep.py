@@ -38,7 +38,7 @@ def sweep(
     ] = None,
     jobs: Annotated[JobsOption, without("file", "nothing is trained")] = None,
     html: options.HtmlOption = None,
-    form: options.FormatOption = Format.TABLE,
+    form: options.FormatOption = "table",
 ) -> None:
     """Train every cell of a grid, for each seed; the same command again resumes the sweep.
 

@@ -136,7 +136,7 @@ def train(
         ),
         where("workers", 1, "one process has no workers"),
     ] = _DEFAULTS.worker_timeout,
-    form: options.FormatOption = Format.TABLE,
+    form: options.FormatOption = "table",
 ) -> None:
     """Train under a plan; every round is committed to the folder before its model is released.
 

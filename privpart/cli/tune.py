@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from accounting import ConfigError
 from accounting.report import up
+from privpart.cli import options
 from privpart.cli.idle import beside, without
+from privpart.cli.options import Format
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from privpart.study.tune import Bill, Tune
@@ -47,9 +49,7 @@ def tune(
             without("out", "nothing is named to give up"),
         ),
     ] = False,
-    form: Annotated[
-        Literal["table", "json"], typer.Option("--format", help="Form of the result.")
-    ] = "table",
+    form: options.TableOrJson = "table",
 ) -> None:
     """Train a secret number of candidates; release the best, within one epsilon for everything.
 
@@ -115,13 +115,12 @@ def _shown(bill: "Bill", out: Path) -> Iterator[None]:
         raise typer.Exit(_INTERRUPTED) from None
 
 
-def _tell(winner: Path, form: str) -> None:
-    from privpart.cli.options import Format
+def _tell(winner: Path, form: Format) -> None:
     from privpart.cli.report import print_run
     from privpart.run.report import run_report
 
     typer.echo(f"privpart: released {winner}", err=True)
-    print_run(run_report(winner), Format(form))
+    print_run(run_report(winner), form)
 
 
 def _abandon(out: Path, form: str) -> None:

@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -59,9 +59,7 @@ def verify(
         ),
         without("replay", "nothing is computed again"),
     ] = None,
-    form: Annotated[
-        Literal["table", "json"], typer.Option("--format", help="Form of the result.")
-    ] = "table",
+    form: options.TableOrJson = "table",
 ) -> None:
     """Check a run's signature, chain, files, plan and guarantee, and say what each rests on.
 

@@ -9,7 +9,7 @@ import typer
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.cli.idle import beside, without
-from privpart.cli.options import Format, FormatOption, HtmlOption
+from privpart.cli.options import FormatOption, HtmlOption
 
 THRESHOLD_PASSED = 4
 _LEAST_CANARIES = 20
@@ -66,7 +66,7 @@ def epsilon(
         Literal["violation"] | None, typer.Option(help="Exit with 4 at a violation.")
     ] = None,
     html: HtmlOption = None,
-    form: FormatOption = Format.TABLE,
+    form: FormatOption = "table",
 ) -> None:
     """Bound epsilon from below, and compare it with what the accountant says.
 

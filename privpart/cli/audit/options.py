@@ -16,7 +16,7 @@ import typer
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.cli.idle import OF_IMAGES, Idle, beside, without
-from privpart.cli.options import Format, FormatOption, HtmlOption
+from privpart.cli.options import FormatOption, HtmlOption
 
 # Imported where used: pydantic is slow to import, and every command imports its options.
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class LeakageOptions:
     ] = None
     out: Annotated[Path, typer.Option(help="Folder for the report, pictures and trials/.")]
     html: HtmlOption = None
-    form: FormatOption = Format.TABLE
+    form: FormatOption = "table"
     settings: Annotated[
         Path | None,
         typer.Option(

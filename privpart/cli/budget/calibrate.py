@@ -1,15 +1,11 @@
 """``privpart calibrate``: the least noise within a budget, or what a budget allows with noise."""
 
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-import accounting
-from accounting import ConfigError, Guarantee, Mechanism, Participation, checks, most_mu
-from accounting.mechanisms import MechanismChoice
+from accounting import ConfigError, Guarantee, checks, most_mu
 from accounting.report import up
 from accounting.selection import repetitions_of
 from privpart.cli import options
@@ -21,13 +17,10 @@ from privpart.cli.budget.options import (
     MinSeparation,
     NoiseScheduleOption,
     SamplingOption,
-    typed_choice,
-    typed_participation,
 )
-from privpart.cli.budget.promise import Promise, SampledRun, built
+from privpart.cli.budget.promise import TypedRun
 from privpart.cli.budget.solve import left_out, solve
 from privpart.cli.idle import beside
-from privpart.cli.options import Format, MethodName, method_of
 from privpart.cli.output import print_report
 
 _CLOSE = 1e-4
@@ -37,8 +30,8 @@ _CLOSE = 1e-4
 def calibrate(
     *,
     target_epsilon: Annotated[float, typer.Option(help="The budget, above 0.")],
-    delta: options.Delta,
-    rounds: Annotated[int | None, options.ROUNDS] = None,
+    delta: Annotated[float, options.DELTA],
+    rounds: options.Rounds = None,
     noise_multiplier: Annotated[
         float | None,
         typer.Option(
@@ -61,7 +54,7 @@ def calibrate(
         beside("method", "a selection is accounted for by the exact trade-off"),
         beside("noise_multiplier", "with given noise, one run is accounted for"),
     ] = None,
-    form: options.FormatOption = Format.TABLE,
+    form: options.FormatOption = "table",
 ) -> None:
     """Find the least noise whose epsilon does not exceed a target.
 
@@ -75,7 +68,7 @@ def calibrate(
     """
     checks.accept_delta(delta, population, allow_large=allow_large_delta)
     limits = (max_participations, min_separation, fixed_order)
-    run = _Run(mechanism, noise_schedule, limits, population, method, delta)
+    run = TypedRun(mechanism, noise_schedule, limits, population, method, delta)
     if noise_multiplier is not None:
         promised = partial(run.promise, z=noise_multiplier)
         least = 1 + ((max_participations or 1) - 1) * (min_separation or 1)
@@ -89,7 +82,7 @@ def calibrate(
     if best_of is not None:
         mu = most_mu(repetitions_of(best_of), target_epsilon=target_epsilon, delta=delta)
         target_epsilon = Guarantee(mu).epsilon(delta)
-    promise = run.calibrated(target_epsilon, rounds, sampling)
+    promise = run.promise(rounds, sampling, target=target_epsilon)
     report = promise.report(method)
     selection = None if best_of is None else selected(promise.guarantee(), best_of, delta)
     lines = lines_of(selection) if selection else []
@@ -101,49 +94,3 @@ def calibrate(
             f"with this noise and above {target_epsilon:g} with any less.",
             err=True,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """What was typed of a run whose noise, or whose length or sampler, is sought."""
-
-    mechanism: str | None
-    schedule: Path | None
-    limits: tuple[int | None, int | None, bool]
-    population: int | None
-    method: MethodName | None
-    delta: float
-
-    def promise(self, rounds: int, sampling: str | None, *, z: float) -> Promise:
-        """Return the promise with this noise."""
-        if sampling is not None:
-            return self._sampled(rounds, sampling).promise(z, self.delta)
-        choice, participation = self._unsampled(rounds)
-        return self._promise(choice, built(choice, participation), participation, z)
-
-    def calibrated(self, target: float, rounds: int, sampling: str | None) -> Promise:
-        """Return the promise with the least noise that meets a target."""
-        if sampling is not None:
-            return self._sampled(rounds, sampling).calibrated(target, self.delta)
-        choice, participation = self._unsampled(rounds)
-        encoder = built(choice, participation)
-        by, delta = method_of(self.method), self.delta
-        z = accounting.calibrate(
-            encoder, participation, target_epsilon=target, delta=delta, method=by
-        )
-        return self._promise(choice, encoder, participation, z)
-
-    def _sampled(self, rounds: int, sampling: str) -> SampledRun:
-        choice = typed_choice(self.mechanism, rounds, self.schedule)
-        return SampledRun.typed(sampling, choice, rounds, self.population, self.method)
-
-    def _unsampled(self, rounds: int) -> tuple[MechanismChoice, Participation]:
-        k, b, fixed_order = self.limits
-        participation = typed_participation(rounds, k, b, fixed_order=fixed_order)
-        return typed_choice(self.mechanism, rounds, self.schedule), participation
-
-    def _promise(
-        self, choice: MechanismChoice, encoder: Mechanism, limits: Participation, z: float
-    ) -> Promise:
-        stated = self.limits[0] is not None
-        return Promise(choice, encoder, limits, z, self.delta, stated, self.population)

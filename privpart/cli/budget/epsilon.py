@@ -2,17 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from accounting import ConfigError, Participation, PrivacyReport, checks
-from accounting.events import event_of
-from accounting.mechanisms import MechanismChoice
+from accounting import ConfigError, PrivacyReport, checks
+from accounting.events import event_of, read_events
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.budget.best_of import BestOf, lines_of, selected
-from privpart.cli.budget.events import EpsilonFormat, print_events
 from privpart.cli.budget.options import (
     FixedOrderOption,
     MaxParticipations,
@@ -20,30 +18,28 @@ from privpart.cli.budget.options import (
     MinSeparation,
     NoiseScheduleOption,
     SamplingOption,
-    typed_choice,
-    typed_participation,
 )
-from privpart.cli.budget.promise import Histories, Promise, SampledRun, built, histories_of
+from privpart.cli.budget.promise import Histories, Promise, TypedRun, histories_of
 from privpart.cli.gate import judged_plan, leave_if_above, leave_if_refused
 from privpart.cli.idle import OF_A_PLAN, Alone, beside
-from privpart.cli.options import Format
 from privpart.cli.output import print_report
 
 _LEFT_ITS_PLAN = 6
+_Form = Literal["table", "statement", "json", "csv", "events"]
 _OF_ANY = "population", "max_epsilon", "form"
 """Options that matter however a run is described."""
 
 
 def epsilon(
     *,
-    rounds: options.RoundsUnlessPlanned = None,
+    rounds: options.Rounds = None,
     noise_multiplier: Annotated[
         float | None,
         typer.Option(
             help="Noise standard deviation per coordinate / clip norm, on the scale of the sum."
         ),
     ] = None,
-    delta: options.DeltaUnlessPlanned = None,
+    delta: Annotated[float | None, options.DELTA] = None,
     plan: Annotated[
         Path | None,
         typer.Option(help="Plan file to read all of this from, as `privpart train` does."),
@@ -81,13 +77,13 @@ def epsilon(
     best_of: BestOf = None,
     html: options.HtmlOption = None,
     form: Annotated[
-        EpsilonFormat,
+        _Form,
         typer.Option(
             "--format",
             help="Form of the result; 'statement' is plain English, 'events' what dp-accounting "
             "reads.",
         ),
-    ] = EpsilonFormat.TABLE,
+    ] = "table",
 ) -> None:
     """Report the (epsilon, delta) of a planned run.
 
@@ -96,7 +92,7 @@ def epsilon(
     """
     limit = None if max_epsilon is None else checks.positive("max_epsilon", max_epsilon)
     if events is not None:
-        print_events(events, delta, population, limit, form, allow_large=allow_large_delta)
+        _print_events(events, delta, population, limit, form, allow_large=allow_large_delta)
         return
     histories = None if log is None else histories_of(log)
     population = _counted(population, histories)
@@ -113,28 +109,14 @@ def epsilon(
         )
     else:
         checks.accept_delta(delta, population, allow_large=allow_large_delta)
-        choice = typed_choice(mechanism, rounds, noise_schedule)
-        stated = max_participations is not None
-        if limit is not None and not (stated or sampling or histories):
+        if limit is not None and not (max_participations is not None or sampling or histories):
             raise ConfigError(
                 f"max_epsilon={limit:g}: a gate needs --max-participations, the most rounds of one "
                 "client; 1 would be assumed, which nothing enforces."
             )
-        if sampling is not None:
-            run = SampledRun.typed(sampling, choice, rounds, population, method)
-            promise = run.promise(noise_multiplier, delta)
-        else:
-            # no promise: the log alone
-            if histories is not None and not stated:
-                participation, stated = _logged(choice, rounds, histories), True
-            else:
-                participation = typed_participation(
-                    rounds, max_participations, min_separation, fixed_order=fixed_order
-                )
-            encoder = built(choice, participation)
-            promise = Promise(
-                choice, encoder, participation, noise_multiplier, delta, stated, population
-            )
+        limits = max_participations, min_separation, fixed_order
+        run = TypedRun(mechanism, noise_schedule, limits, population, method, delta)
+        promise = run.promise(rounds, sampling, z=noise_multiplier, histories=histories)
     refusals = [] if policy is None else judged_plan(policy, promise, best_of=best_of)
     # The page comes first: a gate must not leave them unwritten.
     report = promise.report(method, histories=histories)
@@ -146,16 +128,16 @@ def epsilon(
 
 
 def _print(
-    form: EpsilonFormat, promise: Promise, report: PrivacyReport, selection: dict[str, Any] | None
+    form: _Form, promise: Promise, report: PrivacyReport, selection: dict[str, Any] | None
 ) -> None:
-    if form is EpsilonFormat.EVENTS:
+    if form == "events":
         typer.echo(json.dumps(event_of(promise.guarantee()), indent=2))
-    elif form is EpsilonFormat.STATEMENT:
+    elif form == "statement":
         typer.echo(report.statement())
     else:
         lines = [*_one_stream(promise), *(lines_of(selection) if selection else ())]
         more = {"selection": selection} if selection else {}
-        print_report(report, Format(form), beside=lines, more=more)
+        print_report(report, form, beside=lines, more=more)
 
 
 def _write_page(report: PrivacyReport, limit: float | None, html: Path | None) -> None:
@@ -174,17 +156,6 @@ def _counted(population: int | None, histories: Histories | None) -> int | None:
     return population or len(histories)
 
 
-def _logged(choice: MechanismChoice, rounds: int, histories: Histories) -> Participation:
-    # An encoder that is fitted to the log costs less than the one that ran.
-    if choice.fitted:
-        raise ConfigError(
-            f"mechanism={choice}: is fitted to a promise, and fitted to a log it is not the one "
-            "that ran. Say what was promised (--max-participations, --min-separation), or pass the "
-            "mechanism that ran (file:PATH)."
-        )
-    return Participation.from_log(rounds, histories)
-
-
 def _one_stream(promise: Promise) -> list[tuple[str, str]]:
     """Return the sensitivity of the same mechanism without groups, for comparison."""
     if promise.mechanism.groups is None:
@@ -200,3 +171,32 @@ def _judge(report: PrivacyReport, limit: float | None, selection: dict[str, Any]
     if report.realised is not None and report.realised.deviations:
         raise typer.Exit(_LEFT_ITS_PLAN)
     leave_if_above(report.epsilon if selection is None else selection["epsilon"], limit)
+
+
+def _print_events(
+    path: Path,
+    delta: float | None,
+    population: int | None,
+    limit: float | None,
+    form: str,
+    *,
+    allow_large: bool,
+) -> None:
+    """Print the cost of the events in a file; exit with 3 if it is above the limit."""
+    if delta is None:
+        raise ConfigError("--events needs --delta.")
+    if form not in ("table", "json"):
+        raise ConfigError(f"format={form}: events have the forms table and json.")
+    checks.accept_delta(delta, population, allow_large=allow_large)
+    composed = read_events(path)
+    epsilon = composed.epsilon(delta)
+    if form == "json":
+        values = {"epsilon": epsilon, "delta": delta, "mu": composed.mu}
+        typer.echo(json.dumps({"schema": "privpart/events/1", **values}, indent=2))
+    else:
+        how = "every release is Gaussian: exact" if composed.mu else "their losses composed by PLD"
+        lines = [("epsilon", f"{up(epsilon, 5)}   ({how})"), ("delta", up(delta, 6))]
+        lines += [] if composed.mu is None else [("mu", up(composed.mu, 5))]
+        adjacency = "the events' own: one person is there, or is not; divisors are public"
+        typer.echo("\n".join(f"  {a:<17} {b}" for a, b in [*lines, ("adjacency", adjacency)]))
+    leave_if_above(epsilon, limit)

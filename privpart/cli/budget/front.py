@@ -40,7 +40,6 @@ from privpart.cli.budget.options import (
 )
 from privpart.cli.budget.promise import shown_fits
 from privpart.cli.idle import OF_A_PLAN, Alone
-from privpart.cli.options import Format
 from privpart.cli.output import Printed, print_all, print_result
 
 if TYPE_CHECKING:
@@ -55,8 +54,8 @@ _DRAWS = (2, 4, 16)
 
 def mechanisms(
     *,
-    rounds: options.RoundsUnlessPlanned = None,
-    delta: options.DeltaUnlessPlanned = None,
+    rounds: options.Rounds = None,
+    delta: Annotated[float | None, options.DELTA] = None,
     plan: Annotated[
         Path | None,
         typer.Option(
@@ -87,7 +86,7 @@ def mechanisms(
         ),
     ] = None,
     html: options.HtmlOption = None,
-    form: options.FormatOption = Format.TABLE,
+    form: options.FormatOption = "table",
 ) -> None:
     """Show what memory buys: the error of all mechanisms at the same epsilon, by state vectors.
 
@@ -110,9 +109,7 @@ def mechanisms(
         raise ConfigError("--rounds and --delta are needed; or --plan FILE, which has them.")
     else:
         checks.accept_delta(delta)
-        participation = typed_participation(
-            rounds, max_participations, min_separation, fixed_order=fixed_order
-        )
+        participation = typed_participation(rounds, max_participations, min_separation, fixed_order)
     names = [name for name in mechanism or () if name != _DENSE]
     chosen = [typed_choice(text, participation.rounds) for text in names]
     optimal = _DENSE in (mechanism or ())

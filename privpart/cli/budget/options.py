@@ -92,7 +92,7 @@ FixedOrderOption = Annotated[
 
 
 def typed_participation(
-    rounds: int, max_participations: int | None, min_separation: int | None, *, fixed_order: bool
+    rounds: int, max_participations: int | None, min_separation: int | None, fixed_order: bool
 ) -> Participation:
     """Return the participation that was typed; one round of each client if nothing was.
 

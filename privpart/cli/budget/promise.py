@@ -23,24 +23,25 @@ from accounting import (
     BMinSep,
     ComposedGuarantee,
     ConfigError,
-    Estimate,
     Guarantee,
     Mechanism,
     Participation,
     PoissonSampling,
     PrivacyReport,
     Realised,
+    calibrate,
     guarantee,
     participation_of,
     sampled_guarantee,
 )
 from accounting.calibrate import estimated_noise, least_sampled_noise
 from accounting.claims import claim_of, known
-from accounting.cohorts import Sampled, Sampling, SamplingChoice, sampled_passes
+from accounting.cohorts import Sampled, SamplingChoice, sampled_passes
+from accounting.guarantee import Method
 from accounting.mechanisms import MechanismChoice
 from accounting.realised import read_log
 from accounting.report import MetricsClaim, NoiseOrigin
-from privpart.cli.options import MethodName, method_of
+from privpart.cli.budget.options import typed_choice, typed_participation
 
 if TYPE_CHECKING:
     from accounting.subsampled import SampledMethod
@@ -105,14 +106,14 @@ class Promise:
 
     def report(
         self,
-        method: MethodName | None = None,
+        method: Method | None = None,
         *,
         histories: Histories | None = None,
         earlier: ComposedGuarantee | None = None,
         noise_source: NoiseOrigin = "unstated",
     ) -> PrivacyReport:
         """Return the report, with the cost by a log and of earlier runs if there are any."""
-        plain = "exact" if self.sampled is not None else method_of(method)
+        plain = "exact" if self.sampled is not None or method is None else method
         alone = self.sampled is None and earlier is None
         realised = None
         if histories is not None:
@@ -141,71 +142,91 @@ class Promise:
 
 
 @dataclass(frozen=True, slots=True)
-class SampledRun:
-    """A mechanism, a sampler and what it needs besides; the noise is still open."""
+class TypedRun:
+    """What was typed of a run, besides its noise, its rounds and its sampler.
 
-    choice: MechanismChoice
-    mechanism: Mechanism
-    sampling: Sampling
+    ``limits`` are the most rounds of a client, its separation, and whether the order is fixed.
+    """
+
+    mechanism: str | None
+    schedule: Path | None
+    limits: tuple[int | None, int | None, bool]
     population: int | None
-    estimate: Estimate | None
-    method: "SampledMethod"
-    draw_seed: int | None
+    method: Method | None
+    delta: float
 
-    @classmethod
-    def typed(
-        cls,
-        sampling: str,
-        choice: MechanismChoice,
+    def promise(
+        self,
         rounds: int,
-        population: int | None,
-        method: MethodName | None,
-    ) -> "SampledRun":
-        """Return the run that ``--sampling`` describes; fit the mechanism if it asks for it."""
+        sampling: str | None,
+        *,
+        z: float | None = None,
+        target: float = 0.0,
+        histories: Histories | None = None,
+    ) -> Promise:
+        """Return the promise with the noise ``z``, or with the least that meets a target epsilon.
+
+        Without limits it is of the participation in ``histories``, the log alone.
+        """
+        choice = typed_choice(self.mechanism, rounds, self.schedule)
+        if sampling is not None:
+            return self._sampled(choice, rounds, sampling, z, target)
+        stated = self.limits[0] is not None
+        if histories is not None and not stated:
+            limits, stated = _logged(choice, rounds, histories), True
+        else:
+            limits = typed_participation(rounds, *self.limits)
+        mechanism, by = built(choice, limits), self.method or "exact"
+        if z is None:
+            goal = {"target_epsilon": target, "delta": self.delta}
+            z = calibrate(mechanism, limits, **goal, method=by)
+        return Promise(choice, mechanism, limits, z, self.delta, stated, self.population)
+
+    def _sampled(
+        self, choice: MechanismChoice, rounds: int, sampling: str, z: float | None, target: float
+    ) -> Promise:
+        """Return the promise by the one accountant that covers the sampler."""
         sampler, draw_seed = SamplingChoice.parse(sampling)
         mechanism = built(choice, sampled_passes(rounds, sampler.bins))
-        drawn = sampler.sampler(mechanism, population)
-        of_poisson = isinstance(drawn, PoissonSampling)
-        if method is not None and not (of_poisson and method in (MethodName.PLD, MethodName.RDP)):
+        drawn = sampler.sampler(mechanism, self.population)
+        by: SampledMethod = "rdp" if self.method == "rdp" else "pld"
+        offered = (None, "pld", "rdp") if isinstance(drawn, PoissonSampling) else (None,)
+        if self.method not in offered:
             raise ConfigError(
-                f"method={method}: Poisson sampling has 'pld' (default) and 'rdp', every other "
-                "sampler one accountant; leave it out."
+                f"method={self.method}: Poisson sampling has 'pld' (default) and 'rdp', every "
+                "other sampler one accountant; leave it out."
             )
-        by: SampledMethod = "rdp" if method is MethodName.RDP else "pld"
         estimate = sampler.estimate(draw_seed)
-        return cls(choice, mechanism, drawn, population, estimate, by, draw_seed)
-
-    def promise(self, noise_multiplier: float, delta: float) -> Promise:
-        """Return the promise with so much noise, by the one accountant that covers it."""
-        run = sampled_guarantee(
-            self.mechanism,
-            self.sampling,
-            noise_multiplier=noise_multiplier,
-            estimate=self.estimate,
-            method=self.method,
-        )
-        return self._promise(noise_multiplier, delta, run)
-
-    def calibrated(self, target_epsilon: float, delta: float) -> Promise:
-        """Return the promise with the least noise that meets the target."""
-        if self.draw_seed is not None:
+        if z is None and draw_seed is not None:
             raise ConfigError(
-                f"draw_seed={self.draw_seed}: noise is chosen by draws of its own; leave it out."
+                f"draw_seed={draw_seed}: noise is chosen by draws of its own; leave it out."
             )
-        target = {"target_epsilon": target_epsilon, "delta": delta}
-        mechanism, sampling = self.mechanism, self.sampling
-        if self.estimate is not None and isinstance(sampling, BallsInBins | BMinSep):
+        goal = {"target_epsilon": target, "delta": self.delta}
+        if z is None and estimate is not None and isinstance(drawn, BallsInBins | BMinSep):
             # The guarantee that met the target, not another one: each would be a second answer.
-            run = estimated_noise(mechanism, sampling, **target, draws=self.estimate.draws)
-            return self._promise(run.noise_multiplier, delta, run)
-        z = least_sampled_noise(mechanism, sampling, **target, method=self.method)
-        return self.promise(z, delta)
-
-    def _promise(self, z: float, delta: float, run: Sampled) -> Promise:
-        limits = participation_of(self.sampling, self.mechanism.rounds)
+            estimated = estimated_noise(mechanism, drawn, **goal, draws=estimate.draws)
+            cost: Sampled = estimated
+            z = estimated.noise_multiplier
+        else:
+            z = least_sampled_noise(mechanism, drawn, **goal, method=by) if z is None else z
+            cost = sampled_guarantee(
+                mechanism, drawn, noise_multiplier=z, estimate=estimate, method=by
+            )
+        limits = participation_of(drawn, mechanism.rounds)
         return Promise(
-            self.choice, self.mechanism, limits, z, delta, population=self.population, sampled=run
+            choice, mechanism, limits, z, self.delta, population=self.population, sampled=cost
         )
+
+
+def _logged(choice: MechanismChoice, rounds: int, histories: Histories) -> Participation:
+    # An encoder that is fitted to the log costs less than the one that ran.
+    if choice.fitted:
+        raise ConfigError(
+            f"mechanism={choice}: is fitted to a promise, and fitted to a log it is not the one "
+            "that ran. Say what was promised (--max-participations, --min-separation), or pass the "
+            "mechanism that ran (file:PATH)."
+        )
+    return Participation.from_log(rounds, histories)
 
 
 def built(choice: MechanismChoice, participation: Participation) -> Mechanism:
