@@ -182,13 +182,16 @@ def _stated(text: str, options: dict[str, str]) -> tuple[Release, ...]:
         values = {name: float(value) for name, value in options.items()}
     except ValueError:
         raise ConfigError(f"add={text}: must be numbers, such as epsilon=1,delta=1e-6.") from None
-    match values:
-        case {"mu": mu} if len(values) == 1:
-            return (Guarantee(mu),)
-        case {"rho": rho} if len(values) == 1:
-            return (zcdp_profile(rho),)
-        case {"epsilon": _} if not values.keys() - {"epsilon", "delta"}:
-            return (StatedGuarantee(**values),)
+    try:
+        match values:
+            case {"mu": mu} if len(values) == 1:
+                return (Guarantee(mu),)
+            case {"rho": rho} if len(values) == 1:
+                return (zcdp_profile(rho),)
+            case {"epsilon": _} if not values.keys() - {"epsilon", "delta"}:
+                return (StatedGuarantee(**values),)
+    except ConfigError as error:  # not of --delta, which was not typed
+        raise ConfigError(f"add={text}: {error}") from None
     raise ConfigError(
         f"add={text}: must be epsilon=... with or without delta=..., mu=..., rho=..., "
         "profile=FILE or events=FILE."

@@ -95,14 +95,14 @@ class RunReport:
     Attributes:
         run_id: random name of the run.
         plan: hash of the run's plan.
-        planned_rounds: number of rounds that the guarantee covers.
+        planned_rounds: number of rounds that the guarantee is for, however many were run.
         rounds: number of committed rounds.
         complete: whether all planned rounds, and evaluations of metrics, are committed.
         realised: worst participation in the ledger; None before the first round, and of a run that
             samples, where who took part is secret.
         deviations: ways in which the run left its plan; empty if it kept to it.
         guarantee: the privacy report; its assumptions say what was enforced or verified.
-        closed: whether the run was ended early; it then covers ``rounds`` of the planned ones.
+        closed: whether the run was ended early, after ``rounds`` of the planned ones.
         public_key: key that signed the ledger, in hex.
         head: chain value of the last row, which the key signed.
         checks: what was checked of the folder, on this machine, when the report was written.
@@ -169,7 +169,7 @@ class RunReport:
         if self.measured is not None:
             lines.append(f"measured: {self.measured}")
         sentences = (f"{line[0].upper()}{line[1:]}." for line in lines)
-        return "\n\n".join([self.guarantee.statement(), *sentences])
+        return "\n\n".join([self.promise(), *sentences])
 
     def summary(self) -> list[tuple[str, str]]:
         """Return what a table of the report shows, as pairs of a name and a text."""
@@ -198,6 +198,20 @@ class RunReport:
             ("head", f"{self.head} after {self.rounds} rounds"),
         ]
         return lines if self.measured is None else [*lines, ("measured", self.measured)]
+
+    def promise(self) -> str:
+        """Return the guarantee in plain English, and of how many rounds if fewer were run."""
+        return "\n\n".join(filter(None, (self.guarantee.statement(), self.unfinished())))
+
+    def unfinished(self) -> str:
+        """Return how far a run is that has not run all planned rounds; "" if it has."""
+        if self.rounds >= self.planned_rounds:
+            return ""
+        done = f"was closed after {self.rounds}" if self.closed else f"has committed {self.rounds}"
+        return (
+            f"The run {done} of {self.planned_rounds} planned rounds. The figures are for all "
+            f"{self.planned_rounds}, and fewer cost no more."
+        )
 
     def progress(self) -> str:
         """Return how far the run is, and the most that one took part."""

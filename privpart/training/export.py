@@ -131,7 +131,7 @@ def privacy_metadata(
     report = report_of(shown, path)
     guarantee = report.guarantee
     metadata |= {
-        "privpart.statement": guarantee.statement(),
+        "privpart.statement": report.promise(),
         "privpart.status": guarantee.status,
         "privpart.plan": report.plan,
     }

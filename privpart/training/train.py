@@ -97,7 +97,7 @@ class Run:
 
     def statement(self) -> str:
         """Return the guarantee and what it rests on, as prose."""
-        return self.report().guarantee.statement()
+        return self.report().promise()
 
     def module(self) -> nn.Module:
         """Return a copy of the network with the released parameters, in evaluation mode."""

@@ -594,6 +594,7 @@ TYPED = {
     "budget people --limit-epsilon 2 --delta 3": "--delta 3: must lie strictly",
     "budget people --add epsilon=1": "by is missing: say who",
     "budget people --add eps=1 --by me": r"--add eps=1: must be epsilon=\.\.\.",
+    "budget people --add epsilon=1,delta=1 --by me": "--add epsilon=1,delta=1: delta=1: must be",
     "sweep gone.toml --out new": r"gone\.toml: there is no such file",
     "frontier gone.toml --out new": r"gone\.toml: there is no such file",
     "tune": "file: is missing",

@@ -204,7 +204,8 @@ def test_a_broken_run_says_so_first_and_shows_no_guarantee(pages, name):
 def test_an_unfinished_run_says_how_far_it_is_and_without_a_run_there_is_no_page(
     pages, privpart, tmp_path
 ):
-    assert "not finished: 2 of 6 rounds are committed" in pages["unfinished"][0]
+    text, _, _ = pages["unfinished"]
+    assert "has committed 2 of 6 planned rounds. The figures are for all 6" in text
     done = privpart("report", str(tmp_path / "none"), "--html", str(tmp_path / "p.html"))
     assert done.returncode == 2
     assert not (tmp_path / "p.html").exists()

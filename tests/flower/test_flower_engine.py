@@ -59,6 +59,34 @@ def test_the_last_model_is_the_embedded_engines_also_when_resumed(tmp_path, auth
     assert torch.equal(released(out), released(tmp_path / "embedded"))
 
 
+def test_loggers_get_the_metrics_and_a_callback_that_stops_the_run_finishes_it(tmp_path):
+    plan = write_plan(tmp_path)
+    plan.write_text(plan.read_text().replace("[data]", '[data]\nmetric = "./task.py:weight"'))
+    with (tmp_path / "task.py").open("a") as file:
+        file.write("\n\ndef weight(module):\n    return float(module.head.weight[0, 0])\n")
+    apps, out, logged, lines = {node: client_app(plan) for node in NODES}, tmp_path / "run", [], []
+
+    class Logger:
+        def log(self, metrics, step=None):
+            logged.append((step, sorted(metrics)))
+
+    def stop(record):
+        if record.round == 1:
+            raise privpart.StopTraining("enough")
+
+    given = settings(out, seed=None, evaluate_every=1)
+    serve(InProcessGrid(apps), plan, given, callbacks=[Logger(), stop], poll=0.01)
+    assert logged == [(1, ["metric"]), (2, ["metric"])]
+    report = run_report(out)
+    assert (report.rounds, report.closed) == (2, True)
+    assert all(check.status != "wrong" for check in check_run(out))
+    # nobody is asked again
+    grid = InProcessGrid(apps)
+    serve(grid, plan, given, callbacks=[stop], poll=0.01, report=lines.append)
+    assert not grid.sent
+    assert lines == [f"{out}: the training stopped itself; the run is finished."]
+
+
 @pytest.mark.parametrize("authenticated", [True, False])
 def test_participation_is_verified_only_where_nodes_are_authenticated(tmp_path, authenticated):
     plan = write_plan(tmp_path)

@@ -18,10 +18,12 @@ from privpart.run.report import run_report
 from privpart.server import RoundCounts
 from privpart.training import train as training
 from privpart.training.callbacks import METRICS, MetricsError, MetricsFile
+from privpart.training.export import privacy_metadata
 from privpart.training.progress import ProgressBar
 from privpart.training.verify import check_run
 
 ROUNDS = 4
+SAYS = "privpart.statement"
 X, Y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 2
 PLACES = ["north", "south", "south", "south"] * 2
 
@@ -216,6 +218,9 @@ def test_a_callback_stops_a_run_which_is_then_finished(tmp_path, privpart):
     assert choices.evidence.startswith("the training itself ended the run after 2 rounds")
     whole = trained(tmp_path / "whole").report()
     assert report.guarantee.epsilon == whole.guarantee.epsilon
+    assert not whole.unfinished()
+    for text in (run.statement(), report.statement(), privacy_metadata(run.path, "trained")[SAYS]):
+        assert "closed after 2 of 4 planned rounds. The figures are for all 4" in text
     names = {file.name for file in run.path.iterdir()}
     assert names == {"ledger.log", "lock", "closed-000002.safetensors", METRICS}
     assert all(line.status != "wrong" for line in check_run(run.path))

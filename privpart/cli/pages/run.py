@@ -41,7 +41,7 @@ def run_page(result: RunReport) -> Page:
     broken = bool(result.wrong) or result.guarantee.status == "does-not-hold"
     status = "does-not-hold" if broken else result.guarantee.status
     tone, verdict = _VERDICTS[status]
-    lead = [STATUS_SENTENCES[status], *_progress(result)]
+    lead = [STATUS_SENTENCES[status], *filter(None, [result.unfinished()])]
     if is_large_delta(result.guarantee.delta, result.guarantee.population):
         lead.append("Delta is too large for the number of units.")
     report = result.guarantee
@@ -101,17 +101,6 @@ def without_places(text: str, *folders: Path) -> str:
         for place in {str(folder), str(folder.resolve())} - {".", "/"}:
             text = text.replace(f"{place}/", "").replace(place, folder.resolve().name or "folder")
     return _PLACE.sub(r"\1", text)
-
-
-def _progress(result: RunReport) -> list[str]:
-    if result.closed:
-        return [f"The run was closed after {result.rounds} of {result.planned_rounds} rounds."]
-    if not result.complete:
-        return [
-            f"The run is not finished: {result.rounds} of {result.planned_rounds} rounds are "
-            "committed. The figures are for all planned rounds."
-        ]
-    return []
 
 
 def _sound(result: RunReport) -> list[Section]:
