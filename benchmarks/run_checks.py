@@ -19,7 +19,7 @@ import torch
 from accounting import BinaryTree, Participation
 from privpart import PrivacyPlan
 from privpart.run.begin import create_run
-from privpart.run.ledger import LEDGER, Ledger, Row, SigningKey, _line
+from privpart.run.ledger import LEDGER, Ledger, Row, SigningKey, _committed, _line
 from privpart.run.store import model_hash, write_state
 from privpart.training.verify import check_run
 
@@ -41,12 +41,14 @@ def run_of(folder: Path, rounds: int) -> str:
     name = folder / f"state-{rounds:06d}.safetensors"
     state, model = write_state(name, {"parameters": parameters}, {}), model_hash(parameters)
     signer = SigningKey((folder / "signing-key").read_bytes())
-    chain, lines = Ledger(folder).head, []
+    chain, lines = Ledger(folder)._end, []
     counts = {"state": state, "model": model, "clip_norm": 1.0, "received": CLIENTS}
+    counts["clipped_by"] = {"server": CLIENTS}
     for at in range(rounds):
         clients = sorted((at * CLIENTS + i) % POPULATION for i in range(CLIENTS))
-        lines.append(_line(chain, Row(round=at, clients=tuple(clients), **counts).entry(), signer))
-        chain = lines[-1].split(b" ")[0].decode()
+        row = Row(round=at, clients=tuple(clients), **counts)
+        lines.append(_line(chain, _committed(row), signer))
+        chain = b"".join(lines[-1].split(b" ")[:2]).decode()
     with (folder / LEDGER).open("ab") as file:
         file.writelines(lines)
     for key in ("key", "signing-key"):

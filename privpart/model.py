@@ -26,7 +26,6 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.hooks import RemovableHandle
@@ -151,13 +150,13 @@ class PartialModel:
         for parameter in self._frozen:
             parameter.grad = None
         self._layers = dict(module.named_modules())
-        # each layer with its buffers and a copy of their values
-        self._buffers: list[tuple[nn.Module, dict[str, tuple[Tensor | None, Tensor | None]]]] = [
-            (layer, {n: (b, None if b is None else b.clone()) for n, b in layer._buffers.items()})
+        # each layer's buffers and a copy of their values
+        self._buffers: dict[nn.Module, dict[str, tuple[Tensor | None, Tensor | None]]] = {
+            layer: {n: (b, None if b is None else b.clone()) for n, b in layer._buffers.items()}
             for layer in module.modules()
-        ]
-        buffers = dict(self._buffers)
-        self._norms = [(n, o, buffers[o]) for n, o in self._layers.items() if has_statistics(o)]
+        }
+        norms = ((name, layer) for name, layer in self._layers.items() if has_statistics(layer))
+        self._norms = [(name, layer, self._buffers[layer]) for name, layer in norms]
         self._places = [(n, p, p.data, p.grad) for n, p in parameters.items()]
 
     def on(self, device: torch.device) -> "PartialModel":
@@ -275,7 +274,7 @@ class PartialModel:
         self.flat.copy_(flat)
         self.own.copy_(self.own_start)
         # a forward pass may replace, resize, add or delete buffers
-        for layer, saved in self._buffers:
+        for layer, saved in self._buffers.items():
             layer._buffers.clear()
             for name, (buffer, value) in saved.items():
                 if buffer is not None and value is not None:
@@ -325,7 +324,12 @@ class PartialModel:
                     "the model again."
                 )
         for name, layer, saved in self._norms:
-            if layer.training or _statistics_changed(layer, saved):
+            # by value: batch_norm does not count its writes in the tensor's version
+            if layer.training or any(
+                value is not None
+                and ((now := layer._buffers.get(buffer)) is None or not now.equal(value))
+                for buffer, (_, value) in saved.items()
+            ):
                 return (
                     f"layer {name!r} was in training mode during training: its statistics mix the "
                     "examples of a batch and would leave the client without noise. Do not call "
@@ -386,25 +390,22 @@ class LayerStates:
 
     def _note(self, path: str, value: Any) -> None:  # noqa: ANN401
         """Keep what an attribute holds, through lists, dicts, sets and tuples."""
-        if isinstance(value, Tensor | np.ndarray):
-            self._note_tensor(path, value)
-        elif id(value) not in self._noted:
-            self._noted.add(id(value))
-            if type(value) in _CONTAINERS:
-                self._containers.append((value, value.copy()))
-            for item in value.values() if isinstance(value, dict) else value:
-                if isinstance(item, _FOLLOWED):
-                    self._note(path, item)
-
-    def _note_tensor(self, path: str, value: Tensor | NDArray[Any]) -> None:
+        if isinstance(value, nn.Parameter) or id(value) in self._noted:
+            return
         if isinstance(value, np.ndarray):
-            if not (value.flags.writeable and value.dtype.kind in "fiu"):
-                return
-            value = torch.from_numpy(value.view(np.ndarray))
-        apart = isinstance(value, nn.Parameter) or id(value) in self._noted
-        if not (apart or value.is_inference()):
-            copied = value.detach().clone()
-            self._tensors.append((path, value, value.data, copied, value._version))
+            is_kept = value.flags.writeable and value.dtype.kind in "fiu"
+            value = torch.from_numpy(value.view(np.ndarray)) if is_kept else ()
+        if isinstance(value, Tensor):
+            if not value.is_inference():
+                copied = value.detach().clone()
+                self._tensors.append((path, value, value.data, copied, value._version))
+            return
+        self._noted.add(id(value))
+        if type(value) in _CONTAINERS:
+            self._containers.append((value, value.copy()))
+        for item in value.values() if isinstance(value, dict) else value:
+            if isinstance(item, _FOLLOWED):
+                self._note(path, item)
 
     def written(self) -> str | None:
         """Return what is wrong if a tensor or array among the attributes was written to."""
@@ -419,25 +420,20 @@ class LayerStates:
 
     def changed(self) -> bool:
         """Return whether an attribute, or an item of one, is another object or was written to."""
-        return (
-            any(_identities(now) != _identities(saved) for now, saved in self._attributes)
-            or any(_identities(held) != _identities(saved) for held, saved in self._containers)
-            or self.written() is not None
-        )
+        pairs = (*self._attributes, *self._containers)
+        replaced = any(_identities(now) != _identities(saved) for now, saved in pairs)
+        return replaced or self.written() is not None
 
     def restore(self) -> None:
         """Put every attribute back, with its items and values; remove hooks that came since."""
         if RemovableHandle.next_id != self._next_hook:
             self._remove_hooks()
-        for held, saved in self._containers:
-            held.clear()
-            if isinstance(held, list | deque):
-                held.extend(saved)
+        for now, saved in (*self._containers, *self._attributes):
+            now.clear()
+            if isinstance(now, list | deque):
+                now.extend(saved)
             else:
-                held.update(saved)
-        for attributes, saved in self._attributes:
-            attributes.clear()
-            attributes.update(saved)
+                now.update(saved)
         for _, tensor, memory, before, version in self._tensors:
             if _overwritten(tensor, memory, before, version):
                 tensor.data = memory
@@ -463,9 +459,8 @@ def _identities(items: Any) -> list[int]:  # noqa: ANN401  any of _CONTAINERS
     return [*map(id, items), *map(id, items.values() if isinstance(items, dict) else ())]
 
 
-# The model that each parameter belongs to, by id. The model is referenced weakly: an entry ends
-# with it.
 _OWNERS: WeakValueDictionary[int, PartialModel] = WeakValueDictionary()
+"""The model that each parameter belongs to, by id; an entry ends with its model."""
 
 
 def _local_names(
@@ -487,12 +482,11 @@ def _join(parameters: Sequence[nn.Parameter], module: nn.Module) -> tuple[Tensor
     none = torch.empty(0, device=next(module.parameters()).device)
     flat = torch.cat([none, *(p.detach().reshape(-1) for p in parameters)])
     gradient = torch.zeros_like(flat)
-    start = 0
-    for parameter in parameters:
-        span = slice(start, start + parameter.numel())
-        parameter.data = flat[span].view(parameter.shape)
-        parameter.grad = gradient[span].view(parameter.shape)
-        start = span.stop
+    sizes = [parameter.numel() for parameter in parameters]
+    parts = torch.split(flat, sizes), torch.split(gradient, sizes)
+    for parameter, data, grad in zip(parameters, *parts, strict=True):
+        parameter.data = data.view(parameter.shape)
+        parameter.grad = grad.view(parameter.shape)
     return flat, gradient
 
 
@@ -520,16 +514,6 @@ def refuse_batch_statistics(module: nn.Module) -> None:
                 "replace_batch_norm(module), and freeze_batch_norm(module) for one that has "
                 "running statistics."
             )
-
-
-def _statistics_changed(
-    layer: nn.Module, saved: Mapping[str, tuple[Tensor | None, Tensor | None]]
-) -> bool:
-    # by value: batch_norm does not count its writes in the tensor's version
-    return any(
-        value is not None and ((now := layer._buffers.get(name)) is None or not now.equal(value))
-        for name, (_, value) in saved.items()
-    )
 
 
 def refuse_max_norm(module: nn.Module) -> None:

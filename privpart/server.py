@@ -11,7 +11,6 @@ by the number of clients that came: that number is private, and dividing by it w
 weigh more than the accountant assumes. A ``ServerOptimizer`` moves the model by this noised mean.
 
 The noise of a round does not depend on its updates, so it is drawn while the clients train.
-
 """
 
 import math
@@ -19,7 +18,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -304,8 +303,8 @@ class Server:
         def refused(client: ClientId) -> Reason | None:
             return "not asked" if sampled and client not in asked else self._limit_reached(client)
 
-        vectors = self._total[:dim].zero_(), self._gradient[:dim]
-        round_sum = RoundSum(self._task(()), *vectors, refused, grid=self._grid)
+        total, scratch = self._total[:dim].zero_(), self._gradient[:dim]
+        round_sum = RoundSum(self._task(()), total, scratch, refused, self._grid)
         self._adding_up = True
         try:
             doors = (ClientUpdate, updates), (CohortSum, sums), (ModularSum, secure)
@@ -319,9 +318,9 @@ class Server:
         too_few = len(came) < self.plan.minimum_cohort or counts.mostly_refused
         # where members are secret, a missing round would tell how many were drawn
         if too_few and not sampled:
-            received = counts.received, 0, counts.refused
-            missing = counts.refusals, counts.refused_clients
-            return RoundCounts(*received, 0, False, counts.asked, *missing)
+            return replace(
+                counts, counted=0, summed=0, self_clipped=0, not_finite=0, released=False
+            )
         self._refuse_changed_model()
         # From here on the round's noise is drawn. If anything fails before the end, a second try
         # would add the same noise to another sum, so the server stays halted.
@@ -510,12 +509,8 @@ class Server:
         tensors = {"parameters": self.parameters.detach()}
         for name, tensor in self._optimizer.tensors().items():
             tensors[f"optimizer.{name}"] = tensor
-        values: dict[str, Any] = {
-            "plan": self.plan_hash,
-            "round": self.round,
-            "clip_norm": self.clip_norm,
-            "bits": self._bits,
-        }
+        values: dict[str, Any] = {"plan": self.plan_hash, "round": self.round}
+        values |= {"clip_norm": self.clip_norm, "bits": self._bits}
         for prefix, stream in () if self.is_complete else self._streams():
             state = stream.state_dict()
             tensors |= {f"{prefix}.{k}": v for k, v in state.items() if isinstance(v, Tensor)}
@@ -530,10 +525,7 @@ class Server:
     ) -> None:
         """Continue where ``state_dict`` was called; bit for bit, given the same key.
 
-        Args:
-            tensors: as ``state_dict`` returned them, as ``values``.
-            values: see there.
-            participations: rounds in which each client took part, ascending.
+        ``participations`` are the rounds in which each client took part, ascending.
 
         Raises:
             ConfigError: the state belongs to another plan or model.
@@ -589,52 +581,38 @@ class RecordedSum:
     modulus_bits: int | None  # k of a sum modulo 2^k
 
 
+@dataclass(eq=False)
 class RoundSum:
     """The sum of one round's updates, and the clients that are in it.
 
-    Args:
-        task: the task of the round.
-        total: zeros, shape of an update, float64; becomes the sum.
-        scratch: shape of an update, float32; overwritten.
-        refused: says why a client may not take part in this round; None if it may.
-        grid: the grid that updates are rounded to; None for a run without noise.
-
     Attributes:
-        total: sum of the clipped updates, float64; on a grid, whole numbers of steps.
+        total: zeros, shape of an update, float64; becomes the sum: on a grid, whole numbers of
+            steps.
         came: ids of the clients in the sum.
         modulus_bits: the sum is one modulo 2^modulus_bits; None if it is a plain sum.
         bits: +1/2 for each update that was not clipped, -1/2 for each that was; see ``is_clipped``.
         not_finite: number of updates that were not finite, and count as zeros.
+        refused: in refused answers to this round of this plan; a client may be in ``came``, too.
 
     Guarantees:
         ``add`` raises nothing, whatever it is given, and leaving one client out changes the sum by
         at most the clip norm: on a grid by integers whose norm is at most ``grid.norm``.
     """
 
-    def __init__(
-        self,
-        task: RoundTask,
-        total: Tensor,
-        scratch: Tensor,
-        refused: Callable[[ClientId], Reason | None],
-        *,
-        grid: Grid | None = None,
-    ) -> None:
-        self.total = total
-        self._whole = scratch.view(torch.int32).numpy()
-        self._grid = grid
-        self.came: set[ClientId] = set()
-        self.received = 0
-        self.refusals: Counter[Reason] = Counter()
-        # in refused answers to this round of this plan; a client may be in ``came``, too
-        self.refused: set[ClientId] = set()
-        self.summed = 0
-        self.self_clipped = 0
-        self.modulus_bits: int | None = None
-        self.bits = 0.0
-        self.not_finite = 0
-        self._task = task
-        self._refused = refused
+    _task: RoundTask
+    total: Tensor
+    _scratch: Tensor  # as ``total``, float32; overwritten
+    _refused: Callable[[ClientId], Reason | None]  # says why a client may not take part
+    grid: Grid | None = None  # None for a run without noise
+    came: set[ClientId] = field(default_factory=set)
+    received: int = 0
+    refusals: Counter[Reason] = field(default_factory=Counter)
+    refused: set[ClientId] = field(default_factory=set)
+    summed: int = 0
+    self_clipped: int = 0
+    modulus_bits: int | None = None
+    bits: float = 0.0
+    not_finite: int = 0
 
     def add(self, answer: object, kind: type[Any] = ClientUpdate) -> None:
         """Add an answer of a kind, or refuse all of it.
@@ -680,9 +658,10 @@ class RoundSum:
     def _add(self, update: Tensor) -> float:
         """Clip and add an update; return its norm as it came, NaN if it is not finite."""
         clip_norm = self._task.clip_norm
-        if self._grid is not None:
-            norm = quantise(update, clip_norm, self._grid, self._whole)
-            add_in_place(self.total, torch.from_numpy(self._whole))
+        if self.grid is not None:
+            whole = self._scratch.view(torch.int32)
+            norm = quantise(update, clip_norm, self.grid, whole.numpy())
+            add_in_place(self.total, whole)
             return norm
         clipped, norm = clip_and_measure(update, clip_norm)
         if not math.isnan(norm):
@@ -691,10 +670,10 @@ class RoundSum:
 
     def _add_clipped(self, addend: Tensor) -> None:
         """Add a sum of clipped updates; on a grid, the integers nearest to it."""
-        if self._grid is None:
+        if self.grid is None:
             self.total += addend
             return
-        factor = 1 / self._grid.step(self._task.clip_norm)
+        factor = 1 / self.grid.step(self._task.clip_norm)
         parts = torch.split(self.total, _PART), torch.split(addend, _PART)
         for total, part in zip(*parts, strict=True):
             total.add_((part * factor).round_())
@@ -726,14 +705,12 @@ def _quotient(
     for start in range(0, len(total), _PART):
         here = slice(start, start + _PART)
         part = wide[: len(total) - start]
-        if noise is None:
-            np.multiply(total[here].numpy(), factor, out=part)
-        else:
-            np.copyto(part, noise[here].numpy())
-            np.add(part, total[here].numpy(), out=part)
+        np.copyto(part, total[here].numpy())
+        if noise is not None:
+            np.add(part, noise[here].numpy(), out=part)
             if modulus_bits is not None:
                 wrap(part, modulus_bits)
-            np.multiply(part, factor, out=part)
+        np.multiply(part, factor, out=part)
         np.copyto(out[here].numpy(), part, casting="same_kind")
 
 

@@ -4,7 +4,9 @@ import hashlib
 import json
 import platform
 import secrets
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,25 +48,10 @@ from privpart.select.delivery import merge_seen
 from privpart.settings.about import about_of
 
 _WORDS = (
-    "canaries",
-    "code",
-    "compares_rows",
-    "earlier",
-    "fork_of",
-    "identity",
-    "inherited",
-    "owners",
-    "passed",
-    "plan_file",
-    "plan_folder",
-    "plan_tables",
-    "records_sums",
-    "rest",
-    "round_seconds",
-    "seen_in_clear",
-    "selection",
-    "unit",
-)
+    "canaries", "code", "compares_rows", "earlier", "fork_of", "identity", "inherited", "owners",
+    "passed", "plan_file", "plan_folder", "plan_tables", "records_sums", "rest", "round_seconds",
+    "seen_in_clear", "selection", "unit",
+)  # fmt: skip
 """Facts that a report, or a command that continues the run, takes for this package's own words."""
 
 
@@ -134,32 +121,29 @@ def create_run(
         about["start"] = hashlib.sha256(files[START]).hexdigest()
     # As it will be read back.
     about = json.loads(json.dumps(about, allow_nan=False))
-    with on_disk(f"{folder} cannot be begun"):
-        _entered(folder, plan, about, files)
+    with on_disk(f"{folder} cannot be begun"), _entered(folder, plan, about):
+        _write(folder, about, files)
     run = RunFolder.open(folder)
     run.is_new = True
     return run
 
 
-def _entered(
-    folder: Path, plan: PrivacyPlan, about: dict[str, Any], files: dict[str, bytes]
-) -> None:
-    """Enter a run in the log of runs and write its files; if that fails, it costs nobody anything.
-
-    Nobody hears of a simulation that names no people.
-    """
+@contextmanager
+def _entered(folder: Path, plan: PrivacyPlan, about: dict[str, Any]) -> Iterator[None]:
+    """Enter a run in the log of runs; if its files are not written, it costs nobody anything."""
+    # Nobody hears of a simulation that names no people.
     if about["seed"] is not None and "population_name" not in about:
-        _write(folder, about, files)
+        yield
         return
-    head = genesis(about)
+    begun = log.Entry(event="begun", run=about["run_id"], head=genesis(about))
     # Under one lock: two runs begun at once must not both fit into what is left.
     with log.writing():
-        budget_book.enter("begun", plan, about, folder, head=head)
+        budget_book.enter(begun, plan, about, folder)
         try:
-            _write(folder, about, files)
+            yield
         except BaseException:
             if not holds_a_run(folder):
-                log.append(log.Entry(event="closed", run=about["run_id"], head=head))
+                log.append(replace(begun, event="closed"))
             raise
 
 
@@ -179,28 +163,21 @@ def _write(folder: Path, about: dict[str, Any], files: dict[str, bytes]) -> None
 
 def versions() -> dict[str, str]:
     """Return the versions of what computes a run."""
-    return {
-        "privpart": installed_version(),
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-    }
+    numeric = {"torch": str(torch.__version__), "numpy": np.__version__}
+    return {"privpart": installed_version(), "python": platform.python_version(), **numeric}
 
 
 def _refuse_used(folder: Path) -> None:
-    if files := [path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()]:
-        raise ConfigError(f"{folder}: {files[0]} is a file; name a folder of the run's own.")
-    if folder.exists() and not _is_free(folder):
+    for path in (folder, *folder.parents):
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"{folder}: {path} is a file; name a folder of the run's own.")
+    # Leftovers of a crash before a run began do not count.
+    names, files = (KEY, SIGNING_KEY, LOCK, START), folder.iterdir() if folder.exists() else ()
+    if not all(file.name in names or is_scratch(file.name) for file in files):
         raise ConfigError(
             f"{folder} is not empty: a run begins in a folder of its own. To resume the run in it, "
             "open it (--resume)."
         )
-
-
-def _is_free(folder: Path) -> bool:
-    """Return whether a folder is empty, apart from leftovers of a crash before a run began."""
-    names = (KEY, SIGNING_KEY, LOCK, START)
-    return all(file.name in names or is_scratch(file.name) for file in folder.iterdir())
 
 
 def fork(
@@ -238,11 +215,8 @@ def fork(
     # It starts from that model, so what was open about it stays open; its delta is its own.
     unchecked = (a for a in before.assumptions if a.status in ("asserted", "violated"))
     open_ones = [asdict(a) for a in unchecked if a.code != "delta"]
-    about = {
-        "earlier": plain(releases_of(before.cost)),
-        "fork_of": was["run_id"],
-        "inherited": open_ones,
-    }
+    about: dict[str, Any] = {"earlier": plain(releases_of(before.cost)), "fork_of": was["run_id"]}
+    about["inherited"] = open_ones
     others = facts or {}
     given = {**others, **(own or {})}
     if taken := sorted(given.keys() & about.keys()):

@@ -29,13 +29,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from accounting import (
-    ComposedGuarantee,
-    EstimatedGuarantee,
-    Guarantee,
-    checks,
-    gaussian,
-)
+from accounting import ComposedGuarantee, EstimatedGuarantee, Guarantee, checks, gaussian
 from accounting.checks import ConfigError
 from accounting.claims import earlier_runs, plain, read_releases, releases_of, samplers
 from accounting.cohorts import Sampled
@@ -45,12 +39,10 @@ from accounting.selection import selected_of
 from privpart.plan import PrivacyPlan
 from privpart.run import log
 from privpart.run.lives import Life, lives
-from privpart.run.log import Entry, Event
+from privpart.run.log import Entry
 from privpart.run.population import LONGEST_NAME, is_public, refuse_population, spoken
 
 Status = Literal["holds", "not-private", "nothing released", "unknown"]
-
-
 _HIDDEN = {
     False: ", some of which hold while nobody learns who was sampled",
     True: ", some of which are the best of several trainings, and hold while nobody learns of how "
@@ -82,10 +74,9 @@ class Charge:
     @property
     def releases(self) -> tuple[Release, ...]:
         """What the run costs alone; empty without a bound."""
-        entry = self.entry
-        if (amplified := entry.amplified) is not None:
+        if (amplified := self.entry.amplified) is not None:
             return amplified
-        return () if entry.mu is None else (Guarantee(entry.mu),)
+        return () if self.entry.mu is None else (Guarantee(self.entry.mu),)
 
     @property
     def hides(self) -> bool:
@@ -135,8 +126,8 @@ class Limit:
 
     def allows(self, cost: ComposedGuarantee | None) -> bool:
         """Return whether a cost is within the limit; of a delta that it cannot reach, it is not."""
-        spent = None if cost is None else epsilon_of(cost, self.delta)
-        return cost is None or (spent is not None and spent <= self.epsilon)
+        spent = 0.0 if cost is None else epsilon_of(cost, self.delta)
+        return spent is not None and spent <= self.epsilon
 
     def __str__(self) -> str:
         return f"epsilon {self.epsilon:g} with delta {self.delta:g}"
@@ -146,13 +137,8 @@ class Limit:
 class AllRuns:
     """What all runs on this machine told about the people of one of them, for its report.
 
-    Attributes:
-        population: name of the people.
-        status: whether the total bounds what was told; see ``Account``.
-        runs: number of runs in the book, those without a bound included.
-        mu: cost of the private runs together; None if unknown.
-        epsilon: the same at the report's delta; None if unknown.
-        says: the sentence for people.
+    ``status`` says whether mu, and epsilon at the report's delta, bound what was told; both are of
+    the private runs together, and None if unknown. ``runs`` counts those without a bound, too.
     """
 
     population: str
@@ -165,19 +151,12 @@ class AllRuns:
 
 @dataclass(frozen=True)
 class Account:
-    """What one population has spent.
-
-    Attributes:
-        population: its name.
-        charges: a charge per run, in the order in which they were entered.
-        limit: the limit that holds now, if there is one.
-        lost: whether an earlier log is missing, so that more may be spent.
-    """
+    """What one population has spent."""
 
     population: str
-    charges: tuple[Charge, ...]
-    limit: Limit | None
-    lost: bool
+    charges: tuple[Charge, ...]  # one per run, in the order in which they were entered
+    limit: Limit | None  # that holds now
+    lost: bool  # whether an earlier log is missing, so that more may be spent
 
     @cached_property
     def total(self) -> ComposedGuarantee | None:
@@ -351,7 +330,7 @@ def _book(entries: Sequence[Entry]) -> dict[str, Account]:
         if entry.event == "limit":
             limits[people] = Limit(entry.epsilon or 0.0, entry.delta or 0.0)
         # A run that is named twice costs the most that any line says.
-        elif entry.run not in runs or _is_dearer(entry, runs[entry.run].entry):
+        elif entry.run not in runs or _price(entry) > _price(runs[entry.run].entry):
             runs[entry.run] = Charge(entry, runs_of[entry.run])
     return {
         people: Account(names[people], tuple(runs.values()), limits.get(people), lost)
@@ -359,43 +338,31 @@ def _book(entries: Sequence[Entry]) -> dict[str, Account]:
     }
 
 
-def _is_dearer(entry: Entry, other: Entry) -> bool:
-    """Whether a line charges a run more than another one; without amplification is more."""
-    costs = [(line.mu or 0.0, line.sampled is None) for line in (entry, other)]
-    return costs[0] > costs[1]
+def _price(entry: Entry) -> tuple[float, bool]:
+    """Return what tells which of two lines charges a run more; without amplification is more."""
+    return entry.mu or 0.0, entry.sampled is None
 
 
-def enter(
-    event: Event,
-    plan: PrivacyPlan,
-    facts: Mapping[str, Any],
-    folder: Path,
-    *,
-    rounds: int = 0,
-    evaluations: int = 0,
-    head: str = "",
-) -> None:
+def enter(stands: Entry, plan: PrivacyPlan, facts: Mapping[str, Any], folder: Path) -> None:
     """Write in the log, inside of ``log.writing``, where a run stands and whom it costs what.
 
     A run that is about to begin is refused beyond the limit of its population. One that comes from
     elsewhere is charged first, because it may be spent, and refused if it has rounds to go.
 
     Args:
-        event: "begun", "adopted" or "charged".
+        stands: "begun", "adopted" or "charged", with what is committed, and the head of the ledger
+            after that; "" if this machine cannot tell whether there is more.
         plan: plan of the run.
         facts: facts of its ledger.
         folder: its folder.
-        rounds: its committed rounds.
-        evaluations: its committed evaluations of metrics.
-        head: head of its ledger after them; "" if this machine cannot tell whether there are more.
 
     Raises:
         BudgetExceededError: the run would pass the limit of its population.
         ConfigError: its population is another spelling of one in the book; or the log is damaged.
         StorageError: the disk refused.
     """
+    event, run, people = stands.event, stands.run, facts.get("population_name")
     mu, sampled = None, None
-    run, people = facts["run_id"], facts.get("population_name")
     if (part_of := facts.get("selection")) is not None:
         # Its people paid for the whole selection when that began here, or pay for it now.
         if event == "begun" and not log.is_apart():
@@ -406,12 +373,9 @@ def enter(
     elif facts["seed"] is None and plan.noise_multiplier > 0:
         mu = plan.unsampled_guarantee().mu
         sampled = _amplified(plan.guarantee())
-    entry = Entry(
-        event=event,
+    entry = replace(
+        stands,
         run=run,
-        rounds=rounds,
-        evaluations=evaluations,
-        head=head,
         at=log.now(),
         population=people,
         mu=mu,
@@ -461,7 +425,7 @@ def _amplified(run: Guarantee | Sampled) -> list[dict[str, int | float]] | None:
     if isinstance(run, Guarantee | EstimatedGuarantee):
         return None
     releases = plain(releases_of(run))
-    return None if samplers(read_releases(releases)) == () else releases
+    return releases if samplers(read_releases(releases)) else None
 
 
 def set_limit(population: str, limit: Limit, *, looser: bool = False) -> Account:

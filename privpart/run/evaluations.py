@@ -7,7 +7,7 @@ noise, and nobody saw the first.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from accounting.checks import ConfigError
@@ -34,10 +34,6 @@ class Evaluation:
     values: tuple[float, ...]
     clients: tuple[ClientId, ...]
     noised_by: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the evaluation as plain values, as a ledger keeps it."""
-        return asdict(self)
 
 
 def read_evaluation(
@@ -69,19 +65,24 @@ def is_due(metrics: Metrics | None, rounds: int, done: Sequence[Evaluation]) -> 
 
 
 def checked_evaluation(
-    release: MetricsRelease, metrics: Metrics | None, rounds: int, done: Sequence[Evaluation]
+    release: MetricsRelease,
+    metrics: Metrics | None,
+    rounds: int,
+    done: Sequence[Evaluation],
+    trained: Collection[ClientId],
 ) -> Evaluation:
     """Return what a release noised last, ready to be committed.
 
     Raises:
-        ConfigError: it is not the evaluation that is due.
+        ConfigError: it is not the evaluation that is due, or somebody in it has trained.
     """
-    if not is_due(metrics, rounds, done):
+    if metrics is None or not is_due(metrics, rounds, done):
         raise ConfigError("metrics: none are due after the newest committed round.")
     if (release.done, release.round) != (len(done) + 1, rounds - 1):
         raise ConfigError(
             f"metrics: are those of round {release.round}; must be the next ones that are due."
         )
+    _refuse_both(metrics, release.clients, trained)
     return Evaluation(
         round=release.round,
         values=release.values,
@@ -99,10 +100,10 @@ def refuse_before(
             f"the metrics after round {rounds - 1} are not committed: evaluate its model, and pass "
             "the MetricsRelease to commit_metrics, before the next round."
         )
-    refuse_both(metrics, {client for one in done for client in one.clients}, cohort)
+    _refuse_both(metrics, {client for one in done for client in one.clients}, cohort)
 
 
-def refuse_both(
+def _refuse_both(
     metrics: Metrics, evaluate: Collection[ClientId], train: Collection[ClientId]
 ) -> None:
     """Check that nobody pays for training and for metrics, unless the plan counts both."""

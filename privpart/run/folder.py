@@ -37,14 +37,8 @@ from privpart.noise.cohorts import SampledCohorts
 from privpart.noise.metrics import MetricsRelease
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.plan import PrivacyPlan
-from privpart.run import budget_book, log, package
-from privpart.run.evaluations import (
-    Evaluation,
-    checked_evaluation,
-    is_due,
-    refuse_before,
-    refuse_both,
-)
+from privpart.run import budget_book, evaluations, log, package, store
+from privpart.run.evaluations import Evaluation
 from privpart.run.ledger import (
     LEDGER,
     Ledger,
@@ -57,24 +51,8 @@ from privpart.run.ledger import (
     sum_name,
 )
 from privpart.run.lives import Life, lives
-from privpart.run.package import PACKAGES
 from privpart.run.population import refuse_population, spoken
-from privpart.run.store import (
-    StorageError,
-    damage_named,
-    erase_durably,
-    flush_directory,
-    is_scratch,
-    lock,
-    model_hash,
-    one_line,
-    read_state,
-    refuse_planted,
-    refuse_shared,
-    remove_durably,
-    warn_if_readable,
-    write_state,
-)
+from privpart.run.store import StorageError, one_line
 from privpart.server import ANOTHER_SERVER, OWN_SERVER, RoundCounts, Server, is_unchanged
 
 ROWS_DIFFER = "rows_differ"
@@ -164,7 +142,7 @@ class RunFolder:
         # Computed once: hashing a dense mechanism means hashing a matrix.
         self._plan_hash = self.plan.hash
         # Of code by which no round was committed yet, what the next commit will say.
-        with damage_named(path / LEDGER):
+        with store.damage_named(path / LEDGER):
             made_by = package.named(ledger.facts)
         mine = {"privpart": installed_version(), **package.facts()}
         self._packages = None if mine in made_by else [*made_by[1:], mine]
@@ -208,7 +186,7 @@ class RunFolder:
             # A process that was killed may have flushed neither its last line, which a power
             # failure would take back with its round, nor the removal of a key.
             run._ledger.settle()
-            flush_directory(folder)
+            store.flush_directory(folder)
             run._load_keys()
             run._enter_log(entries, why, adopt=adopt)
             run._remove_leftovers()
@@ -380,7 +358,7 @@ class RunFolder:
                 if self.rounds:
                     state, _ = self._newest_state()
                     model = {"parameters": state["parameters"]}
-                    model_file = write_state(self.path / closed_name(self.rounds), model, {})
+                    model_file = store.write_state(self.path / closed_name(self.rounds), model, {})
                 closed = {"rounds": self.rounds, "state": model_file, "reason": reason}
                 if by_training:
                     closed["by_training"] = True
@@ -404,13 +382,13 @@ class RunFolder:
                     "the server's plan is not the run's. Build it from RunFolder.plan."
                 )
             if (start := self.facts.get("start")) is not None:
-                server.load_start(read_state(self.path / START, start)[0]["parameters"])
+                server.load_start(store.read_state(self.path / START, start)[0]["parameters"])
             return
         server.load_state_dict(*self._newest_state(), self._ledger.rounds_by_client())
 
     def _newest_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         name, expected = self._ledger.newest()
-        return read_state(self.path / name, expected)
+        return store.read_state(self.path / name, expected)
 
     def commit(self, server: Committed, counts: RoundCounts) -> None:
         """Make the round that ``server`` just ran durable; nobody may see its model before.
@@ -422,7 +400,7 @@ class RunFolder:
         """
         self._refuse_fork()
         if (metrics := self.plan.metrics) is not None:
-            refuse_before(metrics, self.rounds, self.evaluations, server.cohort)
+            evaluations.refuse_before(metrics, self.rounds, self.evaluations, server.cohort)
         if server.round != self.rounds + 1 or server.plan_hash != self._plan_hash:
             raise ConfigError(
                 f"the run has {self.rounds} rounds, the server {server.round}: a commit needs a "
@@ -452,7 +430,7 @@ class RunFolder:
     @property
     def evaluation_due(self) -> bool:
         """Whether the metrics of the newest model are to be released before the next round."""
-        return is_due(self.plan.metrics, self.rounds, self.evaluations)
+        return evaluations.is_due(self.plan.metrics, self.rounds, self.evaluations)
 
     def commit_metrics(self, release: MetricsRelease) -> Evaluation:
         """Make the metrics that were just noised durable; nobody may see them before.
@@ -465,32 +443,30 @@ class RunFolder:
         self._refuse_fork()
         if release.source is not self._source or release.plan_hash != self._plan_hash:
             raise ConfigError("metrics: their noise or plan is not the run's.")
-        metrics = self.plan.metrics
-        evaluation = checked_evaluation(release, metrics, self.rounds, self.evaluations)
-        if metrics is not None:
-            refuse_both(metrics, evaluation.clients, self._ledger.rounds_by_client())
+        trained = self._ledger.rounds_by_client()
+        evaluation = evaluations.checked_evaluation(
+            release, self.plan.metrics, self.rounds, self.evaluations, trained
+        )
         with on_disk(f"the metrics after round {release.round} could not be saved in {self.path}"):
             self._ledger.settle()
-            with self._noted(evaluation, evaluations=1):
-                # The point of no return.
-                self._ledger.append_evaluation(evaluation)
-            self._remove_leftovers()
+            self._append(evaluation)
         return evaluation
 
-    def _noted(
-        self, row: Row | Evaluation, *, rounds: int = 0, evaluations: int = 0
-    ) -> AbstractContextManager[None]:
-        """Tell the log of runs, of a private run, before and after a commit of so many more."""
-        if not self._private:
-            return nullcontext()
-        before = self._entry("coming", self._ledger.following(row))
-        after = replace(
-            before,
-            event="round",
-            rounds=before.rounds + rounds,
-            evaluations=before.evaluations + evaluations,
-        )
-        return log.committing(before, after)
+    def _append(self, row: Row | Evaluation) -> None:
+        """Commit a row, which of a private run is in the log of runs before and after."""
+        noted: AbstractContextManager[None] = nullcontext()
+        if self._private:
+            coming = self._entry("coming", self._ledger.following(row))
+            rounds, evaluated = coming.rounds, coming.evaluations
+            if isinstance(row, Row):
+                done = replace(coming, event="round", rounds=rounds + 1)
+            else:
+                done = replace(coming, event="round", evaluations=evaluated + 1)
+            noted = log.committing(coming, done)
+        with noted:
+            # The point of no return.
+            self._ledger.append(row)
+        self._remove_leftovers()
 
     def note_late(self) -> None:
         """Keep in the ledger that a round is not released at the end of its slot."""
@@ -523,35 +499,33 @@ class RunFolder:
             self._ledger.add_fact(CHECKED, self.plan.rounds)
         digest = ""
         if self.facts.get(RECORDS) and isinstance(server, Server):
-            digest = write_state(self.path / sum_name(self.rounds), *server.recorded())
+            digest = store.write_state(self.path / sum_name(self.rounds), *server.recorded())
         # Hashing does not hold Python's lock.
         with ThreadPoolExecutor(1) as thread:
-            model = thread.submit(model_hash, server.parameters)
-            state = write_state(self.path / state_name(server.round), tensors, values)
+            model = thread.submit(store.model_hash, server.parameters)
+            state = store.write_state(self.path / state_name(server.round), tensors, values)
         if counts.rows_differ and ROWS_DIFFER not in self.facts:
             self._ledger.add_fact(ROWS_DIFFER, [self.rounds, counts.rows_differ])
         if "round_seconds" in self.facts and not self.is_paced:
             self.note_late()
         if self._packages is not None:
-            self._ledger.add_fact(PACKAGES, self._packages)
+            self._ledger.add_fact(package.PACKAGES, self._packages)
             self._packages = None
         clipped_by = counts.clipped_by
         if OPTIMIZER not in clipped_by and not is_unchanged(server, Server, OWN_SERVER):
             clipped_by = {ANOTHER_SERVER: len(server.cohort)}
-        row = Row(
-            round=self.rounds,
-            state=state,
-            model=model.result(),
-            clip_norm=server.last_clip_norm,
-            received=counts.received,
-            clients=tuple(sorted(server.cohort, key=id_order)),
-            clipped_by=clipped_by,
-            sum=digest,
+        self._append(
+            Row(
+                round=self.rounds,
+                state=state,
+                model=model.result(),
+                clip_norm=server.last_clip_norm,
+                received=counts.received,
+                clients=tuple(sorted(server.cohort, key=id_order)),
+                clipped_by=clipped_by,
+                sum=digest,
+            )
         )
-        with self._noted(row, rounds=1):
-            # The point of no return.
-            self._ledger.append(row)
-        self._remove_leftovers()
 
     @property
     def _is_logged(self) -> bool:
@@ -560,7 +534,8 @@ class RunFolder:
 
     def _note(self, event: log.Event) -> None:
         """Tell the log of runs where the run stands."""
-        log.note(self._entry(event, self._ledger.chains[-1]))
+        with log.writing():
+            log.append(self._entry(event, self._ledger.chains[-1]))
 
     def _entry(self, event: log.Event, head: str) -> log.Entry:
         """Return a line of the log of runs, with what is committed now."""
@@ -580,12 +555,14 @@ class RunFolder:
         # A state of a round that was not committed holds noise that is drawn again.
         keep = self._ledger.newest()[0] if self.rounds else ""
         for file in self.path.iterdir():
-            lost = (named := _SUM.fullmatch(file.name)) and int(named[1]) >= self.rounds
-            if is_scratch(file.name) or lost or (_STATE.fullmatch(file.name) and file.name != keep):
-                remove_durably(file)
+            of_sum = _SUM.fullmatch(file.name)
+            lost = of_sum and int(of_sum[1]) >= self.rounds
+            older = _STATE.fullmatch(file.name) and file.name != keep
+            if lost or older or store.is_scratch(file.name):
+                store.remove_durably(file)
         if self._ended:
-            erase_durably(self.path / KEY)
-            erase_durably(self.path / SIGNING_KEY)
+            store.erase_durably(self.path / KEY)
+            store.erase_durably(self.path / SIGNING_KEY)
 
     def _unknown(self, entries: list[log.Entry]) -> str:
         """Return why this machine cannot tell whether this copy is the newest; "" if it is.
@@ -646,15 +623,8 @@ class RunFolder:
         if adopted or unpaid:
             with log.writing():
                 # Of a copy that may not be the newest, the rounds are not those of the run.
-                budget_book.enter(
-                    "adopted" if adopted else "charged",
-                    self.plan,
-                    self.facts,
-                    self.path,
-                    rounds=self.rounds,
-                    evaluations=len(self.evaluations),
-                    head=head if adopted else "",
-                )
+                stands = self._entry("adopted", head) if adopted else self._entry("charged", "")
+                budget_book.enter(stands, self.plan, self.facts, self.path)
         elif life.head and not why and (life.head, life.closed) != (head, "closed" in self.facts):
             self._note("closed" if "closed" in self.facts else "round")
 
@@ -687,10 +657,10 @@ def locked(folder: Path) -> FileLock:
         ConfigError: another process holds it; or others can write in the folder, or it holds links,
             pipes or files of others.
     """
-    refuse_shared(folder)
-    refuse_planted(folder)
-    warn_if_readable(folder)
-    return lock(folder / LOCK, f"{folder} is in use: another process works on this run.")
+    store.refuse_shared(folder)
+    store.refuse_planted(folder)
+    store.warn_if_readable(folder)
+    return store.lock(folder / LOCK, f"{folder} is in use: another process works on this run.")
 
 
 def holds_a_run(path: str | Path) -> bool:

@@ -30,17 +30,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from accounting.checks import ConfigError, parsed_json
 from privpart.messages import ClientId, is_client_id
+from privpart.run import store
 from privpart.run.evaluations import Evaluation, read_evaluation
-from privpart.run.store import (
-    append_durably,
-    complete_lines,
-    damage_named,
-    flush_end,
-    one_line,
-    opened,
-    read_small,
-    write_durably,
-)
 
 LEDGER = "ledger.log"
 SCHEMA = "privpart/ledger/9"
@@ -81,11 +72,6 @@ class Row:
     def counted(self) -> int:
         """Number of updates that entered the sum."""
         return len(self.clients)
-
-    def entry(self) -> bytes:
-        """Return what a line says of the round."""
-        names = (name for name in self.__slots__ if name != "chain")
-        return _encoded({"row": {name: getattr(self, name) for name in names}})
 
 
 class SigningKey:
@@ -132,15 +118,15 @@ class Ledger:
         self._chain_fault: str | None = None
         self._is_settled = False
         try:
-            with opened(self._path) as file:
-                lines = complete_lines(file)
+            with store.opened(self._path) as file:
+                lines = store.complete_lines(file)
                 # Who reads a round may release it, and a killed process may not have flushed it.
                 os.fsync(file.fileno())
                 size = os.fstat(file.fileno()).st_size
         except (FileNotFoundError, NotADirectoryError):
             raise ConfigError(f"{folder} holds no run: {LEDGER} is missing.") from None
         except OSError as error:
-            raise ConfigError(f"{self._path} cannot be read: {one_line(error)}.") from None
+            raise ConfigError(f"{self._path} cannot be read: {store.one_line(error)}.") from None
         # Of complete lines: the next append cuts off what a crash left behind them.
         self._size = sum(map(len, lines))
         # The disk refused the last line in the meantime, so its writer cut it off.
@@ -149,7 +135,7 @@ class Ledger:
             self._size -= len(lines.pop())
         self.unread = size - self._size
         self._last = lines[-1] if lines else b""
-        with damage_named(self._path):
+        with store.damage_named(self._path):
             self.chains = [lines[0].split(b" ")[0].decode()]
             for number, line in enumerate(lines):
                 self._read(number, line)
@@ -158,7 +144,7 @@ class Ledger:
     @classmethod
     def create(cls, folder: Path, facts: Mapping[str, Any], signer: SigningKey) -> "Ledger":
         """Write a ledger without rounds that holds ``facts``, which include "schema"; read it."""
-        write_durably(folder / LEDGER, _line("", _first(facts), signer))
+        store.write_durably(folder / LEDGER, _line("", _encoded("facts", facts), signer))
         ledger = cls(folder)
         ledger.signer = signer
         return ledger
@@ -174,13 +160,14 @@ class Ledger:
         self.head, self._signature = chain.decode(), signature.decode()
         ((kind, values),) = parsed_json(entry).items()
         if kind == "row":
-            self._rows.append(_checked_row(values, self.head))
-            self.chains.append(self.head)
+            row = Row(**values | {"clients": tuple(values["clients"])})
+            _refuse_odd_row(row)
+            self._take(row)
             return
         if kind == "metrics":
-            self.evaluations.append(read_evaluation(values, len(self._rows), self.evaluations))
-            _refuse_clients(self.evaluations[-1].round, self.evaluations[-1].clients)
-            self.chains.append(self.head)
+            evaluation = read_evaluation(values, len(self._rows), self.evaluations)
+            _refuse_clients(evaluation.round, evaluation.clients)
+            self._take(evaluation)
             return
         # Half a character cannot be printed.
         json.dumps(values, ensure_ascii=False).encode()
@@ -188,6 +175,14 @@ class Ledger:
         if kind != "facts" or (number and not values.keys() <= {*LATER_FACTS}):
             raise ValueError(f"line {number} is no row, and no facts that may follow")
         self.facts |= values
+
+    def _take(self, row: Row | Evaluation) -> None:
+        """Count the commit in the last line."""
+        if isinstance(row, Row):
+            self._rows.append(replace(row, chain=self.head))
+        else:
+            self.evaluations.append(row)
+        self.chains.append(self.head)
 
     def _check_facts(self) -> None:
         facts = self.facts
@@ -200,22 +195,19 @@ class Ledger:
         keyed = isinstance(facts.get("key"), str) and _HASH.fullmatch(facts["public_key"])
         if not seeded or not keyed or not isinstance(facts.get("plan"), dict):
             raise ValueError("seed, plan or a key is missing or has the wrong type")
-        closed = facts.get("closed", {"rounds": 0, "state": None})["rounds"]
-        numbers = (self.planned_rounds, closed)
-        if any(type(number) is not int for number in numbers):
+        closed = facts.get("closed", {"rounds": 0})["rounds"]
+        if (type(self._planned_rounds), type(closed)) != (int, int):
             raise ValueError("how it was planned or ended has the wrong type")
 
     @property
     def is_complete(self) -> bool:
         """Whether all planned rounds and evaluations are committed."""
         planned = (self.facts["plan"].get("metrics") or {}).get("rounds", ())
-        return len(self._rows) >= self.planned_rounds and len(self.evaluations) >= len(planned)
+        return len(self._rows) >= self._planned_rounds and len(self.evaluations) >= len(planned)
 
     @property
-    def planned_rounds(self) -> int:
-        """Number of rounds that the plan covers."""
-        rounds: int = self.facts["plan"].get("participation", {}).get("rounds", 0)
-        return rounds
+    def _planned_rounds(self) -> Any:  # noqa: ANN401  checked when the ledger is read
+        return self.facts["plan"].get("participation", {}).get("rounds", 0)
 
     @property
     def _end(self) -> str:
@@ -225,37 +217,31 @@ class Ledger:
     def settle(self) -> None:
         """Flush the ledger, without what a crash or a failure left behind its last line."""
         if not self._is_settled:
-            flush_end(self._path, self._last, self._size)
+            store.flush_end(self._path, self._last, self._size)
             self._is_settled, self.unread = True, 0
 
     def add_fact(self, name: str, value: Any) -> None:  # noqa: ANN401  any JSON
         """Record another fact about the run, one of ``LATER_FACTS``."""
-        self._append(_encoded({"facts": {name: value}}))
+        self._append(_encoded("facts", {name: value}))
         self.facts[name] = value
 
     def following(self, row: Row | Evaluation) -> str:
         """Return the chain value of a row, or an evaluation, if it is appended next."""
-        return _link(self._end, row.entry() if isinstance(row, Row) else _evaluated(row))
+        return _link(self._end, _committed(row))
 
-    def append_evaluation(self, evaluation: Evaluation) -> None:
-        """Commit an evaluation of the model after the newest row."""
-        self._append(_evaluated(evaluation))
-        self.evaluations.append(evaluation)
-        self.chains.append(self.head)
-
-    def append(self, row: Row) -> None:
-        """Commit a round.
+    def append(self, row: Row | Evaluation) -> None:
+        """Commit a round, or an evaluation of the model after the newest one.
 
         Raises:
             ConfigError: nobody could read the ledger with that row in it.
         """
         try:
-            _refuse_odd_row(row)
+            if isinstance(row, Row):
+                _refuse_odd_row(row)
         except ValueError as error:
             raise ConfigError(f"{self._path}: {error}. Nothing was added.") from None
-        self._append(row.entry())
-        self._rows.append(replace(row, chain=self.head))
-        self.chains.append(self.head)
+        self._append(_committed(row))
+        self._take(row)
 
     def _append(self, entry: bytes) -> None:
         if self.signer is None:
@@ -265,7 +251,7 @@ class Ledger:
             )
         line = _line(self._end, entry, self.signer)
         self._is_settled = False
-        append_durably(self._path, line, self._size)
+        store.append_durably(self._path, line, self._size)
         # Only after the append: if it fails, the next one begins where this one did.
         self._size += len(line)
         self._last = line
@@ -351,7 +337,7 @@ def closed_name(rounds: int) -> str:
 
 def genesis(facts: Mapping[str, Any]) -> str:
     """Return the chain value of the first line, which holds all facts from the run's begin."""
-    return _link("", _first(facts))
+    return _link("", _encoded("facts", facts))
 
 
 def read_key(file: Path, named: str, identity: Callable[[bytes], str]) -> bytes | None:
@@ -367,7 +353,7 @@ def read_key(file: Path, named: str, identity: Callable[[bytes], str]) -> bytes 
         OSError: it cannot be read.
     """
     try:
-        secret = read_small(file, 2**10)
+        secret = store.read_small(file, 2**10)
     except FileNotFoundError:
         return None
     if len(secret) != KEY_BYTES or named != identity(secret):
@@ -383,16 +369,13 @@ def signed_by(secret: bytes) -> str:
     return SigningKey(secret).public_key
 
 
-def _first(facts: Mapping[str, Any]) -> bytes:
-    return _encoded({"facts": dict(facts)})
+def _committed(row: Row | Evaluation) -> bytes:
+    values = {name: getattr(row, name) for name in row.__slots__ if name != "chain"}
+    return _encoded("row" if isinstance(row, Row) else "metrics", values)
 
 
-def _evaluated(evaluation: Evaluation) -> bytes:
-    return _encoded({"metrics": evaluation.to_dict()})
-
-
-def _encoded(entry: Mapping[str, Any]) -> bytes:
-    return json.dumps(entry, allow_nan=False).encode()
+def _encoded(kind: str, values: Mapping[str, Any]) -> bytes:
+    return json.dumps({kind: values}, allow_nan=False).encode()
 
 
 def _link(before: str, entry: bytes) -> str:
@@ -418,16 +401,9 @@ def _is_signed(public_key: str, message: bytes, signature: str) -> bool:
     return True
 
 
-def _checked_row(entry: dict[str, Any], chain: str) -> Row:
-    row = Row(**entry | {"clients": tuple(entry["clients"]), "chain": chain})
-    _refuse_odd_row(row)
-    return row
-
-
 def _refuse_odd_row(row: Row) -> None:
-    kinds = [int, str, str, float, int, str]
-    values = [row.round, row.state, row.model, row.clip_norm, row.received, row.sum]
-    if [type(value) for value in values] != kinds:
+    values = row.round, row.state, row.model, row.clip_norm, row.received, row.sum
+    if tuple(map(type, values)) != (int, str, str, float, int, str):
         raise ValueError(f"row {row.round!r} holds values of other kinds")
     numbers = list(row.clipped_by.values())
     if any(type(n) is not int or n < 0 for n in numbers) or sum(numbers) != row.counted:

@@ -41,21 +41,9 @@ from accounting import Guarantee, checks
 from accounting.checks import ConfigError, parsed_json
 from accounting.claims import read_releases
 from accounting.composed import Release
+from privpart.run import store
 from privpart.run.population import refuse_population
-from privpart.run.store import (
-    HANDLED,
-    StorageError,
-    append_durably,
-    complete_lines,
-    lock,
-    make_private,
-    one_line,
-    opened,
-    read_small,
-    refuse_odd,
-    refuse_shared,
-    write_durably,
-)
+from privpart.run.store import one_line
 
 VARIABLE = "PRIVPART_STATE_DIR"
 Event = Literal[
@@ -122,10 +110,10 @@ class Entry:
         if self.population is not None:
             refuse_population(self.population)
         if self.mu is not None:
-            # Which refuses what is out of range.
-            Guarantee(self.mu)
-        self._refuse_odd_costs()
+            Guarantee(self.mu)  # which refuses what is out of range
+        _ = self.amplified  # likewise
         if self.event == "stated":
+            self._refuse_odd_statement()
             return
         if self.delta is not None or self.event == "limit":
             checks.probability("delta", self.delta or 0.0)
@@ -142,19 +130,17 @@ class Entry:
         """Whether the line charges a selection, whose one release is the best of its runs."""
         return any("expected" in cost for cost in self.sampled or ())
 
-    def _refuse_odd_costs(self) -> None:
-        _ = self.amplified  # which refuses what is out of range
-        if self.event == "stated":
-            if not self.sampled or len(self.text()) > _LONGEST_LINE:
-                raise ConfigError(
-                    "a stated release: its cost is missing, or too long for a line of the log; "
-                    "state fewer releases, or a profile of fewer epsilons."
-                )
-            if self.population is None or not 0 < len(self.by or "") <= _LONGEST_NAME:
-                raise ConfigError(
-                    f"by={str(self.by)[:40]!r}: must name who states the cost, in up to "
-                    f"{_LONGEST_NAME} characters."
-                )
+    def _refuse_odd_statement(self) -> None:
+        if not self.sampled or len(self.text()) > _LONGEST_LINE:
+            raise ConfigError(
+                "a stated release: its cost is missing, or too long for a line of the log; state "
+                "fewer releases, or a profile of fewer epsilons."
+            )
+        if self.population is None or not 0 < len(self.by or "") <= _LONGEST_NAME:
+            raise ConfigError(
+                f"by={str(self.by)[:40]!r}: must name who states the cost, in up to "
+                f"{_LONGEST_NAME} characters."
+            )
 
     def text(self) -> bytes:
         """Return the line without its hash: what is not the usual, as JSON."""
@@ -180,12 +166,12 @@ def directory() -> Path:
         path = Path(os.environ.get(VARIABLE) or Path(usual) / "privpart")
     except RuntimeError:
         raise ConfigError(f"there is no home directory. Set {VARIABLE} to a folder.") from None
-    if not path.is_absolute():
-        raise ConfigError(
-            f"the state directory {path}: must be an absolute path, because what was spent and "
-            f"released is kept in it. Set {VARIABLE} to one, such as {path.absolute()}."
-        )
-    return path
+    if path.is_absolute():
+        return path
+    raise ConfigError(
+        f"the state directory {path}: must be an absolute path, because what was spent and "
+        f"released is kept in it. Set {VARIABLE} to one, such as {path.absolute()}."
+    )
 
 
 @contextmanager
@@ -229,9 +215,9 @@ def _lines() -> list[bytes] | None:
     # The mark first: another process may be adding to both.
     size, head = _mark()
     try:
-        refuse_odd(path)
-        with opened(path) as file:
-            lines = complete_lines(file)
+        store.refuse_odd(path)
+        with store.opened(path) as file:
+            lines = store.complete_lines(file)
     except FileNotFoundError:
         return None if size else []
     if size and not b"".join(lines)[:size].endswith(b" " + head + b"\n"):
@@ -265,8 +251,8 @@ def hold(run: str) -> FileLock:
         "same noise. Close the other one first."
     )
     with _writable():
-        make_private(directory())
-        return lock(directory() / f"{run}.lock", busy)
+        store.make_private(directory())
+        return store.lock(directory() / f"{run}.lock", busy)
 
 
 @contextmanager
@@ -283,8 +269,8 @@ def writing() -> Iterator[None]:
     )
     with _writable():
         if not directory().is_dir():
-            make_private(directory())
-        log_lock = lock(directory() / _LOCK, busy, patience=_PATIENCE)
+            store.make_private(directory())
+        log_lock = store.lock(directory() / _LOCK, busy, patience=_PATIENCE)
     try:
         yield
     finally:
@@ -307,23 +293,16 @@ def append(*entries: Entry) -> None:
             list(_chained(_lines() or [], b"\n"))
         before, end = _last(path)
         is_lost = not end and _mark()[0] > 0
-    if is_lost:
-        before, end = _begin_again(path)
-    data, head = _linked(before, *entries)
     with _writable():
-        append_durably(path, data, end)
+        if is_lost:
+            line, before = _linked(b"", Entry(event="lost", at=now()))
+            # The mark first: with the lost log's mark, a crash would leave a log nobody can read.
+            _write_mark(end := len(line), before)
+            store.write_durably(path, line)
+        data, head = _linked(before, *entries)
+        store.append_durably(path, data, end)
         if is_marked:
             _write_mark(end + len(data), head)
-
-
-def _begin_again(path: Path) -> tuple[bytes, int]:
-    """Begin a log with the line that says that the one before it is lost; see ``_last``."""
-    line, head = _linked(b"", Entry(event="lost", at=now()))
-    with _writable():
-        # The mark first: with the lost log's mark, a crash would leave a log that nobody can read.
-        _write_mark(len(line), head)
-        write_durably(path, line)
-    return head, len(line)
 
 
 def _linked(before: bytes, *entries: Entry) -> tuple[bytes, bytes]:
@@ -338,7 +317,7 @@ def _linked(before: bytes, *entries: Entry) -> tuple[bytes, bytes]:
 
 def _write_mark(size: int, head: bytes) -> None:
     mark = {"size": size, "head": head.decode()}
-    write_durably(directory() / _MARK, json.dumps(mark).encode())
+    store.write_durably(directory() / _MARK, json.dumps(mark).encode())
 
 
 @contextmanager
@@ -348,12 +327,6 @@ def committing(coming: Entry, committed: Entry) -> Iterator[None]:
         append(coming)
         yield
         append(committed)
-
-
-def note(entry: Entry) -> None:
-    """Add one line; errors are those of ``writing`` and ``append``."""
-    with writing():
-        append(entry)
 
 
 def now() -> str:
@@ -372,10 +345,10 @@ def _link(before: bytes, text: bytes) -> bytes:
 
 def _last(path: Path) -> tuple[bytes, int]:
     """Return the hash at the end of the last complete line, and where that line ends."""
-    refuse_shared(path.parent)
-    refuse_odd(path)
+    store.refuse_shared(path.parent)
+    store.refuse_odd(path)
     try:
-        with opened(path) as file:
+        with store.opened(path) as file:
             # A process that was killed may not have flushed its line, and a power failure could
             # take that one back and leave the next, which follows from it.
             os.fsync(file.fileno())
@@ -383,7 +356,7 @@ def _last(path: Path) -> tuple[bytes, int]:
             for tail in (_SHORT_TAIL, _TAIL):
                 start = file.seek(max(0, end - tail))
                 # The first one may be a part of a line.
-                if len(lines := complete_lines(file)) > 2:
+                if len(lines := store.complete_lines(file)) > 2:
                     break
     except FileNotFoundError:
         return b"", 0
@@ -399,9 +372,9 @@ def _mark() -> tuple[int, bytes]:
     path = directory() / _MARK
     try:
         # Whoever can write here could make an old copy look like the newest.
-        refuse_shared(path.parent)
-        refuse_odd(path)
-        values = parsed_json(read_small(path, _LONGEST_FOLDER))
+        store.refuse_shared(path.parent)
+        store.refuse_odd(path)
+        values = parsed_json(store.read_small(path, _LONGEST_FOLDER))
     except FileNotFoundError:
         return 0, b""
     return int(values["size"]), str(values["head"]).encode()
@@ -412,7 +385,7 @@ def _legible(path: Path) -> Iterator[None]:
     """Name the log where it cannot be read, and the ways out."""
     try:
         yield
-    except (ConfigError, OSError, *HANDLED) as error:
+    except (ConfigError, OSError, *store.HANDLED) as error:
         raise ConfigError(
             f"the log of runs {path} cannot be read: {one_line(error).rstrip('.')}. Restore it, "
             f"with {_MARK}, from a backup; or move it away to begin a new one: what was spent "
@@ -426,7 +399,7 @@ def _writable() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(
+        raise store.StorageError(
             f"the log of runs in {directory()} cannot be written: {one_line(error)}. Make that "
             f"folder writable, or set {VARIABLE} to another one."
         ) from None

@@ -7,7 +7,6 @@ limit that was not kept did not bind anybody.
 
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from accounting.selection import selected_of
 from privpart.engines.protocol import OPTIMIZER, OWN_ENGINES
 from privpart.messages import ClientId
 from privpart.plan import PrivacyPlan
-from privpart.run import selection
+from privpart.run import log, selection
 from privpart.run.budget_book import AllRuns, all_runs
 from privpart.run.canaries import measured_from_below
 from privpart.run.evaluations import Evaluation
@@ -38,8 +37,6 @@ _MOST_WORK = 5 * 10**7
 """Rounds times participations of one client: what a stranger's plan may cost, some seconds."""
 _MOST_EARLIER = 20
 """Unlike releases of runs before a stranger's, each of which may take seconds."""
-_BYTES = 4
-"""Of a parameter in an update: float32."""
 _VERDICTS = {
     "holds": "HOLDS: every assumption was enforced, verified or vouched for",
     "conditional": "CONDITIONAL: it holds if the assumptions listed as not checked are true",
@@ -148,16 +145,14 @@ class RunReport:
         """Return the report as plain values under a schema name, ready for JSON."""
         values = {"schema": SCHEMA, **asdict(self), "guarantee": self.guarantee.to_dict()}
         values = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items()}
-        select, measured = values.pop("select"), values.pop("measured")
-        if select is not None:
-            values |= dict(zip(("against_recipients", "seen_in_clear"), select, strict=True))
-        if measured is not None:
-            values["measured"] = measured
-        if self.server_saw is None:
-            del values["server_saw"]
-        if values.pop("noised") is not None and self.noised is not None:
+        del values["select"], values["noised"]
+        if self.select is not None:
+            values |= dict(zip(("against_recipients", "seen_in_clear"), self.select, strict=True))
+        values["measured"] = values.pop("measured")
+        if self.noised is not None:
             values["noised_metrics"] = self.noised.rows()
-        return values
+        unsaid = {name for name in ("measured", "server_saw") if values[name] is None}
+        return {name: value for name, value in values.items() if name not in unsaid}
 
     def statement(self) -> str:
         """Return the report in plain English, with every condition."""
@@ -226,10 +221,10 @@ class RunReport:
         """Return the most that one unit took part, as far as that may be told."""
         if self.guarantee.sampling is not None:
             return "who took part is secret"
-        if (log := self.realised) is None:
+        if (worst := self.realised) is None:
             return f"no {self.guarantee.unit} took part yet"
-        apart = f", {log.min_separation} or more apart" * (log.max_participations > 1)
-        return f"{self.guarantee.a_unit} in at most {log.max_participations}{apart}"
+        apart = f", {worst.min_separation} or more apart" * (worst.max_participations > 1)
+        return f"{self.guarantee.a_unit} in at most {worst.max_participations}{apart}"
 
 
 def run_report(
@@ -251,10 +246,9 @@ def run_report(
 
 def report_of(evidence: Evidence, path: Path, *, delta: float | None = None) -> RunReport:
     """Derive the guarantee from evidence that was gathered; errors are those of ``run_report``."""
-    ledger = path / LEDGER
     if reason := not_derivable(evidence, path):
-        raise ConfigError(f"{ledger}: {reason}.")
-    with damage_named(ledger):
+        raise ConfigError(f"{path / LEDGER}: {reason}.")
+    with damage_named(path / LEDGER):
         return _derived(evidence, path, delta)
 
 
@@ -265,19 +259,17 @@ def not_derivable(evidence: Evidence, path: Path) -> str:
             return evidence.line(what).says
     with damage_named(path / LEDGER):
         limits = PrivacyPlan.from_dict(evidence.facts["plan"]).participation
-    work, earlier = limits.rounds * limits.max_participations, evidence.facts.get("earlier", ())
-    if evidence.origin != "here" and isinstance(earlier, list) and len(earlier) > _MOST_EARLIER:
-        return (
-            f"it names {len(earlier)} unlike releases of earlier runs, which may take minutes to "
-            "account for; a guarantee that long is derived only on the machine that made the run"
-        )
-    if evidence.origin == "here" or work <= _MOST_WORK:
+    if evidence.origin == "here":
         return ""
-    return (
-        f"it is planned for {limits.rounds:,} rounds with {limits.max_participations:,} "
-        "participations, which takes minutes to account for; a guarantee that long is derived only "
-        "on the machine that made the run"
-    )
+    times, earlier = limits.max_participations, evidence.facts.get("earlier", ())
+    elsewhere = "a guarantee that long is derived only on the machine that made the run"
+    if isinstance(earlier, list) and len(earlier) > _MOST_EARLIER:
+        number = f"names {len(earlier)} unlike releases of earlier runs"
+        return f"it {number}, which may take minutes to account for; {elsewhere}"
+    if limits.rounds * times > _MOST_WORK:
+        planned = f"{limits.rounds:,} rounds with {times:,} participations"
+        return f"it is planned for {planned}, which takes minutes to account for; {elsewhere}"
+    return ""
 
 
 def _population(
@@ -387,11 +379,9 @@ def parameter_sizes(facts: Mapping[str, Any]) -> list[int] | None:
 
 
 def _cost(plan: PrivacyPlan, facts: Mapping[str, Any]) -> RunCost:
-    noise = footprint(plan.mechanism)
-    count = size = None
-    if (sizes := parameter_sizes(facts)) is not None:
-        count = sum(sizes)
-        size = _BYTES * count
+    noise, sizes = footprint(plan.mechanism), parameter_sizes(facts)
+    count = None if sizes is None else sum(sizes)
+    size = None if count is None else 4 * count  # float32
     return RunCost(count, size, noise.state_vectors, noise.draws_per_round)
 
 
@@ -401,12 +391,8 @@ def select_lines(
     """Return the two lines about a run whose clients select, or None if ``disclosed`` is None.
 
     The first states the guarantee against recipients of the model, as far as the report's status
-    allows; the second states what is seen in the clear, which no epsilon covers.
-
-    Args:
-        report: the privacy report; None for a run without noise.
-        delta: in (0, 1).
-        disclosed: what each party sees in the clear.
+    allows (None is a run without noise); the second what each party sees in the clear, which no
+    epsilon covers.
     """
     if disclosed is None:
         return None
@@ -469,8 +455,8 @@ def _claimed(
     """Return the plan, widened to allow the realised participation if that is given."""
     if plan.metrics is not None and realised is not None:
         # Who both trained and evaluated pays for both.
-        realised_rounds = {one.round for one in evaluations if one.round < plan.rounds}
-        rounds = {*plan.metrics.rounds, *realised_rounds}
+        rounds = {one.round for one in evaluations if one.round < plan.rounds}
+        rounds = {*plan.metrics.rounds, *rounds}
         wide = replace(plan.metrics, also_train=True, rounds=tuple(sorted(rounds)))
         plan = replace(plan, metrics=wide)
     if realised is None or realised.rounds != plan.rounds or plan.sampling is not None:
@@ -484,7 +470,7 @@ def _claimed(
 
 
 def _with_evidence(
-    report: PrivacyReport, plan: PrivacyPlan, evidence: Evidence, deviations: tuple[str, ...]
+    report: PrivacyReport, plan: PrivacyPlan, evidence: Evidence, deviations: Sequence[str]
 ) -> PrivacyReport:
     """Return the report with what the run's own code enforced and what its ledger shows.
 
@@ -560,9 +546,7 @@ def _with_times(report: PrivacyReport, facts: Mapping[str, Any]) -> PrivacyRepor
     return replace(report, not_covered=lines)
 
 
-def _as_strong_as(
-    evidence: Evidence, code: str, status: AssumptionStatus, why: str
-) -> tuple[AssumptionStatus, str]:
+def _as_strong_as(evidence: Evidence, code: str, status: AssumptionStatus, why: str) -> _Words:
     """Return a status no stronger than whose words the ledger holds, and whose code wrote them."""
     if status not in ("enforced", "verified"):
         return status, why
@@ -686,10 +670,10 @@ def _rows_compared(ledger: str, facts: Mapping[str, Any], *, names_step: bool) -
             "each once, by a checksum of each row",
         )
     step, why = facts[ROWS_DIFFER]
+    since = f"step {int(step)}" if names_step else "some step"
     return (
         "asserted",
-        f"{ledger}; whose gradients came is not known since "
-        f"{f'step {int(step)}' if names_step else 'some step'}, in which "
+        f"{ledger}; whose gradients came is not known since {since}, in which "
         f"{ROWS.get(why, 'they were not compared')}. It can be compared if transforms are in the "
         "data set or its collate function, and the network is called with what the loader deals",
     )
@@ -752,15 +736,14 @@ def _of_sampling(plan: PrivacyPlan, report: PrivacyReport, evidence: Evidence) -
         "sampler and report_goal are in the plan, and the population's ids are in the ledger by "
         "their hash, since before the first round",
     )
-    loop = "; the training loop sees who was drawn, and tells nobody"
+    of_examples = facts.get("unit") == "example"
+    loop = "; the training loop sees who was drawn, and tells nobody" * of_examples
     words["hidden-sample"] = (
         "asserted",
         "every round is released, whoever came, and nothing here prints who did; ledger and "
-        "key stay secret, and nobody outside sees the run's time or traffic"
-        + loop
-        * (facts.get("unit") == "example"),
+        f"key stay secret, and nobody outside sees the run's time or traffic{loop}",
     )
-    if facts.get("unit") == "example":
+    if of_examples:
         words["floating-point"] = (
             "asserted",
             "sums of float64 on a public grid with exactly rounded noise; but an example that is "
@@ -796,10 +779,8 @@ def vouched(report: RunReport, code: str, by: str | None = None) -> RunReport:
     asserted = [a.code for a in report.guarantee.assumptions if a.status == "asserted"]
     if code not in asserted:
         raise ConfigError(f"vouch={code!r}: must be one of {', '.join(asserted) or 'none'}.")
-    at = datetime.now(UTC).isoformat(timespec="seconds")
+    at = log.now()
     evidence = f"not checked; by {by or 'the reader of this report'}, {at}"
-    return replace(
-        report,
-        guarantee=report.guarantee.with_status(code, "vouched", evidence),
-        vouchers={**report.vouchers, code: {"by": by, "at": at}},
-    )
+    guarantee = report.guarantee.with_status(code, "vouched", evidence)
+    vouchers = {**report.vouchers, code: {"by": by, "at": at}}
+    return replace(report, guarantee=guarantee, vouchers=vouchers)

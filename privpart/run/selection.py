@@ -27,29 +27,18 @@ import re
 import secrets
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from filelock import FileLock
-
 from accounting.checks import ConfigError, parsed_json
 from accounting.report import AssumptionStatus
 from accounting.selection import Repetitions, draw, selected_of
-from privpart.run import budget_book, log
+from privpart.run import budget_book, log, store
 from privpart.run.folder import LOCK, RunFolder, holds_a_run, locked, on_disk
 from privpart.run.ledger import Ledger
 from privpart.run.lives import Life, lives
-from privpart.run.store import (
-    damage_named,
-    erase_durably,
-    flush_directory,
-    is_scratch,
-    make_private,
-    read_small,
-    write_durably,
-)
 
 FACT = "selection"
 """Name of the fact in the ledger of each run."""
@@ -115,7 +104,7 @@ class Selection:
         is_over: whether it ended before, with the winner in ``path / RUN``.
     """
 
-    def __init__(self, path: Path, name: str, terms: Terms, locks: list[FileLock]) -> None:
+    def __init__(self, path: Path, name: str, terms: Terms, locks: ExitStack) -> None:
         self.path, self.id, self.terms = path, name, terms
         self._locks = locks
         self._place = _place(name)
@@ -138,33 +127,29 @@ class Selection:
                 f"{folder} holds a run: a selection begins in a folder of its own, and trains "
                 "every candidate from the start."
             )
-        with on_disk(f"{folder} cannot be written"):
-            make_private(folder)
-            locks = [locked(folder)]
-            try:
-                name = _named(folder) or _new(folder, terms)
-                locks.append(log.hold(name))
-                selection = cls(folder, name, terms, locks)
-                selection._continue()
-            except BaseException:
-                _release(locks)
-                raise
+        with on_disk(f"{folder} cannot be written"), ExitStack() as locks:
+            store.make_private(folder)
+            locks.callback(locked(folder).release)
+            name = _about(folder).get("id") or _new(folder, terms)
+            locks.callback(log.hold(name).release)
+            selection = cls(folder, name, terms, locks)
+            selection._continue()
+            selection._locks = locks.pop_all()
         return selection
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        _release(self._locks)
+        self._locks.close()
 
     def _continue(self) -> None:
-        lines = log.lines_of(self.id)
-        life = lives(lines).get(self.id) or Life()
-        if life.closed:
+        _, its = _begun(self.id)
+        if its.closed:
             self._erase()
             raise ConfigError(f"{self.path}: the selection was given up; begin another folder.")
-        if life.rounds:
-            if _hash_of_terms(self.path) != self.terms.hash:
+        if its.rounds:
+            if _about(self.path).get("terms") != self.terms.hash:
                 raise ConfigError(
                     f"{self.path}: holds the end of a selection by another tune file, plan or "
                     f"code; its winner is in {self.path / RUN}. Begin in another folder."
@@ -173,35 +158,35 @@ class Selection:
             self._erase()
             return
         kept = _kept(self._place)
-        if kept is None or (life.head and life.head != kept.commitment):
-            where = "is lost or was changed" if life.head else "is not on this machine"
+        if kept is None or (its.head and its.head != kept.commitment):
+            where = "is lost or was changed" if its.head else "is not on this machine"
             raise ConfigError(
                 f"{self.path}: the secret of this selection {where}, and nothing is drawn a second "
                 "time. Continue it where it began; or give it up there (--abandon), which charges "
                 "all of its trainings, and begin in another folder."
             )
         if kept.terms != self.terms.hash:
-            raise _other_terms(self.path)
+            raise ConfigError(
+                f"{self.path}: the tune file, its plan or its code changed since the selection "
+                "began. Restore them; or begin in another folder, after giving this one up "
+                "(--abandon)."
+            )
         self._secret = kept.secret
-        if not life.head:
-            self._charge(kept.commitment)
-
-    def _charge(self, commitment: str) -> None:
-        terms = self.terms
-        entry = log.Entry(
-            event="begun",
-            run=self.id,
-            head=commitment,
-            at=log.now(),
-            population=terms.population,
-            mu=selected_of(terms.cost).mu,
-            sampled=[dict(terms.cost)],
-            delta=terms.delta,
-            planned=1,
-            folder=log.shown(self.path),
-        )
-        with log.writing():
-            budget_book.enter_selection(entry)
+        if not its.head:
+            entry = log.Entry(
+                event="begun",
+                run=self.id,
+                head=kept.commitment,
+                at=log.now(),
+                population=self.terms.population,
+                mu=selected_of(self.terms.cost).mu,
+                sampled=[dict(self.terms.cost)],
+                delta=self.terms.delta,
+                planned=1,
+                folder=log.shown(self.path),
+            )
+            with log.writing():
+                budget_book.enter_selection(entry)
 
     @property
     def fact(self) -> dict[str, Any]:
@@ -234,13 +219,13 @@ class Selection:
         with self.log():
             lines = log.lines_of()
         named = {entry.run for entry in lines if Path(entry.folder or "").name == trial.path.name}
-        found, winner = lives(lines), self.path / RUN
+        seen, winner = lives(lines), self.path / RUN
         if holds_a_run(winner) and Ledger(winner).facts["run_id"] in named:
             return
         if holds_a_run(trial.path):
             if Ledger(trial.path).facts["run_id"] not in named:
                 raise ConfigError(f"{trial.path}: holds another run than the one begun in it.")
-        elif any(found[run].is_spent or found[run].rounds for run in named):
+        elif any(seen[run].is_spent or seen[run].rounds for run in named):
             raise ConfigError(
                 f"{trial.path} is missing: this folder is an older copy, or a training was removed "
                 "from it, and none is made a second time. Restore it, or give the selection up "
@@ -250,8 +235,8 @@ class Selection:
     def scores(self) -> dict[str, tuple[float, str]]:
         """Map each folder of a run that was trained and measured to its score and the run."""
         try:
-            with damage_named(self._place / _SCORES):
-                return dict(parsed_json(read_small(self._place / _SCORES, _MOST_BYTES)))
+            with store.damage_named(self._place / _SCORES):
+                return dict(parsed_json(store.read_small(self._place / _SCORES, _MOST_BYTES)))
         except FileNotFoundError:
             return {}
 
@@ -260,7 +245,7 @@ class Selection:
         finite = score if math.isfinite(score) else -sys.float_info.max
         values = self.scores() | {trial.path.name: (finite, run)}
         with on_disk(f"{self._place} cannot be written"):
-            write_durably(self._place / _SCORES, json.dumps(values).encode())
+            store.write_durably(self._place / _SCORES, json.dumps(values).encode())
 
     def release(self) -> Path:
         """End the selection with the run of the highest score; return its folder."""
@@ -276,25 +261,21 @@ class Selection:
                 for file in (*best.path.iterdir(), best.path):
                     os.utime(file)
                 best.path.rename(run)
-                flush_directory(run.parent)
-                flush_directory(best.path.parent)
+                store.flush_directory(run.parent)
+                store.flush_directory(best.path.parent)
             with self.log(), RunFolder.open(run) as opened:
                 rounds, planned, name = opened.rounds, opened.plan.rounds, opened.facts["run_id"]
                 evaluations, due = len(opened.evaluations), opened.evaluation_due
             if rounds < planned or due or name != scores[best.path.name][1]:
                 raise ConfigError(f"{run}: is not the training that had the highest score.")
             chains, mu = Ledger(run).chains, float(self.terms.cost["mu"])
-            begun = log.Entry(
-                event="begun", run=name, head=chains[0], mu=mu, planned=planned, at=log.now()
-            )
-            ended = log.Entry(
-                event="round", run=name, rounds=rounds, evaluations=evaluations, head=chains[-1]
-            )
+            begun = log.Entry(event="begun", run=name, head=chains[0], mu=mu, planned=planned)
+            ended = log.Entry(event="round", run=name, rounds=rounds, head=chains[-1])
             with log.writing():
                 log.append(
-                    replace(begun, folder=log.shown(run)),
-                    ended,
-                    log.Entry(event="round", run=self.id, rounds=1, head=chains[-1]),
+                    replace(begun, at=log.now(), folder=log.shown(run)),
+                    replace(ended, evaluations=evaluations),
+                    replace(ended, run=self.id, rounds=1),
                 )
             self._erase()
         self.is_over = True
@@ -303,13 +284,9 @@ class Selection:
     def _erase(self) -> None:
         """Overwrite and remove the other runs, the scores, the log of runs and the secret."""
         # The secret last: it says what else there is to erase.
-        trials = self.path / TRIALS
-        for folder in sorted(trials.iterdir()) if trials.is_dir() else ():
-            _erase_folder(folder)
-        if trials.is_dir():
-            _erase_folder(trials)
-        if self._place.is_dir():
-            _erase_folder(self._place)
+        for folder in (self.path / TRIALS, self._place):
+            if folder.is_dir():
+                _erase_folder(folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,29 +308,26 @@ def abandon(folder: Path) -> Abandoned:
         ConfigError: there is no selection that has not ended, or it is in use.
         StorageError: the disk refused.
     """
-    name = _named(folder) or _begun_in(folder)
+    name = _about(folder).get("id") or _begun_in(folder)
     if name is None:
         raise ConfigError(f"{folder} holds no selection that could be given up.")
-    with on_disk(f"{folder} cannot be written"):
-        locks = [log.hold(name), *([locked(folder)] if folder.is_dir() else [])]
-        try:
-            return _abandoned(folder, name)
-        finally:
-            _release(locks)
+    with on_disk(f"{folder} cannot be written"), ExitStack() as locks:
+        locks.callback(log.hold(name).release)
+        if folder.is_dir():
+            locks.callback(locked(folder).release)
+        return _abandoned(folder, name, locks)
 
 
-def _abandoned(folder: Path, name: str) -> Abandoned:
-    lines = log.lines_of(name)
-    begun = next((entry for entry in lines if entry.event == "begun" and entry.run == name), None)
-    life = lives(lines).get(name) or Life()
+def _abandoned(folder: Path, name: str, locks: ExitStack) -> Abandoned:
+    begun, its = _begun(name)
     terms = Terms(hash="", cost={}, candidates=1, score="", is_public=False, population="", delta=1)
-    selection = Selection(folder, name, terms, [])
+    selection = Selection(folder, name, terms, locks)
     if begun is None or begun.sampled is None:
         raise ConfigError(f"{folder}: the selection was not begun on this machine.")
-    if life.rounds:
+    if its.rounds:
         raise ConfigError(f"{folder}: the selection has ended; its winner is in {folder / RUN}.")
     kept, runs, mu = _kept(_place(name)), 0, 0.0
-    known = kept is not None and kept.commitment == life.head
+    known = kept is not None and kept.commitment == its.head
     if not (known and _is_unspent(_place(name))):
         repetitions = selected_of(begun.sampled[0]).repetitions
         secret = kept.secret if kept is not None and known else None
@@ -362,7 +336,7 @@ def _abandoned(folder: Path, name: str) -> Abandoned:
         mu = max(begun.mu or 0.0, all_runs)
     charge = log.Entry(event="charged", run=name, mu=mu or None, at=log.now())
     charge = replace(charge, population=begun.population, delta=begun.delta)
-    if not life.closed:
+    if not its.closed:
         with log.writing():
             log.append(*([charge] if runs else []), log.Entry(event="closed", run=name))
     if holds_a_run(folder / RUN):
@@ -402,20 +376,18 @@ def standing(facts: Mapping[str, Any], head: str) -> tuple[AssumptionStatus, str
     """Return what this machine's log says of a run as the winner of its selection."""
     fact, name = facts[FACT], budget_book.charged_as(facts)
     try:
-        lines = log.lines_of(name)
+        begun, its = _begun(name)
     except ConfigError as error:
         return "asserted", str(error).rstrip(".")
-    begun = next((entry for entry in lines if entry.event == "begun" and entry.run == name), None)
-    life = lives(lines).get(name) or Life()
     if begun is None:
         return "asserted", "this machine has no record of the selection"
     if begun.sampled != [fact["cost"]]:
         return "violated", "the selection that was charged has another cost than the ledger says"
-    if life.closed:
+    if its.closed:
         return "violated", "the selection was given up, so that all of its trainings count"
-    if not life.rounds:
+    if not its.rounds:
         return "violated", "the selection has not ended: this may be any of its trainings"
-    if life.head != head:
+    if its.head != head:
         return "violated", "this is not the winner: another training of the selection was released"
     return (
         "enforced",
@@ -427,8 +399,8 @@ def standing(facts: Mapping[str, Any], head: str) -> tuple[AssumptionStatus, str
 
 def refuse_unreleased(folder: Path, facts: Mapping[str, Any], head: str) -> None:
     """Check that this machine does not know a run to be one that its selection never released."""
-    if FACT in facts and (found := standing(facts, head))[0] == "violated":
-        raise ConfigError(f"{folder}: {found[1]}; nothing of it is released.")
+    if FACT in facts and (judged := standing(facts, head))[0] == "violated":
+        raise ConfigError(f"{folder}: {judged[1]}; nothing of it is released.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -443,10 +415,10 @@ class _Kept:
 def _kept(place: Path) -> _Kept | None:
     file = place / _SECRET
     try:
-        data = read_small(file, _MOST_BYTES)
+        data = store.read_small(file, _MOST_BYTES)
     except OSError:
         return None
-    with damage_named(file):
+    with store.damage_named(file):
         values = parsed_json(data)
         secret = bytes.fromhex(values["secret"])
         if len(secret) != _SECRET_BYTES:
@@ -458,25 +430,25 @@ def _new(folder: Path, terms: Terms) -> str:
     """Draw the secret of a new selection and keep it; return its name."""
     names = (file.name for file in folder.iterdir())
     # A call that was killed may have left a part of a file.
-    if others := sorted(name for name in names if name != LOCK and not is_scratch(name)):
+    if others := sorted(name for name in names if name != LOCK and not store.is_scratch(name)):
         raise ConfigError(
             f"{folder} is not empty ({others[0]}): a selection begins in a folder of its own."
         )
     name = secrets.token_hex(16)
     for place in (log.directory(), _place(name).parent, _place(name)):
-        make_private(place)
+        store.make_private(place)
     values = {"secret": secrets.token_bytes(_SECRET_BYTES).hex(), "terms": terms.hash}
-    write_durably(_place(name) / _SECRET, json.dumps(values).encode())
+    store.write_durably(_place(name) / _SECRET, json.dumps(values).encode())
     about = {"schema": _SCHEMA, "id": name, "terms": terms.hash}
-    write_durably(folder / FILE, json.dumps(about).encode())
+    store.write_durably(folder / FILE, json.dumps(about).encode())
     return name
 
 
 def _about(folder: Path) -> dict[str, Any]:
     file = folder / FILE
     try:
-        with damage_named(file):
-            values = parsed_json(read_small(file, _MOST_BYTES))
+        with store.damage_named(file):
+            values = parsed_json(store.read_small(file, _MOST_BYTES))
             if values["schema"] != _SCHEMA or not _ID.fullmatch(values["id"]):
                 raise ValueError("schema or id is not a valid one")
             return dict(values)
@@ -484,38 +456,26 @@ def _about(folder: Path) -> dict[str, Any]:
         return {}
 
 
-def _named(folder: Path) -> str | None:
-    return _about(folder).get("id")
-
-
-def _hash_of_terms(folder: Path) -> str | None:
-    return _about(folder).get("terms")
+def _begun(name: str) -> tuple[log.Entry | None, Life]:
+    """Return the line of the log that charges a selection, and how it stands."""
+    lines = log.lines_of(name)
+    begun = next((entry for entry in lines if entry.event == "begun" and entry.run == name), None)
+    return begun, lives(lines).get(name) or Life()
 
 
 def _begun_in(folder: Path) -> str | None:
     """Return the selection that the log names for a folder which is gone or was emptied."""
     lines = log.lines_of()
-    found, shown = lives(lines), log.shown(folder)
-    open_ones = [
-        entry.run
-        for entry in lines
-        if entry.is_selection and entry.event == "begun" and entry.folder == shown
-        if not (found[entry.run].rounds or found[entry.run].closed)
-    ]
+    seen, shown = lives(lines), log.shown(folder)
+    begun = (e.run for e in lines if e.is_selection and e.event == "begun" and e.folder == shown)
+    open_ones = [run for run in begun if not (seen[run].rounds or seen[run].closed)]
     return open_ones[-1] if open_ones else None
 
 
 def _is_unspent(place: Path) -> bool:
     """Whether no round of any run may be known."""
     with log.apart(place):
-        return not any(life.is_spent or life.rounds for life in lives(log.lines_of()).values())
-
-
-def _other_terms(folder: Path) -> ConfigError:
-    return ConfigError(
-        f"{folder}: the tune file, its plan or its code changed since the selection began. "
-        "Restore them; or begin in another folder, after giving this one up (--abandon)."
-    )
+        return not any(run.is_spent or run.rounds for run in lives(log.lines_of()).values())
 
 
 def _place(name: str) -> Path:
@@ -544,11 +504,6 @@ def _erase_folder(folder: Path) -> None:
         if file.is_dir() and not file.is_symlink():
             _erase_folder(file)
         else:
-            erase_durably(file)
+            store.erase_durably(file)
     folder.rmdir()
-    flush_directory(folder.parent)
-
-
-def _release(locks: list[FileLock]) -> None:
-    for one in locks:
-        one.release()
+    store.flush_directory(folder.parent)

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import torch
 from filelock import FileLock, Timeout
@@ -30,33 +30,19 @@ from torch import Tensor
 
 from accounting.checks import ConfigError, parsed_json
 
-_DTYPES = {
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.int32: "I32",
-    torch.int64: "I64",
-}
+_DTYPES = {torch.float32: "F32", torch.float64: "F64", torch.int32: "I32", torch.int64: "I64"}
 _SCRATCH = re.compile(r"\.privpart-[0-9a-f]{32}\.part")
 """Names of files that are not complete yet."""
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
 _BLOCK = 2**20
-
 _LARGE, _LEAST_FILLED = 2**28, 1 / 16
 """Bytes from which on a file is refused if less than this share of it lies on the disk."""
 LONGEST_LINE = 2**28
 """Bytes of a line: a file of zeros costs nothing to send, and would fill the memory."""
-HANDLED = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+HANDLED = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
 """What reading values of any kind may raise; a programming error of ours is found by the tests."""
 
 
@@ -105,7 +91,7 @@ def refuse_shared(folder: Path) -> None:
             f"{folder} belongs to another user (number {about.st_uid}), who can replace every file "
             "in it. Use a folder of your own, for instance a copy made by cp -r."
         )
-    if about.st_mode & _BY_OTHERS:
+    if about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(
             f"{folder} can be written by other users (mode {stat.S_IMODE(about.st_mode):o}), who "
             f"could replace the key or the state. Run: chmod go-w {folder}, or use another folder."
@@ -195,7 +181,7 @@ def write_durably(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def _replaced(path: Path) -> Iterator[BinaryIO]:
+def _replaced(path: Path) -> Iterator[IO[bytes]]:
     refuse_shared(path.parent)
     # A name that nobody can guess, so that nobody can plant a link there.
     scratch = path.with_name(f".privpart-{secrets.token_hex(16)}.part")
@@ -229,10 +215,7 @@ def append_durably(path: Path, data: bytes, at: int) -> None:
         OSError: the disk refused, or the path is a link, or the file is shorter.
     """
     with os.fdopen(os.open(path, _APPEND, 0o600), "wb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < at:
-            raise OSError(f"{path} has lost bytes: it has {size} of {at}")
-        if size > at:
+        if _is_longer(file, path, at):
             file.truncate(at)
             os.fsync(file.fileno())
         file.seek(at)
@@ -260,15 +243,20 @@ def flush_end(path: Path, line: bytes, end: int) -> None:
         OSError: the disk refused, or the path is a link, or the file is shorter.
     """
     with os.fdopen(os.open(path, _OVERWRITE), "wb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < end:
-            raise OSError(f"{path} has lost bytes: it has {size} of {end}")
+        is_longer = _is_longer(file, path, end)
         file.seek(end - len(line))
         file.write(line)
         file.flush()
-        if size > end:
+        if is_longer:
             file.truncate(end)
         os.fsync(file.fileno())
+
+
+def _is_longer(file: IO[bytes], path: Path, end: int) -> bool:
+    """Whether a file has more bytes; one with fewer has lost some, which is an OSError."""
+    if (size := os.fstat(file.fileno()).st_size) < end:
+        raise OSError(f"{path} has lost bytes: it has {size} of {end}")
+    return size > end
 
 
 def complete_lines(file: BufferedReader) -> list[bytes]:
@@ -361,20 +349,13 @@ def erase_durably(path: Path) -> None:
     with suppress(FileNotFoundError):
         about = path.lstat()
         if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
-            _overwrite(path)
+            # Not truncated first: the blocks of the old bytes would be freed, not overwritten.
+            with os.fdopen(os.open(path, _OVERWRITE), "wb") as file:
+                for start in range(0, about.st_size, _BLOCK):
+                    file.write(bytes(min(_BLOCK, about.st_size - start)))
+                file.flush()
+                os.fsync(file.fileno())
         remove_durably(path)
-
-
-def _overwrite(path: Path) -> None:
-    # Not truncated first: the blocks of the old bytes would be freed, not overwritten.
-    handle = os.open(path, _OVERWRITE)
-    try:
-        remaining = os.fstat(handle).st_size
-        while remaining > 0:
-            remaining -= os.write(handle, bytes(min(remaining, _BLOCK)))
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def remove_durably(path: Path) -> None:
@@ -405,18 +386,12 @@ def write_state(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) 
     Raises:
         OSError: the disk refused; the old file stays.
     """
-    parts = list(_parts(tensors, values))
+    parts, digest = list(_parts(tensors, values)), hashlib.sha256()
     with ThreadPoolExecutor(1) as thread:
-        digest = thread.submit(_sha256, parts)
+        hashed = thread.map(digest.update, parts)
         with _replaced(path) as file:
             file.writelines(parts)
-    return digest.result()
-
-
-def _sha256(parts: list[memoryview]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
+        list(hashed)  # which waits for it
     return digest.hexdigest()
 
 
@@ -432,11 +407,8 @@ def _parts(tensors: dict[str, Tensor], values: dict[str, Any]) -> Iterator[memor
     for name in names:
         tensor = tensors[name]
         begin, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [begin, end],
-        }
+        kind = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape)}
+        header[name] = {**kind, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     # Tensors are read in place, so the first one has to be aligned.
     text += b" " * (-len(text) % 8)
@@ -516,6 +488,5 @@ def tensor_hash(tensor: Tensor) -> str:
     """Return the SHA-256, in hex, of a tensor's type, shape and bytes."""
     digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}|".encode())
     if tensor.numel():
-        flat = tensor.detach().cpu().contiguous().view(-1)
-        digest.update(flat.view(torch.uint8).numpy().data)
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -15,7 +15,16 @@ from privpart.cli.budget.epsilon import histories_of
 from privpart.engines.methods import client_generator
 from privpart.messages import id_order
 from privpart.run.begin import create_run
-from privpart.run.ledger import LEDGER, SCHEMA, Ledger, Row, SigningKey, _line, genesis
+from privpart.run.ledger import (
+    LEDGER,
+    SCHEMA,
+    Ledger,
+    Row,
+    SigningKey,
+    _committed,
+    _line,
+    genesis,
+)
 from privpart.run.report import run_report
 
 ROUNDS, DIM = 6, 4
@@ -108,7 +117,9 @@ def test_the_ledger_gives_back_the_ids_that_it_was_given(tmp_path_factory, cohor
 def read_error(folder, clients: str) -> str:
     """Return what is said of a signed ledger whose only row names clients by this text."""
     Ledger.create(folder, FACTS, SIGNER)
-    entry = row_of(()).entry().replace(b'"clients": []', b'"clients": [' + clients.encode() + b"]")
+    entry = _committed(row_of(())).replace(
+        b'"clients": []', b'"clients": [' + clients.encode() + b"]"
+    )
     with (folder / LEDGER).open("ab") as file:
         file.write(_line(genesis(FACTS), entry, SIGNER))
     with pytest.raises(ConfigError) as error:

@@ -401,7 +401,8 @@ def test_a_line_that_a_killed_process_did_not_flush_is_flushed_before_the_next(s
         usual(handle)
 
     monkeypatch.setattr(os, "fsync", note)
-    log.note(log.Entry(event="limit", population="keyboard-de", epsilon=1.0, delta=1e-6))
+    with log.writing():
+        log.append(log.Entry(event="limit", population="keyboard-de", epsilon=1.0, delta=1e-6))
     assert sizes == [before, path.stat().st_size]
 
 
@@ -424,7 +425,7 @@ def test_a_log_begun_after_a_loss_is_legible_whenever_the_process_dies(
 
     with monkeypatch.context() as patch:
         for name in ("append_durably", "write_durably"):
-            patch.setattr(log, name, dies(getattr(log, name)))
+            patch.setattr(store, name, dies(getattr(store, name)))
         with suppress(KeyboardInterrupt), log.writing():
             log.append(entry)
     assert log.lines_of()[0].event == "lost"

@@ -393,7 +393,7 @@ def forged(path, **fields):
     ledger = Ledger(path)
     ledger.signer = SigningKey((path / "signing-key").read_bytes())
     values = {"round": 1, "values": (0.5, 0.5), "clients": USERS, "noised_by": "server"} | fields
-    ledger.append_evaluation(Evaluation(**values))
+    ledger.append(Evaluation(**values))
     return path
 
 

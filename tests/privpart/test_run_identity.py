@@ -11,7 +11,7 @@ from runs import COHORTS, DIM, PLAN, Clients, contents, refusal, server, train
 
 from accounting import ConfigError
 from privpart import RunFolder, Server, fit
-from privpart.run import folder as folder_module
+from privpart.run import store
 from privpart.run.begin import fork
 from privpart.run.ledger import LEDGER, Ledger, SigningKey, _line
 from privpart.run.report import run_report
@@ -123,7 +123,7 @@ def test_a_round_that_could_not_be_saved_is_cut_off_before_its_state_is_replaced
 ):
     """The line is on the disk, but the disk says that it is not; a second attempt follows."""
     whole = len((folder / LEDGER).read_bytes())
-    sync, write, lengths = os.fsync, folder_module.write_state, []
+    sync, write, lengths = os.fsync, store.write_state, []
 
     def refuses(handle: int) -> None:
         if Path(f"/proc/self/fd/{handle}").readlink().name == LEDGER and ledger_grew():
@@ -148,7 +148,7 @@ def test_a_round_that_could_not_be_saved_is_cut_off_before_its_state_is_replaced
             file.write(b"a line that was never flushed\n")
         run.commit(committed, counts)
 
-    monkeypatch.setattr(folder_module, "write_state", watched)
+    monkeypatch.setattr(store, "write_state", watched)
     with RunFolder.open(folder) as run:
         fit(server(run), Clients(), COHORTS[:3], commit=twice)
     assert lengths == [whole, whole]

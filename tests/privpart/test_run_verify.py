@@ -225,7 +225,8 @@ def test_a_run_that_left_its_plan_has_an_exit_code_of_its_own(folder, privpart):
     last = Ledger(folder).rows()[-1]
     row = add_row(folder, round=2, clip_norm=9.0, clients=[0], state=last.state, model=last.model)
     run_id = run_report(folder).run_id
-    log.note(log.Entry(event="round", run=run_id, rounds=3, head=row.chain))
+    with log.writing():
+        log.append(log.Entry(event="round", run=run_id, rounds=3, head=row.chain))
     (folder / STATE).rename(folder / "state-000003.safetensors")
     assert left_its_plan(check_run(folder))
     assert privpart("verify", str(folder)).returncode == 6

@@ -46,7 +46,7 @@ from privpart.plan import AdaptiveClipping
 from privpart.run import budget_book as book
 from privpart.run import package
 from privpart.run.begin import create_run, fork
-from privpart.run.ledger import LEDGER, Ledger, _link
+from privpart.run.ledger import LEDGER, Ledger, _committed, _link
 from privpart.run.policy import Policy, plan_refusals
 from privpart.run.report import run_report
 from privpart.run.store import decode_state, encode_state
@@ -405,7 +405,7 @@ def test_the_chain_does_not_let_anybody_test_a_guess_of_who_took_part(tmp_path, 
 
     def guess(state_values):
         state = hashlib.sha256(encode_state(tensors, state_values)).hexdigest()
-        return _link(before, replace(last, state=state).entry())
+        return _link(before, _committed(replace(last, state=state)))
 
     assert guess(values) == last.chain  # all but the blind is known to the adversary
     assert guess(unblinded) != last.chain
