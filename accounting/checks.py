@@ -10,7 +10,7 @@ import operator
 import re
 import stat
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, SupportsFloat, SupportsIndex
 
@@ -23,6 +23,8 @@ class MissingExtraError(ConfigError):
     """An optional package is not installed; the message says how to install it."""
 
 
+Faults = Mapping[str, object]
+"""Sentence -> whether it is deserved."""
 _GOOGOL = 10**100
 """As a float, this number and its square are finite. Python refuses to print very long integers."""
 _ROUNDED = 1 + 1e-12
@@ -31,6 +33,13 @@ MOST_ROUNDS = 1_000_000
 """Sensitivities of this many rounds take seconds with few participations, minutes with the most."""
 MOST_SEED = 2**63 - 1
 """Generators of random numbers take a signed number of 64 bits."""
+
+
+def refuse_first(faults: Faults) -> None:
+    """Raise ``ConfigError`` with the first sentence that is deserved."""
+    for sentence, fault in faults.items():
+        if fault:
+            raise ConfigError(sentence)
 
 
 def count(

@@ -7,7 +7,7 @@ trained. A search for what to freeze is a study that gets one arm after the othe
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from statistics import mean
 
@@ -122,9 +122,8 @@ def next_arm(
         [_within_tolerance(study, arm, results) for arm in [*study.arms][1:]],
     )
     patterns = [f"!{name}" for layer in frozen for name in layers[layer]]
-    return (
-        study.with_arm(f"freeze {', '.join(frozen)}", {"model.train": patterns}) if frozen else None
-    )
+    arms = {**study.arms, f"freeze {', '.join(frozen)}": {"model.train": patterns}}
+    return replace(study, arms=arms) if frozen else None
 
 
 def frozen_arm(study: Study, results: Results) -> str:

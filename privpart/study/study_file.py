@@ -10,7 +10,7 @@ example: which values are chosen cannot depend on one.
 import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -25,7 +25,6 @@ LEAST_SEEDS = 5
 """Final seeds that an interval over seeds asks for."""
 WITHOUT_NOISE = "none"
 """Name of the level, and of the mechanism, of trainings without noise."""
-_METRIC = "data.metric"
 _FIXED = (
     "data.metric",
     "data.measured_on",
@@ -37,8 +36,6 @@ _FIXED = (
     "privacy.delta",
 )
 """Fields of the plan that the study sets, or that make groups comparable."""
-_FEWEST_ARMS = 2
-_SIGNIFICANT_DIGITS = 3
 _MOST_TRIALS = 10_000
 _NEAR = 1 / 6
 """Share of a range on either side of the best point that refining covers."""
@@ -75,7 +72,7 @@ class Range(FileTable):
         value = self.low + (self.high - self.low) * share
         if self.scale == "log":
             value = self.low * (self.high / self.low) ** share
-        return float(f"{value:.{_SIGNIFICANT_DIGITS}g}")
+        return float(f"{value:.3g}")
 
     def share(self, value: float) -> float:
         """Return the share of the way at which a value lies, the inverse of ``at``."""
@@ -164,9 +161,8 @@ class Trials(FileTable):
 class Freeze(FileTable):
     """Table ``[freeze]``: what to freeze is searched for by FedPT's four steps (section 3.1).
 
-    Attributes:
-        tolerance: how much worse the metric on held-out users may be than that of the whole
-            network, at every level of noise; below its deviation over seeds, chance decides.
+    The metric on held-out users may be worse by ``tolerance`` than that of the whole network, at
+    every level of noise; below its deviation over seeds, chance decides.
     """
 
     tolerance: float = Field(ge=0)
@@ -195,22 +191,25 @@ class StudyFile(FileTable):
 
     @model_validator(mode="after")
     def _arms_seeds_and_mechanisms(self) -> Self:
-        if self.freeze is not None and self.arms:
-            raise ConfigError("arms: [freeze] searches for the arms; leave one of the two out.")
-        if self.freeze is None and len(self.arms) < _FEWEST_ARMS:
-            raise ConfigError(f"arms: must be at least {_FEWEST_ARMS} items; there is no [freeze].")
-        if both := sorted(set(self.tuning.seeds) & set(self.final.seeds)):
-            raise ConfigError(
-                f"final.seeds: {both[0]} is a seed of the tuning as well; the two must differ, or "
-                "what was chosen by luck would look as good again."
-            )
-        if len(self.final.seeds) < LEAST_SEEDS and not self.smoke:
-            raise ConfigError(
-                f"final.seeds={self.final.seeds}: must be at least {LEAST_SEEDS}, for an interval; "
-                "smoke = true accepts fewer."
-            )
-        if WITHOUT_NOISE in self.mechanisms:
-            raise ConfigError(f"mechanisms.{WITHOUT_NOISE}: names the level without noise.")
+        searches, seeds = self.freeze is not None, self.final.seeds
+        both = sorted(set(self.tuning.seeds) & set(seeds))
+        checks.refuse_first(
+            {
+                "arms: [freeze] searches for the arms; leave one of the two out.": (
+                    searches and self.arms
+                ),
+                "arms: must be at least 2 items; there is no [freeze].": (
+                    not searches and len(self.arms) < 2
+                ),
+                f"final.seeds: {min(both, default='')} is a seed of the tuning as well; the two "
+                "must differ, or what was chosen by luck would look as good again.": both,
+                f"final.seeds={seeds}: must be at least {LEAST_SEEDS}, for an interval; smoke = "
+                "true accepts fewer.": len(seeds) < LEAST_SEEDS and not self.smoke,
+                f"mechanisms.{WITHOUT_NOISE}: names the level without noise.": (
+                    WITHOUT_NOISE in self.mechanisms
+                ),
+            }
+        )
         return self
 
 
@@ -251,10 +250,6 @@ class Study:
             for mechanism, level, changes in levels
             for arm, change in self.arms.items()
         )
-
-    def with_arm(self, name: str, changes: Changes) -> "Study":
-        """Return the study with one more arm."""
-        return replace(self, arms={**self.arms, name: changes})
 
     @property
     def reference(self) -> str:
@@ -318,7 +313,7 @@ class Study:
     def _tuned_on(self) -> Changes:
         """Changes that leave a trial nothing to measure on but held-out users."""
         metric = self.file.tuning.metric
-        measured = {"data.measured_on": "held-out"} if metric is None else {_METRIC: metric}
+        measured = {"data.measured_on": "held-out"} if metric is None else {"data.metric": metric}
         return {**self._held_out, **measured}
 
 
@@ -343,19 +338,22 @@ def read_study(path: str | Path) -> Study:
 def _refuse_metric(study: Study) -> None:
     """Refuse a tuning that would read the test users, or nobody."""
     data, tuning = study.base.tables.get("data", {}), study.file.tuning
-    metric = data.get("metric") if isinstance(data, Mapping) else None
-    if metric is not None and tuning.metric in (None, metric):
-        raise ConfigError(
+    own = data.get("metric") if isinstance(data, Mapping) else None
+    checks.refuse_first(
+        {
             f"tuning.metric={tuning.metric}: must name a function that measures on held-out users; "
-            "by the plan's data.metric, values would be chosen on the test users."
-        )
-    if metric is None and tuning.metric is not None:
-        raise ConfigError(
+            "by the plan's data.metric, values would be chosen on the test users.": (
+                own is not None and tuning.metric in (None, own)
+            ),
             "tuning.metric: the plan has no data.metric to replace; leave it out, and trials are "
-            "measured by the accuracy on held-out users."
-        )
-    if tuning.metric is None and not tuning.held_out:
-        raise ConfigError("tuning.held_out: is missing; trials are measured on those users.")
+            "measured by the accuracy on held-out users.": (
+                own is None and tuning.metric is not None
+            ),
+            "tuning.held_out: is missing; trials are measured on those users.": (
+                tuning.metric is None and not tuning.held_out
+            ),
+        }
+    )
 
 
 def _refuse_other_changes(study: Study) -> None:

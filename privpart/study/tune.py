@@ -15,7 +15,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import Field, model_validator
 from pydantic_core import to_json
 
-from accounting import Guarantee, SelectedGuarantee, gaussian, most_mu
+from accounting import Guarantee, SelectedGuarantee, checks, gaussian, most_mu
 from accounting.checks import ConfigError
 from accounting.guarantee import mu_upper
 from accounting.report import down, up
 from accounting.selection import Repetitions, fields_of, quantile, repetitions_of, selected_of
 from privpart.engines.options import EngineOptions
-from privpart.loop import Callback, RoundRecord
+from privpart.loop import Callback, RoundRecord, StopTraining
 from privpart.noise.source import SeededSource
 from privpart.run.folder import RunFolder, holds_a_run
 from privpart.run.noised_metrics import noised_metrics
@@ -229,20 +229,22 @@ def _tune(
         raise ConfigError(f"candidates: are {len(changes)}; must be at most {_MOST_CANDIDATES}.")
     repetitions = _repetitions(file)
     in_python, objects = objects is not None, objects or Own()
-    plans = {
-        name: base.plan([*parts, {"privacy.noise_multiplier": 1.0}], f"candidate {name}", in_python)
-        for name, parts in changes.items()
-    }
-    _refuse_misfits(plans, file)
-    _refuse_score(file, next(iter(plans.values())), objects)
-    delta = next(iter(plans.values())).privacy.delta
-    mu = most_mu(repetitions, target_epsilon=file.target_epsilon, delta=delta)
-    noised, squared = [], dict[str, float]()
-    for name, parts in changes.items():
-        noise = {"privacy.noise_multiplier": _noise(plans[name], mu, squared)}
-        plan = base.plan([*parts, noise], f"candidate {name}", in_python)
-        noised.append(Candidate(name, plan))
-    _refuse_twice(noised)
+
+    def planned(name: str, noise: float) -> PlanFile:
+        parts = [*changes[name], {"privacy.noise_multiplier": noise}]
+        return base.plan(parts, f"candidate {name}", in_python)
+
+    plans = {name: planned(name, 1.0) for name in changes}
+    _refuse_misfits(plans)
+    first, *_ = plans.values()
+    _refuse_score(file, first, objects)
+    target, delta = file.target_epsilon, first.privacy.delta
+    mu = most_mu(repetitions, target_epsilon=target, delta=delta)
+    squared, hashes = dict[str, float](), dict[str, str]()
+    noised = [Candidate(n, planned(n, _noise(plan, mu, squared))) for n, plan in plans.items()]
+    for one in noised:
+        if (other := hashes.setdefault(one.plan.hash, one.name)) != one.name:
+            raise ConfigError(f"candidate {one.name}: is the same plan as candidate {other}.")
     return Tune(file, tuple(noised), mu, objects)
 
 
@@ -291,7 +293,7 @@ def _of_study(study: StudyFile) -> dict[str, tuple[Changes, ...]]:
     }
 
 
-def _refuse_misfits(plans: Mapping[str, PlanFile], file: TuneFile) -> None:
+def _refuse_misfits(plans: Mapping[str, PlanFile]) -> None:
     """Refuse candidates that no selection among runs of one population covers."""
     first, *_ = plans.values()
     for name, plan in plans.items():
@@ -317,37 +319,25 @@ def _refuse_score(file: TuneFile, plan: PlanFile, objects: Own) -> None:
     """Refuse a score that reads private data, or that is not there."""
     own = plan.data.metric is not None or objects.metric is not None
     table = plan.privacy.metrics
-    if file.noised and file.noised not in ({} if table is None else table.by_name()):
-        raise ConfigError(
+    names = {} if table is None else table.by_name()
+    checks.refuse_first(
+        {
             f"score={file.score}: the plan has no such measure in [privacy.metrics], whose noised "
-            "mean would be the score."
-        )
-    if file.score not in ("accuracy", "metric") and not file.noised:
-        raise ConfigError(
+            "mean would be the score.": file.noised and file.noised not in names,
             f'score={file.score}: must be "accuracy", on the test examples of a built-in task, '
             '"metric", the plan\'s own (data.metric), or "noised:accuracy" and the like, a metric '
-            "of [privacy.metrics]."
-        )
-    if file.better is not None and file.better != _BETTER.get(file.score, file.better):
-        raise ConfigError(
-            f'better="{file.better}": would release the worst model by {file.score}; leave it out.'
-        )
-    if file.score == "metric" and not own:
-        raise ConfigError('score="metric": the plan has none; name a function in data.metric.')
-    if file.score == "accuracy" and (plan.data.task is None or own):
-        raise ConfigError(
+            "of [privacy.metrics].": not file.noised and file.score not in ("accuracy", "metric"),
+            f'better="{file.better}": would release the worst model by {file.score}; leave it '
+            "out.": file.better not in (None, _BETTER.get(file.score, file.better)),
+            'score="metric": the plan has none; name a function in data.metric.': (
+                file.score == "metric" and not own
+            ),
             'score="accuracy": is that on the public test examples of a built-in task. On users\' '
             "data, without noise, each score would be a release that nothing here pays for: "
-            'measure on public or proxy data by a metric of your own (data.metric, score = "metric"'
-            ")."
-        )
-
-
-def _refuse_twice(candidates: Sequence[Candidate]) -> None:
-    seen: dict[str, str] = {}
-    for one in candidates:
-        if (other := seen.setdefault(one.plan.hash, one.name)) != one.name:
-            raise ConfigError(f"candidate {one.name}: is the same plan as candidate {other}.")
+            "measure on public or proxy data by a metric of your own (data.metric, score = "
+            '"metric").': file.score == "accuracy" and (plan.data.task is None or own),
+        }
+    )
 
 
 def _noise(plan: PlanFile, mu: float, squared: dict[str, float]) -> float:
@@ -431,20 +421,15 @@ def bill_of(tune: Tune, setup: Training, *, put_together: float = 0.0) -> Bill:
     )
 
 
-class _EnoughError(Exception):
-    """Enough rounds were timed."""
-
-
 def _seconds_of_a_round(setup: Training) -> float:
     times = [time.monotonic()]
 
     def watch(_: RoundRecord) -> None:
         times.append(time.monotonic())
         if len(times) > _REHEARSED:
-            raise _EnoughError
+            raise StopTraining
 
-    with contextlib.suppress(_EnoughError):
-        setup.run(setup.promise(), SeededSource(0), callbacks=[watch], stop_if_diverged=False)
+    setup.run(setup.promise(), SeededSource(0), callbacks=[watch], stop_if_diverged=False)
     spans = [after - before for before, after in pairwise(times)]
     return statistics.median(spans[2:] or spans)
 
@@ -480,31 +465,25 @@ def bill_lines(bill: Bill) -> list[str]:
 def prepared(tune: Tune) -> tuple[Training, Bill]:
     """Check every candidate as ``privpart train`` would, and return the first with the bill."""
     cells = [Cell({"candidate": c.name}, 0, c.plan) for c in tune.candidates]
+
+    def first() -> Training:
+        return training(tune.candidates[0].plan, objects=tune.objects, options=tune.options)
+
     with _quiet():
         refuse_unfit(cells, tune.options, objects=tune.objects, metrics=True)
         for one in tune.candidates:
-            _refuse_dearer(one, tune.mu)
+            # What it costs, all releases included, is what the selection was accounted for.
+            if not one.plan.privacy_plan().unsampled_guarantee().mu <= tune.mu:
+                raise ConfigError(
+                    f"candidate {one.name}: releases more than the models that its noise was found "
+                    "for; leave that out."
+                )
         began = time.monotonic()
-        setup = training(tune.candidates[0].plan, objects=tune.objects, options=tune.options)
+        setup = first()
         taken = time.monotonic() - began
-        timed = setup if tune.file.seconds is not None else _again(tune)
+        # A rehearsal leaves a model behind that was trained.
+        timed = setup if tune.file.seconds is not None else first()
         return setup, bill_of(tune, timed, put_together=taken)
-
-
-def _again(tune: Tune) -> Training:
-    # A rehearsal leaves a model behind that was trained.
-    return training(tune.candidates[0].plan, objects=tune.objects, options=tune.options)
-
-
-def _refuse_dearer(candidate: Candidate, mu: float) -> None:
-    """Check that a candidate costs what the selection was accounted for, all releases included."""
-    promised = candidate.plan.privacy_plan()
-    cost = promised.unsampled_guarantee()
-    if not cost.mu <= mu:
-        raise ConfigError(
-            f"candidate {candidate.name}: releases more than the models that its noise was found "
-            "for; leave that out."
-        )
 
 
 def select(tune: Tune, out: Path, setup: Training) -> Path:

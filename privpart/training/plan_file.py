@@ -17,7 +17,6 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
@@ -62,8 +61,6 @@ if TYPE_CHECKING:
     from privpart.select.keys import Counts, KeyChooser, Turns
     from privpart.select.layout import Layout
 
-_WITH_USERS = ("shakespeare",)
-"""Tasks whose examples already belong to users."""
 _MOST_PARAMETERS = 2**31
 """8 GB, of which a server holds several copies: parameters, sum and noise."""
 _MOST_USERS = 10**8
@@ -76,32 +73,14 @@ _LARGEST_ERROR = 0.1
 TaskName = Literal["digits", "fashion-mnist", "emnist", "cifar10", "cifar100", "shakespeare"]
 
 _UNSET_IS_ABSENT = {
-    "privacy": (
-        "sampling",
-        "clip_norms",
-        "report_goals",
-        "allow_large_delta",
-        "round_seconds",
-        "metrics",
-        "secure",
-    ),
+    "privacy": "sampling clip_norms report_goals allow_large_delta round_seconds metrics secure",
     "privacy.mechanism": (
-        "normalize_columns",
-        "fit",
-        "objective",
-        "momentum",
-        "file",
-        "fingerprint",
-        "from_round",
-        "factor",
+        "normalize_columns fit objective momentum file fingerprint from_round factor"
     ),
-    "model": ("name", "factory", "weights", "keep", "local"),
-    "data": (
-        *("task", "clients", "options", "metric", "evaluate_at"),
-        *("population", "held_out", "measured_on"),
-    ),
-    "client": ("augment", "alternate", "weight_decay"),
-    "server": ("weight_decay",),
+    "model": "name factory weights keep local",
+    "data": "task clients options metric evaluate_at population held_out measured_on",
+    "client": "augment alternate weight_decay",
+    "server": "weight_decay",
 }
 """Options that the hash of a plan leaves out unless they are used, by table."""
 _HASHED = {"completed": False, "release": "nodes"}
@@ -158,18 +137,13 @@ class MetricsTable(_Table):
 
     def by_name(self) -> dict[str, str]:
         """Map the name of each metric to a builtin one, or the key of the plan that names code."""
-        own = {m: f"privacy.metrics.measures.{i}" for i, m in enumerate(self.measures)}
-        return {
-            m if m in BUILTIN_MEASURES else m.rpartition(":")[2]: (
-                m if m in BUILTIN_MEASURES else own[m]
-            )
-            for m in self.measures
-        }
+        keys = {measure: key for key, measure in self.code().items()}
+        return {m.rpartition(":")[2]: keys.get(m, m) for m in self.measures}
 
-    def code(self) -> dict[str, object]:
+    def code(self) -> dict[str, str]:
         """Map the keys that name code to what they name."""
-        keys = enumerate(self.measures)
-        return {f"privacy.metrics.measures.{i}": m for i, m in keys if m not in BUILTIN_MEASURES}
+        keys = ((f"privacy.metrics.measures.{i}", m) for i, m in enumerate(self.measures))
+        return {key: m for key, m in keys if m not in BUILTIN_MEASURES}
 
     def metrics(self, rounds: int, training: Guarantee | None) -> Metrics:
         """Return the promise of the metrics.
@@ -184,9 +158,8 @@ class MetricsTable(_Table):
             if training is None:
                 raise TypeError("without noise of its own, the metrics take it from the training")
             noise = math.sqrt(len(after)) / training.mu * (1 + 1e-12)
-        names = tuple(self.by_name())
         promised = Metrics(
-            names=names,
+            names=tuple(self.by_name()),
             users=self.users,
             rounds=tuple(after),
             noise_multiplier=noise,
@@ -472,7 +445,7 @@ class PlanFile(_Table):
             parent[last] = {
                 key: value
                 for key, value in parent[last].items()
-                if key not in options or value not in (None, False, [], {})
+                if key not in options.split() or value not in (None, False, [], {})
             }
         if self.canaries is None:
             del values["canaries"]
@@ -782,14 +755,16 @@ def validated(
         raise ConfigError(f"{name} is not a valid plan:{listed}") from None
     if in_python:
         return plan
-    missing: Faults = {
+    missing = {
         'model: needs name, of a network in privpart.models, or factory, such as "./task.py:'
         'network".': plan.model.name is None and plan.model.factory is None,
         'data: needs task, a built-in one, or clients, such as "./task.py:clients".': (
             plan.data.task is None and plan.data.clients is None
         ),
     }
-    refuse_first({f"{name} is not a valid plan: {text}": fault for text, fault in missing.items()})
+    checks.refuse_first(
+        {f"{name} is not a valid plan: {text}": fault for text, fault in missing.items()}
+    )
     return plan
 
 
@@ -819,17 +794,6 @@ def refuse_short_cohorts(privacy: Privacy, size: int, users: int | None) -> None
             f"{remaining} clients, {privacy.minimum_cohort} are required. Plan fewer rounds, "
             "smaller cohorts, or more participations (which cost more)."
         )
-
-
-Faults = Mapping[str, object]
-"""Sentence -> whether a plan deserves it."""
-
-
-def refuse_first(faults: Faults) -> None:
-    """Raise ``ConfigError`` with the first sentence that is deserved."""
-    for sentence, fault in faults.items():
-        if fault:
-            raise ConfigError(sentence)
 
 
 _APART = (
@@ -877,8 +841,8 @@ def _refuse_misfits(plan: "PlanFile") -> None:
         if has(key) and has(other):
             raise ConfigError(f"{key}: cannot be combined with {other}; leave one of them out.")
     # In this order: a later fault may be the consequence of an earlier one.
-    refuse_first(_of_tables(plan))
-    refuse_first(_of_start(plan.model))
+    checks.refuse_first(_of_tables(plan))
+    checks.refuse_first(_of_start(plan.model))
     _refuse_other_text(plan)
     _refuse_keys(plan.data)
     if plan.model.seed is not None:
@@ -886,8 +850,7 @@ def _refuse_misfits(plan: "PlanFile") -> None:
     if plan.model.name is not None:
         _refuse_network(plan.model.name, plan.model)
     _refuse_schedule(plan)
-    size = plan.data.clients_per_round
-    if size is None:
+    if (size := plan.data.clients_per_round) is None:
         plan.population()
     else:
         refuse_short_cohorts(plan.privacy, size, _who_train(plan, size))
@@ -908,15 +871,10 @@ def _who_train(plan: "PlanFile", size: int) -> int | None:
     return users - evaluate
 
 
-def _other_rounds(numbers: list[int], rounds: int) -> bool:
-    """Return whether numbers of rounds done do not ascend within those of a run."""
-    return numbers != sorted({n for n in numbers if 0 <= n <= rounds})
-
-
-def _of_tables(plan: "PlanFile") -> Faults:
+def _of_tables(plan: "PlanFile") -> checks.Faults:
     privacy, model, data, client = plan.privacy, plan.model, plan.data, plan.client
-    decided = {"minimum_cohort", "max_participations", "min_separation"}
-    decided = decided & privacy.model_fields_set if privacy.sampling else set()
+    limits = {"minimum_cohort", "max_participations", "min_separation"}
+    decided = limits & privacy.model_fields_set if privacy.sampling else set()
     size, users, kind = data.clients_per_round, data.users, plan.server.kind
     plays, named_loss = data.task == "shakespeare", client.loss in get_args(LossName)
     return {
@@ -960,7 +918,9 @@ def _of_tables(plan: "PlanFile") -> Faults:
             data.measured_on and not data.held_out
         ),
         f"data.evaluate_at={data.evaluate_at}: must ascend from 0, before training, to at most "
-        f"{privacy.rounds}, all rounds.": _other_rounds(data.evaluate_at, privacy.rounds),
+        f"{privacy.rounds}, all rounds.": (
+            data.evaluate_at != sorted({n for n in data.evaluate_at if 0 <= n <= privacy.rounds})
+        ),
         f"data.population={data.population!r}: {PUBLIC_DATA!r} is for the public data of built-in "
         "tasks, which have such a name without being given one; choose another.": (
             data.population is not None and is_public(data.population)
@@ -977,7 +937,7 @@ def _of_tables(plan: "PlanFile") -> Faults:
     }
 
 
-def _of_start(model: "Model") -> Faults:
+def _of_start(model: "Model") -> checks.Faults:
     """Return start values that are ambiguous: nothing may replace pretrained weights unasked."""
     builtin, seeded = model.name is not None, model.seed is not None
     return {
@@ -998,10 +958,9 @@ def _of_start(model: "Model") -> Faults:
 
 
 def _refuse_schedule(plan: "PlanFile") -> None:
-    rounds, schedule = plan.privacy.rounds, plan.schedule
-    if schedule is None:
+    if (schedule := plan.schedule) is None:
         return
-    groups = len(plan.model.grouped()[0])
+    rounds, groups = plan.privacy.rounds, len(plan.model.grouped()[0])
     if (length := schedule.length(groups)) != rounds:
         raise ConfigError(
             f"privacy.rounds={rounds}: the schedule has {length} rounds for {groups} groups; both "
@@ -1011,23 +970,22 @@ def _refuse_schedule(plan: "PlanFile") -> None:
 
 def _refuse_other_text(plan: "PlanFile") -> None:
     """Check names of code and of people by the rules of those who use them."""
-    for key, reference in plan.named().items():
-        if reference is not None and reference not in get_args(LossName):
-            try:
+    try:
+        for key, reference in plan.named().items():
+            if reference is not None and reference not in get_args(LossName):
+                where = f"{key}: "
                 own_code.parsed(str(reference))
-            except ConfigError as error:
-                raise ConfigError(f"{key}: {error}") from None
-    if plan.data.population is not None:
-        try:
+        where = "data."
+        if plan.data.population is not None:
             refuse_population(plan.data.population)
-        except ConfigError as error:
-            raise ConfigError(f"data.{error}") from None
+    except ConfigError as error:
+        raise ConfigError(f"{where}{error}") from None
 
 
 def _refuse_keys(data: "Data") -> None:
     """Refuse keys that this kind of data does not take, and ask for those that it needs."""
     skews = {"iid": [], "dirichlet": ["alpha"], "pathological": ["classes_each"]}
-    dealt = data.task is not None and data.task not in _WITH_USERS
+    dealt = data.task not in (None, "shakespeare")
     needs = ["users", *skews[data.partition]] if dealt else []
     takes = [*needs, "partition"] if dealt else []
     takes += ["options"] if data.clients else []
@@ -1055,7 +1013,12 @@ def _refuse_network(name: str, model: "Model") -> None:
                 checks.count(f"model.sizes.{key}", int(size), minimum=0, maximum=_MOST_PARAMETERS)
     outline = outline_of(name, **model.sizes)
     if any("_BatchNorm" in kinds for kinds in outline.kinds.values()):
-        _refuse_batch_statistics(model)
+        import torch
+
+        from privpart.model import refuse_batch_statistics
+
+        with torch.device("meta"):  # shapes only
+            refuse_batch_statistics(model.network())
     matching_parameters(outline, model.train)
     total = outline.size(outline.shapes)
     if total > _MOST_PARAMETERS:
@@ -1063,15 +1026,6 @@ def _refuse_network(name: str, model: "Model") -> None:
             f"model.sizes: the network has {total:,} parameters; must be at most "
             f"{_MOST_PARAMETERS:,}."
         )
-
-
-def _refuse_batch_statistics(model: "Model") -> None:
-    import torch
-
-    from privpart.model import refuse_batch_statistics
-
-    with torch.device("meta"):  # shapes only
-        refuse_batch_statistics(model.network())
 
 
 def field_of(fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
@@ -1089,10 +1043,8 @@ def sentence_of(fault: Any, file: type[BaseModel]) -> str:  # noqa: ANN401  pyda
     if fault["type"] in ("missing", "missing_argument"):
         return f"{where}: is missing."
     if fault["type"] == "value_error":
-        reason = str(fault["ctx"]["error"])
-        return (
-            f"{where}: {reason}" if where else reason
-        )  # no key where tables contradict each other
+        # no key where tables contradict each other
+        return f"{where}: {fault['ctx']['error']}".removeprefix(": ")
     return f"{where}: {fault['msg']}; this is {fault['input']!r}."
 
 
@@ -1101,8 +1053,7 @@ def _keys_at(file: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
     table: Any = file
     for part in location:
         annotation = _fields(table).get(str(part), table)
-        options = [a for a in _inner(annotation) if is_dataclass(a) or _is_table(a)]
-        table = options[0] if options else annotation
+        table = next((kind for kind in _inner(annotation) if _fields(kind)), annotation)
     return ["schema" if key.endswith("_schema") else key for key in _fields(table)]
 
 
@@ -1111,11 +1062,8 @@ def _inner(annotation: Any) -> list[Any]:  # noqa: ANN401  of a field
     return [annotation, *(inner for part in get_args(annotation) for inner in _inner(part))]
 
 
-def _is_table(annotation: Any) -> bool:  # noqa: ANN401  of a field
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def _fields(table: Any) -> dict[str, Any]:  # noqa: ANN401  a model or a dataclass
-    if is_dataclass(table):
-        return {name: field.type for name, field in table.__dataclass_fields__.items()}
-    return {name: field.annotation for name, field in table.model_fields.items()}
+def _fields(table: Any) -> dict[str, Any]:  # noqa: ANN401  a type
+    """Return the types of a model's or a dataclass's fields; of another type there are none."""
+    models = {name: field.annotation for name, field in getattr(table, "model_fields", {}).items()}
+    fields = getattr(table, "__dataclass_fields__", {})
+    return models or {name: field.type for name, field in fields.items()}

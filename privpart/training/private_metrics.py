@@ -20,7 +20,7 @@ from accounting.checks import ConfigError
 from privpart.client import Loss, batch_loss
 from privpart.data.batches import Batch, count_rows, take
 from privpart.data.clients import Clients
-from privpart.engines.methods import client_generator, fetched, naming
+from privpart.engines.methods import client_generator, fetched, holders, naming
 from privpart.loop import RoundRecord
 from privpart.messages import ClientId, id_order
 from privpart.model import PartialModel, logits_of
@@ -81,13 +81,8 @@ class Evaluators:
             ConfigError: a metric fails, does not return a number, or keeps something of a user:
                 then one user would change what another one sends.
         """
-        generators = (client_generator(self.data_seed, 0, c) for c in self.users.ids)
-        holders = (
-            client
-            for client, generator in zip(self.users.ids, generators, strict=True)
-            if count_rows(fetched(self.users, client, generator))
-        )
-        few = replace(self, users=chosen(self.users, list(islice(holders, 2))))
+        pair = islice(holders(self.users, self.users.ids, self.data_seed, 0), 2)
+        few = replace(self, users=chosen(self.users, [client for client, *_ in pair]))
         first, second = (list(few.vectors(model, flat, 0)) for _ in range(2))
         for (client, before), (_, after) in zip(first, second, strict=True):
             if not torch.equal(before.nan_to_num(), after.nan_to_num()):

@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from accounting import Independent, Mechanism, Participation, calibrate
 from accounting.checks import ConfigError
@@ -25,10 +24,9 @@ from accounting.report import up
 from privpart.client import batch_loss, client_update
 from privpart.clip import l2_norm
 from privpart.data.batches import count_rows
-from privpart.data.clients import Clients, SomeClients
+from privpart.data.clients import SomeClients
 from privpart.engines.embedded import EmbeddedEngine
-from privpart.engines.methods import client_generator, fetched, one_thread
-from privpart.messages import ClientId
+from privpart.engines.methods import holders, one_thread
 from privpart.noise.source import SeededSource
 from privpart.plan import PrivacyPlan
 from privpart.settings.client import LocalTraining
@@ -63,39 +61,33 @@ def suggestions(plan: PlanFile, proxy: str | None = None) -> Iterator[Line]:
     Raises:
         ConfigError: the plan is of another kind, names no public data, or adds no noise.
     """
-    _refuse_others(plan)
+    for kind, present in (
+        ("[select]", plan.select),
+        ("[schedule]", plan.schedule),
+        ("sampling", plan.privacy.sampling),
+    ):
+        if present is not None:
+            raise ConfigError(f"suggest: there are no suggestions for plans with {kind}.")
+    if plan.privacy.noise_multiplier == 0:
+        raise ConfigError("suggest: the plan adds no noise, so there is no budget to spend well.")
     setup = _public(plan, proxy)
-    users = setup.clients
     if not isinstance(setup.trainer, EmbeddedEngine):
         raise TypeError("a plan without [select] is simulated by an EmbeddedEngine")
-    local = setup.trainer.local_of(0)
+    local, clip_norm = setup.trainer.local_of(0), plan.privacy.clip_norm
+    rates = [factor * local.learning_rate for factor in _FACTORS]
     with one_thread():
-        clip_norm = plan.privacy.clip_norm
-        rates = [factor * local.learning_rate for factor in _FACTORS]
-        trials = [
-            _trial(setup, users, replace(local, learning_rate=rate), clip_norm) for rate in rates
-        ]
+        trials = [_trial(setup, replace(local, learning_rate=rate), clip_norm) for rate in rates]
     mine = trials[_FACTORS.index(1.0)]
     if not math.isfinite(mine.loss):
         raise ConfigError(
             f"suggest: training on public users did not stay finite at the plan's learning rate "
             f"{local.learning_rate:g}. Look at the rate and at the data."
         )
-    count = len(users.ids)
+    count = len(setup.clients.ids)
     yield "looked at", f"{_ROUNDS} rounds of up to {_COHORT} of {count:,} public users", "ok"
-    yield _clip_norm(plan, setup, users, local, mine)
+    yield _clip_norm(plan, setup, local, mine)
     yield _rate(rates, trials)
     yield from _budget(plan, setup, mine)
-
-
-def _refuse_others(plan: PlanFile) -> None:
-    for table in ("select", "schedule"):
-        if getattr(plan, table) is not None:
-            raise ConfigError(f"suggest: there are no suggestions for plans with [{table}].")
-    if plan.privacy.sampling is not None:
-        raise ConfigError("suggest: there are no suggestions for plans with sampling.")
-    if plan.privacy.noise_multiplier == 0:
-        raise ConfigError("suggest: the plan adds no noise, so there is no budget to spend well.")
 
 
 def _public(plan: PlanFile, proxy: str | None) -> Training:
@@ -116,12 +108,11 @@ def _public(plan: PlanFile, proxy: str | None) -> Training:
             "release. Hold users out who are public (held_out in [data]), or name proxy data: "
             "--proxy ./task.py:function."
         )
-    changed = plan.model_copy(
-        update={
-            "data": plan.data.model_copy(update=data),
-            "privacy": plan.privacy.model_copy(update={"metrics": None}),
-        }
-    )
+    tables = {
+        "data": plan.data.model_copy(update=data),
+        "privacy": plan.privacy.model_copy(update={"metrics": None}),
+    }
+    changed = plan.model_copy(update=tables)
     return training(changed, objects=objects, report=lambda _: None, part=True)
 
 
@@ -129,11 +120,9 @@ def _public(plan: PlanFile, proxy: str | None) -> Training:
 class _Trial:
     """What a few rounds without noise showed.
 
-    Attributes:
-        norms: of every update that was finite.
-        signal: how long the part of an update, clipped as the plan says, is that all have in
-            common.
-        loss: of the users that come next; infinite if training did not stay finite.
+    ``norms`` are of every update; ``signal`` is how long the part of an update, clipped as the plan
+    says, is that all have in common; ``loss``, of the users that come next, is infinite if training
+    did not stay finite.
     """
 
     norms: list[float]
@@ -141,9 +130,9 @@ class _Trial:
     loss: float
 
 
-def _trial(setup: Training, users: Clients, local: LocalTraining, clip_norm: float) -> _Trial:
+def _trial(setup: Training, local: LocalTraining, clip_norm: float) -> _Trial:
     """Train a few rounds by the plan's server, without noise."""
-    size = min(_COHORT, len(users.ids))
+    size, seed = min(_COHORT, len(setup.clients.ids)), setup.plan.data.seed
     quiet = PrivacyPlan(
         mechanism=Independent(_ROUNDS),
         participation=Participation(_ROUNDS, _ROUNDS, 1),
@@ -154,13 +143,14 @@ def _trial(setup: Training, users: Clients, local: LocalTraining, clip_norm: flo
     server, norms = setup.server(quiet, SeededSource(0)), list[float]()
     # Of every other user each, so that what is particular to a user cancels in their product.
     halves = [torch.zeros(len(setup.start), dtype=torch.float64) for _ in range(2)]
-    ids = cycle(users.ids)
+    ids = cycle(setup.clients.ids)
+    how: dict[str, Any] = {"local": local, "clip_norm": _UNCLIPPED}
     for _ in range(_ROUNDS):
         cohort = list(islice(ids, size))
         task, start = server.task(cohort), server.parameters.clone()
         answers = [
-            task.update(client, update)
-            for client, update in _updates(setup, users, cohort, task.round, start, local)
+            task.update(c, client_update(setup.model, start, examples, generator=generator, **how))
+            for c, examples, generator in holders(setup.clients, cohort, seed, task.round)
         ]
         lengths = [l2_norm(answer.update) for answer in answers]
         if not all(map(math.isfinite, lengths)) or not server.run_round(answers).counted:
@@ -170,59 +160,22 @@ def _trial(setup: Training, users: Clients, local: LocalTraining, clip_norm: flo
         norms += lengths
     pairs = max(1, len(norms[::2]) * len(norms[1::2]))
     signal = math.sqrt(max(0.0, float(halves[0] @ halves[1])) / pairs)
-    return _Trial(norms, signal, _loss(setup, users, server.parameters, ids, local))
-
-
-def _updates(
-    setup: Training,
-    users: Clients,
-    cohort: list[ClientId],
-    round_: int,
-    start: Tensor,
-    local: LocalTraining,
-) -> Iterator[tuple[ClientId, Tensor]]:
-    """Yield the updates of those of a cohort who have examples."""
-    for client in cohort:
-        generator = client_generator(setup.plan.data.seed, round_, client)
-        examples = fetched(users, client, generator)
-        if count_rows(examples):
-            yield (
-                client,
-                client_update(
-                    setup.model,
-                    start,
-                    examples,
-                    clip_norm=_UNCLIPPED,
-                    local=local,
-                    generator=generator,
-                    previous=start.clone() if local.objective == "moon" else None,
-                ),
-            )
-
-
-def _loss(
-    setup: Training, users: Clients, flat: Tensor, ids: Iterator[ClientId], local: LocalTraining
-) -> float:
-    """Return the mean loss of the users that come next, by the examples that each has."""
+    # The mean loss of the users that come next, by the examples that each has.
     total, rows = 0.0, 0
-    for client in islice(ids, min(_COHORT, len(users.ids))):
-        examples = fetched(users, client, client_generator(setup.plan.data.seed, 0, client))
-        if count := count_rows(examples):
-            with setup.model.lent(flat):
-                loss = batch_loss(setup.model.module, examples, local.loss)
-                total, rows = total + count * float(loss.detach()), rows + count
-    return total / rows if rows and math.isfinite(total) else math.inf
+    for _, examples, _ in holders(setup.clients, islice(ids, size), seed, 0):
+        with setup.model.lent(server.parameters):
+            loss = float(batch_loss(setup.model.module, examples, local.loss).detach())
+        total, rows = total + count_rows(examples) * loss, rows + count_rows(examples)
+    return _Trial(norms, signal, total / rows if rows and math.isfinite(total) else math.inf)
 
 
-def _clip_norm(
-    plan: PlanFile, setup: Training, users: Clients, local: LocalTraining, trial: _Trial
-) -> Line:
+def _clip_norm(plan: PlanFile, setup: Training, local: LocalTraining, trial: _Trial) -> Line:
     """Suggest the quantile that adaptive clipping aims at, if it has more signal to noise."""
     adaptive, norms = plan.privacy.adaptive_clipping, np.array(trial.norms)
     quantile = 0.5 if adaptive is None else adaptive.quantile
     found, mine = float(np.quantile(norms, quantile)), plan.privacy.clip_norm
     with one_thread():
-        other = _trial(setup, users, local, found)
+        other = _trial(setup, local, found)
     gain = (other.signal / found) / (trial.signal / mine) if trial.signal else math.inf
     unclipped = float(np.mean(norms <= mine))
     text = (

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from accounting import checks
 from accounting.checks import ConfigError
 from privpart.client import Loss, augmented, batch_loss, client_update, seeded
 from privpart.data import partition
@@ -26,7 +27,7 @@ from privpart.data.tasks.shakespeare import UNKNOWN
 from privpart.data.users import Users
 from privpart.engines.canaries import CanaryClients, cohorts_with_canaries
 from privpart.engines.embedded import EmbeddedEngine
-from privpart.engines.methods import client_generator, fetched, one_thread
+from privpart.engines.methods import client_generator, fetched, holders, one_thread
 from privpart.engines.options import EngineOptions
 from privpart.engines.protocol import Engine
 from privpart.grid import refuse_noise
@@ -51,7 +52,7 @@ from privpart.settings.select import SelectChoice
 from privpart.start_values import load_weights, unwrapped
 from privpart.training import own_code
 from privpart.training.metric import Accuracy, Metric, measured
-from privpart.training.plan_file import Model, PlanFile, refuse_first, refuse_short_cohorts
+from privpart.training.plan_file import Model, PlanFile, refuse_short_cohorts
 from privpart.training.private_metrics import Evaluators, split
 from privpart.training.task_data import Reader, held_out_of, plan_data, read_task
 
@@ -394,7 +395,7 @@ def refuse_over_network(plan: PlanFile) -> None:
             plan.client.objective == "moon" or plan.model.local
         ),
     }
-    refuse_first(faults)
+    checks.refuse_first(faults)
 
 
 def _named_code(plan: PlanFile) -> Code:
@@ -426,7 +427,7 @@ def _refuse_place(plan: PlanFile, *, elsewhere: bool) -> None:
         "privacy.secure: its parties are nodes. Train the plan over Flower, or in Python with a "
         "SecureEngine, which simulates them.": not elsewhere and plan.privacy.secure,
     }
-    refuse_first(faults)
+    checks.refuse_first(faults)
 
 
 def _refuse_two(plan: PlanFile, objects: Own) -> None:
@@ -722,12 +723,7 @@ def _refuse_carriers(model: PartialModel, clients: Clients, local: LocalTraining
     must have the same bits. That finds what two steps show; it proves nothing about code that means
     to hide something.
     """
-    holders = (
-        client
-        for client in islice(clients.ids, _TRIED)
-        if count_rows(fetched(clients, client, client_generator(0, 0, client)))
-    )
-    pair = list(islice(holders, 2))
+    pair = [client for client, *_ in islice(holders(clients, clients.ids[:_TRIED], 0, 0), 2)]
     if len(pair) < 2:
         return
     start = model.flat.clone()
@@ -735,16 +731,10 @@ def _refuse_carriers(model: PartialModel, clients: Clients, local: LocalTraining
 
     def update(client: ClientId) -> Tensor:
         generator = client_generator(0, 0, client)
-        return client_update(
-            model,
-            start,
-            fetched(clients, client, generator),
-            local=short,
-            # A clip could hide a difference.
-            clip_norm=1e6,
-            generator=generator,
-            previous=start.clone() if local.objective == "moon" else None,
-        )
+        examples = fetched(clients, client, generator)
+        # A clip could hide a difference.
+        how: dict[str, Any] = {"local": short, "generator": generator, "clip_norm": 1e6}
+        return client_update(model, start, examples, **how)
 
     with one_thread():
         before, after = ([update(client) for client in pair] for _ in range(2))

@@ -9,10 +9,7 @@ from privpart.data.index import batch_rows
 from privpart.models import MODELS, build_network
 from privpart.patterns import trained_groups
 from privpart.plan import Schedule
-from privpart.training.costs import (
-    client_costs,
-    parameters_sent,
-)
+from privpart.training.costs import client_costs, parameters_sent
 
 SGD = LocalTraining(0.1)
 

@@ -13,11 +13,7 @@ import torch
 from scipy import stats
 
 import privpart
-from accounting import (
-    Guarantee,
-    Independent,
-    guarantee,
-)
+from accounting import Guarantee, Independent, guarantee
 from accounting.checks import ConfigError
 from accounting.metrics import Metrics
 from privpart import RunFolder, SeededSource, Server, fit
@@ -681,8 +677,7 @@ def test_a_trained_run_releases_noised_metrics_by_builtin_and_own_functions(tmp_
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
-    [("shaped", "must be one number"), ("carrier", "gave two different numbers")],
+    ("name", "says"), [("shaped", "must be one number"), ("carrier", "gave two different numbers")]
 )
 def test_own_metrics_that_are_refused_before_a_run_begins(tmp_path, name, says):
     with pytest.raises(ConfigError, match=says):

@@ -89,10 +89,7 @@ REFUSED = {
         (nn.Linear, "Module that was called"),
         (nn.DataParallel(net()), "Pass the module inside of it"),
     ],
-    "optimizer": [
-        ("sgd", "must be a torch.optim optimizer"),
-        (torch.optim.SGD, "that was called"),
-    ],
+    "optimizer": [("sgd", "must be a torch.optim optimizer"), (torch.optim.SGD, "that was called")],
     "data_loader": [
         ([1, 2], "must be a torch.utils.data.DataLoader"),
         (DataLoader(data(), sampler=range(3)), "a sampler of its own"),

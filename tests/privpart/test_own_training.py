@@ -9,13 +9,7 @@ from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, mse_loss
 
 from accounting import ConfigError
-from privpart import (
-    EmbeddedEngine,
-    LocalTraining,
-    PartialModel,
-    RoundTask,
-    Users,
-)
+from privpart import EmbeddedEngine, LocalTraining, PartialModel, RoundTask, Users
 from privpart.client import batch_loss
 from privpart.data.index import batch_rows
 from privpart.engines.methods import client_generator

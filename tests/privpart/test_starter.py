@@ -108,10 +108,7 @@ def test_a_file_of_each_kind_beside_the_starter_or_a_plan_that_is_there(folder, 
 def test_nothing_is_written_beside_a_plan_that_the_kind_does_not_go_with(folder, kind, privpart):
     plan, task = write_starter(folder)
     text = plan.read_text()
-    for old, new in (
-        ("[model]", "[canaries]\ncount = 30\n[model]"),
-        ("delta = 1e-4", "delta = 2"),
-    ):
+    for old, new in (("[model]", "[canaries]\ncount = 30\n[model]"), ("delta = 1e-4", "delta = 2")):
         if kind in ("study", "sweep") and "canaries" in new:
             continue  # refused when it is run, before the first training
         plan.write_text(text.replace(old, new))

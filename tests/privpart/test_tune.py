@@ -627,10 +627,7 @@ WRONG = {
     "wokers: no such option": {"engine": {"wokers": 2}},
     "space.points": {"space": {"points": 0, "fields": {"client.learning_rate": [1.0]}}},
     "must be at most 1000": {
-        "space": {
-            "points": 600,
-            "fields": {"client.learning_rate": {"low": 0.1, "high": 0.2}},
-        }
+        "space": {"points": 600, "fields": {"client.learning_rate": {"low": 0.1, "high": 0.2}}}
     },
 }
 
