@@ -122,17 +122,10 @@ def refuse_unfit(
     objects: Own | None = None,
     metrics: bool = False,
 ) -> None:
-    """Make the checks of ``privpart train`` on the plans of cells.
+    """Make the checks of ``privpart train`` on the plans of cells; raise the first fault.
 
-    Args:
-        cells: to check.
-        options: how the engine computes clients; None takes the defaults.
-        read: see ``training``.
-        objects: in place of what the plans would name.
-        metrics: whether each training has a folder that keeps its noised metrics.
-
-    Raises:
-        ConfigError: the first fault, with its cell.
+    ``read`` and ``objects`` are those of ``training``; with ``metrics``, each training has a folder
+    that keeps its noised metrics.
     """
     # To put a training together takes seconds, and a sweep has hundreds of plans: what seeds,
     # privacy, the server and the learning rate do not change is put together once.
@@ -140,11 +133,10 @@ def refuse_unfit(
     excluded |= {"model": {"seed"}, "data": {"seed"}}
     alike: dict[str, dict[str, Cell]] = {}
     for cell in cells:
-        parts = cell.plan.model_dump_json(exclude=excluded)
         # of the privacy table, sampling alone changes what is put together
-        parts += "sampled" * (cell.plan.privacy.sampling is not None)
-        promise = cell.plan.model_dump_json(include={"privacy"})
-        alike.setdefault(parts, {}).setdefault(promise, cell)
+        sampled = "sampled" * (cell.plan.privacy.sampling is not None)
+        same = alike.setdefault(cell.plan.model_dump_json(exclude=excluded) + sampled, {})
+        same.setdefault(cell.plan.model_dump_json(include={"privacy"}), cell)
     for same in alike.values():
         setup = None
         for cell in same.values():
@@ -188,9 +180,6 @@ def run_cell(
         read: see ``training``.
         watch: called after each round.
         heard: called within rounds, see ``fit``.
-
-    Raises:
-        ConfigError: a fault of the plan or of its data.
     """
     began = time.process_time()
     methods: list[str] = []
@@ -218,10 +207,7 @@ def run_cell(
 def _trainer(
     options: EngineOptions | None, read: Reader | None = None
 ) -> Callable[[Cell, Callable[[float], None]], Outcome]:
-    """Return what trains cells one after the other, and tells of their rounds now and then.
-
-    Of a round that takes long, it tells the shares that were trained.
-    """
+    """Return what trains a cell, and tells now and then how many rounds, or shares, are done."""
     read = read or lru_cache(maxsize=1)(read_task)
 
     def train(cell: Cell, tell: Callable[[float], None]) -> Outcome:
@@ -233,15 +219,15 @@ def _trainer(
                 tell(rounds - told)
                 told, last = rounds, time.monotonic()
 
-        def count(record: RoundRecord) -> None:
-            reached(record.round + 1)
-
-        def heard(number: int, done: int, asked: int) -> None:
-            reached(number + done / asked)
-
         # one cell that fails must not end the trainings of the others
         try:
-            return run_cell(cell, options, read=read, watch=count, heard=heard)
+            return run_cell(
+                cell,
+                options,
+                read=read,
+                watch=lambda record: reached(record.round + 1),
+                heard=lambda number, done, asked: reached(number + done / asked),
+            )
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 

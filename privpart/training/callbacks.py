@@ -151,7 +151,7 @@ def callbacks_of(given: object) -> list[Callback]:
         ConfigError: they are not a sequence of functions and loggers.
     """
     if not isinstance(given, Sequence):
-        raise _no_callback("are", given)
+        raise ConfigError(_MUST_BE.format("are", described(given)))
     return [_callback(one) for one in given]
 
 
@@ -160,11 +160,10 @@ def _callback(one: Any) -> Callback:  # noqa: ANN401  anything
     if callable(one) and not isinstance(one, type):
         return cast("Callback", one)
     if callable(one) or not callable(log):
-        raise _no_callback("have", one)
+        raise ConfigError(_MUST_BE.format("have", described(one)))
     try:
-        inspect.signature(log).bind({}, step=0)
-    except ValueError:  # compiled functions have no signature
-        pass
+        with suppress(ValueError):  # compiled functions have no signature
+            inspect.signature(log).bind({}, step=0)
     except TypeError as error:
         raise ConfigError(
             f"callbacks: log of {described(one)} is not called as log(metrics, step=0): {error}."
@@ -177,8 +176,7 @@ def _callback(one: Any) -> Callback:  # noqa: ANN401  anything
     return show
 
 
-def _no_callback(verb: str, given: object) -> ConfigError:
-    return ConfigError(
-        f"callbacks: {verb} {described(given)}; must be a list of functions from a record of a "
-        "round, and of loggers: objects with log(metrics, step=...)."
-    )
+_MUST_BE = (
+    "callbacks: {} {}; must be a list of functions from a record of a round, and of loggers: "
+    "objects with log(metrics, step=...)."
+)

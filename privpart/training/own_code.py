@@ -15,7 +15,6 @@ what is imported by a computed name from outside of the project.
 import difflib
 import hashlib
 import importlib
-import importlib.util
 import inspect
 import json
 import os
@@ -25,6 +24,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from importlib.machinery import (
@@ -32,7 +32,6 @@ from importlib.machinery import (
     EXTENSION_SUFFIXES,
     SOURCE_SUFFIXES,
     ModuleSpec,
-    PathFinder,
 )
 from keyword import iskeyword
 from pathlib import Path
@@ -88,7 +87,7 @@ class _Reference(NamedTuple):
 
     def file(self, folder: Path) -> Path:
         """Absolute path; links are kept, because Python imports beside the link."""
-        return _absolute(folder / (self.path or ""))
+        return Path(os.path.normpath((folder / (self.path or "")).absolute()))
 
 
 def parsed(text: str) -> _Reference:
@@ -209,7 +208,7 @@ def _project(reference: _Reference, folder: Path, where: str) -> _Project | None
     origin = spec.origin if spec and spec.has_location else None
     if not places and origin is None:
         raise ConfigError(f"{where}: {_not_found(reference, folder)}")
-    home = _absolute(Path(places[0] if places else str(origin)))
+    home = Path(os.path.normpath(Path(places[0] if places else str(origin)).absolute()))
     if _is_in_site(str(home)):
         return None
     return _Project(home.parent, home if places else home.parent, "")
@@ -286,20 +285,17 @@ def load(reference: str, folder: Path) -> Callable[..., Any]:
     fresh = [name for name in modules if name in sys.modules and name not in earlier]
     _imported.update({modules[name]: digests[modules[name]] for name in fresh})
     _refuse_others(modules, named)
-    try:
-        value = getattr(module, named.name)
-    except AttributeError:
+    if not hasattr(module, named.name):
         names = [name for name in vars(module) if name[:1] != "_"]
         near = ", ".join(difflib.get_close_matches(named.name, names, n=3))
         hint = f"; near it: {near}" if near else ""
-        raise ConfigError(
-            f"{reference}: {module.__name__} does not define {named.name}{hint}."
-        ) from None
+        raise ConfigError(f"{reference}: {module.__name__} does not define {named.name}{hint}.")
+    value: Callable[..., Any] = getattr(module, named.name)
     if not callable(value):
         raise ConfigError(
             f"{reference}: is of type {type(value).__name__}; must be a function or a class."
         )
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def _import(reference: _Reference, folder: Path) -> ModuleType:
@@ -363,16 +359,11 @@ def _origin(name: str) -> str | None:
     return spec.origin if spec and spec.loader else None
 
 
-def _find(top: str) -> ModuleSpec | None:
+def _find(name: str) -> ModuleSpec | None:
     """Find a module without looking at what is in memory, where an editable install may be."""
-    if spec := PathFinder.find_spec(top):
-        return spec
-    # An editable install may be an import hook, which only this asks; a module in memory without a
-    # specification makes it raise.
-    try:
-        return importlib.util.find_spec(top)
-    except ValueError:
-        return None
+    # All finders, since an editable install may be an import hook.
+    specs = (finder.find_spec(name, None) for finder in sys.meta_path)
+    return next((spec for spec in specs if spec is not None), None)
 
 
 def _process_start() -> int:
@@ -423,10 +414,9 @@ def call(
         MissingExtraError: it needs a package that is not installed, and an adapter said so.
     """
     where = f"{key}: {reference}"
-    try:
+    signature = None
+    with suppress(Exception):  # compiled functions have none, and __signature__ may be anything
         signature = inspect.signature(function)
-    except Exception:  # compiled functions have none, and __signature__ may be anything
-        signature = None
     try:
         if signature is not None:
             signature.bind(*arguments, **options)
@@ -454,11 +444,10 @@ def _told(error: BaseException) -> str:
         if not (os.path.realpath(file).startswith(_FOREIGN) or file[0] == "<" or _is_in_site(file))
     ]
     file, line = (theirs or frames)[-1]
-    try:
-        text = _line(str(error)).rstrip(".")
+    text = ""
     # People's own errors may fail to print.
-    except Exception:
-        text = ""
+    with suppress(Exception):
+        text = _line(str(error)).rstrip(".")
     # Ours is a sentence already.
     kind = [] if isinstance(error, ConfigError) and text else [type(error).__name__]
     return ": ".join([f"{_shown(file)}:{line}", *kind, *([text] if text else [])]) + "."
@@ -496,10 +485,6 @@ def _is_in_site(file: str) -> bool:
 
 def _same(file: object, other: str | Path) -> bool:
     return isinstance(file, str) and os.path.realpath(file) == os.path.realpath(other)
-
-
-def _absolute(path: Path) -> Path:
-    return Path(os.path.normpath(path.absolute()))
 
 
 def _shown(file: str) -> str:

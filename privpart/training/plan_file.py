@@ -723,6 +723,16 @@ def parse(text: str, *, name: str = "plan", **options: Any) -> PlanFile:  # noqa
     return plan
 
 
+def plan_in(
+    facts: Mapping[str, Any], *, name: str = "the plan in the ledger", folder: Path | None = None
+) -> PlanFile:
+    """Return the plan that a ledger's facts hold, as tables or as the text of its file."""
+    options: dict[str, Any] = {"name": name, "folder": folder, "in_python": True}
+    if (tables := facts.get("plan_tables")) is not None:
+        return validated(tables, **options)
+    return parse(str(facts.get("plan_file", "")), **options)
+
+
 def validated(
     values: Mapping[str, Any],
     *,

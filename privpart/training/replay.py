@@ -9,8 +9,6 @@ sums plus this noise. It does not show whose updates are in the sums, nor who cl
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import Tensor
-
 from accounting.checks import ConfigError
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.plan import PrivacyPlan
@@ -25,7 +23,7 @@ from privpart.run.store import (
     read_state,
 )
 from privpart.server import Server
-from privpart.training.plan_file import PlanFile, parse, validated
+from privpart.training.plan_file import plan_in
 
 _HEADER = 2**16
 """Bytes of a file of sums besides its integers, at most."""
@@ -70,7 +68,7 @@ def replay(folder: str | Path, *, key: str | Path | None = None) -> Replayed:
         plan = PrivacyPlan.from_dict(facts["plan"])
         source = _source(path, facts["seed"], facts["key"], key)
         start = read_state(path / START, facts["start"])[0]["parameters"]
-        file = _plan_file(facts)
+        file = plan_in(facts)
         rates = file.learning_rates.server_share(plan.rounds)
         server = Server(plan, start, source=source, optimizer=file.server, rates=rates)
     whose = f"seed {facts['seed']}" if facts["seed"] is not None else "the key given"
@@ -103,12 +101,6 @@ def _source(path: Path, seed: int | None, named: str, key: str | Path | None) ->
     return SecretSource(secret)
 
 
-def _plan_file(facts: dict[str, object]) -> PlanFile:
-    if (tables := facts.get("plan_tables")) is not None:
-        return validated(dict(tables), name="the plan in the ledger", in_python=True)  # type: ignore[call-overload]
-    return parse(str(facts["plan_file"]), name="the plan in the ledger", in_python=True)
-
-
 def _fault(path: Path, server: Server, row: Row) -> str:
     """Run one round again; return what differs from the ledger, or ""."""
     file = path / sum_name(row.round)
@@ -125,10 +117,6 @@ def _fault(path: Path, server: Server, row: Row) -> str:
         return one_line(error)
     if server.last_clip_norm != row.clip_norm:
         return f"the clip norm is {server.last_clip_norm:g}, the ledger says {row.clip_norm:g}"
-    return _model_fault(server.parameters, row)
-
-
-def _model_fault(parameters: Tensor, row: Row) -> str:
-    if model_hash(parameters) != row.model:
+    if model_hash(server.parameters) != row.model:
         return "sum and noise give another model than the one that the ledger names"
     return ""

@@ -52,7 +52,7 @@ from privpart.training.metric import Accuracy, Metric
 from privpart.training.own_code import described
 from privpart.training.pace import paced
 from privpart.training.passed import digest
-from privpart.training.plan_file import PlanFile, parse, read, validated
+from privpart.training.plan_file import PlanFile, plan_in, read, validated
 from privpart.training.private_metrics import Evaluations
 from privpart.training.progress import ProgressBar
 from privpart.training.training import (
@@ -494,11 +494,8 @@ def kept_plan(facts: Mapping[str, Any], out: Path, plan: PlanFile | Path | None)
             "Continue it there: make_private(..., out=..., resume=True); export its parameters "
             "with --part trained, or from Python."
         )
-    name, folder = f"the plan of {out}", Path(facts.get("plan_folder", "."))
-    if (tables := facts.get("plan_tables")) is not None:
-        recorded = validated(tables, name=name, folder=folder, in_python=True)
-    else:
-        recorded = parse(facts.get("plan_file", ""), name=name, folder=folder, in_python=True)
+    folder = Path(facts.get("plan_folder", "."))
+    recorded = plan_in(facts, name=f"the plan of {out}", folder=folder)
     if plan is None:
         return recorded
     chosen = plan if isinstance(plan, PlanFile) else read(plan, in_python=True)

@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -19,14 +18,16 @@ from accounting.report import up
 from privpart.plan import PrivacyPlan
 from privpart.run.begin import versions
 from privpart.run.budget_book import all_runs, counted
-from privpart.run.evidence import Check, Evidence, gather, public_key_of
+from privpart.run.evidence import Check, CheckStatus, Evidence, gather, public_key_of
 from privpart.run.folder import holds_a_run
 from privpart.run.report import AUTHENTICATED, RunReport, not_derivable, report_of
 from privpart.run.store import file_hash, model_hash, one_line, read_small, tensor_hash
 from privpart.run.witness import compared, read_witness
 from privpart.training.export import privacy_metadata
-from privpart.training.plan_file import parse, validated
+from privpart.training.plan_file import plan_in
 
+Verdict = tuple[CheckStatus, str]
+"""Status and reason of a line."""
 _ANY_DELTA = 1e-9
 """For a run that was planned without delta: its mu does not depend on it."""
 
@@ -55,7 +56,7 @@ def check_run(
         evidence = gather(path, public_key)
     except ConfigError as error:
         return (Check("ledger", "wrong", str(error).rstrip(".")),)
-    checks = [_ledger(evidence), *evidence.checks]
+    checks = [Check("ledger", *_ledger(evidence)), *evidence.checks]
     checks.append(_guarded("plan", lambda: _plan(path, evidence)))
     checks.append(_guarded("code", lambda: _code(evidence)))
     checks += _derived_again(path, evidence)
@@ -68,74 +69,68 @@ def check_run(
     return tuple(checks)
 
 
-def _ledger(evidence: Evidence) -> Check:
-    content = f"schema {evidence.facts['schema']}, {len(evidence.rows)} rounds"
-    if unread := evidence.ledger.unread:
-        reason = f"{content}; {counted(unread, 'byte')} behind the last are no row, and not read"
-        return Check("ledger", "asserted", reason)
-    return Check("ledger", "verified", f"{content}, and no more")
-
-
 def left_its_plan(checks: tuple[Check, ...]) -> bool:
     """Return whether all that is wrong is that the run did not keep to its plan."""
     return {c.what for c in checks if c.status == "wrong"} == {"participation"}
 
 
-def _guarded(what: str, check: Callable[[], Check]) -> Check:
+def _guarded(what: str, check: Callable[[], Verdict]) -> Check:
     """Return the line of a check; whatever odd values make it raise is what is wrong."""
     try:
-        return check()
+        return Check(what, *check())
     except Exception as error:  # values of any kind, parsed by libraries
         return Check(what, "wrong", one_line(error))
 
 
-def _plan(path: Path, evidence: Evidence) -> Check:
+def _ledger(evidence: Evidence) -> Verdict:
+    content = f"schema {evidence.facts['schema']}, {len(evidence.rows)} rounds"
+    if unread := evidence.ledger.unread:
+        size = counted(unread, "byte")
+        return "asserted", f"{content}; {size} behind the last are no row, and not read"
+    return "verified", f"{content}, and no more"
+
+
+def _plan(path: Path, evidence: Evidence) -> Verdict:
     facts = evidence.facts
-    plan = PrivacyPlan.from_dict(facts["plan"])
-    text, tables = facts.get("plan_file"), facts.get("plan_tables")
-    if text is None and tables is None:
-        return Check("plan", "asserted", f"{plan.hash}; the ledger holds no plan file")
-    options: dict[str, Any] = {"name": "the plan in the ledger", "in_python": True}
-    file = validated(tables, **options) if tables is not None else parse(str(text), **options)
-    if file.context(facts.get("code")) != plan.context:
-        return Check("plan", "wrong", "the plan file in the ledger is not that of its privacy plan")
+    plan, text = PrivacyPlan.from_dict(facts["plan"]), facts.get("plan_file")
+    if not {"plan_file", "plan_tables"} & facts.keys():
+        return "asserted", f"{plan.hash}; the ledger holds no plan file"
+    if plan_in(facts).context(facts.get("code")) != plan.context:
+        return "wrong", "the plan file in the ledger is not that of its privacy plan"
     if text is None or not (copy := path / "plan.toml").exists():
-        return Check("plan", "verified", f"{plan.hash}; from the plan in the ledger")
+        return "verified", f"{plan.hash}; from the plan in the ledger"
     content = text.encode()
     # No more of it is read than the ledger's text is long.
     with suppress(OSError):
         if read_small(copy, len(content)) == content:
-            return Check("plan", "verified", f"{plan.hash}; plan.toml is the text in the ledger")
-    return Check("plan", "wrong", "plan.toml is not the text in the ledger, which counts")
+            return "verified", f"{plan.hash}; plan.toml is the text in the ledger"
+    return "wrong", "plan.toml is not the text in the ledger, which counts"
 
 
-def _code(evidence: Evidence) -> Check:
+def _code(evidence: Evidence) -> Verdict:
     record = evidence.facts.get("code")
     if record is None and (passed := evidence.facts.get("passed")):
         names = ", ".join(str(name)[:20] for name in passed)
-        reason = f"{names}: passed from Python, and compared only where the run is resumed"
-        return Check("code", "asserted", reason)
+        where = "compared only where the run is resumed"
+        return "asserted", f"{names}: passed from Python, and {where}"
     if record is None and not {"plan_file", "plan_tables"} & evidence.facts.keys():
-        return Check("code", "asserted", "a loop of its author's own, which the ledger cannot name")
+        return "asserted", "a loop of its author's own, which the ledger cannot name"
     if record is None:
-        return Check("code", "verified", "the plan names no code of its own")
+        return "verified", "the plan names no code of its own"
     files = {str(name): str(digest) for name, digest in record["files"].items()}
     # Paths in a stranger's ledger are not followed.
     if evidence.origin != "here":
-        reason = f"the ledger names {len(files)} files by hash"
-        return Check("code", "asserted", f"{reason}; compared only where the run was made")
+        where = "compared only where the run was made"
+        return "asserted", f"the ledger names {len(files)} files by hash; {where}"
     # The run was made here, so its plan's folder is this user's own.
     root = Path(str(evidence.facts["plan_folder"]))
     present = {name for name in files if (root / name).is_file()}
     if changed := sorted(name for name in present if file_hash(root / name) != files[name]):
-        return Check("code", "wrong", f"{', '.join(changed)} changed since the run began")
+        return "wrong", f"{', '.join(changed)} changed since the run began"
     if missing := sorted(files.keys() - present):
-        return Check("code", "asserted", f"{', '.join(missing)} not found in {root}")
-    return Check(
-        "code",
-        "verified",
-        f"{counted(len(files), 'file')} in {root}: the hashes are those in the ledger",
-    )
+        return "asserted", f"{', '.join(missing)} not found in {root}"
+    count = counted(len(files), "file")
+    return "verified", f"{count} in {root}: the hashes are those in the ledger"
 
 
 def _derived_again(path: Path, evidence: Evidence) -> Iterator[Check]:
@@ -152,64 +147,61 @@ def _derived_again(path: Path, evidence: Evidence) -> Iterator[Check]:
     except ConfigError as error:
         yield Check("guarantee", "wrong", str(error).rstrip("."))
         return
-    yield _participation(evidence, report)
-    yield _guarantee(evidence, report, stated=delta is not None)
+    yield Check("participation", *_participation(evidence, report))
+    yield Check("guarantee", *_guarantee(evidence, report, stated=delta is not None))
 
 
-def _participation(evidence: Evidence, report: RunReport) -> Check:
-    what = "participation"
+def _participation(evidence: Evidence, report: RunReport) -> Verdict:
     if report.deviations:
-        return Check(what, "wrong", "; ".join(report.deviations))
+        return "wrong", "; ".join(report.deviations)
     reason = report.worst()
     if report.guarantee.sampling is not None:
         reason += "; the limits that follow from the sampling were kept"
     if (identity := evidence.facts.get("identity")) not in (None, AUTHENTICATED):
         by = f"by names that nodes without authentication gave ({str(identity)[:40]})"
-        return Check(what, "asserted", f"{reason}, {by}")
-    shown = next(a for a in report.guarantee.assumptions if a.code == what)
+        return "asserted", f"{reason}, {by}"
+    shown = next(a for a in report.guarantee.assumptions if a.code == "participation")
     if report.guarantee.unit == "example" and shown.status == "asserted":
-        return Check(what, "asserted", f"{reason}, as dealt. {shown.evidence}")
-    return _if_origin(evidence, what, f"{reason}, as planned")
+        return "asserted", f"{reason}, as dealt. {shown.evidence}"
+    return _if_origin(evidence, f"{reason}, as planned")
 
 
-def _if_origin(evidence: Evidence, what: str, reason: str) -> Check:
-    """Return a line that is verified unless whoever made the folder may have made all of it."""
-    return Check(what, "asserted" if evidence.origin == "unknown" else "verified", reason)
+def _if_origin(evidence: Evidence, reason: str) -> Verdict:
+    """Return "verified", unless whoever made the folder may have made all of it."""
+    return "asserted" if evidence.origin == "unknown" else "verified", reason
 
 
-def _identity(evidence: Evidence) -> Check:
+def _identity(evidence: Evidence) -> Verdict:
     """Compare everybody who counted with the owners that the ledger names."""
-    facts, what = evidence.facts, "identity"
+    facts = evidence.facts
     owned = [name for names in facts["owners"].values() for name in names]
     if len(set(owned)) < len(owned):
-        return Check(what, "wrong", "the ledger names two nodes of one client")
+        return "wrong", "the ledger names two nodes of one client"
     # Ids are compared as the ledger writes them: 1 and "1" are two clients.
     strangers = [c for c in evidence.ledger.rounds_by_client() if json.dumps(c) not in owned]
     if strangers:
-        return Check(what, "wrong", f"client {strangers[0]!r} took part, and no node has it")
+        return "wrong", f"client {strangers[0]!r} took part, and no node has it"
     nodes = counted(len(facts["owners"]), "node")
     if facts["identity"] != AUTHENTICATED:
-        reason = f"{len(owned)} clients of {nodes}, who were not authenticated"
-        return Check(what, "asserted", reason)
+        return "asserted", f"{len(owned)} clients of {nodes}, who were not authenticated"
     reason = f"{len(owned)} clients, each of one of {nodes}"
-    return _if_origin(evidence, what, f"{reason}; that they were authenticated is declared")
+    return _if_origin(evidence, f"{reason}; that they were authenticated is declared")
 
 
-def _guarantee(evidence: Evidence, report: RunReport, *, stated: bool) -> Check:
-    what, guarantee = "guarantee", report.guarantee
-    figures = f"mu {up(guarantee.mu)}" + " if it is known who was sampled" * bool(
-        guarantee.samplers
-    )
+def _guarantee(evidence: Evidence, report: RunReport, *, stated: bool) -> Verdict:
+    guarantee = report.guarantee
+    known = " if it is known who was sampled" if guarantee.samplers else ""
+    figures = f"mu {up(guarantee.mu)}{known}"
     if stated:
         figures = f"epsilon {up(guarantee.epsilon)} at delta {guarantee.delta:g}, {figures}"
     if guarantee.status == "not-private":
-        return Check(what, "asserted", f"none: the noise comes from a seed ({figures})")
+        return "asserted", f"none: the noise comes from a seed ({figures})"
     violated = [a for a in guarantee.assumptions if a.status == "violated"]
     broken = {a.code for a in violated if a.severity == "critical"} - {"participation"}
     if broken or not guarantee.cross_check.consistent:
-        return Check(what, "wrong", f"does not hold: {', '.join(sorted(broken))}")
+        return "wrong", f"does not hold: {', '.join(sorted(broken))}"
     if report.deviations:
-        return Check(what, "asserted", "none: the run did not keep to its plan")
+        return "asserted", "none: the run did not keep to its plan"
     asserted = ", ".join(a.code for a in guarantee.assumptions if a.status == "asserted")
     basis = f" on {asserted}" if asserted else ""
     reason = f"{figures}, derived again; {guarantee.status}{basis}"
@@ -217,23 +209,22 @@ def _guarantee(evidence: Evidence, report: RunReport, *, stated: bool) -> Check:
     if warning := delta_warning(delta, population, unit=guarantee.unit):
         reason += f"; {warning.rstrip('.')}"
     if is_large_delta(delta, population):
-        return Check(what, "asserted", reason)
-    return _if_origin(evidence, what, reason)
+        return "asserted", reason
+    return _if_origin(evidence, reason)
 
 
-def _book(evidence: Evidence) -> Check:
-    what = "budget book"
+def _book(evidence: Evidence) -> Verdict:
     if evidence.origin != "here":
-        return Check(what, "asserted", "it is kept on the machine that made the run")
+        return "asserted", "it is kept on the machine that made the run"
     account = all_runs(evidence.facts, _ANY_DELTA)
     if account is None:
-        return Check(what, "asserted", "none: the run does not name the people that it is about")
+        return "asserted", "none: the run does not name the people that it is about"
     # A crash may come between a run and its entry, not later.
     if account.status == "unknown":
-        return Check(what, "wrong" if evidence.rows else "asserted", account.says)
+        return "wrong" if evidence.rows else "asserted", account.says
     cost = "no bound" if account.mu is None else f"mu {up(account.mu)}"
     runs = f"{counted(account.runs, 'run')} about {account.population!r}"
-    return Check(what, "verified", f"this run is one of {runs}, {cost}: {account.status}")
+    return "verified", f"this run is one of {runs}, {cost}: {account.status}"
 
 
 def _model_file(model: Path, path: Path, evidence: Evidence) -> Iterator[Check]:
@@ -250,61 +241,56 @@ def _model_file(model: Path, path: Path, evidence: Evidence) -> Iterator[Check]:
     yield _guarded("model metadata", lambda: _metadata(metadata, path, evidence))
 
 
-def _tensors(tensors: Mapping[str, Tensor], evidence: Evidence) -> Check:
+def _tensors(tensors: Mapping[str, Tensor], evidence: Evidence) -> Verdict:
     """Compare the trained tensors with the newest row, and all others with the first facts."""
-    what, facts, rows = "model file", evidence.facts, evidence.rows
+    facts, rows = evidence.facts, evidence.rows
     if not rows or "parameters" not in facts:
-        return Check(what, "asserted", "the ledger does not name its parameters and their hash")
+        return "asserted", "the ledger does not name its parameters and their hash"
     trained = [name for name, _ in facts["parameters"]]
     for name, shape in facts["parameters"]:
         tensor = tensors.get(name)
         if tensor is None or list(tensor.shape) != shape or tensor.dtype is not torch.float32:
-            return Check(what, "wrong", f"{name} is missing, or of another shape or type")
+            return "wrong", f"{name} is missing, or of another shape or type"
     digest = model_hash(torch.cat([tensors[name].reshape(-1) for name in trained]))
     if digest != rows[-1].model:
-        return Check(what, "wrong", _which_round(digest, evidence))
+        return "wrong", _which_round(digest, evidence)
     untrained = sorted(tensors.keys() - set(trained))
     reason = f"its {len(trained)} trained tensors are the model after round {len(rows) - 1}"
     if not untrained:
-        return Check(what, "verified", reason)
+        return "verified", reason
     if (frozen := facts.get("frozen")) is None:
         reason += f"; its {len(untrained)} other tensors were not compared"
-        return Check(what, "asserted", f"{reason}: the ledger does not name them")
+        return "asserted", f"{reason}: the ledger does not name them"
     # What is neither frozen nor trained may be a trained tensor under a second name.
     tied = {tensor_hash(tensors[name]) for name in trained}
     allowed = {name: {frozen[name]} if name in frozen else tied for name in untrained}
     odd = [name for name in untrained if tensor_hash(tensors[name]) not in allowed[name]]
     odd += sorted(frozen.keys() - set(untrained))
     if odd:
-        return Check(what, "wrong", f"{odd[0]} is not the run's, nor are {len(odd) - 1} others")
-    return Check(what, "verified", f"{reason}; its {len(untrained)} others are those it began with")
+        return "wrong", f"{odd[0]} is not the run's, nor are {len(odd) - 1} others"
+    return "verified", f"{reason}; its {len(untrained)} others are those it began with"
 
 
 def _which_round(digest: str, evidence: Evidence) -> str:
-    rounds = [row.round for row in evidence.rows if row.model == digest]
-    if rounds:
+    if rounds := [row.round for row in evidence.rows if row.model == digest]:
         return f"it is the model after round {rounds[-1]}, not after the newest"
     return "its trained tensors are not those of any round in the ledger"
 
 
-def _metadata(metadata: Mapping[str, str], path: Path, evidence: Evidence) -> Check:
-    what, words = "model metadata", {"privpart.statement", "privpart.status"}
+def _metadata(metadata: Mapping[str, str], path: Path, evidence: Evidence) -> Verdict:
     part = metadata.get("privpart.part", "")
     derived = privacy_metadata(path, part, evidence=evidence)
     if unknown := sorted(metadata.keys() - derived.keys()):
-        return Check(what, "wrong", f"{unknown[0][:60]} is not a field of an export of this run")
+        return "wrong", f"{unknown[0][:60]} is not a field of an export of this run"
     differ = {name for name in metadata if metadata[name] != derived[name]}
-    for name in sorted(differ - words):
-        reason = f"{name} is {metadata[name][:80]!r}, the run's {derived[name]!r}"
-        return Check(what, "wrong", reason)
+    for name in sorted(differ - {"privpart.statement", "privpart.status"}):
+        return "wrong", f"{name} is {metadata[name][:80]!r}, the run's {derived[name]!r}"
     if part not in ("full", "trained"):
-        return Check(what, "wrong", f"privpart.part is {part[:20]!r}: must be full or trained")
+        return "wrong", f"privpart.part is {part[:20]!r}: must be full or trained"
     if missing := sorted(derived.keys() - metadata.keys()):
-        return Check(what, "asserted", f"it does not name {', '.join(missing)}")
+        return "asserted", f"it does not name {', '.join(missing)}"
     if not differ:
-        return Check(
-            what, "verified", "its figures and statement are those derived from the ledger"
-        )
+        return "verified", "its figures and statement are those derived from the ledger"
     if versions()["privpart"] != evidence.facts.get("versions", {}).get("privpart"):
-        return Check(what, "asserted", "its statement is in the words of another version")
-    return Check(what, "wrong", "its statement is not one that follows from the ledger")
+        return "asserted", "its statement is in the words of another version"
+    return "wrong", "its statement is not one that follows from the ledger"
