@@ -7,6 +7,7 @@ the newest step; loading a checkpoint of before takes no step back.
 
 import pickle
 import sys
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -21,24 +22,22 @@ _MODULE, _OPTIMIZER = "module_state_dict", "optimizer_state_dict"
 _ABOUT = "privacy_accountant_state_dict"
 
 
+@dataclass(slots=True)
 class Checkpoints:
     """Writes and reads the checkpoints of a run; without one, only reads weights.
 
-    Attributes:
-        is_loaded: whether weights of a run were loaded before this engine has one.
+    ``is_loaded`` is whether weights of a run were loaded before this engine has one.
     """
 
-    def __init__(
-        self,
-        module: WatchedModule | None = None,
-        optimizer: FTRLOptimizer | None = None,
-        plan: str = "",
-        run_id: str = "",
-    ) -> None:
-        self._module, self._optimizer, self._plan = module, optimizer, plan
-        self._run = run_id
-        self._first = 0 if optimizer is None else optimizer.passes.done
-        self.is_loaded = False
+    module: WatchedModule | None = None
+    optimizer: FTRLOptimizer | None = None
+    plan: str = ""
+    run_id: str = ""
+    is_loaded: bool = False
+    first: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.first = 0 if self.optimizer is None else self.optimizer.passes.done
 
     def save(
         self,
@@ -50,12 +49,12 @@ class Checkpoints:
         of_torch: dict[str, Any],
     ) -> None:
         """Write a checkpoint."""
-        private = self._optimizer
+        private = self.optimizer
         if private is None or not self._is_own(module) or optimizer not in (None, private):
             raise ConfigError("module, optimizer: pass those that make_private returned.")
         private.refuse_halted()
         values[_MODULE] = _inner(module).state_dict(**of_module)
-        values[_ABOUT] = {"run": self._run, "plan": self._plan, "steps": private.passes.done}
+        values[_ABOUT] = {"run": self.run_id, "plan": self.plan, "steps": private.passes.done}
         if optimizer is not None:
             values[_OPTIMIZER] = private.state_dict()
         torch.save(values, path, **of_torch)
@@ -71,7 +70,7 @@ class Checkpoints:
         """Return the values of a checkpoint, and load its weights where that takes no step back."""
         values = _read(path, of_torch)
         about = values[_ABOUT]
-        private = self._optimizer
+        private = self.optimizer
         if optimizer is not None and optimizer is not private:
             raise ConfigError(
                 "optimizer: is not the one that make_private returned. To continue a run, call "
@@ -82,7 +81,7 @@ class Checkpoints:
             self.is_loaded = private is None
             _inner(module).load_state_dict(values[_MODULE], **of_module)
             return values
-        if about["run"] != self._run:
+        if about["run"] != self.run_id:
             raise ConfigError(
                 f"{path}: is of another run. Continue that one by make_private(out=..., "
                 "resume=True) with its folder; a new run begins with public weights."
@@ -112,7 +111,7 @@ class Checkpoints:
                 raise ConfigError(f"{path}: its weights are not those of step {done} of this run.")
         elif private.passes.is_done:
             _inner(module).load_state_dict(values[_MODULE], **of_module)
-        elif done == self._first:
+        elif done == self.first:
             private.passes.loop_is_at(steps)
             sys.stderr.write(
                 f"privpart: {path} is of step {steps}; the run's folder is at step {done}, from "
@@ -126,7 +125,7 @@ class Checkpoints:
             )
 
     def _is_own(self, module: nn.Module) -> bool:
-        return self._module is not None and _inner(module) is _inner(self._module)
+        return self.module is not None and _inner(module) is _inner(self.module)
 
 
 def _inner(module: nn.Module) -> nn.Module:

@@ -499,35 +499,29 @@ def _refuse_scheduler(
     scheduler: LRScheduler | None, scheduler_every: str, optimizer: torch.optim.Optimizer
 ) -> None:
     checks.choice("scheduler_every", scheduler_every, ("step", "epoch"))
-    if scheduler is not None and not isinstance(scheduler, LRScheduler):
-        raise ConfigError(
-            f"scheduler: is a {type(scheduler).__name__}; must be one of torch.optim.lr_scheduler."
-        )
-    if scheduler is None and scheduler_every != "step":
-        raise ConfigError("scheduler_every: is about a scheduler; pass one, or leave it out.")
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise ConfigError(
+    given, kind = scheduler is not None, type(scheduler).__name__
+    checks.refuse_first(
+        {
+            f"scheduler: is a {kind}; must be one of torch.optim.lr_scheduler.": (
+                given and not isinstance(scheduler, LRScheduler)
+            ),
+            "scheduler_every: is about a scheduler; pass one, or leave it out.": (
+                not given and scheduler_every != "step"
+            ),
             "scheduler: ReduceLROnPlateau follows a metric, which no epsilon covers. Use one that "
-            "counts steps."
-        )
-    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        raise ConfigError("scheduler: is of another optimizer. Make it from the one that you pass.")
-    if scheduler is not None and not hasattr(scheduler, "last_epoch"):
-        raise ConfigError(
-            f"scheduler: a {type(scheduler).__name__} does not count its steps. Use one that does, "
-            "such as SequentialLR or LambdaLR."
-        )
+            "counts steps.": isinstance(scheduler, ReduceLROnPlateau),
+            "scheduler: is of another optimizer. Make it from the one that you pass.": (
+                getattr(scheduler, "optimizer", optimizer) is not optimizer
+            ),
+            f"scheduler: a {kind} does not count its steps. Use one that does, such as "
+            "SequentialLR or LambdaLR.": given and not hasattr(scheduler, "last_epoch"),
+        }
+    )
 
 
 _OF_LOADER = (
-    "collate_fn",
-    "multiprocessing_context",
-    "num_workers",
-    "persistent_workers",
-    "pin_memory",
-    "prefetch_factor",
-    "timeout",
-    "worker_init_fn",
+    *("collate_fn", "multiprocessing_context", "num_workers", "persistent_workers"),
+    *("pin_memory", "prefetch_factor", "timeout", "worker_init_fn"),
 )
 
 

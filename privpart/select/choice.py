@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from torch import nn
 
 from accounting.checks import ConfigError
+from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
 from privpart.select.delivery import Delivery, broadcast, on_demand, pregenerated, private
 from privpart.select.key_spaces import key_spaces
 from privpart.select.keys import (
@@ -18,9 +19,11 @@ from privpart.select.keys import (
     random_top,
     top,
 )
-from privpart.select.layout import Keys, KeySpace
+from privpart.select.layout import KeySpace
 from privpart.settings.select import DeliveryName, SelectChoice
 
+_ALWAYS = (UNKNOWN, BEGIN)
+"""Words that every client selects."""
 _STRATEGIES: dict[str, Strategy] = {"top": top, "random": random, "random-top": random_top}
 _DELIVERIES: dict[DeliveryName, Delivery] = {
     "broadcast": broadcast,
@@ -52,26 +55,24 @@ def choosers_of(
     sizes: Sequence[int],
     *,
     counts: Callable[[int], Counts] | None = None,
-    always: Keys = (),
     data_seed: int = 0,
 ) -> list[KeyChooser]:
     """Return one chooser of keys per key space, of ``sizes`` keys each.
 
-    ``counts`` are those of the words in a client's data, None if only public keys matter; every
-    client selects the words ``always``. ``data_seed`` is the seed of the devices' draws.
+    ``counts`` are those of the words in a client's data, None if only public keys matter.
+    ``data_seed`` is the seed of the devices' draws.
     """
     choosers: list[KeyChooser] = []
     for (name, choice), size in zip(select.chosen.items(), sizes, strict=True):
         # The words that every client selects leave room for one of its own.
-        minimum = len(always) + 1 if choice.structured else 1
+        minimum = len(_ALWAYS) + 1 if choice.structured else 1
         if not minimum <= choice.m <= size:
             raise ConfigError(f"select.{name}.m={choice.m}: must be from {minimum} to K={size}.")
         if choice.keys == "shared":
             choosers.append(SharedKeys(size, choice.m, choice.seed))
         elif choice.structured and counts is not None:
-            choosers.append(
-                StructuredKeys(counts, choice.m, _STRATEGIES[choice.keys], data_seed, always)
-            )
+            strategy = _STRATEGIES[choice.keys]
+            choosers.append(StructuredKeys(counts, choice.m, strategy, data_seed, _ALWAYS))
         else:
             # structured keys, too, if there are no counts: only their number matters then
             choosers.append(IndependentKeys(size, choice.m, data_seed))

@@ -58,8 +58,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from privpart.model import PartialModel
-    from privpart.select.keys import Counts, KeyChooser, Turns
-    from privpart.select.layout import Layout
+    from privpart.select.keys import Turns
 
 _MOST_PARAMETERS = 2**31
 """8 GB, of which a server holds several copies: parameters, sum and noise."""
@@ -548,35 +547,18 @@ class PlanFile(_Table):
             return None
         import torch
 
-        from privpart.select.choice import spaces_of
+        from privpart.select.choice import choosers_of, spaces_of
         from privpart.select.key_spaces import shrunk
         from privpart.select.keys import Turns
         from privpart.select.layout import Layout
 
         spaces = spaces_of(self.select, model.module)
         layout = Layout.of(model, spaces)
-        choosers = self.choosers(layout)
+        choosers = choosers_of(self.select, layout.sizes, data_seed=self.data.seed)
         sizes = [choice.m for choice in self.select.chosen.values()]
         with torch.device("meta"):  # refuses selections that no smaller network fits
             shrunk(self.model.network(), spaces, sizes)
         return Turns.of(layout, choosers, self.privacy.rounds) if self.select.takes_turns else None
-
-    def choosers(
-        self, layout: "Layout", *, counts: "Callable[[int], Counts] | None" = None
-    ) -> "list[KeyChooser]":
-        """Return the key choosers of the table [select], see ``choosers_of``."""
-        if self.select is None:
-            return []
-        from privpart.data.tasks.shakespeare import BEGIN, UNKNOWN
-        from privpart.select.choice import choosers_of
-
-        return choosers_of(
-            self.select,
-            layout.sizes,
-            counts=counts,
-            always=(UNKNOWN, BEGIN),
-            data_seed=self.data.seed,
-        )
 
     def context(self, code: dict[str, Any] | None = None) -> str:
         """Return the hash of the plan and of the code that it names, as ``code`` recorded it."""

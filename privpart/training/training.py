@@ -40,7 +40,7 @@ from privpart.noise.source import NoiseSource, SeededSource
 from privpart.patterns import matching_parameters
 from privpart.plan import PrivacyPlan
 from privpart.run.population import PUBLIC_DATA
-from privpart.select.choice import fetched_by, spaces_of
+from privpart.select.choice import choosers_of, fetched_by, spaces_of
 from privpart.select.delivery import SeenByParty, seen_in
 from privpart.select.engine import SelectEngine, localize_tokens
 from privpart.select.key_spaces import shrunk
@@ -536,18 +536,18 @@ def _clients(
 
 def _accuracy_on(clients: Clients, public: Sequence[ClientId]) -> Accuracy:
     """Return the accuracy on the examples of held-out users, which must have labels."""
-    batches = [clients.examples(client) for client in public]
-    for client, batch in zip(public, batches, strict=True):
-        pair = isinstance(batch, tuple) and len(batch) == 2
-        if not pair or not all(isinstance(part, Tensor) for part in batch):
-            raise ConfigError(
-                f"data.measured_on: the examples of client {client!r} are not a pair of tensors "
-                "(x, y), so there is no accuracy; name a metric of your own that measures on "
-                "held-out users (metric in a study's table [tuning])."
-            )
-    # Checked above, one by one.
-    pairs = cast("list[tuple[Tensor, Tensor]]", batches)
-    x, y = (torch.cat([pair[part] for pair in pairs]) for part in (0, 1))
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for client in public:
+        match clients.examples(client):
+            case (Tensor() as x, Tensor() as y):
+                pairs.append((x, y))
+            case _:
+                raise ConfigError(
+                    f"data.measured_on: the examples of client {client!r} are not a pair of "
+                    "tensors (x, y), so there is no accuracy; name a metric of your own that "
+                    "measures on held-out users (metric in a study's table [tuning])."
+                )
+    x, y = map(torch.cat, zip(*pairs, strict=True))
     return Accuracy(x, y)
 
 
@@ -641,7 +641,7 @@ def _select_engine(
         smaller,
         users,
         local=plan.client,
-        choosers=plan.choosers(layout, counts=counts),
+        choosers=choosers_of(choice, layout.sizes, counts=counts, data_seed=plan.data.seed),
         data_seed=plan.data.seed,
         delivery=fetched_by(choice),
         localize=None if choice.words is None else localize_tokens(UNKNOWN),
@@ -716,12 +716,10 @@ def refuse_other_shapes(network: nn.Module, users: Users, metric: Metric | None 
 def _refuse_carriers(model: PartialModel, clients: Clients, local: LocalTraining) -> None:
     """Refuse networks, losses and augmentations that carry data from client to client.
 
-    A client's update may depend on its own examples and on the model that it received, and on
-    nothing else: otherwise one client moves the sum by more than the clip norm.
-    ``PartialModel.lent`` puts back what a module keeps; a function, a global or an object inside
-    the module may keep more. So two clients train in turn, each twice, and the two updates of each
-    must have the same bits. That finds what two steps show; it proves nothing about code that means
-    to hide something.
+    Otherwise one client moves the sum by more than the clip norm. ``PartialModel.lent`` puts back
+    what a module keeps; a function, a global or an object inside it may keep more. So two clients
+    train in turn, each twice, and the two updates of each must have the same bits. That finds what
+    two steps show; it proves nothing about code that means to hide something.
     """
     pair = [client for client, *_ in islice(holders(clients, clients.ids[:_TRIED], 0, 0), 2)]
     if len(pair) < 2:
