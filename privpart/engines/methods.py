@@ -523,13 +523,3 @@ def client_generator(data_seed: int, round_: int, client: ClientId) -> torch.Gen
         number = int.from_bytes(digest.digest(), "big")
     address = np.random.SeedSequence((data_seed, round_, number)).generate_state(1)
     return torch.Generator().manual_seed(int(address[0]))
-
-
-def holders(
-    clients: Clients, ids: Iterable[ClientId], data_seed: int, round_: int
-) -> Iterator[tuple[ClientId, Batch, torch.Generator]]:
-    """Yield those who have examples, with these and the generator of their round."""
-    for client in ids:
-        generator = client_generator(data_seed, round_, client)
-        if count_rows(examples := fetched(clients, client, generator)):
-            yield client, examples, generator

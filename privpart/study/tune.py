@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import to_json
@@ -31,7 +31,7 @@ from accounting.guarantee import mu_upper
 from accounting.report import down, up
 from accounting.selection import Repetitions, fields_of, quantile, repetitions_of, selected_of
 from privpart.engines.options import EngineOptions
-from privpart.loop import Callback, RoundRecord, StopTraining
+from privpart.loop import RoundRecord, StopTraining
 from privpart.noise.source import SeededSource
 from privpart.run.folder import RunFolder, holds_a_run
 from privpart.run.noised_metrics import noised_metrics
@@ -40,12 +40,9 @@ from privpart.study.cell import BasePlan, Cell, Changes, FileTable, checked, rea
 from privpart.study.runner import refuse_unfit
 from privpart.study.study_file import Range, StudyFile, Trials
 from privpart.training.plan_file import PlanFile
-from privpart.training.private_metrics import Evaluations
+from privpart.training.private_metrics import released_metrics
 from privpart.training.train import Run, begin, engine_options, passed_objects, resume_run
 from privpart.training.training import Own, Training, population_name, training
-
-if TYPE_CHECKING:
-    from privpart.server import Server
 
 _SHARE = 0.95
 _MOST_CANDIDATES = 1_000
@@ -522,11 +519,8 @@ def _trained(tune: Tune, selection: Selection, trial: Trial) -> tuple[str, float
         else:
             run, setup = begin(plan, trial.path, own={"selection": selection.fact}, **beside)
         with run:
-            source, callbacks = run.source(), list[Callback]()
-            restore: Callable[[Server], None] = run.restore
-            if setup.evaluators is not None:
-                metrics = Evaluations(run, setup.evaluators, setup.model, setup.whole, source)
-                callbacks, restore = [metrics], metrics.restoring(restore)
+            source = run.source()
+            callbacks, restore = released_metrics(run, setup, source, run.restore)
             server, _ = setup.run(
                 run.plan,
                 source,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,8 @@ from accounting.checks import ConfigError
 from privpart.client import Loss, batch_loss
 from privpart.data.batches import Batch, count_rows, take
 from privpart.data.clients import Clients
-from privpart.engines.methods import client_generator, fetched, holders, naming
-from privpart.loop import RoundRecord
+from privpart.engines.methods import client_generator, fetched, naming
+from privpart.loop import Callback, RoundRecord
 from privpart.messages import ClientId, id_order
 from privpart.model import PartialModel, logits_of
 from privpart.noise.metrics import MetricsRelease, evaluation_users
@@ -32,11 +32,16 @@ from privpart.run.store import write_durably
 from privpart.server import Server
 from privpart.training.metric import number_of
 from privpart.training.plan_file import MetricsTable
-from privpart.training.task_data import chosen
+from privpart.training.task_data import chosen, holders
+
+if TYPE_CHECKING:
+    from privpart.training.training import Training
 
 FILE = "noised-metrics.jsonl"
 Measure = Callable[[nn.Module, Batch], float]
 """Maps a module, in evaluation mode, and the examples of one user to a number."""
+Restore = Callable[[Server], None]
+"""Puts a server into the state of a run that is resumed."""
 _ROWS = 500
 """Examples of one user that are computed together."""
 
@@ -172,59 +177,36 @@ def _batches(examples: Batch) -> Iterator[Batch]:
         yield take(examples, rows)
 
 
-class Evaluations:
-    """Releases the metrics that are due of a run that is open; a callback of ``fit``.
+def released_metrics(
+    run: RunFolder, setup: "Training", source: NoiseSource, restore: Restore
+) -> tuple[list[Callback], Restore]:
+    """Return callbacks of ``fit`` that release what is due, and what restores a server.
 
-    Args:
-        run: the run.
-        evaluators: the users who evaluate.
-        model: what the run trains.
-        whole: makes the model's flat vector of the server's parameters.
-        source: of the run's noise.
+    None and ``restore`` if the plan has no metrics. ``source`` is that of the run's noise.
     """
+    if (evaluators := setup.evaluators) is None:
+        return [], restore
+    release = MetricsRelease(run.plan, source, evaluators.users.ids, done=len(run.evaluations))
+    servers: list[Server] = []
 
-    def __init__(
-        self,
-        run: RunFolder,
-        evaluators: Evaluators,
-        model: PartialModel,
-        whole: Callable[[Tensor], Tensor],
-        source: NoiseSource,
-    ) -> None:
-        self._run, self._evaluators, self._model, self._whole = run, evaluators, model, whole
-        done = len(run.evaluations)
-        self._release = MetricsRelease(run.plan, source, evaluators.users.ids, done=done)
-        self._server: Server | None = None
+    def evaluate(_: RoundRecord | None = None) -> None:
+        """Measure, noise and commit the newest model if that is due; only then show it."""
+        if run.evaluation_due:
+            newest, flat = run.rounds - 1, setup.whole(servers[-1].parameters)
+            release.release(newest, evaluators.vectors(setup.model, flat, newest))
+            run.commit_metrics(release)
+            write(run)
 
-    def restoring(self, restore: Callable[[Server], None]) -> Callable[[Server], None]:
-        """Return what restores a server, takes it for the rounds to come, and ends what is due.
+    def resume(server: Server) -> None:
+        restore(server)
+        servers.append(server)
+        # What a crash left open is evaluated under new noise, before another round.
+        evaluate()
+        # A crash may have come between a commit and the file.
+        if run.evaluations:
+            write(run)
 
-        What a crash left open is evaluated under new noise, before another round.
-        """
-
-        def resume(server: Server) -> None:
-            restore(server)
-            self._server = server
-            self._evaluate(server)
-            # A crash may have come between a commit and the file.
-            if self._run.evaluations:
-                write(self._run)
-
-        return resume
-
-    def __call__(self, _record: RoundRecord) -> None:
-        """Evaluate the newest model if that is due."""
-        if self._server is not None:
-            self._evaluate(self._server)
-
-    def _evaluate(self, server: Server) -> None:
-        """Measure, noise and commit; only then show it."""
-        if not self._run.evaluation_due:
-            return
-        newest, flat = self._run.rounds - 1, self._whole(server.parameters)
-        self._release.release(newest, self._evaluators.vectors(self._model, flat, newest))
-        self._run.commit_metrics(self._release)
-        write(self._run)
+    return [evaluate], resume
 
 
 def write(run: RunFolder) -> None:

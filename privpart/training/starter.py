@@ -15,27 +15,6 @@ from privpart.training.plan_file import read
 
 _TEXTS = Path(__file__).parent / "starter"
 
-_SERVER_APP = '''\
-"""What runs beside the SuperLink: the rounds of plan.toml, committed to a run folder."""
-
-from pathlib import Path
-
-from privpart import server_app
-
-app = server_app(Path(__file__).parent / "plan.toml")
-'''
-
-_CLIENT_APP = '''\
-"""What runs on every SuperNode: local training of the clients that it hosts, under plan.toml."""
-
-from pathlib import Path
-
-from privpart import client_app
-
-app = client_app(Path(__file__).parent / "plan.toml")
-'''
-
-
 Kind = Literal["training", "flower", "study", "sweep", "tune", "audit"]
 
 
@@ -85,8 +64,8 @@ def write_flower_app(folder: Path) -> list[Path]:
     out = json.dumps(run, ensure_ascii=False)
     texts = {
         folder / "pyproject.toml": _text("app.txt").format(name=name, out=out),
-        folder / "server_app.py": _SERVER_APP,
-        folder / "client_app.py": _CLIENT_APP,
+        folder / "server_app.py": _text("server_app.txt"),
+        folder / "client_app.py": _text("client_app.txt"),
         folder / "README.md": _text("readme.txt").format(name=name, shell=shlex.quote(run)),
     }
     if (folder / "plan.toml").exists():

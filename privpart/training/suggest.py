@@ -26,13 +26,13 @@ from privpart.clip import l2_norm
 from privpart.data.batches import count_rows
 from privpart.data.clients import SomeClients
 from privpart.engines.embedded import EmbeddedEngine
-from privpart.engines.methods import holders, one_thread
+from privpart.engines.methods import one_thread
 from privpart.noise.source import SeededSource
 from privpart.plan import PrivacyPlan
 from privpart.settings.client import LocalTraining
 from privpart.training import own_code
 from privpart.training.plan_file import PlanFile
-from privpart.training.task_data import held_out_of
+from privpart.training.task_data import held_out_of, holders
 from privpart.training.training import Own, Training, training
 
 Line = tuple[str, str, Literal["ok", "note"]]

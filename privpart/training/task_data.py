@@ -5,7 +5,7 @@ not depend on the plan's seed, so that what was chosen on them in one training i
 in another. A plan that is measured on them has no test examples at all.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from accounting.checks import ConfigError
 from privpart.data import partition, tasks
+from privpart.data.batches import Batch, count_rows
 from privpart.data.clients import Clients, SomeClients
 from privpart.data.index import Index
 from privpart.data.tasks.shakespeare import BEGIN, WHEEL
 from privpart.data.users import Users
+from privpart.engines.methods import client_generator, fetched
 from privpart.messages import ClientId
 from privpart.models.transformer import LanguageModel
 from privpart.training.plan_file import Data
@@ -153,3 +155,13 @@ def _dealt(y: Tensor, data: Data, users: int) -> Index | list[Tensor]:
             y, users=users, classes_each=data.classes_each, data_seed=data.seed
         )
     return partition.iid_users(len(y), users=users, data_seed=data.seed)
+
+
+def holders(
+    clients: Clients, ids: Iterable[ClientId], data_seed: int, round_: int
+) -> Iterator[tuple[ClientId, Batch, torch.Generator]]:
+    """Yield those who have examples, with these and the generator of their round."""
+    for client in ids:
+        generator = client_generator(data_seed, round_, client)
+        if count_rows(examples := fetched(clients, client, generator)):
+            yield client, examples, generator

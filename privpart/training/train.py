@@ -53,7 +53,7 @@ from privpart.training.own_code import described
 from privpart.training.pace import paced
 from privpart.training.passed import digest
 from privpart.training.plan_file import PlanFile, plan_in, read, validated
-from privpart.training.private_metrics import Evaluations
+from privpart.training.private_metrics import Restore, released_metrics
 from privpart.training.progress import ProgressBar
 from privpart.training.training import (
     Own,
@@ -551,18 +551,14 @@ def finish(
     if _ended_as_asked(run, file):
         return []
     commit: Callable[[Server, RoundCounts], None] = run.commit
-    restore: Callable[[Server], None] = run.restore
+    restore: Restore = run.restore
     if setup.canaries is not None:
         commit, restore = _logging(run, setup.canaries)
     if (seconds := setup.plan.privacy.round_seconds) is not None:
         commit = paced(run, commit, seconds)
     with ExitStack() as open_, _unspent_if_refused(run):
         source = run.source()
-        if setup.evaluators is not None:
-            evaluations = Evaluations(run, setup.evaluators, setup.model, setup.whole, source)
-            restore = evaluations.restoring(restore)
-            # First, so that whoever is told of a round finds what was released of it.
-            watchers.insert(0, evaluations)
+        evaluate, restore = released_metrics(run, setup, source, restore)
 
         def begin_to_show(server: Server) -> None:
             restore(server)
@@ -577,7 +573,8 @@ def finish(
             restore=begin_to_show,
             commit=commit,
             evaluate_every=evaluate_every,
-            callbacks=[*watchers, *callbacks, file],
+            # First, so that whoever is told of a round finds what was released of it.
+            callbacks=[*evaluate, *watchers, *callbacks, file],
             # how many were sampled is secret
             heard=bar.heard if progress and run.plan.sampling is None else None,
             **_left_untold(run, setup, file),

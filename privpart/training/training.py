@@ -27,7 +27,7 @@ from privpart.data.tasks.shakespeare import UNKNOWN
 from privpart.data.users import Users
 from privpart.engines.canaries import CanaryClients, cohorts_with_canaries
 from privpart.engines.embedded import EmbeddedEngine
-from privpart.engines.methods import client_generator, fetched, holders, one_thread
+from privpart.engines.methods import client_generator, fetched, one_thread
 from privpart.engines.options import EngineOptions
 from privpart.engines.protocol import Engine
 from privpart.grid import refuse_noise
@@ -54,7 +54,7 @@ from privpart.training import own_code
 from privpart.training.metric import Accuracy, Metric, measured
 from privpart.training.plan_file import Model, PlanFile, refuse_short_cohorts
 from privpart.training.private_metrics import Evaluators, split
-from privpart.training.task_data import Reader, held_out_of, plan_data, read_task
+from privpart.training.task_data import Reader, held_out_of, holders, plan_data, read_task
 
 _TRIED = 50
 """Clients that are asked for examples before the check for carriers is given up."""
