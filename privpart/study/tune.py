@@ -520,7 +520,8 @@ def _trained(tune: Tune, selection: Selection, trial: Trial) -> tuple[str, float
             run, setup = begin(plan, trial.path, own={"selection": selection.fact}, **beside)
         with run:
             source = run.source()
-            callbacks, restore = released_metrics(run, setup, source, run.restore)
+            measured = setup.evaluators, setup.model, setup.whole
+            callbacks, restore = released_metrics(run, *measured, source, run.restore)
             server, _ = setup.run(
                 run.plan,
                 source,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +33,6 @@ from privpart.server import Server
 from privpart.training.metric import number_of
 from privpart.training.plan_file import MetricsTable
 from privpart.training.task_data import chosen, holders
-
-if TYPE_CHECKING:
-    from privpart.training.training import Training
 
 FILE = "noised-metrics.jsonl"
 Measure = Callable[[nn.Module, Batch], float]
@@ -178,13 +175,19 @@ def _batches(examples: Batch) -> Iterator[Batch]:
 
 
 def released_metrics(
-    run: RunFolder, setup: "Training", source: NoiseSource, restore: Restore
+    run: RunFolder,
+    evaluators: Evaluators | None,
+    model: PartialModel,
+    whole: Callable[[Tensor], Tensor],
+    source: NoiseSource,
+    restore: Restore,
 ) -> tuple[list[Callback], Restore]:
     """Return callbacks of ``fit`` that release what is due, and what restores a server.
 
-    None and ``restore`` if the plan has no metrics. ``source`` is that of the run's noise.
+    None and ``restore`` if nobody evaluates. ``whole`` makes the model's flat vector of the
+    server's parameters; ``source`` is that of the run's noise.
     """
-    if (evaluators := setup.evaluators) is None:
+    if evaluators is None:
         return [], restore
     release = MetricsRelease(run.plan, source, evaluators.users.ids, done=len(run.evaluations))
     servers: list[Server] = []
@@ -192,8 +195,8 @@ def released_metrics(
     def evaluate(_: RoundRecord | None = None) -> None:
         """Measure, noise and commit the newest model if that is due; only then show it."""
         if run.evaluation_due:
-            newest, flat = run.rounds - 1, setup.whole(servers[-1].parameters)
-            release.release(newest, evaluators.vectors(setup.model, flat, newest))
+            newest, flat = run.rounds - 1, whole(servers[-1].parameters)
+            release.release(newest, evaluators.vectors(model, flat, newest))
             run.commit_metrics(release)
             write(run)
 

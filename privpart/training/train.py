@@ -558,7 +558,8 @@ def finish(
         commit = paced(run, commit, seconds)
     with ExitStack() as open_, _unspent_if_refused(run):
         source = run.source()
-        evaluate, restore = released_metrics(run, setup, source, restore)
+        measured = setup.evaluators, setup.model, setup.whole
+        evaluate, restore = released_metrics(run, *measured, source, restore)
 
         def begin_to_show(server: Server) -> None:
             restore(server)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import runs
 import torch
+from plans import tables
 from scipy import stats
 
 import privpart
@@ -478,33 +479,12 @@ def test_two_evaluations_of_one_model_are_damage(tmp_path):
 # From a plan
 
 
-TABLES = {
-    "schema": "privpart/plan/1",
-    "privacy": {
-        "rounds": 5,
-        "clip_norm": 0.5,
-        "target_epsilon": 8.0,
-        "delta": 1e-4,
-        "mechanism": {"name": "tree"},
-    },
-    "model": {
-        "name": "small_cnn",
-        "sizes": {"channels": [2, 4], "hidden": 8, "image_size": 8},
-        "seed": 7,
-    },
-    "data": {"task": "digits", "users": 300, "clients_per_round": 40},
-    "client": {"learning_rate": 0.1},
-    "server": {},
-}
 TABLE = {"measures": ["accuracy"], "users": 60, "every": 2}
 
 
 def plan_of(table=None, **changes):
-    tables = {
-        name: values | changes.get(name, {}) for name, values in TABLES.items() if name != "schema"
-    }
-    tables["privacy"]["metrics"] = TABLE | (table or {})
-    return validated({"schema": TABLES["schema"], **tables})
+    changes["privacy"] = {"metrics": TABLE | (table or {})} | changes.get("privacy", {})
+    return validated(tables(**changes))
 
 
 def test_by_default_who_evaluates_pays_what_who_trains_pays():
@@ -653,9 +633,9 @@ def own(tmp_path, name, *measures, **table):
 
 def test_a_trained_run_releases_noised_metrics_by_builtin_and_own_functions(tmp_path):
     names = "accuracy", "loss", "right", "broken"
-    tables = own(tmp_path, "released", *names, loss_bound=4.0, allow_large_noise=True).tables
-    quiet = tables["privacy"] | {"target_epsilon": 1e6}
-    plan = validated(tables | {"privacy": quiet}, folder=tmp_path)
+    given = own(tmp_path, "released", *names, loss_bound=4.0, allow_large_noise=True).tables
+    quiet = given["privacy"] | {"target_epsilon": 1e6}
+    plan = validated(given | {"privacy": quiet}, folder=tmp_path)
     run = privpart.train(plan=plan, out=tmp_path / "run", seed=1, progress=False)
     metrics = run.noised_metrics()
     assert metrics.names == names
@@ -669,7 +649,7 @@ def test_a_trained_run_releases_noised_metrics_by_builtin_and_own_functions(tmp_
     (run.path / FILE).unlink()
     privpart.train(plan=plan, out=run.path, resume=True, progress=False)
     assert len((run.path / FILE).read_text().splitlines()) == 3
-    plan = validated(tables | {"privacy": quiet | {"metrics": LOSS | {"users": 60, "every": 2}}})
+    plan = validated(given | {"privacy": quiet | {"metrics": LOSS | {"users": 60, "every": 2}}})
     values = privpart.train(plan=plan, out=tmp_path / "two", seed=1, progress=False)
     shown = values.noised_metrics().evaluations[-1][1]
     assert 0.05 < shown["accuracy"] < 0.6

@@ -4,30 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+from plans import tables
 
 from accounting.checks import ConfigError
 from privpart.training import suggest
 from privpart.training.plan_file import validated
 from privpart.training.suggest import suggestions
-
-TABLES = {
-    "schema": "privpart/plan/1",
-    "privacy": {
-        "rounds": 6,
-        "clip_norm": 0.5,
-        "target_epsilon": 8.0,
-        "delta": 1e-4,
-        "mechanism": {"name": "tree"},
-    },
-    "model": {
-        "name": "small_cnn",
-        "sizes": {"channels": [2, 4], "hidden": 8, "image_size": 8},
-        "seed": 7,
-    },
-    "data": {"task": "digits", "users": 300, "clients_per_round": 40},
-    "client": {"learning_rate": 0.1},
-    "server": {},
-}
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +19,8 @@ def _short_trials(monkeypatch):
 
 
 def plan_of(folder=None, **changes):
-    tables = {n: v if n == "schema" else v | changes.get(n, {}) for n, v in TABLES.items()}
-    new = {name: change for name, change in changes.items() if name not in TABLES}
-    return validated(tables | new, folder=folder)
+    changes["privacy"] = {"rounds": 6} | changes.get("privacy", {})
+    return validated(tables(**changes), folder=folder)
 
 
 def lines_of(*arguments, **options):
@@ -107,9 +88,8 @@ def own_plan(folder: Path, name: str, **data):
     (folder / f"{name}.py").write_text(OWN)
     table = {"task": None, "users": None, "clients": f"./{name}.py:population"}
     table |= {"clients_per_round": 8} | data
-    tables = {n: v for n, v in TABLES.items() if n != "data"}
     given = {key: value for key, value in table.items() if value is not None}
-    return validated(tables | {"data": given}, folder=folder)
+    return validated(tables(privacy={"rounds": 6}) | {"data": given}, folder=folder)
 
 
 def test_private_clients_are_never_looked_at(tmp_path):

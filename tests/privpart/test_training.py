@@ -1,9 +1,9 @@
 """What a plan trains: its clients, the engine's options, and networks that fit the examples."""
 
-import tomllib
-
 import pytest
 import torch
+from plans import TABLES as PLAN
+from plans import tables
 
 from accounting import ConfigError
 from privpart.data.users import Users
@@ -13,26 +13,9 @@ from privpart.models import MODELS, build_network
 from privpart.training.plan_file import validated
 from privpart.training.training import refuse_other_shapes, training
 
-PLAN = tomllib.loads("""
-schema = "privpart/plan/1"
-client.learning_rate = 0.1
-[privacy]
-rounds = 4
-clip_norm = 1.0
-noise_multiplier = 1.0
-delta = 1e-5
-mechanism.name = "tree"
-[model]
-name = "small_cnn"
-sizes = { channels = [2, 4], hidden = 8, image_size = 8 }
-seed = 7
-[server]
-""")
-
 
 def setup(**data):
-    base = {"task": "digits", "users": 100, "clients_per_round": 5}
-    return training(validated(PLAN | {"data": base | data}))
+    return training(validated(tables(data={"users": 100, "clients_per_round": 5} | data)))
 
 
 def distinct(found):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from plans import tables
 from torch import nn
 
 from accounting import ConfigError, Guarantee, NegativeBinomialRuns, SelectedGuarantee
@@ -503,25 +504,17 @@ def test_the_limit_of_the_people_is_kept_before_anything_is_trained(tmp_path):
 
 
 NOISED = {
-    "plan": {
-        "schema": "privpart/plan/1",
-        "privacy": {
+    "plan": tables(
+        privacy={
             "rounds": 3,
-            "clip_norm": 0.5,
-            "delta": 1e-4,
-            "mechanism": {"name": "tree"},
-            "metrics": {"measures": ["accuracy", "loss"], "users": 60, "every": 2}
-            | {"loss_bound": 4.0},
-        },
-        "model": {
-            "name": "small_cnn",
-            "sizes": {"channels": [2, 4], "hidden": 8, "image_size": 8},
-            "seed": 7,
-        },
-        "data": {"task": "digits", "users": 300, "clients_per_round": 40},
-        "client": {"learning_rate": 0.1},
-        "server": {},
-    },
+            "metrics": {
+                "measures": ["accuracy", "loss"],
+                "users": 60,
+                "every": 2,
+                "loss_bound": 4.0,
+            },
+        }
+    ),
     "target_epsilon": 8.0,
     "runs": 2,
     "seconds": 1,
