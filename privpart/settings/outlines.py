@@ -167,11 +167,9 @@ def word_lm(
     layers: int = 3,
 ) -> Outline:
     """Return the outline of ``privpart.models.word_lm``."""
-    _refuse_sizes(vocabulary=vocabulary)
-    encoder = _encoder(width, heads, hidden, layers)
-    first: Layer = ("embedding", "Embedding", (vocabulary, width), False)
+    embedding, *encoder = _encoder(vocabulary, width, heads, hidden, layers)
     inner, outer = (_dense(f"project_{way}", width, width) for way in ("in", "out"))
-    return _outline([first, inner, *encoder, outer])
+    return _outline([embedding, inner, *encoder, outer])
 
 
 def text_transformer(
@@ -184,31 +182,25 @@ def text_transformer(
     layers: int = 3,
 ) -> Outline:
     """Return the outline of ``privpart.models.text_transformer``."""
-    _refuse_sizes(vocabulary=vocabulary, classes=classes)
-    encoder = _encoder(width, heads, hidden, layers)
-    first: Layer = ("embedding", "Embedding", (vocabulary, width), False)
-    return _outline([first, *encoder, _dense("head", width, classes)])
+    encoder = _encoder(vocabulary, width, heads, hidden, layers)
+    return _outline([*encoder, _dense("head", width, checks.count("classes", classes))])
 
 
-def _encoder(width: int, heads: int, hidden: int, layers: int) -> list[Layer]:
-    _refuse_sizes(width=width, heads=heads, hidden=hidden)
+def _encoder(vocabulary: int, width: int, heads: int, hidden: int, layers: int) -> list[Layer]:
+    _refuse_sizes(vocabulary=vocabulary, width=width, heads=heads, hidden=hidden)
     count = checks.count("layers", layers, maximum=1000)
     if width % heads or width % 2:
         raise ConfigError(f"width={width}: must be even and a multiple of heads={heads}.")
-    return [
-        layer
-        for name in (f"layers.{i}" for i in range(count))
-        for layer in (
-            *(
-                _dense(f"{name}.attention.{part}", width, width)
-                for part in ("query", "key", "value", "output")
-            ),
-            _norm(f"{name}.norm1", width, "LayerNorm"),
-            _dense(f"{name}.linear1", width, hidden),
-            _dense(f"{name}.linear2", hidden, width),
-            _norm(f"{name}.norm2", width, "LayerNorm"),
-        )
+    attention = (f"attention.{part}" for part in ("query", "key", "value", "output"))
+    block = [
+        *(_dense(part, width, width) for part in attention),
+        _norm("norm1", width, "LayerNorm"),
+        _dense("linear1", width, hidden),
+        _dense("linear2", hidden, width),
+        _norm("norm2", width, "LayerNorm"),
     ]
+    layer: Layer = ("embedding", "Embedding", (vocabulary, width), False)
+    return [layer, *((f"layers.{i}.{b[0]}", *b[1:]) for i in range(count) for b in block)]
 
 
 def _refuse_sizes(**sizes: int) -> None:
@@ -240,20 +232,10 @@ GROUPS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     ),
 }
 """FedPart's layer groups #1, #2, ... in order, as patterns that cover the network once."""
+_LAYERED = (small_cnn, emnist_cnn, mcmahan_cnn, mcmahan_2nn, bag_of_words)
+_DEEP = (resnet18_gn, resnet8, resnet18, word_lm, text_transformer)
 OUTLINES: Mapping[str, Callable[..., Outline]] = {
-    outline.__name__: outline
-    for outline in (
-        small_cnn,
-        emnist_cnn,
-        mcmahan_cnn,
-        mcmahan_2nn,
-        bag_of_words,
-        resnet18_gn,
-        resnet8,
-        resnet18,
-        word_lm,
-        text_transformer,
-    )
+    outline.__name__: outline for outline in (*_LAYERED, *_DEEP)
 }
 
 
