@@ -23,8 +23,7 @@ class MissingExtraError(ConfigError):
     """An optional package is not installed; the message says how to install it."""
 
 
-Faults = Mapping[str, object]
-"""Sentence -> whether it is deserved."""
+Faults = Mapping[str, object]  # sentence -> whether it is deserved
 _GOOGOL = 10**100
 """As a float, this number and its square are finite. Python refuses to print very long integers."""
 _ROUNDED = 1 + 1e-12
@@ -43,12 +42,7 @@ def refuse_first(faults: Faults) -> None:
 
 
 def count(
-    name: str,
-    value: SupportsIndex,
-    *,
-    minimum: int = 1,
-    maximum: int = _GOOGOL,
-    hint: str = "",
+    name: str, value: SupportsIndex, *, minimum: int = 1, maximum: int = _GOOGOL, hint: str = ""
 ) -> int:
     """Return ``value`` as an int from ``minimum`` to ``maximum``; refuse booleans and floats."""
     if isinstance(value, bool):
@@ -179,10 +173,7 @@ def reals(name: str, values: Iterable[SupportsFloat]) -> tuple[float, ...]:
         raise ConfigError(f"{name}={values!r}: must be a sequence of numbers.") from None
     if not numbers:
         raise ConfigError(f"{name}: must have at least one entry.")
-    for index, number in enumerate(numbers):
-        if not math.isfinite(number):
-            raise ConfigError(f"{name}[{index}]={number:g}: must be finite.")
-    return numbers
+    return tuple(finite(f"{name}[{index}]", number) for index, number in enumerate(numbers))
 
 
 def choice(name: str, value: str, allowed: Sequence[str]) -> str:
