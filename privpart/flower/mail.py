@@ -25,12 +25,6 @@ SILENCE = {
 """Flower's errors in the place of an answer that never came; all others are the node's own."""
 
 
-_TOO_FEW = (
-    "nodes={}: {} said in time which clients they have; {} were connected. Start the others, then "
-    "run again."
-)
-
-
 class NoAnswerError(Exception):
     """A reply that Flower made in the place of a node that was lost, or too slow."""
 
@@ -182,7 +176,11 @@ def hosted(
     question = flwr.RecordDict({"task": flwr.ConfigRecord(dict(agreed))})
     while len(answered) < nodes:
         if time.monotonic() >= end:
-            raise ConfigError(_TOO_FEW.format(nodes, len(answered), len(met)))
+            few, silent = "Start the others", "Those that declined are named above; raise timeout"
+            raise ConfigError(
+                f"nodes={nodes}: {len(answered)} said in time which clients they have; {len(met)} "
+                f"were connected. {few if len(met) < nodes else silent}, then run again."
+            )
         new = sorted(set(grid.get_node_ids()) - met)
         sent = {pushed(grid, "query", question, node, timeout): node for node in new}
         asked |= {name: Asked(node) for name, node in sent.items() if name}

@@ -29,7 +29,7 @@ from cryptography.x509.oid import NameOID
 ROOT = Path(__file__).parent.parent.parent
 BIN = Path(sys.executable).parent
 MARK = "PRIVPART_TEST_DEPLOYMENT"
-PATIENCE = 90.0
+PATIENCE = 300.0
 """Seconds to wait for anything, on a machine that is busy with other things."""
 
 
@@ -84,12 +84,14 @@ def free_port() -> int:
 class Deployment:
     """A SuperLink and its SuperNodes, in a folder of their own.
 
-    ``environment`` is added to that of every process. Use it as a context: leaving it ends every
-    process, whatever happened.
+    ``environment`` is added to that of every process. The SuperLink keeps what it must in memory,
+    or in a ``database`` where it is killed and started again. Temporary files are in the folder,
+    too. Use it as a context: leaving it ends every process, whatever happened.
     """
 
     folder: Path
     environment: dict[str, str] = field(default_factory=dict)
+    database: bool = False
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __enter__(self) -> "Deployment":
@@ -98,6 +100,7 @@ class Deployment:
         self.port = free_port()
         self.home = self.folder / "home"
         self.home.mkdir()
+        (self.folder / "tmp").mkdir()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,6 +117,7 @@ class Deployment:
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).strip(":"),
             "PYTHONUNBUFFERED": "1",
             "FLWR_HOME": str(self.home),
+            "TMPDIR": str(self.folder / "tmp"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -147,7 +151,7 @@ class Deployment:
             "superlink",
             "flower-superlink",
             *("--host", "127.0.0.1", "--port", str(self.port)),
-            *("--database", str(self.folder / "superlink.db")),
+            *(("--database", str(self.folder / "superlink.db")) if self.database else ()),
             *("--disable-runtime-dependency-installation", *arguments),
         )
         self.wait_for(lambda: _listens(self.port), "the SuperLink listens")
@@ -192,6 +196,7 @@ class Deployment:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=0o077,
                 preexec_fn=_end_with_parent,  # noqa: PLW1509, threads do not start processes here
             )
 

@@ -42,7 +42,7 @@ COUNTED = {"not finite": 6, "too long": 6, "twice": 6, "somebody else's": 6}
 def deployed(tmp_path_factory):
     state = str(tmp_path_factory.getbasetemp() / "witnesses")
     folder = tmp_path_factory.mktemp("flower") / "deployment"
-    with Deployment(folder, {"PRIVPART_STATE_DIR": state}) as found:
+    with Deployment(folder, {"PRIVPART_STATE_DIR": state}, database=True) as found:
         found.start_superlink()
         found.register(*NAMES, "west")
         yield found
