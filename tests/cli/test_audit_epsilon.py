@@ -74,6 +74,7 @@ def quick(monkeypatch):
     """Fewer clients, runs and keys than an audit has by default."""
     for name, value in {"_WORK": 1e8, "_DRAWS": 10**5, "_KEYS": 1000}.items():
         monkeypatch.setattr(whole_path, name, value)
+    monkeypatch.setattr(engine_path, "_MOST", 64)
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
