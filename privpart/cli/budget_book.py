@@ -32,17 +32,13 @@ _LOST = "an earlier log of runs is lost: more may have been spent than is listed
 def budget(
     population: Annotated[
         str | None,
-        typer.Argument(
-            help="Name of the people, as in a plan's [data] population; default: all.",
-            show_default=False,
-        ),
+        typer.Argument(help="Name of the people, as in a plan's [data] population; default: all."),
     ] = None,
     limit_epsilon: Annotated[
         float | None,
         typer.Option(
             help="Set a limit, with --delta: `train` refuses to begin a run or fork that would "
-            "pass it (exit code 3).",
-            show_default=False,
+            "pass it (exit code 3)."
         ),
         without("population", "a limit is of one population"),
     ] = None,
@@ -50,8 +46,7 @@ def budget(
         float | None,
         typer.Option(
             help="Delta of the limit, or of the epsilons shown; default: the limit's, or the least "
-            "of the runs'.",
-            show_default=False,
+            "of the runs'."
         ),
     ] = None,
     raise_limit: Annotated[
@@ -67,22 +62,20 @@ def budget(
             help="Charge what somebody else released about these people, with --by: "
             "'epsilon=1,delta=1e-6', 'mu=0.5', 'rho=0.1' (zCDP), 'profile=FILE' (CSV with the "
             "columns epsilon and delta, of any accountant), or 'events=FILE' (dp-accounting's, see "
-            "epsilon --events). It stays in the book.",
-            show_default=False,
+            "epsilon --events). It stays in the book."
         ),
         without("population", "a release is about one population"),
     ] = None,
     by: Annotated[
         str | None,
-        typer.Option(help="Who states the cost of --add.", show_default=False),
+        typer.Option(help="Who states the cost of --add."),
         without("add", "nothing is stated"),
     ] = None,
     write_witness: Annotated[
         Path | None,
         typer.Option(
             help="Write how far each run went on this machine into a file, by ids and hashes: "
-            "`privpart verify --witness` compares it elsewhere.",
-            show_default=False,
+            "`privpart verify --witness` compares it elsewhere."
         ),
         (
             beside("population", "is of all runs"),
@@ -167,12 +160,12 @@ def _state(population: str, text: str, by: str | None) -> None:
 
     if by is None:
         raise ConfigError("by is missing: say who states what this release cost. Pass --by.")
-    _, options = split_text(f"cost:{text}")
-    state(population, _stated(text, options), by)
+    state(population, _stated(text), by)
 
 
-def _stated(text: str, options: dict[str, str]) -> tuple[Release, ...]:
+def _stated(text: str) -> tuple[Release, ...]:
     """Return the releases that were typed."""
+    _, options = split_text(f"cost:{text}")
     match options:
         case {"events": path} if len(options) == 1:
             return read_events(Path(path)).releases
@@ -204,18 +197,11 @@ def _tables(book: "list[Account]", delta: float | None, *, runs: bool) -> "list[
     rows = []
     for one in book:
         values = one.to_dict(delta)
-        rows.append(
-            [
-                one.population,
-                str(len(one.charges)),
-                _up(values["mu"]),
-                _up(values["epsilon"]),
-                _NONE if values["delta"] is None else f"{values['delta']:g}",
-                _NONE if one.limit is None else str(one.limit),
-                _NONE if values["mu_left"] is None else down(values["mu_left"], 4),
-                one.status,
-            ]
-        )
+        shown = _NONE if values["delta"] is None else f"{values['delta']:g}"
+        limit = _NONE if one.limit is None else str(one.limit)
+        left = _NONE if values["mu_left"] is None else down(values["mu_left"], 4)
+        costs = _up(values["mu"]), _up(values["epsilon"]), shown, limit, left
+        rows.append([one.population, str(len(one.charges)), *costs, one.status])
     header = ["population", "runs", "mu", "epsilon", "delta", "limit", "mu left", "status"]
     title = "What all runs on this machine told about one member of each population"
     tables: list[Printed | str] = [Printed(title, header, rows, spare=("mu", "mu left"))]
@@ -232,21 +218,14 @@ def _runs(account: "Account", delta: float | None) -> Printed:
     chosen = account.delta if delta is None else delta
     rows = []
     for charge in account.charges:
-        entry = charge.entry
-        cost = composed([charge])
+        entry, cost = charge.entry, composed([charge])
+        parent = _NONE if entry.parent is None else entry.parent[:12]
+        mu = "no bound" if cost is None else _up(cost.mu)
+        epsilon = _up(None if cost is None or chosen is None else epsilon_of(cost, chosen))
         done, planned = ("?" if n is None else n for n in (charge.released, entry.planned))
-        rows.append(
-            [
-                entry.run[:12],
-                _NONE if entry.parent is None else entry.parent[:12],
-                "no bound" if cost is None else _up(cost.mu),
-                _up(None if cost is None or chosen is None else epsilon_of(cost, chosen)),
-                f"{done} of {planned}",
-                f"stated by {printable(entry.by)}" if entry.by else charge.status,
-                entry.at[:10],
-                entry.folder or _NONE,
-            ]
-        )
+        status = f"stated by {printable(entry.by)}" if entry.by else charge.status
+        begun = entry.at[:10], entry.folder or _NONE
+        rows.append([entry.run[:12], parent, mu, epsilon, f"{done} of {planned}", status, *begun])
     header = ["run", "parent", "mu", "epsilon", "rounds", "status", "begun", "folder"]
     title = "Each run is charged alone and for its whole plan"
     return Printed(title, header, rows, spare=("begun", "folder", "parent"))

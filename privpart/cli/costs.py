@@ -4,7 +4,7 @@ Of one round, or of the mean round of a plan whose groups take turns.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -57,13 +57,13 @@ def costs(
 
     Example: privpart costs --plan examples/fedpart_digits.toml
     """
-    if (model is None) == (plan is None):
+    if model is not None and plan is None:
+        subject = _of_model(model.replace("-", "_"), train)
+    elif plan is not None and model is None:
+        subject = _of_plan(plan, train)
+    else:
         fault = "is missing" if model is None else "--plan names a network as well"
         raise ConfigError(f"model: {fault}; name a network, or pass --plan FILE for your own.")
-    if plan is None:
-        subject = _of_model(str(model).replace("-", "_"), train)
-    else:
-        subject = _of_plan(plan, train)
     from privpart.training.costs import DOWN, UP
 
     local, rows = subject.local, _rows(subject)
@@ -127,11 +127,9 @@ def _of_model(name: str, train: Sequence[str] | None) -> _Subject:
     parts |= {" ".join(train): train} if train else network.ladder
 
     def built(part: str) -> PartialModel:
+        own = network.initializers
         return PartialModel(
-            lambda: example_network(name),
-            train=parts[part],
-            seed=0,
-            initializers=network.initializers,
+            lambda: example_network(name), train=parts[part], seed=0, initializers=own
         )
 
     local = LocalTraining(0.1, loss=network.loss)
@@ -174,11 +172,11 @@ def _of_plan(path: Path, train: Sequence[str] | None) -> _Subject:
         own = {"train": list(parts[part]), "local": []}
         return plan.model.model_copy(update=own).partial(module)
 
-    rounds, schedule = None, None
-    if plan.schedule is not None:
-        rounds = plan.schedule.rounds(len(setup.model.groups))
-        schedule = _schedule(setup.model, rounds)
-    return _Subject(str(path), parts, built, batch, local, examples, as_planned, rounds, schedule)
+    subject = _Subject(str(path), parts, built, batch, local, examples, as_planned)
+    if plan.schedule is None:
+        return subject
+    rounds = plan.schedule.rounds(len(setup.model.groups))
+    return replace(subject, rounds=rounds, schedule=_schedule(setup.model, rounds))
 
 
 def _schedule(model: "PartialModel", rounds: "Rounds") -> dict[str, Any]:
@@ -222,15 +220,8 @@ def _rows(subject: _Subject) -> list[dict[str, Any]]:
 
 
 _ROUND = [
-    "part",
-    "trains",
-    "down MB",
-    "up MB",
-    "reduced",
-    "down s",
-    "up s",
-    "GFLOP fwd",
-    "GFLOP bwd",
+    *("part", "trains", "down MB", "up MB", "reduced", "down s", "up s"),
+    *("GFLOP fwd", "GFLOP bwd"),
 ]
 _MEMORY = {
     "total": "memory_bytes",

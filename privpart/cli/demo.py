@@ -82,7 +82,13 @@ def demo(
         audits = _audit(examples, trainings.progress)
     if trainings.failures:
         trainings.refuse_no_result("the demo is incomplete")
-    budgets, rows = _budgets(cells), _rows(cells, trainings.outcomes)
+    levels = {cell.labels["noise"]: cell.plan for cell in cells}.values()
+    budgets = [
+        level.privacy_plan().report(level.privacy.delta, noise_source="seeded")
+        for level in levels
+        if level.privacy.noise_multiplier
+    ]
+    rows = _rows(cells, trainings.outcomes)
     report = {
         "schema": "privpart/demo/1",
         "version": version("privpart"),
@@ -91,7 +97,7 @@ def demo(
         "recipe": file.model_dump(mode="json", by_alias=True),
         "budget": [budget.to_dict() for budget in budgets],
         "accuracy": rows,
-        "leakage": {name: _without_times(audit.to_dict()) for name, audit in audits.items()},
+        "leakage": {name: _without_times(audit) for name, audit in audits.items()},
         "notes": _notes(plan),
     }
     (out / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
@@ -125,7 +131,7 @@ def _rows(cells: "Sequence[Cell]", results: "Mapping[str, Outcome]") -> list[dic
     """Return a row per part and noise level: test accuracy in [0, 1], over the seeds."""
     from privpart.training.costs import message_bytes
 
-    points: dict[tuple[str, str], list[Cell]] = {}
+    points: dict[tuple[str, ...], list[Cell]] = {}
     for cell in cells:
         points.setdefault((cell.labels["part"], cell.labels["noise"]), []).append(cell)
     rows = []
@@ -148,16 +154,6 @@ def _rows(cells: "Sequence[Cell]", results: "Mapping[str, Outcome]") -> list[dic
     return rows
 
 
-def _budgets(cells: "Sequence[Cell]") -> "list[PrivacyReport]":
-    """Return the guarantee at each noise level but zero."""
-    plans = {cell.labels["noise"]: cell.plan for cell in cells}
-    return [
-        plan.privacy_plan().report(plan.privacy.delta, noise_source="seeded")
-        for plan in plans.values()
-        if plan.privacy.noise_multiplier
-    ]
-
-
 def _audit(examples: "PlanData", progress: "Progress") -> dict[str, "LeakageReport"]:
     """Attack an untrained convolutional network and a dense one, one image at a time."""
     import torch
@@ -168,20 +164,12 @@ def _audit(examples: "PlanData", progress: "Progress") -> dict[str, "LeakageRepo
     torch.set_num_threads(1)  # the last digits depend on the number of threads
     size = examples.test_x.shape[-1]
     generator = torch.Generator().manual_seed(_SEED)
+    views = {"full": ["*"], "all but dense1": ["conv*", "dense2.*"]}
+    views |= {"conv2 only": ["conv2.*"], "conv1 only": ["conv1.*"]}
+    dense = {"first layer only": ["dense1.*"], "last layer only": ["dense2.*"]}
     networks = {
-        "conv net": (
-            smooth_lenet(generator, size=size),
-            {
-                "full": ["*"],
-                "all but dense1": ["conv*", "dense2.*"],
-                "conv2 only": ["conv2.*"],
-                "conv1 only": ["conv1.*"],
-            },
-        ),
-        "dense net": (
-            smooth_mlp(generator, size=size),
-            {"first layer only": ["dense1.*"], "last layer only": ["dense2.*"]},
-        ),
+        "conv net": (smooth_lenet(generator, size=size), views),
+        "dense net": (smooth_mlp(generator, size=size), dense),
     }
     bar = progress.add_task("audit", total=6 * AUDITED_IMAGES)
 
@@ -203,8 +191,9 @@ def _audit(examples: "PlanData", progress: "Progress") -> dict[str, "LeakageRepo
     }
 
 
-def _without_times(report: dict[str, Any]) -> dict[str, Any]:
+def _without_times(audit: "LeakageReport") -> dict[str, Any]:
     """Return a report without the times, which differ between equal runs."""
+    report = audit.to_dict()
     rows = [{k: v for k, v in row.items() if k != "seconds"} for row in report["rows"]]
     return report | {"rows": rows}
 
@@ -216,36 +205,22 @@ def _tables(
     audits: "Mapping[str, LeakageReport]",
 ) -> list[Printed | str]:
     budget_note, accuracy_note, leakage_note, limits = _notes(plan)
-    budgeted = [
-        (
-            f"{b.noise_multiplier:g}",
-            f"{b.sensitivity_squared:g}",
-            up(b.mu, 4),
-            up(b.epsilon, 4),
-            f"{b.delta:g}",
-            f"{b.unit}, {b.adjacency}",
-        )
-        for b in budgets
-    ]
+    budgeted = []
+    for b in budgets:
+        costs = f"{b.sensitivity_squared:g}", up(b.mu, 4), up(b.epsilon, 4), f"{b.delta:g}"
+        budgeted.append((f"{b.noise_multiplier:g}", *costs, f"{b.unit}, {b.adjacency}"))
     budget = Printed(
         f"1. Budget: one tree over {plan.privacy.rounds} rounds, {plan.data.users} users taking "
         f"part at most once, clip norm {plan.privacy.clip_norm:g}",
         ("noise multiplier", "sensitivity^2", "mu", "epsilon", "delta", "unit, adjacency"),
         [("0", "", "", "no guarantee", "", ""), *budgeted],
     )
-    leaked = [
-        (
-            name,
-            row.view,
-            f"{row.visible:,} ({row.share:.0%})",
-            f"{median(row.psnr):.1f}",
-            f"{max(row.psnr):.1f}",
-            f"{median(trial.baseline for trial in row.best):.1f}",
-            row.verdict,
-        )
-        for name, audit in audits.items()
-        for row in audit.rows
-    ]
+    leaked = []
+    for name, row in ((name, row) for name, audit in audits.items() for row in audit.rows):
+        baseline = median(trial.baseline for trial in row.best)
+        decibels = (f"{value:.1f}" for value in (median(row.psnr), max(row.psnr), baseline))
+        seen = f"{row.visible:,} ({row.share:.0%})"
+        leaked.append((name, row.view, seen, *decibels, row.verdict))
     images = len(next(iter(audits.values())).truth)
     leakage = Printed(
         f"3. Leakage by view: PSNR in dB over {images} images, against images that need no attack",
@@ -306,8 +281,8 @@ def _accuracies(
 
 
 def _percent(values: Sequence[float], sign: str = "") -> str:
-    middle = f"{100 * mean(values):{sign}.1f}"
-    return f"{middle} ± {100 * stdev(values):.1f}" if len(values) > 1 else middle
+    spread = f" ± {100 * stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * mean(values):{sign}.1f}{spread}"
 
 
 def _cost_note(accuracies: Sequence[Mapping[str, Any]]) -> str:

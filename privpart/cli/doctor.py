@@ -30,13 +30,16 @@ _CHECKED = 100
 """Clients whose examples are read without --all-clients."""
 
 
+Status = Literal["ok", "note", "fault"]
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """One line: what was checked, what was found, and whether it is as it should be."""
 
     check: str
     found: str
-    status: Literal["ok", "note", "fault"] = "ok"
+    status: Status = "ok"
 
 
 def doctor(
@@ -69,11 +72,10 @@ def doctor(
     Example: privpart doctor --plan plan.toml
     """
     with redirect_stdout(sys.stderr):  # what the plan's code prints is no part of the result
-        findings = [
-            *_installation(),
-            *(() if plan is None else _plan(plan, all_clients=all_clients)),
-            *(() if plan is None or not suggest else _suggested(plan, proxy)),
-        ]
+        findings = [*_installation()]
+        if plan is not None:
+            findings += _plan(plan, all_clients=all_clients)
+            findings += _suggested(plan, proxy) if suggest else ()
     rows = [asdict(finding) for finding in findings]
     document = {"schema": "privpart/doctor/1", "findings": rows}
     width = max(len(finding.check) for finding in findings)
@@ -105,16 +107,14 @@ def _installation() -> Iterator[Finding]:
     yield _writable("this folder", Path(), "; runs need --out elsewhere", "note")
 
 
-def _package(name: str, missing: str, status: Literal["note", "fault"]) -> Finding:
+def _package(name: str, missing: str, status: Status) -> Finding:
     try:
         return Finding(name, version(name))
     except PackageNotFoundError:
         return Finding(name, missing, status)
 
 
-def _writable(
-    check: str, folder: Path, advice: str, status: Literal["note", "fault"] = "fault"
-) -> Finding:
+def _writable(check: str, folder: Path, advice: str, status: Status = "fault") -> Finding:
     """Whether files can be written and flushed in a folder, or would be created there."""
     place = folder.resolve()
     while not place.exists() and place != place.parent:
@@ -183,17 +183,14 @@ def _cost(plan: "PlanFile") -> str:
     if not promised.noise_multiplier:
         return "none: the plan adds no noise"
     report = promised.report(plan.privacy.delta)
-    if report.sampling is None:
-        limits = f"{plan.privacy.max_participations} of {plan.privacy.rounds} rounds"
-        holds = f", for a client in at most {limits}"
-    else:
+    limits = f"{plan.privacy.max_participations} of {plan.privacy.rounds} rounds"
+    holds = f", for a client in at most {limits}"
+    if report.sampling is not None:
         unhidden = up(report.guarantee.epsilon(report.delta), 5)
         holds = f" ({report.formula}), while nobody learns who takes part; {unhidden} if somebody "
         holds += "does"
-    noise = up(promised.noise_multiplier, 5)
-    return (
-        f"{up(report.epsilon, 5)} at delta {plan.privacy.delta:g}{holds}; noise multiplier {noise}"
-    )
+    cost = f"{up(report.epsilon, 5)} at delta {plan.privacy.delta:g}{holds}"
+    return f"{cost}; noise multiplier {up(promised.noise_multiplier, 5)}"
 
 
 def _parts(setup: "Training") -> Iterator[Finding]:
@@ -208,29 +205,24 @@ def _parts(setup: "Training") -> Iterator[Finding]:
         yield Finding("local", f"{_names(model.local)}; never leaves a client")
     promised = setup.promise()
     setup.rehearse(promised)
-    if promised.sampling is not None:
-        expected = f"{promised.rounds} rounds, sampled; about {promised.report_goal} clients each"
-        yield Finding("cohorts", expected)
-    else:
-        yield Finding("cohorts", f"{len(setup.cohorts)} rounds of {len(setup.cohorts[0])} clients")
+    cohorts = f"{promised.rounds} rounds, sampled; about {promised.report_goal} clients each"
+    if promised.sampling is None:
+        cohorts = f"{len(setup.cohorts)} rounds of {len(setup.cohorts[0])} clients"
+    yield Finding("cohorts", cohorts)
     if (evaluators := setup.evaluators) is not None:
         who = f"{len(evaluators.users.ids):,} users evaluate: {', '.join(evaluators.measures)}"
         yield Finding("metrics", who)
     if setup.metric is None:
         yield Finding("metric", "none; the model will not be evaluated", "note")
-    else:
-        yield Finding("metric", f"{_metrics(setup)} before training")
-
-
-def _metrics(setup: "Training") -> str:
+        return
     from privpart.loop import StopTraining
 
     try:
-        values = setup.measures(setup.start)
+        (_, first), *others = setup.measures(setup.start).items()
+        values = ", ".join([f"{first:.4g}", *(f"{name} {value:.4g}" for name, value in others)])
     except StopTraining:
-        return "would stop the training"
-    first, *others = values.items()
-    return ", ".join([f"{first[1]:.4g}", *(f"{name} {value:.4g}" for name, value in others)])
+        values = "would stop the training"
+    yield Finding("metric", f"{values} before training")
 
 
 def _names(names: tuple[str, ...], limit: int = 4) -> str:

@@ -98,7 +98,7 @@ def _train(study: "Study", runner: "Runner", store: "Store", out: Path) -> Train
     from privpart.study.stages import AXES, remaining, stages
 
     cells = study.checked_cells()
-    name_code(cells)
+    name_code(cell.plan for cell in cells)
     rounds = remaining(study, store)
     if rounds:
         runner.check(cells)
@@ -201,48 +201,37 @@ def _write_page(study: "Study", tables: "Sequence[Printed | str]", out: Path, ht
 
 
 def _tables(document: dict[str, Any]) -> "list[Printed | str]":
-    rows = document["rows"]
-    tables: list[Printed | str] = [
-        Printed(
-            "Intervals are Student's t at 95 % over seeds",
-            ("arm", "mechanism", "epsilon", "z", "bytes up", "metric", "to the first arm", ""),
-            [
-                (
-                    row["arm"],
-                    row["mechanism"],
-                    "no guarantee" if row["epsilon"] is None else up(row["epsilon"], 4),
-                    f"{row['noise_multiplier']:.4g}",
-                    f"{row['bytes_up']:,}",
-                    _interval(row["metric"], row["low"], row["high"]),
-                    ""
-                    if row["verdict"] in (None, "reference")
-                    else _interval(
-                        row["difference"], row["difference_low"], row["difference_high"], sign="+"
-                    ),
-                    row["verdict"] or "",
-                )
-                for row in rows
-            ],
-        )
-    ]
-    if audited := {row["arm"]: row for row in rows if "leakage" in row}:
-        decibels = ("leakage_psnr", "leakage_baseline")
-        tables.append(
-            Printed(
-                "One image's update, before noise",
-                ("arm", "verdict", "dB", "dB without attack", "rank", "inputs read"),
-                [
-                    (
-                        arm,
-                        row["leakage"],
-                        *("" if row[name] is None else f"{row[name]:.1f}" for name in decibels),
-                        row["leakage_rank"] or "",
-                        row["inputs_read"],
-                    )
-                    for arm, row in audited.items()
-                ],
+    rows = []
+    for row in document["rows"]:
+        difference = ""
+        if row["verdict"] not in (None, "reference"):
+            ends = row["difference_low"], row["difference_high"]
+            difference = _interval(row["difference"], *ends, sign="+")
+        rows.append(
+            (
+                row["arm"],
+                row["mechanism"],
+                "no guarantee" if row["epsilon"] is None else up(row["epsilon"], 4),
+                f"{row['noise_multiplier']:.4g}",
+                f"{row['bytes_up']:,}",
+                _interval(row["metric"], row["low"], row["high"]),
+                difference,
+                row["verdict"] or "",
             )
         )
+    header = ("arm", "mechanism", "epsilon", "z", "bytes up", "metric", "to the first arm", "")
+    tables: list[Printed | str]
+    tables = [Printed("Intervals are Student's t at 95 % over seeds", header, rows)]
+    audited = {row["arm"]: row for row in document["rows"] if "leakage" in row}
+    leaks = []
+    for arm, row in audited.items():
+        values = (row[name] for name in ("leakage_psnr", "leakage_baseline"))
+        decibels = ("" if value is None else f"{value:.1f}" for value in values)
+        rank = row["leakage_rank"] or ""
+        leaks.append((arm, row["leakage"], *decibels, rank, row["inputs_read"]))
+    if leaks:
+        columns = ("arm", "verdict", "dB", "dB without attack", "rank", "inputs read")
+        tables.append(Printed("One image's update, before noise", columns, leaks))
     if search := document.get("freeze"):
         patterns = ", ".join(f'"{pattern}"' for pattern in search["train"])
         tables.append(f"The search ends with the arm {search['arm']}: train = [{patterns}]")

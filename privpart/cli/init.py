@@ -74,12 +74,8 @@ def _refuse_misfit(plan: Path, kind: "Kind", written: Path) -> None:
     from privpart.study.tune import read_tune
     from privpart.training.plan_file import read
 
-    readers: dict[str, Callable[[Path], object]] = {
-        "study": read_study,
-        "sweep": read_sweep,
-        "tune": read_tune,
-        "audit": read,
-    }
+    readers: dict[str, Callable[[Path], object]]
+    readers = {"study": read_study, "sweep": read_sweep, "tune": read_tune, "audit": read}
     try:
         readers[kind](written)
     except ConfigError as error:

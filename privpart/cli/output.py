@@ -99,14 +99,12 @@ def print_table(
     """
     width = terminal_width(_TABLE_WIDTH)
     body = [[str(cell) for cell in row] for row in rows]
-    left_out = 0
-    while True:
+    for left_out in range(len(spare) + 1):
         shown = [i for i, name in enumerate(header) if name not in spare[:left_out]]
         widths = [max(len(line[i]) for line in (header, *body)) for i in shown]
         across = sum(widths) + 3 * len(widths) - 1
-        if across + 2 <= width or left_out == len(spare):
+        if across + 2 <= width:
             break
-        left_out += 1
 
     def laid_out(cells: Sequence[str]) -> str:
         name, *others = (cells[i] for i in shown)
@@ -150,12 +148,11 @@ def _as_text(report: PrivacyReport, beside: Sequence[tuple[str, str]]) -> str:
         elif name == "sensitivity^2":
             lines += beside
     text = [f"  {name:<17} {value}" for name, value in (*lines, *_realised(report))]
-    text += ["", "  It holds if"]
-    text += fill_lines(map(condition, report.assumptions))
-    return "\n".join(text)
+    conditions = fill_lines(map(_condition, report.assumptions))
+    return "\n".join([*text, "", "  It holds if", *conditions])
 
 
-def condition(assumption: Assumption) -> str:
+def _condition(assumption: Assumption) -> str:
     """Return a line of the list of conditions, with the evidence that one is not met."""
     unmet = f" (NOT MET: {assumption.evidence})" if assumption.status == "violated" else ""
     return f"{assumption.text}{unmet}; else: {assumption.consequence}"
@@ -164,10 +161,7 @@ def condition(assumption: Assumption) -> str:
 def fill_lines(sentences: Iterable[str]) -> list[str]:
     """Return sentences as a list with dashes, broken at the width of the terminal."""
     width = terminal_width(_WIDTH)
-    return [
-        fill(sentence, width, initial_indent="  - ", subsequent_indent="    ")
-        for sentence in sentences
-    ]
+    return [fill(s, width, initial_indent="  - ", subsequent_indent="    ") for s in sentences]
 
 
 def _parameters(parameters: Mapping[str, Any] | None) -> list[tuple[str, str]]:
@@ -186,23 +180,17 @@ def _parameters(parameters: Mapping[str, Any] | None) -> list[tuple[str, str]]:
 def _shown(value: object) -> str:
     if not isinstance(value, list):
         return "yes" if value is True else str(value)
-    first = ", ".join(f"{number:.6g}" for number in value[:_MOST_SHOWN])
-    return first if len(value) <= _MOST_SHOWN else f"{first}, ... ({len(value)} of them)"
+    more = f", ... ({len(value)} of them)" if len(value) > _MOST_SHOWN else ""
+    return ", ".join(f"{number:.6g}" for number in value[:_MOST_SHOWN]) + more
 
 
 def _realised(report: PrivacyReport) -> list[tuple[str, str]]:
-    seen = report.realised
-    if seen is None:
+    if (seen := report.realised) is None:
         return []
     apart = f", {seen.min_separation} or more apart" if seen.max_participations > 1 else ""
-    bound = "" if seen.sensitivity_exact else "at most "
-    lines = [
+    squared = ("" if seen.sensitivity_exact else "at most ") + up(seen.sensitivity_squared, 5)
+    return [
         ("by the log", f"{seen.clients} clients, each in at most {seen.max_participations}{apart}"),
-        (
-            "",
-            f"epsilon {up(seen.epsilon, 5)}, mu {up(seen.mu, 5)}, sensitivity^2 "
-            f"{bound}{up(seen.sensitivity_squared, 5)}",
-        ),
+        ("", f"epsilon {up(seen.epsilon, 5)}, mu {up(seen.mu, 5)}, sensitivity^2 {squared}"),
+        ("promise", "; ".join(seen.deviations) or "kept"),
     ]
-    verdict = "; ".join(seen.deviations) or "kept"
-    return [*lines, ("promise", verdict)]

@@ -70,7 +70,7 @@ def read_about(path: Path) -> dict[str, Any]:
 
 def _answer(key: str, value: object, path: Path) -> str | list[str]:
     several = key in _SEVERAL
-    texts = value if several and isinstance(value, list) else [value]
+    texts = value if isinstance(value, list) else [value]
     if several is not isinstance(value, list) or not all(isinstance(text, str) for text in texts):
         kind = "a list of texts" if several else "a text"
         raise ConfigError(f"about={path}: {key}={value!r}: must be {kind}.")
@@ -121,8 +121,7 @@ def entry_of(result: RunReport, about: Mapping[str, Any]) -> dict[str, Any]:
         },
         "administrative": tables["administrative"],
     }
-    entry = tables["entry"]
-    slug, tier = entry["url_slug"], entry["tier"]
+    slug, tier = (tables["entry"][name] for name in ("url_slug", "tier"))
     return {"url_slug": slug, "status": "Draft", "tier": tier, "deployment": deployment}
 
 
@@ -147,24 +146,24 @@ def _privacy_loss(result: RunReport, unit_is: str | None) -> dict[str, Any]:
 
 
 def _composition(result: RunReport) -> str:
-    text = _plain(claims(result.guarantee)[2])
-    if result.all_runs is not None:
-        text += " " + _plain(f"All that one machine released about these people: "
-                             f"{without_places(result.all_runs.says)}.")  # fmt: skip
-    return text
+    text = claims(result.guarantee)[2]
+    if (together := result.all_runs) is not None:
+        released = without_places(together.says)
+        text += f" All that one machine released about these people: {released}."
+    return _plain(text)
 
 
 def _tuning(report: PrivacyReport, text: str | None) -> str:
     choices = next(a for a in report.assumptions if a.code == "choices")
-    checked = f"Assumed: {choices.text}. Status: {choices.status}"
-    checked += f" ({choices.evidence})." if choices.evidence else "."
-    return _plain(checked) if text is None else f"{text}\n\n{_plain(checked)}"
+    evidence = f" ({choices.evidence})." if choices.evidence else "."
+    checked = _plain(f"Assumed: {choices.text}. Status: {choices.status}{evidence}")
+    return checked if text is None else f"{text}\n\n{checked}"
 
 
 def _mechanisms(result: RunReport, security: str | None) -> str:
-    report = result.guarantee
-    lines = [f"{report.mechanism}, noise multiplier {up(report.noise_multiplier, 6)}, by privpart "
-             f"{report.version}; hash of the plan {result.plan}."]  # fmt: skip
+    report, noise = result.guarantee, up(result.guarantee.noise_multiplier, 6)
+    program = f"by privpart {report.version}; hash of the plan {result.plan}"
+    lines = [f"{report.mechanism}, noise multiplier {noise}, {program}."]
     for a in report.assumptions:
         why = f" Evidence: {without_places(a.evidence)}." if a.evidence else ""
         lines.append(f"{a.code} ({a.status}): {a.text}.{why}")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from accounting import ConfigError, PrivacyReport, checks
+from accounting import ConfigError, checks
 from accounting.report import printable
 from privpart.cli import options
 from privpart.cli.gate import EXCEEDED, as_field, judged_run, leave_if_above, leave_if_refused
 from privpart.cli.idle import without
 from privpart.cli.options import Format
-from privpart.cli.output import print_result, report_row
+from privpart.cli.output import fill_lines, print_result, report_row
 
 if TYPE_CHECKING:
     from privpart.run.evidence import Check
@@ -28,9 +28,7 @@ _REGISTRY = "An entry of OpenDP's registry of deployments"
 
 def report(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
-    delta: Annotated[
-        float | None, typer.Option(help="Delta; default: the plan's.", show_default=False)
-    ] = None,
+    delta: Annotated[float | None, typer.Option(help="Delta; default: the plan's.")] = None,
     allow_large_delta: Annotated[
         options.AllowLargeDelta, without("delta", "the run has its own delta")
     ] = False,
@@ -97,8 +95,10 @@ def report(
         raise typer.Exit(_LEFT_ITS_PLAN)
     if result.guarantee.status == "does-not-hold" or result.wrong:
         raise typer.Exit(_UNSOUND)
-    if limit is not None:
-        _within(result.guarantee, limit)
+    if limit is not None and result.guarantee.status == "not-private":
+        typer.echo("privpart: the run is not private, so no limit on epsilon holds.", err=True)
+        raise typer.Exit(EXCEEDED)
+    leave_if_above(result.guarantee.epsilon, limit)
     leave_if_refused(refusals)
 
 
@@ -145,14 +145,6 @@ def _write(
         write_entry(result, registry, about)
 
 
-def _within(guarantee: PrivacyReport, limit: float) -> None:
-    """Exit with code 3 unless the guarantee is private and within ``limit``."""
-    if guarantee.status == "not-private":
-        typer.echo("privpart: the run is not private, so no limit on epsilon holds.", err=True)
-        raise typer.Exit(EXCEEDED)
-    leave_if_above(guarantee.epsilon, limit)
-
-
 def print_run(
     result: "RunReport", form: Format, more: Mapping[str, object] = MappingProxyType({})
 ) -> None:
@@ -168,16 +160,13 @@ def print_run(
 def _as_text(result: "RunReport") -> str:
     text = [f"  {name:<17} {value}" for name, value in result.summary()]
     if result.wrong:
-        text += ["", "  Wrong", *(_item(f"{check.what}: {check.says}") for check in result.wrong)]
+        wrong = (f"{check.what}: {check.says}" for check in result.wrong)
+        text += ["", "  Wrong", *fill_lines(wrong)]
     if result.select is not None:
         text += ["", *(fill(line, _WIDTH, initial_indent="  ") for line in result.select)]
     for title, assumptions in result.guarantee.by_status():
         text += ["", f"  {title}"]
         for a in assumptions:
             basis = f" ({a.evidence})" if a.evidence else f"; else: {a.consequence}"
-            text.append(_item(f"{a.code}: {a.text}{basis}"))
+            text += fill_lines([f"{a.code}: {a.text}{basis}"])
     return "\n".join(text)
-
-
-def _item(text: str) -> str:
-    return fill(text, _WIDTH, initial_indent="  - ", subsequent_indent="    ")

@@ -32,8 +32,7 @@ def sweep(
         Path | None,
         typer.Argument(
             help="TOML file with a base plan, axes and seeds; without it, the sweep in --out is "
-            "shown, finished or not.",
-            show_default=False,
+            "shown, finished or not."
         ),
     ] = None,
     jobs: Annotated[JobsOption, without("file", "nothing is trained")] = None,
@@ -70,7 +69,7 @@ def _train(file: Path, out: Path, jobs: int, form: Format, html: Path | None) ->
         store.describe(swept.axes, swept.noise_axes)
         done = store.results()
         missing = [cell for cell in swept.cells if cell.key not in done]
-        name_code(missing)
+        name_code(cell.plan for cell in missing)
         runner.check(missing)
         typer.echo(f"{len(swept.cells)} cells, {len(missing)} to train. {NOT_PRIVATE}", err=True)
         rounds = sum(cell.plan.privacy.rounds for cell in missing)

@@ -15,6 +15,7 @@ from privpart.cli import options
 from privpart.cli.gate import judged_plan, leave_if_refused
 from privpart.cli.idle import Alone, Idle, beside, typed, where, without
 from privpart.cli.options import Format
+from privpart.cli.trainings import INTERRUPTED
 from privpart.engines.options import Batching, EngineOptions, Precision
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
@@ -25,7 +26,6 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from privpart.training.plan_file import PlanFile
     from privpart.training.training import Training
 
-_INTERRUPTED = 130
 _ENGINE = "Simulated clients: speed, never the guarantee"
 _DEFAULTS = EngineOptions()
 _WIDTH = 96
@@ -311,4 +311,4 @@ def _train(run: "RunFolder", setup: "Training", evaluate_every: int) -> None:
                 f"Resume with: privpart train --resume --out {run.path}",
                 err=True,
             )
-            raise typer.Exit(_INTERRUPTED) from None
+            raise typer.Exit(INTERRUPTED) from None

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     from privpart.study.cell import Cell
     from privpart.study.runner import Outcome, Runner
     from privpart.study.store import Store
+    from privpart.training.plan_file import PlanFile
 
 NOT_PRIVATE = (
     "The noise of a sweep comes from its seeds: these models are NOT private. Epsilon is what a "
@@ -32,7 +33,7 @@ NOT_PRIVATE = (
 JobsOption = Annotated[
     int | None, typer.Option("--jobs", "-j", help="Processes; by default one per processor.")
 ]
-_INTERRUPTED = 130
+INTERRUPTED = 130
 _REFUSED = "ConfigError: "
 
 
@@ -102,13 +103,12 @@ def shown_trainings(rounds: int) -> Iterator[Trainings]:
         yield Trainings(progress, progress.add_task("", total=rounds))
 
 
-def name_code(cells: "Iterable[Cell]") -> None:
-    """Say on standard error which code the plans of cells are about to import."""
+def name_code(plans: "Iterable[PlanFile]") -> None:
+    """Say on standard error which code plans are about to import."""
     from privpart.cli.train import tell_of_code
 
     # by reference: hundreds of cells may name the same code
-    plans = {tuple(cell.plan.references().items()): cell.plan for cell in cells}
-    for plan in plans.values():
+    for plan in {tuple(plan.references().items()): plan for plan in plans}.values():
         tell_of_code(plan)
 
 
@@ -126,7 +126,7 @@ def train_stages(
             return trainings
     except KeyboardInterrupt:
         typer.echo(f"privpart: interrupted; finished trainings are kept in {out}.", err=True)
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def print_results(

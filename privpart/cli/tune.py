@@ -15,26 +15,21 @@ from accounting.report import up
 from privpart.cli import options
 from privpart.cli.idle import beside, without
 from privpart.cli.options import Format
+from privpart.cli.trainings import INTERRUPTED, name_code
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from privpart.study.tune import Bill, Tune
-
-_INTERRUPTED = 130
+    from privpart.study.tune import Bill
 
 
 def tune(
     file: Annotated[
         Path | None,
-        typer.Argument(
-            help="TOML file with a plan, candidates, a target epsilon and a score.",
-            show_default=False,
-        ),
+        typer.Argument(help="TOML file with a plan, candidates, a target epsilon and a score."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the selection; without it, the bill is shown and nothing is trained.",
-            show_default=False,
+            help="Folder of the selection; without it, the bill is shown and nothing is trained."
         ),
     ] = None,
     abandon: Annotated[
@@ -66,7 +61,7 @@ def tune(
     from privpart.study.tune import bill_lines, prepared, read_tune, select
 
     tuned = read_tune(file)
-    _tell_of_code(tuned)
+    name_code(one.plan for one in tuned.candidates)
     setup, bill = prepared(tuned)
     if out is None:
         _show_bill(bill, form)
@@ -75,14 +70,6 @@ def tune(
     with _shown(bill, out):
         winner = select(tuned, out, setup)
     _tell(winner, form)
-
-
-def _tell_of_code(tuned: "Tune") -> None:
-    from privpart.cli.train import tell_of_code
-
-    plans = {tuple(one.plan.references().items()): one.plan for one in tuned.candidates}
-    for plan in plans.values():
-        tell_of_code(plan)
 
 
 def _show_bill(bill: "Bill", form: str) -> None:
@@ -112,7 +99,7 @@ def _shown(bill: "Bill", out: Path) -> Iterator[None]:
         typer.echo(
             f"privpart: interrupted; the same command resumes the selection in {out}.", err=True
         )
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _tell(winner: Path, form: Format) -> None:

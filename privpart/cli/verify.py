@@ -30,8 +30,7 @@ def verify(
         Path | None,
         typer.Argument(
             help="File that 'privpart export' wrote, full or trained; compared with the newest "
-            "round.",
-            show_default=False,
+            "round."
         ),
     ] = None,
     public_key: options.PublicKey = None,
@@ -40,8 +39,7 @@ def verify(
         list[Path] | None,
         typer.Option(
             help="File that 'privpart budget --write-witness' wrote on another machine, or earlier "
-            "on this one: whether another copy of the run was continued there. Repeatable.",
-            show_default=False,
+            "on this one: whether another copy of the run was continued there. Repeatable."
         ),
     ] = None,
     replay: Annotated[
@@ -54,9 +52,7 @@ def verify(
     ] = False,
     noise_key: Annotated[
         Path | None,
-        typer.Option(
-            help="File with the run's noise key, if its operator disclosed it.", show_default=False
-        ),
+        typer.Option(help="File with the run's noise key, if its operator disclosed it."),
         without("replay", "nothing is computed again"),
     ] = None,
     form: options.TableOrJson = "table",
@@ -81,7 +77,7 @@ def verify(
         report |= as_field(policy, refusals)
         typer.echo(json.dumps(report, indent=2))
     else:
-        typer.echo(printable(_as_text(checks)))
+        typer.echo(printable("\n".join(map(_as_text, checks))))
     if wrong:
         raise typer.Exit(_LEFT_ITS_PLAN if left_its_plan(checks) else _WRONG)
     leave_if_refused(refusals)
@@ -97,14 +93,6 @@ def _replayed(run: Path, noise_key: Path | None, checks: "tuple[Check, ...]") ->
     return Check("replay", "verified" if result.differs is None else "wrong", result.says)
 
 
-def _as_text(checks: "tuple[Check, ...]") -> str:
-    return "\n".join(
-        fill(
-            f"{check.status:<9} {check.what}: {check.says}",
-            _WIDTH,
-            initial_indent="  ",
-            subsequent_indent=" " * 12,
-            break_long_words=False,
-        )
-        for check in checks
-    )
+def _as_text(check: "Check") -> str:
+    text = f"  {check.status:<9} {check.what}: {check.says}"
+    return fill(text, _WIDTH, subsequent_indent=" " * 12, break_long_words=False)

@@ -22,12 +22,10 @@ _OF_ONE_RUN = "states the cost of one run, not of the best of several; table and
 BestOf = Annotated[
     str | None,
     typer.Option(
-        "--best-of",
         help="Also the cost of releasing only the best of K such runs, K secret, instead of one. "
         "'10' draws K with mean 10 from a geometric distribution. Others: "
         "'negative-binomial:expected=10,eta=0' (a smaller eta costs less, and K has a longer "
-        "tail), 'poisson:expected=10', 'binomial:expected=3,most=5'.",
-        show_default=False,
+        "tail), 'poisson:expected=10', 'binomial:expected=3,most=5'."
     ),
     beside("html", _OF_ONE_RUN),
     Idle("form", lambda values: values["form"] not in ("table", "json"), _OF_ONE_RUN),

@@ -10,14 +10,6 @@ from accounting.report import up
 from accounting.selection import repetitions_of
 from privpart.cli import options
 from privpart.cli.budget.best_of import BestOf, lines_of, selected
-from privpart.cli.budget.options import (
-    FixedOrderOption,
-    MaxParticipations,
-    MechanismOption,
-    MinSeparation,
-    NoiseScheduleOption,
-    SamplingOption,
-)
 from privpart.cli.budget.promise import TypedRun
 from privpart.cli.budget.solve import left_out, solve
 from privpart.cli.idle import beside
@@ -39,14 +31,14 @@ def calibrate(
             "or the greatest expected_batch, the fewest bins or most chosen of --sampling."
         ),
     ] = None,
-    mechanism: MechanismOption = None,
-    noise_schedule: NoiseScheduleOption = None,
-    max_participations: MaxParticipations = None,
-    min_separation: MinSeparation = None,
-    fixed_order: FixedOrderOption = False,
+    mechanism: options.MechanismOption = None,
+    noise_schedule: options.NoiseScheduleOption = None,
+    max_participations: options.MaxParticipations = None,
+    min_separation: options.MinSeparation = None,
+    fixed_order: options.FixedOrderOption = False,
     population: options.Population = None,
     allow_large_delta: options.AllowLargeDelta = False,
-    sampling: SamplingOption = None,
+    sampling: options.SamplingOption = None,
     method: options.MethodOption = None,
     best_of: Annotated[
         BestOf,

@@ -11,14 +11,6 @@ from accounting.events import event_of, read_events
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.budget.best_of import BestOf, lines_of, selected
-from privpart.cli.budget.options import (
-    FixedOrderOption,
-    MaxParticipations,
-    MechanismOption,
-    MinSeparation,
-    NoiseScheduleOption,
-    SamplingOption,
-)
 from privpart.cli.budget.promise import Histories, Promise, TypedRun, histories_of
 from privpart.cli.gate import judged_plan, leave_if_above, leave_if_refused
 from privpart.cli.idle import OF_A_PLAN, Alone, beside
@@ -48,19 +40,17 @@ def epsilon(
     events: Annotated[
         Path | None,
         typer.Option(
-            "--events",
             help="What was released, as events of dp-accounting in JSON; with --delta. "
-            "--format events writes such a file.",
-            show_default=False,
+            "--format events writes such a file."
         ),
         Alone("says what is released, and how", (*_OF_ANY, "plan", "delta", "allow_large_delta")),
     ] = None,
-    mechanism: MechanismOption = None,
-    noise_schedule: NoiseScheduleOption = None,
-    max_participations: MaxParticipations = None,
-    min_separation: MinSeparation = None,
-    fixed_order: FixedOrderOption = False,
-    sampling: SamplingOption = None,
+    mechanism: options.MechanismOption = None,
+    noise_schedule: options.NoiseScheduleOption = None,
+    max_participations: options.MaxParticipations = None,
+    min_separation: options.MinSeparation = None,
+    fixed_order: options.FixedOrderOption = False,
+    sampling: options.SamplingOption = None,
     log: Annotated[
         Path | None,
         typer.Option(

@@ -30,15 +30,7 @@ from accounting.mechanisms import MechanismChoice
 from accounting.report import shown_parameters, up
 from accounting.workload import PREFIX, Workload
 from privpart.cli import options
-from privpart.cli.budget.options import (
-    TYPED_MECHANISM,
-    FixedOrderOption,
-    MaxParticipations,
-    MinSeparation,
-    typed_choice,
-    typed_participation,
-)
-from privpart.cli.budget.promise import shown_fits
+from privpart.cli.budget.promise import shown_fits, typed_choice, typed_participation
 from privpart.cli.idle import OF_A_PLAN, Alone
 from privpart.cli.output import Printed, print_all, print_result
 
@@ -68,21 +60,20 @@ def mechanisms(
     mechanism: Annotated[
         list[str] | None,
         typer.Option(
-            help=f"Only this mechanism, and others that are named like it; {TYPED_MECHANISM} "
-            "Alone, 'dense' adds the numerically optimal matrix for the root mean squared error to "
-            "the usual rows, for one participation only (15 seconds at 1600 rounds).",
-            show_default=False,
+            help="Only this mechanism, and others that are named like it; "
+            f"{options.TYPED_MECHANISM} Alone, 'dense' adds the numerically optimal matrix for the "
+            "root mean squared error to the usual rows, for one participation only (15 seconds "
+            "at 1600 rounds)."
         ),
     ] = None,
-    max_participations: MaxParticipations = None,
-    min_separation: MinSeparation = None,
-    fixed_order: FixedOrderOption = False,
+    max_participations: options.MaxParticipations = None,
+    min_separation: options.MinSeparation = None,
+    fixed_order: options.FixedOrderOption = False,
     workload: Annotated[
         str | None,
         typer.Option(
             help="Optimiser of the server, 'momentum=0.9': shows the error of its models, and of "
-            "the noise in one round, and fits for the former. --plan has its own.",
-            show_default=False,
+            "the noise in one round, and fits for the former. --plan has its own."
         ),
     ] = None,
     html: options.HtmlOption = None,
@@ -122,17 +113,15 @@ def mechanisms(
     offered = list(_rows_of(planned, participation, chosen, made, optimal=optimal))
     # all of them first: a refusal must not come after a minute of calibration
     with shown_fits():
-        fitted = [(label, build()) for label, build in offered]
+        fitted = [(build(), label) for label, build in offered]
     # fits drop useless buffers: of equal mechanisms the first row stays
-    first = {encoder: label for label, encoder in reversed(fitted)}
-    rows = _on_front(
-        [
-            _row(label, encoder, participation, target_epsilon, delta, made)
-            for label, encoder in fitted
-            if first[encoder] == label
-        ]
-    )
-    title = _title(participation, target_epsilon, delta, made)
+    first = dict(reversed(fitted))
+    rows = [
+        _row(label, encoder, participation, target_epsilon, delta, made)
+        for encoder, label in fitted
+        if first[encoder] == label
+    ]
+    rows = _on_front(rows)
     warnings = [] if plan is not None or max_participations is not None else [_ASSUMED]
     if large := checks.delta_warning(delta, population):
         warnings.append(large)
@@ -149,8 +138,8 @@ def mechanisms(
         "warnings": warnings,
         "rows": rows,
     }
+    tables = _tables(rows, _title(participation, target_epsilon, delta, made))
     flat = [{k: v for k, v in row.items() if k != _LISTED} for row in rows]
-    tables = _tables(rows, title)
     print_result(form, document, flat, lambda: print_all(tables))
     if html is not None:
         from privpart.cli.pages.tables import tables_page
@@ -164,8 +153,6 @@ def mechanisms(
 Offer = tuple[str, Callable[[], Mechanism]]
 """A row before it is computed: its label, and what makes its mechanism, which may take a fit."""
 _LISTED = "mechanism_parameters"
-
-
 _ASSUMED = (
     "max_participations was not given, so this is for a client that takes part in one round, "
     "which nothing here enforces. More participations change the table."
@@ -293,7 +280,15 @@ def _row(
     cost, unit = footprint(mechanism), prefix_error(1.0, mechanism.prefix_variance())
     reach = math.sqrt(sensitivity.squared)
     rmse, worst = reach * unit.rmse, reach * unit.max_error
-    models = {} if workload is None else _models(mechanism, workload, reach / reached.mu)
+    models = {}
+    if workload is not None:
+        noise, scale = round_noise(mechanism), reach / reached.mu
+        errors = prefix_error(1.0, (workload.models(noise) ** 2).sum(axis=1))
+        models = {
+            "model_rmse": scale * errors.rmse,
+            "model_max_error": scale * errors.max_error,
+            "round_rmse": scale * prefix_error(1.0, (noise**2).sum(axis=1)).rmse,
+        }
     return {
         "mechanism": label,
         "sensitivity_squared": sensitivity.squared,
@@ -311,29 +306,15 @@ def _row(
     }
 
 
-def _models(mechanism: Mechanism, workload: Workload, scale: float) -> dict[str, float]:
-    """Return the errors of the optimiser's models and of one round, ``scale`` times the draws'."""
-    noise = round_noise(mechanism)
-    models = prefix_error(1.0, (workload.models(noise) ** 2).sum(axis=1))
-    return {
-        "model_rmse": scale * models.rmse,
-        "model_max_error": scale * models.max_error,
-        "round_rmse": scale * prefix_error(1.0, (noise**2).sum(axis=1)).rmse,
-    }
-
-
 def _on_front(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows by memory, with their ratio to the best and whether they are on the front."""
     error = "model_rmse" if "model_rmse" in rows[0] else "rmse"
-    ordered = sorted(rows, key=lambda row: (row["state_vectors"], row[error]))
-    best = min(ordered, key=lambda row: row[error])
-    lowest = float("inf")
-    marked = []
-    for row in ordered:
-        first = row[error] < lowest
-        lowest = min(lowest, row[error])
+    best = min(rows, key=lambda row: (row[error], row["state_vectors"]))
+    marked, lowest = [], math.inf
+    for row in sorted(rows, key=lambda row: (row["state_vectors"], row[error])):
         ratio = {f"{error}_ratio": row[error] / best[error], f"{error}_ratio_to": best["mechanism"]}
-        marked.append(row | ratio | {"front": first})
+        marked.append(row | ratio | {"front": row[error] < lowest})
+        lowest = min(lowest, row[error])
     return marked
 
 

@@ -23,6 +23,7 @@ from accounting import (
     BMinSep,
     ComposedGuarantee,
     ConfigError,
+    FixedOrder,
     Guarantee,
     Mechanism,
     Participation,
@@ -38,10 +39,10 @@ from accounting.calibrate import estimated_noise, least_sampled_noise
 from accounting.claims import claim_of, known
 from accounting.cohorts import Sampled, SamplingChoice, sampled_passes
 from accounting.guarantee import Method
-from accounting.mechanisms import MechanismChoice
+from accounting.mechanisms.by_name import MechanismChoice, MechanismName
+from accounting.mechanisms.scheduled import read_schedule
 from accounting.realised import read_log
 from accounting.report import MetricsClaim, NoiseOrigin
-from privpart.cli.budget.options import typed_choice, typed_participation
 
 if TYPE_CHECKING:
     from accounting.subsampled import SampledMethod
@@ -216,6 +217,43 @@ class TypedRun:
         return Promise(
             choice, mechanism, limits, z, self.delta, population=self.population, sampled=cost
         )
+
+
+def typed_participation(
+    rounds: int, max_participations: int | None, min_separation: int | None, fixed_order: bool
+) -> Participation:
+    """Return the participation that was typed; one round of each client if nothing was.
+
+    Raises:
+        ConfigError: a separation of nothing, or limits that do not fit.
+    """
+    k, b = max_participations, min_separation
+    if fixed_order:
+        if k is None or b is None:
+            raise ConfigError(
+                "fixed_order=True: needs the number of passes, --max-participations, and the "
+                "rounds of a pass, --min-separation."
+            )
+        return FixedOrder(rounds, k, b)
+    if b is not None and k in (None, 1):
+        raise ConfigError(
+            f"min_separation={b}: is between two rounds of one client; say "
+            "--max-participations of 2 or more, or leave it out."
+        )
+    return Participation(rounds, 1 if k is None else k, 1 if b is None else b)
+
+
+def typed_choice(
+    mechanism: str | None, rounds: int, schedule: Path | None = None
+) -> MechanismChoice:
+    """Return the mechanism that was typed for so many rounds, or the default."""
+    if schedule is not None:
+        starts, factors = read_schedule(schedule)
+        name = MechanismName("scheduled")
+        return MechanismChoice(name=name, from_round=starts, factor=factors)
+    choice = MechanismChoice.parse(mechanism or "tree")
+    choice.refuse_late_restart(rounds)
+    return choice
 
 
 def _logged(choice: MechanismChoice, rounds: int, histories: Histories) -> Participation:

@@ -87,18 +87,19 @@ def solve(
         raise ConfigError(f"{missing[0]}: is missing; it is not sought by estimates.")
     if name == "scheduled-poisson":
         raise ConfigError(f"{missing[0]}: is missing; no part of a schedule is sought.")
-    if rounds is None:
-        search = _Search("rounds", lambda n: promise(n, sampling), least_rounds, checks.MOST_ROUNDS)
-    else:
+    with shown_fits():
+        if rounds is None:
+            run, ends = lambda n: promise(n, sampling), (least_rounds, checks.MOST_ROUNDS)
+            return _searched("rounds", run, *ends, target)
         key, joint = missing[0], "," if options else ":"
         first, last = 1, _whole(options.get("examples", str(population or 1)))
         if key == "bins":
             first, last = rounds, max(2, _whole(options.get("chosen", "1")))
         if key == "chosen":
             last = _whole(options["bins"])
-        search = _Search(key, lambda n: promise(rounds, f"{sampling}{joint}{key}={n}"), first, last)
-    with shown_fits():
-        return search.run(target)
+        return _searched(
+            key, lambda n: promise(rounds, f"{sampling}{joint}{key}={n}"), first, last, target
+        )
 
 
 def _whole(text: str) -> int:
@@ -106,39 +107,34 @@ def _whole(text: str) -> int:
     return int(text) if text.isdecimal() else 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Search:
-    """From the number that costs least to the one that costs most."""
+def _searched(
+    unknown: Unknown, promise: Callable[[int], Promise], first: int, last: int, target: float
+) -> Solution:
+    """Search from the number that costs least to the one that costs most."""
 
-    unknown: Unknown
-    promise: Callable[[int], Promise]
-    first: int
-    last: int
-
-    def run(self, target: float) -> Solution:
-        best, least = self._priced(self.first)
-        if least > target:
-            raise ConfigError(
-                f"target_epsilon={target:g}: with {self.unknown}={self.first} this noise costs "
-                f"epsilon {up(least, 5)}; use more noise."
-            )
-        within, beyond, exceeds, step = self.first, None, None, 1
-        sign = 1 if self.last > self.first else -1
-        while within != self.last and (beyond is None or abs(beyond - within) > 1):
-            if beyond is None:
-                number = self.first + sign * min(step, abs(self.last - self.first))
-                step *= 2
-            else:
-                number = (within + beyond) // 2
-            promise, cost = self._priced(number)
-            if cost <= target:
-                within, best = number, promise
-            else:
-                beyond, exceeds = number, cost
-        return Solution(self.unknown, within, best, beyond, exceeds)
-
-    def _priced(self, number: int) -> tuple[Promise, float]:
-        run = self.promise(number)
+    def priced(number: int) -> tuple[Promise, float]:
+        run = promise(number)
         epsilon = run.guarantee().epsilon(run.delta)
-        _LOG.info("%s=%d: epsilon %.5g", self.unknown, number, epsilon)
+        _LOG.info("%s=%d: epsilon %.5g", unknown, number, epsilon)
         return run, epsilon
+
+    best, least = priced(first)
+    if least > target:
+        raise ConfigError(
+            f"target_epsilon={target:g}: with {unknown}={first} this noise costs epsilon "
+            f"{up(least, 5)}; use more noise."
+        )
+    within, beyond, exceeds, step = first, None, None, 1
+    sign = 1 if last > first else -1
+    while within != last and (beyond is None or abs(beyond - within) > 1):
+        if beyond is None:
+            number = first + sign * min(step, abs(last - first))
+            step *= 2
+        else:
+            number = (within + beyond) // 2
+        run, cost = priced(number)
+        if cost <= target:
+            within, best = number, run
+        else:
+            beyond, exceeds = number, cost
+    return Solution(unknown, within, best, beyond, exceeds)

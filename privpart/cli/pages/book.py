@@ -51,10 +51,7 @@ def _verdict(account: Account, epsilon: float | None, delta: float | None) -> Ba
     if account.status == "unknown":
         return "caution", "Unknown: an earlier log of runs is lost"
     if epsilon is None or delta is None:
-        return (
-            "caution",
-            "No epsilon: nothing was released, or delta is too small",
-        )
+        return ("caution", "No epsilon: nothing was released, or delta is too small")
     within = "" if account.limit is None else f", within the limit, {account.limit}"
     return "plain", f"epsilon {up(epsilon)} at delta {delta:g} for all together{within}"
 

@@ -53,10 +53,7 @@ def run_page(result: RunReport) -> Page:
         first += [support(report), open_ends(report), glossary()]
     return Page(
         f"Privacy report of run {result.run_id[:12]}",
-        [
-            Verdict(tone, verdict, lead, "Is the claim supported?"),
-            strength(report, holds=private),
-        ],
+        [Verdict(tone, verdict, lead, "Is the claim supported?"), strength(report, holds=private)],
         first,
         f"Written by privpart {report.version} from the run's ledger, by the rules of privpart "
         "report. Whoever has the folder can check it: privpart verify FOLDER.",
