@@ -88,7 +88,7 @@ def costs(
     tables = _tables(subject, rows, title)
     print_result(form, document, rows, lambda: print_all(tables))
     if html is not None:
-        from privpart.cli.pages.tables import tables_page
+        from privpart.cli.pages.page import tables_page
 
         tables_page(f"Costs of {subject.name}", tables, answer=title).write(html)
 
@@ -141,7 +141,7 @@ def _of_plan(path: Path, train: Sequence[str] | None) -> _Subject:
 
     import torch
 
-    from privpart.cli.train import tell_of_code
+    from privpart.cli.trainings import tell_of_code
     from privpart.model import PartialModel
     from privpart.training.plan_file import read
     from privpart.training.training import first_batch, training

@@ -145,7 +145,7 @@ def _guard() -> Finding:
 
 def _plan(path: Path, *, all_clients: bool) -> Iterator[Finding]:
     """Check a plan; the first fault ends the list."""
-    from privpart.cli.train import tell_of_code
+    from privpart.cli.trainings import tell_of_code
     from privpart.data.clients import check_clients
     from privpart.training.plan_file import read
     from privpart.training.training import training

@@ -36,7 +36,7 @@ def export(
 
     Example: privpart export run --out model.safetensors
     """
-    from privpart.cli.train import tell_of_code
+    from privpart.cli.trainings import tell_of_code
     from privpart.training import export as files
     from privpart.training.train import released_setup
 

@@ -16,9 +16,9 @@ from privpart.cli.trainings import (
     JobsOption,
     Trainings,
     delta_warnings,
-    name_code,
     print_results,
     processes,
+    tell_of_code,
     train_stages,
 )
 
@@ -98,7 +98,7 @@ def _train(study: "Study", runner: "Runner", store: "Store", out: Path) -> Train
     from privpart.study.stages import AXES, remaining, stages
 
     cells = study.checked_cells()
-    name_code(cell.plan for cell in cells)
+    tell_of_code(*(cell.plan for cell in cells))
     rounds = remaining(study, store)
     if rounds:
         runner.check(cells)
@@ -187,8 +187,7 @@ def _by_arm(
 
 
 def _write_page(study: "Study", tables: "Sequence[Printed | str]", out: Path, html: Path) -> None:
-    from privpart.cli.pages.page import Picture
-    from privpart.cli.pages.tables import tables_page
+    from privpart.cli.pages.page import Picture, tables_page
 
     pictures = [
         Picture(file.read_bytes(), f"The table, by {by}.", f"By {by}; intervals over seeds.")

@@ -15,9 +15,9 @@ from privpart.cli.trainings import (
     JobsOption,
     delta_warnings,
     failures_of,
-    name_code,
     print_results,
     processes,
+    tell_of_code,
     train_stages,
 )
 
@@ -69,7 +69,7 @@ def _train(file: Path, out: Path, jobs: int, form: Format, html: Path | None) ->
         store.describe(swept.axes, swept.noise_axes)
         done = store.results()
         missing = [cell for cell in swept.cells if cell.key not in done]
-        name_code(cell.plan for cell in missing)
+        tell_of_code(*(cell.plan for cell in missing))
         runner.check(missing)
         typer.echo(f"{len(swept.cells)} cells, {len(missing)} to train. {NOT_PRIVATE}", err=True)
         rounds = sum(cell.plan.privacy.rounds for cell in missing)

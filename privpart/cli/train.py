@@ -15,7 +15,7 @@ from privpart.cli import options
 from privpart.cli.gate import judged_plan, leave_if_refused
 from privpart.cli.idle import Alone, Idle, beside, typed, where, without
 from privpart.cli.options import Format
-from privpart.cli.trainings import INTERRUPTED
+from privpart.cli.trainings import INTERRUPTED, tell_of_code
 from privpart.engines.options import Batching, EngineOptions, Precision
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
@@ -208,12 +208,6 @@ def _earlier(fork_of: Path | None) -> ComposedGuarantee | None:
 
     # For the cost, which does not depend on delta.
     return ComposedGuarantee(releases_of(run_report(fork_of, delta=0.5).guarantee.cost))
-
-
-def tell_of_code(plan: "PlanFile") -> None:
-    """Say on standard error which code a plan is about to import."""
-    for key, reference in plan.references().items():
-        typer.echo(f"privpart: imports {reference} ({key}) from {plan.folder}", err=True)
 
 
 def _refuse_evaluation(context: typer.Context, plan: "PlanFile") -> None:

@@ -103,13 +103,12 @@ def shown_trainings(rounds: int) -> Iterator[Trainings]:
         yield Trainings(progress, progress.add_task("", total=rounds))
 
 
-def name_code(plans: "Iterable[PlanFile]") -> None:
+def tell_of_code(*plans: "PlanFile") -> None:
     """Say on standard error which code plans are about to import."""
-    from privpart.cli.train import tell_of_code
-
     # by reference: hundreds of cells may name the same code
     for plan in {tuple(plan.references().items()): plan for plan in plans}.values():
-        tell_of_code(plan)
+        for key, reference in plan.references().items():
+            typer.echo(f"privpart: imports {reference} ({key}) from {plan.folder}", err=True)
 
 
 def train_stages(

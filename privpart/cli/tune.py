@@ -15,7 +15,7 @@ from accounting.report import up
 from privpart.cli import options
 from privpart.cli.idle import beside, without
 from privpart.cli.options import Format
-from privpart.cli.trainings import INTERRUPTED, name_code
+from privpart.cli.trainings import INTERRUPTED, tell_of_code
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from privpart.study.tune import Bill
@@ -61,7 +61,7 @@ def tune(
     from privpart.study.tune import bill_lines, prepared, read_tune, select
 
     tuned = read_tune(file)
-    name_code(one.plan for one in tuned.candidates)
+    tell_of_code(*(one.plan for one in tuned.candidates))
     setup, bill = prepared(tuned)
     if out is None:
         _show_bill(bill, form)

@@ -29,7 +29,6 @@ from privpart.cli.pages.guarantee import (
     epsilon_curve,
     guarantee_section,
 )
-from privpart.cli.pages.tables import tables_page
 
 HOSTILE = "<script>alert(1)</script> \"'&{{ 7*7 }} $x^{ \x1b[2K \u202eoops"
 
@@ -261,7 +260,7 @@ def test_what_prints_a_table_writes_it_as_a_page_too(privpart, tmp_path, command
 
 def test_a_page_of_tables_shows_names_as_text(tmp_path):
     tables = [Printed(HOSTILE, ["a", HOSTILE], [[HOSTILE, 1]]), HOSTILE]
-    html = tables_page(HOSTILE, tables, answer=HOSTILE).html()
+    html = page.tables_page(HOSTILE, tables, answer=HOSTILE).html()
     page_text(html)
     assert "<script>" not in html
     assert "\u202e" not in html

@@ -24,7 +24,7 @@ from privpart.cli.audit.whole_path import PlannedPath, replay_path
 from privpart.cli.options import Format
 from privpart.cli.output import print_result
 from privpart.cli.pages import drawing, plots
-from privpart.cli.train import tell_of_code
+from privpart.cli.trainings import tell_of_code
 from privpart.model import PartialModel
 from privpart.plan import PrivacyPlan
 from privpart.run.canaries import AUDIT_REPORT, read_canary_key, read_releases

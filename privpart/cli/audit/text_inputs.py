@@ -15,7 +15,7 @@ from attacks.text.observation import vocabulary, without_padding
 from attacks.text_audit import text_suite
 from privpart.cli.audit.inputs import given_update, load_weights, own_model, shared_fields, wanted
 from privpart.cli.audit.options import LeakageOptions
-from privpart.cli.train import tell_of_code
+from privpart.cli.trainings import tell_of_code
 from privpart.data.batches import Batch
 from privpart.training import own_code, plan_file
 from privpart.training.task_data import PlanData, read_task

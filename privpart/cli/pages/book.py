@@ -19,7 +19,6 @@ def book_page(account: Account, delta: float | None, unseen: tuple[str, ...]) ->
     """
     chosen = account.delta if delta is None else delta
     shown = account.shown(chosen)
-    tone, verdict = _verdict(account, shown.epsilon, chosen)
     guarantee = []
     # No curve stands beside a total that bounds nothing.
     if account.total is not None and shown.epsilon is not None and account.status == "holds":
@@ -29,7 +28,7 @@ def book_page(account: Account, delta: float | None, unseen: tuple[str, ...]) ->
         guarantee = [Block("pictures", pictures)]
     return Page(
         f"Privacy budget of {account.population}",
-        [Verdict(tone, verdict, [f"{without_places(shown.says)}."])],
+        [Verdict(*_verdict(account, shown.epsilon, chosen), [f"{without_places(shown.says)}."])],
         [
             Section(
                 "Guarantee",
@@ -59,16 +58,11 @@ def _verdict(account: Account, epsilon: float | None, delta: float | None) -> Ba
 def _charges(account: Account, delta: float | None) -> Table:
     rows = []
     for charge in account.charges:
-        cost = composed([charge])
+        entry, cost = charge.entry, composed([charge])
         epsilon = None if cost is None or delta is None else epsilon_of(cost, delta)
-        rows.append(
-            (
-                charge.entry.run[:12],
-                "no bound" if cost is None else _NONE if cost.mu is None else up(cost.mu, 4),
-                _NONE if epsilon is None else up(epsilon, 4),
-                f"stated by {charge.entry.by}" if charge.entry.by else charge.status,
-                charge.entry.at[:10],
-            )
-        )
+        mu = "no bound" if cost is None else _NONE if cost.mu is None else up(cost.mu, 4)
+        shown = _NONE if epsilon is None else up(epsilon, 4)
+        status = f"stated by {entry.by}" if entry.by else charge.status
+        rows.append((entry.run[:12], mu, shown, status, entry.at[:10]))
     header = ("run", "mu", "epsilon alone", "status", "begun")
     return Table("Each is charged alone and for its whole plan", header, rows)

@@ -15,13 +15,12 @@ from privpart.cli.pages.page import Badge, Block, Page, Section, Verdict
 
 def budget_page(report: PrivacyReport, limit: float | None) -> Page:
     """Return the page of a planned run, and of the greatest epsilon that was asked for."""
-    tone, verdict = _verdict(report, limit)
     lead = [f"For {report.rounds:,} rounds of {report.mechanism}; nothing has been trained yet."]
     broken = report.realised is not None and bool(report.realised.deviations)
     return Page(
         "Privacy budget of a planned run",
         [
-            Verdict(tone, verdict, lead),
+            Verdict(*_verdict(report, limit), lead),
             strength(report, "Would the guarantee be strong?", holds=not broken),
         ],
         [

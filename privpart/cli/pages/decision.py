@@ -14,9 +14,12 @@ from accounting.report import AssumptionStatus, PrivacyReport, up
 from privpart.cli.pages.guarantee import BADGES
 from privpart.cli.pages.page import Badge, Block, Section, Verdict
 
-_STRONG, _REASONABLE = 1.0, 10.0
-"""Epsilons up to which a guarantee is strong, and reasonable: tiers 1 and 2 of Ponomareva et al.
-2023, "How to DP-fy ML", section 5.2."""
+_TIERS: dict[float, Badge] = {
+    1.0: ("good", "Strong"),
+    10.0: ("plain", "Reasonable, not strong"),
+    math.inf: ("bad", "Weak"),
+}
+"""By the epsilon up to which each holds: Ponomareva et al. 2023, "How to DP-fy ML", section 5.2."""
 _LABELS = {
     "model": "model",
     "purpose": "purpose",
@@ -55,35 +58,23 @@ def strength(
     if is_large_delta(report.delta, report.population):
         lead = "It allows that the data of some people are published as they are."
         return Verdict("bad", f"No: delta {up(report.delta)} is too large", [lead], question)
-    tone, answer = _tier(report.epsilon)
-    return Verdict(
-        tone, f"{answer}: epsilon {up(report.epsilon)} at delta {up(report.delta)}",
-        _meaning(report), question,
-    )  # fmt: skip
-
-
-def _tier(epsilon: float) -> Badge:
-    if epsilon <= _STRONG:
-        return "good", "Strong"
-    if epsilon <= _REASONABLE:
-        return "plain", "Reasonable, not strong"
-    return "bad", "Weak"
+    tone, tier = next(badge for most, badge in _TIERS.items() if report.epsilon <= most)
+    answer = f"{tier}: epsilon {up(report.epsilon)} at delta {up(report.delta)}"
+    return Verdict(tone, answer, _meaning(report), question)
 
 
 def _meaning(report: PrivacyReport) -> Sequence[str]:
     """Return what the guarantee allows, by its definition and by its greatest advantage."""
     person = report.a_unit
-    return (
+    meaning = [
         f"Any conclusion that anybody draws from what was released is at most {_times(report)} as "
         f"likely with the data of {person} as without, plus a chance of {_one_in(report.delta)}.",
         f"Whoever guesses whether {person} took part, at even odds, is right at most "
         f"{up(50 * (1 + report.advantage), 3)} % of the time; 50 % is a coin.",
-        *(
-            ["One example is protected, not a person of whom there are several."]
-            if report.unit == "example"
-            else []
-        ),
-    )
+    ]
+    if report.unit == "example":
+        meaning.append("One example is protected, not a person of whom there are several.")
+    return meaning
 
 
 def _times(report: PrivacyReport) -> str:
@@ -112,10 +103,12 @@ def subject(about: Mapping[str, str], report: PrivacyReport) -> Section:
         for key, name in _LABELS.items()
     ]
     people = "" if report.population is None else f"{report.population:,} {report.unit}s; "
-    facts.append(("protected", f"{people}each {report.unit} by itself"))
-    facts.append(("date of this report", f"{datetime.now(UTC):%d %B %Y}"))
     lasts = "for what was released, without end; anything further released about the same people "
-    facts.append(("the guarantee lasts", f"{lasts}adds to it"))
+    facts += [
+        ("protected", f"{people}each {report.unit} by itself"),
+        ("date of this report", f"{datetime.now(UTC):%d %B %Y}"),
+        ("the guarantee lasts", f"{lasts}adds to it"),
+    ]
     return Section("What, by whom, about whom", [Block("facts", facts)])
 
 
@@ -133,8 +126,8 @@ def support(report: PrivacyReport) -> Section:
         of_status = [a for a in report.assumptions if a.status == status]
         if not of_status:
             continue
-        words = [f"{a.text}{f' ({a.evidence})' if status == 'vouched' else ''}" for a in of_status]
-        shown = words if status not in ("enforced", "verified") else []
+        shown = [f"{a.text}{f' ({a.evidence})' if status == 'vouched' else ''}" for a in of_status]
+        shown = [] if status in ("enforced", "verified") else shown
         count = f"{len(of_status)} conditions rest" if len(of_status) > 1 else "One condition rests"
         items.append((*BADGES[status], "", f"{count} on {who}.", shown))
     return Section("Who stands behind it", [Block("badged", items)])

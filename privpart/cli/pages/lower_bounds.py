@@ -10,9 +10,9 @@ from privpart.cli.pages.plots import scores_figure
 def lower_bounds_page(audit: EpsilonAudit) -> Page:
     """Return the page of an audit."""
     violated = audit.verdict == "VIOLATION"
-    verdict = "VIOLATION: the accountant, the mechanism or the server is wrong"
-    if not violated:
-        verdict = f"Consistent: at {percent(SURE)} nothing contradicts the accountant"
+    verdict = f"Consistent: at {percent(SURE)} nothing contradicts the accountant"
+    if violated:
+        verdict = "VIOLATION: the accountant, the mechanism or the server is wrong"
     figures = [
         ("accountant: epsilon, at most", up(audit.epsilon, 5)),
         ("delta", f"{audit.delta:g}"),

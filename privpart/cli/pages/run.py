@@ -41,20 +41,16 @@ def run_page(result: RunReport) -> Page:
     broken = bool(result.wrong) or result.guarantee.status == "does-not-hold"
     status = "does-not-hold" if broken else result.guarantee.status
     tone, verdict = _VERDICTS[status]
-    lead = [STATUS_SENTENCES[status], *filter(None, [result.unfinished()])]
-    if is_large_delta(result.guarantee.delta, result.guarantee.population):
-        lead.append("Delta is too large for the number of units.")
     report = result.guarantee
+    lead = [STATUS_SENTENCES[status], *filter(None, [result.unfinished()])]
+    if is_large_delta(report.delta, report.population):
+        lead.append("Delta is too large for the number of units.")
     private = not broken and status != "not-private"
-    first = [subject(result.about, report)]
-    if broken:
-        first += _broken(result)
-    else:
-        first += [support(report), open_ends(report), glossary()]
+    rests = _broken(result) if broken else [support(report), open_ends(report), glossary()]
     return Page(
         f"Privacy report of run {result.run_id[:12]}",
         [Verdict(tone, verdict, lead, "Is the claim supported?"), strength(report, holds=private)],
-        first,
+        [subject(result.about, report), *rests],
         f"Written by privpart {report.version} from the run's ledger, by the rules of privpart "
         "report. Whoever has the folder can check it: privpart verify FOLDER.",
         [
@@ -102,17 +98,14 @@ def without_places(text: str, *folders: Path) -> str:
 
 def _sound(result: RunReport) -> list[Section]:
     report, blocks = result.guarantee, [statement_of(result.guarantee)]
-    sampled = ""
-    if report.samplers:
-        sampled = "The curves, as the dot, hold while nobody learns who was sampled."
+    sampled = "The curves, as the dot, hold while nobody learns who was sampled."
     if result.select is not None:
         lines = [f"{line[0].upper()}{line[1:]}." for line in result.select]
         blocks.append(Block("prose", lines))
     glance, measured = [key_figures(report)], []
     if result.all_runs is not None:
-        released = without_places(result.all_runs.says)
         name = "all that this machine released about these people"
-        glance.append(Block("facts", [(name, released)]))
+        glance.append(Block("facts", [(name, without_places(result.all_runs.says))]))
     if result.server_saw is not None:
         glance.append(Block("facts", [("the server saw", result.server_saw)]))
     if result.measured is not None:
@@ -120,7 +113,7 @@ def _sound(result: RunReport) -> list[Section]:
     return [
         Section("At a glance", glance),
         Section("Statement", blocks),
-        guarantee_section(report, lead=sampled),
+        guarantee_section(report, lead=sampled if report.samplers else ""),
         _learning_curve(result),
         assumptions_section(report),
         coverage_section(report),
@@ -157,12 +150,14 @@ def _broken(result: RunReport) -> list[Section]:
     reasons += [f"The run left its plan: {deviation}." for deviation in result.deviations]
     if not result.guarantee.cross_check.consistent:
         reasons.append("Two accountants contradict each other.")
-    violated = [a for a in result.guarantee.assumptions if a.status == "violated"]
-    unbroken = [a for a in result.guarantee.assumptions if a.status != "violated"]
+    violated, unbroken = (
+        badged(a for a in result.guarantee.assumptions if (a.status == "violated") is broken)
+        for broken in (True, False)
+    )
     wrong = Block("points", list(map(without_places, reasons)))
     return [
-        Section("What is wrong", [wrong, badged(violated)]),
-        Section("What else it would rest on", [badged(unbroken)]),
+        Section("What is wrong", [wrong, violated]),
+        Section("What else it would rest on", [unbroken]),
     ]
 
 

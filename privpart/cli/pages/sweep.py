@@ -58,18 +58,11 @@ def table_of_sweep(rows: Sequence[Mapping[str, Any]], axes: Sequence[str]) -> tu
         result = "not finite" * bool(row["seeds"]) if mean is None else f"{factor * mean:{form}}"
         if row["standard_deviation"] is not None:
             result += f" ± {factor * row['standard_deviation']:{form}}"
-        z, epsilon, trained = row["noise_multiplier"], row["epsilon"], row["trained"]
-        cells.append(
-            (
-                *(str(row[axis]) for axis in axes),
-                "" if z is None else f"{z:.4g}",
-                "no guarantee" if epsilon is None else up(epsilon, 4),
-                "" if trained is None else f"{trained:,}",
-                result,
-                str(row["seeds"]),
-                str(row["failed"] or ""),
-            )
-        )
+        noise = "" if row["noise_multiplier"] is None else f"{row['noise_multiplier']:.4g}"
+        epsilon = "no guarantee" if row["epsilon"] is None else up(row["epsilon"], 4)
+        trained = "" if row["trained"] is None else f"{row['trained']:,}"
+        counts = str(row["seeds"]), str(row["failed"] or "")
+        cells.append((*(str(row[axis]) for axis in axes), noise, epsilon, trained, result, *counts))
     values = sorted({row["delta"] for row in rows if row["epsilon"] and row["delta"]})
     deltas = ", ".join(f"{delta:g}" for delta in values)
     at = f"Epsilon at delta {deltas}; client, zero-out adjacency." if values else ""
