@@ -7,7 +7,7 @@ sends is refused or clipped, and delays a round by no more than its time-out.
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -38,7 +38,7 @@ from privpart.flower.mail import (
 )
 from privpart.messages import ClientId, ClientUpdate, Reason, RefusedAnswer, RoundTask, id_order
 from privpart.model import PartialModel
-from privpart.run.report import AUTHENTICATED, UNAUTHENTICATED
+from privpart.run.report import AUTHENTICATED, FIRST_ANSWERS, UNAUTHENTICATED
 
 _MESSAGE_BYTES = 2**28
 
@@ -54,6 +54,7 @@ class _Round:
         asked: messages without an answer, of this attempt and of earlier ones.
         looks: looks for their answers that are not over yet.
         came: clients whose update was yielded.
+        enough: answers with which the round ends, without those who are still awaited.
         waiting: clients that this attempt has no answer from.
         unasked: clients that this attempt has not asked, because their node is not connected.
     """
@@ -61,6 +62,7 @@ class _Round:
     task: RoundTask
     agreed: dict[str, str]
     vector: Any
+    enough: int
     asked: dict[str, Asked] = field(default_factory=dict)
     looks: dict[str, Look] = field(default_factory=dict)
     came: set[ClientId] = field(default_factory=set)
@@ -73,6 +75,11 @@ class _Round:
         self.waiting.update(missing)
         self.unasked.update(missing)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether no further answer counts, by their number alone."""
+        return len(self.came) >= self.enough
+
     def counts(self, answer: ClientUpdate | RefusedAnswer) -> bool:
         """Note an answer; return whether it counts: one of two attempts that one client made."""
         if isinstance(answer, RefusedAnswer):
@@ -80,7 +87,7 @@ class _Round:
             return True
         self.waiting.discard(answer.client)
         # a slow node may answer both attempts
-        if answer.client in self.came:
+        if self.is_full or answer.client in self.came:
             return False
         self.came.add(answer.client)
         return True
@@ -110,6 +117,9 @@ class FlowerEngine:
         model: the model that is trained, to say what both sides must agree on.
         owners: which node answers for each client of the population.
         minimum: answers without which a round is tried again: the plan's ``minimum_cohort``.
+        enough: returns with how many answers a round ends: of those that arrive later none counts,
+            and their clients have not taken part. None waits for everybody. Clients' values must
+            not decide when they answer, see docs/flower.md; the report says that nothing checks it.
         authenticated: whether the SuperLink authenticates nodes.
         timeout: seconds to wait for the answers of a round.
         attempts: how often a round with fewer answers than ``minimum`` is asked for, >= 1: the same
@@ -133,6 +143,7 @@ class FlowerEngine:
         *,
         minimum: int,
         authenticated: bool,
+        enough: Callable[[int], int] | None = None,
         timeout: float = 3600.0,
         attempts: int = 3,
         poll: float = 3.0,
@@ -143,6 +154,7 @@ class FlowerEngine:
         self.owners = dict(owners)
         self.minimum = minimum
         self.authenticated = authenticated
+        self.enough = enough
         self.timeout = checks.positive("timeout", timeout)
         self.attempts = checks.count("attempts", attempts)
         self.poll = checks.positive("poll", poll)
@@ -162,7 +174,8 @@ class FlowerEngine:
         for client, node in self.owners.items():
             nodes.setdefault(str(node), []).append(id_text(client))
         identity = AUTHENTICATED if self.authenticated else UNAUTHENTICATED
-        return {"identity": identity, "owners": nodes}
+        first = {} if self.enough is None else {FIRST_ANSWERS: True}
+        return {"identity": identity, "owners": nodes, **first}
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield the answers to a task as they arrive, and what was refused."""
@@ -184,7 +197,9 @@ class FlowerEngine:
 
     def _answers(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate | RefusedAnswer]:
         agreed = agreement(self.model, task.plan, task.active)
-        this = _Round(task, agreed, flower().Array(start.detach().numpy()))
+        vector = flower().Array(start.detach().numpy())
+        enough = len(task.clients) if self.enough is None else self.enough(task.round)
+        this = _Round(task, agreed, vector, max(enough, self.minimum))
         for attempt in range(self.attempts):
             if attempt:
                 self._report(
@@ -204,7 +219,7 @@ class FlowerEngine:
             self._ask(this)
             yield from filter(this.counts, self._received(this))
             remaining = end - time.monotonic()
-            if not this.waiting or remaining <= 0:
+            if this.is_full or not this.waiting or remaining <= 0:
                 return
             time.sleep(min(self.poll, remaining))
 
@@ -284,6 +299,10 @@ class FlowerEngine:
 
     def _tell_missing(self, this: "_Round") -> None:
         task = this.task
+        if this.is_full and (late := set(task.clients) - this.came):
+            names = ", ".join(map(id_text, sorted(late, key=id_order)))
+            self._report(f"round {task.round} is full: neither counted nor charged: {names}.")
+            return
         nodes = Counter(self.owners[client] for client in task.clients if client not in this.came)
         connected = set(self.grid.get_node_ids()) if nodes else set()
         for node, clients in sorted(nodes.items()):

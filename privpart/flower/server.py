@@ -24,7 +24,7 @@ from privpart.messages import ClientId
 from privpart.model import PartialModel
 from privpart.run.folder import holds_a_run
 from privpart.run.ledger import Ledger
-from privpart.run.report import AUTHENTICATED
+from privpart.run.report import AUTHENTICATED, FIRST_ANSWERS
 from privpart.training.callbacks import Logger, callbacks_of
 from privpart.training.plan_file import PlanFile, read
 from privpart.training.train import PLAN, begin, finish, has_stopped, kept_plan, resume_run
@@ -69,6 +69,9 @@ class Settings:
         authenticated: whether the SuperLink runs with --enable-supernode-auth. Only then are
             limits on participation verified; the ledger keeps this.
         timeout: seconds to wait for the answers of a round.
+        start_timeout: seconds to wait until ``nodes`` said which clients they have; None: timeout.
+        first_answers: whether a round ends with the plan's ``report_goal`` answers, of more clients
+            that were asked; see ``enough`` of ``FlowerEngine``. The ledger keeps this.
         attempts: how often a round is tried that has too few answers.
         seed: takes the noise from a seed, for simulations: the run is then not private.
         evaluate_every: rounds between evaluations by the plan's metric.
@@ -82,6 +85,8 @@ class Settings:
     nodes: int
     authenticated: bool
     timeout: float = 3600.0
+    start_timeout: float | None = None
+    first_answers: bool = False
     attempts: int = 3
     seed: int | None = None
     evaluate_every: int = 10
@@ -93,11 +98,14 @@ class Settings:
                 f"out={self.out!r}: must be an absolute path. Flower runs a copy of the app, whose "
                 "folder is not kept."
             )
-        if not isinstance(self.authenticated, bool):
-            raise ConfigError(f"authenticated={self.authenticated!r}: must be true or false.")
+        for name in ("authenticated", "first_answers"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"{name}={value!r}: must be true or false.")
         for name in ("nodes", "attempts", "evaluate_every"):
             checks.count(name, getattr(self, name))
         checks.positive("timeout", self.timeout)
+        if self.start_timeout is not None:
+            checks.positive("start_timeout", self.start_timeout)
         if self.seed is not None:
             checks.count("seed", self.seed, minimum=0)
 
@@ -146,11 +154,12 @@ def serve(
 
     def remote(model: PartialModel) -> FlowerEngine:
         owners, timeout = recorded, settings.timeout
+        sizes = None if chosen.schedule is None else model.group_sizes
+        promised = chosen.privacy_plan(code=chosen.code(), sizes=sizes)
         # without authentication a node that was started again is a new one
         if owners is None or not settings.authenticated:
-            sizes = None if chosen.schedule is None else model.group_sizes
-            agreed = agreement(model, chosen.privacy_plan(code=chosen.code(), sizes=sizes).hash)
-            named = hosted(grid, agreed, settings.nodes, timeout=timeout, poll=poll, report=say)
+            agreed, patience = agreement(model, promised.hash), settings.start_timeout or timeout
+            named = hosted(grid, agreed, settings.nodes, timeout=patience, poll=poll, report=say)
             owners = {c: named.get(c, node) for c, node in (recorded or named).items()}
         return made(
             grid,
@@ -158,6 +167,7 @@ def serve(
             owners,
             minimum=chosen.privacy.minimum_cohort,
             authenticated=settings.authenticated,
+            enough=promised.report_goal_at if settings.first_answers else None,
             timeout=timeout,
             attempts=settings.attempts,
             poll=poll,
@@ -187,7 +197,14 @@ def serve(
 
 def _engine(plan: PlanFile, settings: Settings) -> Callable[..., FlowerEngine]:
     """Return what makes the engine: one of secure sums if the plan has them, and a roster."""
-    rules = plan.privacy.secure
+    rules, asked = plan.privacy.secure, plan.data.clients_per_round
+    goals = plan.privacy.report_goals
+    least = plan.privacy.report_goal if goals is None else min(goals.value)
+    if settings.first_answers and (rules is not None or not (least and asked and least < asked)):
+        raise ConfigError(
+            "first_answers: needs clients_per_round above report_goal in the plan, and no secure "
+            "sums, whose rounds end with those that the parties signed; or leave it out."
+        )
     if (rules is None) != (settings.roster is None):
         raise ConfigError(
             "roster: goes with [privacy.secure] of the plan, whose parties it lists; give both, or "
@@ -214,14 +231,18 @@ def _recorded_owners(out: Path, settings: Settings, plan: PlanFile) -> dict[Clie
             f"plan.toml: is not the plan of the run in {out}, which {out / PLAN} holds. Put that "
             "one back, or set another out."
         )
-    was = facts["identity"] == AUTHENTICATED
-    if was != settings.authenticated:
-        raise ConfigError(
-            f"authenticated={settings.authenticated}: the run in {out} was made with "
-            f"authenticated={was}, and its report says so. Give the same, or begin another run."
-        )
-    if settings.seed not in (None, facts["seed"]):
-        raise ConfigError(f"seed={settings.seed}: is not that of the run in {out}; leave it out.")
+    recorded = {
+        "authenticated": facts["identity"] == AUTHENTICATED,
+        FIRST_ANSWERS: facts.get(FIRST_ANSWERS, False),
+    }
+    if settings.seed is not None:
+        recorded["seed"] = facts["seed"]
+    for name, was in recorded.items():
+        if (given := getattr(settings, name)) != was:
+            raise ConfigError(
+                f"{name}={given}: the run in {out} was made with {name}={was}, and its report says "
+                "so. Give the same, or begin another run."
+            )
     owners = {id_of(name): int(node) for node in facts["owners"] for name in facts["owners"][node]}
     if None in owners:
         raise ConfigError(f"{out}: the owners in its ledger are damaged.")

@@ -251,7 +251,7 @@ def test_a_node_that_was_lost_is_asked_again_and_an_old_message_that_expires_end
     grid, one_server = InProcessGrid({FIRST: node(), SECOND: recovers}), server(minimum=4)
     fit(one_server, engine(grid, said, minimum=4, attempts=2, timeout=20.0), COHORTS[:1])
     assert one_server.cohort == (0, 1, 3, "1")
-    this = _Round(one_server.task(COHORTS[0]), {}, None)
+    this = _Round(one_server.task(COHORTS[0]), {}, None, enough=4)
     this.ask_the_missing()
     this.unasked.discard(3)
     this.asked["new"] = Asked(SECOND, ("1",))

@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 pytest.importorskip("flwr", reason="Flower has an environment of its own: make messages")
 
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ConfigRecord, Context, Message, RecordDict
 from in_process import NODES, InProcessGrid, write_plan
 from small import TASK
 
@@ -15,6 +16,7 @@ import privpart
 from accounting.checks import ConfigError
 from privpart.flower.node import client_app
 from privpart.flower.server import Settings, serve
+from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
 from privpart.training.export import export
 from privpart.training.train import released_setup
@@ -166,3 +168,72 @@ def test_a_run_over_flower_is_refused_with_other_code_plan_or_data_and_exported(
     with pytest.raises(ConfigError, match="on its node"):
         setup.clients.examples(0)
     export(tmp_path / "run", tmp_path / "model.safetensors", setup=setup)
+
+
+def over_selected(tmp_path, name, change=lambda node, content: None):
+    """Return who was in which rounds, of six asked and four counted, and the log of the run."""
+    plan = tmp_path / "plan.toml"
+    if not plan.exists():
+        write_plan(tmp_path)
+        text = plan.read_text().replace("clients_per_round = 4", "clients_per_round = 6")
+        plan.write_text(text.replace("[model]", "report_goal = 4\n\n[model]", 1))
+
+    def app(node):
+        plain = client_app(plan)
+
+        def answer(message, context):
+            reply = plain(message, context)
+            change(node, reply.content)
+            return reply
+
+        return answer
+
+    said, out = [], tmp_path / name
+    given = settings(out, timeout=600.0, first_answers=True, seed=None)
+    serve(InProcessGrid({n: app(n) for n in NODES}), plan, given, poll=0.01, report=said.append)
+    return Ledger(out).rounds_by_client(), said
+
+
+def test_a_round_ends_with_the_first_answers_and_the_others_are_named_and_not_charged(tmp_path):
+    rounds, said = over_selected(tmp_path, "run")
+    assert sorted(map(len, rounds.values())) == [4, 4, 4, 4]
+    late = sorted(set(range(6)) - rounds.keys())
+    names = f"neither counted nor charged: {late[0]}, {late[1]}."
+    assert sum(line.endswith(names) for line in said) == 4
+    report = run_report(tmp_path / "run")
+    assert not report.deviations
+    words = {a.code: a for a in report.guarantee.assumptions}["participation"]
+    assert words.status == "asserted"
+    assert "the first answers counted" in words.evidence
+    plan = tmp_path / "plan.toml"
+    with pytest.raises(
+        ConfigError, match=r"first_answers=False: the run in .* was made with first_answers=True"
+    ):
+        serve(InProcessGrid({}), plan, settings(tmp_path / "run"), poll=0.01)
+
+
+def test_who_is_among_the_first_does_not_depend_on_values(tmp_path):
+    """An update that is not finite, or too long, takes its place as any other."""
+    came, _ = over_selected(tmp_path, "run")
+    for number, value in enumerate((float("nan"), 1e30, 0.0)):
+
+        def change(node, content, value=value):
+            for name in [*content.get("updates", {})][:1]:
+                array = content["updates"][name].numpy()
+                content["updates"][name] = Array(np.full_like(array, value))
+
+        assert over_selected(tmp_path, f"run{number}", change)[0] == came
+
+
+def test_first_answers_of_no_more_clients_than_counted_are_refused(tmp_path):
+    plan = write_plan(tmp_path)
+    with pytest.raises(ConfigError, match="first_answers: needs clients_per_round above"):
+        serve(InProcessGrid({}), plan, settings(tmp_path / "run", first_answers=True))
+
+
+def test_the_start_has_a_time_of_its_own(tmp_path):
+    plan = write_plan(tmp_path)
+    grid = InProcessGrid({NODES[0]: client_app(plan)})
+    given = settings(tmp_path / "run", timeout=3600.0, start_timeout=0.1)
+    with pytest.raises(ConfigError, match=r"1 were connected\. Start the others, then run again"):
+        serve(grid, plan, given, poll=0.01)
