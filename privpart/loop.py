@@ -47,7 +47,14 @@ class RoundRecord:
 
     def missing(self) -> str:
         """Return why fewer clients counted than the cohort has, or updates were refused; or ""."""
-        return _missing(self.counts, self.not_asked)
+        counts = self.counts
+        silent = max(0, counts.asked - counts.admitted - counts.refused_clients)
+        parts = [
+            _listed(sum(self.not_asked.values()), "not asked", self.not_asked),
+            _listed(counts.refused, "refused", counts.refusals),
+            _listed(silent, "without an answer", {}),
+        ]
+        return "; ".join(filter(None, parts))
 
 
 Callback = Callable[[RoundRecord], None]
@@ -88,17 +95,6 @@ class DivergedError(RuntimeError):
     when, follows from clients' data without noise: no guarantee covers it. What was released keeps
     its guarantee.
     """
-
-
-def _missing(counts: RoundCounts, not_asked: Mapping[Reason, int]) -> str:
-    """Return what became of those clients of a cohort whose updates were not admitted."""
-    silent = max(0, counts.asked - counts.admitted - counts.refused_clients)
-    parts = [
-        _listed(sum(not_asked.values()), "not asked", not_asked),
-        _listed(counts.refused, "refused", counts.refusals),
-        _listed(silent, "without an answer", {}),
-    ]
-    return "; ".join(filter(None, parts))
 
 
 def _listed(number: int, what: str, reasons: Mapping[Reason, int]) -> str:
@@ -196,10 +192,9 @@ def _due(
     rounds: int, evaluate: Evaluate | None, every: int | None, at: Collection[int]
 ) -> frozenset[int]:
     """Return the numbers of rounds done after which to evaluate, the last one among them."""
-    if evaluate is None:
-        for name, value in (("evaluate_every", every), ("evaluate_at", at or None)):
-            if value is not None:
-                raise ConfigError(f"{name}={value}: there is no evaluate to call; leave it out.")
+    for name, value in (("evaluate_every", every), ("evaluate_at", at or None)):
+        if evaluate is None and value is not None:
+            raise ConfigError(f"{name}={value}: there is no evaluate to call; leave it out.")
     for number in at:
         checks.count("evaluate_at", number, minimum=0)
         if number > rounds:
@@ -212,22 +207,19 @@ def _told(
     record: RoundRecord, evaluate: Evaluate | None, model: Tensor, callbacks: Sequence[Callback]
 ) -> RoundRecord:
     """Return a record with its metrics, after each callback got it, and whether one stopped."""
-
-    def stopped(by: StopTraining) -> RoundRecord:
-        return record if record.stopped is not None else replace(record, stopped=str(by))
-
     if evaluate is not None:
         try:
             values = evaluate(model)
             metrics = values if isinstance(values, Mapping) else {"metric": values}
             record = replace(record, metrics=metrics)
         except StopTraining as request:
-            record = stopped(request)
+            record = replace(record, stopped=str(request))
     for callback in callbacks:
         try:
             callback(record)
         except StopTraining as request:
-            record = stopped(request)
+            if record.stopped is None:
+                record = replace(record, stopped=str(request))
     return record
 
 
@@ -300,7 +292,8 @@ def _run_round(
             server.halt(f"round {number} was not committed ({type(error).__name__})")
         raise
     if not counts.released:
-        raise _not_released(server, counts, Counter(not_asked.values()))
+        record = RoundRecord(number, counts, not_asked=Counter(not_asked.values()))
+        raise _not_released(record, server.plan.minimum_cohort)
     return counts
 
 
@@ -308,7 +301,6 @@ Answer = TypeVar("Answer", ClientUpdate, CohortSum)
 
 
 def _counted(answers: Iterable[Answer], heard: Heard | None, task: RoundTask) -> Iterator[Answer]:
-    """Yield answers, and tell of how many clients they are."""
     done = 0
     for answer in answers:
         done += len(answer.clients) if isinstance(answer, CohortSum) else 1
@@ -354,29 +346,24 @@ def _aggregate(
     return server.last_counts
 
 
-def _not_released(
-    server: Server, counts: RoundCounts, not_asked: Mapping[Reason, int]
-) -> CohortTooSmallError:
+def _not_released(record: RoundRecord, minimum: int) -> CohortTooSmallError:
     """Return the error of a round whose updates were too few, or mostly refused."""
-    missing = _missing(counts, not_asked) or "nobody was asked"
+    counts, missing = record.counts, record.missing() or "nobody was asked"
     if counts.mostly_refused:
         return CohortRefusedError(
-            f"round {server.round}: most of the {counts.asked} clients that were asked were "
+            f"round {record.round}: most of the {counts.asked} clients that were asked were "
             f"refused: {missing}. Nothing was released. Correct what they send, then resume."
         )
     return CohortTooSmallError(
-        f"round {server.round}: fewer than {server.plan.minimum_cohort} well-formed updates among "
-        f"the {counts.received} received: {missing}. Nothing was released; try again later."
+        f"round {record.round}: fewer than {minimum} well-formed updates among the "
+        f"{counts.received} received: {missing}. Nothing was released; try again later."
     )
 
 
 def _diverged(server: Server, record: RoundRecord) -> DivergedError:
-    """Return the error of a round of which most updates were not finite.
-
-    Where clients are sampled, it has no number: how many took part is secret.
-    """
-    counts = record.counts
-    how_many = f"{counts.not_finite} of the {counts.counted}"
+    """Return the error of a round of which most updates were not finite."""
+    how_many = f"{record.counts.not_finite} of the {record.counts.counted}"
+    # how many took part in a sampled round is secret
     return DivergedError(
         f"round {record.round}: {'most' if server.plan.sampling else how_many} updates were not "
         "finite (NaN or infinity) and counted as zeros. The round is committed, and stays "

@@ -1,6 +1,7 @@
 """``privpart budget``: what each population has spent on this machine, and its limit."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -143,7 +144,7 @@ def _write_witness(path: Path, form: str) -> None:
     now = write_witness(path)
     runs, head = counted(len(now.runs), "run"), now.head[:12] or "without a line"
     text = f"  {path}: {runs}, log {head}, {now.at}."
-    typer.echo(json.dumps(now.to_dict(), indent=2) if form == "json" else text)
+    typer.echo(json.dumps(asdict(now), indent=2) if form == "json" else text)
 
 
 def _set_limit(population: str, epsilon: float, delta: float | None, *, looser: bool) -> None:

@@ -21,14 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting.checks import ConfigError, parsed_json
-from privpart.run.store import (
-    StorageError,
-    append_durably,
-    one_line,
-    opened,
-    read_small,
-    write_durably,
-)
+from privpart.run import store
 
 FACT = "canaries"
 _KEY = "canary-key"
@@ -52,7 +45,7 @@ def canary_key_hash(key: bytes) -> str:
 
 def write_canary_key(folder: Path, key: bytes) -> None:
     """Keep the key in a run folder, readable by the owner only."""
-    write_durably(folder / _KEY, key)
+    store.write_durably(folder / _KEY, key)
 
 
 def read_canary_key(folder: Path, facts: Mapping[str, Any]) -> bytes:
@@ -76,12 +69,7 @@ def read_canary_key(folder: Path, facts: Mapping[str, Any]) -> bytes:
 
 
 class ReleaseLog:
-    """The products of each released model with the canaries' directions, a row per model.
-
-    Args:
-        folder: of the run.
-        width: number of directions.
-    """
+    """The products of each released model with ``width`` directions of canaries, a row each."""
 
     def __init__(self, folder: Path, width: int) -> None:
         self._path = folder / _RELEASES
@@ -100,12 +88,12 @@ class ReleaseLog:
         """
         size = 0
         try:
-            with opened(self._path) as file:
+            with store.opened(self._path) as file:
                 size = file.seek(0, os.SEEK_END)
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise ConfigError(f"{self._path} cannot be opened: {one_line(error)}.") from None
+            raise ConfigError(f"{self._path} cannot be opened: {store.one_line(error)}.") from None
         # A crash between this file and the ledger leaves a row too many; the next one replaces it.
         self._count = min(rounds + 1, size // self._row)
         if self._count < rounds:
@@ -125,9 +113,9 @@ class ReleaseLog:
         """
         try:
             row = products.numpy().astype("<f8").tobytes()
-            append_durably(self._path, row, self._count * self._row)
+            store.append_durably(self._path, row, self._count * self._row)
         except OSError as error:
-            raise StorageError(
+            raise store.StorageError(
                 f"{self._path}: what a round says about the canaries could not be saved: {error}. "
                 "Nothing of the round was released; free some space, and resume."
             ) from None
@@ -173,7 +161,7 @@ def measured_from_below(folder: Path, run_id: str) -> str | None:
     A damaged file, or one of another run, counts as none: it could only lower what is known.
     """
     try:
-        values = parsed_json(read_small(folder / AUDIT / AUDIT_REPORT, _LONGEST_REPORT))
+        values = parsed_json(store.read_small(folder / AUDIT / AUDIT_REPORT, _LONGEST_REPORT))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(values, dict) or values.get("schema") != AUDIT_SCHEMA:
@@ -186,6 +174,6 @@ def measured_from_below(folder: Path, run_id: str) -> str | None:
 
 def _read(path: Path, size: int, lost: str) -> bytes:
     try:
-        return read_small(path, size)
+        return store.read_small(path, size)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror or error}): {lost}.") from None

@@ -36,13 +36,7 @@ _LOOKS = 5
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One line of a verification.
-
-    Attributes:
-        what: what was checked, such as "chain".
-        status: "verified", "asserted" (nothing contradicts it, nothing confirms it) or "wrong".
-        says: what was compared with what, or what is wrong.
-    """
+    """One line of a verification: of what, how it ended, and what was compared with what."""
 
     what: str
     status: CheckStatus
@@ -51,20 +45,12 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The ledger of a run, and what was checked about it.
-
-    Attributes:
-        ledger: of the run, as it is written.
-        origin: whose words the ledger holds, see the module.
-        checks: lines on chain, signature, state, released model, keys, the log of runs, and the
-            code that made the run.
-        package: whether that code is a release's, see ``package.identity``.
-    """
+    """The ledger of a run, and what was checked about it."""
 
     ledger: Ledger
-    origin: Origin
+    origin: Origin  # whose words the ledger holds
     checks: tuple[Check, ...]
-    package: package.Word
+    package: package.Word  # whether the code that made the run is a release's
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -106,10 +92,9 @@ def gather(folder: str | Path, public_key: str | None = None) -> Evidence:
         ledger = Ledger(path)
         with damage_named(path / LEDGER):
             evidence = _checked(path, ledger, expected)
-        if not any(evidence.status(what) == "wrong" for what in _MOVING):
-            break
+        moved = any(evidence.status(what) == "wrong" for what in _MOVING)
         # A run that committed a round in the meantime has other files than this ledger names.
-        if Ledger(path).head == ledger.head:
+        if not moved or Ledger(path).head == ledger.head:
             break
     return evidence
 
@@ -130,13 +115,12 @@ def public_key_of(text: str) -> str:
 
 def _checked(path: Path, ledger: Ledger, expected: str | None) -> Evidence:
     chain, signature = _chain(ledger), _signature(ledger, expected)
-    rows = ledger.committed()
     state, model = _state_and_model(path, ledger)
     ended = ledger.is_complete or "closed" in ledger.facts
     named = ledger.facts["public_key"]
     signing = _key("signing key", path / "signing-key", named, signed_by, ended=ended)
     key = _noise_key(path, ledger, ended=ended)
-    guard = _guard(ledger, rows)
+    guard = Check("log of runs", *_guard(ledger))
     made_by, says = package.worst(ledger.facts)
     # Whoever edits files can edit what they write of themselves: no hash in a folder verifies.
     code = Check("package", "asserted", f"{made_by}: {says}")
@@ -161,19 +145,13 @@ def _chain(ledger: Ledger) -> Check:
 def _signature(ledger: Ledger, expected: str | None) -> Check:
     if (fault := ledger.head_fault()) is not None:
         return Check("signature", "wrong", fault)
-    public_key = ledger.facts["public_key"]
+    made = f"made by {ledger.facts['public_key']}"
     if expected is None:
-        return Check(
-            "signature",
-            "asserted",
-            f"made by {public_key}, a key that the folder itself names; compare it with the one "
-            "you know",
-        )
-    if expected != public_key:
-        return Check(
-            "signature", "wrong", f"made by {public_key}, not by {expected}, the key given"
-        )
-    return Check("signature", "verified", f"made by {public_key}, the key given")
+        why = "a key that the folder itself names; compare it with the one you know"
+        return Check("signature", "asserted", f"{made}, {why}")
+    if expected != ledger.facts["public_key"]:
+        return Check("signature", "wrong", f"{made}, not by {expected}, the key given")
+    return Check("signature", "verified", f"{made}, the key given")
 
 
 def _state_and_model(path: Path, ledger: Ledger) -> tuple[Check, Check]:
@@ -231,42 +209,38 @@ def _key(
             return Check(what, "verified", "erased from this folder, as of a run that has ended")
         return Check(what, "asserted", "not in this folder, so it was not compared with the ledger")
     if ended:
-        return Check(
-            what,
-            "wrong",
-            "still in this folder, although the run has ended: open the run to erase it",
-        )
+        why = "still in this folder, although the run has ended: open the run to erase it"
+        return Check(what, "wrong", why)
     try:
         read_key(file, named, identity)
     except OSError as error:
         return Check(what, "asserted", f"cannot be read: {one_line(error)}")
     except ConfigError:
-        return Check(
-            what, "wrong", "not the one that this run was begun with: it was changed or replaced"
-        )
+        why = "not the one that this run was begun with: it was changed or replaced"
+        return Check(what, "wrong", why)
     return Check(what, "verified", "is the one that the ledger names")
 
 
-def _guard(ledger: Ledger, rows: list[Row]) -> Check:
-    what, facts = "log of runs", ledger.facts
+def _guard(ledger: Ledger) -> tuple[CheckStatus, str]:
+    """Compare the run with what this machine's log of runs saw of it."""
+    facts, rounds = ledger.facts, len(ledger.committed())
     if facts["seed"] is not None:
-        return Check(what, "asserted", "a seeded run may be repeated by anybody")
+        return "asserted", "a seeded run may be repeated by anybody"
     try:
         life = lives.life(facts["run_id"])
     except ConfigError as error:
-        return Check(what, "asserted", str(error))
+        return "asserted", str(error)
     # The log may be behind by the round that is being committed.
     if fault := life.fault(ledger.chains, closed="closed" in facts):
-        return Check(what, "wrong" if life.head else "asserted", fault)
+        return "wrong" if life.head else "asserted", fault
     # What this machine knows of the run begins with a copy that somebody vouched for.
     if not life.is_ours:
-        return Check(
-            what,
+        return (
             "asserted",
             "a copy of the run was adopted, of which this machine need not have seen every round; "
             "nothing shows that its original stopped",
         )
     if len(ledger.chains) - 1 != life.commits:
-        reason = f"round {len(rows) - 1} is being committed, or its commit failed: resume the run"
-        return Check(what, "asserted", reason)
-    return Check(what, "verified", f"this machine saw the same {len(rows)} rounds, and no more")
+        why = f"round {rounds - 1} is being committed, or its commit failed: resume the run"
+        return "asserted", why
+    return "verified", f"this machine saw the same {rounds} rounds, and no more"

@@ -247,10 +247,10 @@ class RunFolder:
         self._source = self._own_source
         unsigned = self._ledger.signer is None and not self._ended
         if self._source is None or unsigned:
-            missing = SIGNING_KEY if unsigned else KEY
+            missing = self.path / (SIGNING_KEY if unsigned else KEY)
             raise ConfigError(
-                f"{self.path / missing} is missing, so this run cannot be continued. Begin a "
-                "fork: a run with a new key, and the cost of both."
+                f"{missing} is missing, so this run cannot be continued. Begin a fork: a run with "
+                "a new key, and the cost of both."
             )
         return self._source
 
@@ -258,9 +258,7 @@ class RunFolder:
         """Return the cohorts of a run whose plan samples; call ``source`` before.
 
         ``commit`` refuses rounds with anybody else. Who takes part is secret: not for release.
-
-        Args:
-            ids: the population that the run was begun with, in the same order.
+        ``ids`` are the population that the run was begun with, in the same order.
 
         Raises:
             ConfigError: the plan has no sampling, the population is another one, or the ledger
@@ -356,14 +354,12 @@ class RunFolder:
             with on_disk(f"{self.path} cannot be written"):
                 model_file = None
                 if self.rounds:
-                    state, _ = self._newest_state()
-                    model = {"parameters": state["parameters"]}
+                    model = {"parameters": self._newest_state()[0]["parameters"]}
                     model_file = store.write_state(self.path / closed_name(self.rounds), model, {})
                 closed = {"rounds": self.rounds, "state": model_file, "reason": reason}
-                if by_training:
-                    closed["by_training"] = True
+                by = {"by_training": True} if by_training else {}
                 # The point of no return.
-                self._ledger.add_fact("closed", closed)
+                self._ledger.add_fact("closed", closed | by)
                 if self._is_logged:
                     self._note("closed")
                 self._remove_leftovers()
@@ -573,8 +569,7 @@ class RunFolder:
         # A seeded run may be repeated by anybody, so an older copy does no harm.
         if not self._private:
             return ""
-        life = lives(entries).get(self.facts["run_id"]) or Life()
-        chains = self._ledger.chains
+        life, chains = lives(entries).get(self.facts["run_id"]) or Life(), self._ledger.chains
         standing = life.standing(chains, closed="closed" in self.facts)
         fault = life.fault(chains, closed="closed" in self.facts)
         if standing in ("older", "another"):
@@ -617,10 +612,9 @@ class RunFolder:
         entries = entries if payer == run_id else log.lines_of(payer)
         payers = {spoken(e.population) for e in entries if e.run == payer and e.population}
         unpaid = people is not None and spoken(refuse_population(people)) not in payers
-        # A selection's own log charges nobody.
-        unpaid = unpaid and not log.is_apart()
         adopted, head = bool(why and adopt), self._ledger.chains[-1]
-        if adopted or unpaid:
+        # A selection's own log charges nobody.
+        if adopted or (unpaid and not log.is_apart()):
             with log.writing():
                 # Of a copy that may not be the newest, the rounds are not those of the run.
                 stands = self._entry("adopted", head) if adopted else self._entry("charged", "")

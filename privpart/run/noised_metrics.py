@@ -37,9 +37,8 @@ class NoisedMetrics:
         """Return the metrics of a ledger; None if the plan has none."""
         if (metrics := plan.metrics) is None:
             return None
-        values = tuple(
-            (one.round, dict(zip(metrics.names, one.values, strict=True))) for one in evaluations
-        )
+        pairs = ((one.round, zip(metrics.names, one.values, strict=True)) for one in evaluations)
+        values = tuple((number, dict(named)) for number, named in pairs)
         return cls(metrics.names, metrics.standard_error, values, len(metrics.rounds))
 
     def rows(self) -> list[dict[str, Any]]:

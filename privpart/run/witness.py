@@ -11,7 +11,7 @@ to the time in it.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -32,16 +32,7 @@ HashOrNone = Annotated[str, Field(pattern="^([0-9a-f]{64})?$")]
 @with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How far a run went on a machine.
-
-    Attributes:
-        run: random name of the run.
-        rounds: committed rounds that the machine saw.
-        head: head of the ledger's chain after them.
-        coming: head after the round that was being committed; "" if none was.
-        closed: whether the run was ended early there.
-        evaluations: committed evaluations of metrics that the machine saw.
-    """
+    """How far a run went on a machine; see ``Life``."""
 
     run: Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
     rounds: Annotated[int, Field(ge=0, le=MOST_ROUNDS)]
@@ -79,12 +70,9 @@ class Witness:
         if len({one.run for one in self.runs}) < len(self.runs):
             raise ValueError("a run is there twice")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the witness as plain values, ready for JSON."""
-        return asdict(self)
-
 
 _WITNESS = TypeAdapter(Witness)
+_SEEN = [field.name for field in fields(Standing) if field.name != "run"]
 
 
 def witness() -> Witness:
@@ -98,16 +86,9 @@ def witness() -> Witness:
         first=_first(entries, heads),
         head=heads[-1] if heads else "",
         runs=tuple(
-            Standing(
-                run=run,
-                rounds=o.rounds,
-                head=o.head,
-                coming=o.coming,
-                closed=o.closed,
-                evaluations=o.evaluations,
-            )
-            for run, o in lives(entries).items()
-            if run and o.head
+            Standing(run=run, **{name: getattr(life, name) for name in _SEEN})
+            for run, life in lives(entries).items()
+            if run and life.head
         ),
     )
 
@@ -125,7 +106,7 @@ def write_witness(path: str | Path) -> Witness:
     """
     now = witness()
     try:
-        Path(path).write_text(json.dumps(now.to_dict(), indent=1) + "\n", encoding="utf-8")
+        Path(path).write_text(json.dumps(asdict(now), indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {one_line(error)}.") from None
     return now
