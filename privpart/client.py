@@ -20,12 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.functional import (
-    binary_cross_entropy_with_logits,
-    cosine_similarity,
-    cross_entropy,
-    mse_loss,
-)
+from torch.nn import functional
 
 from accounting.checks import ConfigError
 from privpart.clip import clip_and_measure
@@ -130,9 +125,8 @@ def unclipped_update(
                 memory.copy_(now)
         # Written over the gradients, so that a client needs no memory beyond that for training.
         update = torch.sub(model.flat, start, out=model.gradient)
-        spans = model.spans(active)
-        one = len(spans) == 1
-        yield update[spans[0]] if one else torch.cat([update[span] for span in spans])
+        parts = [update[span] for span in model.spans(active)]
+        yield parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 @contextmanager
@@ -252,10 +246,10 @@ def _moon_loss(
         parameters = {f"module.{name}": value for name, value in model.views(flat).items()}
         with _features(model.module) as other, torch.no_grad():
             functional_call(_LossOf(model.module, local.loss), parameters, (batch,))
-        similarities.append(cosine_similarity(torch.cat(own), torch.cat(other), dim=1))
+        similarities.append(functional.cosine_similarity(torch.cat(own), torch.cat(other), dim=1))
     logits = torch.stack(similarities, dim=1) / local.temperature
     received = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
-    return total + (local.mu or 0.0) * cross_entropy(logits, received)
+    return total + (local.mu or 0.0) * functional.cross_entropy(logits, received)
 
 
 @contextmanager
@@ -278,12 +272,10 @@ class _LossOf(nn.Module):
 
     def __init__(self, module: nn.Module, loss: str | Loss) -> None:
         super().__init__()
-        self.module = module
-        self.loss = loss
+        self.module, self.loss = module, loss
 
-    def forward(self, batch: Batch) -> Tensor:
-        total: Tensor = _computed_loss(self.module, batch, self.loss)
-        return total
+    def forward(self, batch: Batch) -> Any:  # noqa: ANN401
+        return _computed_loss(self.module, batch, self.loss)
 
 
 def batch_loss(module: nn.Module, batch: Batch, loss: str | Loss = "cross_entropy") -> Tensor:
@@ -397,10 +389,9 @@ def _refuse_copying(inputs: Batch, outputs: Tensor, labels: Tensor, loss: str) -
     if outputs.dim() != 3 or words.shape != labels.shape:
         return
     labelled = labels != -100
-    if not torch.equal(torch.where(labelled, labels, words), words):
-        return
+    repeats = torch.equal(torch.where(labelled, labels, words), words)
     # a text of one repeated word has such labels rightly, and so has a masked word that was kept
-    if 2 * labelled.sum() > labelled.numel() and (words != words[:, :1]).any():
+    if repeats and 2 * labelled.sum() > labelled.numel() and (words != words[:, :1]).any():
         raise ConfigError(
             "loss='cross_entropy': the labels repeat the inputs, so the network would learn to "
             "copy. Use loss='model', which compares each word with the next, or shift the labels."
@@ -422,13 +413,9 @@ def _named(field: str, function: str | Callable[..., Any]) -> str:
 
 def error_in(error: Exception, function: str | Callable[..., Any]) -> str:
     """Return an error's type and message, and the line of the function's own file."""
-    code = getattr(function, "__code__", None)
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if code is not None and frame.filename == code.co_filename
-    ]
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    source = getattr(getattr(function, "__code__", None), "co_filename", None)
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == source]
+    place = f" ({source}, line {frames[-1].lineno})" if frames else ""
     message = " ".join(str(error).split())[:500].rstrip(".")
     kind = "" if isinstance(error, ConfigError) else f"{type(error).__name__}: "
     return f"{kind}{message}{place}."
@@ -470,7 +457,7 @@ def mean_loss(outputs: Tensor, y: Tensor, name: str = "cross_entropy") -> Tensor
             )
         logits = outputs.flatten(0, -2) if outputs.dim() > 1 else outputs
         try:
-            return cross_entropy(logits, y.flatten())
+            return functional.cross_entropy(logits, y.flatten())
         except IndexError as error:
             low, high = int(y[y != -100].min()), int(y.max())
             raise ConfigError(
@@ -487,5 +474,5 @@ def mean_loss(outputs: Tensor, y: Tensor, name: str = "cross_entropy") -> Tensor
         )
     y = y if y.is_floating_point() else y.to(outputs.dtype)
     if name == "mean_squared_error":
-        return mse_loss(outputs, y)
-    return binary_cross_entropy_with_logits(outputs, y)
+        return functional.mse_loss(outputs, y)
+    return functional.binary_cross_entropy_with_logits(outputs, y)

@@ -35,21 +35,15 @@ _MOST_TURNS = 8
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The grid of a run, in units of the clip norm, fixed by the noise multiplier and the model.
+    """The grid of a run, in units of the clip norm, fixed by the noise multiplier and the model."""
 
-    Attributes:
-        bits: the noise's standard deviation is 2^bits steps.
-        noise_multiplier: that of the updates; the clip norm is 2^bits / noise_multiplier steps.
-        norm: bound on the norm of an update's integers, in steps: the clip norm, less what the
-            floating point of a mechanism's filter may add to the effect of a client.
-        sum_norm: the same for updates that are summed before they are rounded: less by the square
-            root of their length, which is what rounding a sum may add to the effect of a client.
-            0 if nothing is left.
-    """
-
-    bits: int
-    noise_multiplier: float
+    bits: int  # the noise's standard deviation is 2^bits steps
+    noise_multiplier: float  # that of the updates; the clip norm is 2^bits / noise_multiplier steps
+    # bound on the norm of an update's integers, in steps: the clip norm, less what the floating
+    # point of a mechanism's filter may add to the effect of a client
     norm: float
+    # the same for updates that are summed before they are rounded: less by the square root of their
+    # length, which is what rounding a sum may add to the effect of a client. 0 if nothing is left
     sum_norm: float
 
     @classmethod

@@ -136,26 +136,19 @@ class CohortSum:
 
     The server trusts its maker. A sum is therefore never a client's message, and nothing that
     arrives over a network becomes one: only code that the operator runs makes it.
-
-    Attributes:
-        clients: ids of the clients in the sum, each once, including those whose update is zero.
-        total: sum of the updates, clipped to the task's ``sum_clip_norm``; shape (c,), float64.
-        unclipped: number of clients whose update, perhaps zero, ``is_clipped`` says was not.
-        not_finite: number of those whose update was not finite, and is zero.
-        clip_norm: clip norm of the task.
-        round: round of the task.
-        plan: hash of the plan.
     """
 
     types: ClassVar = {torch.float64}
 
+    # ids of the clients in the sum, each once, including those whose update is zero
     clients: tuple[ClientId, ...]
+    # sum of the updates, clipped to the task's ``sum_clip_norm``; shape (c,), float64
     total: Tensor
-    unclipped: int
-    not_finite: int
-    clip_norm: float
-    round: int
-    plan: str
+    unclipped: int  # number of clients whose update, perhaps zero, ``is_clipped`` says was not
+    not_finite: int  # number of those whose update was not finite, and is zero
+    clip_norm: float  # clip norm of the task
+    round: int  # round of the task
+    plan: str  # hash of the plan
 
     def fault(self, task: RoundTask) -> "Reason | None":
         """Find mistakes only: the maker of the sum is trusted to have clipped each update."""
@@ -189,15 +182,11 @@ No reason depends on the values in a client's update.
 
 @dataclass(frozen=True, slots=True)
 class RefusedAnswer:
-    """An answer over a network that an engine refused, for the server to count.
+    """An answer over a network that an engine refused, for the server to count."""
 
-    Attributes:
-        reason: why it was refused.
-        clients: who was asked and is not in the round for it, as the engine knows and not as the
-            answer says; empty if nobody asked.
-    """
-
-    reason: Reason
+    reason: Reason  # why it was refused
+    # who was asked and is not in the round for it, as the engine knows and not as the answer says;
+    # empty if nobody asked
     clients: tuple[ClientId, ...] = ()
 
 

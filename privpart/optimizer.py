@@ -38,10 +38,6 @@ class FlatOptimizer:
     """A client's steps on flat vectors: the bits of ``torch.optim.SGD`` or ``Adam(fused=True)``.
 
     Weight decay comes first, and apart from the gradient, as in ``torch.optim.AdamW``.
-
-    Args:
-        local: of the steps.
-        parts: the vectors, each of which moves in every step.
     """
 
     def __init__(self, local: LocalTraining, parts: Sequence[Tensor]) -> None:
@@ -79,11 +75,8 @@ class FlatOptimizer:
 class ExactOptimizer:
     """The server's steps on flat float32 vectors on the CPU: the same bits on every machine.
 
-    The formulas are torch's, rounded after each operation.
-
-    Args:
-        settings: of the steps.
-        parts: the vectors; a part without a gradient rests, and so does its momentum.
+    The formulas are torch's, rounded after each operation. A part without a gradient rests, and so
+    does its momentum.
     """
 
     def __init__(self, settings: ServerOptimizer, parts: Sequence[Tensor]) -> None:
@@ -114,14 +107,11 @@ class ExactOptimizer:
         """Restore the state that ``tensors`` returned; refuse another optimiser's or model's."""
         kind, names = self._settings.kind, _STATES[self._settings.kind]
         # a part has all of its state or, before its first step, none
-        started = {
-            number: part
-            for number, part in enumerate(self._parts)
-            if any(f"{number}.{name}" in tensors for name in names)
-        }
+        parts = dict(enumerate(self._parts))
+        started = [n for n in parts if any(f"{n}.{name}" in tensors for name in names)]
         shapes = {
-            f"{number}.{name}": () if name == "step" else part.shape
-            for number, part in started.items()
+            f"{number}.{name}": () if name == "step" else parts[number].shape
+            for number in started
             for name in names
         }
         if shapes != {key: value.shape for key, value in tensors.items()}:
@@ -131,7 +121,7 @@ class ExactOptimizer:
             )
         self._states = [
             {name: tensors[f"{number}.{name}"] for name in names if number in started}
-            for number in range(len(self._parts))
+            for number in parts
         ]
 
     def _descend(self, part: Tensor, gradient: Tensor, state: _State, rate: float) -> None:

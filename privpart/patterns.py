@@ -26,18 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """The parameters of a network, without the network: all that patterns and groups depend on.
+    """The parameters of a network, without the network: all that patterns and groups depend on."""
 
-    Attributes:
-        shapes: of each parameter, in the network's order, by the first of its names.
-        first: the first name of the same parameter, by each name of every parameter.
-        kinds: class names of the layer that holds it and of that class's bases, by each name.
-        learnable: first names of those that require gradients, in the network's order.
-    """
-
+    # of each parameter, in the network's order, by the first of its names
     shapes: Mapping[str, tuple[int, ...]]
+    # the first name of the same parameter, by each name of every parameter
     first: Mapping[str, str]
+    # class names of the layer that holds it and of that class's bases, by each name
     kinds: Mapping[str, tuple[str, ...]]
+    # first names of those that require gradients, in the network's order
     learnable: tuple[str, ...]
 
     @classmethod

@@ -182,9 +182,8 @@ class Server:
         self._grid: Grid | None = None
         # a plan without noise trains in floating point, and claims nothing
         if plan.noise_multiplier:
-            self._noise, self._grid = noise_and_grid(
-                plan, start.numel(), plan.update_noise_multiplier, source, 0
-            )
+            z = plan.update_noise_multiplier
+            self._noise, self._grid = noise_and_grid(plan, start.numel(), z, source, 0)
         self._restarts: frozenset[int] = frozenset()
         self._bit_noise: NoiseStream | None = None
         self._bit_grid: Grid | None = None
@@ -377,12 +376,7 @@ class Server:
     def _active_dim(self) -> int:
         return sum(self._groups[group].numel() for group in self._active() or (0,))
 
-    def _refuse_round(
-        self,
-        updates: Iterable[ClientUpdate],
-        sums: Iterable[CohortSum],
-        secure: Iterable[ModularSum],
-    ) -> None:
+    def _refuse_round(self, updates: object, sums: object, secure: object) -> None:
         self._check_running()
         if self.is_complete:
             raise ConfigError(
@@ -534,11 +528,9 @@ class Server:
             raise ConfigError(
                 f"the state belongs to plan {values['plan'][:12]}, this is {self.plan_hash[:12]}."
             )
-        if tensors["parameters"].shape != self.parameters.shape:
-            raise ConfigError(
-                f"the state has {tensors['parameters'].numel()} parameters, "
-                f"the model {self.parameters.numel()}."
-            )
+        if (stored := tensors["parameters"]).shape != self.parameters.shape:
+            numbers = f"{stored.numel()} parameters, the model {self.parameters.numel()}"
+            raise ConfigError(f"the state has {numbers}.")
         if self.round or self._coming is not None:
             raise ConfigError("the server has begun: load a state into a new server.")
         # half of a state under the other half of another: no round may follow
@@ -550,10 +542,9 @@ class Server:
                     f"the state is that of round {values['round']}, its {prefix} that of round "
                     f"{stream.round}."
                 )
-        self.parameters.copy_(tensors["parameters"])
+        self.parameters.copy_(stored)
         self._released.copy_(self.parameters)
-        self.round = values["round"]
-        self.clip_norm = values["clip_norm"]
+        self.round, self.clip_norm = values["round"], values["clip_norm"]
         self._bits = values["bits"]
         self._participations = participations
         self._optimizer.load(_under("optimizer", tensors))
@@ -585,34 +576,26 @@ class RecordedSum:
 class RoundSum:
     """The sum of one round's updates, and the clients that are in it.
 
-    Attributes:
-        total: zeros, shape of an update, float64; becomes the sum: on a grid, whole numbers of
-            steps.
-        came: ids of the clients in the sum.
-        modulus_bits: the sum is one modulo 2^modulus_bits; None if it is a plain sum.
-        bits: +1/2 for each update that was not clipped, -1/2 for each that was; see ``is_clipped``.
-        not_finite: number of updates that were not finite, and count as zeros.
-        refused: in refused answers to this round of this plan; a client may be in ``came``, too.
-
     Guarantees:
         ``add`` raises nothing, whatever it is given, and leaving one client out changes the sum by
         at most the clip norm: on a grid by integers whose norm is at most ``grid.norm``.
     """
 
     _task: RoundTask
-    total: Tensor
+    total: Tensor  # zeros, shape of an update, float64; becomes the sum, on a grid in whole steps
     _scratch: Tensor  # as ``total``, float32; overwritten
     _refused: Callable[[ClientId], Reason | None]  # says why a client may not take part
     grid: Grid | None = None  # None for a run without noise
-    came: set[ClientId] = field(default_factory=set)
+    came: set[ClientId] = field(default_factory=set)  # ids of the clients in the sum
     received: int = 0
     refusals: Counter[Reason] = field(default_factory=Counter)
+    # in refused answers to this round of this plan; a client may be in ``came``, too
     refused: set[ClientId] = field(default_factory=set)
     summed: int = 0
     self_clipped: int = 0
-    modulus_bits: int | None = None
-    bits: float = 0.0
-    not_finite: int = 0
+    modulus_bits: int | None = None  # k of a sum modulo 2^k
+    bits: float = 0.0  # +1/2 for each update that ``is_clipped`` says was not clipped, else -1/2
+    not_finite: int = 0  # number of updates that were not finite, and count as zeros
 
     def add(self, answer: object, kind: type[Any] = ClientUpdate) -> None:
         """Add an answer of a kind, or refuse all of it.

@@ -102,11 +102,9 @@ def at_shape(initializer: Initializer, shape: torch.Size) -> Normal | Uniform | 
         )
     # torch's convention: weights are (outputs, inputs, *kernel)
     fan_out, fan_in = (size * math.prod(shape[2:]) for size in shape[:2])
-    if isinstance(initializer, He):
-        return Normal(math.sqrt(2 / fan_in))
-    if initializer.uniform:
+    if isinstance(initializer, Glorot) and initializer.uniform:
         return Uniform(math.sqrt(6 / (fan_in + fan_out)))
-    return Normal(math.sqrt(2 / (fan_in + fan_out)))
+    return Normal(math.sqrt(2 / (fan_in if isinstance(initializer, He) else fan_in + fan_out)))
 
 
 def _within_float32(name: str, value: float) -> None:
@@ -138,12 +136,12 @@ def default_initializers(module: nn.Module) -> dict[str, Initializer]:
     LoRA adapters, by name: 0 for B, so that they leave a pretrained network as it is; A is as
     ``peft`` has it, uniform to 1/sqrt(fan_in), or Gaussian of scale 1 for embeddings.
     """
-    initializers = {
-        name: _default(layer, name, parameter.shape)
+    return {
+        name: start
         for prefix, layer in module.named_modules()
         for name, parameter in layer.named_parameters(prefix, recurse=False)
+        if (start := _default(layer, name, parameter.shape)) is not None
     }
-    return {name: start for name, start in initializers.items() if start is not None}
 
 
 def _default(layer: nn.Module, name: str, shape: torch.Size) -> Initializer | None:
@@ -358,14 +356,8 @@ def seeded_tensor(seed: int, name: str, shape: torch.Size, initializer: Initiali
     if isinstance(drawn, Constant):
         return torch.full(shape, drawn.value, dtype=torch.float32)
     # name and shape are in the key, so that no two tensors of a model share a stream
-    label = b"|".join(
-        [
-            b"privpart-seeded-%d" % GENERATOR,
-            seed_bytes(seed),
-            ",".join(map(str, shape)).encode(),
-            name.encode(),
-        ]
-    )
+    version, sizes = b"privpart-seeded-%d" % GENERATOR, ",".join(map(str, shape)).encode()
+    label = b"|".join([version, seed_bytes(seed), sizes, name.encode()])
     values = np.empty(math.prod(shape), np.float32)
     _gather(_table(drawn), hashlib.sha256(label).digest(), values)
     return torch.from_numpy(values).reshape(shape)

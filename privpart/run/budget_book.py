@@ -244,12 +244,7 @@ class Account:
 
 
 def all_runs(facts: Mapping[str, Any], delta: float) -> AllRuns | None:
-    """Return what all runs about a run's people cost; None if nobody named them.
-
-    Args:
-        facts: facts of the run's ledger.
-        delta: in (0, 1).
-    """
+    """Return what all runs about the people of a run with these facts cost; None if unnamed."""
     name = facts.get("population_name")
     try:
         run = charged_as(facts)
@@ -269,11 +264,7 @@ def all_runs(facts: Mapping[str, Any], delta: float) -> AllRuns | None:
 
 
 def charged_as(facts: Mapping[str, Any]) -> str:
-    """Return the name under which people pay for a run: its own, or that of its selection.
-
-    Args:
-        facts: of the run's ledger.
-    """
+    """Return the name under which people pay for a run: its own, or that of its selection."""
     named = facts.get("selection", facts)
     name = named.get("id", facts["run_id"])
     if not isinstance(name, str) or not log.RUN_ID.fullmatch(name):
@@ -429,12 +420,7 @@ def _amplified(run: Guarantee | Sampled) -> list[dict[str, int | float]] | None:
 
 
 def set_limit(population: str, limit: Limit, *, looser: bool = False) -> Account:
-    """Set the limit of a population; return its account.
-
-    Args:
-        population: name of the people; there need not be a run about them yet.
-        limit: the limit.
-        looser: allows a limit that is above the one that holds.
+    """Set the limit of a population, of whom there need not be a run yet; return its account.
 
     Raises:
         ConfigError: the limit is above the one that holds and ``looser`` is not given, the name is

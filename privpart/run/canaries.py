@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from accounting.checks import ConfigError, parsed_json
-from privpart.run import store
+from privpart.run.store import (
+    StorageError,
+    append_durably,
+    one_line,
+    opened,
+    read_small,
+    write_durably,
+)
 
 FACT = "canaries"
 _KEY = "canary-key"
@@ -45,7 +52,7 @@ def canary_key_hash(key: bytes) -> str:
 
 def write_canary_key(folder: Path, key: bytes) -> None:
     """Keep the key in a run folder, readable by the owner only."""
-    store.write_durably(folder / _KEY, key)
+    write_durably(folder / _KEY, key)
 
 
 def read_canary_key(folder: Path, facts: Mapping[str, Any]) -> bytes:
@@ -77,23 +84,19 @@ class ReleaseLog:
         self._count = 0
 
     def resume(self, rounds: int, current: Tensor) -> None:
-        """Drop rows of rounds that were not committed; begin with ``current`` in a new run.
-
-        Args:
-            rounds: number of committed rounds.
-            current: products of the model after them, shape (width,).
+        """Drop rows after so many committed rounds; begin a new run with ``current``, (width,).
 
         Raises:
             ConfigError: rows of committed rounds are missing.
         """
         size = 0
         try:
-            with store.opened(self._path) as file:
+            with opened(self._path) as file:
                 size = file.seek(0, os.SEEK_END)
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise ConfigError(f"{self._path} cannot be opened: {store.one_line(error)}.") from None
+            raise ConfigError(f"{self._path} cannot be opened: {one_line(error)}.") from None
         # A crash between this file and the ledger leaves a row too many; the next one replaces it.
         self._count = min(rounds + 1, size // self._row)
         if self._count < rounds:
@@ -113,9 +116,9 @@ class ReleaseLog:
         """
         try:
             row = products.numpy().astype("<f8").tobytes()
-            store.append_durably(self._path, row, self._count * self._row)
+            append_durably(self._path, row, self._count * self._row)
         except OSError as error:
-            raise store.StorageError(
+            raise StorageError(
                 f"{self._path}: what a round says about the canaries could not be saved: {error}. "
                 "Nothing of the round was released; free some space, and resume."
             ) from None
@@ -161,7 +164,7 @@ def measured_from_below(folder: Path, run_id: str) -> str | None:
     A damaged file, or one of another run, counts as none: it could only lower what is known.
     """
     try:
-        values = parsed_json(store.read_small(folder / AUDIT / AUDIT_REPORT, _LONGEST_REPORT))
+        values = parsed_json(read_small(folder / AUDIT / AUDIT_REPORT, _LONGEST_REPORT))
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(values, dict) or values.get("schema") != AUDIT_SCHEMA:
@@ -174,6 +177,6 @@ def measured_from_below(folder: Path, run_id: str) -> str | None:
 
 def _read(path: Path, size: int, lost: str) -> bytes:
     try:
-        return store.read_small(path, size)
+        return read_small(path, size)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror or error}): {lost}.") from None

@@ -21,30 +21,18 @@ _OWN = methods_of(MetricsRelease)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """Noised metrics that were committed, of the model after a round.
+    """Noised metrics that were committed, of the model after a round."""
 
-    Attributes:
-        round: number of the round, from 0.
-        values: noised mean of each metric, in the order of the plan's names.
-        clients: ids of the users who evaluated, each once.
-        noised_by: "server", or whose code else clipped, summed and noised.
-    """
-
-    round: int
-    values: tuple[float, ...]
-    clients: tuple[ClientId, ...]
-    noised_by: str
+    round: int  # number of the round, from 0
+    values: tuple[float, ...]  # noised mean of each metric, in the order of the plan's names
+    clients: tuple[ClientId, ...]  # ids of the users who evaluated, each once
+    noised_by: str  # "server", or whose code else clipped, summed and noised
 
 
 def read_evaluation(
     values: Mapping[str, Any], rounds: int, before: Sequence[Evaluation]
 ) -> Evaluation:
-    """Return the evaluation of a line of a ledger.
-
-    Args:
-        values: of the line.
-        rounds: committed before it.
-        before: the evaluations before it.
+    """Return the evaluation of a line of a ledger after so many rounds and these evaluations.
 
     Raises:
         ValueError: it has other values, or is not of the newest round, or that has one.

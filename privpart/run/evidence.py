@@ -79,9 +79,7 @@ class Evidence:
 def gather(folder: str | Path, public_key: str | None = None) -> Evidence:
     """Check a run folder, which is only read and may still be running.
 
-    Args:
-        folder: the run folder.
-        public_key: key that the run is known by, in hex, from anywhere but the folder.
+    ``public_key`` is the key that the run is known by, in hex, from anywhere but the folder.
 
     Raises:
         ConfigError: there is no run, its ledger cannot be read, or ``public_key`` is malformed.

@@ -338,10 +338,7 @@ class RunFolder:
 
         The model stays. The report covers what was released, under the plan's guarantee, and says
         that the run was ended early. This method closes the run, which cannot be opened again.
-
-        Args:
-            reason: kept in the ledger.
-            by_training: whether the training asked for it (``StopTraining``), and is finished.
+        The ledger keeps the reason, and whether the training asked for it (``StopTraining``).
 
         Raises:
             ConfigError: the run is complete, or its signing key is missing.

@@ -44,29 +44,18 @@ _HASH = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One committed round.
+    """One committed round."""
 
-    Attributes:
-        round: number of the round, from 0.
-        state: SHA-256, in hex, of the state file after the round.
-        model: hash of the released parameters, see ``model_hash``.
-        clip_norm: clip norm of the round.
-        received: number of updates received.
-        clients: ids of the clients whose updates entered the sum, each once.
-        clipped_by: how many of these updates who clipped last, see ``RoundCounts.clipped_by``.
-        sum: SHA-256, in hex, of the file with the recorded sum; "" if it was not recorded.
-        chain: chain value of its line; "" until it is computed.
-    """
-
-    round: int
-    state: str
-    model: str
-    clip_norm: float
-    received: int
-    clients: tuple[ClientId, ...]
+    round: int  # number of the round, from 0
+    state: str  # SHA-256, in hex, of the state file after the round
+    model: str  # hash of the released parameters, see ``model_hash``
+    clip_norm: float  # clip norm of the round
+    received: int  # number of updates received
+    clients: tuple[ClientId, ...]  # ids of the clients whose updates entered the sum, each once
+    # how many of these updates who clipped last, see ``RoundCounts.clipped_by``
     clipped_by: Mapping[str, int]
-    sum: str = ""
-    chain: str = ""
+    sum: str = ""  # SHA-256, in hex, of the file with the recorded sum; "" if it was not recorded
+    chain: str = ""  # chain value of its line; "" until it is computed
 
     @property
     def counted(self) -> int:
@@ -341,12 +330,9 @@ def genesis(facts: Mapping[str, Any]) -> str:
 
 
 def read_key(file: Path, named: str, identity: Callable[[bytes], str]) -> bytes | None:
-    """Return the secret in a file of a run, None if there is no such file.
+    """Return the noise or signing key in a file of a run, None if there is no such file.
 
-    Args:
-        file: of the noise key or the signing key.
-        named: what the ledger names of the key.
-        identity: computes that from a secret.
+    ``named`` is what the ledger names of the key, and ``identity`` computes that from a secret.
 
     Raises:
         ConfigError: the file holds another key.

@@ -24,26 +24,17 @@ _STANDS = {
 
 @dataclass(slots=True)
 class Life:
-    """What the log says of one run; where it came from and what it cost follow from it alone.
+    """What the log says of one run; where it came from and what it cost follow from it alone."""
 
-    Attributes:
-        rounds: committed rounds that this machine saw.
-        evaluations: committed evaluations of metrics that it saw.
-        head: head of the ledger's chain after them; "" if it saw none of the run.
-        coming: head after what is being committed; "" if nothing is.
-        is_ours: whether a private run was created here, and no copy of it was adopted.
-        is_spent: whether a model of it may be known: a round was about to be committed, or people
-            pay for it because another run came from it.
-        closed: whether it was ended early.
-    """
-
-    rounds: int = 0
-    head: str = ""
-    coming: str = ""
-    is_ours: bool = False
+    rounds: int = 0  # committed rounds that this machine saw
+    head: str = ""  # head of the ledger's chain after them; "" if it saw none of the run
+    coming: str = ""  # head after what is being committed; "" if nothing is
+    is_ours: bool = False  # whether a private run was created here, and no copy of it was adopted
+    # whether a model of it may be known: a round was about to be committed, or people pay for it
+    # because another run came from it
     is_spent: bool = False
-    closed: bool = False
-    evaluations: int = 0
+    closed: bool = False  # whether it was ended early
+    evaluations: int = 0  # committed evaluations of metrics that it saw
 
     @property
     def commits(self) -> int:

@@ -62,44 +62,26 @@ _APART: ContextVar[Path | None] = ContextVar("apart", default=None)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One line of the log.
+    """One line of the log."""
 
-    Attributes:
-        event: what happened.
-        run: random name of the run; "" if the line is about none.
-        rounds: committed rounds of the run then.
-        evaluations: committed evaluations of its metrics then.
-        head: head of its ledger's chain after them; "" if this machine did not see them.
-        at: when it happened, in UTC.
-        population: name of the people that pay.
-        mu: cost of the whole plan of this run alone, whoever learns who took part; None without a
-            bound.
-        sampled: what the run costs while nobody learns who took part, a selection, or what
-            somebody states, as ``claims.plain`` writes it; None of others, or of what nothing
-            composes with.
-        delta: delta that the run was planned with, or that of a limit.
-        parent: run that it was forked from.
-        planned: planned rounds.
-        folder: where the run was.
-        epsilon: of a limit, with ``delta``.
-        by: who states it.
-    """
-
-    event: Event
-    run: str = ""
-    rounds: int = 0
-    head: str = ""
-    at: str = ""
-    population: str | None = None
+    event: Event  # what happened
+    run: str = ""  # random name of the run; "" if the line is about none
+    rounds: int = 0  # committed rounds of the run then
+    head: str = ""  # head of its ledger's chain after them; "" if this machine did not see them
+    at: str = ""  # when it happened, in UTC
+    population: str | None = None  # name of the people that pay
+    # cost of the whole plan of this run alone, whoever learns who took part; None without a bound
     mu: float | None = None
-    delta: float | None = None
-    parent: str | None = None
-    planned: int | None = None
-    folder: str | None = None
-    epsilon: float | None = None
+    delta: float | None = None  # delta that the run was planned with, or that of a limit
+    parent: str | None = None  # run that it was forked from
+    planned: int | None = None  # planned rounds
+    folder: str | None = None  # where the run was
+    epsilon: float | None = None  # of a limit, with ``delta``
+    # what the run costs while nobody learns who took part, a selection, or what somebody states, as
+    # ``claims.plain`` writes it; None of others, or of what nothing composes with
     sampled: list[dict[str, Any]] | None = None
-    by: str | None = None
-    evaluations: int = 0
+    by: str | None = None  # who states it
+    evaluations: int = 0  # committed evaluations of its metrics then
 
     def __post_init__(self) -> None:
         named = RUN_ID.fullmatch(self.run) is not None

@@ -17,20 +17,14 @@ from privpart.run.store import damage_named
 
 @dataclass(frozen=True, slots=True)
 class NoisedMetrics:
-    """The metrics that a run released so far.
+    """The metrics that a run released so far."""
 
-    Attributes:
-        names: of the metrics.
-        standard_error: standard deviation of the noise of every value. That users differ is not
-            in it, nor that a user who did not answer counts as 0.
-        evaluations: (round, values by name), ascending.
-        planned: number of evaluations that the plan has.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the metrics
+    # standard deviation of the noise of every value. That users differ is not in it, nor that a
+    # user who did not answer counts as 0
     standard_error: float
-    evaluations: tuple[tuple[int, dict[str, float]], ...]
-    planned: int
+    evaluations: tuple[tuple[int, dict[str, float]], ...]  # (round, values by name), ascending
+    planned: int  # number of evaluations that the plan has
 
     @classmethod
     def of(cls, plan: PrivacyPlan, evaluations: list[Evaluation]) -> "NoisedMetrics | None":

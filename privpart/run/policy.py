@@ -21,35 +21,27 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Policy(BaseModel):
-    """The limits of an organisation, as the tables of a TOML file.
-
-    Attributes:
-        epsilon: the most that one run may cost a unit, at ``delta``.
-        delta: at which every run is judged; below 1 / population.
-        population: number of units, which is public.
-        unit: whose data one unit of protection is.
-        adjacency: those that epsilon may be about; "add-or-remove" is that of sampled runs.
-        mechanisms: names of the mechanisms that are allowed, such as "blt"; None allows all.
-        sampling: names of the samplers that may amplify epsilon, such as "poisson"; none allows
-            runs without amplification alone.
-        asserted: codes of the conditions of a run that may stay asserted; the others must be
-            enforced, verified, or vouched for.
-        vouchers: names of the people who may vouch for a condition.
-        total_epsilon: the most that all runs about the same people may cost together, by the log of
-            runs of the machine that judges; None for no such limit.
-    """
+    """The limits of an organisation, as the tables of a TOML file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, strict=True)
 
-    epsilon: Positive
-    delta: Annotated[float, Field(gt=0, lt=1)]
-    population: Annotated[int, Field(ge=1)]
-    unit: Unit = "client"
+    epsilon: Positive  # the most that one run may cost a unit, at ``delta``
+    delta: Annotated[float, Field(gt=0, lt=1)]  # at which every run is judged; below 1 / population
+    population: Annotated[int, Field(ge=1)]  # number of units, which is public
+    unit: Unit = "client"  # whose data one unit of protection is
+    # those that epsilon may be about; "add-or-remove" is that of sampled runs
     adjacency: list[Adjacency] = ["zero-out"]
+    # names of the mechanisms that are allowed, such as "blt"; None allows all
     mechanisms: list[str] | None = None
+    # names of the samplers that may amplify epsilon, such as "poisson"; none allows runs without
+    # amplification alone
     sampling: list[str] = []
+    # codes of the conditions of a run that may stay asserted; the others must be enforced,
+    # verified, or vouched for
     asserted: list[str] = []
-    vouchers: list[str] = []
+    vouchers: list[str] = []  # names of the people who may vouch for a condition
+    # the most that all runs about the same people may cost together, by the log of runs of the
+    # machine that judges; None for no such limit
     total_epsilon: Positive | None = None
 
 
@@ -77,9 +69,7 @@ def read_policy(path: Path) -> Policy:
 def plan_refusals(policy: Policy, report: PrivacyReport) -> list[str]:
     """Return why a plan may not run under a policy, a sentence each; none if it may.
 
-    Args:
-        policy: of the organisation.
-        report: of the plan, at the policy's delta. Its conditions are not judged: nothing ran.
+    The report is at the policy's delta. Its conditions are not judged: nothing ran.
     """
     return [*_of_figures(policy, report), *_of_kind(policy, report)]
 
@@ -94,19 +84,11 @@ def run_refusals(
 ) -> list[str]:
     """Return why a run does not meet a policy, a sentence each; none if it does.
 
-    Args:
-        policy: of the organisation.
-        report: of the run, at the policy's delta.
-        wrong: what evidence contradicts, and how the run left its plan.
-        all_runs: what the log of runs says about the same people, at the policy's delta.
-        vouchers: code of each condition that was vouched for -> who did.
+    Report and ``all_runs`` are at the policy's delta. ``wrong`` is what evidence contradicts and
+    how the run left its plan, ``vouchers`` maps the code of each condition to who vouched for it.
     """
-    return [
-        *wrong,
-        *plan_refusals(policy, report),
-        *_of_conditions(policy, report, vouchers),
-        *_of_total(policy, all_runs),
-    ]
+    of_report = *plan_refusals(policy, report), *_of_conditions(policy, report, vouchers)
+    return [*wrong, *of_report, *_of_total(policy, all_runs)]
 
 
 def _of_figures(policy: Policy, report: PrivacyReport) -> Iterator[str]:

@@ -72,70 +72,50 @@ _Words = tuple[AssumptionStatus, str]
 
 @dataclass(frozen=True, slots=True)
 class RunCost:
-    """What the run costs besides privacy, as its ledger implies; nothing here was timed.
+    """What the run costs besides privacy, as its ledger implies; nothing here was timed."""
 
-    Attributes:
-        parameters: number of parameters that train; None if the ledger does not name them.
-        update_bytes: of one client's update of all of them, without headers; None likewise.
-        state_vectors: vectors as long as the trained part that the noise keeps.
-        draws_per_round: Gaussian vectors drawn per round, on average.
-    """
-
-    parameters: int | None
+    parameters: int | None  # number of parameters that train; None if the ledger does not name them
+    # of one client's update of all of them, without headers; None likewise
     update_bytes: int | None
-    state_vectors: int
-    draws_per_round: float
+    state_vectors: int  # vectors as long as the trained part that the noise keeps
+    draws_per_round: float  # Gaussian vectors drawn per round, on average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """The privacy cost of a run, and the evidence for it.
+    """The privacy cost of a run, and the evidence for it."""
 
-    Attributes:
-        run_id: random name of the run.
-        plan: hash of the run's plan.
-        planned_rounds: number of rounds that the guarantee is for, however many were run.
-        rounds: number of committed rounds.
-        complete: whether all planned rounds, and evaluations of metrics, are committed.
-        realised: worst participation in the ledger; None before the first round, and of a run that
-            samples, where who took part is secret.
-        deviations: ways in which the run left its plan; empty if it kept to it.
-        guarantee: the privacy report; its assumptions say what was enforced or verified.
-        closed: whether the run was ended early, after ``rounds`` of the planned ones.
-        public_key: key that signed the ledger, in hex.
-        head: chain value of the last row, which the key signed.
-        checks: what was checked of the folder, on this machine, when the report was written.
-        select: if clients select what they download, one line on the guarantee against recipients
-            of the model and one on what is seen in the clear; else None.
-        all_runs: what all runs on this machine told about the same people; None if nobody named
-            them.
-        measured: what an audit of the run found from below, as it was written beside the run.
-        cost: what the run costs besides privacy.
-        noised: the noised metrics that were released; None if the plan has none.
-        about: what whoever began the run states of it, by the names of ``About``.
-        server_saw: what the plan lets the server see, and on whose word, if not every update.
-        vouchers: code of each assumption that was vouched for -> "by" whom, and "at" what time.
-    """
-
-    run_id: str
-    plan: str
-    planned_rounds: int
-    rounds: int
-    complete: bool
+    run_id: str  # random name of the run
+    plan: str  # hash of the run's plan
+    planned_rounds: int  # number of rounds that the guarantee is for, however many were run
+    rounds: int  # number of committed rounds
+    complete: bool  # whether all planned rounds, and evaluations of metrics, are committed
+    # worst participation in the ledger; None before the first round, and of a run that samples,
+    # where who took part is secret
     realised: Participation | None
-    deviations: tuple[str, ...]
+    deviations: tuple[str, ...]  # ways in which the run left its plan; empty if it kept to it
+    # the privacy report; its assumptions say what was enforced or verified
     guarantee: PrivacyReport
+    # what all runs on this machine told about the same people; None if nobody named them
     all_runs: AllRuns | None = None
-    closed: bool
-    public_key: str
-    head: str
+    closed: bool  # whether the run was ended early, after ``rounds`` of the planned ones
+    public_key: str  # key that signed the ledger, in hex
+    head: str  # chain value of the last row, which the key signed
+    # what was checked of the folder, on this machine, when the report was written
     checks: tuple[Check, ...]
-    cost: RunCost | None = None
+    cost: RunCost | None = None  # what the run costs besides privacy
+    # if clients select what they download, one line on the guarantee against recipients of the
+    # model and one on what is seen in the clear; else None
     select: tuple[str, str] | None = None
+    # what an audit of the run found from below, as it was written beside the run
     measured: str | None = None
+    # the noised metrics that were released; None if the plan has none
     noised: NoisedMetrics | None = None
+    # what whoever began the run states of it, by the names of ``About``
     about: Mapping[str, str] = field(default_factory=dict)
+    # what the plan lets the server see, and on whose word, if not every update
     server_saw: str | None = None
+    # code of each assumption that was vouched for -> "by" whom, and "at" what time
     vouchers: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
 
     @property

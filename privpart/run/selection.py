@@ -54,26 +54,18 @@ _ID = re.compile("[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What is public of a selection, and fixed before its first run.
+    """What is public of a selection, and fixed before its first run."""
 
-    Attributes:
-        hash: SHA-256, in hex, of the candidates, their order and code, and all that follows.
-        cost: what the whole costs, as ``accounting.selection.fields_of`` gives it.
-        candidates: number of candidates, from which each run draws its own, each as likely.
-        score: name of the score.
-        is_public: whether the score is known to read nothing but public data and what the run
-            released, by no author's word.
-        population: name of the people.
-        delta: of the target.
-    """
-
-    hash: str
+    hash: str  # SHA-256, in hex, of the candidates, their order and code, and all that follows
+    # what the whole costs, as ``accounting.selection.fields_of`` gives it
     cost: Mapping[str, int | float]
-    candidates: int
-    score: str
+    candidates: int  # number of candidates, from which each run draws its own, each as likely
+    score: str  # name of the score
+    # whether the score is known to read nothing but public data and what the run released, by no
+    # author's word
     is_public: bool
-    population: str
-    delta: float
+    population: str  # name of the people
+    delta: float  # of the target
 
     @property
     def repetitions(self) -> Repetitions:
@@ -83,15 +75,10 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """What giving a selection up costs.
+    """What giving a selection up costs."""
 
-    Attributes:
-        runs: runs that are charged; 0 if no round of any was committed.
-        mu: of the charge; 0 likewise.
-    """
-
-    runs: int
-    mu: float
+    runs: int  # runs that are charged; 0 if no round of any was committed
+    mu: float  # of the charge; 0 likewise
 
 
 class Selection:
@@ -346,12 +333,7 @@ def _abandoned(folder: Path, name: str, locks: ExitStack) -> Abandoned:
 
 
 def words(facts: Mapping[str, Any], head: str) -> dict[str, tuple[AssumptionStatus, str]]:
-    """Map the conditions of a selection to what this machine's log says of the run in a folder.
-
-    Args:
-        facts: of the run's ledger.
-        head: of the run's ledger.
-    """
+    """Map the conditions of a selection to what this machine's log says of a run of it."""
     fact = facts[FACT]
     listed: tuple[AssumptionStatus, str] = (
         "enforced",

@@ -146,12 +146,9 @@ def _kind(mode: int) -> str:
 
 
 def lock(path: Path, busy: str, *, patience: float = 0.0) -> FileLock:
-    """Return a lock that this process holds until ``release``.
+    """Return a lock on a file, created if there is none, that this process holds till ``release``.
 
-    Args:
-        path: file of the lock; it is created if there is none.
-        busy: what to say if another process holds it after ``patience`` seconds.
-        patience: >= 0.
+    ``busy`` is what to say if another process holds it after ``patience`` seconds, >= 0.
 
     Raises:
         ConfigError: another process holds it, or the path is not an ordinary file.

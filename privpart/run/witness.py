@@ -45,24 +45,17 @@ class Standing:
 @with_config(ConfigDict(extra="forbid"))
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """A log of runs at a time.
-
-    Attributes:
-        at: the time, in UTC, by the machine's clock.
-        lost: whether an earlier log of the machine is missing.
-        lines: number of lines of the log.
-        first: hash of its first line about a run, which tells logs apart; "" if it has none.
-        head: hash of its last line; "" if it has none.
-        runs: the runs that the machine made or continued.
-    """
+    """A log of runs at a time."""
 
     schema: Literal["privpart/witness/1"] = "privpart/witness/1"
+    # the time, in UTC, by the machine's clock
     at: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\+00:00$")]
-    lost: bool
-    lines: Annotated[int, Field(ge=0)]
+    lost: bool  # whether an earlier log of the machine is missing
+    lines: Annotated[int, Field(ge=0)]  # number of lines of the log
+    # hash of its first line about a run, which tells logs apart; "" if it has none
     first: HashOrNone
-    head: HashOrNone
-    runs: tuple[Standing, ...]
+    head: HashOrNone  # hash of its last line; "" if it has none
+    runs: tuple[Standing, ...]  # the runs that the machine made or continued
 
     def __post_init__(self) -> None:
         if bool(self.lines) != bool(self.head) or (self.first and not self.head):
