@@ -9,7 +9,7 @@ in a second vector, which has no part in updates, clip, noise or messages.
 
 A client borrows the model (``PartialModel.lent``). Whatever its data made of the module besides the
 two vectors (buffers, gradients, modes, states that layers keep) is put back when it returns it, or
-is an error: neither clip nor noise covers it, so neither the next client nor the model may see it.
+is an error: neither clip nor noise covers it.
 
 Networks that cannot be trained in part under differential privacy are refused, with the reason.
 """

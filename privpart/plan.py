@@ -2,11 +2,9 @@
 
 ``PrivacyPlan`` is the promise. Two of its parts are public rules of their own:
 
-Schedule: which groups of parameters train in which round (FedPart, Wang et al. 2024). Warm-up
-rounds train everything; then a cycle trains one group after the other, each for a few rounds; full
-rounds come again between two cycles. FedPart's Tables 1 to 3 have warm_up = between = 5 and 2
-rounds per group; its ablations (Tables 5 to 7) have between = 0. A schedule is a function of public
-numbers alone, so it costs no privacy, and ``accounting.Grouped`` is built from what it returns.
+Schedule: which groups of parameters train in which round (FedPart, Wang et al. 2024, whose Tables 1
+to 3 have warm_up = between = 5 and 2 rounds per group, and Tables 5 to 7 between = 0). It is a
+function of public numbers alone, so it costs no privacy; ``accounting.Grouped`` is built from it.
 
 Adaptive clipping: a clip norm that follows a quantile of the update norms, privately (Andrew et al.
 2021, "Differentially Private Learning with Adaptive Clipping"). Every client adds a bit that says
@@ -159,7 +157,9 @@ class PrivacyPlan:
             self._refuse_beside_sampling(self.sampling)
         elif self.estimate is not None:
             raise ConfigError("estimate: only valid with sampling; this plan has none.")
-        if self.secure is not None and self._shows_no_update():
+        needs_each = self.sampling, self.adaptive_clipping, self.metrics
+        seen = not self.noise_multiplier or needs_each != (None, None, None)
+        if self.secure is not None and seen:
             raise ConfigError(
                 "secure: needs noise, whose grid the parties round to; and neither sampling, "
                 "adaptive_clipping nor metrics, for which the server must see each client's answer."
@@ -167,10 +167,6 @@ class PrivacyPlan:
         if self.metrics is not None:
             sampled = self.sampling is not None
             self.metrics.refuse_beside(self.rounds, self.noise_multiplier, sampled=sampled)
-
-    def _shows_no_update(self) -> bool:
-        needs_each = (self.sampling, self.adaptive_clipping, self.metrics)
-        return not self.noise_multiplier or any(one is not None for one in needs_each)
 
     def _refuse_odd_schedules(self) -> None:
         firsts = {"clip_norms": float(self.clip_norm), "report_goals": self.report_goal}

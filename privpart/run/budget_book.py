@@ -1,24 +1,14 @@
 """Budget book: what all runs on this machine cost the people that they trained on.
 
-A report is about one run, and a fork's report adds the runs that it came from. Nobody's exposure
-ends there: two forks of one run, or two runs of two plans, are seen by the same people's adversary.
-The book is what the log of runs says about each population; all charges compose: mu^2 adds.
+The book is what the log of runs says about each population; all charges compose: mu^2 adds. A run
+is charged when it is created, for its whole plan and alone, under one lock with the check of a
+limit; what it was forked from is a charge of its own. Only a run that was closed before its first
+round is free, if the log shows that it was created here and that no copy of it was adopted. A
+sampled run is charged its amplified cost, if a proof says that it composes.
 
-A run is charged when it is created, for its whole plan and alone, under one lock with the check of
-a limit; what it was forked from is a charge of its own. Only a run that was closed before its first
-round is free, if the log shows that it was created here and that no copy of it was adopted. Every
-other one costs its whole plan, however early it ended: less would need a proof for each mechanism.
-A run on Poisson samples, cut or not, or in bins is charged its amplified cost, while nobody learns
-who was sampled; one that was estimated by Monte Carlo as if its members were not sampled, because
-such a bound is of a single delta and composes with nothing. What others released about the same
-people can be stated, with who says so; it stays in the book.
-
-A run with noise from a seed, or without noise, has no bound. It is listed and not added, because
-such runs are simulations; but the total of its population is then "not-private", unless the
-population is a built-in task's, whose data are public. A population with a limit refuses such runs.
-
-What the book cannot know: runs on other machines, other names for the same people, people in parts
-of two populations, runs that were made by hand without a name, and what a lost log held.
+A run with noise from a seed, or without noise, has no bound: it is listed and not added. The total
+of its population is then "not-private", unless the people are a built-in task's, whose data are
+public. docs/budget-book.md has the reasons, and what the book cannot know.
 """
 
 import math

@@ -50,7 +50,7 @@ from privpart.run.ledger import (
     state_name,
     sum_name,
 )
-from privpart.run.lives import Life, lives
+from privpart.run.lives import life
 from privpart.run.population import refuse_population, spoken
 from privpart.run.store import StorageError, one_line
 from privpart.server import ANOTHER_SERVER, OWN_SERVER, RoundCounts, Server, is_unchanged
@@ -566,9 +566,9 @@ class RunFolder:
         # A seeded run may be repeated by anybody, so an older copy does no harm.
         if not self._private:
             return ""
-        life, chains = lives(entries).get(self.facts["run_id"]) or Life(), self._ledger.chains
-        standing = life.standing(chains, closed="closed" in self.facts)
-        fault = life.fault(chains, closed="closed" in self.facts)
+        seen, chains = life(self.facts["run_id"], entries), self._ledger.chains
+        standing = seen.standing(chains, closed="closed" in self.facts)
+        fault = seen.fault(chains, closed="closed" in self.facts)
         if standing in ("older", "another"):
             raise ConfigError(
                 f"{self.path}: {fault}. Continuing would reuse the noise of released rounds, which "
@@ -604,7 +604,7 @@ class RunFolder:
                 "open the run with adopt=True (--adopt); otherwise begin a fork."
             )
         run_id, people = self.facts["run_id"], self.facts.get("population_name")
-        life = lives(entries).get(run_id) or Life()
+        seen = life(run_id, entries)
         payer = budget_book.charged_as(self.facts)
         entries = entries if payer == run_id else log.lines_of(payer)
         payers = {spoken(e.population) for e in entries if e.run == payer and e.population}
@@ -616,7 +616,7 @@ class RunFolder:
                 # Of a copy that may not be the newest, the rounds are not those of the run.
                 stands = self._entry("adopted", head) if adopted else self._entry("charged", "")
                 budget_book.enter(stands, self.plan, self.facts, self.path)
-        elif life.head and not why and (life.head, life.closed) != (head, "closed" in self.facts):
+        elif seen.head and not why and (seen.head, seen.closed) != (head, "closed" in self.facts):
             self._note("closed" if "closed" in self.facts else "round")
 
 

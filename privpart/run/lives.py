@@ -96,6 +96,6 @@ def lives(entries: Sequence[Entry]) -> dict[str, Life]:
     return runs
 
 
-def life(run: str) -> Life:
-    """Return what the log says of a run; errors are those of ``log.lines_of``."""
-    return lives(log.lines_of(run)).get(run) or Life()
+def life(run: str, entries: Sequence[Entry] | None = None) -> Life:
+    """Return what these lines, or all that the log has on it, say of a run."""
+    return lives(log.lines_of(run) if entries is None else entries).get(run) or Life()

@@ -50,8 +50,8 @@ Event = Literal[
     "begun", "coming", "round", "adopted", "charged", "closed", "limit", "lost", "stated"
 ]
 _LOG, _MARK, _LOCK = "runs.log", "runs.mark", "runs.lock"
-_SHORT_TAIL, _TAIL = 2**11, 2**16
-"""Bytes that hold the last two lines usually, and always."""
+_TAIL = 2**16
+"""Bytes that hold the last two lines."""
 _LONGEST_FOLDER, _LONGEST_NAME, _LONGEST_LINE = 4096, 200, 30_000
 RUN_ID = re.compile("[0-9a-f]{32}")
 _PATIENCE = 60.0
@@ -335,11 +335,9 @@ def _last(path: Path) -> tuple[bytes, int]:
             # take that one back and leave the next, which follows from it.
             os.fsync(file.fileno())
             end = file.seek(0, os.SEEK_END)
-            for tail in (_SHORT_TAIL, _TAIL):
-                start = file.seek(max(0, end - tail))
-                # The first one may be a part of a line.
-                if len(lines := store.complete_lines(file)) > 2:
-                    break
+            start = file.seek(max(0, end - _TAIL))
+            # The first one may be a part of a line.
+            lines = store.complete_lines(file)
     except FileNotFoundError:
         return b"", 0
     before, last = (b"", b"", *lines)[-2:]

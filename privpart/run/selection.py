@@ -38,7 +38,7 @@ from accounting.selection import Repetitions, draw, selected_of
 from privpart.run import budget_book, log, store
 from privpart.run.folder import LOCK, RunFolder, holds_a_run, locked, on_disk
 from privpart.run.ledger import Ledger
-from privpart.run.lives import Life, lives
+from privpart.run.lives import Life, life, lives
 
 FACT = "selection"
 """Name of the fact in the ledger of each run."""
@@ -442,7 +442,7 @@ def _begun(name: str) -> tuple[log.Entry | None, Life]:
     """Return the line of the log that charges a selection, and how it stands."""
     lines = log.lines_of(name)
     begun = next((entry for entry in lines if entry.event == "begun" and entry.run == name), None)
-    return begun, lives(lines).get(name) or Life()
+    return begun, life(name, lines)
 
 
 def _begun_in(folder: Path) -> str | None:
