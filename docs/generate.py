@@ -137,13 +137,23 @@ def _metavar(argument: Any) -> str:
 
 def _option(option: Any) -> tuple[str, str, str, str]:
     names = ", ".join(f"`{name}`" for name in [*option.opts, *option.secondary_opts])
-    values = "" if option.is_flag else _values(option.type_descriptor.annotation)
+    values = "" if option.is_flag else values_of(option)
     if option.multiple:
         values += ", repeatable"
     idle = option.default in (None, False, [], ()) or callable(option.default)
     default = "" if idle else f"`{getattr(option.default, 'value', option.default)}`"
     required = "**required** " if option.required else ""
     return names, values, default, required + markdown(option.help or "")
+
+
+def values_of(option: Any) -> str:
+    """Return what may be typed after an option: its values by name, or their type."""
+    if (described := getattr(option, "type_descriptor", None)) is not None:
+        return _values(described.annotation)
+    # typer 0.28 and older have click's types
+    if choices := getattr(option.type, "choices", ()):
+        return ", ".join(str(getattr(choice, "value", choice)) for choice in choices)
+    return {"float": "number"}.get(option.type.name, option.type.name)
 
 
 def _values(annotation: Any) -> str:

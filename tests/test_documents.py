@@ -140,7 +140,7 @@ def checked(parser: Any, words: list[str]) -> set[str]:
     for option, value in pairwise(rest):
         parameter = options.get(option) if option.startswith("-") else None
         if parameter is not None and not parameter.is_flag:
-            *names, last = generate._values(parameter.type_descriptor.annotation).split(", ")
+            *names, last = generate.values_of(parameter).split(", ")
             assert not names or value in (*names, last) or value.isupper(), (words, option, value)
     return set(options)
 

@@ -102,13 +102,11 @@ class Command(TyperCommand):
             if unknown := getattr(error, "option_name", None):
                 listed = [name for option in self.params for name in option.opts]
                 error.possibilities = meant(unknown, listed) or error.possibilities
-            elif faults := getattr(
-                error.__cause__, "errors", None
-            ):  # pydantic's, without the value
-                value = faults()[0]["input"]
-                comma = re.fullmatch(r"-?\d+,\d+", str(value))
-                hint = ". A decimal number has a point" if comma else ""
-                error.message = f"{value!r}: {error.message}{hint}"
+            elif faults := getattr(error.__cause__, "errors", None):
+                # pydantic's, without the value, where typer 0.28 and older name it
+                error.message = f"{faults()[0]['input']!r}: {error.message}"
+            if re.match(r"'-?\d+,\d+'", error.message):
+                error.message = f"{error.message.rstrip('.')}. A decimal number has a point"
             raise
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401  click's, vendored
