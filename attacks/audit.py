@@ -26,6 +26,7 @@ from attacks.explain import Explanation, explain
 from attacks.observation import Observation, check_entries, noise_std_of, residual_of, select
 from attacks.report import UNION, Adversary, Report, ResultT, RowT, TrialT, most_severe
 from attacks.rounding import first_least
+from attacks.transforms import Declared, declared
 from attacks.update import LocalSteps, Loss, double_state, norm, ready
 
 SeenT = TypeVar("SeenT", bound=Observation)
@@ -41,13 +42,16 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
     "recipient" of the noised sum, who knows every other client's update, as the adversary of
     differential privacy does: to it the sum is one client's update plus noise.
 
-    A given update is of all the examples as one batch; ``clip`` and ``noise_multiplier`` state what
-    was done to it. If the examples do not explain it, nothing is attacked: the report is void and
-    says what is likely wrong.
+    A given update is of all the examples as one batch; ``transform``, ``clip`` and
+    ``noise_multiplier`` state what was done to it. If the examples do not explain it, nothing is
+    attacked: the report is void and says what is likely wrong.
 
     Args:
         views: name -> patterns of the parameters that the update shows, as in ``observe``. Only
             these train; the others are frozen, and public.
+        transform: what clients do to their update before the clip, such as "top-k:0.1": a text, a
+            function, or several in their order; see ``attacks.transforms``. Of "sum:20" an update
+            is the sum of 20 clients', each of a batch, and nobody sees more than that.
         attacks: tried in this order until one recovers the batch; None is the whole suite. Each
             maps (model, observation, seed) to a result, or to None where it does not apply.
         schedule: the view that each round of a training sends. The report then names the worst
@@ -62,12 +66,13 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
     y: Tensor | None = None  # their labels
     views: Mapping[str, Sequence[str]]
     attacks: Mapping[str, Attack[SeenT, ResultT]] | None = None
-    batch: int = 1  # examples per update; divides their number
+    batch: int = 1  # examples per client; divides their number, as do those of a sum
     loss: Loss | None = None  # None takes cross-entropy
     update: Mapping[str, Tensor] | None = None  # a given one; None computes it
     local: LocalSteps | None = None
     clip: float | None = None
     noise_multiplier: float = 0.0
+    transform: Any = ()
     delta: float = 1e-5  # at which the accountant's epsilon of the noised release is printed
     adversaries: Sequence[Adversary] | None = None  # None: the recipient, too, where there is noise
     schedule: Sequence[str] = ()
@@ -116,6 +121,16 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
 
     # The options.
 
+    @cached_property
+    def declared(self) -> Declared:
+        """The transforms between an update and what is sent."""
+        return declared(self.transform)
+
+    @property
+    def examples(self) -> int:
+        """The number of examples per update that is seen."""
+        return self.batch * self.declared.clients
+
     def refuse(self) -> None:
         """Raise a ConfigError for options with which no audit is possible, before any attack."""
         batch = checks.count("batch", self.batch)
@@ -124,17 +139,18 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         noise_std_of(self.clip, self.noise_multiplier)
         if not self.views:
             raise ConfigError("views={}: name at least one, such as {'full': ['*']}.")
-        if len(self.x) % batch:
+        if len(self.x) % self.examples:
+            times = f" times {self.declared.clients} clients" if self.declared.clients > 1 else ""
             raise ConfigError(
-                f"batch={batch}: must divide the number of {self.kind}, {len(self.x)}."
+                f"batch={batch}{times}: must divide the number of {self.kind}, {len(self.x)}."
             )
         if self.update is not None:
             if not self.update:
                 raise ConfigError("update: is empty; pass at least one tensor, by its name.")
-            if batch != len(self.x):
+            if self.examples != len(self.x):
                 raise ConfigError(
                     f"update: a given update is of one batch; set batch to the number of "
-                    f"{self.kind}, {len(self.x)}."
+                    f"{self.kind}, {len(self.x)}, shared by the clients of a sum."
                 )
             parameters = dict(self.model.named_parameters(remove_duplicate=False))  # tied ones too
             check_entries("update", self.update, parameters | dict(self.model.named_buffers()))
@@ -186,11 +202,11 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
     @property
     def batches(self) -> range:
         """The numbers of the batches."""
-        return range(len(self.x) // self.batch)
+        return range(len(self.x) // self.examples)
 
     def rows_of(self, number: int) -> slice:
         """Return which examples are batch ``number``."""
-        return slice(number * self.batch, (number + 1) * self.batch)
+        return slice(number * self.examples, (number + 1) * self.examples)
 
     def client(self, number: int) -> tuple[Tensor, Tensor]:
         """Return batch ``number``, and what its loss predicts: labels, or the examples."""
@@ -207,19 +223,32 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
 
     # What is seen, and whether the examples explain it.
 
-    def observe(self, view: str, adversary: Adversary, number: int) -> SeenT:
-        """Return what that adversary sees of batch ``number``."""
-        options: dict[str, Any] = {"loss": self.client_loss, "local": self.local, "clip": self.clip}
-        if self.update is not None:
-            names = [name for name, _ in self.model.named_parameters() if name in self.update]
-            options |= {
-                "update": {name: self.update[name] for name in names},
+    @property
+    def _options(self) -> dict[str, Any]:
+        """What a client does, as the attacker knows."""
+        trained = {"loss": self.client_loss, "local": self.local}
+        return trained | {"clip": self.clip, "transform": self.declared}
+
+    def _sent(self) -> SeenT:
+        """Return all of a given update."""
+        update = self.update or {}
+        names = [name for name, _ in self.model.named_parameters() if name in update]
+        return self._given(
+            self._options
+            | {
+                "update": {name: update[name] for name in names},
                 "state": double_state(self.model),
                 "shape": tuple(self.x.shape),
                 "labels": self.y if self.reveal_labels else None,
                 "noise_std": noise_std_of(self.clip, self.noise_multiplier),
             }
-            return self._given(options).restrict(self.names[view])
+        )
+
+    def observe(self, view: str, adversary: Adversary, number: int) -> SeenT:
+        """Return what that adversary sees of batch ``number``."""
+        options = self._options
+        if self.update is not None:
+            return self._sent().restrict(self.names[view])
         options |= {"visible": self.every_view[view], "reveal_labels": self.reveal_labels}
         if adversary == "recipient":
             options["noise_multiplier"] = self.noise_multiplier
@@ -228,14 +257,21 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
 
     @cached_property
     def explanation(self) -> Explanation:
-        """Of the view, adversary and batch that the true examples explain least."""
+        """Of the view, adversary and batch that the true examples explain least.
+
+        If a view of a given update is not explained, that of all that was sent says why.
+        """
         explanations = [
             explain(self.net, self.observe(view, adversary, number), *self.client(number))
             for adversary in self.everyone
             for view in self.every_view
             for number in self.batches
         ]
-        return explanations[first_least([-item.excess for item in explanations], -math.inf)]
+        worst = explanations[first_least([-item.excess for item in explanations], -math.inf)]
+        if self.update is None or worst.explained:
+            return worst
+        whole = explain(self.net, self._sent(), *self.client(0))
+        return worst if whole.explained else whole
 
     # The attacks.
 
@@ -270,7 +306,8 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         Whoever sees more may discard the rest, so a view must not score below a part of it.
         """
         trials = self._attack(view, view, adversary, number, observed)
-        separable = observed.clip is None and observed.local is None
+        plain = observed.clip is None and observed.local is None
+        separable = plain and not observed.transform.steps
         for part, names in self.names.items():
             if not names < self.names[view] or trials[0][0].untried is not None:
                 continue
@@ -301,7 +338,7 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         else:
             net = ready(self.net, observed.training)
             match = {"truth_match": residual_of(net, observed, *self.client(number))}
-        trials: list[list[TrialT]] = [[] for _ in range(self.batch)]
+        trials: list[list[TrialT]] = [[] for _ in range(self.examples)]
         for name in attacks:
             if (result := self._result(key, name, observed, number)) is not None:
                 scored = self._scored(view, name, result, number, match)
@@ -335,12 +372,12 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
             return None
         right = count = 0
         for number in self.batches:
-            trial = trials[number * self.batch]
+            trial = trials[number * self.examples]
             if trial.untried is None:
                 guesses = [] if trial.result.labels is None else trial.result.labels.tolist()
                 labels = self.y[self.rows_of(number)].tolist()
                 right += (Counter(labels) & Counter(guesses)).total()
-                count += self.batch
+                count += self.examples
         return right / count if count else None
 
     def shared(self, threat: dict[str, Any]) -> dict[str, Any]:
@@ -355,6 +392,7 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
                 "origin": "computed" if self.update is None else "given",
                 "local": None if self.local is None else asdict(self.local),
                 "batch": self.batch,
+                "transform": [str(step) for step in self.declared.steps],
                 "labels": "revealed" if self.reveal_labels else "inferred",
                 "clip": self.clip,
                 "noise_multiplier": z,

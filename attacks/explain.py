@@ -15,8 +15,9 @@ from scipy.stats import chi2
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from attacks.observation import Observation, clipped_values, update_of
+from attacks.observation import Observation, sender, visible_parts
 from attacks.reconstruction.batch_statistics import statistics_gap
+from attacks.transforms import KINDS, Transform
 from attacks.update import LocalSteps, as_double, flat, ready
 
 EXPLAINED = 1e-3  # relative residual that reduced precision may leave; 3 % of the norm
@@ -71,8 +72,8 @@ def explain(model: nn.Module, observation: Observation, x: Tensor, y: Tensor) ->
 
     def replay(**changes: Any) -> Tensor:  # noqa: ANN401 - fields of an observation
         client = replace(observation, **changes)
-        net = ready(model, client.training)
-        return clipped_values(client, update_of(net, client, as_double(x), y))
+        net, send = ready(model, client.training), sender(client, checked=True)
+        return flat(visible_parts(net, client, as_double(x), y, send).values())
 
     u = flat(observation.update.values())
     size = float(u @ u)
@@ -105,8 +106,11 @@ def _cause(
     if explanation.residual < explanation.least:
         return "it contains less noise than the noise multiplier says"
     weights = flat(stated.state[name] for name in stated.update)
-    if float((weights - u).square().sum() / u.square().sum()) < _NEAR_WEIGHTS:
+    if _gap(weights, u) < _NEAR_WEIGHTS:
         return "it is weights, not an update: subtract those before the round (before)"
+    looks = [] if stated.transform.steps else _transforms(stated, replay)
+    if declared := [one for one in looks if _gap(replay(transform=one), u) <= EXPLAINED]:
+        return f"a transform that is not declared: {declared[0]} (--transform {declared[0]})"
     fits = []
     for training, local, clause in _variants(stated):
         try:
@@ -114,16 +118,31 @@ def _cause(
         except ConfigError:  # dropout, which this mode would need
             continue
         scale = float(replayed @ u) / max(float(replayed.square().sum()), 1e-300)
-        residual = float((scale * replayed - u).square().sum() / u.square().sum())
+        residual = _gap(scale * replayed, u)
         if residual < explanation.most:
             fits.append((residual, clause + _of_scale(stated, scale, local, clause)))
     if not fits:
+        names = " or ".join(map(str, looks))
         return (
+            f"{names and f'a transform that is not declared ({names}, by its looks); '}"
             "other weights (of another round?), other examples, labels or scaling of the inputs, "
             "another loss or learning rate, random layers, or noise that is not stated"
         )
     best = max(_EXACT, min(residual for residual, _ in fits))
     return next(clause for residual, clause in fits if residual <= _TIE * best)
+
+
+def _gap(other: Tensor, u: Tensor) -> float:
+    return float((other - u).square().sum() / u.square().sum())
+
+
+def _transforms(stated: Observation, replay: Callable[..., Tensor]) -> list[Transform]:
+    """Return the transforms that the update looks to have had."""
+    sizes = [value.numel() for value in stated.update.values()]
+    parts = zip(stated.update.items(), torch.split(replay(clip=None), sizes), strict=True)
+    plain = {name: part.view_as(value) for (name, value), part in parts}
+    looks = [kind.recognised(stated.update, plain) for kind in KINDS.values()]
+    return [transform for transform in looks if transform is not None]
 
 
 def _variants(stated: Observation) -> Iterator[tuple[bool, LocalSteps | None, str]]:

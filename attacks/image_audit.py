@@ -126,10 +126,12 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
         with torch.no_grad():
             net = ready(self.model, training=False).double()
             self.refuse_labels(net(self.x[:1].double()), self.y)
-        if self.decoys is not None and self.batch > 1:
+        if self.decoys is not None and self.examples > 1:
             raise ConfigError(
-                f"decoys: rank an image by itself; leave them out at batch={self.batch}."
+                f"decoys: rank an image by itself; leave them out of updates of {self.examples}."
             )
+        if self.send_buffers and self.declared.clients > 1:
+            raise ConfigError("send_buffers: those of a sum of clients are not matched.")
 
     def _computed(self, number: int, options: dict[str, Any]) -> Observation:
         x, y = self.client(number)
@@ -199,9 +201,9 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
         guesses = baseline_images(self.x, public, self.class_means, seed=self.seed)
         if public is None and len(self.batches) > 1:
             x = self.x.detach().double()
-            batch_sums = x.reshape(-1, self.batch, *x.shape[1:]).sum(1)
-            means_of_others = ((x.sum(0) - batch_sums) / (len(x) - self.batch)).clamp(0, 1)
-            guesses[_OTHERS] = means_of_others.repeat_interleave(self.batch, 0)
+            batch_sums = x.reshape(-1, self.examples, *x.shape[1:]).sum(1)
+            means_of_others = ((x.sum(0) - batch_sums) / (len(x) - self.examples)).clamp(0, 1)
+            guesses[_OTHERS] = means_of_others.repeat_interleave(self.examples, 0)
         return guesses
 
     @property

@@ -6,9 +6,10 @@ cannot be tuned, stopped or selected by them.
 
 import difflib
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from accounting import checks
 from accounting.checks import ConfigError
+from attacks.transforms import NONE, Declared, declared
 from attacks.update import (
     LEAST,
     LocalSteps,
@@ -53,6 +55,9 @@ class Observation:
             visible; () means the visible ones.
         buffers: running statistics of batch normalisation after the client's training, by name,
             where the client sends them; they are not clipped, and no noise covers them.
+        transform: what became of the update before the clip, such as "top-k:0.1", as a text, a
+            function, or several in their order; a sum of clients has the ``shape`` of all their
+            examples, client by client.
 
     Real values are kept in float64 on the CPU, whatever they came in.
 
@@ -72,11 +77,13 @@ class Observation:
     training: bool = False
     sent: tuple[str, ...] = ()
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    transform: Declared = NONE
 
     def __post_init__(self) -> None:
         for name in ("update", "state", "buffers"):
             wide = {k: as_double(value) for k, value in getattr(self, name).items()}
             object.__setattr__(self, name, wide)
+        object.__setattr__(self, "transform", declared(self.transform))
         if not self.update:
             raise ConfigError("update={}: is empty; pass at least one parameter to attack.")
         if len(self.shape) not in (2, 4) or min(self.shape) < 1:
@@ -91,9 +98,15 @@ class Observation:
         check_entries("buffers", self.buffers, self.state)
         if self.sent and not set(self.update) <= set(self.sent) <= set(self.state):
             raise ConfigError("sent: must contain every visible name, and only names of the model.")
+        self.transform.shared_out("shape", self.shape[0])
         if self.clip is not None:
             squarable("clip", self.clip)
         checks.nonnegative("noise_std", self.noise_std)
+
+    @property
+    def clients(self) -> int:
+        """The number of clients whose updates were summed."""
+        return self.transform.clients
 
     def restrict(self, names: Collection[str]) -> Self:
         """Return the observation of an attacker who looks at these visible parameters only.
@@ -106,7 +119,7 @@ class Observation:
                 f"names: {unknown[0]!r} is not in view. {_near(unknown[0], self.update)}"
             )
         part = {name: value for name, value in self.update.items() if name in names}
-        alone = self.local is None and self.clip is None
+        alone = self.local is None and self.clip is None and not self.transform.steps
         return replace(self, update=part, sent=() if alone else self.sent or tuple(self.update))
 
 
@@ -122,6 +135,7 @@ def observe(
     noise_multiplier: float = 0.0,
     generator: torch.Generator | None = None,
     reveal_labels: bool = True,
+    transform: Any = (),  # noqa: ANN401 - see ``declared``
 ) -> Observation:
     """Return what a client that trains on (x, y) sends: the true update of the true loss.
 
@@ -139,6 +153,7 @@ def observe(
         noise_multiplier: noise standard deviation of one coordinate / clip, >= 0; needs ``clip``.
         generator: draws the noise; needed when there is noise.
         reveal_labels: whether the attacker is told ``y``.
+        transform: see ``Observation``; of a sum, (x, y) are the examples of all clients.
 
     Raises:
         ConfigError: a pattern that matches no parameter, an empty view, or a value out of range.
@@ -153,6 +168,7 @@ def observe(
         clip=clip,
         noise_multiplier=noise_multiplier,
         generator=generator,
+        transform=transform,
     )
     labels = y if reveal_labels else None
     return Observation(**fields, shape=tuple(x.shape), labels=labels, training=model.training)
@@ -170,6 +186,7 @@ def sent_fields(
     clip: float | None = None,
     noise_multiplier: float = 0.0,
     generator: torch.Generator | None = None,
+    transform: Any = (),  # noqa: ANN401 - see ``declared``
 ) -> dict[str, Any]:
     """Return the fields of an observation that do not depend on what is attacked.
 
@@ -182,39 +199,104 @@ def sent_fields(
         raise ConfigError(
             f"noise_multiplier={noise_multiplier:g}: pass a torch.Generator to draw the noise."
         )
-    state = double_state(model)
-    update = simulated_update(net, state, names, x, y, loss, local)
-    scale = clip_scale(update, clip)
-    update = {name: value * scale for name, value in update.items()}
+    state, chain = double_state(model), declared(transform)
+    chain.shared_out("x", len(x))
+    update: dict[str, Tensor] = {}
+    for examples in zip(x.chunk(chain.clients), y.chunk(chain.clients), strict=True):
+        sent = chain(simulated_update(net, state, names, *examples, loss, local))
+        scale = clip_scale(sent, clip)
+        update = {name: update.get(name, 0.0) + value * scale for name, value in sent.items()}
     if std > 0:
         for name, value in update.items():
             drawn = torch.randn(value.shape, generator=generator, dtype=value.dtype)
             update[name] = value + std * drawn
     options = {"clip": clip, "noise_std": std, "loss": loss, "local": local}
-    return {"update": update, "state": state, **options}
+    return {"update": update, "state": state, "transform": chain, **options}
 
 
-def update_of(
-    net: nn.Module, observed: Observation, x: Tensor, y: Tensor, **how: bool
+def sender(
+    observed: Observation,
+    dtype: torch.dtype = torch.float64,
+    *,
+    clipped: bool = True,
+    checked: bool = False,
+) -> Callable[[Mapping[str, Tensor]], dict[str, Tensor]]:
+    """Return what maps one client's update to what would be in view, after transform and clip.
+
+    Where a transform loses a part of the update, that is the nearest to what was sent of all that
+    the update may have led to, or if ``checked``, by any convention of the transform. Where noise
+    or other clients cover what was sent, it is what the client would send.
+    """
+    transform = observed.transform
+    covered = observed.noise_std > 0 or observed.clients > 1
+    sent = {name: value.to(dtype) for name, value in observed.update.items()}
+    towards = None if covered else transform.towards(sent, checked=checked)
+
+    def send(update: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        whole = transform(update)
+        scale = clip_scale(whole, observed.clip) if clipped else 1.0
+        if towards is None:
+            return {name: scale * whole[name] for name in sent}
+        return towards({name: scale * value for name, value in transform.before(update).items()})
+
+    return send
+
+
+def visible_parts(
+    net: nn.Module,
+    observed: Observation,
+    x: Tensor,
+    y: Tensor,
+    send: Callable[[Mapping[str, Tensor]], dict[str, Tensor]],
+    *,
+    state: Mapping[str, Tensor] | None = None,
+    functional: bool = False,
+    differentiable: bool = False,
 ) -> dict[str, Tensor]:
-    """Return the update before the clip of the observed client, had it trained on (x, y).
+    """Return what would be in view, had the observed clients trained on (x, y), by name.
 
-    ``net`` is made by ``ready``; real examples are in the precision of the state. It is computed as
-    ``simulated_update`` says: differentiable, or functional.
+    ``net`` is made by ``ready``, ``send`` by ``sender``; real examples are in the precision of
+    ``state``, by default the observed one. It is computed as ``simulated_update`` says.
     """
     names = observed.sent or tuple(observed.update)
-    return simulated_update(net, observed.state, names, x, y, observed.loss, observed.local, **how)
+    fixed = (observed.state if state is None else state), names
+
+    how: dict[str, Any] = {"functional": functional, "differentiable": differentiable}
+
+    def one(x: Tensor, y: Tensor, **changed: bool) -> dict[str, Tensor]:
+        training = observed.loss, observed.local
+        return send(simulated_update(net, *fixed, x, y, *training, **how | changed))
+
+    if observed.clients == 1:
+        return one(x, y)
+    if _linear(net, observed):
+        each_loss = partial(_summed, observed.loss, observed.clients)
+        return send(simulated_update(net, *fixed, x, y, each_loss, **how))
+    shares = [part.view(observed.clients, -1, *part.shape[1:]) for part in (x, y)]
+    if functional or differentiable:  # one after the other takes far longer
+        each = torch.vmap(partial(one, functional=True))(*shares)
+        return {name: value.sum(0) for name, value in each.items()}
+    parts = [one(*share) for share in zip(*shares, strict=True)]
+    return {name: torch.stack([part[name] for part in parts]).sum(0) for name in observed.update}
 
 
-def clipped_values(observed: Observation, update: Mapping[str, Tensor]) -> Tensor:
-    """Return the values of ``update`` that are in view, after the clip, as one vector."""
-    return clip_scale(update, observed.clip) * flat(update[name] for name in observed.update)
+def _linear(net: nn.Module, observed: Observation) -> bool:
+    """Return whether the sum of the clients' updates is the gradient of the sum of their losses."""
+    mixing = any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules())
+    plain = observed.local is None and observed.clip is None and len(observed.transform.steps) == 1
+    return plain and not (mixing and observed.training)
+
+
+def _summed(loss: Loss, clients: int, logits: Tensor, y: Tensor) -> Tensor:
+    pairs = zip(logits.chunk(clients), y.chunk(clients), strict=True)
+    return torch.stack([loss(*pair) for pair in pairs]).sum()
 
 
 def residual_of(net: nn.Module, observed: Observation, x: Tensor, y: Tensor) -> float:
-    """Return ||u(x) - u||^2 / ||u||^2 over what is visible; see ``update_of``."""
+    """Return ||u(x) - u||^2 / ||u||^2 over what is visible; see ``visible_parts``."""
     u = flat(observed.update.values())
-    gap = clipped_values(observed, update_of(net, observed, as_double(x), y)) - u
+    seen = visible_parts(net, observed, as_double(x), y, sender(observed))
+    gap = flat(seen.values()) - u
     size = float(u @ u)
     return float(gap @ gap) / size if size > 0 else math.inf
 

@@ -106,7 +106,7 @@ class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
 
     def _refuse_shapes(self, logits: tuple[int, ...]) -> None:
         """Raise a ConfigError for batches too long or too short, and logits of another task."""
-        size = self.batch * self.x.shape[1]
+        size = self.examples * self.x.shape[1]
         if size > MOST_TOKENS:
             raise ConfigError(
                 f"tokens: {size} in one update; must be at most {MOST_TOKENS}. Cut the sentences, "
@@ -217,7 +217,7 @@ class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
             Guess(
                 f1=max((scores[i].f1 for scores in self._guesses.values()), default=0.0),
                 rouge=max((scores[i].rouge for scores in self._guesses.values()), default=0.0),
-                bag=bags[i // self.batch],
+                bag=bags[i // self.examples],
             )
             for i in range(len(self._truth))
         ]

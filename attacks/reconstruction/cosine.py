@@ -8,6 +8,7 @@ no budget that a processor can afford is enough; its status then says "budget".
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from torch.nn.functional import cosine_similarity
 
 from accounting import checks
 from accounting.checks import ConfigError
-from attacks.observation import Observation
+from attacks.observation import Observation, sender, visible_parts
 from attacks.reconstruction.reconstruct import (
     Reconstruction,
     chosen_labels,
@@ -25,7 +26,7 @@ from attacks.reconstruction.reconstruct import (
     total_variation,
 )
 from attacks.reconstruction.solvers import SOLVED, Status
-from attacks.update import ready, simulated_update
+from attacks.update import ready
 
 _SAME_DIRECTION = 0.04  # a distance of noise below which the whole direction tells too little
 _TINY = 1e-30  # keeps 0 / 0 from becoming a direction
@@ -133,16 +134,16 @@ def batched_update(
     """Return x (R, B, C, H, W) -> each restart's update: a tensor (R, ...) per visible parameter.
 
     A single restart is differentiated by plain autograd, which is faster there; several use
-    ``vmap``. The update is not clipped: a cosine ignores scale.
+    ``vmap``. Without a transform the update is not clipped: a cosine ignores scale.
     """
     state = {k: v.to(dtype) if v.is_floating_point() else v for k, v in observation.state.items()}
-    visible = tuple(observation.update)
-    net, names = ready(model, observation.training), observation.sent or visible
+    net = ready(model, observation.training)
+    send = sender(observation, dtype, clipped=bool(observation.transform.steps))
 
     def single(x: Tensor, **how: bool) -> list[Tensor]:
-        seen = observation
-        update = simulated_update(net, state, names, x, labels, seen.loss, seen.local, **how)
-        return [update[name] for name in visible]
+        options: dict[str, Any] = {"state": state, **how}
+        seen = visible_parts(net, observation, x, labels, send, **options)
+        return list(seen.values())
 
     if restarts == 1:
         return lambda x: [part[None] for part in single(x[0], differentiable=True)]

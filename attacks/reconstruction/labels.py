@@ -135,6 +135,7 @@ def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]
         )
     if bias is not None or (weight is not None and batch == 1):
         sign = 1.0 if local is None else -1 / (local.learning_rate * local.steps)
+        sign /= observation.clients
         weight, bias = (None if grad is None else sign * grad for grad in (weight, bias))
         if bias is None:
             return [infer_labels(weight, bias, batch)]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from accounting import checks
 from accounting.checks import ConfigError
-from attacks.observation import Observation, clipped_values, update_of
+from attacks.observation import Observation, sender, visible_parts
 from attacks.reconstruction.batch_statistics import statistics_gap
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.solvers import Objective, Search, Status, gauss_newton, quasi_newton
@@ -197,7 +198,8 @@ def matching_residual(
 ) -> Objective:
     """Return x -> (u(x) - u) / ||u|| as one vector.
 
-    The attacker trains its own images as the client did: the same mode, local steps and clip.
+    The attacker trains its own images as the client did: the same mode, local steps, transform and
+    clip; where a transform loses values, it matches what is left of them.
     It can be differentiated by autograd, or else be transformed by ``torch.func``.
     """
     net = ready(model, observation.training)
@@ -205,11 +207,12 @@ def matching_residual(
     if not scale > 0:
         names = ", ".join(observation.update)
         raise ConfigError(f"update: {names} is zero, so there is nothing to match.")
-    how = {"differentiable": differentiable, "functional": not differentiable}
+    how: dict[str, Any] = {"differentiable": differentiable, "functional": not differentiable}
+    send = sender(observation)
 
     def residual(x: Tensor) -> Tensor:
-        update = update_of(net, observation, x, labels, **how)
-        return (clipped_values(observation, update) - target) / scale
+        seen = visible_parts(net, observation, x, labels, send, **how)
+        return (flat(seen.values()) - target) / scale
 
     return residual
 

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 from accounting import checks
 from accounting.checks import ConfigError
 from attacks.observation import Observation, sent_fields
+from attacks.transforms import NONE
 from attacks.update import Loss, flat, norm, ready, recording
 
 _IGNORED = -100  # as in torch's cross_entropy
@@ -51,6 +52,17 @@ class TextObservation(Observation):
         # the change of a weight is rounded as the weight is
         before = norm({name: self.state[name] for name in self.update})
         return eps * max(1.0, before / max(norm(self.update), 1e-300))
+
+
+def one_batch(observed: TextObservation) -> TextObservation:
+    """Return what one client with all sentences would send, where that is the mean of the sum."""
+    local, summed = observed.local, len(observed.transform.steps) == 1 and observed.clients > 1
+    linear = local is None or (local.optimizer == "sgd" and local.steps == 1)
+    if not (summed and linear and observed.clip is None):
+        return observed
+    mean = {name: value / observed.clients for name, value in observed.update.items()}
+    std = observed.noise_std / observed.clients
+    return replace(observed, update=mean, noise_std=std, transform=NONE)
 
 
 @dataclass(frozen=True, slots=True)

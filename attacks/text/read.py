@@ -12,7 +12,7 @@ from attacks.observation import residual_of
 from attacks.reconstruction.analytic import ordered
 from attacks.rounding import first_least, less
 from attacks.text.bag import bag_of_tokens
-from attacks.text.observation import TextObservation
+from attacks.text.observation import TextObservation, one_batch
 from attacks.text.sentences import Sentence, assembled, completed, padded
 from attacks.text.spans import Reader, tokens_in_span
 from attacks.update import norm
@@ -65,6 +65,7 @@ def span_test(
     """
     if norm(observed.update) == 0:
         return None
+    observed = one_batch(observed)
     reader = Reader(model, observed)
     columns = tokens_in_span(reader, bag_of_tokens(model, observed))
     if columns is None:

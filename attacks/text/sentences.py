@@ -19,12 +19,12 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import pad
 
-from attacks.observation import residual_of, update_of
+from attacks.observation import residual_of
 from attacks.rounding import HALF, first_least, less
 from attacks.text.attention import attending
 from attacks.text.observation import TextObservation
 from attacks.text.spans import Columns, Reader, Source, Span, span, tokens_in_span
-from attacks.update import flat, norm
+from attacks.update import flat, norm, simulated_update
 
 Array = npt.NDArray[np.float64]
 _PREFIXES = 16  # prefixes per sentence of the batch
@@ -134,7 +134,7 @@ def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
         tokens = padded([sentence], reader.seen)
         remainders = []
         for label in labels:
-            sent = update_of(reader.net, observed, tokens, torch.tensor([label]))
+            sent = _update(reader, tokens, torch.tensor([label]))
             part = {k: v - sent[k] / reader.seen.shape[0] for k, v in observed.update.items()}
             rounding = observed.resolution * norm(observed.update) / max(norm(part), 1e-300)
             remainders.append(replace(observed, update=part, rounding=rounding))
@@ -145,6 +145,12 @@ def without(reader: Reader, sentences: Sequence[Sentence]) -> Reader | None:
         best = remainders[ranks.index(min(ranks))]
         observed = replace(best, shape=(observed.shape[0] - 1, observed.shape[1]))
     return reader.of(observed)
+
+
+def _update(reader: Reader, tokens: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Return the update of these sentences, before any clip."""
+    seen, names = reader.seen, reader.seen.sent or tuple(reader.seen.update)
+    return simulated_update(reader.net, seen.state, names, tokens, y, seen.loss, seen.local)
 
 
 def _rank(observed: TextObservation, source: Source) -> int:
@@ -292,7 +298,7 @@ def _along(reader: Reader, sentences: Sequence[Sequence[int]]) -> Tensor:
     observed = reader.seen
     tokens = padded(sentences, observed)
     rows, last = torch.arange(len(sentences)), torch.tensor([len(s) - 2 for s in sentences])
-    ours = update_of(reader.net, observed, tokens, tokens)
+    ours = _update(reader, tokens, tokens)
     u, v = flat(ours[name] for name in observed.update), flat(observed.update.values())
     scale = float(u @ v / (u @ u)) if observed.clip is not None else 1.0
     leaves = {name: observed.state[name].clone().requires_grad_(True) for name in observed.update}

@@ -4,7 +4,9 @@ Run: ``python examples/studies/leakage_map.py --processes 2``; writes results/le
 benchmarks, and prints the table that docs/what-leaks.md shows. It resumes: what a run that was cut
 off has found is in --out, and is not computed again. Images are attacked at start values, in
 batches of one, with labels known; a second update of four images, labels hidden, is for the column
-of labels.
+of labels. Sums are of the updates of clients with one image each, labels known, or one sentence of
+random words; "members told apart" is the probability that the cosine of a member's update and the
+sum is greater than that of another image's.
 
 On the two ResNets, which are deep and have ReLU, matching gradients finds no picture in an
 affordable time, so only closed forms and the inversion of a dense layer's input are tried, unless
@@ -31,9 +33,12 @@ from typing import Any
 
 import torch
 from audit_peers_cases import photographs
+from scipy.stats import mannwhitneyu
 from torch import Tensor, nn
 
+from accounting import Independent, Participation, guarantee
 from accounting.checks import ConfigError
+from accounting.report import up
 from attacks import LeakageReport, Reconstruction, leakage, networks, observe, suite
 from attacks.image_audit import ImageAttack
 from attacks.reconstruction.labels import label_candidates
@@ -386,6 +391,98 @@ def read(
     return {"verdict": verdict, "exact": exact, "rouge": rouge, "bag_f1": bag, "match": match}
 
 
+@dataclass(frozen=True)
+class SumSubject:
+    """A network, of whose clients the server sees sums; all parameters are sent."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    images: Callable[[], Images] | None = None  # None for sentences of random words
+
+
+def relu_dense() -> nn.Module:
+    """Return two dense layers with ReLU between them."""
+    layers = nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 10)
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+CLIENTS, NOISES = (1, 5, 20, 100), (0.0, 1.0)
+SUM_BUDGET, NOISED_BUDGET = _budget(100, 60), _budget(20, 0)  # under noise each takes longer
+SUM_SETTINGS = {"budget": SUM_BUDGET, "noised": NOISED_BUDGET, "clients": list(CLIENTS)}
+OTHERS = 100  # images of no client, which members are told apart from
+SUMS = (
+    SumSubject("Sums of clients: LeNet, tanh", lenet, clothes),
+    SumSubject("Sums of clients: dense network, ReLU", partial(seeded, relu_dense), clothes),
+    SumSubject(
+        "Sums of clients: word transformer",
+        partial(seeded, build_network, "word_lm", vocabulary=VOCABULARY),
+    ),
+)
+
+
+def audit_sum(subject: SumSubject, clients: int, noise: float) -> dict[str, Any]:
+    """Return what a sum of the updates of clients with one example each gives away."""
+    began, model = time.process_time(), subject.build()
+    options = {"transform": f"sum:{clients}" if clients > 1 else "none"}
+    options |= {"clip": 1.0, "noise_multiplier": noise} if noise else {}
+    row: dict[str, Any] = {"clients": clients, "noise_multiplier": noise}
+    if subject.images is None:
+        draw = torch.Generator().manual_seed(0)
+        lines = torch.randint(RARE, VOCABULARY, (clients + SENTENCES, WORDS), generator=draw)
+        truth = [tuple(line) for line in lines[:clients].tolist()]
+        seen = observe_text(model, lines[:clients], **options, generator=draw)
+        row |= read(model, seen, truth)
+        row["guess_f1"] = token_f1(unigram_guess(lines[clients:].tolist(), WORDS), truth[0])
+    else:
+        images = subject.images()
+        (x, y), (decoys, labels) = images.rows(0, clients), images.rows(clients, OTHERS)
+        told = {"adversaries": ("recipient" if noise else "server",), "batch": 1}
+        attacks = suite(**(NOISED_BUDGET if noise else SUM_BUDGET))
+        report = leakage(
+            *(model, x, y),
+            views={"everything": ["*"]},
+            attacks=attacks,
+            dataset_mean=decoys.mean(0),
+            **told,
+            **options,
+        )
+        whole = report.rows[0].to_dict()
+        shown = ("verdict", "verdicts", "attack", "psnr", "baseline_median", "recovered")
+        row |= {name: whole[name] for name in shown}
+        draw = torch.Generator().manual_seed(0)
+        seen = observe(model, x, y, **options, generator=draw)
+        scores = [likeness(model, seen.update, *one) for one in ((x, y), (decoys, labels))]
+        row["auc"] = float(mannwhitneyu(*scores).statistic) / (clients * OTHERS)
+    if noise:
+        row["epsilon"] = guarantee(
+            Independent(1), Participation(1), noise_multiplier=noise
+        ).epsilon(1e-5)
+    row["cpu_seconds"] = time.process_time() - began
+    frame.show(f"{subject.name} | {clients} | {noise:g}", row, "verdict")
+    return row
+
+
+def likeness(model: nn.Module, update: Mapping[str, Tensor], x: Tensor, y: Tensor) -> list[float]:
+    """Return the cosine of an update and of the update of each candidate by itself."""
+    scores = []
+    for i in range(len(x)):
+        own = observe(model, x[i : i + 1], y[i : i + 1]).update
+        inner = sum(float((own[name] * value).sum()) for name, value in update.items())
+        scores.append(inner / sum(float(value.square().sum()) for value in own.values()) ** 0.5)
+    return scores
+
+
+def rows_of_sums(name: str) -> dict[str, Any]:
+    """Return the rows of sums of one network."""
+    torch.set_num_threads(1)
+    began = time.process_time()
+    subject = next(one for one in SUMS if one.name == name)
+    rows = [audit_sum(subject, clients, noise) for clients in CLIENTS for noise in NOISES]
+    kind = "sums of text" if subject.images is None else "sums of images"
+    spent = {"cpu_seconds": time.process_time() - began, "machine": frame.where()}
+    return {"name": name, "kind": kind, "settings": SUM_SETTINGS, **spent, "rows": rows}
+
+
 def settings(subject: Subject | TextSubject, search: bool) -> dict[str, Any]:
     """Return what the rows of a subject depend on, beside the code."""
     if isinstance(subject, TextSubject):
@@ -502,13 +599,21 @@ def brief(row: dict[str, Any], searched: bool) -> dict[str, Any]:
 HEAD = ["part sent", "share", "verdict", "PSNR (no attack)", "best attack", "rank of 10"]
 HEAD += ["labels", "inputs read"]
 TEXT_HEAD = [*HEAD[:3], "ROUGE-L (guess)", "F1 of the words (guess)"]
+SUM_HEAD = ["the server sees", "noise multiplier", "epsilon", "verdict"]
+IMAGE_SUM_HEAD = [*SUM_HEAD, "recovered", "PSNR: median, max (no attack)", "members told apart"]
+TEXT_SUM_HEAD = [*SUM_HEAD, "sentences exact", "F1 of the words (guess)"]
 
 
 def table(document: Mapping[str, Any]) -> str:
     """Return the map as Markdown."""
     parts = []
     for subject in document["subjects"]:
-        head, line = (TEXT_HEAD, _text_line) if subject["kind"] == "text" else (HEAD, _line)
+        head, line = {
+            "text": (TEXT_HEAD, _text_line),
+            "images": (HEAD, _line),
+            "sums of images": (IMAGE_SUM_HEAD, _sum_line),
+            "sums of text": (TEXT_SUM_HEAD, _sum_line),
+        }[subject["kind"]]
         rows = [line(row) for row in subject["rows"]]
         parts.append(f"**{subject['name']}**\n\n{frame.markdown(head, rows)}\n")
     return "\n".join(parts)
@@ -524,6 +629,18 @@ def _text_line(row: Mapping[str, Any]) -> list[str]:
         return [*_cells(row), "-", "-"]
     pairs = (("rouge", "guess_rouge"), ("bag_f1", "guess_f1"))
     return _cells(row) + [f"{row[score]:.2f} ({row[guess]:.2f})" for score, guess in pairs]
+
+
+def _sum_line(row: Mapping[str, Any]) -> list[str]:
+    clients, noise = row["clients"], row["noise_multiplier"]
+    cells = ["one client" if clients == 1 else f"a sum of {clients}", f"{noise:g}"]
+    cells += [up(row["epsilon"], 3) if noise else "infinite", row["verdict"]]
+    if "psnr" not in row:
+        f1 = f"{row['bag_f1']:.2f} ({row['guess_f1']:.2f})"
+        return [*cells, f"{row['exact']} of {clients}", f1]
+    middle, most = median_high(row["psnr"]), max(row["psnr"])
+    psnr = f"{middle:.1f}, {most:.1f} ({row['baseline_median']:.1f})"
+    return [*cells, f"{row['recovered']} of {clients}", psnr, f"{row['auc']:.2f}"]
 
 
 def _line(row: Mapping[str, Any]) -> list[str]:
@@ -569,11 +686,19 @@ def main() -> None:
     ]
     for _ in frame.finished(parts, given.processes):
         pass  # kept in --out
-    rows = [partial(rows_of, name, chosen, given.out) for name, (_, chosen) in todo.items()]
+    rows: list[Callable[[], dict[str, Any]]] = [
+        partial(rows_of, name, chosen, given.out) for name, (_, chosen) in todo.items()
+    ]
     subjects: list[dict[str, Any]] = []
+    rows += [
+        partial(rows_of_sums, subject.name)
+        for subject in SUMS
+        if given.only is None or any(part in subject.name for part in given.only)
+        if done.get(subject.name, {}).get("settings") != SUM_SETTINGS
+    ]
     for one in frame.finished(rows, given.processes):
         done[one["name"]] = one
-        subjects = [done[each.name] for each in (*SUBJECTS, *TEXTS) if each.name in done]
+        subjects = [done[each.name] for each in (*SUBJECTS, *TEXTS, *SUMS) if each.name in done]
         result.write(method=__doc__, subjects=subjects)
     print(table({"subjects": subjects or list(done.values())}))
 

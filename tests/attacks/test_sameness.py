@@ -191,6 +191,10 @@ FAULTS = {
         *({"local": ONE}, same, {}),
         "it is -0.1 times the gradient: a change of the weights after a step of learning rate",
     ),
+    **{
+        f"undeclared {kind}": ({"transform": kind}, same, {}, f"{kind} (--transform {kind})")
+        for kind in ("top-k:0.2", "signs", "bits:4", "clip-per-tensor:0.01")
+    },
     "weights before": ({}, lambda _, weight: weight, {}, WEIGHTS),
     "weights after": ({"local": ONE}, lambda value, weight: value + weight, {}, WEIGHTS),
     "label": ({}, same, {"y": torch.tensor([3])}, "other examples, labels"),

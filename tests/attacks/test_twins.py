@@ -90,11 +90,12 @@ def on_images(
     size: int = 1,
     local: LocalSteps | None = None,
     buffers: bool = False,
+    transform: str = "none",
 ) -> Callable[[str], Found]:
     def run(kind: str) -> Found:
         net, data = model(), batches(size)
         x, y = data["own" if kind == "own" else "other"]
-        seen = observe(net, x, y, visible=visible, local=local)
+        seen = observe(net, x, y, visible=visible, local=local, transform=transform)
         seen = with_buffers(net, seen, x) if buffers else seen
         found = IMAGES[attack](net, seen if kind != "chance" else of_chance(seen), 0)
         if found is None:
@@ -157,6 +158,7 @@ def drawn(build: Callable[[torch.Generator], nn.Module]) -> Callable[[], nn.Modu
 
 
 lenet, mlp, relu = map(drawn, (smooth_lenet, smooth_mlp, relu_lenet))
+sparse = partial(dense, bound=0.2)
 frozen = partial(behind, nn.LeakyReLU())
 
 
@@ -270,7 +272,7 @@ ASKED = {"shape": (2, 4), "labels": torch.tensor([0, 1])}
 ON_IMAGES = [
     ("invert_dense", "one image", mlp, ["dense1.*"], {}, SURE),
     ("invert_dense", "without a bias", mlp, ["dense1.weight"], {}, SURE),
-    ("invert_dense", "a batch behind ReLU", partial(dense, bound=0.2), ["*"], {"size": 2}, SURE),
+    ("invert_dense", "a batch behind ReLU", sparse, ["*"], {"size": 2}, SURE),
     ("april", "embeddings", Transformer, ["patch.*", "position"], {}, SURE),
     ("april", "q, k and v", Transformer, ["attention.in_proj_*"], {}, SURE),
     ("spear", "a batch behind ReLU", dense, ["1.*"], {"size": 4}, SURE),
@@ -281,6 +283,15 @@ ON_IMAGES = [
     ("dlg", "a layer of 1.6 % of the parameters", lenet, ["conv1.*"], {}, SURE),
     ("dlg", "one layer", lenet, ["conv2.*"], {}, SURE),
     ("dlg", "three local steps", lenet, ["*"], {"local": STEPS}, SURE),
+    *(
+        ("dlg", transform, lenet, ["*"], {"transform": transform}, SURE if exact else PART)
+        for transform, exact in (
+            *(("top-k:0.1", True), ("prune:0.9", True), ("clip-per-tensor:0.05", True)),
+            *(("bits:4", True), ("signs", False), ("signs:bare", False)),
+        )
+    ),
+    ("dlg", "a sum of two clients", lenet, ["*"], {"size": 2, "transform": "sum:2"}, SURE),
+    ("invert_dense", "a sum behind ReLU", sparse, ["*"], {"size": 2, "transform": "sum:2"}, SURE),
     ("dlg + statistics", "buffers that were sent", normalised, ["0.*"], {"buffers": True}, PART),
     ("cosine_tv", "everything", relu, ["*"], {}, PART),
     ("dlg + tv", "everything", lenet, ["*"], {}, PART),

@@ -135,7 +135,7 @@ def test_it_carries_no_image(lenet, digits):
     seen = observe(lenet, x, y, visible=["conv2.*"], reveal_labels=False)
     assert {field.name for field in fields(Observation)} == {
         *("update", "state", "shape", "labels", "clip", "noise_std", "loss"),
-        *("local", "training", "sent", "buffers"),
+        *("local", "training", "sent", "buffers", "transform"),
     }
     assert set(seen.update) == {"conv2.weight", "conv2.bias"}
     assert set(seen.state) == set(lenet.state_dict())

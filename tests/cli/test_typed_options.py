@@ -24,7 +24,7 @@ SAMPLES = {
     "out": "out", "against": "run", "train": "dense1.*", "jobs": "1", "data_dir": "folder",
     "model": "lenet", "data": "digits", "view": "full", "weights": "w.safetensors",
     "gradient": "g.safetensors", "attack": "dlg", "clip": "1",
-    "tokens": "t.safetensors", "settings": "s.toml",
+    "transform": "signs", "tokens": "t.safetensors", "settings": "s.toml",
     "fail_on": "partial", "fork_of": "old", "seed": "1", "worker_timeout": "60",
     "limit_epsilon": "4", "workload": "momentum=0.9",
     "public_key": "0" * 64, "html": "x.html", "registry": "x.yaml", "about": "about.toml",

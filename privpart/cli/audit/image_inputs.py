@@ -56,7 +56,8 @@ def image_audit(options: LeakageOptions) -> ImageAudit:
     if options.keys.send_buffers and not any(True for _ in model.buffers()):
         raise ConfigError(f"model={options.model!r}: has no buffers; leave out send_buffers.")
     # A batch is not ranked, and several levels are not.
-    ranked = len(public) > 0 and options.batch == 1 and options.levels == 1
+    one = fields["batch"] * fields["transform"].clients == 1
+    ranked = one and len(public) > 0 and options.levels == 1
     return ImageAudit(
         model=model.train(options.keys.mode == "train"),
         x=x[:count],

@@ -13,6 +13,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from attacks import LocalSteps, change_of_weights, for_model, read_update
 from attacks.audit import Audit
+from attacks.transforms import declared
 from attacks.update import MOST_STEPS, STEPS_COST
 from privpart.cli.audit.options import LeakageOptions
 from privpart.training import own_code
@@ -38,6 +39,7 @@ def shared_fields(options: LeakageOptions, suite: Mapping[str, Any]) -> dict[str
     return {
         "attacks": {name: suite[name] for name in suite if name in (options.attack or suite)},
         "batch": options.batch,
+        "transform": declared(options.transform),
         "local": local,
         "delta": keys.delta,
         "reveal_labels": not options.hide_labels,
@@ -60,7 +62,8 @@ def digest(audit: Audit[Any, Any, Any]) -> str:
 
 def wanted(options: LeakageOptions) -> int:
     """Return the number of examples to attack."""
-    return options.batch * (1 if options.gradient else options.trials)
+    updates = 1 if options.gradient else options.trials
+    return options.batch * declared(options.transform).clients * updates
 
 
 def own_model(name: str, builtin: Collection[str] = ()) -> nn.Module:

@@ -36,7 +36,11 @@ _WITHOUT_SEARCH = frozenset({"invert_dense", "bag_of_tokens", "predicted_tokens"
 _SEARCHES = (
     Idle(
         "batch",
-        lambda values: values["batch"] == 1 and (values["plan"], values["tokens"]) != (None, None),
+        lambda values: (
+            values["batch"] == 1
+            and not values["transform"]
+            and (values["plan"], values["tokens"]) != (None, None)
+        ),
         "one sentence needs no search",
     ),
     Idle(
@@ -91,7 +95,7 @@ class LeakageOptions:
         typer.Option(help="Updates to attack, each of --batch images or sentences."),
         beside("gradient", "is one update, which already contains its noise"),
     ] = 10
-    batch: Annotated[int, typer.Option(help="Images or sentences per update.")] = 1
+    batch: Annotated[int, typer.Option(help="Images or sentences per client.")] = 1
     weights: Annotated[
         Path | None, typer.Option(help="The weights: .safetensors or .npz; by default untrained.")
     ] = None
@@ -100,6 +104,14 @@ class LeakageOptions:
         typer.Option(
             help="An update of your own, of the first --batch images: .safetensors, .npz, or a "
             "folder of peft."
+        ),
+    ] = None
+    transform: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What clients do to an update before the clip, in this order: top-k:0.1, "
+            "prune:0.9, signs, bits:4, clip-per-tensor:0.05, or sum:20 (the server sees sums of 20 "
+            "clients); repeatable."
         ),
     ] = None
     clip: Annotated[

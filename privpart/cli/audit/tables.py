@@ -265,10 +265,16 @@ def _notes(report: AnyReport, examples: str) -> list[str]:
     sent = "gradient" if threat["update"] == "gradient" else "change of the weights"
     noise = f", noise multiplier {threat['noise_multiplier']:g}" if report.bound else ""
     clip = "no clip" if threat["clip"] is None else f"clip {threat['clip']:g}"
+    done = ", ".join([*threat["transform"], clip]) + noise
     notes = [
         f"The attacker sees the {sent} of {threat['batch']} {examples} in {threat['mode']} mode, "
-        f"{clip}{noise}, and knows every weight; labels are {threat['labels']}."
+        f"{done}, and knows every weight; labels are {threat['labels']}."
     ]
+    if threat["transform"] and threat["transform"][-1].startswith("sum:"):
+        notes.append(
+            f"It sees a sum over clients with {threat['batch']} {examples} each, and knows no part "
+            "of it. A row counts the examples of all of them."
+        )
     if isinstance(report, TextReport):
         lengths = "" if threat["padding"] == "none" else " Lengths are inferred."
         notes.append(
