@@ -16,7 +16,7 @@ from accounting.typed import split_text
 from privpart.cli import options
 from privpart.cli.gate import EXCEEDED
 from privpart.cli.idle import beside, without
-from privpart.cli.output import Printed, fill_lines, print_all
+from privpart.cli.output import Printed, fill_lines, print_all, say
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from privpart.run.budget_book import Account
@@ -153,7 +153,7 @@ def _set_limit(population: str, epsilon: float, delta: float | None, *, looser: 
     if delta is None:
         raise ConfigError("delta is missing: a limit is an epsilon with a delta. Pass --delta.")
     if not set_limit(population, Limit(epsilon, delta), looser=looser).charges:
-        typer.echo(f"privpart: no run names the population {population!r} yet.", err=True)
+        say(f"no run names the population {population!r} yet.")
 
 
 def _state(population: str, text: str, by: str | None) -> None:

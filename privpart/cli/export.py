@@ -9,6 +9,7 @@ import typer
 
 from accounting.report import printable
 from privpart.cli.idle import where
+from privpart.cli.output import say
 
 
 def export(
@@ -47,4 +48,4 @@ def export(
         setup = None if part == "trained" else released_setup(run, plan=plan, tell=tell_of_code)
         written = files.export(run, out, part=part, setup=setup)
     typer.echo(printable(files.privacy_metadata(run, part)["privpart.statement"]))
-    typer.echo(f"privpart: wrote {written}", err=True)
+    say(f"wrote {written}")

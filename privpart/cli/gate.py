@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from accounting import ConfigError
-from accounting.report import printable, up
+from accounting.report import up
+from privpart.cli.output import say
 
 if TYPE_CHECKING:
     from accounting import ComposedGuarantee
@@ -26,14 +27,10 @@ def judged_plan(
     earlier: "ComposedGuarantee | None" = None,
     seed: int | None = None,
 ) -> list[str]:
-    """Return why a planned run does not meet a policy; see ``plan_refusals``.
+    """Return why a planned run does not meet the policy in a file; see ``plan_refusals``.
 
-    Args:
-        policy: file of the policy.
-        promise: what the run is planned to cost.
-        best_of: how many such runs compete for release; None releases the run.
-        earlier: cost of the run that it is forked from, and of those before.
-        seed: of its noise, in a simulation.
+    ``best_of`` such runs may compete for release; ``earlier`` are those that it is forked from; and
+    a simulation has a ``seed``.
     """
     # Here, because the budget commands import this file.
     from privpart.cli.budget.best_of import selected
@@ -60,13 +57,9 @@ def judged_run(
     public_key: str | None,
     vouchers: Mapping[str, Mapping[str, str | None]] = MappingProxyType({}),
 ) -> list[str]:
-    """Return why a run does not meet a policy; see ``run_refusals``.
+    """Return why the run in a folder does not meet the policy in a file; see ``run_refusals``.
 
-    Args:
-        policy: file of the policy.
-        run: folder, which is reported on again at the policy's delta.
-        public_key: key that the run is known by, from anywhere but the folder.
-        vouchers: what was vouched for, as a report has it.
+    It is reported on again at the policy's delta; ``vouchers`` are a report's.
     """
     from privpart.run.policy import read_policy, run_refusals
     from privpart.run.report import run_report, vouched
@@ -76,12 +69,10 @@ def judged_run(
     names = {code: voucher["by"] for code, voucher in vouchers.items()}
     for code, name in names.items():
         report = vouched(report, code, name)
+    wrong = [f"{check.what}: {check.says}" for check in report.wrong] + [*report.deviations]
+    named = {code: name for code, name in names.items() if name is not None}
     return run_refusals(
-        limits,
-        report.guarantee,
-        wrong=[f"{check.what}: {check.says}" for check in report.wrong] + [*report.deviations],
-        all_runs=report.all_runs,
-        vouchers={code: name for code, name in names.items() if name is not None},
+        limits, report.guarantee, wrong=wrong, all_runs=report.all_runs, vouchers=named
     )
 
 
@@ -93,13 +84,13 @@ def as_field(policy: Path | None, refusals: list[str]) -> dict[str, Any]:
 def leave_if_above(epsilon: float, limit: float | None) -> None:
     """Exit with code 3 if epsilon is above the limit of ``--max-epsilon``."""
     if limit is not None and not epsilon <= limit:
-        typer.echo(f"privpart: epsilon {up(epsilon)} exceeds {limit:g}.", err=True)
+        say(f"epsilon {up(epsilon)} exceeds {limit:g}.")
         raise typer.Exit(EXCEEDED)
 
 
 def leave_if_refused(refusals: list[str]) -> None:
     """Exit with code 3 if a policy is not met, with a line for each reason."""
     for refusal in refusals:
-        typer.echo(printable(f"privpart: the policy is not met: {refusal}."), err=True)
+        say(f"the policy is not met: {refusal}.")
     if refusals:
         raise typer.Exit(EXCEEDED)

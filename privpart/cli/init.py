@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from accounting import ConfigError
+from privpart.cli.output import say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +65,7 @@ def init(
     for path in written:
         typer.echo(path)
     for line in _ADVICE[kind]:
-        typer.echo(f"privpart: {line.format(folder=quote(str(folder)))}", err=True)
+        say(f"{line.format(folder=quote(str(folder)))}")
 
 
 def _refuse_misfit(plan: Path, kind: "Kind", written: Path) -> None:

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 # Before torch and pydantic are imported: a folder on PYTHONPATH that has the metadata of a package
 # would otherwise get its code run by commands that promise to import none of a plan's.
@@ -26,7 +26,6 @@ import typer
 from typer.core import TyperGroup
 
 from accounting import ConfigError
-from accounting.report import printable
 from privpart.cli import audit
 from privpart.cli.budget import calibrate, epsilon, mechanisms
 from privpart.cli.budget_book import budget
@@ -37,6 +36,7 @@ from privpart.cli.export import export
 from privpart.cli.frontier import frontier
 from privpart.cli.idle import Command
 from privpart.cli.init import init
+from privpart.cli.output import say
 from privpart.cli.report import report
 from privpart.cli.sweep import sweep
 from privpart.cli.train import train
@@ -71,17 +71,16 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
 )
-_BUDGET, _TRAIN, _REPORT, _AUDIT, _STUDY = "Budget", "Train", "Report", "Audit", "Study"
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    _BUDGET: (epsilon, calibrate, mechanisms, budget, costs),
-    _TRAIN: (init, doctor, train),
-    _REPORT: (report, verify, export),
-    _STUDY: (sweep, frontier, tune, demo),
+    "Budget": (epsilon, calibrate, mechanisms, budget, costs),
+    "Train": (init, doctor, train),
+    "Report": (report, verify, export),
+    "Study": (sweep, frontier, tune, demo),
 }
-for _panel in _BUDGET, _TRAIN, _REPORT, _STUDY:
-    for _command in _PANELS[_panel]:
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
         app.command(cls=Command, rich_help_panel=_panel)(_command)
-app.add_typer(audit.app, name="audit", rich_help_panel=_AUDIT)
+app.add_typer(audit.app, name="audit", rich_help_panel="Audit")
 
 
 def _print_version(wanted: bool) -> None:
@@ -107,27 +106,17 @@ def main() -> None:
     try:
         app()
     except ConfigError as error:
-        typer.echo(printable(f"privpart: {_as_option(str(error))}"), err=True)
+        say(f"{_as_option(str(error))}")
         sys.exit(_REFUSED.get(type(error).__name__, 2))
-    except RuntimeError as error:
+    except (RuntimeError, MemoryError) as error:
         # torch's allocator raises no specific type
-        if "allocate memory" in str(error):
-            _refuse_for_memory()
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            say(f"{_NO_MEMORY}")
+            sys.exit(2)
         if type(error).__name__ not in _EXPECTED_FAULTS:
             raise
-        typer.echo(f"privpart: {error}", err=True)
+        say(f"{error}")
         sys.exit(_FAULT)
-    except MemoryError:
-        _refuse_for_memory()
-
-
-def _refuse_for_memory() -> NoReturn:
-    typer.echo(
-        "privpart: not enough memory. Use fewer rounds (a tree needs little memory) or a smaller "
-        "network.",
-        err=True,
-    )
-    sys.exit(2)
 
 
 # Errors whose message suffices without a traceback; by name, because their modules import torch.
@@ -142,6 +131,9 @@ _EXPECTED_FAULTS = (
 _REFUSED = {"BudgetExceededError": 3, "MissingExtraError": 7}
 """Exit codes of what else is refused than bad input."""
 _FAULT = 70
+_NO_MEMORY = (
+    "not enough memory. Use fewer rounds (a tree needs little memory) or a smaller network."
+)
 
 
 def _as_option(message: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 
 from accounting import Assumption, PrivacyReport
-from accounting.report import up
+from accounting.report import printable, up
 from privpart.cli.options import Format
 
 _WIDTH = 96
@@ -22,6 +22,11 @@ _TABLE_WIDTH = 128
 _NARROWEST = 40
 _MOST_SHOWN = 6
 """Numbers of a sequence that the text form of a report lists."""
+
+
+def say(text: str) -> None:
+    """Tell whoever runs the command, on standard error; no screen obeys a character of it."""
+    typer.echo(printable(f"privpart: {text}"), err=True)
 
 
 def print_result(
@@ -49,16 +54,12 @@ def print_report(
 ) -> None:
     """Print one guarantee, and its warnings on standard error.
 
-    Args:
-        report: guarantee to print.
-        form: text, JSON or CSV.
-        beside: extra lines (name, value) of the text form, below the sensitivity.
-        more: further fields of the JSON.
+    ``beside`` are extra lines of the text, below the sensitivity; ``more`` fields of the JSON.
     """
     document = report.to_dict() | dict(more)
     print_result(form, document, [report_row(report)], lambda: typer.echo(_as_text(report, beside)))
     for warning in report.warnings:
-        typer.echo(f"privpart: warning: {warning}", err=True)
+        say(f"warning: {warning}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +90,8 @@ def print_table(
 ) -> None:
     """Print a table whose first column, a name, is on the left and the others on the right.
 
-    It is laid out here, as rich would: importing rich takes a tenth of the whole command's time.
-
-    Args:
-        title: above the table.
-        header: names of the columns.
-        rows: cells of each row.
-        spare: columns to leave out, the first ones first, on a terminal that is too narrow.
+    It is laid out here, as rich would: importing rich takes a tenth of the whole command's time. On
+    a terminal that is too narrow, ``spare`` columns are left out, the first ones first.
     """
     width = terminal_width(_TABLE_WIDTH)
     body = [[str(cell) for cell in row] for row in rows]

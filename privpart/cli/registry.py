@@ -84,11 +84,7 @@ def _answer(key: str, value: object, path: Path) -> str | list[str]:
 
 
 def entry_of(result: RunReport, about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entry of a run.
-
-    Args:
-        result: its report.
-        about: what ``read_about`` returned.
+    """Return the entry of a run with what ``read_about`` returned.
 
     Raises:
         ConfigError: no guarantee holds, or the run is a simulation.

@@ -14,7 +14,7 @@ from privpart.cli import options
 from privpart.cli.gate import EXCEEDED, as_field, judged_run, leave_if_above, leave_if_refused
 from privpart.cli.idle import without
 from privpart.cli.options import Format
-from privpart.cli.output import fill_lines, print_result, report_row
+from privpart.cli.output import fill_lines, print_result, report_row, say
 
 if TYPE_CHECKING:
     from privpart.run.evidence import Check
@@ -96,7 +96,7 @@ def report(
     if result.guarantee.status == "does-not-hold" or result.wrong:
         raise typer.Exit(_UNSOUND)
     if limit is not None and result.guarantee.status == "not-private":
-        typer.echo("privpart: the run is not private, so no limit on epsilon holds.", err=True)
+        say("the run is not private, so no limit on epsilon holds.")
         raise typer.Exit(EXCEEDED)
     leave_if_above(result.guarantee.epsilon, limit)
     leave_if_refused(refusals)
@@ -154,7 +154,7 @@ def print_run(
     row = flat | report_row(result.guarantee) | {"schema": flat["schema"]}
     print_result(form, document, [row], lambda: typer.echo(printable(_as_text(result))))
     for warning in result.guarantee.warnings:
-        typer.echo(printable(f"privpart: warning: {warning}"), err=True)
+        say(f"warning: {warning}")
 
 
 def _as_text(result: "RunReport") -> str:

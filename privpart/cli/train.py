@@ -10,11 +10,11 @@ import typer
 
 from accounting import ComposedGuarantee, ConfigError, checks
 from accounting.claims import releases_of
-from accounting.report import printable
 from privpart.cli import options
 from privpart.cli.gate import judged_plan, leave_if_refused
 from privpart.cli.idle import Alone, Idle, beside, typed, where, without
 from privpart.cli.options import Format
+from privpart.cli.output import say
 from privpart.cli.trainings import INTERRUPTED, tell_of_code
 from privpart.engines.options import Batching, EngineOptions, Precision
 
@@ -156,15 +156,15 @@ def train(
         return
     checks.count("evaluate_every", evaluate_every)
     engine = EngineOptions(
-        workers=workers,
-        batching=batching,
-        precision=precision,
-        device=device,
-        worker_timeout=worker_timeout,
+        workers, batching, precision=precision, device=device, worker_timeout=worker_timeout
     )
 
     def about(chosen: "PlanFile") -> None:
-        _refuse_evaluation(context, chosen)
+        measured = chosen.data.task is not None or chosen.data.metric is not None
+        if not measured and "evaluate_every" in typed(context):
+            raise ConfigError(
+                "data.metric: the plan has none to evaluate by; leave out --evaluate-every."
+            )
         tell_of_code(chosen)
 
     # what the plan's code prints is no part of the result
@@ -210,15 +210,6 @@ def _earlier(fork_of: Path | None) -> ComposedGuarantee | None:
     return ComposedGuarantee(releases_of(run_report(fork_of, delta=0.5).guarantee.cost))
 
 
-def _refuse_evaluation(context: typer.Context, plan: "PlanFile") -> None:
-    """Refuse options about evaluations that a plan without a metric does not make."""
-    measured = plan.data.task is not None or plan.data.metric is not None
-    if not measured and "evaluate_every" in typed(context):
-        raise ConfigError(
-            "data.metric: the plan has none to evaluate by; leave out --evaluate-every."
-        )
-
-
 def _tell(run: Path, form: Format) -> None:
     from privpart.cli.report import print_run
     from privpart.plan import PrivacyPlan
@@ -229,17 +220,14 @@ def _tell(run: Path, form: Format) -> None:
     plan = PrivacyPlan.from_dict(facts["plan"])
     if (closed := facts.get("closed")) is not None:
         reason = f": {closed['reason']}" * bool(closed["reason"])
-        typer.echo(
-            printable(
-                f"privpart: the training stopped itself after {closed['rounds']} of {plan.rounds} "
-                f"rounds{reason}. The run is finished."
-            ),
-            err=True,
+        say(
+            f"the training stopped itself after {closed['rounds']} of {plan.rounds} "
+            f"rounds{reason}. The run is finished."
         )
     if plan.noise_multiplier == 0:
-        typer.echo("privpart: this plan adds no noise, so there is no guarantee.", err=True)
+        say("this plan adds no noise, so there is no guarantee.")
         for line in select_lines(None, facts["delta"], facts.get("seen_in_clear")) or ():
-            typer.echo(f"privpart: {line}", err=True)
+            say(f"{line}")
     else:
         print_run(run_report(run), form)
 
@@ -300,9 +288,8 @@ def _train(run: "RunFolder", setup: "Training", evaluate_every: int) -> None:
         try:
             finish(run, setup, evaluate_every)
         except KeyboardInterrupt:
-            typer.echo(
-                f"privpart: interrupted; {run.rounds} of {run.plan.rounds} rounds are committed. "
-                f"Resume with: privpart train --resume --out {run.path}",
-                err=True,
+            say(
+                f"interrupted; {run.rounds} of {run.plan.rounds} rounds are committed. "
+                f"Resume with: privpart train --resume --out {run.path}"
             )
             raise typer.Exit(INTERRUPTED) from None

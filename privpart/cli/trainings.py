@@ -16,7 +16,7 @@ import typer
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.cli.options import Format
-from privpart.cli.output import print_result
+from privpart.cli.output import print_result, say
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from rich.progress import Progress, TaskID
@@ -108,7 +108,7 @@ def tell_of_code(*plans: "PlanFile") -> None:
     # by reference: hundreds of cells may name the same code
     for plan in {tuple(plan.references().items()): plan for plan in plans}.values():
         for key, reference in plan.references().items():
-            typer.echo(f"privpart: imports {reference} ({key}) from {plan.folder}", err=True)
+            say(f"imports {reference} ({key}) from {plan.folder}")
 
 
 def train_stages(
@@ -124,7 +124,7 @@ def train_stages(
                 runner.train(cells, trainings.finished, trainings.advanced, store)
             return trainings
     except KeyboardInterrupt:
-        typer.echo(f"privpart: interrupted; finished trainings are kept in {out}.", err=True)
+        say(f"interrupted; finished trainings are kept in {out}.")
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -134,7 +134,7 @@ def print_results(
     """Print the rows of a document, and what failed."""
     print_result(form, document, document["rows"], print_table)
     for line in failures_of(store):
-        typer.echo(f"privpart: {line}", err=True)
+        say(f"{line}")
 
 
 def delta_warnings(store: "Store") -> list[str]:

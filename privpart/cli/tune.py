@@ -15,6 +15,7 @@ from accounting.report import up
 from privpart.cli import options
 from privpart.cli.idle import beside, without
 from privpart.cli.options import Format
+from privpart.cli.output import say
 from privpart.cli.trainings import INTERRUPTED, tell_of_code
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
@@ -96,9 +97,7 @@ def _shown(bill: "Bill", out: Path) -> Iterator[None]:
             progress.add_task(f"95 % of all selections end within {hours} hours", total=None)
             yield
     except KeyboardInterrupt:
-        typer.echo(
-            f"privpart: interrupted; the same command resumes the selection in {out}.", err=True
-        )
+        say(f"interrupted; the same command resumes the selection in {out}.")
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -106,7 +105,7 @@ def _tell(winner: Path, form: Format) -> None:
     from privpart.cli.report import print_run
     from privpart.run.report import run_report
 
-    typer.echo(f"privpart: released {winner}", err=True)
+    say(f"released {winner}")
     print_run(run_report(winner), form)
 
 

@@ -25,8 +25,7 @@ def test_the_ladder_is_the_default_and_partial_costs_less(privpart):
 
 def test_own_patterns_and_csv(privpart):
     done = privpart(
-        *("costs", "small_cnn", "--train", "dense2.*", "--train", "norm.*"),
-        *("--format", "csv"),
+        *("costs", "small_cnn", "--train", "dense2.*", "--train", "norm.*"), *("--format", "csv")
     )
     assert done.returncode == 0, done.stderr
     full, partial = csv.DictReader(io.StringIO(done.stdout))

@@ -9,14 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from accounting import (
-    ConfigError,
-    Participation,
-    Workload,
-    error,
-    footprint,
-    mechanism_from_dict,
-)
+from accounting import ConfigError, Participation, Workload, error, footprint, mechanism_from_dict
 from accounting.mechanisms.mechanism import noise_matrix
 from privpart.cli.main import app
 

@@ -259,9 +259,7 @@ def refuse(mistake: Mistake, folder: Path, privpart, *options: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "mistake",
-    [*PLANS, *NETWORKS, *POPULATIONS, *CALLS, *LATE],
-    ids=lambda mistake: mistake.name,
+    "mistake", [*PLANS, *NETWORKS, *POPULATIONS, *CALLS, *LATE], ids=lambda mistake: mistake.name
 )
 def test_a_mistake_is_one_sentence_and_no_run_unless_a_later_round_meets_it(
     mistake, tmp_path, privpart

@@ -139,11 +139,7 @@ def test_cells_of_one_process_share_nothing_but_what_no_result_depends_on(folder
         parts[cell.key] += 0 < count < 1
 
     with Runner(1, options=LOOP) as runner:
-        runner.train(
-            cells,
-            lambda cell, outcome: together.setdefault(cell.key, outcome),
-            advanced,
-        )
+        runner.train(cells, lambda cell, outcome: together.setdefault(cell.key, outcome), advanced)
     assert rounds == {cell.key: pytest.approx(2) for cell in cells}
     assert min(parts[cell.key] for cell in cells) > 2
     for cell in (cells[0], cells[-1], cells[4]):

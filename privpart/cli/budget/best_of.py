@@ -62,16 +62,10 @@ def selected(run: Guarantee | Sampled, text: str, delta: float) -> dict[str, Any
 
 def lines_of(selection: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the lines of a report's text form."""
+    best, all_runs = (up(selection[key], 5) for key in ("epsilon", "epsilon_of_counting_all"))
+    often = f"{selection['expected_runs']:g} on average, at most {selection['runs_95_percent']}"
+    what = f"to release the best run and nothing else of them, {often} in 95 % of all cases"
     return [
-        (
-            "best of K",
-            f"epsilon {up(selection['epsilon'], 5)} to release the best run and nothing else of "
-            f"them, {selection['expected_runs']:g} on average, at most "
-            f"{selection['runs_95_percent']} in 95 % of all cases",
-        ),
-        (
-            "counting all",
-            f"epsilon {up(selection['epsilon_of_counting_all'], 5)} to release all of "
-            f"{selection['counted']} runs",
-        ),
+        ("best of K", f"epsilon {best} {what}"),
+        ("counting all", f"epsilon {all_runs} to release all of {selection['counted']} runs"),
     ]

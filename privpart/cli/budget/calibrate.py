@@ -13,7 +13,7 @@ from privpart.cli.budget.best_of import BestOf, lines_of, selected
 from privpart.cli.budget.promise import TypedRun
 from privpart.cli.budget.solve import left_out, solve
 from privpart.cli.idle import beside
-from privpart.cli.output import print_report
+from privpart.cli.output import print_report, say
 
 _CLOSE = 1e-4
 """Relative distance from the target that calibration promises for method "exact"."""
@@ -81,8 +81,7 @@ def calibrate(
     print_report(report, form, beside=lines, more={"selection": selection} if selection else {})
     # Far below the target looks like a fault of this command, so the reader is told why.
     if promise.sampled is None and report.epsilon < target_epsilon * (1 - _CLOSE):
-        typer.echo(
-            f"privpart: warning: --method {method} jumps here: epsilon is {up(report.epsilon)} "
-            f"with this noise and above {target_epsilon:g} with any less.",
-            err=True,
+        say(
+            f"warning: --method {method} jumps here: epsilon is {up(report.epsilon)} "
+            f"with this noise and above {target_epsilon:g} with any less."
         )

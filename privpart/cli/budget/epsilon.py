@@ -110,10 +110,15 @@ def epsilon(
     refusals = [] if policy is None else judged_plan(policy, promise, best_of=best_of)
     # The page comes first: a gate must not leave them unwritten.
     report = promise.report(method, histories=histories)
-    _write_page(report, limit, html)
+    if html is not None:
+        from privpart.cli.pages.budget import budget_page
+
+        budget_page(report, limit).write(html)
     selection = None if best_of is None else selected(promise.guarantee(), best_of, report.delta)
     _print(form, promise, report, selection)
-    _judge(report, limit, selection)
+    if report.realised is not None and report.realised.deviations:
+        raise typer.Exit(_LEFT_ITS_PLAN)
+    leave_if_above(report.epsilon if selection is None else selection["epsilon"], limit)
     leave_if_refused(refusals)
 
 
@@ -128,13 +133,6 @@ def _print(
         lines = [*_one_stream(promise), *(lines_of(selection) if selection else ())]
         more = {"selection": selection} if selection else {}
         print_report(report, form, beside=lines, more=more)
-
-
-def _write_page(report: PrivacyReport, limit: float | None, html: Path | None) -> None:
-    if html is not None:
-        from privpart.cli.pages.budget import budget_page
-
-        budget_page(report, limit).write(html)
 
 
 def _counted(population: int | None, histories: Histories | None) -> int | None:
@@ -154,13 +152,6 @@ def _one_stream(promise: Promise) -> list[tuple[str, str]]:
     bound = "" if alone.exact else " at most"
     kind = promise.choice.name
     return [("one stream", f"{up(alone.squared, 5)}{bound}, if all groups shared one {kind}")]
-
-
-def _judge(report: PrivacyReport, limit: float | None, selection: dict[str, Any] | None) -> None:
-    """Exit with 6 if the log breaks the promise, or with 3 if epsilon is above the limit."""
-    if report.realised is not None and report.realised.deviations:
-        raise typer.Exit(_LEFT_ITS_PLAN)
-    leave_if_above(report.epsilon if selection is None else selection["epsilon"], limit)
 
 
 def _print_events(

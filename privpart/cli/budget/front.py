@@ -32,7 +32,7 @@ from accounting.workload import PREFIX, Workload
 from privpart.cli import options
 from privpart.cli.budget.promise import shown_fits, typed_choice, typed_participation
 from privpart.cli.idle import OF_A_PLAN, Alone
-from privpart.cli.output import Printed, print_all, print_result
+from privpart.cli.output import Printed, print_all, print_result, say
 
 if TYPE_CHECKING:
     from privpart.training.plan_file import PlanFile
@@ -147,7 +147,7 @@ def mechanisms(
         answer = "A star marks what no other mechanism beats with as few state vectors"
         tables_page("Mechanisms by memory", tables, answer=answer).write(html)
     for warning in warnings:
-        typer.echo(f"privpart: warning: {warning}", err=True)
+        say(f"warning: {warning}")
 
 
 Offer = tuple[str, Callable[[], Mechanism]]
@@ -185,7 +185,7 @@ def _workload_of(plan: "PlanFile") -> Workload | None:
     if server.kind != "sgd" or server.weight_decay or groups or not (server.momentum or share):
         return None
     if rounds > MOST_ROUNDS:
-        typer.echo(f"privpart: left out above {MOST_ROUNDS} rounds: the error of models.", err=True)
+        say(f"left out above {MOST_ROUNDS} rounds: the error of models.")
         return None
     return Workload(server.momentum, () if share is None else tuple(map(share, range(rounds))))
 
@@ -249,10 +249,9 @@ def _candidates(participation: Participation, fit: str) -> Iterator[str]:
             yield f"bandmf:bands={bands}{fit}"
         yield "toeplitz"
     else:
-        typer.echo(
-            f"privpart: left out above {_BANDED_ROUNDS} rounds: banded inverses of more than two "
-            "bands, and Toeplitz encoders.",
-            err=True,
+        say(
+            f"left out above {_BANDED_ROUNDS} rounds: banded inverses of more than two "
+            "bands, and Toeplitz encoders."
         )
 
 

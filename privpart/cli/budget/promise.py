@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from accounting import (
     BallsInBins,
     BMinSep,
@@ -43,6 +41,7 @@ from accounting.mechanisms.by_name import MechanismChoice, MechanismName
 from accounting.mechanisms.scheduled import read_schedule
 from accounting.realised import read_log
 from accounting.report import MetricsClaim, NoiseOrigin
+from privpart.cli.output import say
 
 if TYPE_CHECKING:
     from accounting.subsampled import SampledMethod
@@ -114,30 +113,25 @@ class Promise:
         noise_source: NoiseOrigin = "unstated",
     ) -> PrivacyReport:
         """Return the report, with the cost by a log and of earlier runs if there are any."""
-        plain = "exact" if self.sampled is not None or method is None else method
+        plain: Method = "exact" if self.sampled is not None or method is None else method
         alone = self.sampled is None and earlier is None
+        run, z, delta = (self.mechanism, self.participation), self.noise_multiplier, self.delta
         realised = None
         if histories is not None:
             realised = Realised.of(
-                self.mechanism,
-                histories,
-                self.participation,
-                noise_multiplier=self.noise_multiplier,
-                delta=self.delta,
-                method=plain,
+                run[0], histories, run[1], noise_multiplier=z, delta=delta, method=plain
             )
         return PrivacyReport.of(
-            self.mechanism,
-            self.participation,
-            noise_multiplier=self.noise_multiplier,
-            delta=self.delta,
+            *run,
+            noise_multiplier=z,
+            delta=delta,
             method=plain,
             population=self.population,
             noise_source=noise_source,
             earlier=None if earlier is None else known(earlier.releases),
             participation_stated=self.stated,
             realised=realised,
-            sampled=None if alone else claim_of(self.guarantee(), self.delta, earlier),
+            sampled=None if alone else claim_of(self.guarantee(), delta, earlier),
             metrics=self.metrics,
         )
 
@@ -304,7 +298,7 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if time.monotonic() - self._last > _PATIENCE:
             self._last = time.monotonic()
-            typer.echo(f"privpart: {record.getMessage()}", err=True)
+            say(f"{record.getMessage()}")
 
 
 @contextmanager

@@ -10,13 +10,7 @@ _NONE = "-"
 
 
 def book_page(account: Account, delta: float | None, unseen: tuple[str, ...]) -> Page:
-    """Return the page of an account.
-
-    Args:
-        account: of the population.
-        delta: of the epsilon that is shown; None takes the account's own.
-        unseen: what the book cannot know.
-    """
+    """Return the page of an account at a delta, by default its own; the book misses ``unseen``."""
     chosen = account.delta if delta is None else delta
     shown = account.shown(chosen)
     guarantee = []

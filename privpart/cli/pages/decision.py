@@ -48,10 +48,7 @@ def strength(
 ) -> Verdict:
     """Return how strong a guarantee is, in words that follow from its definition.
 
-    Args:
-        report: the guarantee.
-        question: which this answers.
-        holds: whether anything is guaranteed; if not, the answer shows no figure.
+    If nothing holds, the answer shows no figure.
     """
     if not holds:
         return Verdict("bad", "Nothing is guaranteed", (), question)

@@ -74,12 +74,7 @@ def guarantee_section(report: PrivacyReport, *, lead: str = "") -> Section:
 def curves(cost: Cost, delta: float, epsilon: float, *, unit: str, hidden: bool) -> list[Picture]:
     """Return the two curves of a cost, with the pair that is quoted.
 
-    Args:
-        cost: of one run, or of several together.
-        delta: of the pair.
-        epsilon: of the pair.
-        unit: what takes part.
-        hidden: whether the cost holds while nobody learns who was sampled.
+    ``hidden`` says whether it holds while nobody learns who was sampled.
     """
     unaware = " that does not know who was sampled" * hidden
     return [
@@ -134,8 +129,8 @@ def attack_curve(cost: Cost) -> Figure:
     figure, axes = drawing.panel(4.4, 3.1)
     # dense at the left, where it is steep
     rates = [(i / _CURVE) ** 2 for i in range(1, _CURVE)]
-    powers = [min(1.0, cost.tpr_at_fpr(rate)) for rate in rates]
-    xs, ys = [0.0, *(100 * r for r in rates), 100.0], [0.0, *(100 * t for t in powers), 100.0]
+    xs = [0.0, *(100 * rate for rate in rates), 100.0]
+    ys = [0.0, *(100 * min(1.0, cost.tpr_at_fpr(rate)) for rate in rates), 100.0]
     # the rate rises, so the right end of each step bounds the whole of it
     axes.fill_between(xs, ys, color=drawing.SERIES[0], alpha=0.13, step="pre", linewidth=0)
     axes.plot(xs, ys, color=drawing.SERIES[0], drawstyle="steps-pre")
@@ -170,9 +165,9 @@ def assumptions_section(report: PrivacyReport) -> Section:
     blocks = []
     for layer, codes in LAYERS.items():
         of_layer = [
-            assumption
-            for assumption in report.assumptions
-            if assumption.code in codes or (layer == middle and assumption.code not in elsewhere)
+            a
+            for a in report.assumptions
+            if a.code in codes or (layer == middle and a.code not in elsewhere)
         ]
         blocks += [badged(of_layer, layer), Block("points", open_questions[layer])]
     return Section(
@@ -197,11 +192,8 @@ def badged(assumptions: Iterable[Assumption], heading: str = "") -> Block:
 
 def coverage_section(report: PrivacyReport) -> Section:
     """Return what the guarantee covers, and what it does not."""
-    covered, not_covered = report.covered, report.not_covered
-    return Section(
-        "What it covers",
-        [Block("points", covered, "Covered"), Block("points", not_covered, "Not covered")],
-    )
+    covered = Block("points", report.covered, "Covered")
+    return Section("What it covers", [covered, Block("points", report.not_covered, "Not covered")])
 
 
 def mechanism_facts(report: PrivacyReport) -> Block:

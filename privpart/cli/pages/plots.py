@@ -50,14 +50,10 @@ def draw_accuracy(
     """Draw the demo's accuracies against noise, whose ticks name its cost."""
     epsilon = {b.noise_multiplier: f"ε = {up(b.epsilon)}" for b in budgets}
     levels = sorted({row["noise_multiplier"] for row in rows} - {0.0})
-    named = [
-        (
-            f"{row['part']} ({row['trained'] / row['numbers']:.0%} train)",
-            "",
-            {**row, "mean_accuracy": row["mean"]},
-        )
-        for row in rows
-    ]
+    named = []
+    for row in rows:
+        part = f"{row['part']} ({row['trained'] / row['numbers']:.0%} train)"
+        named.append((part, "", {**row, "mean_accuracy": row["mean"]}))
     label = f"noise multiplier, and its cost per user at δ = {budgets[0].delta:g}"
     figure = _sweep_figure(named, "noise_multiplier", label)
     (axes,) = figure.axes
@@ -127,12 +123,9 @@ def _sweep_figure(
 
 
 def scores_figure(scores: NDArray[np.float64], present: NDArray[np.bool_], mu: float) -> Figure:
-    """Draw histograms of canaries' scores beside what the accountant allows at most.
+    """Draw histograms of canaries' scores beside what the accountant's mu allows at most.
 
-    Args:
-        scores: in standard deviations of the noise, (m,).
-        present: who took part, (m,).
-        mu: the accountant's.
+    Scores, (m,), are in standard deviations of the noise; ``present``, (m,), says who took part.
     """
     figure, axes = drawing.panel(6.4, 3.6)
     low, high = float(scores.min()), float(scores.max())
@@ -174,10 +167,7 @@ def learning_curve(
 def draw_frontier(rows: Sequence[Mapping[str, Any]], title: str, out: Path) -> None:
     """Write ``accuracy-epsilon.png`` and ``accuracy-bytes.png`` of a study; bands are intervals.
 
-    Args:
-        rows: of its frontier, see ``privpart.study.frontier``.
-        title: of both figures.
-        out: folder to write to.
+    The rows are those of its frontier, see ``privpart.study.frontier``.
     """
     mechanisms = list(dict.fromkeys(r["mechanism"] for r in rows if r["epsilon"] is not None))
     title += "\nsimulation with seeded noise: not private"
@@ -264,11 +254,7 @@ def draw_reconstructions(
     """Draw a row per image: the truth, the baselines, and the best reconstruction of each view.
 
     Each image has its PSNR below it; the frame of a reconstruction shows its verdict as a colour.
-
-    Args:
-        reports: at least one, all on the same images; their views are drawn side by side.
-        path: file to write.
-        images: greatest number of rows.
+    The reports, at least one, are on the same images; their views are drawn side by side.
     """
     first = reports[0]
     count = min(images, len(first.truth))
