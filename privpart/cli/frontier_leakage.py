@@ -25,10 +25,8 @@ def leakage_of(plan: PlanFile, read: Reader) -> dict[str, Any]:
     Each is the update of one image of a user, at the start values, clipped and without noise. Where
     groups of parameters take turns, the one that gives most away counts.
 
-    Args:
-        plan: of the arm. Clients that select, that have another loss than cross-entropy, or whose
-            examples are not images with values in [0, 1] and a label each, are not audited.
-        read: reads the plan's task.
+    Clients that select, that have another loss than cross-entropy, or whose examples are not images
+    with values in [0, 1] and a label each, are not audited.
 
     Returns:
         ``leakage``: the verdict. ``leakage_psnr`` and ``leakage_baseline``: dB of the
@@ -58,8 +56,7 @@ def leakage_of(plan: PlanFile, read: Reader) -> dict[str, Any]:
         dataset_mean=others.double().mean(0) if len(others) else None,
     )
     worst = next(row for row in report.rows if row.verdict == report.verdict)
-    ranks = []
-    clip = plan.privacy.clip_norm
+    ranks, clip = [], plan.privacy.clip_norm
     for i in range(len(x[:_IMAGES])):
         alike = [j for j in range(_IMAGES, len(y)) if y[j] == y[i]][:_OTHERS]
         true_x, true_y = x[i : i + 1], y[i : i + 1]
@@ -82,6 +79,5 @@ def _is_images(batch: object) -> bool:
     if not isinstance(batch, tuple) or len(batch) != 2:
         return False
     x, y = batch
-    return bool(
-        x.dim() == 4 and x.is_floating_point() and y.dim() == 1 and ((x >= 0) & (x <= 1)).all()
-    )
+    pixels = x.dim() == 4 and x.is_floating_point()
+    return bool(pixels and y.dim() == 1 and ((x >= 0) & (x <= 1)).all())

@@ -65,7 +65,7 @@ def init(
     for path in written:
         typer.echo(path)
     for line in _ADVICE[kind]:
-        say(f"{line.format(folder=quote(str(folder)))}")
+        say(line.format(folder=quote(str(folder))))
 
 
 def _refuse_misfit(plan: Path, kind: "Kind", written: Path) -> None:

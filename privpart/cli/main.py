@@ -106,16 +106,16 @@ def main() -> None:
     try:
         app()
     except ConfigError as error:
-        say(f"{_as_option(str(error))}")
+        say(_as_option(str(error)))
         sys.exit(_REFUSED.get(type(error).__name__, 2))
     except (RuntimeError, MemoryError) as error:
         # torch's allocator raises no specific type
         if isinstance(error, MemoryError) or "allocate memory" in str(error):
-            say(f"{_NO_MEMORY}")
+            say(_NO_MEMORY)
             sys.exit(2)
         if type(error).__name__ not in _EXPECTED_FAULTS:
             raise
-        say(f"{error}")
+        say(str(error))
         sys.exit(_FAULT)
 
 

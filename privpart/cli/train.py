@@ -227,7 +227,7 @@ def _tell(run: Path, form: Format) -> None:
     if plan.noise_multiplier == 0:
         say("this plan adds no noise, so there is no guarantee.")
         for line in select_lines(None, facts["delta"], facts.get("seen_in_clear")) or ():
-            say(f"{line}")
+            say(line)
     else:
         print_run(run_report(run), form)
 

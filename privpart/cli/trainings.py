@@ -134,7 +134,7 @@ def print_results(
     """Print the rows of a document, and what failed."""
     print_result(form, document, document["rows"], print_table)
     for line in failures_of(store):
-        say(f"{line}")
+        say(line)
 
 
 def delta_warnings(store: "Store") -> list[str]:

@@ -298,7 +298,7 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if time.monotonic() - self._last > _PATIENCE:
             self._last = time.monotonic()
-            say(f"{record.getMessage()}")
+            say(record.getMessage())
 
 
 @contextmanager

@@ -61,15 +61,10 @@ def solve(
     population: int | None,
     least_rounds: int = 1,
 ) -> Solution:
-    """Return the number within the target whose neighbour is beyond it.
+    """Return the number within the target epsilon whose neighbour is beyond it.
 
-    Args:
-        promise: returns the promise of so many rounds, with a sampler.
-        target: epsilon, > 0.
-        rounds: of the run, unless they are sought.
-        sampling: the sampler as it was typed, without what is sought.
-        population: members, where that is known.
-        least_rounds: how many rounds the limits on participation need.
+    ``promise`` takes rounds and a sampler as it is typed; ``rounds`` and ``sampling`` lack what is
+    sought; limits on participation need ``least_rounds``.
 
     Raises:
         ConfigError: nothing was left out, or more than one option; no number meets the target, or

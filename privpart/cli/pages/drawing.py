@@ -50,11 +50,10 @@ DARK = {
 _STYLE: Any = {
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
-    "text.color": INK,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), FAINT),
     # Names that people typed hold dollars.
     "text.parse_math": False,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
     "axes.titlesize": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -68,10 +67,6 @@ _STYLE: Any = {
     "lines.markersize": 4,
     # Ids are random without it, and equal pictures would be unequal files.
     "svg.hashsalt": "privpart",
-    "xtick.color": FAINT,
-    "ytick.color": FAINT,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
 }
 _MOST_TICKS = 13
 _LONGEST = 40
@@ -88,28 +83,23 @@ class Styles:
     """Colours of parts and dashes of mechanisms, given out to names as they come."""
 
     def __init__(self) -> None:
-        self._parts: list[str] = []
-        self._mechanisms: list[str] = []
+        self._parts: dict[str, int] = {}
+        self._mechanisms: dict[str, int] = {}
 
     def of(self, part: str = "", mechanism: str = "") -> dict[str, Any]:
         """Return matplotlib's keywords of one line: colour, marker, dash and name."""
+        number = self._parts.setdefault(part, len(self._parts))
+        dash = self._mechanisms.setdefault(mechanism, len(self._mechanisms))
         return {
             "color": self.colour(part),
-            "marker": MARKERS[_number(part, self._parts) % len(MARKERS)],
-            "linestyle": DASHES[_number(mechanism, self._mechanisms) % len(DASHES)],
+            "marker": MARKERS[number % len(MARKERS)],
+            "linestyle": DASHES[dash % len(DASHES)],
             "label": ", ".join(_shortened(name) for name in (part, mechanism) if name),
         }
 
     def colour(self, part: str = "") -> str:
         """Return the colour of a part, for what stands beside its line."""
-        return SERIES[_number(part, self._parts) % len(SERIES)]
-
-
-def _number(name: str, names: list[str]) -> int:
-    """Return the place of a name in a list, to which a new one is added."""
-    if name not in names:
-        names.append(name)
-    return names.index(name)
+        return SERIES[self._parts.setdefault(part, len(self._parts)) % len(SERIES)]
 
 
 def legend(axes: Axes, *, minimum: int = 2, **place: Any) -> None:  # noqa: ANN401  matplotlib's
