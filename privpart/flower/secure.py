@@ -43,7 +43,8 @@ from privpart.noise.stream import noise_and_grid
 from privpart.plan import PrivacyPlan
 from privpart.run.store import HANDLED, lock, read_small, write_durably
 from privpart.secure import coordinator
-from privpart.secure.messages import SecureSumError, Terms, party_of
+from privpart.secure.cohort import check_record
+from privpart.secure.messages import SecureSumError, Terms, decode, party_of
 from privpart.secure.party import Memory, Party
 from privpart.secure.rules import SecureSums
 from privpart.secure.sums import (
@@ -153,7 +154,8 @@ class _Attempt:
         fixed = task.round, self._attempt, dim, self._bits, self._start
         terms = Terms(task.plan, *fixed, engine.rules, engine.roster)
         try:
-            cohort, keys = coordinator.gather(terms, self._named(), refused, listed=engine.listed)
+            named = self._named(terms)
+            cohort, keys = coordinator.gather(terms, named, refused, listed=engine.listed)
             sent = self._stage("shares", dict.fromkeys(cohort.records, keys))
             dealers, boxes = coordinator.deliver(cohort, sent, refused)
             sent = self._stage("vector", boxes)
@@ -171,11 +173,16 @@ class _Attempt:
         fixed_task = task.clip_norm, task.round, task.plan
         return ModularSum(clients, total, self._bits, *fixed_task, parties=len(among)), among
 
-    def _named(self) -> Iterator[tuple[int, bytes]]:
-        """Yield the keys that nodes advertise; each node is one party, and each party one node."""
+    def _named(self, terms: Terms) -> Iterator[tuple[int, bytes]]:
+        """Yield the keys that nodes advertise; each node is one party, and each party one node.
+
+        A node that did not sign as the party that it says it is takes nobody's place.
+        """
         for node, data in self._exchanged("keys", dict.fromkeys(self._clients, b"")):
             try:
                 party = party_of(data)
+                record = decode(data, "advertise", terms, terms.digest, party).get(party, b"")
+                check_record(terms, party, record)
             except SecureSumError as error:
                 self._report(f"node {node}: {error}")
                 continue

@@ -122,7 +122,7 @@ def clear(tmp_path_factory):
     def of(lost):
         if lost not in found:
             folder = tmp_path_factory.mktemp("clear")
-            plan = write_plan(folder / "plan", secure=False, code=f"clear{len(lost)}")
+            plan = write_plan(folder / "plan", secure=False, code=f"clear{len(found)}")
             grid = InProcessGrid({node: client_app(plan) for node in NODES})
             plain = grid._answer
             grid._answer = lambda message: (
@@ -192,7 +192,7 @@ def test_a_node_that_gets_another_model_than_the_others_sends_nothing(tmp_path, 
     (second / "plan").symlink_to(tmp_path / "plan")
     _, said = run(second, changed={(node, "keys"): other_hash})
     assert torch.equal(released(second / "run"), without)
-    assert "party 2, round 0: advertise: belongs to another plan" in " ".join(said)
+    assert "node 8: advertise: belongs to another plan" in " ".join(said)
 
 
 def test_a_node_that_says_that_it_is_another_party_is_lost(tmp_path):
@@ -202,6 +202,20 @@ def test_a_node_that_says_that_it_is_another_party_is_lost(tmp_path):
 
     _, said = run(tmp_path, prepare=pretend)
     assert "says that it is party 3, as another does" in " ".join(said)
+
+
+def test_a_node_that_says_first_that_it_is_another_party_takes_nobodys_place(tmp_path, clear):
+    class Liar(SecureGrid):
+        def _answer(self, message):
+            reply, asked = super()._answer(message), message.content["task"].get("stage")
+            if message.metadata.dst_node_id == NODES[0] and asked == "keys":
+                array = reply.content["secure"]["message"]
+                array.data = array.data[:37] + (3).to_bytes(8) + array.data[45:]
+            return reply
+
+    _, said = run(tmp_path, grid_of=Liar)
+    assert torch.equal(released(tmp_path / "run"), clear((NODES[0],)))
+    assert "node 3: keys: party 3 did not sign these keys" in " ".join(said)
 
 
 def test_nodes_of_a_plan_with_secure_sums_send_no_update(tmp_path):
