@@ -72,12 +72,13 @@ def read_roster(path: Path) -> dict[int, bytes]:
     table: Any = parsed_toml(text_of(path, "roster"), str(path)).get("parties")
     try:
         roster = {int(number): bytes.fromhex(key) for number, key in table.items()}
+        several = min(len(roster), len({*roster.values()})) < len(table)
     except (AttributeError, TypeError, ValueError):
-        roster = {}
-    if not roster or any(len(key) != 32 for key in roster.values()):
+        roster, several = {}, False
+    if not roster or several or any(len(key) != 32 for key in roster.values()):
         raise ConfigError(
             f'{path}: must have a table [parties] with lines such as 1 = "...", the Ed25519 public '
-            "key of each party in 64 hex digits."
+            "key of each party in 64 hex digits, no number and no key twice."
         )
     return roster
 

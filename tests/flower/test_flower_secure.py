@@ -234,8 +234,11 @@ def test_the_report_says_what_the_server_saw(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[parties]", '[parties]\n1 = "00"', "[parties]\n1 = 7", 'parties = "x"']
-)
+    "text",
+    ["", "[parties]", '[parties]\n1 = "00"', "[parties]\n1 = 7", 'parties = "x"',
+     f'[parties]\n1 = "{32 * "00"}"\n2 = "{32 * "00"}"',
+     f'[parties]\n1 = "{32 * "00"}"\n01 = "{32 * "01"}"'],
+)  # fmt: skip
 def test_a_roster_that_is_not_one_is_refused(tmp_path, text):
     path = tmp_path / "roster.toml"
     path.write_text(text)
