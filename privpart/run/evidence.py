@@ -114,10 +114,9 @@ def public_key_of(text: str) -> str:
 def _checked(path: Path, ledger: Ledger, expected: str | None) -> Evidence:
     chain, signature = _chain(ledger), _signature(ledger, expected)
     state, model = _state_and_model(path, ledger)
-    ended = ledger.is_complete or "closed" in ledger.facts
-    named = ledger.facts["public_key"]
+    named, ended = ledger.facts["public_key"], ledger.has_ended
     signing = _key("signing key", path / "signing-key", named, signed_by, ended=ended)
-    key = _noise_key(path, ledger, ended=ended)
+    key = _noise_key(path, ledger)
     guard = Check("log of runs", *_guard(ledger))
     made_by, says = package.worst(ledger.facts)
     # Whoever edits files can edit what they write of themselves: no hash in a folder verifies.
@@ -189,10 +188,10 @@ def _sources(values: object) -> Iterator[str]:
             yield from _sources(value)
 
 
-def _noise_key(path: Path, ledger: Ledger, *, ended: bool) -> Check:
+def _noise_key(path: Path, ledger: Ledger) -> Check:
     seed, named = ledger.facts["seed"], ledger.facts["key"]
     if seed is None and not named.startswith("seeded:"):
-        return _key("key", path / "key", named, named_secret, ended=ended)
+        return _key("key", path / "key", named, named_secret, ended=ledger.has_ended)
     if named != f"seeded:{seed}":
         return Check("key", "wrong", f"the ledger says seed {seed} and names {named[:40]}")
     return Check("key", "verified", f"seed {seed}: anybody can compute the noise")

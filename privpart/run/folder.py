@@ -72,21 +72,13 @@ _SUM = re.compile(r"sum-([0-9]{6,})\.safetensors")
 class Committed(Protocol):
     """What a run folder keeps after each round: a ``Server``, or a loop's steps on examples."""
 
-    @property
-    def plan_hash(self) -> str:
-        """Hash of the plan."""
-
-    @property
-    def last_clip_norm(self) -> float:
-        """Clip norm of the last round."""
+    plan_hash: str
+    last_clip_norm: float  # of the last round
+    source: NoiseSource
 
     @property
     def round(self) -> int:
         """Rounds done."""
-
-    @property
-    def source(self) -> NoiseSource:
-        """Source of the noise."""
 
     @property
     def cohort(self) -> Sequence[ClientId]:
@@ -245,7 +237,7 @@ class RunFolder:
                 "again."
             )
         self._source = self._own_source
-        unsigned = self._ledger.signer is None and not self._ended
+        unsigned = self._ledger.signer is None and not self._ledger.has_ended
         if self._source is None or unsigned:
             missing = self.path / (SIGNING_KEY if unsigned else KEY)
             raise ConfigError(
@@ -293,15 +285,10 @@ class RunFolder:
                 "would commit the same round. Work on the run in the process that opened it."
             )
 
-    @property
-    def _ended(self) -> bool:
-        """Whether the run draws no more noise: it is complete, or was ended early."""
-        return self._ledger.is_complete or "closed" in self.facts
-
     def _load_keys(self) -> None:
         """Read both keys of a run that has not ended, and compare them with the ledger's record."""
         self._own_source: NoiseSource | None = None
-        facts, ended = self.facts, self._ended
+        facts, ended = self.facts, self._ledger.has_ended
         if not self._private:
             self._own_source = SeededSource(facts["seed"])
         elif ended:
@@ -327,7 +314,8 @@ class RunFolder:
 
     def _refuse_part_of_a_selection(self, *, adopt: bool) -> None:
         """Refuse a run of a selection, unless that continues it; its winner has ended."""
-        if "selection" in self.facts and not log.is_apart() and (adopt or not self._ended):
+        is_part = "selection" in self.facts and not log.is_apart()
+        if is_part and (adopt or not self._ledger.has_ended):
             raise ConfigError(
                 f"{self.path}: is one of the trainings of a selection, of which nothing but the "
                 "best one is released. Continue the selection: the same command, privpart tune."
@@ -345,7 +333,7 @@ class RunFolder:
             StorageError: the disk refused; the run can still be continued, or ended again.
         """
         self._refuse_fork()
-        if self._ended:
+        if self._ledger.has_ended:
             raise ConfigError(f"{self.path}: the run is complete, and its keys are erased already.")
         try:
             with on_disk(f"{self.path} cannot be written"):
@@ -553,7 +541,7 @@ class RunFolder:
             older = _STATE.fullmatch(file.name) and file.name != keep
             if lost or older or store.is_scratch(file.name):
                 store.remove_durably(file)
-        if self._ended:
+        if self._ledger.has_ended:
             store.erase_durably(self.path / KEY)
             store.erase_durably(self.path / SIGNING_KEY)
 
@@ -588,7 +576,7 @@ class RunFolder:
         fault = ""
         if self.rounds and not os.path.lexists(self.path / (name := self._ledger.newest()[0])):
             fault = f"{name}, the state after its last row, is missing"
-        elif why and not self._ended and self._ledger.unread:
+        elif why and not self._ledger.has_ended and self._ledger.unread:
             fault = f"{self._ledger.unread} bytes behind its last row are no row"
         if fault:
             raise ConfigError(
@@ -598,7 +586,7 @@ class RunFolder:
 
     def _enter_log(self, entries: list[log.Entry], why: str, *, adopt: bool) -> None:
         """Tell the log of runs what it lacks: an adoption, a charge, or what a crash cut off."""
-        if why and not adopt and not self._ended:
+        if why and not adopt and not self._ledger.has_ended:
             raise ConfigError(
                 f"{self.path}: {why}. If the original will never be continued, nor another copy, "
                 "open the run with adopt=True (--adopt); otherwise begin a fork."

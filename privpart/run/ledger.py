@@ -195,6 +195,11 @@ class Ledger:
         return len(self._rows) >= self._planned_rounds and len(self.evaluations) >= len(planned)
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the run draws no more noise: it is complete, or was ended early."""
+        return self.is_complete or "closed" in self.facts
+
+    @property
     def _planned_rounds(self) -> Any:  # noqa: ANN401  checked when the ledger is read
         return self.facts["plan"].get("participation", {}).get("rounds", 0)
 

@@ -214,10 +214,8 @@ def run_report(
 ) -> RunReport:
     """Derive the guarantee of the run in a folder, which is only read and may still be running.
 
-    Args:
-        path: the run folder.
-        delta: in (0, 1); None takes the delta that the run was planned with.
-        public_key: key that the run is known by, in hex, from anywhere but the folder.
+    ``delta`` None takes the delta that the run was planned with; ``public_key`` is the key that the
+    run is known by, in hex, from anywhere but the folder.
 
     Raises:
         ConfigError: there is no run, its ledger is changed, damaged or signed by another key, delta
@@ -749,10 +747,7 @@ def _of_sampling(plan: PrivacyPlan, report: PrivacyReport, evidence: Evidence) -
 def vouched(report: RunReport, code: str, by: str | None = None) -> RunReport:
     """Return the report with one asserted assumption marked as vouched for, by whom and when.
 
-    Args:
-        report: of a run.
-        code: of the assumption.
-        by: who vouches for it; None says the reader of the report. Nothing checks the name.
+    ``by`` None says the reader of the report. Nothing checks the name.
 
     Raises:
         ConfigError: there is no such assumption, or it is not merely asserted: nobody can vouch for
