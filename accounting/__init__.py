@@ -5,14 +5,20 @@ and divisor stay). ``noise_multiplier`` is the standard deviation of one i.i.d. 
 that enters the mechanism, divided by the clip norm, on the scale of the sum.
 """
 
+from accounting.bounded import (
+    ReplacedGuarantee,
+    TruncatedGuarantee,
+    TruncatedPoissonSampling,
+    WithoutReplacementSampling,
+    WithReplacementSampling,
+)
 from accounting.calibrate import calibrate
 from accounting.checks import ConfigError
 from accounting.cohorts import Estimate, cohorts, participation_of, sampled_guarantee
 from accounting.composed import ComposedGuarantee, StatedGuarantee
-from accounting.cross_check import CrossCheck
 from accounting.error import PrefixError, error
 from accounting.events import composed_events
-from accounting.guarantee import Guarantee, guarantee
+from accounting.guarantee import CrossCheck, Guarantee, guarantee
 from accounting.mechanisms import (
     BandedInverse,
     BinaryTree,
@@ -45,13 +51,7 @@ from accounting.selection import (
 )
 from accounting.sensitivity import Sensitivity, brute_force
 from accounting.subsampled import PoissonSampling, SampledGuarantee
-from accounting.truncated import (
-    TruncatedGuarantee,
-    TruncatedPoissonSampling,
-    WithoutReplacementSampling,
-)
 from accounting.user_level import ExampleSampling, UserGuarantee
-from accounting.with_replacement import ReplacedGuarantee, WithReplacementSampling
 from accounting.workload import Workload
 
 __all__ = [

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import cache
 
 from accounting import checks, gaussian
+from accounting.bounded import WithReplacementSampling
 from accounting.checks import ConfigError
 from accounting.cohorts import Bounded, Estimate, Sampling, participation_of, sampled_guarantee
 from accounting.guarantee import METHODS, Guarantee, Method, mu_upper
@@ -15,10 +16,8 @@ from accounting.random_allocation import BallsInBins
 from accounting.report import up
 from accounting.subsampled import SampledMethod
 from accounting.user_level import ExampleSampling
-from accounting.with_replacement import WithReplacementSampling
 
-_FAR = 4.0
-"""Logarithm of epsilon / target, at most; of too little noise for an epsilon, this."""
+_FAR = 4.0  # logarithm of epsilon / target, at most; of too little noise for an epsilon, this
 
 
 def calibrate(
@@ -169,9 +168,9 @@ def _descend(
 
 def _target(epsilon: float, delta: float, method: Method) -> tuple[float, float]:
     checks.choice("method", method, METHODS)
-    if not 1e-50 <= checks.positive("target_epsilon", epsilon) <= 1e50:
-        raise ConfigError(f"target_epsilon={epsilon:g}: must lie between 1e-50 and 1e50.")
-    return float(epsilon), checks.probability("delta", delta)
+    fault = "must lie between 1e-50 and 1e50"
+    target = checks.between("target_epsilon", epsilon, 1e-50, 1e50, fault)
+    return target, checks.probability("delta", delta)
 
 
 def _bracket(excess: Callable[[float], float], start: float) -> tuple[float, float]:

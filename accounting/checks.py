@@ -26,8 +26,7 @@ class MissingExtraError(ConfigError):
 Faults = Mapping[str, object]  # sentence -> whether it is deserved
 _GOOGOL = 10**100
 """As a float, this number and its square are finite. Python refuses to print very long integers."""
-_ROUNDED = 1 + 1e-12
-"""So that a product of floats that is 1 is not rounded to less."""
+_ROUNDED = 1 + 1e-12  # so that a product of floats that is 1 is not rounded to less
 MOST_ROUNDS = 1_000_000
 """Sensitivities of this many rounds take seconds with few participations, minutes with the most."""
 MOST_SEED = 2**63 - 1
@@ -71,6 +70,19 @@ def positive(name: str, value: SupportsFloat, *, hint: str = "") -> float:
     if not 0 < number < math.inf:
         raise ConfigError(_sentence(f"{name}={number:g}: must be positive and finite", hint))
     return number
+
+
+def between(name: str, value: SupportsFloat, least: float, most: float, fault: str) -> float:
+    """Return ``value`` as a float from ``least`` > 0 to ``most``; ``fault`` names what is."""
+    number = positive(name, value)
+    if not least <= number <= most:
+        raise ConfigError(f"{name}={number:g}: {fault}.")
+    return number
+
+
+def rate(name: str, value: SupportsFloat) -> float:
+    """Return ``value`` as a float in (0, 1]."""
+    return between(name, value, 0.0, 1.0, "must be at most 1")
 
 
 def nonnegative(name: str, value: SupportsFloat, *, hint: str = "") -> float:
@@ -208,6 +220,25 @@ def text_of(path: str | Path, name: str, *, most: int = 10**7) -> str:
         raise ConfigError(f"{name}: cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{name}: is not UTF-8 text, from byte {error.start} on.") from None
+
+
+def two_columns(
+    path: Path, name: str, columns: tuple[str, str], kind: type[float], hint: str = ""
+) -> list[tuple[Any, float]]:
+    """Return the rows of a CSV file of two columns, the first of numbers of a ``kind``.
+
+    Raises:
+        ConfigError: the file cannot be read, or has other columns or something else than numbers.
+    """
+    lines = text_of(path, name).splitlines()
+    header, *rows = [line.split(",") for line in lines if line.strip()] or [[]]
+    if tuple(column.strip() for column in header) != columns or not rows:
+        columns_named = " and ".join(columns)
+        raise ConfigError(f"{name}: must be a CSV file with the columns {columns_named}{hint}.")
+    try:
+        return [(kind(first), float(second)) for first, second in rows]
+    except ValueError as error:
+        raise ConfigError(f"{name}: a line is not two numbers: {error}.") from None
 
 
 def parsed_toml(text: str, name: str) -> dict[str, Any]:

@@ -13,25 +13,23 @@ from typing import Any
 
 import numpy as np
 
+from accounting.bounded import ReplacedGuarantee, TruncatedGuarantee
 from accounting.checks import ConfigError
 from accounting.cohorts import Sampled, sampled_claim
 from accounting.composed import ComposedGuarantee, Release, StatedGuarantee
-from accounting.guarantee import Guarantee
+from accounting.guarantee import Cost, Guarantee
 from accounting.hull import most_detected
 from accounting.monte_carlo import EstimatedGuarantee
 from accounting.random_allocation import AllocatedGuarantee, Shares
-from accounting.report import Cost, SampledClaim
+from accounting.report import SampledClaim
 from accounting.scheduled_steps import ScheduledGuarantee
 from accounting.selection import SelectedGuarantee, fields_of, selected_of
 from accounting.sensitivity import Array
 from accounting.stated import StatedProfile
 from accounting.subsampled import SampledGuarantee
-from accounting.truncated import TruncatedGuarantee
 from accounting.user_level import UserGuarantee
-from accounting.with_replacement import ReplacedGuarantee
 
-_MOST_RELEASES = 200
-"""Of one run and those before it; each kind takes transforms."""
+_MOST_RELEASES = 200  # of one run and those before it; each kind takes transforms
 
 
 def releases_of(cost: object) -> tuple[Release, ...]:
@@ -63,19 +61,9 @@ def known(releases: Iterable[Release]) -> Guarantee | None:
     """Return what releases cost whoever learns who was sampled; None if one is only stated."""
     gaussians = []
     for release in releases:
-        if not isinstance(
-            release,
-            Guarantee
-            | SampledGuarantee
-            | UserGuarantee
-            | TruncatedGuarantee
-            | ReplacedGuarantee
-            | AllocatedGuarantee
-            | Shares
-            | SelectedGuarantee,
-        ):
+        if (mu := getattr(release, "mu", None)) is None:
             return None
-        gaussians.append(release if isinstance(release, Guarantee) else Guarantee(release.mu))
+        gaussians.append(release if isinstance(release, Guarantee) else Guarantee(mu))
     return reduce(Guarantee.compose, gaussians)
 
 
@@ -210,7 +198,7 @@ def _alone(run: Guarantee | Sampled, epsilon: float, delta: float) -> Cost:
 
 
 @dataclass(frozen=True)
-class Alone:
+class Alone(Cost):
     """A run beside no other: what an attacker gets, by its own accountant.
 
     Every (epsilon, delta) of the run bounds any test's rates, as in ``ComposedGuarantee``; some of

@@ -16,13 +16,20 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accounting import checks, typed
+from accounting.bounded import (
+    ReplacedGuarantee,
+    TruncatedGuarantee,
+    TruncatedPoissonSampling,
+    WithoutReplacementSampling,
+    WithReplacementSampling,
+)
 from accounting.checks import ConfigError
 from accounting.mechanisms import Mechanism
 from accounting.monte_carlo import BMinSep, EstimatedGuarantee
@@ -41,13 +48,7 @@ from accounting.subsampled import (
     bands_of,
     poisson_guarantee,
 )
-from accounting.truncated import (
-    TruncatedGuarantee,
-    TruncatedPoissonSampling,
-    WithoutReplacementSampling,
-)
 from accounting.user_level import ExampleSampling, UserGuarantee
-from accounting.with_replacement import ReplacedGuarantee, WithReplacementSampling
 
 Members = NDArray[np.int64]
 Bounded = TruncatedPoissonSampling | WithoutReplacementSampling | WithReplacementSampling
@@ -76,38 +77,27 @@ SamplerName = Literal[
 ]
 
 KEY_BYTES = 32
-SAMPLERS: Mapping[str, type[Sampling]] = {
-    "poisson": PoissonSampling,
-    "scheduled-poisson": ScheduledPoissonSampling,
-    "poisson-examples": ExampleSampling,
-    "truncated-poisson": TruncatedPoissonSampling,
-    "without-replacement": WithoutReplacementSampling,
-    "with-replacement": WithReplacementSampling,
-    "balls-in-bins": BallsInBins,
-    "b-min-sep": BMinSep,
+
+
+class Kind(NamedTuple):
+    """A sampler's class, the options that it cannot do without, and others that it takes."""
+
+    sampler: type[Sampling]
+    needs: tuple[str, ...]
+    takes: tuple[str, ...] = ()
+
+
+SAMPLERS: Mapping[str, Kind] = {
+    "poisson": Kind(PoissonSampling, ("expected_batch",)),
+    "scheduled-poisson": Kind(ScheduledPoissonSampling, ("expected_batches", "from_round")),
+    "poisson-examples": Kind(ExampleSampling, ("expected_batch", "examples", "per_user")),
+    "truncated-poisson": Kind(TruncatedPoissonSampling, ("expected_batch", "most")),
+    "without-replacement": Kind(WithoutReplacementSampling, ("batch",)),
+    "with-replacement": Kind(WithReplacementSampling, ("batch",)),
+    "balls-in-bins": Kind(BallsInBins, ("bins",), ("chosen", "redraw", "draws")),
+    "b-min-sep": Kind(BMinSep, ("expected_batch",), ("min_separation", "most", "draws")),
 }
 """Samplers by the name that people type."""
-NEEDED: Mapping[str, Literal["expected_batch", "expected_batches", "batch", "bins"]] = {
-    "poisson": "expected_batch",
-    "scheduled-poisson": "expected_batches",
-    "poisson-examples": "expected_batch",
-    "truncated-poisson": "expected_batch",
-    "without-replacement": "batch",
-    "with-replacement": "batch",
-    "balls-in-bins": "bins",
-    "b-min-sep": "expected_batch",
-}
-"""The option that a sampler cannot do without."""
-_OPTIONS = {
-    "poisson": {"expected_batch"},
-    "scheduled-poisson": {"from_round", "expected_batches"},
-    "poisson-examples": {"expected_batch", "examples", "per_user"},
-    "truncated-poisson": {"expected_batch", "most"},
-    "without-replacement": {"batch"},
-    "with-replacement": {"batch"},
-    "balls-in-bins": {"bins", "chosen", "redraw", "draws"},
-    "b-min-sep": {"expected_batch", "min_separation", "most", "draws"},
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,17 +156,13 @@ class SamplingChoice:
     draws: int | None = None
 
     def __post_init__(self) -> None:
-        beside = {
-            "truncated-poisson": ("most",),
-            "scheduled-poisson": ("from_round",),
-            "poisson-examples": ("examples", "per_user"),
-        }
-        for needed in (NEEDED[self.name], *beside.get(self.name, ())):
-            if getattr(self, needed) is None:
-                raise ConfigError(f"{needed}: is missing; {self.name} needs it.")
-        for key in set.union(*_OPTIONS.values()):
-            if getattr(self, key) is not None and key not in _OPTIONS[self.name]:
-                raise ConfigError(f"{key}: is not of {self.name}; leave it out.")
+        _, needs, takes = SAMPLERS[self.name]
+        for option in needs:
+            if getattr(self, option) is None:
+                raise ConfigError(f"{option}: is missing; {self.name} needs it.")
+        for option in [f.name for f in fields(self) if getattr(self, f.name) is not None]:
+            if option not in ("name", "population", *needs, *takes):
+                raise ConfigError(f"{option}: is not of {self.name}; leave it out.")
 
     @classmethod
     def parse(cls, text: str) -> "tuple[SamplingChoice, int | None]":
@@ -193,45 +179,32 @@ class SamplingChoice:
             seed = None if text_of_seed is None else int(text_of_seed)
         except ValueError:
             raise ConfigError(f"draw_seed={text_of_seed}: must be a whole number.") from None
-        values = typed.typed_values(cls, name, options, _OPTIONS[name])
+        _, needs, takes = SAMPLERS[name]
+        values = typed.typed_values(cls, name, options, (*needs, *takes))
         return cls(name=name, **values), seed  # type: ignore[arg-type]
 
     def sampler(self, mechanism: Mechanism, population: int | None) -> Sampling:
         """Return the sampler of these members, for the rounds of the mechanism."""
-        if self.bins is not None:
-            chosen = 1 if self.chosen is None else self.chosen
-            return BallsInBins(self.bins, mechanism.rounds, bool(self.redraw), chosen)
-        if self.name == "poisson-examples":
-            return self._of_examples(population)
-        if population is None:
+        kind, needs, takes = SAMPLERS[self.name]
+        given = {option: getattr(self, option) for option in (*needs, *takes) if option != "draws"}
+        given = {option: value for option, value in given.items() if value is not None}
+        if kind is BallsInBins:
+            given["rounds"] = mechanism.rounds
+        elif kind is ExampleSampling:
+            if population is not None and population * given["per_user"] < self.examples:
+                raise ConfigError(
+                    f"per_user={self.per_user}: a population of {population} with so few each has "
+                    f"less than {self.examples} examples, so somebody has more."
+                )
+        elif population is None:
             raise ConfigError(f"population is missing: {self.name} draws members from it.")
-        if self.batch is not None:
-            replaced = self.name == "with-replacement"
-            kind = WithReplacementSampling if replaced else WithoutReplacementSampling
-            return kind(self.batch, population)
-        if self.expected_batches is not None:
-            return ScheduledPoissonSampling(
-                self.from_round or (), self.expected_batches, population
-            )
-        batch = self.expected_batch or 0.0
-        if self.name == "truncated-poisson":
-            return TruncatedPoissonSampling(batch, population, self.most or 0)
-        if self.name == "poisson":
-            alone = mechanism.name in ("independent", "scheduled")
-            groups = 1 if alone else bands_of(mechanism)
-            return PoissonSampling(batch, population, groups)
-        apart = self.min_separation
-        apart = bands_of(mechanism) if apart is None else apart
-        return BMinSep(batch, population, apart, self.most)
-
-    def _of_examples(self, population: int | None) -> ExampleSampling:
-        examples, most = self.examples or 0, self.per_user or 0
-        if population is not None and population * most < examples:
-            raise ConfigError(
-                f"per_user={most}: a population of {population} with so few each has less than "
-                f"{examples} examples, so somebody has more."
-            )
-        return ExampleSampling(self.expected_batch or 0.0, examples, most)
+        else:
+            given["population"] = population
+        if kind is PoissonSampling and mechanism.name not in ("independent", "scheduled"):
+            given["groups"] = bands_of(mechanism)
+        elif kind is BMinSep and self.min_separation is None:
+            given["min_separation"] = bands_of(mechanism)
+        return kind(**given)
 
     def expected(self, population: int) -> float:
         """Return the public expected number of members of a round, the first if it changes."""
@@ -249,8 +222,8 @@ class SamplingChoice:
                     f"draw_seed={seed}: nothing is drawn; add draws, or leave it out."
                 )
             return None
-        draws = {} if self.draws is None else {"draws": self.draws}
-        return Estimate(**draws, **({} if seed is None else {"seed": seed}))
+        given = {"draws": self.draws, "seed": seed}
+        return Estimate(**{name: value for name, value in given.items() if value is not None})
 
 
 def named_options(text: str) -> tuple[str, dict[str, str]]:
@@ -278,7 +251,9 @@ def sampled_guarantee(
     if isinstance(sampling, ExampleSampling | Bounded):
         return _of_steps(mechanism, sampling, z)
     if isinstance(sampling, BallsInBins):
-        return _in_bins(mechanism, sampling, z)
+        refuse_other_rounds(sampling, mechanism)
+        alone = mechanism.name == "independent"
+        return AllocatedGuarantee(z, sampling, None if alone else mechanism)
     if isinstance(sampling, BMinSep):
         raise ConfigError("draws: b-min-sep has no closed form; it needs an estimate.")
     raise ConfigError(f"sampling={sampling!r}: must be a sampler of this package.")
@@ -319,58 +294,47 @@ def _of_steps(
     return TruncatedGuarantee(z, sampling.probability, sampling.population, sampling.most, steps)
 
 
-def _in_bins(mechanism: Mechanism, sampling: BallsInBins, z: float) -> AllocatedGuarantee:
-    refuse_other_rounds(sampling, mechanism)
-    return AllocatedGuarantee(z, sampling, None if mechanism.name == "independent" else mechanism)
-
-
 def sampled_claim(run: Sampled, delta: float) -> SampledClaim:
     """Return what a report says of a sampled run at ``delta``; an estimate takes seconds."""
-    values: dict[str, Any]
+    clips = 1
     if isinstance(run, SampledGuarantee):
-        values = {"name": "poisson", "probability": run.probability, "groups": run.groups}
-        values |= {"steps": run.steps, "method": run.method}
-        return SampledClaim(run.epsilon(delta), values, run.assumptions)
-    if isinstance(run, ScheduledGuarantee):
+        values = _named("poisson", run, "probability", "groups", "steps", "method")
+    elif isinstance(run, ScheduledGuarantee):
         kinds = [(s.noise_multiplier, s.probability, s.steps) for s in run.steps]
         values = {"name": "poisson", "probability": max(q for _, q, _ in kinds)}
         values |= {"steps": sum(n for *_, n in kinds), "kinds": kinds, "method": "pld"}
-        return SampledClaim(run.epsilon(delta), values, run.assumptions)
-    if isinstance(run, UserGuarantee | ReplacedGuarantee | TruncatedGuarantee):
-        return _claim_of_steps(run, delta)
-    if isinstance(run.sampling, BallsInBins):
-        values = {"name": "balls-in-bins", "bins": run.sampling.bins}
-        values |= {"passes": run.sampling.passes, "method": "convolution"}
-        values |= {"redraw": True} if run.sampling.redraw else {}
-        values |= {"chosen": run.sampling.chosen} if run.sampling.chosen > 1 else {}
+    elif isinstance(run, UserGuarantee):
+        clips, values = run.per_user, _named("poisson-examples", run, "probability", "per_user")
+        values |= {"steps": run.steps, "method": "mixture"}
+    elif isinstance(run, ReplacedGuarantee):
+        clips, values = run.batch, _named("with-replacement", run, "batch", "steps")
+        values["method"] = "profile"
+    elif isinstance(run, TruncatedGuarantee):
+        values = {"name": "without-replacement", "batch": run.most}
+        if run.probability < 1:
+            values = _named("truncated-poisson", run, "probability", "most")
+        values |= {"steps": run.steps, "method": "profile"}
     else:
-        values = {"name": "b-min-sep", "probability": run.sampling.probability}
-        values["min_separation"] = run.sampling.min_separation
-        values |= {"most": run.sampling.most} if run.sampling.most else {}
+        values = _with_method(run, delta)
+    return SampledClaim(run.epsilon(delta), values, run.assumptions, clips=clips)
+
+
+def _with_method(run: AllocatedGuarantee | EstimatedGuarantee, delta: float) -> dict[str, Any]:
+    if isinstance(sampling := run.sampling, BallsInBins):
+        values = _named("balls-in-bins", sampling, "bins", "passes") | {"method": "convolution"}
+        values |= {"redraw": True} if sampling.redraw else {}
+        values |= {"chosen": sampling.chosen} if sampling.chosen > 1 else {}
+    else:
+        values = _named("b-min-sep", sampling, "probability", "min_separation")
+        values |= {"most": sampling.most} if sampling.most else {}
     if isinstance(run, EstimatedGuarantee):
         values |= {"method": "monte-carlo", "draws": run.samples, "draw_seed": run.seed}
         values["failure_probability"] = run.failure(delta)
-    return SampledClaim(run.epsilon(delta), values, run.assumptions)
+    return values
 
 
-def _claim_of_steps(
-    run: UserGuarantee | ReplacedGuarantee | TruncatedGuarantee, delta: float
-) -> SampledClaim:
-    values: dict[str, Any] = {"name": "without-replacement"}
-    clips = 1
-    if isinstance(run, UserGuarantee):
-        values = {"name": "poisson-examples", "probability": run.probability}
-        values["per_user"] = clips = run.per_user
-    elif isinstance(run, ReplacedGuarantee):
-        values["name"] = "with-replacement"
-        values["batch"] = clips = run.batch
-    elif run.probability < 1:
-        values = {"name": "truncated-poisson", "probability": run.probability, "most": run.most}
-    else:
-        values["batch"] = run.most
-    values |= {"steps": run.steps}
-    values["method"] = "mixture" if isinstance(run, UserGuarantee) else "profile"
-    return SampledClaim(run.epsilon(delta), values, run.assumptions, clips=clips)
+def _named(name: str, source: object, *attributes: str) -> dict[str, Any]:
+    return {"name": name, **{key: getattr(source, key) for key in attributes}}
 
 
 def participation_of(sampling: Sampling, rounds: int) -> Participation:
@@ -401,7 +365,7 @@ def sampled_passes(rounds: int, bins: int | None) -> Participation:
 
 def sampling_to_dict(sampling: Sampling) -> dict[str, Any]:
     """Return a sampler as plain values, ready for JSON."""
-    name = next(name for name, kind in SAMPLERS.items() if kind is type(sampling))
+    name = next(name for name, kind in SAMPLERS.items() if kind.sampler is type(sampling))
     values = asdict(sampling)
     unusual = {"redraw": False, "chosen": 1, "most": None}  # no plan of an older version had them
     return {"name": name, **{k: v for k, v in values.items() if (k, v) not in unusual.items()}}
@@ -414,7 +378,7 @@ def sampling_from_dict(values: Mapping[str, Any]) -> Sampling:
     if name not in SAMPLERS:
         raise ConfigError(f"sampling={name!r}: must be one of {', '.join(SAMPLERS)}.")
     try:
-        return SAMPLERS[name](**options)
+        return SAMPLERS[name].sampler(**options)
     except TypeError as error:
         raise ConfigError(f"sampling={name}: {error}.") from None
 
@@ -468,12 +432,11 @@ def _of_population(
     rounds: int,
     key: bytes,
 ) -> Iterator[Members]:
-    members = sampling.population
     if isinstance(sampling, PoissonSampling | ScheduledPoissonSampling):
-        return _poisson(sampling, members, rounds, key)
+        return _poisson(sampling, sampling.population, rounds, key)
     if isinstance(sampling, Bounded):
-        return _of_size(sampling, members, rounds, key)
-    return _separated(sampling, members, rounds, key)
+        return _of_size(sampling, sampling.population, rounds, key)
+    return _separated(sampling, sampling.population, rounds, key)
 
 
 def _refuse_owners(
@@ -502,37 +465,29 @@ def _poisson(
         rates, groups = sampling.probabilities(rounds), 1
     group = np.arange(members) % groups
     for t, rate in enumerate(rates.tolist()):
-        threshold = np.uint64(int(rate * 2.0**53))
-        joins = (_words(key, "poisson", t, members) >> np.uint64(11)) < threshold
-        yield np.flatnonzero(joins & (group == t % groups))
+        yield np.flatnonzero(_joins(key, "poisson", t, members, rate) & (group == t % groups))
 
 
 def _of_size(sampling: Bounded, members: int, rounds: int, key: bytes) -> Iterator[Members]:
+    most = sampling.most if isinstance(sampling, TruncatedPoissonSampling) else sampling.batch
     joined = np.arange(members)
     for t in range(rounds):
         if isinstance(sampling, TruncatedPoissonSampling):
-            most, threshold = sampling.most, np.uint64(int(sampling.probability * 2.0**53))
-            joins = (_words(key, "poisson", t, members) >> np.uint64(11)) < threshold
-            joined = np.flatnonzero(joins)
+            joined = np.flatnonzero(_joins(key, "poisson", t, members, sampling.probability))
         elif isinstance(sampling, WithReplacementSampling):
-            most = sampling.batch
             joined = np.sort(_number_below(members, most, key, f"places {t}").astype(np.int64))
-        else:
-            most = sampling.batch
         yield _cut(joined, most, key, t)
 
 
 def _cut(joined: Members, most: int, key: bytes, t: int) -> Members:
-    return joined if len(joined) <= most else np.sort(joined[_order(key, t, joined)[:most]])
-
-
-def _order(key: bytes, t: int, joined: Members) -> Members:
-    """Return a uniformly random order of those who joined."""
+    """Return the first ``most`` of a uniformly random order, if more joined."""
+    if len(joined) <= most:
+        return joined
     attempt, words = 0, np.zeros(2, np.uint64)
     while len(np.unique(words)) < len(words):  # equal words would favour the first
         words = _words(key, f"order {attempt}", t, len(joined))
         attempt += 1
-    return np.argsort(words)
+    return np.sort(joined[np.argsort(words)[:most]])
 
 
 def _bins(sampling: BallsInBins, members: int, key: bytes) -> Iterator[Members]:
@@ -559,15 +514,18 @@ def _number_below(count: int, members: int, key: bytes, purpose: str) -> NDArray
 
 def _separated(sampling: BMinSep, members: int, rounds: int, key: bytes) -> Iterator[Members]:
     b, p = sampling.min_separation, sampling.probability
-    threshold = np.uint64(int(p * 2.0**53))
     # stationary: free from round 0 with weight 1, from rounds 1 to b - 1 with weight p each
     start = _words(key, "start", 0, members) / 2.0**64 * (1 + (b - 1) * p)
     free = np.where(start < 1, 0, np.minimum(1 + np.floor((start - 1) / p), b - 1)).astype(np.int64)
     for t in range(rounds):
-        joins = (_words(key, "b-min-sep", t, members) >> np.uint64(11)) < threshold
-        now = np.flatnonzero(joins & (free <= t))
+        now = np.flatnonzero(_joins(key, "b-min-sep", t, members, p) & (free <= t))
         free[now] = t + b  # also of who is dropped now
         yield _cut(now, sampling.most or members, key, t)
+
+
+def _joins(key: bytes, purpose: str, t: int, members: int, rate: float) -> NDArray[np.bool_]:
+    threshold = np.uint64(int(rate * 2.0**53))
+    return np.asarray((_words(key, purpose, t, members) >> np.uint64(11)) < threshold)
 
 
 def _words(key: bytes, purpose: str, index: int, count: int) -> NDArray[np.uint64]:

@@ -37,8 +37,8 @@ from numpy.typing import NDArray
 
 from accounting import accountants, checks
 from accounting.checks import ConfigError
-from accounting.guarantee import Guarantee
-from accounting.hull import lower_hull, most_detected
+from accounting.guarantee import Cost, Guarantee
+from accounting.hull import least_epsilon, lower_hull, most_detected
 from accounting.selection import SelectedGuarantee
 from accounting.sensitivity import Array
 from accounting.subsampled import SampledGuarantee
@@ -47,20 +47,21 @@ if TYPE_CHECKING:
     from dp_accounting.pld.pld_pmf import PLDPmf
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-_LEAST_DELTA = 1e-11
-"""Below it the masses that dp-accounting cuts off are no longer small."""
-_CUT = 1e-13
-"""Mass that dp-accounting may lose per release; added to each delta."""
-_MOST_EPSILON = 500.0
-"""Up to it exp(epsilon) is a float; a greater epsilon promises nothing."""
+_LEAST_DELTA = 1e-11  # below it the masses that dp-accounting cuts off are no longer small
+_CUT = 1e-13  # mass that dp-accounting may lose per release; added to each delta
+_MOST_EPSILON = 500.0  # up to it exp(epsilon) is a float; a greater epsilon promises nothing
 MOST_LOSS = 350.0
 """Of one release, that is told from an infinite one: up to it ratios of e^loss are floats."""
-_LEAST_SPREAD = 1e-6
-"""Of releases that cost a delta alone, whose losses have no spread."""
-_POINTS = 2_001
-"""Epsilons of a profile; between two of them its chord is at most 0.2 % above it."""
+BEYOND = 1e-15
+"""Mass of all steps beyond the greatest loss that is told from an infinite one."""
+_LEAST_SPREAD = 1e-6  # of releases that cost a delta alone, whose losses have no spread
+_POINTS = 2_001  # epsilons of a profile; between two of them its chord is at most 0.2 % above it
 _ROUNDING = 1e-9
 """Relative error of the sums and transforms of dp-accounting, which do not round up."""
+
+
+Bounds = Callable[[Array], Array]
+"""Upper bounds on the deltas of some epsilons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ Release = Part | Dominated
 
 
 @dataclass(frozen=True)
-class ComposedGuarantee:
+class ComposedGuarantee(Cost):
     """What several releases about the same people cost together.
 
     Args:
@@ -172,8 +173,8 @@ class ComposedGuarantee:
         delta = checks.probability("delta", delta)
         if self.mu is not None:
             return Guarantee(self.mu).epsilon(delta)
-        if isinstance(alone := self.releases[0], SelectedGuarantee) and len(self.releases) == 1:
-            return alone.epsilon(delta)
+        if self._alone:
+            return self._alone.epsilon(delta)
         stated = math.fsum(r.delta for r in self.releases if isinstance(r, StatedGuarantee))
         floor = max(stated, _LEAST_DELTA)
         if delta > floor:
@@ -186,23 +187,18 @@ class ComposedGuarantee:
 
     def coarse_epsilon(self, delta: float) -> float:
         """Return the same; of a selection alone, up to 0.02 or 2 % more, at once: for curves."""
-        alone = self.releases[0]
-        if isinstance(alone, SelectedGuarantee) and len(self.releases) == 1:
-            return alone.coarse_epsilon(delta)
-        return self.epsilon(delta)
+        return self._alone.coarse_epsilon(delta) if self._alone else self.epsilon(delta)
+
+    @property
+    def _alone(self) -> SelectedGuarantee | None:
+        first = self.releases[0]
+        return first if isinstance(first, SelectedGuarantee) and len(self.releases) == 1 else None
 
     def _least_epsilon(self, delta: float) -> float:
-        low, high = 0.0, 1.0
-        if self.delta(0.0) <= delta:
-            return 0.0
-        while self.delta(high) > delta:
-            low, high = high, 2 * high
-            if high > 2 * _MOST_EPSILON:
-                raise ConfigError(f"delta={delta:g}: is reached by no epsilon of this profile.")
-        while high - low > 1e-6 * high:
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.delta(middle) <= delta else (middle, high)
-        return high
+        least = least_epsilon(lambda epsilon: self.delta(epsilon) <= delta, 2 * _MOST_EPSILON)
+        if least is None:
+            raise ConfigError(f"delta={delta:g}: is reached by no epsilon of this profile.")
+        return least
 
     def delta(self, epsilon: float) -> float:
         """Return a delta that holds with ``epsilon`` >= 0, rounded up."""
@@ -354,7 +350,15 @@ def _losses(part: Part, grid: float) -> "PrivacyLossDistribution":
     return step if steps == 1 else step.self_compose(steps)
 
 
-def _dominating(bounds: Callable[[Array], Array], grid: float, reach: float) -> "PLDPmf":
+def reach_of(bounds: tuple[Bounds, Bounds], first: float, least: float) -> float:
+    """Return a loss of one step, ``first`` or more, beyond which at most ``least`` is left."""
+    reach = np.array([first])
+    while reach[0] < MOST_LOSS and max(bound(reach)[0] for bound in bounds) > least:
+        reach *= 1.2
+    return float(reach[0])
+
+
+def _dominating(bounds: Bounds, grid: float, reach: float) -> "PLDPmf":
     """Return losses on the grid whose profile is nowhere below the true one.
 
     Args:

@@ -46,10 +46,10 @@ def error(
     >>> error(Independent(1600), Participation(1600)).max_error
     40.0
     """
-    squared = mechanism.sensitivity(participation).squared
-    if workload is None:
-        return prefix_error(squared, mechanism.prefix_variance())
-    return prefix_error(squared, model_variance(mechanism, workload))
+    variance = (
+        mechanism.prefix_variance() if workload is None else model_variance(mechanism, workload)
+    )
+    return prefix_error(mechanism.sensitivity(participation).squared, variance)
 
 
 MOST_ROUNDS = 4096
@@ -63,9 +63,8 @@ def round_noise(mechanism: Mechanism) -> Array:
             f"mechanism {mechanism.name}: groups of parameters rest in turns, and so does their "
             "momentum; the error of models is known for one stream."
         )
-    checks.count(
-        "rounds", mechanism.rounds, maximum=MOST_ROUNDS, hint="That is for the error of models."
-    )
+    hint = "That is for the error of models."
+    checks.count("rounds", mechanism.rounds, maximum=MOST_ROUNDS, hint=hint)
     return np.diff(mechanism.decoder(), axis=0, prepend=0.0)
 
 

@@ -60,11 +60,8 @@ class Tally:
                 f"events: at most {_MOST_KINDS} different releases that are not Gaussian, and "
                 f"{_MOST_STATED:,} of pure epsilon, are composed."
             )
-        releases: list[Release] = []
-        if self.gaussian:
-            releases.append(Guarantee(_root(self.gaussian)))
-        for (z, q), steps in self.poisson.items():
-            releases.append(SampledGuarantee(z, q, steps))
+        releases: list[Release] = [Guarantee(_root(self.gaussian))] if self.gaussian else []
+        releases += [SampledGuarantee(z, q, steps) for (z, q), steps in self.poisson.items()]
         releases += [StatedGuarantee(epsilon) for epsilon in self.pure.elements()]
         if not releases:
             raise ConfigError("events: none of them releases anything.")
@@ -132,8 +129,8 @@ def _count_sampled(fields: Mapping[str, Any], times: int, tally: Tally, depth: i
         raise ConfigError("PoissonSampledDpEvent: only Gaussian events are accounted for in it.")
     given = _field("PoissonSampled", fields, "sampling_probability")
     q = checks.nonnegative("sampling_probability", given)
-    if q > 1:
-        raise ConfigError(f"sampling_probability={q:g}: must be at most 1.")
+    if q:
+        checks.rate("sampling_probability", q)
     if q == 1:
         tally.gaussian += times * inner.gaussian
     elif q and inner.gaussian:
@@ -162,15 +159,13 @@ def _kind(event: object, depth: int) -> tuple[str, Mapping[str, Any]]:
             "such as GaussianDpEvent, and that event's fields."
         )
     kind = name.removesuffix(_SUFFIX)
-    unread = event.keys() - _FIELDS.get(kind, event.keys()) - {"class_name", "module_name"}
-    if unread:
+    if unread := event.keys() - _FIELDS.get(kind, event.keys()) - {"class_name", "module_name"}:
         raise ConfigError(f"{name}: has no field {min(unread, key=str)!r}.")
     return kind, event
 
 
 def _listed(fields: Mapping[str, Any]) -> list[Any]:
-    events = fields.get("events")
-    if not isinstance(events, list):
+    if not isinstance(events := fields.get("events"), list):
         raise ConfigError("ComposedDpEvent: events must be a list.")
     return events
 
@@ -192,20 +187,18 @@ def event_of(guarantee: object) -> dict[str, Any]:
         ConfigError: dp-accounting has no event that costs what the run costs.
     """
     if isinstance(guarantee, Guarantee):
-        z = math.nextafter(1 / guarantee.mu, 0.0)
-        return {"class_name": f"Gaussian{_SUFFIX}", "noise_multiplier": z}
+        return _event("Gaussian", noise_multiplier=math.nextafter(1 / guarantee.mu, 0.0))
     if isinstance(guarantee, ScheduledGuarantee):
-        return {"class_name": f"Composed{_SUFFIX}", "events": list(map(event_of, guarantee.steps))}
+        return _event("Composed", events=list(map(event_of, guarantee.steps)))
     if isinstance(guarantee, SampledGuarantee):
-        z, q = guarantee.noise_multiplier, guarantee.probability
-        step = {"class_name": f"Gaussian{_SUFFIX}", "noise_multiplier": z}
-        sampled = {"class_name": f"PoissonSampled{_SUFFIX}", "sampling_probability": q}
-        return {
-            "class_name": f"SelfComposed{_SUFFIX}",
-            "event": sampled | {"event": step},
-            "count": guarantee.steps,
-        }
+        step = _event("Gaussian", noise_multiplier=guarantee.noise_multiplier)
+        step = _event("PoissonSampled", sampling_probability=guarantee.probability, event=step)
+        return _event("SelfComposed", event=step, count=guarantee.steps)
     raise ConfigError(
         "format=events: dp-accounting has no event for this sampler; it has them for Poisson "
         "sampling, and for runs that do not sample."
     )
+
+
+def _event(kind: str, **values: object) -> dict[str, Any]:
+    return {"class_name": f"{kind}{_SUFFIX}", **values}

@@ -16,8 +16,7 @@ from typing import Any
 
 from accounting import checks
 
-_FITS = 2
-"""Version of the fits: raise it when a fit finds something better."""
+_FITS = 2  # version of the fits: raise it when a fit finds something better
 _MOST_BYTES = 64_000_000
 
 

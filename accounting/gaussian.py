@@ -23,10 +23,8 @@ from collections.abc import Callable
 _UNIT_ROUNDOFF = 2.0**-53
 _SQRT2 = math.sqrt(2.0)
 _INVERSE_SQRT_PI = 1 / math.sqrt(math.pi)
-_TERMS = 40
-"""Terms of the continued fraction: at 3, where most are needed, 32 give 16 digits."""
-_FAR = 1e6
-"""Standard deviations beyond which the mass of the tail is smaller than any float."""
+_TERMS = 40  # terms of the continued fraction: at 3, where most are needed, 32 give 16 digits
+_FAR = 1e6  # standard deviations beyond which the mass of the tail is smaller than any float
 
 
 def log_delta(mu: float, epsilon: float) -> float:

@@ -7,12 +7,12 @@ methods other than ``"exact"`` reproduce papers and serve as cross-checks; they 
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from accounting import accountants, checks, gaussian, quadrature
 from accounting.checks import ConfigError
-from accounting.cross_check import CrossCheck, compare
 from accounting.mechanisms import Mechanism
 from accounting.participation import Participation
 
@@ -23,10 +23,58 @@ FORMULAS: dict[Method, str] = {
     "pld": "privacy loss distribution of dp-accounting, pessimistic grid (Doroshenko et al. 2022)",
     "rdp": "Renyi DP of dp-accounting (Canonne, Kamath and Steinke 2020, Proposition 12)",
 }
+_TOLERANCE = 1e-3
+"""Relative difference allowed between two accountants of the same curve (PLD's grid costs 1e-9)."""
+_LOOSE = "rdp"  # the method whose bounds lie several per cent above the exact curve
 
 
 @dataclass(frozen=True, slots=True)
-class Guarantee:
+class CrossCheck:
+    """The epsilon of a second accountant, compared with the reported one.
+
+    Attributes:
+        method: name of the second accountant.
+        epsilon: its epsilon at the same delta.
+        agree_to: relative difference between the two epsilons.
+        consistent: False if the two contradict each other: two accountants of the same curve differ
+            by more than 1e-3 relatively and 1e-12 absolutely, or an upper bound lies below the
+            curve that it bounds.
+    """
+
+    method: str
+    epsilon: float
+    agree_to: float
+    consistent: bool
+
+    def __post_init__(self) -> None:
+        checks.nonnegative("cross_check epsilon", self.epsilon)
+        checks.nonnegative("cross_check agree_to", self.agree_to)
+
+
+class Cost(ABC):
+    """What a report claims, and all that follows from it; every figure is rounded up."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def epsilon(self, delta: float) -> float:
+        """Return an epsilon that holds with ``delta`` in (0, 1)."""
+
+    def coarse_epsilon(self, delta: float) -> float:
+        """Return the same, or up to 0.02 or 2 % more where that is much faster: for curves."""
+        return self.epsilon(delta)
+
+    @abstractmethod
+    def advantage(self) -> float:
+        """Return the most that any membership test's rates may differ by."""
+
+    @abstractmethod
+    def tpr_at_fpr(self, fpr: float) -> float:
+        """Return the most that any membership test detects at ``fpr`` in (0, 1)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee(Cost):
     """A mu-GDP guarantee.
 
     Args:
@@ -47,8 +95,7 @@ class Guarantee:
     method: Method = "exact"
 
     def __post_init__(self) -> None:
-        if not 1e-100 <= checks.positive("mu", self.mu) <= 1e100:
-            raise ConfigError(f"mu={self.mu:g}: must lie between 1e-100 and 1e100.")
+        checks.between("mu", self.mu, 1e-100, 1e100, "must lie between 1e-100 and 1e100")
         checks.choice("method", self.method, METHODS)
 
     @property
@@ -149,3 +196,16 @@ def mu_upper(sensitivity_squared: float, noise_multiplier: float) -> float:
 
 def _up(value: float) -> float:
     return math.nextafter(value, math.inf)
+
+
+def compare(
+    method: str, epsilon: float, second_method: str, second: float, *, slack: float
+) -> CrossCheck:
+    """Compare two epsilons at the same delta; ``slack`` (mu) is the scale of the losses."""
+    largest = max(epsilon, second)
+    agree_to = abs(epsilon - second) / largest if largest else 0.0
+    same = math.isclose(epsilon, second, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE * slack + 1e-12)
+    ordered = (method == _LOOSE and epsilon >= second) or (
+        second_method == _LOOSE and second >= epsilon
+    )
+    return CrossCheck(second_method, second, agree_to, same or ordered)

@@ -1,4 +1,6 @@
-"""Profiles as points: their convex hull, and what a test can detect under them."""
+"""Profiles as points: their convex hull, their inverse, and what a test can detect under them."""
+
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +35,29 @@ def lower_hull(x: Array, y: Array) -> NDArray[np.int64]:
             slopes.pop()
         corners.append(i)
     return np.array(corners)
+
+
+def lowest(meets: Callable[[float], bool], low: float, high: float, *, close: float) -> float:
+    """Return where ``meets`` becomes true, rounded up to ``high`` or a number that was tried."""
+    while high - low > close * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if meets(middle) else (middle, high)
+    return high
+
+
+def least_epsilon(meets: Callable[[float], bool], most: float) -> float | None:
+    """Return the least epsilon that ``meets``, rounded up by at most 1e-6; None if above ``most``.
+
+    The first ones that are tried are 0, 1, 2, 4, ...
+    """
+    low, high = 0.0, 1.0
+    if meets(0.0):
+        return 0.0
+    while not meets(high):
+        low, high = high, 2 * high
+        if high > most:
+            return None
+    return lowest(meets, low, high, close=1e-6)
 
 
 def most_detected(epsilons: Array, deltas: Array, fpr: float) -> float:

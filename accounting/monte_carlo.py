@@ -42,36 +42,26 @@ import math
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 
 from accounting import checks
+from accounting.bounded import above
 from accounting.checks import ConfigError
 from accounting.guarantee import Guarantee, mu_upper
+from accounting.hull import lowest
 from accounting.mechanisms import Mechanism
-from accounting.random_allocation import (
-    AllocatedGuarantee,
-    BallsInBins,
-    bin_modes,
-    lowest,
-)
+from accounting.random_allocation import AllocatedGuarantee, BallsInBins, bin_modes
 from accounting.report import Assumption, up
 from accounting.sensitivity import Array, rounded_up
 from accounting.subsampled import bands_of, magnitudes, sampling_assumptions
-from accounting.truncated import above
 
-_FAILURE = 0.01
-"""Part of delta that is the probability of an epsilon that is too low."""
-_CELLS = 2**21
-"""Numbers per chunk of draws."""
+_FAILURE = 0.01  # part of delta that is the probability of an epsilon that is too low
+_CELLS = 2**21  # numbers per chunk of draws
 _TILTS = 1 + np.concatenate([[0.0], np.geomspace(0.01, 60.0, 80)])
-_PILOT = 16
-"""Each of two pilots has this part of the draws."""
-_SLACK = 1e-9
-"""Room for the rounding of logarithms of likelihoods, and of their mean."""
-_SEED_BITS = 53
-"""As many as every reader of JSON keeps."""
+_PILOT = 16  # each of two pilots has this part of the draws
+_SLACK = 1e-9  # room for the rounding of logarithms of likelihoods, and of their mean
+_SEED_BITS = 53  # as many as every reader of JSON keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,13 +156,9 @@ class EstimatedGuarantee:
     seed: int = field(default_factory=lambda: secrets.randbits(_SEED_BITS))
     _hypotheses: "_Hypotheses" = field(init=False, repr=False, compare=False)
 
-    adjacency: ClassVar[str] = "add-or-remove"
-
     def __post_init__(self) -> None:
-        if not 1e-3 <= checks.positive("noise_multiplier", self.noise_multiplier) <= 1e5:
-            raise ConfigError(
-                f"noise_multiplier={self.noise_multiplier:g}: must lie between 1e-3 and 1e5."
-            )
+        fault = "must lie between 1e-3 and 1e5"
+        checks.between("noise_multiplier", self.noise_multiplier, 1e-3, 1e5, fault)
         checks.count("samples", self.samples, minimum=10_000, maximum=10**9)
         checks.count("seed", self.seed, minimum=0)
         object.__setattr__(self, "_hypotheses", self._possible())
@@ -201,33 +187,25 @@ class EstimatedGuarantee:
         if isinstance(self.sampling, BallsInBins):
             closed = AllocatedGuarantee(self.noise_multiplier, self.sampling, self.mechanism)
             plain = min(plain, closed.epsilon(delta))
-        hypotheses = self._hypotheses
-        guess = plain / 2
+        guess, high = plain / 2, plain
         for pilot in (1, 2):
-            draws = [
-                _Draws.of(hypotheses, guess, self.samples // _PILOT, 0.0, [self.seed, pilot, d], d)
-                for d in (0, 1)
-            ]
+            draws = list(self._drawn(guess, self.samples // _PILOT, 0.0, pilot))
             guess = max(_least(sample, delta, plain, None) for sample in draws)
-        count, spent = self.samples, math.log(1 / failure) / self.samples
-        high = plain
+        spent = math.log(1 / failure) / self.samples
         if self._cut:
             near = max(_least(sample, delta - failure, plain, spent) for sample in draws)
             if near >= plain:
                 return plain
             high = min(plain, 1.25 * near + 0.25)
         rest = delta - failure - self._lost(delta, high)
-        bounds = [
-            _least(
-                _Draws.of(hypotheses, guess, count, guess / 2, [self.seed, 0, d], d),
-                rest,
-                high,
-                spent,
-            )
-            for d in (0, 1)
-        ]
-        found = max(bounds)
-        return plain if found >= high else min(plain, found * (1 + _SLACK) + _SLACK)
+        both = self._drawn(guess, self.samples, guess / 2, 0)
+        bound = max(_least(sample, rest, high, spent) for sample in both)
+        return plain if bound >= high else min(plain, bound * (1 + _SLACK) + _SLACK)
+
+    def _drawn(self, near: float, count: int, floor: float, stream: int) -> "Iterator[_Draws]":
+        for direction in (0, 1):
+            seed = [self.seed, stream, direction]
+            yield _Draws.of(self._hypotheses, near, count, floor, seed, direction)
 
     @property
     def _cut(self) -> float:

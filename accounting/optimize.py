@@ -53,7 +53,7 @@ def optimize(
     if bands is not None and kind not in ("toeplitz", "banded-inverse"):
         raise ConfigError(f"bands={bands}: only kind='toeplitz' and 'banded-inverse' have bands.")
     if kind == "blt":
-        return fit_blt(participation, 3 if buffers is None else buffers, objective, workload)
+        return fit_blt(participation, buffers, objective, workload)
     if kind == "toeplitz":
         return fit_toeplitz(participation, bands, objective, workload)
     if kind == "banded-inverse":

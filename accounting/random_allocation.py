@@ -29,24 +29,20 @@ Correlated noise: with C the encoder, |C| its entries without their signs, and x
 bin j, the two are N(0, z^2 I) and the uniform mixture of N(|C| x_j, z^2 I), whatever the updates,
 adaptive too (Choquette-Choo et al. 2024, arXiv 2410.06266, for C >= 0; ``docs/sampling.md`` has a
 proof for any C). The exponents of the mixture are Gaussian with covariance
-K_ij = <|C| x_i, |C| x_j> / z^2, and both deltas grow with every K_ij (Kahane 1986). So K may be
-replaced by own + shared on the diagonal and shared elsewhere, its largest entries. Then f is a
-product: a Gaussian release of mu^2 = shared, which the bins do not help, and a random allocation of
-mu^2 = own. Or tell the adversary T' bins, T / T' apart around the circle and turned at random so
-that the member's is among them: these share less, and nothing if C has at most T / T' bands. The
-least bound counts.
+K_ij = <|C| x_i, |C| x_j> / z^2, which may be replaced by its largest entries: own + shared on the
+diagonal and shared elsewhere. Then f is a product: a Gaussian release of mu^2 = shared, which the
+bins do not help, and a random allocation of mu^2 = own. Or the adversary is told T' bins, T / T'
+apart around the circle, which share less, and nothing if C has at most T / T' bands. The least
+bound counts.
 
-K of T bins each (random allocation of Feldman and Shenfeld 2025, arXiv 2502.08202): the two are
-N(0, s^2 I) and the uniform mixture of N(sum of e_t over a K-set, s^2 I). A uniform K-set is one
-number of each of K blocks, if the blocks are a uniformly random partition of the T bins: nothing
-singles out a set. The partition says nothing by itself, so telling it to the adversary costs an
-upper bound, and the blocks, given it, are K independent allocations in T / K bins, rounded down
-and up so that they add up to T. (The paper's reduction rounds all of them down.) Bins that every
-pass draws anew are as many allocations of their own, whatever the passes before them released.
+K of T bins each are at most K independent allocations in blocks of T / K bins, rounded down and up
+so that they add up to T (Feldman and Shenfeld 2025, arXiv 2502.08202; ``docs/sampling.md``). Bins
+that every pass draws anew are as many allocations of their own, whatever the passes before them
+released.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import ClassVar
@@ -57,32 +53,26 @@ from accounting import accountants, checks
 from accounting.checks import ConfigError
 from accounting.composed import Amplified, ComposedGuarantee, Part
 from accounting.guarantee import Guarantee, mu_upper
+from accounting.hull import lowest
 from accounting.mechanisms import Mechanism
 from accounting.report import Assumption
 from accounting.sensitivity import Array, rounded_up
 from accounting.subsampled import magnitudes, sampling_assumptions
 
 _FFT = 1e-12
-_LEAST_DELTA = 1e-11
-"""Deltas below this are lost in the rounding of the FFT."""
+_LEAST_DELTA = 1e-11  # deltas below this are lost in the rounding of the FFT
 _MOST_POINTS, _LEAST_POINTS = 2**21, 2**17
 """Of a grid of the sum."""
-_FINE = 40
-"""Steps of the grid in a standard deviation of l_t, where the points suffice."""
+_FINE = 40  # steps of the grid in a standard deviation of l_t, where the points suffice
 _FAR = (4.5, 5.5, 6.5, 7.5)
 """Standard deviations of x, with the member, where l_t is cut; what is beyond counts in full."""
-_NEAR = 9.0
-"""The same downwards."""
-_TYPICAL = 1e-6
-"""Delta at which bounds are compared that hold at every delta."""
-_MOST_MU = 12.0
-"""Above it no sum is tried, and floats would overflow; hidden bins save nothing."""
+_NEAR = 9.0  # the same downwards
+_TYPICAL = 1e-6  # delta at which bounds are compared that hold at every delta
+_MOST_MU = 12.0  # above it no sum is tried, and floats would overflow; hidden bins save nothing
 _LEVELS = (0.0, 2.0, 4.0, 6.0, 8.0, 10.0)
 """Epsilons from which on a finer grid is taken for delta_add, which is about f <= e^-epsilon."""
-_SHARED = np.linspace(-8.0, 8.0, 4001)
-"""Edges that the shared release is rounded to."""
-_SUMS = 1e-9
-"""Relative error of a sum over the grid, with room."""
+_SHARED = np.linspace(-8.0, 8.0, 4001)  # edges that the shared release is rounded to
+_SUMS = 1e-9  # relative error of a sum over the grid, with room
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +184,6 @@ class AllocatedGuarantee(Amplified):
     sampling: BallsInBins
     mechanism: Mechanism | None = None
     _products: Array | None = field(init=False, repr=False, compare=False, default=None)
-
-    adjacency: ClassVar[str] = "add-or-remove"
 
     def __post_init__(self) -> None:
         checks.positive("noise_multiplier", self.noise_multiplier)
@@ -313,10 +301,8 @@ def bin_modes(mechanism: Mechanism, sampling: BallsInBins) -> Array:
         raise ConfigError(
             f"bins={sampling.bins}: with correlated noise at most one per round, {sampling.rounds}."
         )
-    modes = np.zeros((len(encoder), sampling.bins))
-    for j in range(sampling.bins):
-        modes[:, j] = encoder[:, j :: sampling.bins].sum(axis=1)
-    return modes
+    bins = range(sampling.bins)
+    return np.stack([encoder[:, j :: sampling.bins].sum(axis=1) for j in bins], axis=1)
 
 
 def refuse_other_rounds(sampling: BallsInBins, mechanism: Mechanism) -> None:
@@ -329,19 +315,7 @@ def refuse_other_rounds(sampling: BallsInBins, mechanism: Mechanism) -> None:
 
 _WORTH, _WORTHLESS = 0.75, 1e-3
 """Fewer bins are tried if they share a quarter less, and have something of their own."""
-_ROUNDED = 1 + 1e-12
-"""Room for the rounding of a sum over the edges."""
-
-
-def lowest(meets: Callable[[float], bool], low: float, high: float, *, close: float) -> float:
-    """Return where ``meets`` becomes true, rounded up to ``high`` or a number that was tried."""
-    while high - low > close * high:
-        middle = (low + high) / 2
-        if meets(middle):
-            high = middle
-        else:
-            low = middle
-    return high
+_ROUNDED = 1 + 1e-12  # room for the rounding of a sum over the edges
 
 
 def _least_epsilon(shares: Shares, delta: float, high: float) -> float:

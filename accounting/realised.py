@@ -26,8 +26,7 @@ _MOST_ROWS = 20_000_000
 _MOST_BYTES = 1_000_000_000
 _MOST_DENSE_ROUNDS = 2048
 _MOST_PATTERNS = 100_000
-_LONGEST = 9
-"""Digits of a round in a log; more cannot be a round."""
+_LONGEST = 9  # digits of a round in a log; more cannot be a round
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +121,9 @@ def _deviations(
             f"{promised.min_separation} promised"
         )
     if promised.fixed_order:
-        b = promised.min_separation
+        b, taken = promised.min_separation, map(list, histories.values())
         last = promised.max_participations * b
-        taken = [list(rounds) for rounds in histories.values()]
-        if any(
-            len({r % b for r in rounds}) > 1 or max(rounds, default=0) >= last for rounds in taken
-        ):
+        if any(len({r % b for r in rs}) > 1 or max(rs, default=0) >= last for rs in taken):
             deviations.append("a client did not keep to the fixed order")
     return tuple(deviations)
 

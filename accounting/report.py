@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from accounting import checks
 from accounting.checks import ConfigError
-from accounting.cross_check import CrossCheck
-from accounting.guarantee import FORMULAS, Guarantee, Method, mu_upper
+from accounting.guarantee import FORMULAS, Cost, CrossCheck, Guarantee, Method, mu_upper
 from accounting.mechanisms import Mechanism, fingerprint
 from accounting.participation import Participation
 from accounting.realised import Realised
@@ -29,8 +28,7 @@ NoiseOrigin = Literal["unstated", "os", "seeded"]
 ReportStatus = Literal["holds", "conditional", "does-not-hold", "not-private"]
 
 _FALSE_POSITIVE_RATES = (0.1, 0.01, 0.001)
-_MOST_PARAMETERS = 20_000
-"""Numbers of a mechanism that a report still lists."""
+_MOST_PARAMETERS = 20_000  # numbers of a mechanism that a report still lists
 
 _COVERED = ("every released iterate, and all that is computed from the iterates alone",)
 _NOT_COVERED = (
@@ -56,19 +54,6 @@ _NOT_COVERED_OF_A_SELECTION = (
 
 AssumptionStatus = Literal["enforced", "verified", "vouched", "asserted", "violated"]
 Severity = Literal["critical", "theoretical"]
-
-
-class Cost(Protocol):
-    """What a report claims, and all that follows from it; every figure is rounded up."""
-
-    def epsilon(self, delta: float) -> float:
-        """Return an epsilon that holds with ``delta`` in (0, 1)."""
-
-    def advantage(self) -> float:
-        """Return the most that any membership test's rates may differ by."""
-
-    def tpr_at_fpr(self, fpr: float) -> float:
-        """Return the most that any membership test detects at ``fpr`` in (0, 1)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +183,7 @@ class PrivacyReport:
             effective_noise_multiplier=run.effective_noise_multiplier,
             method=method,
             assumptions=(
-                *_assumptions(mechanism, participation, unit),
+                *_assumptions(participation, unit),
                 *(() if sampled is None else sampled.assumptions),
                 *(() if metrics is None else (metrics.assumption(),)),
                 *large_delta(delta, population, unit),
@@ -269,9 +254,8 @@ class PrivacyReport:
         if large := checks.delta_warning(self.delta, self.population, unit=self.unit):
             objections.append(large)
         if self.epsilon > 10:
-            objections.append(
-                f"epsilon={up(self.epsilon)} is above 10: by itself it promises little."
-            )
+            little = "is above 10: by itself it promises little."
+            objections.append(f"epsilon={up(self.epsilon)} {little}")
         if self.noise_source == "seeded":
             objections.append("the noise is seeded: whoever knows the seed can subtract it.")
         return tuple(objections)
@@ -359,38 +343,31 @@ class PrivacyReport:
         second, bound = self.cross_check, "" if self.sensitivity_exact else ", an upper bound"
         agrees = "agrees" if second.consistent else "CONTRADICTS"
         one_over_mu = down(self.effective_noise_multiplier, 5)
-        unsampled = up(self.guarantee.epsilon(self.delta), 5)
-        sampled, earlier = bool(self.samplers), bool(self.earlier_mu)
+        unsampled, sampled = up(self.guarantee.epsilon(self.delta), 5), bool(self.samplers)
         unaware = " that does not know who was sampled" * sampled
-        one_of, chosen = self.selection or {}, self.selection is not None
-        rows = [
-            (True, "epsilon", up(self.epsilon, 5), self.formula),
-            (True, "delta", up(self.delta, 6), ""),
-            (sampled, "not hidden", f"epsilon {unsampled}, if it is known who takes part", ""),
-            (True, "unit", f"{self.unit}, {self.adjacency} adjacency", ""),
-            (True, "covers", "every model that the rounds release", ""),
-            (True, "mechanism", f"{self.mechanism}, {self.schedule}", ""),
-            (True, "noise multiplier", up(self.noise_multiplier, 6), ""),
-            (
-                True,
-                "sensitivity^2",
-                up(self.sensitivity_squared, 5),
-                f"{self.sensitivity_rule}{bound}",
+        best = (
+            "" if self.selection is None else f"{_best_of(self.selection)}; mu above costs no less"
+        )
+        rows = {
+            "epsilon": Figure(up(self.epsilon, 5), self.formula),
+            "delta": Figure(up(self.delta, 6)),
+            "not hidden": Figure(f"epsilon {unsampled}, if it is known who takes part" * sampled),
+            "unit": Figure(f"{self.unit}, {self.adjacency} adjacency"),
+            "covers": Figure("every model that the rounds release"),
+            "mechanism": Figure(f"{self.mechanism}, {self.schedule}"),
+            "noise multiplier": Figure(up(self.noise_multiplier, 6)),
+            "sensitivity^2": Figure(up(self.sensitivity_squared, 5), self.sensitivity_rule + bound),
+            "mu": Figure(up(self.mu, 5), f"effective noise multiplier 1/mu = {one_over_mu}"),
+            "metrics": Figure(self._cost_of_metrics()),
+            "earlier runs": Figure(f"{_earlier(self)}, which is included" * bool(self.earlier_mu)),
+            "best of K": Figure(best),
+            "rho": Figure(up(self.rho, 5)),
+            "advantage": Figure(
+                f"at most {up(self.advantage, 3)} for any membership test{unaware}"
             ),
-            (True, "mu", up(self.mu, 5), f"effective noise multiplier 1/mu = {one_over_mu}"),
-            (self.metrics is not None, "metrics", self._cost_of_metrics(), ""),
-            (earlier, "earlier runs", f"{_earlier(self)}, which is included", ""),
-            (chosen, "best of K", f"{_best_of(one_of)}; mu above costs no less", ""),
-            (True, "rho", up(self.rho, 5), ""),
-            (
-                True,
-                "advantage",
-                f"at most {up(self.advantage, 3)} for any membership test{unaware}",
-                "",
-            ),
-            (True, "cross-check", f"{agrees}: {second.method} says {up(second.epsilon, 5)}", ""),
-        ]
-        return {name: Figure(value, note) for shown, name, value, note in rows if shown}
+            "cross-check": Figure(f"{agrees}: {second.method} says {up(second.epsilon, 5)}"),
+        }
+        return {name: figure for name, figure in rows.items() if figure.value}
 
     def _cost_of_metrics(self) -> str:
         if (shown := self.metrics) is None:
@@ -404,8 +381,6 @@ class PrivacyReport:
 
 def _best_of(selection: Mapping[str, Any]) -> str:
     """Return what a selection is the best of."""
-    if not selection:
-        return ""
     named = {"eta": "negative binomial", "most": "binomial"}
     kind = next((text for name, text in named.items() if name in selection), "Poisson")
     return (
@@ -419,7 +394,7 @@ class Figure(NamedTuple):
     """A figure of a report, rounded up, and a note on how it came about; "" if there is none."""
 
     value: str
-    note: str
+    note: str = ""
 
     @property
     def text(self) -> str:
@@ -573,9 +548,7 @@ _Condition = tuple[str, str, str]
 """Code, text and consequence of an assumption that nobody checked yet."""
 
 
-def _assumptions(
-    mechanism: Mechanism, participation: Participation, unit: str
-) -> tuple[Assumption, ...]:
+def _assumptions(participation: Participation, unit: str) -> tuple[Assumption, ...]:
     """Return the assumptions of a run without amplification, all still unchecked."""
     conditions = _common_assumptions(participation, unit)
     if unit == "example":

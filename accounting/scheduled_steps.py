@@ -8,7 +8,7 @@ data; a rate that followed the training would be a release of its own.
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -79,8 +79,6 @@ class ScheduledGuarantee(Amplified):
     """
 
     steps: tuple[SampledGuarantee, ...]
-
-    adjacency: ClassVar[str] = "add-or-remove"
 
     def __post_init__(self) -> None:
         if not 0 < len(self.steps) <= MOST_KINDS:

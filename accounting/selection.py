@@ -29,34 +29,30 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from decimal import Context, Decimal
 from functools import cached_property, lru_cache
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accounting import checks, gaussian
 from accounting.checks import ConfigError
-from accounting.guarantee import Guarantee
-from accounting.hull import lower_hull, most_detected
+from accounting.guarantee import Cost, Guarantee
+from accounting.hull import least_epsilon, lower_hull, most_detected
+from accounting.sensitivity import Array
 from accounting.typed import split_text, typed_values
 
-Array = NDArray[np.float64]
 MOST_RUNS = 1_000
 """Expected trainings of a selection; more are a mistake of typing."""
 _EXACT = Context(prec=60)
 """Digits of the distribution of K, so that a draw of it is not told from the stated one."""
-_BITS = 192
-"""Bits of the uniform number that K is drawn by: 57 digits."""
+_BITS = 192  # bits of the uniform number that K is drawn by: 57 digits
 _LOGITS = (-700.0, 36.0)
 """Positions, as log(x / (1 - x)): beyond them x and 1 - x are no floats any more."""
 _LEAST_SLOPE = 1e-290
 """Smaller slopes, of which floats have few digits, count as this in A, and as 0 in B."""
-_ROUNDED = 1e-12
-"""Relative error of a slope: about twenty operations."""
+_ROUNDED = 1e-12  # relative error of a slope: about twenty operations
 _COUNTED_FROM = 1e-4
 """Deltas below which counting all runs is rarely cheaper, so that it is not computed."""
-_MOST_COUNTED = 100_000
-"""Runs up to which K is told apart where all of them are counted."""
+_MOST_COUNTED = 100_000  # runs up to which K is told apart where all of them are counted
 LEAST_DELTA = 1e-100
 """Deltas from which on ``SelectedGuarantee.mu`` is proven."""
 
@@ -288,7 +284,7 @@ def quantile(repetitions: Repetitions, share: float) -> int:
 
 
 @dataclass(frozen=True)
-class SelectedGuarantee:
+class SelectedGuarantee(Cost):
     """What releasing the best of K runs costs, and nothing else of them.
 
     Args:
@@ -310,6 +306,9 @@ class SelectedGuarantee:
     base: Base
     repetitions: Repetitions
     fineness: float = 0.004
+
+    steps: ClassVar[int] = 1
+    """As a release that composes with others (``composed.Profiled``)."""
 
     def __post_init__(self) -> None:
         checks.positive("fineness", self.fineness)
@@ -335,20 +334,13 @@ class SelectedGuarantee:
             ConfigError: no epsilon up to 10,000 has this delta: the base has a failure probability.
         """
         delta = checks.probability("delta", delta)
-        low, high = 0.0, 1.0
-        if self.delta(0.0) <= delta:
-            return 0.0
-        while self.delta(high) > delta:
-            low, high = high, 2 * high
-            if high > 1e4:
-                raise ConfigError(
-                    f"delta={delta:g}: is reached by no epsilon up to 10,000; use a greater one, "
-                    "more noise or fewer runs."
-                )
-        while high - low > 1e-6 * high:
-            middle = (low + high) / 2
-            low, high = (low, middle) if self.delta(middle) <= delta else (middle, high)
-        return high
+        least = least_epsilon(lambda epsilon: self.delta(epsilon) <= delta, 1e4)
+        if least is None:
+            raise ConfigError(
+                f"delta={delta:g}: is reached by no epsilon up to 10,000; use a greater one, more "
+                "noise or fewer runs."
+            )
+        return least
 
     @cached_property
     def mu(self) -> float:
@@ -377,11 +369,6 @@ class SelectedGuarantee:
         epsilons, deltas = self.profile
         place = int(np.searchsorted(-deltas, -checks.probability("delta", delta)))
         return float(epsilons[place]) if place < len(epsilons) else self.epsilon(delta)
-
-    @property
-    def steps(self) -> int:
-        """One, as a release that composes with others (``composed.Profiled``)."""
-        return 1
 
     @cached_property
     def reach(self) -> float:
@@ -478,10 +465,10 @@ def fields_of(selected: SelectedGuarantee) -> dict[str, int | float]:
 
 @lru_cache(maxsize=16)
 def _selected(mu: float, fields: frozenset[tuple[str, int | float]]) -> SelectedGuarantee:
-    kinds = (kind for kind, names in _KINDS.values() if names == {name for name, _ in fields})
-    if (kind := next(kinds, None)) is None:
-        raise ConfigError("selection: has not the numbers of a known distribution of K.")
-    return SelectedGuarantee(Guarantee(mu), kind(**dict(fields)))  # type: ignore[arg-type]
+    for kind, names in _KINDS.values():
+        if names == {name for name, _ in fields}:
+            return SelectedGuarantee(Guarantee(mu), kind(**dict(fields)))  # type: ignore[arg-type]
+    raise ConfigError("selection: has not the numbers of a known distribution of K.")
 
 
 def selected_of(fields: Mapping[str, int | float]) -> SelectedGuarantee:
@@ -531,11 +518,8 @@ def _profile(base: Base, epsilon: float) -> float:
 
 
 def _mean(expected: float) -> None:
-    if not 1 < checks.positive("expected", expected) <= MOST_RUNS:
-        raise ConfigError(
-            f"expected={expected:g}: the mean number of runs must be above 1 and at most "
-            f"{MOST_RUNS:,}."
-        )
+    fault = f"the mean number of runs must be above 1 and at most {MOST_RUNS:,}"
+    checks.between("expected", expected, math.nextafter(1.0, 2.0), MOST_RUNS, fault)
 
 
 def _falling_root(excess: Callable[[float], float], low: float, high: float) -> float:

@@ -92,7 +92,7 @@ def gram_sensitivity(gram: Array, participation: Participation) -> Sensitivity:
         return Sensitivity(rounded_up(worst, terms), exact=True, rule="orthogonal participations")
     magnitude = np.abs(admissible)
     attained = admissible.min() >= -_ROUNDING * np.diag(gram).max()
-    if attained and _every_round_allowed(participation):
+    if attained and k == participation.rounds:
         worst = float(np.trace(gram) + magnitude.sum())
         return Sensitivity(rounded_up(worst, terms), exact=True, rule="every round")
     if attained and _pattern_count(participation) <= _MOST_PATTERNS:
@@ -106,10 +106,9 @@ def _by_place(gram: Array, participation: FixedOrder) -> Sensitivity:
     """Return the sensitivity of passes in a fixed order: of the worst place, in all its rounds."""
     worst = Sensitivity(1e-200, exact=True, rule="")
     for rounds in participation.places():
-        inside = gram[
-            rounds.start : rounds.stop : rounds.step, rounds.start : rounds.stop : rounds.step
-        ]
-        sensitivity = gram_sensitivity(inside, Participation(len(rounds), len(rounds)))
+        inside = slice(rounds.start, rounds.stop, rounds.step)
+        every = Participation(len(rounds), len(rounds))
+        sensitivity = gram_sensitivity(gram[inside, inside], every)
         worst = max(worst, sensitivity, key=lambda s: s.squared)
     return Sensitivity(worst.squared, worst.exact, f"fixed order, {worst.rule}")
 
@@ -153,10 +152,6 @@ def heaviest(weights: Array, count: int, separation: int) -> Array:
         total[..., separation:] += best[..., :-separation]
         best = np.maximum(np.maximum.accumulate(total, axis=-1), 0.0)
     return np.asarray(best[..., -1])
-
-
-def _every_round_allowed(participation: Participation) -> bool:
-    return participation.max_participations == participation.rounds
 
 
 def _pattern_count(participation: Participation) -> int:

@@ -20,8 +20,7 @@ from accounting.sensitivity import Array
 
 _MOST_PAIRS = 500
 _MOST_EPSILON = 500.0
-_ROUNDED = 1 + 1e-12
-"""Room for the rounding of a line between two pairs, and of a power."""
+_ROUNDED = 1 + 1e-12  # room for the rounding of a line between two pairs, and of a power
 
 
 @dataclass(frozen=True)
@@ -111,13 +110,5 @@ def read_profile(path: Path) -> StatedProfile:
     Raises:
         ConfigError: the file cannot be read, or holds no profile.
     """
-    lines = checks.text_of(path, f"profile={path}", most=10**6).splitlines()
-    header, *rows = [line.split(",") for line in lines if line.strip()] or [[]]
-    if [column.strip() for column in header] != ["epsilon", "delta"]:
-        raise ConfigError(f"profile={path}: must be a CSV file with the columns epsilon and delta.")
-    try:
-        pairs = [(float(epsilon), float(delta)) for epsilon, delta in rows]
-    except ValueError as error:
-        raise ConfigError(f"profile={path}: a line is not two numbers: {error}.") from None
-    epsilons, deltas = zip(*pairs, strict=True) if pairs else ((), ())
-    return StatedProfile(epsilons, deltas)
+    pairs = checks.two_columns(path, f"profile={path}", ("epsilon", "delta"), float)
+    return StatedProfile(tuple(pair[0] for pair in pairs), tuple(pair[1] for pair in pairs))

@@ -10,7 +10,7 @@ Adjacency here is add-or-remove: a member is in the population or not. It is not
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -104,16 +104,10 @@ class SampledGuarantee:
     method: SampledMethod = "pld"
     groups: int = 1
 
-    adjacency: ClassVar[str] = "add-or-remove"
-
     def __post_init__(self) -> None:
-        if not 1e-3 <= checks.positive("noise_multiplier", self.noise_multiplier) <= 1e5:
-            raise ConfigError(
-                f"noise_multiplier={self.noise_multiplier:g}: dp-accounting's sampled Gaussian "
-                "is reliable from 1e-3 to 1e5."
-            )
-        if not checks.positive("probability", self.probability) <= 1:
-            raise ConfigError(f"probability={self.probability:g}: must be at most 1.")
+        reliable = "dp-accounting's sampled Gaussian is reliable from 1e-3 to 1e5"
+        checks.between("noise_multiplier", self.noise_multiplier, 1e-3, 1e5, reliable)
+        checks.rate("probability", self.probability)
         checks.count("steps", self.steps, maximum=checks.MOST_ROUNDS)
         checks.choice("method", self.method, ("pld", "rdp"))
         checks.count("groups", self.groups)

@@ -23,13 +23,12 @@ x_e costs its square.
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
 from accounting import accountants, checks
 from accounting.checks import ConfigError
-from accounting.composed import MOST_LOSS, Amplified
+from accounting.composed import BEYOND, Amplified, reach_of
 from accounting.guarantee import mu_upper
 from accounting.report import Assumption
 from accounting.sensitivity import Array
@@ -38,12 +37,8 @@ from accounting.subsampled import sampling_assumptions
 _MOST_EXAMPLES = 1000
 _ROUNDED = 2.0**-42
 """Relative error of what is subtracted, with room: (1 - q)^1000 has a thousand roundings of one."""
-_BEYOND = 1e-15
-"""Mass of all steps beyond the greatest loss that is told from an infinite one."""
-_FAR = 38.0
-"""Standard deviations beyond which a float has no mass."""
-_MOST_STEPS = 100
-"""Of Newton's method; three or four are usual."""
+_FAR = 38.0  # standard deviations beyond which a float has no mass
+_MOST_STEPS = 100  # of Newton's method; three or four are usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +92,10 @@ class UserGuarantee(Amplified):
     per_user: int
     steps: int
 
-    adjacency: ClassVar[str] = "add-or-remove"
-
     def __post_init__(self) -> None:
-        if not 1e-2 <= checks.positive("noise_multiplier", self.noise_multiplier) <= 1e4:
-            raise ConfigError(
-                f"noise_multiplier={self.noise_multiplier:g}: several examples of one user are "
-                "accounted for from 0.01 to 10000."
-            )
-        if not checks.positive("probability", self.probability) <= 1:
-            raise ConfigError(f"probability={self.probability:g}: must be at most 1.")
+        covered = "several examples of one user are accounted for from 0.01 to 10000"
+        checks.between("noise_multiplier", self.noise_multiplier, 1e-2, 1e4, covered)
+        checks.rate("probability", self.probability)
         checks.count("per_user", self.per_user, maximum=_MOST_EXAMPLES)
         checks.count("steps", self.steps, maximum=checks.MOST_ROUNDS)
 
@@ -145,11 +134,8 @@ class UserGuarantee(Amplified):
     @cached_property
     def reach(self) -> float:
         """Loss of one step beyond which it counts as infinite, as there is hardly any mass."""
-        reach, least = np.array([1e-3 / self.noise_multiplier]), _BEYOND / self.steps
-        least += 2 * accountants.transforms_lose(1)
-        while reach[0] < MOST_LOSS and max(self.removed(reach), self.added(reach))[0] > least:
-            reach *= 1.2
-        return float(reach[0])
+        least = BEYOND / self.steps + 2 * accountants.transforms_lose(1)
+        return reach_of((self.removed, self.added), 1e-3 / self.noise_multiplier, least)
 
     @property
     def spread(self) -> float:

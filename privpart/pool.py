@@ -30,8 +30,7 @@ LOOK = 1.0
 """Seconds between looks at the clock; longer ones do not count, as if the machine had slept."""
 END = 5.0
 """Seconds to wait for a killed process, which may be stuck in the kernel."""
-_STARTED = (False, None)
-"""The first message of every process."""
+_STARTED = (False, None)  # the first message of every process
 
 _PR_SET_PDEATHSIG = 1  # of prctl(2)
 

@@ -87,22 +87,16 @@ class BandedInverse(Filter):
     def _check_bands(bands: int | None, rounds: int) -> None:
         if bands is None:
             raise ConfigError("bands is missing: a banded inverse needs bands, or coefficients.")
-        checks.count("bands", bands, maximum=rounds, hint=f"There are {rounds} rounds.")
+        Filter._check_bands(bands, rounds)
 
     @staticmethod
     def _root(bands: int) -> tuple[float, ...]:
         """Return the first coefficients of (1 - x)^(1/2)."""
         return (1.0, *np.cumprod(1 - 1.5 / np.arange(1, bands)))
 
-    @classmethod
-    def _fit(
-        cls,
-        participation: Participation,
-        bands: int | None,
-        objective: Objective,
-        workload: Workload,
-    ) -> "BandedInverse":
-        return fit_banded_inverse(participation, bands, objective, workload)
+    @staticmethod
+    def _fit() -> "Callable[[Participation, int | None, Objective, Workload], BandedInverse]":
+        return fit_banded_inverse
 
     def encoder(self) -> Array:
         """C, shape (n, n), lower triangular without negative entries."""
@@ -126,21 +120,17 @@ class BandedInverse(Filter):
         k = participation.max_participations
         if self.normalize_columns and (k == 1 or self.bands == 1):
             return Sensitivity(float(k), exact=True, rule="unit columns, orthogonal")
-        rule = self._normalized_sensitivity if self.normalize_columns else self._plain_sensitivity
-        real = rule(participation)
+        real = self._real_sensitivity(participation)
         squared = rounded_up(real.squared, 2 * self.rounds * (self.bands + 2))
         return Sensitivity(squared, real.exact, real.rule)
 
-    def _plain_sensitivity(self, participation: Participation) -> Sensitivity:
-        return toeplitz_sensitivity(_encoder_column(self._column()), participation)
-
-    def _normalized_sensitivity(self, participation: Participation) -> Sensitivity:
+    def _real_sensitivity(self, participation: Participation) -> Sensitivity:
+        if not self.normalize_columns:
+            return toeplitz_sensitivity(_encoder_column(self._column()), participation)
         if self.bands == 2:
             decay = -self.coefficients[1] / self.coefficients[0]
             squared = _earliest_geometric(decay, self._norms(), participation)
-            return Sensitivity(
-                squared, exact=True, rule="earliest rounds of unit geometric columns"
-            )
+            return Sensitivity(squared, True, "earliest rounds of unit geometric columns")
         hint = "That is for normalised columns; two bands take more rounds."
         checks.count("rounds", self.rounds, maximum=_MOST_ROUNDS, hint=hint)
         return _by_pairs(_encoder_column(self._column()), participation)
@@ -253,12 +243,8 @@ def fit_banded_inverse(
     if bands is None:
         raise ConfigError("bands is missing: a banded inverse needs the draws per round.")
     if checks.count("bands", bands) > 2:
-        checks.count(
-            "rounds",
-            n,
-            maximum=_MOST_ROUNDS,
-            hint="That is for fitting a banded inverse; two bands take more rounds.",
-        )
+        hint = "That is for fitting a banded inverse; two bands take more rounds."
+        checks.count("rounds", n, maximum=_MOST_ROUNDS, hint=hint)
     root = BandedInverse.square_root(n, bands)
     if len(root.coefficients) == 1:
         return root

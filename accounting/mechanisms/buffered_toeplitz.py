@@ -90,9 +90,7 @@ class BufferedToeplitz(OneStream):
         if (decay is None) != (scale is None):
             raise ConfigError("decay and scale of a BLT belong together: give both, or neither.")
         if decay is None or scale is None:
-            limit = 3 if buffers is None else buffers
-            aim: Objective = "rmse" if objective is None else objective
-            return fit_blt(participation, limit, aim, Workload(momentum or 0.0))
+            return fit_blt(participation, buffers, objective or "rmse", Workload(momentum or 0.0))
         given = (("buffers", buffers), ("objective", objective), ("momentum", momentum))
         for name, value in given:
             if value is not None:
@@ -209,9 +207,7 @@ def _difference(gap: float, momentum: float, t: Array) -> Array:
     """Return (q^t - m^t) / (q - m) for q = 1 - gap; t m^(t-1) where the two are equal."""
     q = 1 - gap
     if q <= 0:
-        powers = np.abs(q) ** t
-        odd = np.where(t % 2 == 1, -powers, np.where(t % 2 == 0, powers, 0.0))
-        return np.asarray((odd - momentum**t) / (q - momentum))
+        return np.asarray((_powers(q, t) - momentum**t) / (q - momentum))
     low, high = sorted((q, momentum))
     ratio = np.log(low / high)
     if ratio > -1e-12:
@@ -223,11 +219,13 @@ def _geometric_sum(gap: float, t: Array) -> Array:
     """Return 1 + q + ... + q^(t-1) for q = 1 - gap."""
     if gap < 0.5:
         return np.asarray(-np.expm1(t * np.log1p(-gap)) / gap) if gap > 1e-300 else t
-    q = 1 - gap
+    return np.asarray((1 - _powers(1 - gap, t)) / gap)
+
+
+def _powers(q: float, t: Array) -> Array:
+    """Return q^t; 0 where the signs alternate and t is not a whole number."""
     powers = np.abs(q) ** t
-    if q < 0:
-        powers = np.where(t % 2 == 1, -powers, np.where(t % 2 == 0, powers, 0.0))
-    return np.asarray((1 - powers) / gap)
+    return powers if q >= 0 else np.where(t % 2 == 1, -powers, np.where(t % 2 == 0, powers, 0.0))
 
 
 _MOST_BUFFERS = 5
@@ -239,18 +237,18 @@ _NODES = 24
 
 def fit_blt(
     participation: Participation,
-    buffers: int,
+    buffers: int | None,
     objective: Objective,
     workload: Workload = PREFIX,
 ) -> BufferedToeplitz:
-    """Return the best buffered Toeplitz encoder found with at most ``buffers`` buffers.
+    """Return the best BLT encoder found with at most ``buffers`` buffers, by default 3.
 
     Returns:
         The best local optimum from several starts, in the logarithms of rates and weights; about a
         second for any number of rounds. Each number of buffers also starts from the best fit so
         far, and is kept only if it improves it.
     """
-    limit = checks.count("buffers", buffers, maximum=_MOST_BUFFERS)
+    limit = checks.count("buffers", 3 if buffers is None else buffers, maximum=_MOST_BUFFERS)
     n = participation.rounds
     best, _ = _best_fit(participation, limit, objective, workload.constant("blt").momentum)
     gaps, scale = _blt_parameters(best)

@@ -10,9 +10,9 @@ import hashlib
 import inspect
 import json
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -204,21 +204,16 @@ class MechanismChoice:
             if field.name != "name" and (value := getattr(self, field.name)) != field.default
         }
         self.refuse_idle(given.keys())
+        make: Callable[..., Mechanism] = _OFFERED[self.name].from_options
         if not self.fitted:
-            return self._made(participation, given)
-        key = {"mechanism": str(self), "rounds": participation.rounds}
-        key |= {"max_participations": participation.max_participations}
-        key |= {"min_separation": participation.min_separation}
+            return make(participation, **given)
+        key = {"mechanism": str(self), **asdict(participation)}
         with suppress(ConfigError):
             stored = mechanism_from_dict(fit_cache.read_cached(key))
             if stored.rounds == participation.rounds:
                 return stored
-        mechanism = self._made(participation, given)
+        mechanism = make(participation, **given)
         fit_cache.write_cached(key, mechanism.to_dict())
-        return mechanism
-
-    def _made(self, participation: Participation, given: Mapping[str, Any]) -> Mechanism:
-        mechanism: Mechanism = _OFFERED[self.name].from_options(participation, **given)
         return mechanism
 
     def build_grouped(
@@ -229,9 +224,7 @@ class MechanismChoice:
         within = [_within(rounds, participation) for rounds in active]
         built = {run: self.build(run) for run in dict.fromkeys(within)}  # most groups are alike
         return Grouped(
-            tuple(tuple(row) for row in schedule),
-            tuple(built[run] for run in within),
-            tuple(sizes),
+            tuple(tuple(row) for row in schedule), tuple(built[run] for run in within), tuple(sizes)
         )
 
 
@@ -269,15 +262,12 @@ def mechanism_from_dict(data: Mapping[str, Any]) -> Mechanism:
         raise ConfigError(f"name={name!r}: must be one of {', '.join(_RECORDED)}.")
     expected = {field.name for field in fields(_RECORDED[name])}
     values = {key: value for key, value in data.items() if key not in ("schema", "name")}
-    for fault, odd in (
-        ("missing", expected - values.keys()),
-        ("unknown", values.keys() - expected),
-    ):
-        if odd:
-            raise ConfigError(
-                f"mechanism {name!r}: {fault} {', '.join(sorted(map(str, odd)))}; its fields are "
-                f"{', '.join(sorted(expected))}."
-            )
+    if odd := expected - values.keys() or values.keys() - expected:
+        fault = "missing" if odd <= expected else "unknown"
+        raise ConfigError(
+            f"mechanism {name!r}: {fault} {', '.join(sorted(map(str, odd)))}; its fields are "
+            f"{', '.join(sorted(expected))}."
+        )
     if name == Grouped.name:
         values["mechanisms"] = _members(values["mechanisms"])
     mechanism: Mechanism = _RECORDED[name](**values)

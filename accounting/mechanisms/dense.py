@@ -118,8 +118,7 @@ def _lower_triangular(matrix: ArrayLike) -> Array:
     return copied
 
 
-_GAP = 1e-6
-"""Squared error over its lower bound, minus 1, at which the iteration stops."""
+_GAP = 1e-6  # squared error over its lower bound, minus 1, at which the iteration stops
 _MOST_STEPS = 200
 _REMEMBERED = 12
 _MOST_ROUNDS = 4096
@@ -142,12 +141,8 @@ def fit_dense(participation: Participation, workload: Workload = PREFIX) -> Dens
             f"max_participations={participation.max_participations}: the dense optimum is for 1. "
             "Fit 'toeplitz' or 'blt' for more."
         )
-    n = checks.count(
-        "rounds",
-        participation.rounds,
-        maximum=_MOST_ROUNDS,
-        hint="That is for the dense optimum; fit 'blt' for more.",
-    )
+    hint = "That is for the dense optimum; fit 'blt' for more."
+    n = checks.count("rounds", participation.rounds, maximum=_MOST_ROUNDS, hint=hint)
     models = workload.models(np.eye(n))
     squares = models.T @ models
     logs = np.log(np.diag(squares)) / 2

@@ -73,13 +73,11 @@ class Grouped:
             raise ConfigError(
                 f"sizes has {len(sizes)} entries for {len(mechanisms)} mechanisms: one per group."
             )
-        schedule = tuple(
-            _groups(t, groups, len(sizes))
-            for t, groups in enumerate(_sequence("schedule", self.schedule))
-        )
-        object.__setattr__(self, "schedule", schedule)
-        object.__setattr__(self, "mechanisms", mechanisms)
-        object.__setattr__(self, "sizes", sizes)
+        by_round = enumerate(_sequence("schedule", self.schedule))
+        schedule = tuple(_groups(t, groups, len(sizes)) for t, groups in by_round)
+        given = ("schedule", schedule), ("mechanisms", mechanisms), ("sizes", sizes)
+        for name, value in given:
+            object.__setattr__(self, name, value)
         for g, (mechanism, active) in enumerate(zip(mechanisms, self.active_rounds(), strict=True)):
             if mechanism.rounds != len(active):
                 raise ConfigError(
@@ -135,21 +133,15 @@ class Grouped:
         if isinstance(participation, FixedOrder):
             return replace(self.sensitivity(participation.in_any_order()), exact=False)
         if participation.max_participations == 1:
-            return self._once()
+            by_group = [m.sensitivity(Participation(m.rounds)) for m in self.mechanisms]
+            return self._named(max(by_group, key=lambda s: (s.squared, s.exact)))
         if self.rounds > _MOST_DENSE_ROUNDS:
             raise ConfigError(
                 f"rounds={self.rounds}: groups under several participations work on n x n matrices "
                 f"here, up to {_MOST_DENSE_ROUNDS} rounds. Plan one participation."
             )
-        encoders = [mechanism.encoder() for mechanism in self.mechanisms]
-        joint = grouped_sensitivity(
-            [c.T @ c for c in encoders], self.active_rounds(), participation
-        )
-        return self._named(joint)
-
-    def _once(self) -> Sensitivity:
-        by_group = [m.sensitivity(Participation(m.rounds)) for m in self.mechanisms]
-        return self._named(max(by_group, key=lambda s: (s.squared, s.exact)))
+        grams = [c.T @ c for c in (mechanism.encoder() for mechanism in self.mechanisms)]
+        return self._named(grouped_sensitivity(grams, self.active_rounds(), participation))
 
     def _named(self, sensitivity: Sensitivity) -> Sensitivity:
         lengths = sorted({len(active) for active in self.active_rounds()})
@@ -163,9 +155,8 @@ class Grouped:
         At z = clip_norm = 1; 0 before a group's first active round.
         """
         variance = np.zeros((self.rounds, len(self.mechanisms)))
-        for g, (mechanism, active) in enumerate(
-            zip(self.mechanisms, self.active_rounds(), strict=True)
-        ):
+        pairs = zip(self.mechanisms, self.active_rounds(), strict=True)
+        for g, (mechanism, active) in enumerate(pairs):
             steps = np.cumsum(np.bincount(active, minlength=self.rounds))
             variance[:, g] = np.concatenate([[0.0], mechanism.prefix_variance()])[steps]
         return variance
@@ -192,9 +183,8 @@ def _sequence(name: str, value: object) -> tuple[Any, ...]:
 
 
 def _groups(t: int, groups: object, count: int) -> tuple[int, ...]:
-    indices = tuple(
-        checks.count(f"schedule[{t}]", g, minimum=0) for g in _sequence(f"schedule[{t}]", groups)
-    )
+    name = f"schedule[{t}]"
+    indices = tuple(checks.count(name, g, minimum=0) for g in _sequence(name, groups))
     if indices[-1] >= count or any(later <= earlier for earlier, later in pairwise(indices)):
         raise ConfigError(
             f"schedule[{t}]={list(indices)}: must name groups from 0 to {count - 1}, ascending."

@@ -7,7 +7,6 @@ over all rounds without that needless noise. A ``BinaryTree`` per group is shall
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +15,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from accounting.mechanisms.mechanism import OneStream
 from accounting.mechanisms.program import OUT, NoiseProgram, Op
-from accounting.mechanisms.tree import Block, forest
+from accounting.mechanisms.tree import BinaryTree, forest
 from accounting.participation import Participation
 from accounting.sensitivity import Array, Sensitivity, gram_sensitivity, same_rounds
 
@@ -42,16 +41,15 @@ class PrunedTree(OneStream):
     name = "pruned tree"
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "span", checks.count("span", self.span, maximum=checks.MOST_ROUNDS)
-        )
+        span = checks.count("span", self.span, maximum=checks.MOST_ROUNDS)
         if not hasattr(self.active, "__iter__"):
             raise ConfigError(f"active={self.active!r}: must be a list of rounds.")
         active = tuple(checks.count("active", t, minimum=0) for t in self.active)
-        if not active or list(active) != sorted(set(active)) or active[-1] >= self.span:
+        if not active or list(active) != sorted(set(active)) or active[-1] >= span:
             raise ConfigError(
-                f"active={list(active)}: must be rounds from 0 to {self.span - 1}, ascending."
+                f"active={list(active)}: must be rounds from 0 to {span - 1}, ascending."
             )
+        object.__setattr__(self, "span", span)
         object.__setattr__(self, "active", active)
 
     @property
@@ -69,30 +67,23 @@ class PrunedTree(OneStream):
             raise ConfigError(f"step={step}: must be below {self.rounds}, the number of steps.")
         after = self.active[step + 1] if step + 1 < self.rounds else self.span
         ends = range(self.active[step] + 1, after + 1)
-        return min((self._nodes(forest(end, None)) for end in ends), key=len)
+        prefixes = ([(b.first, b.rounds) for b in forest(end, None)] for end in ends)
+        return min(map(self._nodes, prefixes), key=len)
 
-    def _nodes(self, dyadic: Iterable[Block]) -> list[Node]:
-        """Return the blocks in steps of the group, without those that hold no active round."""
-        edges = [(block.first, block.first + block.rounds) for block in dyadic]
-        steps = [tuple(bisect_left(self.active, edge) for edge in pair) for pair in edges]
-        return [(first, end - first) for first, end in steps if end > first]
+    def _nodes(self, dyadic: list[Node]) -> list[Node]:
+        """Return nodes of the run in steps of the group, without those of no active round."""
+        pairs = [(bisect_left(self.active, t), bisect_left(self.active, t + n)) for t, n in dyadic]
+        return [(first, end - first) for first, end in pairs if end > first]
 
     def nodes(self) -> list[Node]:
         """Return every node that holds active rounds; nodes that hold the same ones are one."""
-        dyadic = (
-            Block(block.first + leaf, size.bit_length() - 1)
-            for block in forest(self.span, None)
-            for leaf, size in block.nodes()
-        )
-        return list(dict.fromkeys(self._nodes(dyadic)))
-
-    def _indicator(self, node: Node) -> Array:
-        steps = np.arange(self.rounds)
-        return ((steps >= node[0]) & (steps < sum(node))).astype(np.float64)
+        return list(dict.fromkeys(self._nodes(BinaryTree(self.span).nodes())))
 
     def encoder(self) -> Array:
         """C, shape (nodes, steps): row = indicator of the node's steps; no two are equal."""
-        return np.stack([self._indicator(node) for node in self.nodes()])
+        steps = np.arange(self.rounds)
+        rows = [(steps >= first) & (steps < first + size) for first, size in self.nodes()]
+        return np.stack(rows).astype(np.float64)
 
     def decoder(self) -> Array:
         """B, shape (steps, nodes)."""

@@ -18,8 +18,7 @@ from accounting.mechanisms.program import OUT, NoiseProgram, Op
 from accounting.participation import FixedOrder, Participation
 from accounting.sensitivity import Array, Sensitivity, heaviest, rounded_up, same_rounds
 
-_RANGE = 1024.0
-"""Factors lie from 1 / 1024 to 1024."""
+_RANGE = 1024.0  # factors lie from 1 / 1024 to 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +86,7 @@ class Scheduled(OneStream):
         cost = 1 / self.noise_per_round() ** 2
         k, b = participation.max_participations, participation.min_separation
         if isinstance(participation, FixedOrder):
-            worst = max(
-                float(cost[place.start : place.stop : place.step].sum())
-                for place in participation.places()
-            )
+            worst = max(float(cost[list(place)].sum()) for place in participation.places())
         else:
             worst = float(heaviest(cost, k, b))
         return Sensitivity(rounded_up(worst, k + 4), exact=True, rule="rounds of the least noise")
@@ -117,17 +113,9 @@ def read_schedule(path: Path) -> tuple[tuple[int, ...], tuple[float, ...]]:
     Raises:
         ConfigError: the file cannot be read, or has other columns or no numbers.
     """
-    lines = checks.text_of(path, f"noise_schedule={path}").splitlines()
-    header, *rows = [line.split(",") for line in lines if line.strip()] or [[]]
-    if [column.strip() for column in header] != ["from_round", "factor"] or not rows:
-        raise ConfigError(
-            f"noise_schedule={path}: must be a CSV file with the columns from_round and factor, "
-            "and a line for each round at which the noise changes, the first of them 0."
-        )
-    try:
-        pairs = [(int(start), float(factor)) for start, factor in rows]
-    except ValueError as error:
-        raise ConfigError(f"noise_schedule={path}: a line is not two numbers: {error}.") from None
+    hint = ", and a line for each round at which the noise changes, the first of them 0"
+    name, columns = f"noise_schedule={path}", ("from_round", "factor")
+    pairs = checks.two_columns(path, name, columns, int, hint)
     return tuple(start for start, _ in pairs), tuple(factor for _, factor in pairs)
 
 

@@ -97,8 +97,8 @@ class Filter(OneStream):
         cls._check_bands(bands, n)
         if not fit:
             return cls(n, cls._root(n if bands is None else bands), normalize_columns)
-        aim: Objective = "rmse" if objective is None else objective
-        best = cls._fit(participation, bands, aim, Workload(momentum or 0.0))
+        workload = Workload(momentum or 0.0)
+        best = cls._fit()(participation, bands, objective or "rmse", workload)
         return cls(n, best.coefficients, normalize_columns)
 
     @classmethod
@@ -134,14 +134,8 @@ class Filter(OneStream):
         """Return the first coefficients of (1 - x)^(-1/2), the square root of the prefix sums."""
         return (1.0, *np.cumprod(1 - 0.5 / np.arange(1, bands)))
 
-    @classmethod
-    def _fit(
-        cls,
-        participation: Participation,
-        bands: int | None,
-        objective: Objective,
-        workload: Workload,
-    ) -> Self:
+    @staticmethod
+    def _fit() -> "Callable[[Participation, int | None, Objective, Workload], Filter]":
         raise NotImplementedError
 
 
@@ -167,15 +161,9 @@ class Toeplitz(Filter):
 
     name = "toeplitz"
 
-    @classmethod
-    def _fit(
-        cls,
-        participation: Participation,
-        bands: int | None,
-        objective: Objective,
-        workload: Workload,
-    ) -> "Toeplitz":
-        return fit_toeplitz(participation, bands, objective, workload)
+    @staticmethod
+    def _fit() -> "Callable[[Participation, int | None, Objective, Workload], Toeplitz]":
+        return fit_toeplitz
 
     def column_norms(self) -> Array:
         """Norms of the columns before any normalisation, shape (n,), non-increasing."""
@@ -188,13 +176,9 @@ class Toeplitz(Filter):
 
     def decoder(self) -> Array:
         """B = A C^-1, shape (n, n); noise of the prefix sums that overflows is an error."""
-        n = self.rounds
         if self.normalize_columns:
-            inverse = lower_toeplitz(
-                invertible(forward_substitution(self._column(), np.eye(1, n)[0]))
-            )
-            return np.cumsum(self.column_norms()[:, None] * inverse, axis=0)
-        return lower_toeplitz(invertible(forward_substitution(self._column(), np.ones(n))))
+            return np.cumsum(self.column_norms()[:, None] * lower_toeplitz(self._inverse()), axis=0)
+        return lower_toeplitz(self._response())
 
     def sensitivity(self, participation: Participation) -> Sensitivity:
         """Exact where a theorem gives it, else a labelled upper bound; see its rule."""
@@ -222,8 +206,7 @@ class Toeplitz(Filter):
             return [noise, Op(t % ring, [(OUT, 1.0)])] if ring else [noise]
 
         def spread() -> float:
-            inverse = invertible(forward_substitution(self._column(), np.eye(1, self.rounds)[0]))
-            return float(max(norms) * np.linalg.norm(inverse))
+            return float(max(norms) * np.linalg.norm(self._inverse()))
 
         return NoiseProgram(
             self.rounds,
@@ -236,20 +219,23 @@ class Toeplitz(Filter):
 
     def prefix_variance(self) -> Array:
         """Squared row norms of B, in O(n p) without matrices (O(n^2) if normalised)."""
-        if self.normalize_columns:
-            return self._normalized_variance()
-        step = invertible(forward_substitution(self._column(), np.ones(self.rounds)))
-        return np.cumsum(step**2)
-
-    def _normalized_variance(self) -> Array:
-        """Row by row: B_t. = B_{t-1}. + norm_t x (row t of C^-1)."""
-        inverse = invertible(forward_substitution(self._column(), np.eye(1, self.rounds)[0]))
-        backwards, row = inverse[::-1], np.zeros(self.rounds)
+        if not self.normalize_columns:
+            return np.cumsum(self._response() ** 2)
+        backwards, row = self._inverse()[::-1], np.zeros(self.rounds)
         variance = np.empty(self.rounds)
+        # row by row: B_t. = B_{t-1}. + norm_t x (row t of C^-1)
         for t, norm in enumerate(self.column_norms()):
             row[: t + 1] += norm * backwards[self.rounds - 1 - t :]
             variance[t] = row @ row
         return variance
+
+    def _inverse(self) -> Array:
+        """First column of the inverse filter."""
+        return invertible(forward_substitution(self._column(), np.eye(1, self.rounds)[0]))
+
+    def _response(self) -> Array:
+        """First column of its prefix sums."""
+        return invertible(forward_substitution(self._column(), np.ones(self.rounds)))
 
 
 def column_norms(column: Array) -> Array:
@@ -321,11 +307,7 @@ def earliest_pattern(column: Array, participation: Participation) -> float:
         passes.reshape(-1)[:n] = column
         sums = np.cumsum(passes, axis=0).reshape(-1)[:n]
         return float(sums @ sums)
-    v = np.zeros(n)
-    for j in range(participation.max_participations):
-        start = j * participation.min_separation
-        v[start:] += column[: len(column) - start]
-    return float(v @ v)
+    return earliest_with_gradient(column, participation)[0]
 
 
 def _gram(column: Array) -> Array:
@@ -385,12 +367,8 @@ def fit_toeplitz(
     Returns:
         A local optimum, found from the square-root filter; seconds for 2048 rounds.
     """
-    n = checks.count(
-        "rounds",
-        participation.rounds,
-        maximum=_MOST_ROUNDS,
-        hint="That is for fitting a Toeplitz encoder; its square root takes more.",
-    )
+    hint = "That is for fitting a Toeplitz encoder; its square root takes more."
+    n = checks.count("rounds", participation.rounds, maximum=_MOST_ROUNDS, hint=hint)
     width = n if bands is None else checks.count("bands", bands)
     if width > n:
         raise ConfigError(f"bands={width}: must be at most rounds={n}.")

@@ -50,10 +50,8 @@ Front = dict[int, Scores]
 Estimator = Literal["vanilla", "online"]
 """How a tree's nodes make a prefix sum."""
 _IMPOSSIBLE = np.int64(-(2**62))
-_WEIGHT_BITS = 16
-"""Bits of the online estimator's weights where its nodes are integers."""
-_NODE = SCRATCH
-"""Register of the estimate that is being made."""
+_WEIGHT_BITS = 16  # bits of the online estimator's weights where its nodes are integers
+_NODE = SCRATCH  # register of the estimate that is being made
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +151,7 @@ class BinaryTree(OneStream):
         return Sensitivity(float(squared), exact=True, rule=f"binary tree: {rule}")
 
     def noise_program(self) -> NoiseProgram:
-        """Keep the estimates of the nodes of the prefix sum on a stack; see ``_Stack``.
+        """Keep the estimates of the nodes of the prefix sum on a stack; see ``_push``.
 
         What the stack's sum gains is the round's noise, so the trees before a restart, whose sum
         stays, need not be kept. Each node is rounded by itself, so the released sums are functions
@@ -161,7 +159,6 @@ class BinaryTree(OneStream):
         """
         length = min(self.restart_every or self.rounds, self.rounds)
         online = self.estimator == "online"
-        stack = _Stack(length, online=online)
 
         def rows(rounds: int) -> int:
             return ((rounds - 1) % length + 1).bit_count() if rounds else 0
@@ -176,7 +173,7 @@ class BinaryTree(OneStream):
 
         return NoiseProgram(
             self.rounds,
-            ops=lambda t: stack.push(*divmod(t, length)),
+            ops=lambda t: _push(*divmod(t, length), length, online=online),
             rows=rows,
             # a round adds one node and drops one of each height
             spread=lambda: math.sqrt(1 + length.bit_length()),
@@ -204,43 +201,30 @@ def _digits(start: int, length: int) -> Iterator[Block]:
             start += 2**height
 
 
-@dataclass(frozen=True, slots=True)
-class _Stack:
-    """Estimates of the nodes that make up the prefix sum, one per binary digit 1 of the rounds.
+def _push(tree: int, leaf: int, leaves: int, *, online: bool) -> list[Op]:
+    """Complete a leaf and the nodes that end with it; OUT <- what the stack's sum gains.
 
-    A node's estimate is v z + (1 - v)(left + right), where left and right are the estimates of its
-    children and v its variance (Honaker 2015). For vanilla v = 1, and the node takes the place and
-    the draw of its last leaf. A pushed leaf merges as a binary counter carries. Draws are numbered
-    as leaves (vanilla) or nodes (online) complete.
-
-    Attributes:
-        leaves: of each tree but the last.
-        online: the estimator.
+    The stack has the estimates of the nodes that make up the prefix sum, one per binary digit 1 of
+    the rounds. A pushed leaf merges as a binary counter carries: a node's estimate is
+    v z + (1 - v)(left + right), of its children's estimates, with v its variance (Honaker 2015).
+    For vanilla v = 1, and the node takes the place and the draw of its last leaf. Draws are
+    numbered as leaves (vanilla) or nodes (online) complete. Each tree but the last has ``leaves``.
     """
-
-    leaves: int
-    online: bool
-
-    def push(self, tree: int, leaf: int) -> list[Op]:
-        """Complete a leaf and the nodes that end with it; OUT <- what the stack's sum gains."""
-        merges = (leaf + 1 & -(leaf + 1)).bit_length() - 1
-        bottom = leaf.bit_count() - merges
-        lefts = [bottom + i for i in reversed(range(merges))]
-        first = self._draws_before(tree, leaf)
-        if not lefts:
-            return [Op(OUT, draws=[(first, 1.0)]), Op(bottom, [(OUT, 1.0)])]
-        ops = [Op(_NODE, draws=[(first, 1.0)])]
-        for height, left in enumerate(lefts if self.online else (), start=1):
-            v = node_weight(height, "online")
-            ops.append(Op(_NODE, [(_NODE, 1.0), (left, 1.0)]))
-            ops.append(Op(_NODE, [(_NODE, 1 - v)], [(first + height, v)]))
-        gain = [(_NODE, 1.0), *((left, -1.0) for left in lefts)]
-        return [*ops, Op(OUT, gain), Op(bottom, [(_NODE, 1.0)])]
-
-    def _draws_before(self, tree: int, leaf: int) -> int:
-        if not self.online:
-            return tree * self.leaves + leaf
-        return tree * (2 * self.leaves - self.leaves.bit_count()) + 2 * leaf - leaf.bit_count()
+    merges = (leaf + 1 & -(leaf + 1)).bit_length() - 1
+    bottom = leaf.bit_count() - merges
+    lefts = [bottom + i for i in reversed(range(merges))]
+    first = tree * leaves + leaf
+    if online:
+        first += tree * (leaves - leaves.bit_count()) + leaf - leaf.bit_count()
+    if not lefts:
+        return [Op(OUT, draws=[(first, 1.0)]), Op(bottom, [(OUT, 1.0)])]
+    ops = [Op(_NODE, draws=[(first, 1.0)])]
+    for height, left in enumerate(lefts if online else (), start=1):
+        v = node_weight(height, "online")
+        ops.append(Op(_NODE, [(_NODE, 1.0), (left, 1.0)]))
+        ops.append(Op(_NODE, [(_NODE, 1 - v)], [(first + height, v)]))
+    gain = [(_NODE, 1.0), *((left, -1.0) for left in lefts)]
+    return [*ops, Op(OUT, gain), Op(bottom, [(_NODE, 1.0)])]
 
 
 def node_weight(height: int, estimator: str) -> float:
@@ -384,14 +368,14 @@ def _max_plus(left: Scores, right: Scores) -> Scores:
 
 def _keep_better(front: Front, carry: int, scores: Scores) -> None:
     """Merge elementwise, so that each carry keeps the best score of each count."""
-    old = front.get(carry)
-    if old is None:
-        front[carry] = scores
-        return
-    short, long = sorted((old, scores), key=len)
+    front[carry] = _larger(front[carry], scores) if carry in front else scores
+
+
+def _larger(one: Scores, other: Scores) -> Scores:
+    short, long = sorted((one, other), key=len)
     merged = long.copy()
     merged[: len(short)] = np.maximum(merged[: len(short)], short)
-    front[carry] = merged
+    return merged
 
 
 def _undominated(front: Front) -> Front:
@@ -404,8 +388,5 @@ def _undominated(front: Front) -> Front:
         scores[:common][scores[:common] <= best[:common]] = _IMPOSSIBLE
         if (scores >= 0).any():
             better[carry] = scores
-            longer = np.full(max(len(best), len(scores)), _IMPOSSIBLE)
-            longer[: len(best)] = best
-            longer[: len(scores)] = np.maximum(longer[: len(scores)], scores)
-            best = longer
+            best = _larger(best, scores)
     return better

@@ -21,8 +21,7 @@ from privpart.clip import clip
 from privpart.engines.methods import LocalComputation, Method
 from privpart.messages import ClientId, RoundTask
 
-_SMALL_STEP = 3 * 10**6
-"""Products of a client's step up to which a CPU vectorizes clients."""
+_SMALL_STEP = 3 * 10**6  # products of a client's step up to which a CPU vectorizes clients
 _CHECKED_STEPS = 2
 _NEVER_REACHED = 1e30
 """Clip norm of updates that are compared: clipping would hide that one is twice as long."""

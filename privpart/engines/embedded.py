@@ -39,8 +39,7 @@ _ALONE = 3.0
 each takes about as long to import torch, so a shorter job is faster without them."""
 _LARGE = 2**22
 """Parameters of a network from which a round is expected to take so long before it is timed."""
-_TURNS = 4
-"""Chunks per worker that a round is cut into, where one client follows another."""
+_TURNS = 4  # chunks per worker that a round is cut into, where one client follows another
 _ROWS = 2**10
 """Words of vectorized clients that are computed at once: more leave the processor's cache."""
 

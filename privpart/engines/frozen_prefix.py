@@ -39,8 +39,7 @@ _FUNCTIONS_OF_THE_EXAMPLE = (
     nn.Sequential,
 )
 _SHARED_MEMORY = Path("/dev/shm")
-_PASS = 64
-"""Examples that pass through the frozen layers together."""
+_PASS = 64  # examples that pass through the frozen layers together
 
 
 def split(model: PartialModel) -> tuple[nn.Sequential, PartialModel] | None:

@@ -34,8 +34,7 @@ It is 2^7 times what a Gram matrix can lose by rounding. Where rows cancel, the 
 consist of nothing but that loss.
 """
 
-_PRODUCTS = 2**22
-"""Numbers of the products that are multiplied out at once, for their norms alone."""
+_PRODUCTS = 2**22  # numbers of the products that are multiplied out at once, for their norms alone
 _Backpropagated = tuple[nn.Module, dict[str, str], Tensor, Tensor]
 
 

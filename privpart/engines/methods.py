@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 
 _PASS_BYTES = 2**24
 """Limit on the examples of one ghost-clipping pass, and on its gradients of single clients."""
-_SUMMED = 2**25
-"""Numbers of updates that an accelerator widens to float64 at once, to add them up."""
+_SUMMED = 2**25  # numbers of updates that an accelerator widens to float64 at once, to add them up
 
 Chunk = Sequence[ClientId]
 

@@ -20,8 +20,7 @@ from privpart.engines.vectorized import Batches, batches_on, nothing_kept
 from privpart.model import PartialModel, logits_of, state_of
 from privpart.settings.client import LocalTraining
 
-_REHEARSALS = 2
-"""Calls before a recording, in which libraries choose their kernels and get memory."""
+_REHEARSALS = 2  # calls before a recording, in which libraries choose their kernels and get memory
 
 
 def record(work: Callable[[], None], device: torch.device, memory: Any) -> Callable[[], None]:  # noqa: ANN401

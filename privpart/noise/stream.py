@@ -295,13 +295,7 @@ class NoiseStream:
     """
 
     def __init__(
-        self,
-        mechanism: Mechanism,
-        *,
-        dim: int,
-        stddev: float,
-        source: NoiseSource,
-        stream: int = 0,
+        self, mechanism: Mechanism, *, dim: int, stddev: float, source: NoiseSource, stream: int = 0
     ) -> None:
         if not isinstance(mechanism, Mechanism):
             raise ConfigError(

@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from accounting import checks
-from accounting.report import Cost, up
+from accounting.guarantee import Cost
+from accounting.report import up
 from privpart.select import private_retrieval
 from privpart.select.layout import Keys
 

@@ -5,6 +5,7 @@ import math
 from functools import lru_cache
 
 import numpy as np
+from scipy.stats import norm
 
 
 def bin_rows(rounds, bins):
@@ -51,6 +52,44 @@ def grid(rounds, points, reach=6.5):
     return np.stack(
         [a.ravel() for a in np.meshgrid(*[axis] * rounds, indexing="ij")]
     ), masses.ravel()
+
+
+def adaptive(_, releases):
+    """Return updates of a round that follow what was released, as ``deltas`` takes them."""
+    return np.where(releases.sum(axis=0) > 0.3, -1.0, 0.9) if len(releases) else 1.0
+
+
+def delta_of(loss, epsilon, removed):
+    """Return the delta of simulated losses in one direction, and its standard error."""
+    gains = np.maximum(0, -np.expm1(epsilon - (1 if removed else -1) * loss))
+    return gains.mean(), gains.std() / math.sqrt(len(loss))
+
+
+def mean_of_products(numbers, chosen):
+    """Return the mean product of ``chosen`` different rows: the likelihood ratio, per column."""
+    means = np.zeros((chosen + 1, numbers.shape[1]))
+    means[0] = 1.0
+    for i, row in enumerate(numbers, start=1):
+        for j in range(min(i, chosen), 0, -1):
+            means[j] = means[j] * ((i - j) / i) + means[j - 1] * row * (j / i)
+    return means[chosen]
+
+
+def below_the_truth(mu, bins, chosen, epsilons, cells):
+    """Both deltas with every number replaced by its mean in a cell, which can only lower them."""
+    edges = norm.ppf(np.linspace(0, 1, cells + 1)[1:-1])
+    edges = np.sort(np.concatenate([[-np.inf], edges, [mu + 2, np.inf]]))
+    mass, mean = np.diff(norm.cdf(edges)), np.diff(norm.cdf(edges - mu))
+    number = mean / mass
+    removed, added = np.zeros(len(epsilons)), np.zeros(len(epsilons))
+    for cell in itertools.combinations_with_replacement(range(len(mass)), bins):
+        counts = np.bincount(cell, minlength=len(mass))
+        ways = math.factorial(bins) / math.prod(math.factorial(int(k)) for k in counts)
+        weight = ways * math.prod(mass**counts)
+        f = mean_of_products(number[list(cell), None], chosen)[0]
+        removed += weight * np.maximum(f - np.exp(epsilons), 0)
+        added += weight * np.maximum(1 - np.exp(epsilons) * f, 0)
+    return removed, added
 
 
 def deltas(encoder, rows, z, epsilons, points, update=None):

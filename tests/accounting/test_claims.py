@@ -22,14 +22,7 @@ from accounting import (
     StatedGuarantee,
     TruncatedGuarantee,
 )
-from accounting.claims import (
-    claim_of,
-    earlier_runs,
-    known,
-    plain,
-    read_releases,
-    samplers,
-)
+from accounting.claims import claim_of, earlier_runs, known, plain, read_releases, samplers
 
 POINTS = 101
 POISSON = SampledGuarantee(1.0, probability=0.3, steps=2)

@@ -1,6 +1,5 @@
 """Composition of unlike releases: against exact products of small pairs, and against simulation."""
 
-import dataclasses
 import itertools
 import math
 from dataclasses import replace
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
+from mixtures import delta_of
 from scipy import stats
 
 from accounting import (
@@ -77,9 +77,7 @@ def simulated(
         if removed:
             outputs += (rng.random(draws) < q) / z
         loss += np.log1p(q * np.expm1(outputs / z - 1 / (2 * z * z)))
-    sign = 1 if removed else -1
-    gains = np.maximum(0, -np.expm1(epsilon - sign * loss))
-    return float(gains.mean()), float(gains.std() / math.sqrt(draws))
+    return delta_of(loss, epsilon, removed)
 
 
 @pytest.mark.parametrize("removed", [True, False])
@@ -139,10 +137,7 @@ def test_the_rate_of_a_test_is_bounded_and_not_far_above_the_gaussian_one() -> N
     ("call", "message"),
     [
         (lambda: ComposedGuarantee(()), "at least one"),
-        (
-            lambda: ComposedGuarantee((1.0,)),  # type: ignore[arg-type]
-            "float: has no proof",
-        ),
+        (lambda: ComposedGuarantee((1.0,)), "float: has no proof"),
         (lambda: StatedGuarantee(math.nan), "epsilon=nan"),
         (lambda: StatedGuarantee(1.0, 1.0), "must be below 1"),
         (lambda: ComposedGuarantee((StatedGuarantee(1, 1e-5),)).epsilon(1e-6), "1e-05, what these"),
@@ -180,8 +175,7 @@ def test_bins_beside_a_gaussian_and_another_run_in_bins(epsilon: float, removed:
         x = rng.standard_normal((draws, bins))
         x[:, 0] += mu * removed
         loss += np.log(np.exp(mu * x - mu * mu / 2).mean(axis=1))
-    gains = np.maximum(0, -np.expm1(epsilon - (1 if removed else -1) * loss))
-    truth, error = gains.mean(), gains.std() / math.sqrt(draws)
+    truth, error = delta_of(loss, epsilon, removed)
     claim = ComposedGuarantee(both).delta(epsilon)
     assert claim >= truth - 4 * error
     if removed:
@@ -214,7 +208,7 @@ def test_a_selection_whose_losses_are_beyond_every_float_composes() -> None:
     selected = SelectedGuarantee(Guarantee(25.0), NegativeBinomialRuns(3), fineness=0.5)
     both = ComposedGuarantee((selected, Guarantee(0.3)))
     assert selected.delta(300.0) <= both.delta(300.0) <= 1
-    selected = dataclasses.replace(selected, base=Guarantee(40.0))
+    selected = replace(selected, base=Guarantee(40.0))
     with pytest.raises(ConfigError, match="one of them promises nothing"):
         ComposedGuarantee((selected, Guarantee(0.3))).delta(400.0)
 
@@ -253,14 +247,12 @@ def test_bins_that_every_pass_draws_anew_by_simulation(removed: bool) -> None:
         x[np.arange(draws), place] += mu * removed
         ratios = np.exp(mu * x - mu * mu / 2)
         loss += np.log((ratios[:, :rounds].sum(axis=1) + bins - rounds) / bins)
-    gains = np.maximum(0, -np.expm1(epsilon - (1 if removed else -1) * loss))
-    truth, error = gains.mean(), gains.std() / math.sqrt(draws)
+    truth, error = delta_of(loss, epsilon, removed)
     run = AllocatedGuarantee(1 / mu, BallsInBins(bins, 11, redraw=True))
     assert truth - 4 * error < run.delta(epsilon)
     assert run.delta(epsilon) < Guarantee(run.mu).delta(epsilon)
-    assert run.delta(epsilon) < 0.9 * AllocatedGuarantee(1 / mu, BallsInBins(bins, 11)).delta(
-        epsilon
-    )
+    once = AllocatedGuarantee(1 / mu, BallsInBins(bins, 11))
+    assert run.delta(epsilon) < 0.9 * once.delta(epsilon)
     if removed:  # a claim without the last pass is caught
         short = AllocatedGuarantee(1 / mu, BallsInBins(bins, 8, redraw=True))
         assert short.delta(epsilon) < truth - 4 * error

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from accounting import Participation
+from accounting import Participation, fit_cache
 from accounting.mechanisms import MechanismChoice
 
 RUN = Participation(40, 2, 10)
@@ -23,7 +23,7 @@ def test_a_fit_is_made_once(folder, monkeypatch, text):
     first = choice.build(RUN)
     (file,) = folder.iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr(MechanismChoice, "_made", lambda *_: pytest.fail("fitted again"))
+        patch.setattr(fit_cache, "write_cached", lambda *_: pytest.fail("fitted again"))
         assert choice.build(RUN) == first
     assert json.loads(file.read_text())["value"] == first.to_dict()
     assert choice.build(Participation(40, 2, 11)).rounds == 40

@@ -149,13 +149,7 @@ def test_a_bound_whose_rounds_are_dearest_in_different_groups_is_not_called_exac
 
 @pytest.mark.parametrize(
     ("k", "b", "own", "single"),
-    [
-        (1, 1, 5, 7),
-        (2, 10, 18, 20),
-        (3, 33, 16, 22),
-        (4, 20, 29, 44),
-        (100, 1, 3110, 10172),
-    ],
+    [(1, 1, 5, 7), (2, 10, 18, 20), (3, 33, 16, 22), (4, 20, 29, 44), (100, 1, 3110, 10172)],
 )
 def test_resnet8_in_four_cycles(k, b, own, single):
     """T = 100 and T_g = 28: 5 where one tree costs 7, and so on."""

@@ -23,8 +23,7 @@ from accounting import (
     quadrature,
     sampled_guarantee,
 )
-from accounting.cross_check import compare
-from accounting.guarantee import mu_upper
+from accounting.guarantee import compare, mu_upper
 
 DELTA = 1e-6
 MUS = st.floats(min_value=-4, max_value=3).map(lambda exponent: 10.0**exponent)

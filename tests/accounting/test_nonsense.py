@@ -251,8 +251,7 @@ def test_as_many_rounds_as_are_allowed_can_be_computed(mechanism):
 
 
 @pytest.mark.parametrize(
-    ("kind", "rounds", "most"),
-    [("toeplitz", 32_769, 32_768), ("dense", 4097, 4096)],
+    ("kind", "rounds", "most"), [("toeplitz", 32_769, 32_768), ("dense", 4097, 4096)]
 )
 def test_fits_that_would_take_hours_are_refused(kind, rounds, most):
     with pytest.raises(ConfigError, match=rf"^rounds={rounds}: must be at most {most}\. That is"):

@@ -5,8 +5,8 @@ import math
 
 import numpy as np
 import pytest
-from mixtures import chosen_rows, deltas
-from scipy.stats import norm
+from mixtures import adaptive as follows
+from mixtures import below_the_truth, chosen_rows, deltas, mean_of_products
 
 from accounting import (
     AllocatedGuarantee,
@@ -23,39 +23,12 @@ from accounting.random_allocation import Shares
 slow = pytest.mark.slow
 
 
-def mean_of_products(numbers, chosen):
-    """Return the mean product of ``chosen`` different rows: the likelihood ratio, per column."""
-    means = np.zeros((chosen + 1, numbers.shape[1]))
-    means[0] = 1.0
-    for i, row in enumerate(numbers, start=1):
-        for j in range(min(i, chosen), 0, -1):
-            means[j] = means[j] * ((i - j) / i) + means[j - 1] * row * (j / i)
-    return means[chosen]
-
-
 def test_the_mean_of_products_is_that_of_all_sets():
     numbers = np.random.default_rng(0).uniform(0, 2, (6, 3))
     for chosen in (1, 3, 6):
         sets = itertools.combinations(range(6), chosen)
         exact = np.mean([numbers[list(some)].prod(axis=0) for some in sets], axis=0)
         assert mean_of_products(numbers, chosen) == pytest.approx(exact)
-
-
-def below_the_truth(mu, bins, chosen, epsilons, cells):
-    """Both deltas with every number replaced by its mean in a cell, which can only lower them."""
-    edges = norm.ppf(np.linspace(0, 1, cells + 1)[1:-1])
-    edges = np.sort(np.concatenate([[-np.inf], edges, [mu + 2, np.inf]]))
-    mass, mean = np.diff(norm.cdf(edges)), np.diff(norm.cdf(edges - mu))
-    number = mean / mass
-    removed, added = np.zeros(len(epsilons)), np.zeros(len(epsilons))
-    for cell in itertools.combinations_with_replacement(range(len(mass)), bins):
-        counts = np.bincount(cell, minlength=len(mass))
-        ways = math.factorial(bins) / math.prod(math.factorial(int(k)) for k in counts)
-        weight = ways * math.prod(mass**counts)
-        f = mean_of_products(number[list(cell), None], chosen)[0]
-        removed += weight * np.maximum(f - np.exp(epsilons), 0)
-        added += weight * np.maximum(1 - np.exp(epsilons) * f, 0)
-    return removed, added
 
 
 @pytest.mark.parametrize(
@@ -95,15 +68,10 @@ def test_no_value_is_below_a_bound_that_was_enumerated(bins, chosen, cells):
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_no_value_is_below_the_sum_over_a_grid(bins, chosen, passes, points, adaptive):
     """Also of updates that depend on what was released; the distance shows how loose blocks are."""
-
-    def update(_, releases):
-        return np.where(releases.sum(axis=0) > 0.3, -1.0, 0.9) if len(releases) else 1.0
-
     mu, epsilons = 0.8, [0.0, 0.5, 1.5]
     rows = chosen_rows(bins * passes, bins, chosen)
-    truth = deltas(
-        np.eye(bins * passes), rows, 1 / mu, epsilons, points, update if adaptive else None
-    )
+    update = follows if adaptive else None
+    truth = deltas(np.eye(bins * passes), rows, 1 / mu, epsilons, points, update)
     run = AllocatedGuarantee(1 / mu, BallsInBins(bins, bins * passes, chosen=chosen))
     claim = np.array([run.delta(e) for e in epsilons])
     assert (claim >= truth * (1 - 1e-3)).all()

@@ -82,7 +82,7 @@ def test_a_profile_is_read_from_a_file_and_written_with_others(tmp_path) -> None
     ("text", "why"),
     [
         ("", "columns epsilon and delta"),
-        ("epsilon,delta", "has 0 epsilons"),
+        ("epsilon,delta", "columns epsilon and delta"),
         ("delta,epsilon\n0,1", "columns epsilon and delta"),
         ("epsilon,delta\n0,x", "not two numbers"),
         ("epsilon,delta\n0,0.1,5", "not two numbers"),

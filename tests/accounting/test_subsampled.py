@@ -109,7 +109,6 @@ def test_an_encoder_with_more_bands_than_groups_is_refused(mechanism, groups, me
 
 def test_it_says_what_it_is():
     run = sampled_guarantee(Independent(10), PoissonSampling(100, 1000), noise_multiplier=1.0)
-    assert run.adjacency == "add-or-remove"
     assert {a.code for a in run.assumptions} == {
         "poisson-sampling", "hidden-sample", "public-constants"
     }  # fmt: skip

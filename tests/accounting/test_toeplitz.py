@@ -70,10 +70,7 @@ def test_square_root_squares_to_the_prefix_sums():
     assert Toeplitz.square_root(2, bands=9).bands == 2
 
 
-@pytest.mark.parametrize(
-    "coefficients",
-    [(), (0, 1), (-1, 0.5), (1, "x"), "10", 3, (1,) * 5],
-)
+@pytest.mark.parametrize("coefficients", [(), (0, 1), (-1, 0.5), (1, "x"), "10", 3, (1,) * 5])
 def test_toeplitz_refuses_bad_coefficients(coefficients):
     with pytest.raises(ConfigError, match="coefficients"):
         Toeplitz(4, coefficients)

@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 from dp_accounting.pld.privacy_loss_distribution import from_mixture_gaussian_mechanism
-from mixtures import deltas
+from mixtures import adaptive as follows
+from mixtures import delta_of, deltas
 from scipy.stats import binom
 
 from accounting import (
@@ -53,12 +54,8 @@ def rows(q, per_user, rounds):
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_no_value_is_below_the_sum_over_draws(z, q, per_user, rounds, points, adaptive):
     """Also with updates that follow what was released; whoever forgets an example is caught."""
-
-    def update(_, releases):
-        return np.where(releases.sum(axis=0) > 0.3, -1.0, 0.9) if len(releases) else 1.0
-
-    follows = update if adaptive else None
-    truth = deltas(np.eye(rounds), rows(q, per_user, rounds), z, EPSILONS, points, follows)
+    update = follows if adaptive else None
+    truth = deltas(np.eye(rounds), rows(q, per_user, rounds), z, EPSILONS, points, update)
     run = UserGuarantee(z, q, per_user, rounds)
     claim = np.array([run.delta(e) for e in EPSILONS])
     assert (claim >= truth * (1 - 1e-4)).all()
@@ -102,8 +99,7 @@ def test_many_steps_by_simulation(z, q, per_user, steps, epsilon):
             x = rng.standard_normal(draws) + removed * rng.binomial(per_user, q, draws) / z
             powers = np.exp(np.multiply.outer(x, counts) / z - counts**2 / (2 * z * z))
             loss += np.log(powers @ chances)
-        gains = np.maximum(0, -np.expm1(epsilon - (1 if removed else -1) * loss))
-        truths.append((gains.mean(), gains.std() / math.sqrt(draws)))
+        truths.append(delta_of(loss, epsilon, removed))
         assert truths[-1][0] - 4 * truths[-1][1] < claim
     worst, error = max(truths)
     assert claim < worst + 4 * error + 0.01 * worst

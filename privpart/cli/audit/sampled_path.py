@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from accounting.bounded import TruncatedPoissonSampling, WithoutReplacementSampling
 from accounting.cohorts import Sampling, sampled_guarantee
 from accounting.monte_carlo import BMinSep
 from accounting.random_allocation import BallsInBins
 from accounting.scheduled_steps import ScheduledPoissonSampling
 from accounting.subsampled import PoissonSampling
-from accounting.truncated import TruncatedPoissonSampling, WithoutReplacementSampling
 from attacks.lower_bounds.bounds import Bound, error_of
 from attacks.lower_bounds.checks import Check
 from attacks.lower_bounds.replay import METHOD, Replay

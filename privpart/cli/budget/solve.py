@@ -8,10 +8,10 @@ beside one that does not; both were accounted for, and both are printed.
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from accounting import ConfigError, checks
-from accounting.cohorts import NEEDED, named_options
+from accounting.cohorts import SAMPLERS, named_options
 from accounting.report import up
 from privpart.cli.budget.promise import FITS, Promise, shown_fits
 
@@ -49,7 +49,8 @@ def left_out(rounds: int | None, sampling: str | None) -> list[Unknown]:
     missing: list[Unknown] = ["rounds"] if rounds is None else []
     if sampling is not None:
         name, options = named_options(sampling)
-        missing += [] if NEEDED[name] in options else [NEEDED[name]]
+        needed = cast("Unknown", SAMPLERS[name].needs[0])
+        missing += [] if needed in options else [needed]
     return missing
 
 

@@ -15,7 +15,8 @@ from matplotlib.figure import Figure
 
 from accounting.checks import ConfigError
 from accounting.claims import releases_of, together
-from accounting.report import Assumption, Cost, PrivacyReport, claims, up
+from accounting.guarantee import Cost
+from accounting.report import Assumption, PrivacyReport, claims, up
 from privpart.cli.pages import drawing
 from privpart.cli.pages.page import Badge, Block, Picture, Section, Table
 
@@ -119,7 +120,7 @@ def _epsilon(cost: Cost, delta: float) -> float | None:
     """Return a cost's epsilon; None at a delta that its releases alone reach, or its rounding."""
     try:
         # A selection's epsilon takes a tenth of a second, and a curve has hundreds of them.
-        return getattr(cost, "coarse_epsilon", cost.epsilon)(delta)
+        return cost.coarse_epsilon(delta)
     except ConfigError:
         return None
 

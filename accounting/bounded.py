@@ -1,8 +1,9 @@
-r"""Samples of bounded size: truncated Poisson sampling, and sampling without replacement.
+r"""Samples of bounded size: truncated Poisson sampling, sampling without and with replacement.
 
-Each member joins a round with probability q. If more than B did, a uniformly random B of them stay
-(arXiv 2508.15089). With q = 1 this draws B members of n without replacement. A round has a fixed
-shape, but members are not drawn independently: a member that stays takes somebody else's place.
+**Truncated.** Each member joins a round with probability q. If more than B did, a uniformly random
+B of them stay (arXiv 2508.15089). With q = 1 this draws B members of n without replacement. A round
+has a fixed shape, but members are not drawn independently: a member that stays takes somebody
+else's place.
 
 Adjacency is zero-out: the member is drawn as always, and what it contributes is u or 0. Let N be
 how many others joined. Whether N >= B depends on nothing that is released before, so telling it can
@@ -26,34 +27,44 @@ that dominates the round (``accounting.composed``); rounds are composed as such 
 epsilon >= 0 alone would not do: the worst neighbours for small and for large epsilons differ
 (Lebeda et al. 2024, arXiv 2405.20769).
 
+**With replacement.** Each of the B places of a round is drawn on its own among all n members.
+Of the B places of a round j are the member's, j ~ Binomial(B, 1 / n) of n members, and it counts j
+times. Adjacency is zero-out: it is drawn as always, and what it sends is u or 0. Draw another
+member for every place; the member takes j of these places, whose contributions sum to c_j. With w_j
+the chance of j, p that of j >= 1, and what the B others send in sum taken as zero,
+
+    with       w_0 N(0, z^2) + sum_j w_j N(j u - c_j, z^2),    |j u - c_j| <= 2 j,
+    without    w_0 N(0, z^2) + sum_j w_j N(-c_j, z^2),         |c_j| <= j.
+
+By advanced joint convexity, as above, and joint convexity in j, for epsilon >= 0
+
+    delta_remove <= sum_j w_j ((1 - beta) G_2j(alpha) + beta G_j(alpha)),
+    delta_add    <= sum_j w_j G_j(alpha).
+
+So many places that their chance is far below every delta count in full.
+
 Composition needs that what others send in a round depends on the model and on their data, not on
 the rounds that they were in before, because these depend on the member.
 """
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
 
 import numpy as np
 
 from accounting import accountants, checks
 from accounting.checks import ConfigError
-from accounting.composed import MOST_LOSS, Amplified
+from accounting.composed import BEYOND, Amplified, Bounds, reach_of
 from accounting.guarantee import mu_upper
 from accounting.report import Assumption
 from accounting.sensitivity import Array
 from accounting.subsampled import sampling_assumptions
 
-_Bound = Callable[[Array], Array]
-
 _MOST_MEMBERS = 10**9
-BEYOND = 1e-15
-"""Mass of all rounds beyond the greatest loss that is told from an infinite one."""
-
-STATELESS = Assumption(
+_COVERED = "samples of bounded size are accounted for from 0.01 to 10000"
+_STATELESS = Assumption(
     "stateless-members",
     "what a member sends in a step depends on the model and on its own data, not on the steps that "
     "it was in before",
@@ -118,10 +129,28 @@ class WithoutReplacementSampling:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class WithReplacementSampling:
+    """Every round has ``batch`` places, each drawn on its own among all members.
+
+    Args:
+        batch: places of a round, 1 to ``population``; a member may have several.
+        population: number of members to sample from, 2 to 10^9; public.
+    """
+
+    batch: int
+    population: int
+
+    def __post_init__(self) -> None:
+        checks.count("population", self.population, minimum=2, maximum=_MOST_MEMBERS)
+        checks.count("batch", self.batch, maximum=self.population)
+
+
 class AlikeSteps(Amplified):
     """Alike Gaussian steps, of one of which bounds are known at epsilons of zero and above."""
 
     noise_multiplier: float
+    population: int
     steps: int
 
     def removed(self, epsilons: Array) -> Array:
@@ -135,10 +164,22 @@ class AlikeSteps(Amplified):
     @cached_property
     def reach(self) -> float:
         """Loss of one step beyond which it counts as infinite, as there is hardly any mass."""
-        reach, least = np.array([1e-3 / self.noise_multiplier]), BEYOND / self.steps
-        while reach[0] < MOST_LOSS and max(self._removed(reach), self._added(reach))[0] > least:
-            reach *= 1.2
-        return float(reach[0])
+        bounds = self._removed, self._added
+        return reach_of(bounds, 1e-3 / self.noise_multiplier, BEYOND / self.steps)
+
+    @property
+    def _room(self) -> float:
+        """Room for the rounding of binomial tails: scipy's were off by 3e-17 per member."""
+        return 1 + 1e-9 + 4e-16 * self.population
+
+    def _gaussian(self, shift: int, epsilons: Array, p: float) -> Array:
+        return gaussian_delta(shift / self.noise_multiplier, epsilons, p)
+
+    def _between(self, far: Array, near: Array, epsilons: Array, p: float) -> Array:
+        """Return (1 - beta) far + beta near."""
+        least = p / self._room**2  # a smaller beta is safer
+        beta = least / (least * np.exp(-epsilons) - np.expm1(-epsilons))
+        return np.asarray((1 - beta) * far + beta * near)
 
     @abstractmethod
     def _removed(self, epsilons: Array) -> Array:
@@ -172,16 +213,9 @@ class TruncatedGuarantee(AlikeSteps):
     most: int
     steps: int
 
-    adjacency: ClassVar[str] = "add-or-remove"
-
     def __post_init__(self) -> None:
-        if not 1e-2 <= checks.positive("noise_multiplier", self.noise_multiplier) <= 1e4:
-            raise ConfigError(
-                f"noise_multiplier={self.noise_multiplier:g}: samples of bounded size are "
-                "accounted for from 0.01 to 10000."
-            )
-        if not checks.positive("probability", self.probability) <= 1:
-            raise ConfigError(f"probability={self.probability:g}: must be at most 1.")
+        checks.between("noise_multiplier", self.noise_multiplier, 1e-2, 1e4, _COVERED)
+        checks.rate("probability", self.probability)
         checks.count("population", self.population, minimum=2, maximum=_MOST_MEMBERS)
         checks.count("most", self.most, maximum=self.population)
         checks.count("steps", self.steps, maximum=checks.MOST_ROUNDS)
@@ -201,7 +235,7 @@ class TruncatedGuarantee(AlikeSteps):
             f"and, of more than {self.most}, drops a uniformly random rest"
         )
         drawn = sampling_assumptions("sampling", how, sees="who was sampled")
-        return (*drawn, STATELESS)
+        return (*drawn, _STATELESS)
 
     @property
     def spread(self) -> float:
@@ -223,20 +257,13 @@ class TruncatedGuarantee(AlikeSteps):
             return free, 0.0, 0.0
         return free, min(1.0, cut * self._room), min(1.0, stays * self._room)
 
-    @property
-    def _room(self) -> float:
-        """Room for the rounding of binomial tails: scipy's were off by 3e-17 per member."""
-        return 1 + 1e-9 + 4e-16 * self.population
-
     def _removed(self, epsilons: Array) -> Array:
         free, cut, stays = self._odds
         uncut = self.probability * self._gaussian(1, epsilons, self.probability)
         if not cut:
             return free * uncut
-        least = stays / self._room**2  # a smaller beta is safer
-        beta = least / (least * np.exp(-epsilons) - np.expm1(-epsilons))
         far, near = (self._gaussian(shift, epsilons, stays) for shift in (2, 1))
-        return free * uncut + cut * stays * ((1 - beta) * far + beta * near)
+        return free * uncut + cut * stays * self._between(far, near, epsilons, stays)
 
     def _added(self, epsilons: Array) -> Array:
         free, cut, stays = self._odds
@@ -251,8 +278,82 @@ class TruncatedGuarantee(AlikeSteps):
             return free * uncut
         return free * uncut + cut * stays * self._gaussian(1, epsilons, stays)
 
-    def _gaussian(self, shift: int, epsilons: Array, p: float) -> Array:
-        return gaussian_delta(shift / self.noise_multiplier, epsilons, p)
+
+@dataclass(frozen=True)
+class ReplacedGuarantee(AlikeSteps):
+    """The guarantee of Gaussian steps on batches with replacement, under zero-out adjacency.
+
+    Args:
+        noise_multiplier: noise standard deviation on the sum / clip norm, 1e-2 to 1e4.
+        batch: places of a step, 1 to ``population``.
+        population: number of members, 2 to 10^9.
+        steps: number of steps, 1 to a million.
+
+    >>> run = ReplacedGuarantee(4.0, batch=100, population=10_000, steps=10)
+    >>> round(run.epsilon(1e-6), 2)
+    0.16
+    """
+
+    noise_multiplier: float
+    batch: int
+    population: int
+    steps: int
+
+    def __post_init__(self) -> None:
+        checks.between("noise_multiplier", self.noise_multiplier, 1e-2, 1e4, _COVERED)
+        WithReplacementSampling(self.batch, self.population)  # which refuses what is out of range
+        checks.count("steps", self.steps, maximum=checks.MOST_ROUNDS)
+
+    @property
+    def mu(self) -> float:
+        """If it is known who was sampled, who may have every place; rounded up."""
+        return mu_upper(float(self.steps * self.batch**2), self.noise_multiplier)
+
+    @property
+    def assumptions(self) -> tuple[Assumption, ...]:
+        """The conditions of the amplification, besides clipping and secret noise."""
+        how = (
+            f"each of the {self.batch} places of a step is drawn on its own, uniformly among "
+            f"{self.population} members"
+        )
+        return (*sampling_assumptions("sampling", how, sees="who was sampled"), _STATELESS)
+
+    @property
+    def spread(self) -> float:
+        """About one standard deviation of the loss of all steps, or more if one reaches far."""
+        one = 2 * self.batch / self.population / self.noise_multiplier
+        return max(math.sqrt(self.steps) * one, self.reach / 10)
+
+    @cached_property
+    def _taken(self) -> tuple[list[tuple[int, float]], float]:
+        """How many places the member may have with what chance, and the chance of more of them."""
+        places, rate = self.batch, 1 / self.population
+        chance = math.exp(places * math.log1p(-rate))
+        taken: list[tuple[int, float]] = []
+        rest = 1.0
+        while rest > 0.01 * BEYOND / self.steps and len(taken) < places:
+            j = len(taken) + 1
+            chance *= (places - j + 1) / j / (self.population - 1)
+            taken.append((j, chance * self._room))
+            rest = above(j, places, rate) * self._room
+        return taken, rest
+
+    def _removed(self, epsilons: Array) -> Array:
+        taken, rest = self._taken
+        p = self._some
+        far = sum(w * self._gaussian(2 * j, epsilons, p) for j, w in taken)
+        near = sum(w * self._gaussian(j, epsilons, p) for j, w in taken)
+        return self._between(np.asarray(far), np.asarray(near), epsilons, p) + rest
+
+    def _added(self, epsilons: Array) -> Array:
+        taken, rest = self._taken
+        p = self._some
+        return np.asarray(sum(w * self._gaussian(j, epsilons, p) for j, w in taken) + rest)
+
+    @property
+    def _some(self) -> float:
+        """Probability that the member has a place, rounded up."""
+        return min(1.0, -math.expm1(self.batch * math.log1p(-1 / self.population)) * self._room)
 
 
 def gaussian_delta(mu: float, epsilons: Array, p: float) -> Array:
@@ -264,7 +365,7 @@ def gaussian_delta(mu: float, epsilons: Array, p: float) -> Array:
     return _gaussian(mu, at)
 
 
-def _of_any_sign(epsilons: Array, own: _Bound, other: _Bound) -> Array:
+def _of_any_sign(epsilons: Array, own: Bounds, other: Bounds) -> Array:
     """Return upper bounds at epsilons of any sign, of those of both directions at 0 and more."""
     size = np.abs(epsilons)
     negative = -np.expm1(-size) + np.exp(-size) * other(size)
