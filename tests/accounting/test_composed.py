@@ -28,7 +28,7 @@ from accounting import (
     sampled_guarantee,
 )
 from accounting.composed import _corners, _deltas, _losses
-from accounting.hull import lower_hull
+from accounting.hull import least_epsilon, lower_hull
 from accounting.mechanisms import MechanismChoice
 from accounting.random_allocation import Allocation, Shares
 
@@ -216,6 +216,13 @@ def test_a_selection_whose_losses_are_beyond_every_float_composes() -> None:
 def test_a_pure_epsilon_that_promises_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="at most 500 composes"):
         ComposedGuarantee((StatedGuarantee(1000.0),))
+
+
+def test_the_least_epsilon_is_rounded_up() -> None:
+    for root in (0.0, 1e-3, 0.7, 5.3):
+        least = least_epsilon(lambda epsilon, root=root: epsilon >= root, 10.0)
+        assert root <= least <= root * (1 + 2e-6)
+    assert least_epsilon(lambda epsilon: epsilon >= 11.0, 8.0) is None
 
 
 def test_the_corners_are_the_greatest_convex_function_below() -> None:
