@@ -34,7 +34,9 @@ class Breaks(torch.optim.SGD):
         raise RuntimeError("a fault")
 
 
-def private(module=None, dataset=None, *, seed=7, optimizer=None, loader=None, **options):
+def private(
+    module=None, dataset=None, *, seed=7, engine=None, optimizer=None, loader=None, **options
+):
     """Return engine, module, optimizer and loader; ``loader`` has options of the user's loader."""
     module = net() if module is None else module
     trained = [p for p in module.parameters() if p.requires_grad]
@@ -42,7 +44,7 @@ def private(module=None, dataset=None, *, seed=7, optimizer=None, loader=None, *
     chosen = {"max_grad_norm": CLIP, "noise_multiplier": 1.0, "epochs": EPOCHS}
     dealt = {"dataset": dataset or data(), "batch_size": BATCH} | (loader or {})
     chosen["data_loader"] = DataLoader(**dealt)
-    engine = FTRLEngine(seed=seed)
+    engine = engine or FTRLEngine(seed=seed)
     made = engine.make_private(module=module, optimizer=optimizer, **chosen | options)
     return engine, *made
 

@@ -468,12 +468,10 @@ def test_what_cannot_be_private_leaves_the_module_and_no_run_behind(tmp_path):
         with pytest.raises((ConfigError, ValueError), match=words):
             private(**{"module": module, "out": tmp_path / "run"} | wrong)
     assert not (tmp_path / "run").exists()
-    engine, wrapped, optimizer, loader = private(module, out=tmp_path / "run")
+    engine, wrapped, *_ = private(module, out=tmp_path / "run")
     engine.close()
     with pytest.raises(ConfigError, match="was called before"):
-        engine.make_private(
-            module=module, optimizer=optimizer, data_loader=loader, epochs=1, max_grad_norm=1.0
-        )
+        private(module, engine=engine)
     for again in (module, wrapped):
         with pytest.raises(ConfigError, match="Opacus does not take it"):
             private(again)

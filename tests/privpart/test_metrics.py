@@ -244,10 +244,8 @@ def evaluated(run: RunFolder, server: Server, release: MetricsRelease) -> None:
 
 
 def train(run: RunFolder, rounds: int, plan=PLAN) -> Server:
-    source = run.source()
-    server = Server(plan, torch.zeros(runs.DIM), source=source)
-    run.restore(server)
-    release = MetricsRelease(plan, source, USERS, done=len(run.evaluations))
+    server = runs.server(run)
+    release = MetricsRelease(plan, server.source, USERS, done=len(run.evaluations))
     evaluated(run, server, release)
     callbacks = [lambda _: evaluated(run, server, release)]
     fit(server, runs.Clients(), runs.COHORTS[:rounds], commit=run.commit, callbacks=callbacks)
@@ -296,13 +294,9 @@ def test_a_seeded_run_that_is_resumed_releases_what_an_undisturbed_one_does(tmp_
 
 def test_the_keys_stay_until_the_last_evaluation_is_committed(tmp_path):
     path = tmp_path / "run"
-    with create_run(path, PLAN, facts=runs.FACTS) as run:
-        train(run, 3)
-        server = None
+    begun(path, 3)
     with RunFolder.open(path) as run:
-        server = Server(PLAN, torch.zeros(runs.DIM), source=run.source())
-        run.restore(server)
-        fit(server, runs.Clients(), runs.COHORTS, commit=run.commit)
+        fit(runs.server(run), runs.Clients(), runs.COHORTS, commit=run.commit)
     assert (path / "key").exists()
     report = run_report(path)
     assert not report.complete
@@ -316,8 +310,7 @@ def test_the_keys_stay_until_the_last_evaluation_is_committed(tmp_path):
 
 def test_no_round_is_committed_before_the_metrics_that_are_due(tmp_path):
     with create_run(tmp_path / "run", PLAN, facts=runs.FACTS) as run:
-        server = Server(PLAN, torch.zeros(runs.DIM), source=run.source())
-        run.restore(server)
+        server = runs.server(run)
         with pytest.raises(ConfigError, match="metrics after round 1 are not committed"):
             fit(server, runs.Clients(), runs.COHORTS, commit=run.commit)
         assert run.rounds == 2
@@ -328,10 +321,8 @@ def test_nobody_trains_and_evaluates(tmp_path, place):
     """Cohorts are of clients 0, 1, then 2, "ada", then 4, 5, then 6, 7."""
     users = (0, 11, "eve") if place == "before" else (4, 11, "eve")
     with create_run(tmp_path / "run", PLAN, facts=runs.FACTS) as run:
-        source = run.source()
-        server = Server(PLAN, torch.zeros(runs.DIM), source=source)
-        run.restore(server)
-        release = MetricsRelease(PLAN, source, users)
+        server = runs.server(run)
+        release = MetricsRelease(PLAN, server.source, users)
 
         def evaluate(_):
             if run.evaluation_due:
@@ -347,11 +338,9 @@ def test_nobody_trains_and_evaluates(tmp_path, place):
 @pytest.mark.parametrize("fault", ["source", "plan", "twice", "early"])
 def test_only_the_noise_of_this_run_and_evaluation_is_committed(tmp_path, fault):
     with create_run(tmp_path / "run", PLAN, facts=runs.FACTS) as run:
-        source = run.source()
-        server = Server(PLAN, torch.zeros(runs.DIM), source=source)
-        run.restore(server)
+        server = runs.server(run)
         plan = replace(PLAN, clip_norm=0.25) if fault == "plan" else PLAN
-        other = SecretSource() if fault == "source" else source
+        other = SecretSource() if fault == "source" else server.source
         release = MetricsRelease(plan, other, USERS)
         cohorts = runs.COHORTS[: 1 if fault == "early" else 2]
         fit(server, runs.Clients(), cohorts, commit=run.commit)
@@ -367,12 +356,10 @@ def test_a_copy_that_lacks_an_evaluation_is_an_older_copy(tmp_path):
     """Otherwise the same model would be evaluated twice, under two noises."""
     path = tmp_path / "run"
     with create_run(path, PLAN, facts=runs.FACTS) as run:
-        source = run.source()
-        server = Server(PLAN, torch.zeros(runs.DIM), source=source)
-        run.restore(server)
+        server = runs.server(run)
         fit(server, runs.Clients(), runs.COHORTS[:2], commit=run.commit)
         shutil.copytree(path, tmp_path / "older", ignore=shutil.ignore_patterns("lock"))
-        evaluated(run, server, MetricsRelease(PLAN, source, USERS))
+        evaluated(run, server, MetricsRelease(PLAN, server.source, USERS))
     shutil.rmtree(path)
     shutil.move(tmp_path / "older", path)
     with pytest.raises(ConfigError, match="older copy: it stands after 2 rounds and evaluations"):
@@ -396,9 +383,7 @@ def forged(path, **fields):
 
 def rounds_only(path, rounds, plan=PLAN):
     with create_run(path, plan, facts=runs.FACTS) as run:
-        server = Server(plan, torch.zeros(runs.DIM), source=run.source())
-        run.restore(server)
-        fit(server, runs.Clients(), runs.COHORTS[:rounds], commit=run.commit)
+        runs.train(run, rounds)
     return path
 
 
@@ -437,11 +422,9 @@ def test_metrics_that_another_code_noised_are_asserted(tmp_path):
         """Adds no noise, and is therefore no code of this package."""
 
     with create_run(tmp_path / "run", PLAN, facts=runs.FACTS) as run:
-        source = run.source()
-        server = Server(PLAN, torch.zeros(runs.DIM), source=source)
-        run.restore(server)
+        server = runs.server(run)
         fit(server, runs.Clients(), runs.COHORTS[:2], commit=run.commit)
-        evaluated(run, server, Loud(PLAN, source, USERS))
+        evaluated(run, server, Loud(PLAN, server.source, USERS))
     (shown,) = [
         a for a in run_report(tmp_path / "run").guarantee.assumptions if a.code == "metrics"
     ]

@@ -393,17 +393,8 @@ def test_a_banded_mechanism_takes_turns_and_others_are_refused():
     ):
         with pytest.raises(ConfigError, match=words):
             sampled(**options)
-    module = net()
     with pytest.raises(ConfigError, match="no upper bound with poisson_sampling"):
-        FTRLEngine(accountant="gdp").make_private(
-            module=module,
-            optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
-            data_loader=DataLoader(data(), batch_size=2),
-            epochs=1,
-            max_grad_norm=1.0,
-            noise_multiplier=1.0,
-            poisson_sampling=True,
-        )
+        sampled(engine=FTRLEngine(accountant="gdp"))
 
 
 # Gradient accumulation
@@ -606,14 +597,7 @@ def test_weights_of_a_run_begin_no_other_one(tmp_path):
     engine.load_checkpoint(path=file, module=module)
     assert torch.equal(weights(module), weights(made[1]))
     with pytest.raises(ConfigError, match="the weights cost what the run cost"):
-        engine.make_private(
-            module=module,
-            optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
-            data_loader=DataLoader(data(), batch_size=BATCH),
-            epochs=1,
-            max_grad_norm=1.0,
-            noise_multiplier=1.0,
-        )
+        private(module, engine=engine)
 
 
 def test_checkpoints_that_would_mislead_are_refused(tmp_path):
