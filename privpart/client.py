@@ -317,7 +317,7 @@ def _computed_loss(module: nn.Module, batch: Batch, loss: str | Loss) -> Any:  #
         if not isinstance(loss, str):
             return loss(module, batch)
         if loss == "model":
-            stated = getattr(_called(module, batch), "loss", None)
+            stated = getattr(called(module, batch), "loss", None)
             if stated is None:
                 raise ConfigError(
                     "loss='model': the network returned no loss; it must return an object with the "
@@ -325,8 +325,10 @@ def _computed_loss(module: nn.Module, batch: Batch, loss: str | Loss) -> Any:  #
                     "labels."
                 )
             return stated
-        inputs, labels = _inputs_and_labels(batch, loss)
-        outputs = logits_of(_called(module, inputs))
+        if loss not in get_args(LossName):
+            raise ConfigError(_not_replaced("loss", loss))
+        inputs, labels = inputs_and_labels(batch, f"loss={loss!r}")
+        outputs = logits_of(called(module, inputs))
         _refuse_copying(inputs, outputs, labels, loss)
         return mean_loss(outputs, labels, loss)
 
@@ -362,13 +364,13 @@ def augmented(batch: Batch, augment: str | Augment) -> Batch:
     raise ConfigError(f"{_named('augment', augment)}: returned no examples; must keep some.")
 
 
-def _called(module: nn.Module, inputs: Batch) -> Any:  # noqa: ANN401
+def called(module: nn.Module, inputs: Batch) -> Any:  # noqa: ANN401
+    """Return what a network makes of inputs, which it takes by name if they are a dict."""
     return module(**inputs) if isinstance(inputs, dict) else module(inputs)
 
 
-def _inputs_and_labels(batch: Batch, loss: str) -> tuple[Batch, Tensor]:
-    if loss not in get_args(LossName):
-        raise ConfigError(_not_replaced("loss", loss))
+def inputs_and_labels(batch: Batch, what: str) -> tuple[Batch, Tensor]:
+    """Return the parts of a batch; without labels, raise ConfigError: ``what`` needs them."""
     if isinstance(batch, dict):
         for key in ("labels", "label"):
             if key in batch and len(batch) > 1:
@@ -376,8 +378,8 @@ def _inputs_and_labels(batch: Batch, loss: str) -> tuple[Batch, Tensor]:
     elif isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], Tensor):
         return batch[0], batch[1]
     raise ConfigError(
-        f"loss={loss!r}: the examples are {_shown(batch)}; must be a pair (inputs, labels), or a "
-        "dict with an entry named labels. For others, pass a function loss(module, batch)."
+        f"{what}: the examples are {_shown(batch)}; must be a pair (inputs, labels), or a dict "
+        "with an entry named labels. For others, pass a function of the module and the batch."
     )
 
 

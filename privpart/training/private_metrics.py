@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from accounting.checks import ConfigError
-from privpart.client import Loss, batch_loss
+from privpart.client import Loss, batch_loss, called, inputs_and_labels
 from privpart.data.batches import Batch, count_rows, take
 from privpart.data.clients import Clients
 from privpart.engines.methods import client_generator, fetched, naming
@@ -136,25 +136,11 @@ def _accuracy(module: nn.Module, examples: Batch) -> float:
     """Return the share of right labels; NaN, which counts as 0, of a user without labels."""
     right = total = 0
     for batch in _batches(examples):
-        inputs, labels = _inputs_and_labels(batch)
-        outputs = logits_of(module(**inputs) if isinstance(inputs, dict) else module(inputs))
+        inputs, labels = inputs_and_labels(batch, "accuracy")
+        outputs = logits_of(called(module, inputs))
         right += int((outputs.argmax(dim=-1) == labels).sum())
         total += int((labels >= 0).sum())
     return right / total if total else math.nan
-
-
-def _inputs_and_labels(batch: Batch) -> tuple[Batch, Tensor]:
-    """Return the parts of a pair, or of a dict whose "labels" (or "label") are the labels."""
-    if isinstance(batch, dict):
-        for key in ("labels", "label"):
-            if key in batch:
-                return {name: part for name, part in batch.items() if name != key}, batch[key]
-    elif isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], Tensor):
-        return batch[0], batch[1]
-    raise ConfigError(
-        "the examples are no pair (inputs, labels) and no dict with an entry named labels, so "
-        "there is no accuracy; name a function of your own."
-    )
 
 
 def _loss(module: nn.Module, examples: Batch, *, loss: str | Loss, bound: float) -> float:
