@@ -146,15 +146,12 @@ def test_the_winner_says_that_the_choice_is_paid_and_what_is_not_known(tmp_path)
     assert run.path == tmp_path / "out" / "run"
     assert isinstance(run.module()(torch.ones(1, 2)), torch.Tensor)
     assert not [check for check in check_run(run.path) if check.status == "wrong"]
-
-
-def test_nothing_is_left_but_the_winner_and_one_entry(tmp_path):
-    run = tuned(tmp_path / "out")
+    # Nothing is left but the winner and one entry.
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"run", "lock", "selection.json"}
     assert not list((log.directory() / "selections").iterdir())
     (charge,) = account(PEOPLE).charges
     assert charge.status == "complete"
-    assert account(PEOPLE).total.epsilon(1e-3) == run.report().guarantee.epsilon
+    assert account(PEOPLE).total.epsilon(1e-3) == g.epsilon
     # Each run and each selection has lines; a witness may be published.
     assert len(log.lines_of()) == 4
     assert len(witness().runs) == 2
@@ -549,8 +546,19 @@ def test_a_noised_metric_of_users_who_never_train_is_a_score(tmp_path, monkeypat
     assert not [check for check in check_run(run.path) if check.status == "wrong"]
 
 
-def test_metrics_that_are_not_the_score_are_released_with_the_winner_and_cost_no_more(tmp_path):
+def test_metrics_that_are_not_the_score_are_released_with_the_winner_and_cost_no_more(
+    tmp_path, monkeypatch
+):
+    """Also after a crash between a round and its metrics."""
+
+    def crash(*_):
+        raise StopError
+
     tables = {**NOISED, "score": "accuracy", "runs": "binomial:expected=1.01,most=2"}
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "commit_metrics", crash)
+        with pytest.raises(StopError):
+            tune(tables, tmp_path / "out", show=lambda _: None)
     report = tune(tables, tmp_path / "out", show=lambda _: None).report()
     assert len(report.noised.evaluations) == 2
     assert words(report)["score"][0] == "enforced"
@@ -714,9 +722,9 @@ def test_a_run_of_another_cost_than_was_charged_claims_nothing(tmp_path, monkeyp
 
 
 def test_the_claim_is_that_of_the_theorem(tmp_path):
-    run = tuned(tmp_path / "out", runs="negative-binomial:expected=5,eta=0")
+    run = tuned(tmp_path / "out", runs="negative-binomial:expected=2,eta=0")
     g = run.report(1e-5).guarantee
-    cost = SelectedGuarantee(Guarantee(g.selection["mu"]), NegativeBinomialRuns(5, eta=0))
+    cost = SelectedGuarantee(Guarantee(g.selection["mu"]), NegativeBinomialRuns(2, eta=0))
     assert g.epsilon == cost.epsilon(1e-5)
     assert g.mu == cost.mu
     assert g.advantage == cost.delta(0.0)
