@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from plans import tables
 from scipy import stats
 from small_study import changed, result
 
@@ -147,19 +148,10 @@ def test_users_of_a_task_and_of_ones_own_are_held_out_by_a_fixed_draw():
         held_out_of(users, 12)
 
 
-PLAN = {
-    "schema": "privpart/plan/1",
-    "privacy": {
-        "rounds": 2,
-        "clip_norm": 1.0,
-        "noise_multiplier": 0.0,
-        "delta": 1e-5,
-        "mechanism": {"name": "tree"},
-    },
+QUIET = {"rounds": 2, "clip_norm": 1.0, "noise_multiplier": 0.0, "target_epsilon": None}
+PLAN = tables(privacy=QUIET) | {
     "model": {},
     "data": {"clients_per_round": 2, "held_out": 3, "measured_on": "held-out"},
-    "client": {"learning_rate": 0.1},
-    "server": {},
 }
 
 
