@@ -30,18 +30,10 @@ from accounting import Mechanism, PoissonSampling, PrivacyReport, calibrate, che
 from accounting.calibrate import least_sampled_noise
 from accounting.checks import ConfigError
 from accounting.mechanisms import MechanismChoice
+from privpart.example_level import keywords
 from privpart.example_level.checkpoint import Checkpoints, refuse_schedulers
 from privpart.example_level.dealing import Dealing
 from privpart.example_level.gradients import WatchedModule
-from privpart.example_level.keywords import (
-    refuse_constructor,
-    refuse_keywords,
-    refuse_kinds,
-    refuse_layers,
-    refuse_mode,
-    refuse_sampling,
-    refuse_switch,
-)
 from privpart.example_level.loader import Loader, Passes, Rows, fixed_passes
 from privpart.example_level.optimizer import (
     MAX_CLIP_NORM,
@@ -84,7 +76,7 @@ class FTRLEngine:
     def __init__(
         self, *, accountant: str = "prv", secure_mode: bool = False, seed: int | None = None
     ) -> None:
-        refuse_constructor(accountant, secure_mode, seeded=seed is not None)
+        keywords.refuse_constructor(accountant, secure_mode, seeded=seed is not None)
         self._seed = None if seed is None else checks.count("seed", seed, minimum=0)
         self._method = accountant
         self._plan: PrivacyPlan | None = None
@@ -163,12 +155,12 @@ class FTRLEngine:
         processes = Processes()
         with processes.together():
             self._refuse_second(out, resume=resume, population=population)
-            refuse_kinds(module, optimizer, data_loader)
-            refuse_keywords(opacus, FTRLEngine.make_private.__annotations__)
-            refuse_mode(grad_sample_mode)
-            refuse_sampling(poisson_sampling, self._method, order_seed)
-            refuse_switch("batch_first", batch_first)
-            refuse_switch("allow_large_delta", allow_large_delta)
+            keywords.refuse_kinds(module, optimizer, data_loader)
+            keywords.refuse_keywords(opacus, FTRLEngine.make_private.__annotations__)
+            keywords.refuse_mode(grad_sample_mode)
+            keywords.refuse_sampling(poisson_sampling, self._method, order_seed)
+            keywords.refuse_switch("batch_first", batch_first)
+            keywords.refuse_switch("allow_large_delta", allow_large_delta)
             checks.choice("loss_reduction", loss_reduction, ("mean", "sum"))
             _refuse_scheduler(scheduler, scheduler_every, optimizer)
             _refuse_clip_norm(max_grad_norm)
@@ -271,7 +263,7 @@ class FTRLEngine:
                 "load_checkpoint was called before: the weights cost what the run cost that they "
                 "are of. Call make_private(out=..., resume=True) first, to continue that run."
             )
-        refuse_switch("resume", resume)
+        keywords.refuse_switch("resume", resume)
         for name, value, kinds in (("out", out, (str, Path)), ("population", population, (str,))):
             if value is not None and (not isinstance(value, kinds) or not str(value).strip()):
                 raise ConfigError(f"{name}: is a {type(value).__name__}; must be a name.")
@@ -392,7 +384,7 @@ class FTRLEngine:
     def validate(self, *, module: nn.Module, optimizer: object, data_loader: object) -> None:
         """Raise ConfigError for a layer that ``make_private`` refuses, as Opacus's method does."""
         del optimizer, data_loader  # Opacus looks at the module alone, too
-        refuse_layers(module)
+        keywords.refuse_layers(module)
 
     def is_compatible(self, *, module: nn.Module, optimizer: object, data_loader: object) -> bool:
         """Return whether ``validate`` raises nothing."""
@@ -409,7 +401,7 @@ class FTRLEngine:
         An LSTM becomes a DPLSTM of the same weights, for instance, and a BatchNorm a GroupNorm.
         """
         fixed: nn.Module = ModuleValidator.fix(module)
-        refuse_layers(fixed)
+        keywords.refuse_layers(fixed)
         return fixed
 
     @property
@@ -644,4 +636,4 @@ def _refuse_unsupported(module: nn.Module, optimizer: torch.optim.Optimizer) -> 
             "optimizer: SparseAdam and differentiable=True take no step with a dense, noised "
             "gradient. Use another one."
         )
-    refuse_layers(module)
+    keywords.refuse_layers(module)

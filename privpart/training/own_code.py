@@ -27,12 +27,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib import metadata
-from importlib.machinery import (
-    BYTECODE_SUFFIXES,
-    EXTENSION_SUFFIXES,
-    SOURCE_SUFFIXES,
-    ModuleSpec,
-)
+from importlib.machinery import ModuleSpec, all_suffixes
 from keyword import iskeyword
 from pathlib import Path
 from traceback import walk_tb
@@ -55,7 +50,7 @@ _FOREIGN = (
     f"{os.path.realpath(sysconfig.get_path('stdlib'))}/",
 )
 """Where the paths of files begin that are not the author's."""
-_SUFFIXES = (*SOURCE_SUFFIXES, *EXTENSION_SUFFIXES, *BYTECODE_SUFFIXES)
+_SUFFIXES = tuple(all_suffixes())
 _REFERENCE = re.compile(
     r"(?:(?P<path>.*)\.py|(?P<module>[^\W\d]\w*(?:\.[^\W\d]\w*)*)):(?P<name>[^\W\d]\w*)"
 )

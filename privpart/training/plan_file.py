@@ -23,21 +23,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import from_json, to_json
 
-from accounting import (
-    ConfigError,
-    Estimate,
-    Guarantee,
-    Mechanism,
-    Participation,
-    calibrate,
-    checks,
-    gaussian,
-    guarantee,
-    participation_of,
-)
-from accounting.calibrate import least_sampled_noise
+from accounting import Estimate, Guarantee, Mechanism, Participation, checks, gaussian
+from accounting.calibrate import calibrate, least_sampled_noise
+from accounting.checks import ConfigError
 from accounting.cohorts import Sampling as Sampler
-from accounting.cohorts import SamplingChoice, sampled_passes
+from accounting.cohorts import SamplingChoice, participation_of, sampled_passes
+from accounting.guarantee import guarantee
 from accounting.mechanisms.by_name import MechanismChoice
 from accounting.metrics import Metrics
 from accounting.report import up

@@ -3,16 +3,9 @@
 import time
 from collections.abc import Callable
 
+from rich import progress
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from privpart.loop import RoundRecord
 
@@ -22,15 +15,15 @@ _LONG, _OFTEN, _LONG_IN_A_LOG = 5.0, 0.5, 60.0
 
 def display_of_rounds(
     word: str, *, transient: bool = False, speed_estimate_period: float = 30.0
-) -> Progress:
+) -> progress.Progress:
     """Return a display on standard error: ``word``, rounds, time elapsed and left."""
-    return Progress(
-        TextColumn(word),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
+    return progress.Progress(
+        progress.TextColumn(word),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        progress.TextColumn("{task.description}"),
         console=Console(stderr=True),
         transient=transient,
         speed_estimate_period=speed_estimate_period,

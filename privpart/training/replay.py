@@ -12,16 +12,9 @@ from pathlib import Path
 from accounting.checks import ConfigError
 from privpart.noise.source import NoiseSource, SecretSource, SeededSource
 from privpart.plan import PrivacyPlan
+from privpart.run import store
 from privpart.run.folder import RECORDS, START, named_secret
 from privpart.run.ledger import Ledger, Row, read_key, sum_name
-from privpart.run.store import (
-    damage_named,
-    decode_state,
-    file_hash,
-    model_hash,
-    one_line,
-    read_state,
-)
 from privpart.server import Server
 from privpart.training.plan_file import plan_in
 
@@ -64,10 +57,10 @@ def replay(folder: str | Path, *, key: str | Path | None = None) -> Replayed:
             f"{path}: this run recorded no sums, so it cannot be replayed. Begin one with "
             "--record-sums."
         )
-    with damage_named(path):
+    with store.damage_named(path):
         plan = PrivacyPlan.from_dict(facts["plan"])
         source = _source(path, facts["seed"], facts["key"], key)
-        start = read_state(path / START, facts["start"])[0]["parameters"]
+        start = store.read_state(path / START, facts["start"])[0]["parameters"]
         file = plan_in(facts)
         rates = file.learning_rates.server_share(plan.rounds)
         server = Server(plan, start, source=source, optimizer=file.server, rates=rates)
@@ -92,7 +85,7 @@ def _source(path: Path, seed: int | None, named: str, key: str | Path | None) ->
     try:
         secret = read_key(file, named, named_secret)
     except OSError as error:
-        raise ConfigError(f"noise_key={file}: cannot be read: {one_line(error)}.") from None
+        raise ConfigError(f"noise_key={file}: cannot be read: {store.one_line(error)}.") from None
     if secret is None:
         raise ConfigError(
             f"noise_key: {file} is missing. The noise of this run is secret: only an operator who "
@@ -108,15 +101,15 @@ def _fault(path: Path, server: Server, row: Row) -> str:
         # A sparse file costs nothing to send, and minutes to hash.
         if file.lstat().st_size > 8 * server.parameters.numel() + _HEADER:
             return f"{file.name} is longer than a sum of this model"
-        if file_hash(file) != row.sum:
+        if store.file_hash(file) != row.sum:
             return f"{file.name} is not the one that the ledger names"
-        tensors, values = decode_state(file)
-        with damage_named(file):
+        tensors, values = store.decode_state(file)
+        with store.damage_named(file):
             server.replay(tensors["sum"], values)
     except (OSError, ConfigError) as error:
-        return one_line(error)
+        return store.one_line(error)
     if server.last_clip_norm != row.clip_norm:
         return f"the clip norm is {server.last_clip_norm:g}, the ledger says {row.clip_norm:g}"
-    if model_hash(server.parameters) != row.model:
+    if store.model_hash(server.parameters) != row.model:
         return "sum and noise give another model than the one that the ledger names"
     return ""
