@@ -35,13 +35,7 @@ from privpart.example_level.checkpoint import Checkpoints, refuse_schedulers
 from privpart.example_level.dealing import Dealing
 from privpart.example_level.gradients import WatchedModule
 from privpart.example_level.loader import Loader, Passes, Rows, fixed_passes
-from privpart.example_level.optimizer import (
-    MAX_CLIP_NORM,
-    MIN_CLIP_NORM,
-    FTRLOptimizer,
-    fixed_tensors,
-    refuse_hooks,
-)
+from privpart.example_level.optimizer import CLIP_NORMS, FTRLOptimizer, fixed_tensors, refuse_hooks
 from privpart.example_level.processes import Processes
 from privpart.example_level.state import StepState, settings_of
 from privpart.grid import refuse_noise
@@ -524,11 +518,9 @@ def _refuse_clip_norm(max_grad_norm: object) -> None:
             "are not offered; their root of the sum of squares bounds the same."
         )
     norm = checks.positive("max_grad_norm", max_grad_norm)  # type: ignore[arg-type]
-    if not MIN_CLIP_NORM <= norm <= MAX_CLIP_NORM:
-        raise ConfigError(
-            f"max_grad_norm={norm:g}: must be {MIN_CLIP_NORM:g} to {MAX_CLIP_NORM:g}. Scale the "
-            "loss."
-        )
+    least, most = CLIP_NORMS
+    if not least <= norm <= most:
+        raise ConfigError(f"max_grad_norm={norm:g}: must be {least:g} to {most:g}. Scale the loss.")
 
 
 def _options(loader: DataLoader[Any]) -> dict[str, Any]:

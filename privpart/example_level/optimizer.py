@@ -446,7 +446,7 @@ def fixed_tensors(
 _ROUNDING = 2.0**-24
 _COLUMNS = 4096
 _ROWS = 64
-MIN_CLIP_NORM, MAX_CLIP_NORM = 1e-6, 1e6
+CLIP_NORMS = 1e-6, 1e6
 """Clip norms between which lengths neither underflow nor overflow in float32."""
 _LONGEST = 1e30
 """Length above which a factor may be below float32's normal numbers, which have fewer bits."""
@@ -466,7 +466,7 @@ def _squared_norms(flat: Tensor) -> Tensor:
     """Return squared norms of the rows, shape (B,), to a relative error of ``_COLUMNS`` u.
 
     Of columns in blocks, in float32: float64 takes ten times as long. Squares that underflow change
-    a norm by 2^-63 sqrt(d) at most, which is nothing beside ``MIN_CLIP_NORM`` and the error above.
+    a norm by 2^-63 sqrt(d) at most, which is nothing beside the least clip norm and that error.
     """
     blocked = flat.shape[1] // _COLUMNS * _COLUMNS
     blocks = flat[:, :blocked].reshape(len(flat), blocked // _COLUMNS, _COLUMNS)

@@ -55,14 +55,7 @@ from privpart.training.passed import digest
 from privpart.training.plan_file import PlanFile, plan_in, read, validated
 from privpart.training.private_metrics import Restore, released_metrics
 from privpart.training.progress import ProgressBar
-from privpart.training.training import (
-    Own,
-    RemoteEngine,
-    Training,
-    population_name,
-    training,
-    without_canaries,
-)
+from privpart.training.training import Own, Training, population_name, training, without_canaries
 
 PLAN = "plan.toml"
 CanaryMaker = Callable[..., CanaryClients]
@@ -378,7 +371,7 @@ def _facts(
     if (passed := passed_objects(objects)) is not None:
         facts["passed"] = passed
     if objects.remote is not None:
-        facts |= cast("RemoteEngine", setup.trainer).facts
+        facts |= cast("Any", setup.trainer).facts
     if plan.select is None:
         views = setup.model.views(setup.model.flat)
         facts["parameters"] = [[name, list(view.shape)] for name, view in views.items()]
@@ -455,7 +448,7 @@ def released_setup(
         named = [json.loads(name) for names in facts["owners"].values() for name in names]
         nodes = RemoteClients(sorted(map(client_id, named), key=id_order))
         # Nothing runs, so the engine of a federation need only say who its clients are.
-        objects = Own(remote=lambda _: cast("RemoteEngine", SimpleNamespace(clients=nodes)))
+        objects = Own(remote=lambda _: cast("Any", SimpleNamespace(clients=nodes)))
     recorded = kept_plan(facts, out, plan)
     return _recorded_setup(facts, recorded, objects, out, tell, report=lambda _: None)
 
