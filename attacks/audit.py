@@ -27,7 +27,7 @@ from attacks.observation import Observation, check_entries, noise_std_of, residu
 from attacks.report import UNION, Adversary, Report, ResultT, RowT, TrialT, most_severe
 from attacks.rounding import first_least
 from attacks.transforms import Declared, declared
-from attacks.update import LocalSteps, Loss, double_state, norm, ready
+from attacks.update import LocalSteps, Loss, Smoothed, double_state, norm, ready
 
 SeenT = TypeVar("SeenT", bound=Observation)
 Attack = Callable[[nn.Module, SeenT, int], ResultT | None]  # model, what was seen, seed
@@ -105,6 +105,10 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
     def _given(self, fields: dict[str, Any]) -> SeenT:
         """Return the observation of a given update; ``fields`` are those of any observation."""
 
+    def _told(self, sent: SeenT) -> SeenT:
+        """Return what an attacker computes of what it saw, before any attack."""
+        return sent
+
     @abstractmethod
     def _scored(
         self, view: str, attack: str, result: ResultT, number: int, match: dict[str, Any]
@@ -159,7 +163,8 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
     def refuse_labels(self, logits: Tensor, labels: Tensor) -> None:
         """Raise a ConfigError for labels that the logits (..., K) do not have."""
         count = logits.shape[-1]
-        if self.client_loss is cross_entropy and not bool(((labels >= 0) & (labels < count)).all()):
+        of_labels = self.client_loss is cross_entropy or isinstance(self.client_loss, Smoothed)
+        if of_labels and not bool(((labels >= 0) & (labels < count)).all()):
             raise ConfigError(
                 f"labels: from {int(labels.min())} to {int(labels.max())}; the model's are 0 to "
                 f"{count - 1}."
@@ -262,7 +267,7 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         If a view of a given update is not explained, that of all that was sent says why.
         """
         explanations = [
-            explain(self.net, self.observe(view, adversary, number), *self.client(number))
+            self._explained(self.observe(view, adversary, number), number)
             for adversary in self.everyone
             for view in self.every_view
             for number in self.batches
@@ -273,6 +278,16 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         whole = explain(self.net, self._sent(), *self.client(0))
         return worst if whole.explained else whole
 
+    def _explained(self, sent: SeenT, number: int) -> Explanation:
+        """Return how well the examples explain what was sent, and what attackers compute of it."""
+        explanation = explain(self.net, sent, *self.client(number))
+        told = self._told(sent)
+        if told is sent or not explanation.explained:
+            return explanation
+        finer = explain(self.net, told, *self.client(number))
+        cause = "the gradient of its single step is another: another rate, weight decay or epsilon"
+        return explanation if finer.explained else replace(finer, causes=(cause,))
+
     # The attacks.
 
     def rows(self, row: Callable[[dict[str, Any], list[SeenT]], RowT]) -> tuple[RowT, ...]:
@@ -280,7 +295,8 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         sizes = {name: value.numel() for name, value in self.model.named_parameters()}
         rows = []
         for adversary, view in itertools.product(self.everyone, self.every_view):
-            observed = [self.observe(view, adversary, number) for number in self.batches]
+            sent = [self.observe(view, adversary, number) for number in self.batches]
+            observed = [self._told(item) for item in sent]
             visible = sum(sizes[name] for name in self.names[view])
             fields = {
                 "view": view,
@@ -293,7 +309,7 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
                     for of_example in self._with_parts(view, adversary, number, observed[number])
                 ),
                 "adversary": adversary,
-                "update_norm": median(norm(item.update) for item in observed),
+                "update_norm": median(norm(item.update) for item in sent),
             }
             rows.append(row(fields, observed))
         return tuple(rows)

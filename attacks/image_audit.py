@@ -20,6 +20,7 @@ from attacks.reconstruction.cosine import cosine_tv
 from attacks.reconstruction.features import dense_then_invert, layer_input
 from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.reconstruct import FALLING, Reconstruction, dlg, reid_rank
+from attacks.reconstruction.single_step import before_step
 from attacks.reconstruction.spear import spear
 from attacks.report import ImageTrial, LeakageReport, LeakageRow
 from attacks.update import as_double, norm, ready
@@ -141,6 +142,9 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
     def _given(self, fields: dict[str, Any]) -> Observation:
         buffers = buffers_after(self.model, self.update or {}, changes=self.local is not None)
         return Observation(**fields, training=self.model.training, buffers=buffers)
+
+    def _told(self, sent: Observation) -> Observation:
+        return before_step(sent)
 
     def _nothing(self, number: int) -> Reconstruction:
         x, y = self.client(number)

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, replace_all_batch_norm_modules_
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import cross_entropy
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -20,7 +21,7 @@ State = Mapping[str, Tensor]
 Momenta = tuple[Tensor, Tensor]  # first and second, of one parameter
 
 _BETAS = (0.9, 0.999)  # as in torch.optim.Adam
-_EPSILON = 1e-8
+EPSILON = 1e-8
 MOST_STEPS = 1000  # an attack evaluates an update hundreds of times, and keeps the graph of each
 STEPS_COST = "Each evaluation of an attack repeats them all; audit a round with fewer."
 _TINY = 1e-30  # far below Adam's epsilon squared; keeps the root differentiable at gradient 0
@@ -38,32 +39,58 @@ def squarable(name: str, value: float) -> float:
     return scale
 
 
+@dataclass(frozen=True, slots=True)
+class Smoothed:
+    """Cross-entropy with label smoothing: (logits (B, K), labels (B,)) -> scalar."""
+
+    smoothing: float
+
+    def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the loss."""
+        return cross_entropy(logits, labels, label_smoothing=self.smoothing)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSteps:
     """Local training on the whole batch, after which the client sends the change of its weights.
 
     Args:
-        learning_rate: > 0.
+        learning_rate: > 0; or one of each step.
         steps: from 1 to 1000; each evaluation of an attack repeats them all.
         momentum: of SGD, in [0, 1), as in ``torch.optim.SGD``.
-        optimizer: "sgd", or "adam" with the constants of ``torch.optim.Adam``. One step of Adam
-            sends little more than the signs of a gradient, and solvers fail on it; after three
-            steps, ``cosine_tv`` finds the image where ``dlg`` does not.
+        optimizer: "sgd", or "adam" or "adamw" with the constants of ``torch.optim``. An audit takes
+            the gradient off a single step of them, see ``attacks.reconstruction.single_step``;
+            after three steps, ``cosine_tv`` finds the image where ``dlg`` does not.
+        weight_decay: >= 0; beside the step in "adamw", else a part of the gradient.
     """
 
-    learning_rate: float
+    learning_rate: float | Sequence[float]
     steps: int = 1
     momentum: float = 0.0
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
-        squarable("learning_rate", self.learning_rate)
         checks.count("steps", self.steps, maximum=MOST_STEPS, hint=STEPS_COST)
-        checks.choice("optimizer", self.optimizer, ["sgd", "adam"])
+        if len(self.rates) != self.steps:
+            raise ConfigError(
+                f"learning_rate={self.learning_rate}: must be a number, or one of each of the "
+                f"{self.steps} steps."
+            )
+        for rate in self.rates:
+            squarable("learning_rate", rate)
+        checks.nonnegative("weight_decay", self.weight_decay)
+        checks.choice("optimizer", self.optimizer, ["sgd", "adam", "adamw"])
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
-        if self.momentum and self.optimizer == "adam":
+        if self.momentum and self.optimizer != "sgd":
             raise ConfigError(f"momentum={self.momentum}: is only for sgd; leave it out with adam.")
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rate of each step."""
+        rate = self.learning_rate
+        return tuple(rate) if isinstance(rate, Sequence) else (rate,) * self.steps
 
 
 def simulated_update(
@@ -108,10 +135,13 @@ def simulated_update(
     if local is None:
         return slope(before, x, y)
     weights, momenta = dict(before), dict[str, Momenta]()
-    for step in range(local.steps):
+    for step, rate in enumerate(local.rates, 1):
         for name, value in slope(weights, x, y).items():
-            move, momenta[name] = _move(local, value, momenta.get(name), step + 1)
-            weights[name] = weights[name] - local.learning_rate * move
+            decay = local.weight_decay * weights[name] if local.weight_decay else 0.0
+            beside = local.optimizer == "adamw"
+            raw = value if beside else value + decay
+            move, momenta[name] = _move(local, raw, momenta.get(name), step)
+            weights[name] = weights[name] - rate * (move + decay if beside else move)
     return {name: weights[name] - before[name] for name in before}
 
 
@@ -125,7 +155,7 @@ def _move(
         return first, (first, second)
     first = _BETAS[0] * first + (1 - _BETAS[0]) * slope
     second = _BETAS[1] * second + (1 - _BETAS[1]) * slope.square()
-    scale = (second / (1 - _BETAS[1] ** step)).clamp(min=_TINY).sqrt() + _EPSILON
+    scale = (second / (1 - _BETAS[1] ** step)).clamp(min=_TINY).sqrt() + EPSILON
     return first / (1 - _BETAS[0] ** step) / scale, (first, second)
 
 

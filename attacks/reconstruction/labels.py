@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from accounting import checks
 from accounting.checks import ConfigError
 from attacks.observation import Observation
-from attacks.update import ready, recording
+from attacks.update import Smoothed, ready, recording
 
 _DOUBT = 1.5  # of 2: below it another label in place of one fits almost as well
 _ASTRAY = 0.25  # squared distance to whole counts above which the assumed softmax is wrong
@@ -117,7 +117,8 @@ def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]
     """
     if observation.labels is not None:
         return [observation.labels]
-    if observation.loss is not cross_entropy:
+    smoothed = isinstance(observation.loss, Smoothed)
+    if observation.loss is not cross_entropy and not smoothed:
         raise ConfigError(
             "labels=None: labels can be inferred only under cross-entropy; observe with "
             "reveal_labels=True."
@@ -128,13 +129,19 @@ def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]
     layer, logits = output_layer(net, observation.state, probes)
     batch, update, local = observation.shape[0], observation.update, observation.local
     weight, bias = update.get(f"{layer}.weight"), update.get(f"{layer}.bias")
-    if local is not None and local.optimizer == "adam" and batch > 1:
+    hidden = {
+        "steps of Adam, which hide the size of a gradient": local and local.optimizer != "sgd",
+        f"what {observation.transform} leaves": observation.transform.loses,
+        "a loss with label smoothing": smoothed,
+    }
+    if batch > 1 and (found := [what for what, there in hidden.items() if there]):
         raise ConfigError(
-            f"labels=None: those of {batch} images cannot be inferred from steps of Adam, which "
-            "hide the size of a gradient; observe with reveal_labels=True."
+            f"labels=None: those of {batch} images cannot be inferred from {found[0]}; observe "
+            "with reveal_labels=True."
         )
+    weight, bias = (grad if grad is not None and grad.any() else None for grad in (weight, bias))
     if bias is not None or (weight is not None and batch == 1):
-        sign = 1.0 if local is None else -1 / (local.learning_rate * local.steps)
+        sign = 1.0 if local is None else -1 / sum(local.rates)
         sign /= observation.clients
         weight, bias = (None if grad is None else sign * grad for grad in (weight, bias))
         if bias is None:

@@ -102,7 +102,7 @@ def _pull(observed: TextObservation, layer: str) -> Tensor | None:
         if observed.local is None or observed.local.optimizer == "sgd":
             moved = _without_decay(moved, observed.state[f"{layer}.bias"].double())
         return -moved if observed.local is None else moved
-    if weight is None or (observed.local is not None and observed.local.optimizer == "adam"):
+    if weight is None or (observed.local is not None and observed.local.optimizer != "sgd"):
         return None
     rows = weight.double()
     size = rows.norm(dim=1)

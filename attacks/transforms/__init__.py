@@ -72,6 +72,11 @@ class Declared:
         """The number of clients whose updates are summed."""
         return self.steps[-1].clients if self.steps else 1
 
+    @property
+    def loses(self) -> bool:
+        """Whether a part of an update is lost."""
+        return any(step.loses for step in self.steps)
+
     def __call__(self, update: Update) -> dict[str, Tensor]:
         """Return what one client sends of ``update``."""
         return _applied(self.steps, update)

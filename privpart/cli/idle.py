@@ -76,7 +76,7 @@ OF_FOLDER = Idle(
     "data", lambda values: values["data"] != "fashion-mnist", "is not read from a folder"
 )
 OF_IMAGES = (beside("plan", "is of text"), beside("tokens", "is of text"))
-OF_SGD = where("optimizer", "adam", "has a momentum of its own")
+OF_SGD = Idle("optimizer", lambda values: values["optimizer"] != "sgd", "has a momentum of its own")
 
 
 def typed(context: typer.Context) -> frozenset[str]:

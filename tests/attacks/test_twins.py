@@ -36,6 +36,7 @@ from attacks.metrics import feature_error
 from attacks.networks import relu_lenet, smooth_lenet, smooth_mlp
 from attacks.reconstruction.batch_statistics import with_buffers
 from attacks.reconstruction.labels import label_candidates
+from attacks.reconstruction.single_step import before_step
 from attacks.report import Guess, TextTrial
 from attacks.text.read import ReadText
 from attacks.text.score import text_scores, token_f1
@@ -96,7 +97,7 @@ def on_images(
         net, data = model(), batches(size)
         x, y = data["own" if kind == "own" else "other"]
         seen = observe(net, x, y, visible=visible, local=local, transform=transform)
-        seen = with_buffers(net, seen, x) if buffers else seen
+        seen = before_step(with_buffers(net, seen, x) if buffers else seen)
         found = IMAGES[attack](net, seen if kind != "chance" else of_chance(seen), 0)
         if found is None:
             return Found({FAILED}, {FAILED})
@@ -292,6 +293,8 @@ ON_IMAGES = [
     ),
     ("dlg", "a sum of two clients", lenet, ["*"], {"size": 2, "transform": "sum:2"}, SURE),
     ("invert_dense", "a sum behind ReLU", sparse, ["*"], {"size": 2, "transform": "sum:2"}, SURE),
+    ("dlg", "a step of Adam", lenet, ["*"], {"local": replace(ADAM, steps=1)}, SURE),
+    ("invert_dense", "a step of Adam", mlp, ["dense1.*"], {"local": replace(ADAM, steps=1)}, SURE),
     ("dlg + statistics", "buffers that were sent", normalised, ["0.*"], {"buffers": True}, PART),
     ("cosine_tv", "everything", relu, ["*"], {}, PART),
     ("dlg + tv", "everything", lenet, ["*"], {}, PART),

@@ -17,6 +17,7 @@ from attacks.update import double_state, norm, ready, simulated_update
 
 SGD, MOMENTUM = {}, {"momentum": 0.9}
 ADAM = {"optimizer": "adam"}
+DECAY = {"weight_decay": 0.1}
 
 
 def trained(model, names, x, y, local, kind):
@@ -24,20 +25,26 @@ def trained(model, names, x, y, local, kind):
     twin = copy.deepcopy(model).double()
     before = {name: p.detach().clone() for name, p in twin.named_parameters()}
     active = [p for name, p in twin.named_parameters() if name in names]
-    make = torch.optim.Adam if kind == ADAM else partial(torch.optim.SGD, **kind)
-    solver = make(active, lr=local.learning_rate)
-    for _ in range(local.steps):
+    options = {name: value for name, value in kind.items() if name != "optimizer"}
+    made = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    solver = made[local.optimizer](active, lr=0.0, **{"weight_decay": 0.0} | options)
+    for rate in local.rates:
+        solver.param_groups[0]["lr"] = rate
         solver.zero_grad()
         cross_entropy(twin(x), y).backward()
         solver.step()
     return {name: p.detach() - before[name] for name, p in twin.named_parameters() if name in names}
 
 
-@pytest.mark.parametrize("kind", [SGD, MOMENTUM, ADAM], ids=["sgd", "momentum", "adam"])
+@pytest.mark.parametrize(
+    "kind",
+    [SGD, MOMENTUM, ADAM, DECAY, MOMENTUM | DECAY, ADAM | DECAY, {"optimizer": "adamw"} | DECAY],
+    ids=str,
+)
 @pytest.mark.parametrize("names", [["conv2.weight", "dense1.bias"], ["conv1.weight"]])
 def test_local_steps_are_those_of_an_optimiser(lenet, digits, names, kind):
     x, y = digits[0][:5], digits[1][:5]
-    local = LocalSteps(learning_rate=0.3, steps=4, **kind)
+    local = LocalSteps(learning_rate=(0.3, 0.2, 0.1, 0.05), steps=4, **kind)
     expected = trained(lenet, names, x, y, local, kind)
     seen = observe(lenet, x, y, visible=names, local=local)
     assert list(seen.update) == names

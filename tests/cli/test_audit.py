@@ -272,7 +272,7 @@ def test_weights_before_and_after(privpart, tmp_path):
         ("pad = 0", "tokens = None: a plan has its own; leave out pad"),
         ('words = "vocab.txt"', "leave out words"),
         ("length = 8", "leave out length"),
-        ('optimizer = "lion"', "optimizer: Input should be 'sgd' or 'adam'"),
+        ('optimizer = "lion"', "optimizer: Input should be 'sgd', 'adam' or 'adamw'"),
         ('local_steps = "2"', "local_steps: Input should be a valid integer"),
         ("view = 3", "view: Extra inputs are not permitted. Keys are data_dir"),
         ("seed =", "is not valid TOML: Invalid value"),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from accounting.checks import ConfigError
 from attacks import ImageAudit, networks, read_update, suite
-from attacks.update import ready
+from attacks.update import Smoothed, ready
 from privpart.cli.audit.inputs import given_update, load_weights, own_model, shared_fields, wanted
 from privpart.cli.audit.options import LeakageOptions
 from privpart.data.tasks import digits, fashion_mnist
@@ -68,6 +68,7 @@ def image_audit(options: LeakageOptions) -> ImageAudit:
         class_means=_class_means(public, labels, y[:count]),
         decoys=(public[:_DECOYS], labels[:_DECOYS]) if ranked else None,
         send_buffers=options.keys.send_buffers,
+        loss=Smoothed(options.keys.label_smoothing) if options.keys.label_smoothing else None,
         **fields,
     )
 

@@ -35,6 +35,7 @@ def shared_fields(options: LeakageOptions, suite: Mapping[str, Any]) -> dict[str
             steps=keys.local_steps,
             momentum=keys.momentum,
             optimizer=keys.optimizer,
+            weight_decay=keys.weight_decay,
         )
     return {
         "attacks": {name: suite[name] for name in suite if name in (options.attack or suite)},

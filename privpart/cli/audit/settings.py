@@ -21,9 +21,11 @@ class Keys(BaseModel):
     data_dir: Annotated[Path | None, *OF_IMAGES, OF_FOLDER] = None
     mode: Annotated[Literal["train", "eval"], *OF_IMAGES] = "train"
     local_steps: Annotated[int, Field(ge=0)] = 0
-    learning_rate: Annotated[float, _LOCAL] = 0.1
-    optimizer: Annotated[Literal["sgd", "adam"], _LOCAL] = "sgd"
+    learning_rate: Annotated[float | list[float], _LOCAL] = 0.1
+    optimizer: Annotated[Literal["sgd", "adam", "adamw"], _LOCAL] = "sgd"
+    weight_decay: Annotated[float, _LOCAL] = 0.0
     momentum: Annotated[float, _LOCAL, OF_SGD] = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, lt=1), *OF_IMAGES] = 0.0
     send_buffers: Annotated[
         bool,
         *OF_IMAGES,
