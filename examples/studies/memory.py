@@ -20,8 +20,8 @@ import torch
 
 from privpart.client import client_update
 from privpart.model import PartialModel
-from privpart.study.client_side import client_side
 from privpart.study.study_file import Study, read_study
+from privpart.training.costs import client_side
 from privpart.training.plan_file import PlanFile
 from privpart.training.training import training
 

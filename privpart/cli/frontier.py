@@ -162,7 +162,7 @@ def _by_arm(
 ) -> dict[str, dict[str, Any]]:
     """Return columns that do not depend on the noise: what a client sends and spends."""
     from privpart.cli.frontier_leakage import NOT_AUDITED, leakage_of
-    from privpart.study.client_side import client_side
+    from privpart.training.costs import client_side
     from privpart.training.task_data import read_task
 
     read = lru_cache(maxsize=1)(read_task)
