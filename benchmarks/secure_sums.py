@@ -7,9 +7,10 @@ are the mean over parties of its stages, and clipping and rounding beside them. 
 after they dealt shares, which costs the server most: it computes the masks of each with all others.
 In the clear the server clips, rounds and adds every update, and a party sends float32.
 
-A cohort of 1,000 would take minutes, the same work a thousand times. There three parties do all of
-theirs, and the server all of its own; the others send messages of the same size: real keys, signed
-lists and shares of real secrets, but boxes and vectors of zeros. So the sum is not checked there.
+A cohort of 1,000, or 10^7 parameters of 100 parties, would take minutes of the same work again and
+again. There three parties do all of theirs, and the server all of its own; the others send messages
+of the same size: real keys, signed lists and shares of real secrets, but boxes and vectors of
+zeros. So the sum is not checked there.
 """
 
 import frame
@@ -40,8 +41,8 @@ RULES = {
         smallest_cohort=700, largest_cohort=1000, threshold=141, colluding=10, neighbours=260
     ),
 }
-FAR, WHOLE = 1000, 3
-"""In cohorts from FAR on, so many parties do all of their work."""
+FAR, WHOLE = 10**11, 3
+"""From parameters x parties^2 on, so many parties do all of their work."""
 
 
 class Attempt:
@@ -77,7 +78,7 @@ class Attempt:
 
     def is_whole(self, party: int) -> bool:
         """Whether a party does all of its work."""
-        return party < WHOLE or len(self.own) < FAR
+        return party < WHOLE or len(self.own) ** 2 * self.terms.length < FAR
 
     def zeros(self, kind: Kind, party: int, names: Iterable[int]) -> bytes:
         """Return a message of zeros."""
@@ -200,7 +201,7 @@ def main() -> None:
     cases = dict(result.old.get("cases", {}))
     for dim in given.dims:
         for parties in given.parties:
-            if dim * parties > 10**8:  # 10^7 parameters of 10 parties, 10^5 of 1,000
+            if dim * parties**2 > FAR:
                 continue
             for lost in given.lost:
                 name = f"{dim:.0e} parameters, {parties} parties, {lost:.0%} lost"
