@@ -16,8 +16,10 @@ import privpart as package
 from accounting import ConfigError, Guarantee, Independent, Participation
 from privpart import PrivacyPlan, RunFolder
 from privpart.run import budget_book as book
+from privpart.run import log
 from privpart.run.begin import create_run, fork
 from privpart.run.ledger import Ledger
+from privpart.run.log import Entry
 from privpart.run.report import run_report
 from privpart.run.store import StorageError
 from privpart.training.plan_file import validated
@@ -192,11 +194,22 @@ def test_of_many_that_begin_at_once_only_those_within_the_limit_pass(tmp_path):
     assert spent() == pytest.approx(math.sqrt(2) * MU)
 
 
-def test_a_run_that_cannot_be_created_costs_nothing(tmp_path):
+def test_a_run_that_cannot_be_created_costs_nothing(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a file; name a folder"):
         begin(tmp_path / "file" / "run")
+    monkeypatch.setattr(Ledger, "create", refused)
+    with pytest.raises(StorageError, match="cannot be begun"):
+        begin(tmp_path / "run")
     assert spent() == 0
+
+
+@pytest.mark.parametrize("costs", [(0.5, 1.0), (1.0, 0.5)])
+def test_a_run_that_two_lines_name_costs_what_the_dearer_one_says(costs):
+    for mu in costs:
+        with log.writing():
+            log.append(Entry(event="charged", run="ab" * 16, population="keyboard-de", mu=mu))
+    assert spent() == 1.0
 
 
 def test_an_adopted_run_is_entered_and_stays_within_the_limit(tmp_path, state, monkeypatch):

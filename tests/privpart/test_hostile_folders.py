@@ -232,3 +232,12 @@ def test_metrics_are_appended_to_files_only(tmp_path):
     assert (tmp_path / "mine").read_text() == "mine"
     MetricsFile(tmp_path)(record)
     assert (tmp_path / METRICS).read_text() == '{"round": 0, "metrics": {"accuracy": 0.5}}\n'
+
+
+def test_what_a_failed_append_left_is_gone_before_the_next_one(tmp_path):
+    (tmp_path / "log").write_bytes(b"one\nhalf of a longer line")
+    store.append_durably(tmp_path / "log", b"two\n", 4)
+    assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
+    for append in (store.append_durably, store.flush_end):
+        with pytest.raises(OSError, match="has lost bytes: it has 8 of 9"):
+            append(tmp_path / "log", b"two\n", 9)
