@@ -25,6 +25,7 @@ from attacks.lower_bounds.canaries import (
     view,
     worst_view,
 )
+from attacks.lower_bounds.loops import CanaryLoop, LoopAudit
 from attacks.lower_bounds.planted import canary_clients
 from attacks.lower_bounds.replay import Replay, paired
 from attacks.lower_bounds.servers import ServerReplay, replay
@@ -46,10 +47,12 @@ from attacks.update import LocalSteps
 __all__ = [
     "Bound",
     "Canaries",
+    "CanaryLoop",
     "DefencePoint",
     "ImageAudit",
     "LeakageReport",
     "LocalSteps",
+    "LoopAudit",
     "Observation",
     "ReadText",
     "Reconstruction",

@@ -29,6 +29,7 @@ Block = tuple[str, Array]
 _LEAST = 400  # products of which a mean is tested
 _BINS = 32
 _SMALL = 1e-4  # draws, in standard deviations, that count as missing noise
+_EDGES = (2.5, 3.0, 3.5, 4.0, 4.5)  # standard deviations beyond which draws are counted
 _MOST_PRODUCTS = 2 * 10**8  # rounds x rounds x parameters between rounds
 
 
@@ -53,7 +54,7 @@ def repeats(blocks: Sequence[Block], false_alarm: float) -> Check:
 
 
 def gaussian(blocks: Sequence[Block], false_alarm: float) -> Check:
-    """Return whether whitened noise has the Gaussian's histogram, and no draws that are missing."""
+    """Return whether whitened noise has a Gaussian's histogram and tails, and no missing draws."""
     values = np.concatenate([block.ravel() for _, block in blocks])
     edges = stats.norm.ppf(np.linspace(0, 1, _BINS + 1)[1:-1])
     counts = np.bincount(np.searchsorted(edges, values), minlength=_BINS)
@@ -66,9 +67,19 @@ def gaussian(blocks: Sequence[Block], false_alarm: float) -> Check:
             f"Noise is not Gaussian: a histogram of {len(values):,} draws has a chi-square of "
             f"{statistic:.4g} for {_BINS - 1} degrees of freedom."
         )
-    missing = int((np.abs(values) < _SMALL).sum())
-    if stats.binom.sf(missing - 1, len(values), 2 * _SMALL * stats.norm.pdf(0)) < false_alarm / 4:
-        faults.append(f"Noise is missing: {missing} of {len(values):,} draws are zero.")
+    # The histogram says nothing of few draws, in its tails or around zero.
+    sizes = np.abs(values)
+    few = [(f"beyond {edge:g}", sizes > edge, 2 * stats.norm.sf(edge)) for edge in _EDGES]
+    few.append((f"below {_SMALL:g}", sizes < _SMALL, 2 * _SMALL * stats.norm.pdf(0)))
+    for where, those, chance in few:
+        count, n = int(those.sum()), len(values)
+        if min(stats.binom.sf(count - 1, n, chance), stats.binom.cdf(count, n, chance)) < (
+            false_alarm / 8 / len(few)
+        ):
+            faults.append(
+                f"Noise is not Gaussian: {count:,} of {n:,} draws are {where} standard deviations, "
+                f"where {n * chance:,.0f} are expected."
+            )
     sees = f"another distribution of {math.sqrt(80 / len(values)) / 2:.2%} of the draws"
     return Check("Gaussian noise", len(values), false_alarm, sees, tuple(faults))
 
@@ -172,3 +183,30 @@ def _peaks(
         correlation *= 1 + bool(itself and kind == "reversed")
         where = f"{name}, {kind} by {place} parameters, correlation {correlation:.2f}"
         yield float(scaled[best]), float(tested.sum()), where
+
+
+def low_bits(steps: Array, error: float, false_alarm: float) -> Check:
+    """Return whether noise that is counted in whole steps uses all of its low-order bits.
+
+    Noise in coarser steps than the sums leaves their low-order bits bare (Mironov 2012).
+
+    Args:
+        steps: noise in steps, of any shape; its deviation is 2^20 or more.
+        error: steps, at most, by which rounding of a release changed a value.
+        false_alarm: probability, at most, that sound noise fails.
+    """
+    faults = []
+    periods = [2.0**k for k in range(4, 17) if 2.0**k >= 8 * error]
+    expected = steps.size / 16
+    for period in periods if expected >= 50 else ():
+        # A Gaussian this wide is uniform modulo a period, to far more digits than are tested.
+        bins = np.floor(np.mod(steps.ravel() / period, 1.0) * 16).astype(np.int64)
+        counts = np.bincount(np.minimum(bins, 15), minlength=16)
+        statistic = float(np.square(counts - expected).sum() / expected)
+        if stats.chi2.sf(statistic, 15) < false_alarm / len(periods):
+            faults.append(
+                f"Noise modulo {period:g} steps of the grid is not uniform (chi-square "
+                f"{statistic:.4g} for 15 degrees of freedom): low-order bits of the sum are bare."
+            )
+    sees = f"noise in steps of {max(16.0, 8 * error):.0f} or more of the grid's"
+    return Check("low-order bits of the noise", steps.size, false_alarm, sees, tuple(faults[:1]))

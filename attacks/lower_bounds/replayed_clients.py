@@ -2,7 +2,8 @@
 
 They ask for more than a plan allows. From its first round on, each client asks in every round, and
 answers at times though it was not asked; some answer twice, or once more under another spelling of
-their id. Updates are longer than the clip norm, a little longer, shorter, or not finite. What the
+their id. Updates are longer than the clip norm, a little longer, shorter, or not finite, and of
+three types. What the
 plan lets each of them add is computed here, by rules that share no code with the server: rounds
 at least ``min_separation`` apart, ``max_participations`` at most, one answer per round, a length
 of 1 clip norm at most. A client's update is a few coordinates in each group of parameters; half
@@ -19,12 +20,15 @@ That is convex, so going where its slope points never lowers it: the search of
 ``attacks.lower_bounds.canaries.worst_view`` with a vector of groups in place of a sign.
 """
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from accounting import Participation
 from attacks.lower_bounds.canaries import heaviest_rounds
@@ -32,8 +36,9 @@ from attacks.lower_bounds.canaries import heaviest_rounds
 Array = NDArray[np.float64]
 Id = int | str
 _COORDINATES = 32  # of a client's update in each group, at most
-_LENGTHS = (4.0, 4.0, 1.001, 4.0, 0.999, 4.0, 0.5, 1e6, 4.0, float("nan"))
-_LONG = 4.0  # length of the worst client's update in clip norms
+_LENGTHS = (4.0, 4.0, 1.001, 4.0, 0.999, 4.0, 0.5, 1e6, 4.0, math.nan, 4.0, 1e20, math.inf)
+_LONG = 4.0  # length of most updates, and of the worst client's, in clip norms
+_TYPES = (torch.float32, torch.float64, torch.bfloat16)
 _MOST_STARTS = 64
 
 
@@ -129,11 +134,14 @@ class ReplayedClients:
         return [i if i % 8 else str(i + 1) for i in range(self.count)] + ["worst"]
 
     @cached_property
-    def _vectors(self) -> tuple[NDArray[np.int64], Array]:
-        """Coordinates (clients, groups, c) of every client's direction, and its entries there."""
+    def _vectors(self) -> tuple[NDArray[np.int64], Array, Array]:
+        """Coordinates (clients, groups, c) of all directions, entries there, and their unit's norm.
+
+        Entries times that norm have 8 bits, so that they are the same in every floating point.
+        """
         rng = np.random.default_rng(self.seed)
         shape = self.count + 1, len(self.parts), _COORDINATES
-        entries = rng.standard_normal(shape)
+        entries = torch.from_numpy(rng.standard_normal(shape)).bfloat16().double().numpy()
         places = np.empty(shape, dtype=np.int64)
         for g, part in enumerate(self.parts):
             size = part.stop - part.start
@@ -144,7 +152,8 @@ class ReplayedClients:
             places[:, g] = (first + stride * np.arange(_COORDINATES)) % odd * 2 + (size > 1)
             entries[:, g, odd:] = 0.0
             places[:, g] += part.start
-        return places, entries / np.linalg.norm(entries, axis=2, keepdims=True)
+        sizes = np.linalg.norm(entries, axis=2, keepdims=True)
+        return places, entries / sizes, sizes
 
     @property
     def dim(self) -> int:
@@ -169,27 +178,34 @@ class ReplayedClients:
         return list(rounds[: p.max_participations])
 
     def length(self, i: int) -> float:
-        """Return the length of client i's updates in clip norms; NaN of one that is not finite."""
+        """Return the length of client i's updates in clip norms; some are not finite."""
         return _LONG if i == self.count else _LENGTHS[i % len(_LENGTHS)]
 
     def direction(self, i: int, round_: int) -> tuple[NDArray[np.int64], Array]:
         """Return the coordinates and entries of client i's direction in a round, of length 1."""
-        places, entries = self._vectors
+        places, entries, _ = self._vectors
         active = list(self.schedule[round_])
         weights = np.ones(len(active)) / np.sqrt(len(active))
         if i == self.count and self.allocation[round_].any():
             weights = self.allocation[round_, active]
         return places[i, active].ravel(), (entries[i, active] * weights[:, None]).ravel()
 
-    def update(self, i: int, round_: int, clip_norm: float) -> NDArray[np.float32]:
-        """Return client i's update of the round's active parameters, (c,)."""
+    def update(self, i: int, round_: int, clip_norm: float) -> Tensor:
+        """Return client i's update of the round's active parameters, (c,), in a type of its own."""
         places, entries = self.direction(i, round_)
-        length = self.length(i)
+        length, kind = self.length(i), _TYPES[0]
+        values = entries * (clip_norm * (length if math.isfinite(length) else 1.0))
+        if length == _LONG and len(self.schedule[round_]) == 1:
+            # A power of two keeps the bits; the clip makes nothing of the length.
+            size = float(self._vectors[2][i, self.schedule[round_][0], 0])
+            values = entries * size * 2.0 ** math.ceil(math.log2(clip_norm * length / size))
+            kind = _TYPES[i % len(_TYPES)]
         whole = np.zeros(self.dim, dtype=np.float32)
-        np.add.at(whole, places, entries * (clip_norm * (1.0 if np.isnan(length) else length)))
-        if np.isnan(length):
-            whole[places[0]] = np.nan
-        return np.concatenate([whole[self.parts[g]] for g in self.schedule[round_]])
+        np.add.at(whole, places, values)
+        if not math.isfinite(length):
+            whole[places[0]] = length
+        sent = np.concatenate([whole[self.parts[g]] for g in self.schedule[round_]])
+        return torch.from_numpy(sent).to(kind)
 
     def answers(self, round_: int, asked: Collection[object]) -> Iterator[tuple[object, int]]:
         """Yield the id under which a client answers in a round, and its number, in order.
@@ -214,17 +230,17 @@ class ReplayedClients:
         for i in who:
             places, entries = self.direction(i, round_)
             length = self.length(i)
-            np.add.at(total, places, entries * (0.0 if np.isnan(length) else min(1.0, length)))
+            np.add.at(total, places, entries * (min(1.0, length) if math.isfinite(length) else 0.0))
         return total
 
     def along_worst(self, sums: Array) -> Array:
         """Return the products of sums (n, d) with the worst client's directions, (n, groups)."""
-        places, entries = self._vectors
+        places, entries, _ = self._vectors
         return np.stack([sums[:, p] @ e for p, e in zip(places[-1], entries[-1], strict=True)], 1)
 
     def nearest(self, difference: Array, round_: int) -> tuple[int, float]:
         """Return the client that best explains a difference (d,), and by how many clip norms."""
-        places, entries = self._vectors
+        places, entries, _ = self._vectors
         active = list(self.schedule[round_])
         products = (difference[places[:, active]] * entries[:, active]).sum((1, 2))
         products /= np.sqrt(len(active))

@@ -4,10 +4,11 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
 from accounting import BinaryTree, BufferedToeplitz, Participation
 from attacks.lower_bounds.canaries import round_covariance, worst_view
-from attacks.lower_bounds.repeats import gaussian, missing, repeats
+from attacks.lower_bounds.repeats import gaussian, low_bits, missing, repeats
 from attacks.lower_bounds.replayed_clients import ReplayedClients, visible, worst_allocation
 from attacks.lower_bounds.sampler import least_rate, sampler
 
@@ -58,14 +59,28 @@ def test_sound_noise_fails_as_often_as_the_level_says():
 
 def test_noise_that_is_not_gaussian_or_is_missing_is_named():
     assert gaussian([("one", np.sign(NOISE))], 1e-6).faults
-    assert "zero" in gaussian([("one", NOISE * (RNG.random(NOISE.shape) < 0.98))], 1e-6).faults[-1]
+    assert not gaussian([("one", NOISE)], 1e-6).faults
+    some = gaussian([("one", NOISE * (RNG.random(NOISE.shape) < 0.98))], 1e-6).faults
+    assert "are below 0.0001" in some[-1]
+    cut = gaussian([("one", RNG.standard_normal((6, 20_000)).clip(-3.3, 3.3))], 1e-6).faults
+    assert " 0 of 120,000 draws are beyond 3.5" in cut[-1]
     noise = NOISE.copy()
     noise[2, 1990:1995] = 0
     (fault,) = missing(noise, {"weight": 1990, "bias": 10}, range(6), 1e-6).faults
     assert fault == "5 of 10 draws of the noise of bias in round 2 are missing."
 
 
+def test_noise_in_coarser_steps_than_the_grids_is_named():
+    steps = np.rint(NOISE * 2.0**20)
+    assert not low_bits(steps, 0.5, 1e-6).faults
+    assert low_bits(np.floor(steps / 64) * 64, 0.5, 1e-6).faults
+    assert low_bits(NOISE.astype(np.float16).astype(np.float64) * 2.0**20, 0.5, 1e-6).faults
+    # A release that is rounded to so few digits shows nothing of it, and is no fault.
+    assert not low_bits(np.rint(steps / 2**14) * 2**14, 2.0**14, 1e-6).faults
+
+
 def drawn(rng, rounds=20, population=500, q=0.1):
+    """Return cohorts in which each member comes with chance q."""
     return [np.flatnonzero(rng.random(population) < q) for _ in range(rounds)]
 
 
@@ -80,6 +95,10 @@ def test_a_sampler_is_compared_with_its_probability():
     assert found([drawn(rng, q=0.11) for _ in range(20)])
     assert found([[drawn(rng, 1)[0]] * 20 for _ in range(20)])
     assert found([drawn(rng)] * 20)
+    often = np.where(np.arange(500) % 10, 0.1 * 8 / 9, 0.2)
+    assert "of single members" in "".join(found([drawn(rng, q=often) for _ in range(40)]))
+    both = [[np.union1d(c, c ^ 1) for c in drawn(rng, q=0.0513)] for _ in range(40)]
+    assert "pairs of members 1 apart" in "".join(found(both))
     alarms = sum(bool(found([drawn(rng) for _ in range(5)], 0.05)) for _ in range(100))
     assert alarms <= 14
     wrong = sum(least_rate(float(rng.poisson(400)), 400.0, 0.05) >= 1 for _ in range(400))
@@ -96,6 +115,27 @@ def test_the_most_visible_client_of_one_group_is_the_accountants_worst():
         accounted = np.sqrt(mechanism.sensitivity(limits).squared)
         # Prefix sums of a tree show less than its nodes, all of which are accounted for.
         assert mu == pytest.approx(accounted if mechanism.name != "tree" else 4.2426407)
+
+
+def test_no_client_of_a_tree_shows_more_than_the_one_that_is_found():
+    """Whatever it sends: a bound over all patterns and directions, by |K^-1|, is attained."""
+    for mechanism, limits in (
+        (BinaryTree(8), Participation(8, 2, 4)),
+        (BinaryTree(8), Participation(8, 8, 1)),
+        (BinaryTree(8, restart_every=4), Participation(8, 8, 1)),
+    ):
+        covariance = round_covariance(mechanism.decoder())
+        sizes = np.abs(np.linalg.inv(covariance))
+        most = 0.0
+        for rounds in itertools.product((0, 1), repeat=8):
+            chosen = np.flatnonzero(rounds)
+            if len(chosen) <= limits.max_participations and not np.any(
+                np.diff(chosen) < limits.min_separation
+            ):
+                most = max(most, sizes[np.ix_(chosen, chosen)].sum())
+        sent = worst_allocation([covariance], [range(8)], limits)
+        assert visible(sent, [covariance], [range(8)]) == pytest.approx(most)
+        assert most < mechanism.sensitivity(limits).squared  # of the nodes, which are not released
 
 
 def test_the_most_visible_client_spans_groups_as_well_as_brute_force():
@@ -124,7 +164,14 @@ def test_what_the_plan_gives_a_client_is_computed_here():
     assert (clients.planned(1), clients.planned(5)) == ([1, 4], [5])
     assert clients.planned(24) == []
     update = clients.update(0, 0, 0.5)
-    assert np.linalg.norm(update) == pytest.approx(2.0)  # four clip norms of 0.5
+    assert 2 <= update.norm() < 4  # four clip norms of 0.5, or somewhat more
+    types = {clients.update(i, 5, 0.5).dtype for i in range(24)}
+    assert types == {torch.float32, torch.float64, torch.bfloat16}
+    places, entries = clients.direction(14, 5)
+    sent = clients.update(14, 5, 0.3)
+    assert sent.dtype is torch.bfloat16
+    sent = sent.double().numpy()[places[entries != 0]]
+    assert sent / np.linalg.norm(sent) == pytest.approx(entries[entries != 0], abs=1e-15)
     assert np.linalg.norm(clients.contribution(0, [0])) == pytest.approx(1.0)
     assert not clients.contribution(3, [9]).any()  # not finite
     assert set(clients.ids) >= {1, "1", "worst"}

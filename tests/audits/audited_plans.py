@@ -13,7 +13,7 @@ delta = 1e-5
 {privacy}
 [model]
 name = "small_cnn"
-sizes = {{ channels = [8, 16], hidden = 64, image_size = 8 }}
+sizes = {{ channels = [8, 16], hidden = {hidden}, image_size = 8 }}
 seed = 7
 [data]
 task = "digits"
@@ -34,22 +34,23 @@ STEP = "batch_size = 2\nsteps = 1"
 STEPS = "batch_size = 2\nsteps = 3"
 ADAM = 'batch_size = 8\nepochs = 1\noptimizer = "adam"'
 TURNS = "[schedule]\ncycles = 2\nrounds_per_group = 1\nwarm_up = 0\nbetween = 0"
-GOAL = "report_goal = 12"
+CLIPS = "\nclip_norms = { from_round = [0, 4], value = [0.5, 0.2] }"
 
 
 def plan(
-    mechanism: str, limits: str = TWICE, client: str = LOOP, more: str = "", users: int = 1437
+    mechanism: str, limits: str = TWICE, client: str = LOOP, more: str = "", hidden: int = 64
 ) -> str:
     """Return a plan of a tree, say, whose cohorts are lists."""
+    values = {"users": 1437, "cohort": "clients_per_round = 12", "client": client, "more": more}
     privacy = f"{limits}\nmechanism = {{ {mechanism} }}"
-    cohort = "clients_per_round = 12"
-    return BASE.format(privacy=privacy, users=users, cohort=cohort, client=client, more=more)
+    return BASE.format(privacy=privacy, hidden=hidden, **values)
 
 
 def sampled(sampler: str, client: str = LOOP, mechanism: str = 'name = "independent"') -> str:
     """Return a plan that draws its cohorts from 200 users."""
     privacy = f"mechanism = {{ {mechanism} }}\nsampling = {{ {sampler} }}"
-    return BASE.format(privacy=privacy, users=200, cohort="", client=client, more="")
+    values = {"users": 200, "cohort": "", "client": client, "more": "", "hidden": 64}
+    return BASE.format(privacy=privacy, **values)
 
 
 TREE = 'name = "tree", restart_every = 4'
@@ -59,6 +60,8 @@ PLANS: Mapping[str, str] = {
     "tree": plan(TREE),
     "once": plan(TREE, ONCE),
     "sums": plan(TREE, client=STEP),
+    "large": plan(TREE, hidden=10_000),
+    "clips": plan(TREE, TWICE + CLIPS),
     "blt": plan('name = "blt"'),
     "groups": plan('name = "tree"', more=TURNS),
     "poisson": sampled(POISSON),

@@ -114,9 +114,9 @@ def _audit(folder: Path) -> NoReturn:
         os.chdir(folder)
         os.environ |= {"PYTHONPATH": str(folder), "XDG_STATE_HOME": str(folder / "state")}
         sys.path.insert(0, str(folder))
-        # no canaries of a plan that samples: it draws the rounds of its clients in secret
-        sampled = "sampling" in Path("plan.toml").read_text()
-        canaries = [] if sampled else ["--simulate"]
+        # canaries have fixed rounds and one clip norm, and are refused elsewhere
+        plan = Path("plan.toml").read_text()
+        canaries = [] if "sampling" in plan or "clip_norms" in plan else ["--simulate"]
         sys.argv = ["privpart", *COMMAND, *canaries, "--plan", "plan.toml", "--out", "out"]
         with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as error:
             sys.stdout, sys.stderr = out, error

@@ -272,7 +272,7 @@ TABLE = {
     "constant key": constant_key(),
     "constant salt": (SecretSource, "salt", lambda own: bytes(16)),
     "another model is exported": (
-        whole_path, "released_parameters", lambda folder: (torch.zeros(3), {})
+        whole_path, "load_file", lambda file: {"weight": torch.zeros(3)}
     ),
 }  # fmt: skip
 """Faults of issue 44 that an audit of one client's replica called consistent, and their like."""

@@ -2,10 +2,10 @@
 
 The plan's own network, and its clients' examples under many new ids, go through the engine by every
 method that the plan may take on this machine: one client after another, vectorized, ghost clipping,
-with and without cached prefixes, as single updates and as sums. Each client is also trained alone,
-without a clip, and clipped by the auditor. The median update is as long as 64 clip norms, so that a
-clip that is left out adds many; what an engine sums is clipped to nine tenths of that. What an
-engine hands over must be
+with and without cached prefixes, as single updates and as sums. They are also trained one after
+another, without a clip, and clipped by the auditor; some of them each with nobody beside it. The
+median update is as long as 64 clip norms, so that a clip that is left out adds many; what an engine
+sums is clipped to nine tenths of that. What an engine hands over must be
 
 updates     each at most the clip norm long, in the order of the task, once
 sums        of the clients that each names: of their clipped updates, up to the methods' rounding
@@ -13,8 +13,9 @@ sums        of the clients that each names: of their clipped updates, up to the 
 At the end the sums of a few clients pass the server's grid and noise, of one seed.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,8 @@ _CHUNK = 32
 """Clients that are compared as one sum."""
 _ALONE = 4
 """Clients whose sums are of one client, and compared exactly."""
+_SEPARATELY = 16
+"""Clients that are trained once more, each with nobody beside it."""
 _ROUNDING = {True: 1e-3, False: 0.02}
 """Of a clip norm per client, by which methods may differ in a sum: of plain SGD, and of others."""
 _LENGTH = 1e-6
@@ -55,7 +58,9 @@ _MOST_NUMBERS = 2 * 10**7
 _NEVER_REACHED = 1e30
 _WORK = 4e9
 """Products that a replayed method may take, by the estimate below."""
-_LEAST, _MOST = 2 * _CHUNK, 1024
+_LEAST, _MOST = 2 * _CHUNK, 512
+_FEW = {"loop": 128, "loopbfloat16": 32}
+"""Clients of methods that take each by itself, and the longest."""
 _METHODS: Sequence[dict[str, Any]] = (
     {"batching": "loop"},
     {"batching": "loop", "precision": "bfloat16"},
@@ -108,7 +113,8 @@ def engine_checks(setup: Training | None, promised: PrivacyPlan) -> list[Check]:
     active = promised.active(0)
     start = setup.model.flat.clone()
     task = RoundTask(0, (), _NEVER_REACHED, promised.hash, active)
-    alone = engine(batching="loop", deterministic=True)
+    slow = partial(engine, batching="loop", deterministic=True)
+    alone = slow()
     raw = _updates(alone, replace(task, clients=tuple(range(count))), start)
     lengths = raw.norm(dim=1)
     median = float(lengths[lengths > 0].median()) if bool((lengths > 0).any()) else 0.0
@@ -119,14 +125,22 @@ def engine_checks(setup: Training | None, promised: PrivacyPlan) -> list[Check]:
     task = replace(task, clip_norm=clip_norm, sum_clip_norm=_SUMMED * clip_norm, clients=asked)
     expected = _clipped(raw, _SUMMED * clip_norm)
     rounding = _ROUNDING[local.plain_sgd]
-    rows: dict[str, Check] = {}
+    last = promised.rounds - 1
+    few = replace(task, round=last, active=promised.active(last), clients=asked[:_SEPARATELY])
+    rows = {"alone": _alone(slow, few, start)}
+    prefixed = bool(setup.model.frozen)
     for options in _METHODS:
+        known = f"clip in the engine, vectorized (vmap){', sums' * options.get('sums', False)}"
+        alike = known in rows and options["batching"] == "vmap"
+        if alike or ("cache_prefix" in options and not prefixed):
+            continue  # it is the method that was taken before
         try:
             EngineOptions(**options).refuse(local, fetches=not isinstance(clients, Users))
             made = engine(**options)
         except ConfigError:
             continue
-        row = _row(made, options, task, start, expected, rounding)
+        number = _FEW.get(options["batching"] + options.get("precision", ""), count)
+        row = _row(made, options, replace(task, clients=asked[:number]), start, expected, rounding)
         kept = rows.get(row.name)
         rows[row.name] = row if kept is None or row.faults else kept
     if promised.sampling is None:
@@ -134,6 +148,22 @@ def engine_checks(setup: Training | None, promised: PrivacyPlan) -> list[Check]:
         summing = engine(batching="auto", sums=True)
         rows["server"] = _through_server(setup, short, summing, alone, chunks, rounding)
     return [*rows.values()]
+
+
+def _alone(engine: Callable[[], EmbeddedEngine], task: RoundTask, start: Tensor) -> Check:
+    """Train clients among others, and each by itself: nobody else may change an update.
+
+    In new engines: some objectives keep something of a client from round to round.
+    """
+    together = _updates(engine(), task, start)
+    faults = [
+        f"The update of client {client!r} is another one when it is asked alone: other clients' "
+        "examples are in it."
+        for update, client in zip(together, task.clients, strict=True)
+        if not torch.equal(_updates(engine(), replace(task, clients=(client,)), start)[0], update)
+    ]
+    sees = "one bit that depends on another client"
+    return Check("a client among others and alone", len(together), 0.0, sees, tuple(faults[:3]))
 
 
 def _through_server(

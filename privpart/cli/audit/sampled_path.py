@@ -132,6 +132,7 @@ def sampler_check(plan: PrivacyPlan, false_alarm: float) -> tuple[Check, float, 
         population=population,
         independent=independent,
         apart=plan.rounds if independent else p.min_separation,
+        groups=getattr(plan.sampling, "groups", 1),
         false_alarm=false_alarm,
     )
     row = replace(row, faults=(*row.faults, *faults[:3]))

@@ -21,7 +21,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,13 +30,14 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor
 
 from attacks.lower_bounds.bounds import Bound
 from attacks.lower_bounds.canaries import round_covariance
 from attacks.lower_bounds.checks import Check
 from attacks.lower_bounds.planted import groups_of, sums_of_releases
-from attacks.lower_bounds.repeats import gaussian, missing, repeats
+from attacks.lower_bounds.repeats import gaussian, low_bits, missing, repeats
 from attacks.lower_bounds.replay import FALSE_ALARM, Replay, joined, paired, whitened
 from attacks.lower_bounds.replayed_clients import ReplayedClients, visible, worst_allocation
 from privpart.cli.audit.replica import audited_optimizer
@@ -46,6 +47,7 @@ from privpart.cli.audit.sampled_path import (
     sampled_bound,
     sampler_check,
 )
+from privpart.grid import noise_bits
 from privpart.loop import fit
 from privpart.messages import ClientId, ClientUpdate, RoundTask
 from privpart.noise.cohorts import ids_hash
@@ -57,13 +59,15 @@ from privpart.run.folder import RunFolder
 from privpart.run.ledger import Ledger
 from privpart.server import RoundCounts, Server
 from privpart.settings.server import ServerOptimizer
-from privpart.training.export import released_parameters
+from privpart.training.export import export
 
 Array = NDArray[np.float64]
 Step = Callable[[], None]
 """Called after each round."""
 _VALUES = 2 * 10**6
 """Rounds times parameters of a replayed run, at most."""
+_WHOLE = 2**24
+"""Parameters of a model whose noise is tested at its own size, in one round, at most."""
 _DRAWS = 4 * 10**5
 """Draws of noise that several runs have together, if one has fewer."""
 _MOST_RUNS = 24
@@ -80,7 +84,7 @@ class _InterruptedError(Exception):
     """A run that was killed after its noise was drawn, and before its commit."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlannedPath:
     """What is run: a plan, and its server as far as the path needs it.
 
@@ -90,6 +94,10 @@ class PlannedPath:
         optimizer: of the server, see ``audited_optimizer``.
         rates: share of the learning rate in each round; None is 1.
         server: makes the server.
+        values: rounds times parameters, at most; larger tensors are replaced by a part.
+
+    Attributes:
+        given: plan and tensors, before a part took the place of any.
 
     Raises:
         ConfigError: the plan adds no noise, or its clip norm follows the clients' updates.
@@ -100,12 +108,15 @@ class PlannedPath:
     optimizer: ServerOptimizer = field(default_factory=ServerOptimizer)
     rates: Callable[[int], float] | None = None
     server: Callable[..., Server] = Server
+    values: int = _VALUES
+    given: tuple[PrivacyPlan, Sequence[tuple[str, int]]] = field(init=False)
 
     def __post_init__(self) -> None:
         optimizer = audited_optimizer(self.plan, self.optimizer, "client")
         object.__setattr__(self, "optimizer", optimizer)
+        object.__setattr__(self, "given", (self.plan, self.tensors))
         tensors = [(name, size) for name, size in self.tensors if size]
-        sizes = _shortened([size for _, size in tensors], _VALUES // self.plan.rounds)
+        sizes = _shortened([size for _, size in tensors], self.values // self.plan.rounds)
         mechanism = self.plan.mechanism
         if (groups := mechanism.groups) is not None:
             ends = np.searchsorted(
@@ -128,6 +139,11 @@ class PlannedPath:
     def dim(self) -> int:
         """Number of parameters of the replayed run."""
         return sum(size for _, size in self.tensors)
+
+    @property
+    def rounds(self) -> range:
+        """Numbers of all rounds."""
+        return range(self.plan.rounds)
 
     @property
     def runs(self) -> int:
@@ -195,20 +211,34 @@ class PlannedPath:
             given["rates"] = self.rates
         return self.server(plan, start, **given)
 
+    @cached_property
+    def _shares(self) -> Array:
+        """Share of the learning rate that each round takes."""
+        return np.array([1.0 if self.rates is None else self.rates(t) for t in self.rounds])
+
+    @cached_property
+    def _factors(self) -> Array:
+        """Clip norms of each round's sum in a unit of its mean."""
+        plan = self.plan
+        return np.array([plan.report_goal_at(t) / plan.clip_norm_at(t) for t in self.rounds])
+
     def sums(self, models: Array, rounds: Sequence[int]) -> Array:
         """Return the noised sums of rounds in clip norms, from models (n + 1, columns)."""
-        plan, optimizer = self.plan, self.optimizer
-        share = [1.0 if self.rates is None else self.rates(t) for t in range(plan.rounds)]
-        steps = np.diff(models, axis=0) / np.array(share)[:, None]
+        steps = np.diff(models, axis=0) / self._shares[: len(models) - 1, None]
         undone = np.concatenate([models[:1] * 0, np.cumsum(steps, axis=0)])
-        means = sums_of_releases(
-            undone,
-            rounds,
-            learning_rate=optimizer.learning_rate,
-            momentum=optimizer.momentum,
+        rates = self.optimizer.learning_rate, self.optimizer.momentum
+        means = sums_of_releases(undone, rounds, learning_rate=rates[0], momentum=rates[1])
+        return np.asarray(means * self._factors[list(rounds), None])
+
+    def rounding(self, sizes: Array) -> Array:
+        """Return the error, at most, that float32 adds to each round's sum, (n,), in clip norms.
+
+        ``sizes`` (n + 1,) are of the models, all together or of one parameter.
+        """
+        nearby = np.maximum(np.maximum(sizes[1:], sizes[:-1]), np.roll(sizes, 1)[:-1])
+        return np.asarray(
+            2.0**-21 * nearby * self._factors / (self.optimizer.learning_rate * self._shares)
         )
-        factors = [plan.report_goal_at(t) / plan.clip_norm_at(t) for t in rounds]
-        return np.asarray(means * np.array(factors)[:, None])
 
 
 def _shortened(sizes: Sequence[int], most: int) -> list[int]:
@@ -234,7 +264,7 @@ class _Engine:
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         for client, i in self.clients.answers(task.round, set(task.clients)):
-            sent = torch.from_numpy(self.clients.update(i, task.round, task.clip_norm))
+            sent = self.clients.update(i, task.round, task.clip_norm)
             if self.silent:
                 sent.zero_()
             yield task.update(cast("ClientId", client), sent)
@@ -247,7 +277,7 @@ class _Released:
     identity: str  # of the source of the noise
     cohorts: list[set[ClientId]]  # who may take part by the sampler; empty without one
     rows: list[set[ClientId]]  # who took part by the ledger
-    exported: Array  # (d,)
+    exported: dict[str, Array]  # by name; empty if nothing was written
 
 
 def _released(
@@ -262,6 +292,7 @@ def _released(
     with TemporaryDirectory(prefix="privpart-audit-") as place, log.apart(Path(place) / "log"):
         folder = Path(place) / "run"
         own = {"population": ids_hash(clients.ids), "delta": 1e-5}
+        own["parameters"] = [(name, (size,)) for name, size in path.tensors]
         run = create_run(folder, plan, seed=seed, own=own)
 
         def keep(server: Server, counts: RoundCounts) -> None:
@@ -291,7 +322,10 @@ def _released(
         identity = rounds()
         run.close()
         took_part: list[set[ClientId]] = [set(row.clients) for row in Ledger(folder).rows()]
-        exported = released_parameters(folder)[0].numpy().astype(np.float64)
+        exported = {}
+        if seed is not None:  # a file costs as much as some rounds
+            file = export(folder, Path(place) / "model.safetensors", part="trained")
+            exported = {name: t.double().numpy().ravel() for name, t in load_file(file).items()}
     return _Released(np.stack(rows), tried[0], identity, drawn, took_part, exported)
 
 
@@ -344,10 +378,12 @@ def replay_path(path: PlannedPath, *, seed: int, step: Step = lambda: None) -> P
     shown = worst, clients.along_worst(worst)
     runs = [_released(small, few, seed=None, silent=False, step=step) for _ in range(path.runs)]
     of_noise, replay = _noise(small, few, runs, *shown)
-    checks += [_exported((sent, silent, *runs)), *of_noise, _keys([run.identity for run in runs])]
+    share = FALSE_ALARM / (len(path.groups()) + 8)
+    checks += [_exported(whole, (sent, silent)), *of_noise, _low_bits(whole, silent, share)]
+    checks += [*_whole_noise(path, share), _keys([run.identity for run in runs])]
     bound: Callable[[Replay, float, float], Bound] = Replay.bound
     if path.plan.sampling is not None:
-        row, came, stated = sampler_check(path.plan, FALSE_ALARM / (len(path.groups()) + 4))
+        row, came, stated = sampler_check(path.plan, FALSE_ALARM / (len(path.groups()) + 8))
         checks.append(row)
         bound = partial(sampled_bound, path.plan, came, stated)
         # What all of a round's members added, along what they should have.
@@ -378,19 +414,6 @@ def _by_group(path: PlannedPath, models: Array) -> Array:
     return sums
 
 
-def _rounding(path: PlannedPath, models: Array) -> Array:
-    """Return the norm, at most, of what float32 adds to each round's sum, (n,), in clip norms."""
-    plan, optimizer = path.plan, path.optimizer
-    sizes = np.linalg.norm(models, axis=1)
-    shares = [1.0 if path.rates is None else path.rates(t) for t in range(plan.rounds)]
-    per_step = [
-        plan.report_goal_at(t) / (plan.clip_norm_at(t) * optimizer.learning_rate * shares[t])
-        for t in range(plan.rounds)
-    ]
-    nearby = np.maximum(np.maximum(sizes[1:], sizes[:-1]), np.roll(sizes, 1)[:-1])
-    return np.asarray(2.0**-21 * nearby * np.array(per_step))
-
-
 def _contributions(
     path: PlannedPath,
     clients: ReplayedClients,
@@ -404,7 +427,7 @@ def _contributions(
     step = max(path.plan.update_noise_multiplier * 2.0**-20, 2.0**-25)
     entries = np.array([len(clients.direction(0, t)[0]) for t in range(len(planned))])
     limits = (6 * np.sqrt(counts) + 6) * (np.sqrt(entries) / 2 + 4) * step
-    limits += sum(_rounding(path, run.models) for run in runs)
+    limits += sum(path.rounding(np.linalg.norm(run.models, axis=1)) for run in runs)
     norms = np.linalg.norm(differences, axis=1)
     faults = []
     for t in np.argsort(-norms / limits)[:3].tolist():
@@ -438,13 +461,49 @@ def _members(clients: ReplayedClients, planned: Sequence[Sequence[int]], sent: _
     return Check(name, found[1], 0.0, "one client or round beside the plan", tuple(faults[:3]))
 
 
-def _exported(runs: Sequence[_Released]) -> Check:
-    faults = [
-        "The released model of the folder is not that of the last round."
-        for run in runs
-        if not np.array_equal(run.exported, run.models[-1])
-    ]
-    return Check("released model", len(runs), 0.0, "one bit", tuple(faults[:1]))
+def _exported(path: PlannedPath, runs: Sequence[_Released]) -> Check:
+    """Compare the file that is exported, of whatever it holds, with the last round's model."""
+    ends = np.cumsum([size for _, size in path.tensors])[:-1]
+    faults = []
+    for run in runs:
+        last = dict(zip([n for n, _ in path.tensors], np.split(run.models[-1], ends), strict=True))
+        if run.exported.keys() != last.keys():
+            faults.append(f"The exported file holds {', '.join(sorted(run.exported))}.")
+        elif any(not np.array_equal(run.exported[name], last[name]) for name in last):
+            faults.append("The exported model is not that of the last round.")
+    return Check("exported model", len(runs), 0.0, "one bit, or something else", (*faults[:1],))
+
+
+def _low_bits(path: PlannedPath, silent: _Released, false_alarm: float) -> Check:
+    """Test the noise of the run without contributions in whole steps of the server's grid."""
+    z = path.plan.update_noise_multiplier
+    step = z * 2.0 ** -noise_bits(z, path.dim)
+    noise = [path.sums(silent.models[:, part], rounds) for _, rounds, part in path.groups()]
+    error = path.rounding(np.abs(silent.models).max(1)).max() / step
+    return low_bits(np.concatenate([part.ravel() for part in noise]) / step, error, false_alarm)
+
+
+def _whole_noise(path: PlannedPath, false_alarm: float) -> list[Check]:
+    """Test one round's noise of a model that is replaced by a part, at its own size."""
+    plan, tensors = path.given
+    whole = replace(path, plan=plan, tensors=tensors, values=plan.rounds * _WHOLE)
+    if whole.dim == path.dim:
+        return []
+    server = whole.new_server(whole.plan, SecretSource())
+    active = server.task(()).active
+    parts = [part for g, (_, _, part) in enumerate(whole.groups()) if active is None or g in active]
+    zeros = torch.zeros(sum(part.stop - part.start for part in parts))
+    updates = [] if plan.sampling is not None else [server.task((0,)).update(0, zeros)]
+    server.run_round(updates)
+    models = np.stack([np.zeros(whole.dim), server.parameters.double().numpy()])
+    z = plan.update_noise_multiplier
+    blocks = []
+    for mechanism, rounds, part in whole.groups():
+        if rounds[0] == 0:
+            first = np.linalg.norm(mechanism.decoder()[0])
+            blocks.append(("the whole model", whole.sums(models[:, part], [0]) / (z * first)))
+    found = repeats(blocks, false_alarm), gaussian(blocks, false_alarm)
+    return [replace(check, name=f"{check.name}, whole model") for check in found]
 
 
 def _noise(
@@ -465,7 +524,7 @@ def _noise(
         expected = np.stack([clients.contribution(t, planned[t]) for t in range(path.plan.rounds)])
         residuals.append(_by_group(path, run.models) - expected)
     groups = path.groups()
-    share = FALSE_ALARM / (len(groups) + 4)
+    share = FALSE_ALARM / (len(groups) + 8)
     checks, replays, blocks = [], [], []
     starts = [0, *accumulate(size for _, size in path.tensors)]
     for g, (mechanism, rounds, part) in enumerate(groups):
@@ -478,7 +537,7 @@ def _noise(
         noise = [run[list(rounds), part] for run in residuals]
         together = _side_by_side(noise, list(tensors.values()))
         several = {name: size * len(runs) for name, size in tensors.items()}
-        error = max(float(_rounding(path, run.models).max()) for run in runs)
+        error = max(path.rounding(np.linalg.norm(run.models, axis=1)).max() for run in runs)
         error /= float(np.sqrt(path.dim * np.linalg.eigvalsh(covariance)[0]))
         one, along = worst[list(rounds), part], seen[list(rounds), g]
         if path.plan.sampling is not None:  # its bound is of the members, and of no client alone
@@ -510,7 +569,7 @@ def _rows(replays: Sequence[Replay], groups: Sequence[Any]) -> list[Check]:
     rows = []
     for g, replay in enumerate(replays):
         group = f" of group {g}" if len(groups) > 1 else ""
-        level = FALSE_ALARM / (len(groups) + 4)
+        level = FALSE_ALARM / (len(groups) + 8)
         rows.append(
             Check(
                 f"deviation of the noise{group}",
