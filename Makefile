@@ -84,6 +84,7 @@ portable: $(READY)  ## the numerical tests, rounded as on other processors and w
 
 # Those of these that this machine has; `make PYTHONS=3.12 environments` for one. uv resolves: to the
 # lowest versions that pyproject.toml allows and that have wheels for this Python, and to the highest.
+# With pyenv, those that PYENV_VERSION lists, such as 3.11.7:3.12.1.
 PYTHONS ?= $(foreach version,3.11 3.12 3.13 3.14,$(if $(shell python$(version) -V 2>/dev/null),$(version)))
 ENVIRONMENTS := $(foreach version,$(PYTHONS),$(version)-lowest-direct $(version)-highest)
 UV := $(BIN)/uv
