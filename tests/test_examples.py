@@ -56,6 +56,7 @@ def plays(tmp_path):
 
 
 SLOW = {
+    "audit_an_update",
     "device_classes",
     "fedpart_digits",
     "fedpart_table8",

@@ -71,7 +71,7 @@ def of_opacus(name):
     ("name", "dp_sgd"),
     [
         ("mnist_cnn.py", False),
-        ("char_lstm.py", True),
+        pytest.param("char_lstm.py", True, marks=pytest.mark.slow),
         pytest.param("mnist_cnn.py", True, marks=pytest.mark.slow),
         pytest.param("char_lstm.py", False, marks=pytest.mark.slow),
         pytest.param("bert_lora.py", False, marks=[needs_peft, pytest.mark.slow]),

@@ -166,10 +166,9 @@ def test_a_plan_that_samples_is_accounted_for_or_refused_in_a_sentence(privpart,
         text = text.replace(old, new)
     plan = tmp_path / "sampled.toml"
     plan.write_text(text)
-    found = json.loads(privpart("epsilon", "--plan", plan, "--format", "json").stdout)
-    assert found["sampling"]["bins"] == 24
-    assert found["adjacency"] == "add-or-remove"
-    assert "not hidden" in privpart("epsilon", "--plan", plan).stdout
+    shown = " ".join(privpart("epsilon", "--plan", plan).stdout.split())
+    for words in ("add-or-remove adjacency", "not hidden epsilon", "into one of 24 bins"):
+        assert words in shown
     for refused, said in (
         (["epsilon", "--plan", plan, "--method", "rdp"], "leave out --method"),
         (["mechanisms", "--plan", plan], "calibrate --sampling"),
