@@ -220,7 +220,7 @@ def unclipped(every):
     def faulty(own, update):
         if next(number) % every or not update.isfinite().all():
             return add(own, update)
-        own.total += (update.double() / own._grid.step(own._task.clip_norm)).round()
+        own.total += (update.double() / own.grid.step(own._task.clip_norm)).round()
         return 1.0
 
     return RoundSum, "_add", faulty
