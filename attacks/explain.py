@@ -5,6 +5,7 @@ it fails, or finds another example, and neither says anything about privacy. So 
 first.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -22,6 +23,8 @@ from attacks.update import LocalSteps, as_double, flat, ready
 
 EXPLAINED = 1e-3  # relative residual that reduced precision may leave; 3 % of the norm
 _CHANCE = 1e-9  # that true noise is called false
+_TRIED = 6  # orders of the examples
+_ORDERS = 2.0  # times the squared distance of two orders, which another one may have at most
 _EXACT = 1e-12  # residuals below it are equal: float32 leaves no less
 _TIE = 4.0  # residuals within this factor are equal: another mode fits some rounding, too
 _NEAR_WEIGHTS = 0.05  # relative squared distance from the weights before the round, of those after
@@ -70,10 +73,10 @@ def explain(model: nn.Module, observation: Observation, x: Tensor, y: Tensor) ->
     images x (B, C, H, W) and labels (B,), or of sentences (B, T) and what is predicted of them.
     """
 
-    def replay(**changes: Any) -> Tensor:  # noqa: ANN401 - fields of an observation
+    def replay(order: torch.Generator | None = None, **changes: Any) -> Tensor:  # noqa: ANN401
         client = replace(observation, **changes)
         net, send = ready(model, client.training), sender(client, checked=True)
-        return flat(visible_parts(net, client, as_double(x), y, send).values())
+        return flat(visible_parts(net, client, as_double(x), y, send, order=order).values())
 
     u = flat(observation.update.values())
     size = float(u @ u)
@@ -84,7 +87,9 @@ def explain(model: nn.Module, observation: Observation, x: Tensor, y: Tensor) ->
     noise = observation.noise_std**2
     low = noise * float(chi2.ppf(_CHANCE, len(u))) / size
     high = noise * float(chi2.isf(_CHANCE, len(u))) / size
-    explanation = Explanation(gap / size, low, (math.sqrt(high) + math.sqrt(EXPLAINED)) ** 2)
+    near, apart = _shuffled(observation, replay, u)
+    gap, room = min(gap, near), max(EXPLAINED, _ORDERS * apart / size)
+    explanation = Explanation(gap / size, low, (math.sqrt(high) + math.sqrt(room)) ** 2)
     if not explanation.explained:
         return replace(explanation, causes=(_cause(observation, replay, u, explanation),))
     statistics = statistics_gap(model, observation)
@@ -97,6 +102,21 @@ def explain(model: nn.Module, observation: Observation, x: Tensor, y: Tensor) ->
         "images leaves; leave the buffers out of the update"
     )
     return Explanation(left_over, 0.0, EXPLAINED, (clause,))
+
+
+def _shuffled(stated: Observation, replay: Callable[..., Tensor], u: Tensor) -> tuple[float, float]:
+    """Return the least squared distance of ``u`` over some orders, and the greatest of two orders.
+
+    Nobody is told in which order a client shuffled its local batches.
+    """
+    if stated.local is None or stated.local.batch is None:
+        return math.inf, 0.0
+    some = [replay(torch.Generator().manual_seed(2 + seed)) for seed in range(_TRIED)]
+    pairs = itertools.combinations(some, 2)
+    return (
+        min(float((one - u).square().sum()) for one in some),
+        max(float((a - b).square().sum()) for a, b in pairs),
+    )
 
 
 def _cause(

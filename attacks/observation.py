@@ -201,9 +201,9 @@ def sent_fields(
         )
     state, chain = double_state(model), declared(transform)
     chain.shared_out("x", len(x))
-    update: dict[str, Tensor] = {}
+    update, order = dict[str, Tensor](), torch.Generator().manual_seed(1)
     for examples in zip(x.chunk(chain.clients), y.chunk(chain.clients), strict=True):
-        sent = chain(simulated_update(net, state, names, *examples, loss, local))
+        sent = chain(simulated_update(net, state, names, *examples, loss, local, order=order))
         scale = clip_scale(sent, clip)
         update = {name: update.get(name, 0.0) + value * scale for name, value in sent.items()}
     if std > 0:
@@ -252,6 +252,7 @@ def visible_parts(
     state: Mapping[str, Tensor] | None = None,
     functional: bool = False,
     differentiable: bool = False,
+    order: torch.Generator | None = None,
 ) -> dict[str, Tensor]:
     """Return what would be in view, had the observed clients trained on (x, y), by name.
 
@@ -262,6 +263,7 @@ def visible_parts(
     fixed = (observed.state if state is None else state), names
 
     how: dict[str, Any] = {"functional": functional, "differentiable": differentiable}
+    how |= {} if order is None else {"order": order}
 
     def one(x: Tensor, y: Tensor, **changed: bool) -> dict[str, Tensor]:
         training = observed.loss, observed.local

@@ -52,7 +52,7 @@ class Smoothed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSteps:
-    """Local training on the whole batch, after which the client sends the change of its weights.
+    """Local training, after which the client sends the change of its weights.
 
     Args:
         learning_rate: > 0; or one of each step.
@@ -62,6 +62,8 @@ class LocalSteps:
             the gradient off a single step of them, see ``attacks.reconstruction.single_step``;
             after three steps, ``cosine_tv`` finds the image where ``dlg`` does not.
         weight_decay: >= 0; beside the step in "adamw", else a part of the gradient.
+        batch: examples per step, where a client shuffles its examples in each epoch; nobody is told
+            the order, and attacks match them as a set. None takes all of them in each step.
     """
 
     learning_rate: float | Sequence[float]
@@ -69,6 +71,7 @@ class LocalSteps:
     momentum: float = 0.0
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     weight_decay: float = 0.0
+    batch: int | None = None
 
     def __post_init__(self) -> None:
         checks.count("steps", self.steps, maximum=MOST_STEPS, hint=STEPS_COST)
@@ -80,6 +83,8 @@ class LocalSteps:
         for rate in self.rates:
             squarable("learning_rate", rate)
         checks.nonnegative("weight_decay", self.weight_decay)
+        if self.batch is not None:
+            checks.count("batch", self.batch)
         checks.choice("optimizer", self.optimizer, ["sgd", "adam", "adamw"])
         if not 0 <= self.momentum < 1:
             raise ConfigError(f"momentum={self.momentum}: must be at least 0 and below 1.")
@@ -91,6 +96,23 @@ class LocalSteps:
         """The learning rate of each step."""
         rate = self.learning_rate
         return tuple(rate) if isinstance(rate, Sequence) else (rate,) * self.steps
+
+    def rows(self, examples: int, order: torch.Generator | None = None) -> Iterator[Tensor | slice]:
+        """Yield which examples each step takes; without an ``order`` they are never shuffled.
+
+        Raises:
+            ConfigError: the batch of a step does not divide the number of examples.
+        """
+        batch = self.batch or examples
+        if examples % batch:
+            raise ConfigError(f"batch={batch}: of a local step must divide {examples} examples.")
+        for first in range(0, self.steps * batch, batch):
+            if order is None or batch == examples:
+                yield slice(first % examples, first % examples + batch)
+                continue
+            if first % examples == 0:
+                epoch = torch.randperm(examples, generator=order)
+            yield epoch[first % examples : first % examples + batch]
 
 
 def simulated_update(
@@ -104,12 +126,14 @@ def simulated_update(
     *,
     differentiable: bool = False,
     functional: bool = False,
+    order: torch.Generator | None = None,
 ) -> dict[str, Tensor]:
     """Return the gradient at ``state`` by the parameters ``names``, or their change by ``local``.
 
     The model is made by ``ready``, ``state`` has every parameter and buffer, and those not named
     stay as they are. ``differentiable`` keeps the graph, so that the result can be differentiated
     by ``x``; ``functional`` uses ``torch.func``, which ``vmap`` can batch; slower for one batch.
+    ``order`` shuffles local batches.
     """
 
     def slope(weights: State, x: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -135,8 +159,9 @@ def simulated_update(
     if local is None:
         return slope(before, x, y)
     weights, momenta = dict(before), dict[str, Momenta]()
-    for step, rate in enumerate(local.rates, 1):
-        for name, value in slope(weights, x, y).items():
+    rows = local.rows(len(x), order)
+    for step, (rate, taken) in enumerate(zip(local.rates, rows, strict=True), 1):
+        for name, value in slope(weights, x[taken], y[taken]).items():
             decay = local.weight_decay * weights[name] if local.weight_decay else 0.0
             beside = local.optimizer == "adamw"
             raw = value if beside else value + decay

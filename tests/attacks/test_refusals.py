@@ -110,6 +110,8 @@ OF_IMAGES = [
     (lambda: LocalSteps(learning_rate=0.1, momentum=0.9, optimizer="adam"), "momentum"),
     (lambda: LocalSteps(learning_rate=(0.1, 0.2), steps=3), "one of each of the 3 steps"),
     (lambda: LocalSteps(learning_rate=(0.1, -1.0), steps=2), "learning_rate"),
+    (lambda: LocalSteps(learning_rate=0.1, batch=0), "batch"),
+    (lambda: list(LocalSteps(learning_rate=0.1, batch=2).rows(3)), "divide 3 examples"),
     (lambda: LocalSteps(learning_rate=0.1, weight_decay=float("nan")), "weight_decay"),
     (lambda: invert_dense(torch.zeros(2, 3), torch.ones(2)), "weight"),
     (lambda: invert_dense(torch.ones(2, 3), torch.zeros(2)), "bias"),

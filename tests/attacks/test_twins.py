@@ -261,6 +261,7 @@ def on_canaries(bound: str) -> Callable[[str], Found]:
 
 
 STEPS = LocalSteps(learning_rate=0.1, steps=3)
+SHUFFLED = LocalSteps(learning_rate=0.01, steps=4, batch=2)
 ADAM = LocalSteps(learning_rate=1e-3, steps=3, optimizer="adam")
 SURE, PART = "recovered", "partial"
 TIED = "an embedding that is the output layer"
@@ -293,6 +294,7 @@ ON_IMAGES = [
     ),
     ("dlg", "a sum of two clients", lenet, ["*"], {"size": 2, "transform": "sum:2"}, SURE),
     ("invert_dense", "a sum behind ReLU", sparse, ["*"], {"size": 2, "transform": "sum:2"}, SURE),
+    ("dlg", "shuffled local batches", lenet, ["*"], {"size": 4, "local": SHUFFLED}, PART),
     ("dlg", "a step of Adam", lenet, ["*"], {"local": replace(ADAM, steps=1)}, SURE),
     ("invert_dense", "a step of Adam", mlp, ["dense1.*"], {"local": replace(ADAM, steps=1)}, SURE),
     ("dlg + statistics", "buffers that were sent", normalised, ["0.*"], {"buffers": True}, PART),

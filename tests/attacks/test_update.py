@@ -11,7 +11,7 @@ from subjects import normalised
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from attacks import LocalSteps, Observation, cosine_tv, dlg, observe, psnr
+from attacks import LocalSteps, Observation, cosine_tv, dlg, leakage, observe, psnr, suite
 from attacks.reconstruction.reconstruct import matching_loss, matching_residual
 from attacks.update import double_state, norm, ready, simulated_update
 
@@ -186,3 +186,36 @@ def test_noise_has_the_stated_scale(lenet, digits, actual, accepted):
             statistic += float(((value - clean.update[name]) / 0.15).square().sum())
             count += value.numel()
     assert (1e-4 < float(chi2.cdf(statistic, count)) < 1 - 1e-4) is accepted
+
+
+def test_a_client_shuffles_its_local_batches_in_each_epoch(lenet, digits):
+    x, y = digits[0][:6], digits[1][:6]
+    local = LocalSteps(learning_rate=0.1, steps=6, batch=2)
+    rows = torch.cat(list(local.rows(6, torch.Generator().manual_seed(1))))
+    assert all(sorted(epoch) == list(range(6)) for epoch in rows.view(2, 6).tolist())
+    assert rows[:6].tolist() != rows[6:].tolist()
+    twin = copy.deepcopy(lenet).double()
+    solver = torch.optim.SGD(twin.parameters(), lr=0.1)
+    for taken in rows.view(6, 2):
+        solver.zero_grad()
+        cross_entropy(twin(x[taken]), y[taken]).backward()
+        solver.step()
+    seen = observe(lenet, x, y, local=local)
+    for name, value in twin.named_parameters():
+        torch.testing.assert_close(seen.update[name], value.detach() - seen.state[name])
+
+
+@pytest.mark.parametrize(
+    ("rate", "least", "verdict"), [(0.01, 36, "recovered"), (0.1, 18, "partial")]
+)
+def test_local_batches_are_matched_as_a_set(lenet, digits, rate, least, verdict):
+    """Nobody is told the order; the update of another one is an eighth of a percent off."""
+    (x, y), local = digits, LocalSteps(learning_rate=rate, steps=6, batch=2)
+    attacks = {"dlg": suite(restarts=1, max_evaluations=300, newton_steps=0)["dlg"]}
+    options = {"views": {"full": ["*"]}, "local": local, "batch": 4, "dataset_mean": x[4:].mean(0)}
+    report = leakage(lenet, x[:4], y[:4], **options, attacks=attacks)
+    assert report.verdict == verdict
+    assert min(report.rows[0].psnr) > least
+    update = observe(lenet, x[:4], y[:4], local=local).update
+    other = leakage(lenet, x[4:8], y[:4], **options, update=update, attacks=attacks)
+    assert other.verdict in ("void", "attack failed")

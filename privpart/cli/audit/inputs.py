@@ -36,6 +36,7 @@ def shared_fields(options: LeakageOptions, suite: Mapping[str, Any]) -> dict[str
             momentum=keys.momentum,
             optimizer=keys.optimizer,
             weight_decay=keys.weight_decay,
+            batch=keys.local_batch,
         )
     return {
         "attacks": {name: suite[name] for name in suite if name in (options.attack or suite)},

@@ -24,6 +24,7 @@ class Keys(BaseModel):
     learning_rate: Annotated[float | list[float], _LOCAL] = 0.1
     optimizer: Annotated[Literal["sgd", "adam", "adamw"], _LOCAL] = "sgd"
     weight_decay: Annotated[float, _LOCAL] = 0.0
+    local_batch: Annotated[int | None, Field(ge=1), _LOCAL] = None
     momentum: Annotated[float, _LOCAL, OF_SGD] = 0.0
     label_smoothing: Annotated[float, Field(ge=0, lt=1), *OF_IMAGES] = 0.0
     send_buffers: Annotated[
