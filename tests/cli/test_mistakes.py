@@ -587,6 +587,8 @@ TYPED = {
     "report gone": "gone holds no run",
     "verify gone": "gone holds no run",
     "train --close --out gone --yes": "gone holds no run",
+    "train --close --out used --seed 1": "--close: only ends a run; leave out --seed",
+    "train --resume --out used --yes": "without --close: nothing is asked",
     "report used --max-epsilon -1": "--max-epsilon -1: must be positive",
     "budget nobody": "--population 'nobody'|no run",
     "budget people --limit-epsilon 2 --delta 3": "--delta 3: must lie strictly",
