@@ -16,7 +16,7 @@ from accounting.typed import split_text
 from privpart.cli import options
 from privpart.cli.gate import EXCEEDED
 from privpart.cli.idle import beside, without
-from privpart.cli.output import Printed, fill_lines, print_all, say
+from privpart.cli.output import Table, fill_lines, print_all, say
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
     from privpart.run.budget_book import Account
@@ -192,7 +192,7 @@ def _stated(text: str) -> tuple[Release, ...]:
     )
 
 
-def _tables(book: "list[Account]", delta: float | None, *, runs: bool) -> "list[Printed | str]":
+def _tables(book: "list[Account]", delta: float | None, *, runs: bool) -> "list[Table | str]":
     if not book:
         return ["  No run on this machine has named a population yet."]
     rows = []
@@ -205,7 +205,7 @@ def _tables(book: "list[Account]", delta: float | None, *, runs: bool) -> "list[
         rows.append([one.population, str(len(one.charges)), *costs, one.status])
     header = ["population", "runs", "mu", "epsilon", "delta", "limit", "mu left", "status"]
     title = "What all runs on this machine told about one member of each population"
-    tables: list[Printed | str] = [Printed(title, header, rows, spare=("mu", "mu left"))]
+    tables: list[Table | str] = [Table(title, header, rows, spare=("mu", "mu left"))]
     if runs:
         tables.append(f"  {book[0].shown(delta or book[0].delta).says}\n")
         tables.append(_runs(book[0], delta))
@@ -213,7 +213,7 @@ def _tables(book: "list[Account]", delta: float | None, *, runs: bool) -> "list[
     return [*tables, "\n".join(["", *fill_lines(unseen)])]
 
 
-def _runs(account: "Account", delta: float | None) -> Printed:
+def _runs(account: "Account", delta: float | None) -> Table:
     from privpart.run.budget_book import composed, epsilon_of
 
     chosen = account.delta if delta is None else delta
@@ -229,7 +229,7 @@ def _runs(account: "Account", delta: float | None) -> Printed:
         rows.append([entry.run[:12], parent, mu, epsilon, f"{done} of {planned}", status, *begun])
     header = ["run", "parent", "mu", "epsilon", "rounds", "status", "begun", "folder"]
     title = "Each run is charged alone and for its whole plan"
-    return Printed(title, header, rows, spare=("begun", "folder", "parent"))
+    return Table(title, header, rows, spare=("begun", "folder", "parent"))
 
 
 def _up(value: float | None) -> str:

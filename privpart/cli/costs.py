@@ -12,7 +12,7 @@ import typer
 
 from accounting import ConfigError
 from privpart.cli import options
-from privpart.cli.output import Printed, print_all, print_result
+from privpart.cli.output import Table, print_all, print_result
 
 if TYPE_CHECKING:  # imported where used: other commands must start without torch
     from privpart.data.batches import Batch
@@ -233,14 +233,14 @@ _MEMORY = {
 }
 
 
-def _tables(subject: _Subject, rows: Sequence[dict[str, Any]], title: str) -> list[Printed]:
+def _tables(subject: _Subject, rows: Sequence[dict[str, Any]], title: str) -> list[Table]:
     tables = []
     if subject.schedule is not None:
         groups = [
             [f"#{row['group']} {row['layers']}", f"{row['numbers']:,}", str(row["active_rounds"])]
             for row in subject.schedule["groups"]
         ]
-        tables.append(Printed("Groups", ["layers", "parameters", "active rounds"], groups))
+        tables.append(Table("Groups", ["layers", "parameters", "active rounds"], groups))
     cells = [
         [
             row["part"],
@@ -252,8 +252,8 @@ def _tables(subject: _Subject, rows: Sequence[dict[str, Any]], title: str) -> li
         ]
         for row in rows
     ]
-    tables.append(Printed(title, _ROUND, cells, spare=("down s", "up s")))
+    tables.append(Table(title, _ROUND, cells, spare=("down s", "up s")))
     cells = [
         [row["part"], *(f"{row[name] / _MEGA:.2f}" for name in _MEMORY.values())] for row in rows
     ]
-    return [*tables, Printed("Memory of one local step, MB", ["part", *_MEMORY], cells)]
+    return [*tables, Table("Memory of one local step, MB", ["part", *_MEMORY], cells)]

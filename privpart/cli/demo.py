@@ -19,7 +19,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from accounting.report import up
 from privpart.cli import options
-from privpart.cli.output import Printed, print_all
+from privpart.cli.output import Table, print_all
 from privpart.cli.trainings import JobsOption, processes, shown_trainings
 from privpart.engines.options import EngineOptions
 
@@ -202,13 +202,13 @@ def _tables(
     budgets: "Sequence[PrivacyReport]",
     accuracies: Sequence[Mapping[str, Any]],
     audits: "Mapping[str, LeakageReport]",
-) -> list[Printed | str]:
+) -> list[Table | str]:
     budget_note, accuracy_note, leakage_note, limits = _notes(plan)
     budgeted = []
     for b in budgets:
         costs = f"{b.sensitivity_squared:g}", up(b.mu, 4), up(b.epsilon, 4), f"{b.delta:g}"
         budgeted.append((f"{b.noise_multiplier:g}", *costs, f"{b.unit}, {b.adjacency}"))
-    budget = Printed(
+    budget = Table(
         f"1. Budget: one tree over {plan.privacy.rounds} rounds, {plan.data.users} users taking "
         f"part at most once, clip norm {plan.privacy.clip_norm:g}",
         ("noise multiplier", "sensitivity^2", "mu", "epsilon", "delta", "unit, adjacency"),
@@ -221,7 +221,7 @@ def _tables(
         seen = f"{row.visible:,} ({row.share:.0%})"
         leaked.append((name, row.view, seen, *decibels, row.verdict))
     images = len(next(iter(audits.values())).truth)
-    leakage = Printed(
+    leakage = Table(
         f"3. Leakage by view: PSNR in dB over {images} images, against images that need no attack",
         ("network", "view", "parameters seen", "median", "max", "best baseline", "verdict"),
         leaked,
@@ -262,7 +262,7 @@ def _notes(plan: "PlanFile") -> list[str]:
 
 def _accuracies(
     budgets: "Sequence[PrivacyReport]", accuracies: Sequence[Mapping[str, Any]]
-) -> Printed:
+) -> Table:
     epsilon = {b.noise_multiplier: up(b.epsilon, 4) for b in budgets}
     seeds = accuracies[0]["seeds"]
     by_cell = {(row["part"], row["noise_multiplier"]): row["accuracies"] for row in accuracies}
@@ -272,7 +272,7 @@ def _accuracies(
         paired = [p - f for p, f in zip(partial, full, strict=True)]
         result = (_percent(full), _percent(partial), _percent(paired, sign="+"))
         rows.append((f"{z:g}", epsilon.get(z, "no guarantee"), *result))
-    return Printed(
+    return Table(
         f"2. Test accuracy (%) by noise, seeds {seeds[0]} to {seeds[-1]}",
         ("noise multiplier", "epsilon", "full", "partial", "partial - full"),
         rows,

@@ -10,7 +10,7 @@ import typer
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.options import Format
-from privpart.cli.output import Printed, as_csv, print_all
+from privpart.cli.output import Table, as_csv, print_all
 from privpart.cli.trainings import (
     NOT_PRIVATE,
     JobsOption,
@@ -186,7 +186,7 @@ def _by_arm(
     return columns
 
 
-def _write_page(study: "Study", tables: "Sequence[Printed | str]", out: Path, html: Path) -> None:
+def _write_page(study: "Study", tables: "Sequence[Table | str]", out: Path, html: Path) -> None:
     from privpart.cli.pages.page import Picture, tables_page
 
     pictures = [
@@ -199,7 +199,7 @@ def _write_page(study: "Study", tables: "Sequence[Printed | str]", out: Path, ht
     tables_page(title, tables, answer=answer, tone="caution", pictures=pictures).write(html)
 
 
-def _tables(document: dict[str, Any]) -> "list[Printed | str]":
+def _tables(document: dict[str, Any]) -> "list[Table | str]":
     rows = []
     for row in document["rows"]:
         difference = ""
@@ -219,8 +219,8 @@ def _tables(document: dict[str, Any]) -> "list[Printed | str]":
             )
         )
     header = ("arm", "mechanism", "epsilon", "z", "bytes up", "metric", "to the first arm", "")
-    tables: list[Printed | str]
-    tables = [Printed("Intervals are Student's t at 95 % over seeds", header, rows)]
+    tables: list[Table | str]
+    tables = [Table("Intervals are Student's t at 95 % over seeds", header, rows)]
     audited = {row["arm"]: row for row in document["rows"] if "leakage" in row}
     leaks = []
     for arm, row in audited.items():
@@ -230,7 +230,7 @@ def _tables(document: dict[str, Any]) -> "list[Printed | str]":
         leaks.append((arm, row["leakage"], *decibels, rank, row["inputs_read"]))
     if leaks:
         columns = ("arm", "verdict", "dB", "dB without attack", "rank", "inputs read")
-        tables.append(Printed("One image's update, before noise", columns, leaks))
+        tables.append(Table("One image's update, before noise", columns, leaks))
     if search := document.get("freeze"):
         patterns = ", ".join(f'"{pattern}"' for pattern in search["train"])
         tables.append(f"The search ends with the arm {search['arm']}: train = [{patterns}]")

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -62,39 +63,45 @@ def print_report(
         say(f"warning: {warning}")
 
 
+_NUMBER = re.compile(r"[-+≤<>~ ]*[0-9]")
+
+
 @dataclass(frozen=True, slots=True)
-class Printed:
-    """A table as ``print_table`` takes it."""
+class Table:
+    """Rows under a header, printed or on a page; a narrow terminal lacks ``spare`` columns."""
 
     title: str
     header: Sequence[str]
     rows: Sequence[Sequence[object]]
     spare: Sequence[str] = ()
 
+    @property
+    def words(self) -> frozenset[int]:
+        """The columns in which no cell is a number, which stand on the left of a page's table."""
+        columns = range(len(self.header))
+        return frozenset(
+            i for i in columns if not any(_NUMBER.match(str(row[i])) for row in self.rows)
+        )
 
-def print_all(parts: "Sequence[Printed | str]") -> None:
+
+def print_all(parts: "Sequence[Table | str]") -> None:
     """Print tables, and sentences in between."""
     for part in parts:
         if isinstance(part, str):
             typer.echo(part)
         else:
-            print_table(part.title, part.header, part.rows, spare=part.spare)
+            print_table(part)
 
 
-def print_table(
-    title: str,
-    header: Sequence[str],
-    rows: Sequence[Sequence[object]],
-    *,
-    spare: Sequence[str] = (),
-) -> None:
+def print_table(table: Table) -> None:
     """Print a table whose first column, a name, is on the left and the others on the right.
 
     It is laid out here, as rich would: importing rich takes a tenth of the whole command's time. On
-    a terminal that is too narrow, ``spare`` columns are left out, the first ones first.
+    a terminal that is too narrow, spare columns are left out, the first ones first.
     """
+    header, spare = table.header, table.spare
     width = terminal_width(_TABLE_WIDTH)
-    body = [[str(cell) for cell in row] for row in rows]
+    body = [[str(cell) for cell in row] for row in table.rows]
     for left_out in range(len(spare) + 1):
         shown = [i for i, name in enumerate(header) if name not in spare[:left_out]]
         widths = [max(len(line[i]) for line in (header, *body)) for i in shown]
@@ -108,7 +115,7 @@ def print_table(
         return "   ".join(["  " + name.ljust(widths[0]), *right])
 
     lines = [laid_out(header), " " + "─" * across, *map(laid_out, body)]
-    typer.echo("\n".join([fill(title, width), "", *lines, ""]))
+    typer.echo("\n".join([fill(table.title, width), "", *lines, ""]))
 
 
 def terminal_width(most: int) -> int:

@@ -103,7 +103,7 @@ def _print_table(
     from privpart.cli.pages.sweep import table_of_sweep
 
     table, deltas = table_of_sweep(rows, axes)
-    print_table(table.title, table.header, table.rows)
+    print_table(table)
     if deltas:
         typer.echo(deltas)
     typer.echo(f"z is the noise multiplier. {notes[0]}")

@@ -20,7 +20,7 @@ from accounting import (
     StatedGuarantee,
 )
 from accounting.report import Assumption
-from privpart.cli.output import Printed
+from privpart.cli.output import Table
 from privpart.cli.pages import drawing, page
 from privpart.cli.pages.guarantee import (
     LAYERS,
@@ -202,7 +202,7 @@ def hostile_page(report: PrivacyReport) -> page.Page:
     blocks = (
         page.Block("facts", facts, HOSTILE),
         page.Block("figures", facts),
-        page.Table(HOSTILE, (HOSTILE,), [(HOSTILE,), ("3",)]),
+        Table(HOSTILE, (HOSTILE,), [(HOSTILE,), ("3",)]),
         page.Block("prose", [HOSTILE]),
         page.Block("points", [HOSTILE], HOSTILE),
         badged([bad], HOSTILE),
@@ -259,7 +259,7 @@ def test_what_prints_a_table_writes_it_as_a_page_too(privpart, tmp_path, command
 
 
 def test_a_page_of_tables_shows_names_as_text(tmp_path):
-    tables = [Printed(HOSTILE, ["a", HOSTILE], [[HOSTILE, 1]]), HOSTILE]
+    tables = [Table(HOSTILE, ["a", HOSTILE], [[HOSTILE, 1]]), HOSTILE]
     html = page.tables_page(HOSTILE, tables, answer=HOSTILE).html()
     page_text(html)
     assert "<script>" not in html

@@ -15,8 +15,7 @@ from attacks import DefencePoint, LeakageReport, TextReport
 from attacks.audit import NO_ATTACK
 from attacks.report import VERDICTS, LeakageRow, TextRow, Verdict
 from privpart.cli.options import Format
-from privpart.cli.output import print_result, print_table
-from privpart.cli.pages.page import Table
+from privpart.cli.output import Table, print_result, print_table
 
 _MEANINGS: Mapping[Verdict, str] = {
     "no gain": "'no gain': the data came back, but a guess that needs no attack is as close.",
@@ -72,7 +71,7 @@ class Summary:
 
     def _print_text(self) -> None:
         for table in self.tables:
-            print_table(table.title, table.header, table.rows)
+            print_table(table)
         for note in self.notes:
             typer.echo(fill(note, 100, subsequent_indent="  "))
 

@@ -32,7 +32,7 @@ from accounting.workload import PREFIX, Workload
 from privpart.cli import options
 from privpart.cli.budget.promise import shown_fits, typed_choice, typed_participation
 from privpart.cli.idle import OF_A_PLAN, Alone
-from privpart.cli.output import Printed, print_all, print_result, say
+from privpart.cli.output import Table, print_all, print_result, say
 
 if TYPE_CHECKING:
     from privpart.training.plan_file import PlanFile
@@ -331,7 +331,7 @@ def _title(
     )
 
 
-def _tables(rows: Sequence[dict[str, Any]], title: str) -> list[Printed | str]:
+def _tables(rows: Sequence[dict[str, Any]], title: str) -> list[Table | str]:
     error = "model_rmse" if "model_rmse" in rows[0] else "rmse"
     label = error.replace("_", " ")
     models = [] if error == "rmse" else [("model rmse", "model_rmse"), ("per round", "round_rmse")]
@@ -355,6 +355,6 @@ def _tables(rows: Sequence[dict[str, Any]], title: str) -> list[Printed | str]:
     ]
     best = rows[0][f"{error}_ratio_to"]
     return [
-        Printed(title, header, cells, spare=("noise mult.", "sens^2", "max error", "draws")),
+        Table(title, header, cells, spare=("noise mult.", "sens^2", "max error", "draws")),
         f"* least {label} with as few state vectors; {label} ratio: to {best}, the least shown",
     ]

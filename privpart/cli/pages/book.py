@@ -1,8 +1,9 @@
 """Page of the budget book: what all runs about one population cost its members together."""
 
 from accounting.report import up
+from privpart.cli.output import Table
 from privpart.cli.pages.guarantee import curves
-from privpart.cli.pages.page import Badge, Block, Page, Section, Table, Verdict
+from privpart.cli.pages.page import Badge, Block, Page, Section, Verdict
 from privpart.cli.pages.run import without_places
 from privpart.run.budget_book import Account, composed, epsilon_of
 

@@ -17,8 +17,9 @@ from accounting.checks import ConfigError
 from accounting.claims import releases_of, together
 from accounting.guarantee import Cost
 from accounting.report import Assumption, PrivacyReport, claims, up
+from privpart.cli.output import Table
 from privpart.cli.pages import drawing
-from privpart.cli.pages.page import Badge, Block, Picture, Section, Table
+from privpart.cli.pages.page import Badge, Block, Picture, Section
 
 BADGES: dict[str, Badge] = {
     "violated": ("bad", "violated"),

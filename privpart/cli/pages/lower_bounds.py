@@ -3,7 +3,8 @@
 from accounting.report import up
 from attacks.lower_bounds.bounds import percent
 from privpart.cli.audit.verdict import SURE, EpsilonAudit
-from privpart.cli.pages.page import Block, Page, Picture, Section, Table, Verdict
+from privpart.cli.output import Table
+from privpart.cli.pages.page import Block, Page, Picture, Section, Verdict
 from privpart.cli.pages.plots import scores_figure
 
 

@@ -8,7 +8,6 @@ page has no script, and tells the browser to run and fetch none.
 
 import base64
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -21,7 +20,7 @@ from matplotlib.figure import Figure
 
 from accounting.checks import ConfigError
 from accounting.report import printable
-from privpart.cli.output import Printed
+from privpart.cli.output import Table
 from privpart.cli.pages import drawing
 
 Tone = Literal["good", "caution", "bad", "plain"]
@@ -34,7 +33,6 @@ TONES: Mapping[Tone, tuple[str, str, str, str]] = {
 """Text and ground of a tone, on light and on dark paper."""
 ACCENT = ("#005a8f", "#7cc4f5")
 """Colour of links, on light and on dark paper."""
-_NUMBER = re.compile(r"[-+≤<>~ ]*[0-9]")
 Badge = tuple[Tone, str]
 
 
@@ -51,24 +49,6 @@ class Block:
     kind: Literal["facts", "figures", "prose", "points", "badged", "marked", "pictures"]
     items: Sequence[Any]
     heading: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows under a header; the first column is on the left, and so is every column of words."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    @property
-    def words(self) -> frozenset[int]:
-        """The columns in which no cell is a number, which stand on the left."""
-        return frozenset(
-            number
-            for number in range(len(self.header))
-            if not any(_NUMBER.match(row[number]) for row in self.rows)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +136,7 @@ class Page:
 
 def tables_page(
     title: str,
-    parts: Sequence[Printed | str],
+    parts: Sequence[Table | str],
     *,
     answer: str,
     tone: Tone = "plain",
@@ -166,13 +146,10 @@ def tables_page(
 
     Sentences stand below the table that they follow.
     """
-    blocks: list[Block | Table] = []
-    for part in parts:
-        if isinstance(part, str):
-            blocks.append(Block("prose", part.strip().split("\n\n")))
-        else:
-            rows = [[str(cell) for cell in row] for row in part.rows]
-            blocks.append(Table(part.title, part.header, rows))
+    blocks = [
+        Block("prose", part.strip().split("\n\n")) if isinstance(part, str) else part
+        for part in parts
+    ]
     return Page(
         title,
         [Verdict(tone, answer)],

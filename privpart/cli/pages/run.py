@@ -10,6 +10,7 @@ from pathlib import Path
 
 from accounting.checks import is_large_delta
 from accounting.report import STATUS_SENTENCES, up
+from privpart.cli.output import Table
 from privpart.cli.pages.decision import glossary, open_ends, strength, subject, support
 from privpart.cli.pages.guarantee import (
     BADGES,
@@ -21,7 +22,7 @@ from privpart.cli.pages.guarantee import (
     mechanism_facts,
     statement_of,
 )
-from privpart.cli.pages.page import Badge, Block, Page, Picture, Section, Table, Verdict
+from privpart.cli.pages.page import Badge, Block, Page, Picture, Section, Verdict
 from privpart.cli.pages.plots import learning_curve
 from privpart.run.evidence import Check
 from privpart.run.report import RunReport

@@ -6,7 +6,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from accounting.report import up
-from privpart.cli.pages.page import Block, Page, Picture, Section, Table, Verdict
+from privpart.cli.output import Table
+from privpart.cli.pages.page import Block, Page, Picture, Section, Verdict
 
 _CAPTION = {
     "noise": "By noise. Bands and bars: one standard deviation over seeds.",
