@@ -19,7 +19,7 @@ from accounting import checks
 from accounting.checks import ConfigError
 from accounting.report import up
 from privpart.cli import options
-from privpart.cli.output import Table, print_all
+from privpart.cli.output import WIDTH, Table, print_all
 from privpart.cli.trainings import JobsOption, processes, shown_trainings
 from privpart.engines.options import EngineOptions
 
@@ -41,7 +41,6 @@ ENGINE = EngineOptions(batching="vmap")
 """Vectorized clients take less than half of the processor time of one client after another, on both
 networks. With "auto", the numbers would depend on how busy the machine is."""
 _PLAN = Path(__file__).parents[1] / "study" / "plans" / "digits.toml"
-_WIDTH = 96
 
 
 def demo(
@@ -228,11 +227,11 @@ def _tables(
     )
     return [
         budget,
-        fill(budget_note, _WIDTH) + "\n",
+        fill(budget_note, WIDTH) + "\n",
         _accuracies(budgets, accuracies),
-        fill(_cost_note(accuracies) + " " + accuracy_note, _WIDTH) + "\n",
+        fill(_cost_note(accuracies) + " " + accuracy_note, WIDTH) + "\n",
         leakage,
-        fill(leakage_note, _WIDTH) + "\n\n" + fill(limits, _WIDTH),
+        fill(leakage_note, WIDTH) + "\n\n" + fill(limits, WIDTH),
     ]
 
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from accounting import ComposedGuarantee
     from privpart.cli.budget.promise import Promise
 
-EXCEEDED = 3
+EXCEEDED, UNSOUND, LEFT_ITS_PLAN = 3, 5, 6
+"""Exit codes, see ``main.py``."""
 
 
 def judged_plan(

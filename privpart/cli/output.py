@@ -18,7 +18,7 @@ from accounting import Assumption, PrivacyReport
 from accounting.report import printable, up
 from privpart.cli.options import Format
 
-_WIDTH = 96
+WIDTH = 96
 _TABLE_WIDTH = 128
 _NARROWEST = 40
 _MOST_SHOWN = 6
@@ -163,7 +163,7 @@ def _condition(assumption: Assumption) -> str:
 
 def fill_lines(sentences: Iterable[str]) -> list[str]:
     """Return sentences as a list with dashes, broken at the width of the terminal."""
-    width = terminal_width(_WIDTH)
+    width = terminal_width(WIDTH)
     return [fill(s, width, initial_indent="  - ", subsequent_indent="    ") for s in sentences]
 
 

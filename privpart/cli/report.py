@@ -10,19 +10,15 @@ import typer
 
 from accounting import ConfigError, checks
 from accounting.report import printable
-from privpart.cli import options
-from privpart.cli.gate import EXCEEDED, as_field, judged_run, leave_if_above, leave_if_refused
+from privpart.cli import gate, options
 from privpart.cli.idle import without
 from privpart.cli.options import Format
-from privpart.cli.output import fill_lines, print_result, report_row, say
+from privpart.cli.output import WIDTH, fill_lines, print_result, report_row, say
 
 if TYPE_CHECKING:
     from privpart.run.evidence import Check
     from privpart.run.report import RunReport
 
-_UNSOUND = 5
-_LEFT_ITS_PLAN = 6
-_WIDTH = 96
 _REGISTRY = "An entry of OpenDP's registry of deployments"
 
 
@@ -84,22 +80,22 @@ def report(
         checks.accept_delta(delta, g.population, allow_large=allow_large_delta, unit=g.unit)
     for code in vouch or ():
         result = vouched(result, code, voucher)
-    refusals = [] if policy is None else judged_run(policy, run, key, result.vouchers)
+    refusals = [] if policy is None else gate.judged_run(policy, run, key, result.vouchers)
     _write(result, html, registry, about)
     if form == "statement":
         typer.echo(printable(result.statement()))
     else:
-        print_run(result, form, as_field(policy, refusals))
+        print_run(result, form, gate.as_field(policy, refusals))
     # The report is printed before any gate ends the command: it says why.
     if result.deviations:
-        raise typer.Exit(_LEFT_ITS_PLAN)
+        raise typer.Exit(gate.LEFT_ITS_PLAN)
     if result.guarantee.status == "does-not-hold" or result.wrong:
-        raise typer.Exit(_UNSOUND)
+        raise typer.Exit(gate.UNSOUND)
     if limit is not None and result.guarantee.status == "not-private":
         say("the run is not private, so no limit on epsilon holds.")
-        raise typer.Exit(EXCEEDED)
-    leave_if_above(result.guarantee.epsilon, limit)
-    leave_if_refused(refusals)
+        raise typer.Exit(gate.EXCEEDED)
+    gate.leave_if_above(result.guarantee.epsilon, limit)
+    gate.leave_if_refused(refusals)
 
 
 def _derived(
@@ -163,7 +159,7 @@ def _as_text(result: "RunReport") -> str:
         wrong = (f"{check.what}: {check.says}" for check in result.wrong)
         text += ["", "  Wrong", *fill_lines(wrong)]
     if result.select is not None:
-        text += ["", *(fill(line, _WIDTH, initial_indent="  ") for line in result.select)]
+        text += ["", *(fill(line, WIDTH, initial_indent="  ") for line in result.select)]
     for title, assumptions in result.guarantee.by_status():
         text += ["", f"  {title}"]
         for a in assumptions:

@@ -14,7 +14,7 @@ from privpart.cli import options
 from privpart.cli.gate import judged_plan, leave_if_refused
 from privpart.cli.idle import Alone, Idle, beside, typed, where, without
 from privpart.cli.options import Format
-from privpart.cli.output import say
+from privpart.cli.output import WIDTH, say
 from privpart.cli.trainings import INTERRUPTED, tell_of_code
 from privpart.engines.options import Batching, EngineOptions, Precision
 
@@ -28,7 +28,6 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
 
 _ENGINE = "Simulated clients: speed, never the guarantee"
 _DEFAULTS = EngineOptions()
-_WIDTH = 96
 
 
 def train(
@@ -253,7 +252,7 @@ def _close(out: Path, *, adopt: bool, is_asked: bool) -> None:
         "memory, a file system that copies on write, a snapshot or a backup may keep them.",
         _covered(run),
     )
-    typer.echo("\n".join(fill(line, _WIDTH) for line in lines))
+    typer.echo("\n".join(fill(line, WIDTH) for line in lines))
 
 
 def _covered(run: "RunFolder") -> str:

@@ -10,16 +10,14 @@ import typer
 
 from accounting.report import printable
 from privpart.cli import options
-from privpart.cli.gate import as_field, judged_run, leave_if_refused
+from privpart.cli.gate import LEFT_ITS_PLAN, UNSOUND, as_field, judged_run, leave_if_refused
 from privpart.cli.idle import without
+from privpart.cli.output import WIDTH
 
 if TYPE_CHECKING:
     from privpart.run.evidence import Check
 
 _SCHEMA = "privpart/verify/1"
-_WRONG = 5
-_LEFT_ITS_PLAN = 6
-_WIDTH = 96
 _LEDGER = "ledger", "chain", "signature"
 """Lines without which nothing in a folder can be replayed."""
 
@@ -79,7 +77,7 @@ def verify(
     else:
         typer.echo(printable("\n".join(map(_as_text, checks))))
     if wrong:
-        raise typer.Exit(_LEFT_ITS_PLAN if left_its_plan(checks) else _WRONG)
+        raise typer.Exit(LEFT_ITS_PLAN if left_its_plan(checks) else UNSOUND)
     leave_if_refused(refusals)
 
 
@@ -95,4 +93,4 @@ def _replayed(run: Path, noise_key: Path | None, checks: "tuple[Check, ...]") ->
 
 def _as_text(check: "Check") -> str:
     text = f"  {check.status:<9} {check.what}: {check.says}"
-    return fill(text, _WIDTH, subsequent_indent=" " * 12, break_long_words=False)
+    return fill(text, WIDTH, subsequent_indent=" " * 12, break_long_words=False)

@@ -12,11 +12,10 @@ from accounting.report import up
 from privpart.cli import options
 from privpart.cli.budget.best_of import BestOf, lines_of, selected
 from privpart.cli.budget.promise import Histories, Promise, TypedRun, histories_of
-from privpart.cli.gate import judged_plan, leave_if_above, leave_if_refused
+from privpart.cli.gate import LEFT_ITS_PLAN, judged_plan, leave_if_above, leave_if_refused
 from privpart.cli.idle import OF_A_PLAN, Alone, beside
 from privpart.cli.output import print_report
 
-_LEFT_ITS_PLAN = 6
 _Form = Literal["table", "statement", "json", "csv", "events"]
 _OF_ANY = "population", "max_epsilon", "form"
 """Options that matter however a run is described."""
@@ -117,7 +116,7 @@ def epsilon(
     selection = None if best_of is None else selected(promise.guarantee(), best_of, report.delta)
     _print(form, promise, report, selection)
     if report.realised is not None and report.realised.deviations:
-        raise typer.Exit(_LEFT_ITS_PLAN)
+        raise typer.Exit(LEFT_ITS_PLAN)
     leave_if_above(report.epsilon if selection is None else selection["epsilon"], limit)
     leave_if_refused(refusals)
 
