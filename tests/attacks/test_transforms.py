@@ -241,17 +241,18 @@ def test_the_table_of_the_docs(lenet, digits):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["none", *KIND, "sum:2"])
 def test_no_false_finding_in_a_thousand_random_updates(digits, kind):
-    """An audit of random values is void, and an attack on them gains nothing on any image."""
+    """An audit of random values is void; attacks, which it would not start, gain nothing either."""
     (x, y), model = digits, smooth_lenet(seeded(0))
     size = declared(kind).clients
     x, y, rest = x[:size], y[:size], digits[0][2:].mean(0)
     plain = observe(model, x, y, transform="none").update
-    floor = psnr(rest.expand_as(x), x)
+    floor, client = psnr(rest.expand_as(x), x), observe(model, x, y, transform=kind)
     for seed in range(1000):
         draw = seeded(seed)
         drawn = {k: v.norm() * torch.randn(v.shape, generator=draw) for k, v in plain.items()}
         drawn = {k: v.double() / v.numel() ** 0.5 for k, v in drawn.items()}
-        seen = replace(observe(model, x, y, transform=kind), update=declared(kind)(drawn))
+        seen = replace(client, update=declared(kind)(drawn))
         assert not explain(model, seen, x, y).explained
-        found = dlg(model, seen, restarts=1, max_evaluations=20, newton_steps=0, seed=seed)
-        assert bool((psnr(found.x, x) < floor + 3).all())
+        if seed % 20 == 0:
+            found = dlg(model, seen, restarts=1, max_evaluations=50, newton_steps=0, seed=seed)
+            assert bool((psnr(found.x, x) < floor + 3).all())

@@ -298,3 +298,23 @@ def test_bad_input_is_one_sentence(privpart, monkeypatch, tmp_path, changed, fau
     done = privpart(*base, *(settings(tmp_path, changed) if type(changed) is str else changed))
     assert (done.returncode, done.stdout) == (2, "")
     assert fault in done.stderr.splitlines()[-1]
+
+
+def test_transforms_are_declared_and_a_job_may_fail_where_nothing_follows(privpart, tmp_path):
+    plain = ["audit", "leakage", *QUICK[:4], "--view", "full", "--trials", "1"]
+    for name, transforms, options, verdict in (
+        ("summed", ["bits:8", "sum:2"], QUICK[4:], "recovered"),
+        ("unread", ["signs"], ["--attack", "invert_dense"], "attack failed"),
+    ):
+        declared = [word for kind in transforms for word in ("--transform", kind)]
+        out = ["--out", str(tmp_path / name), "--fail-on", "attack failed"]
+        done = privpart(*plain, *options, *declared, *out)
+        assert done.returncode == 4, done.stderr
+        report = json.loads((tmp_path / name / "report.json").read_text())
+        assert (report["verdict"], report["threat"]["transform"]) == (verdict, transforms)
+        text = " ".join(done.stdout.split())
+        assert f"{', '.join(transforms)}, no clip" in text
+        assert ("sum over clients" in text) == (name == "summed")
+    done = privpart(*plain, "--transform", "zip", "--out", str(tmp_path / "wrong"))
+    assert done.returncode == 2
+    assert "--transform 'zip': must be one of top-k:0.1" in done.stderr

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from privpart.cli.audit.settings import Keys
 
 Effort = Literal["quick", "normal", "long"]
-FailOn = Literal["recovered", "partial", "ambiguous"]
+FailOn = Literal["recovered", "partial", "ambiguous", "attack failed"]
 """Verdicts that can fail a job, the most severe first."""
 
 _ATTACK = "The attack"
