@@ -102,7 +102,7 @@ def of_engine(seed: int) -> dict[str, float]:
     """Audit ``FTRLEngine``; its noise is of one seed, and its bound of about 60,000 draws."""
     found = audited(*of_opacus("FTRLEngine"), 1)
     epsilon = float(found["stated"].rpartition(" ")[2])
-    return {"accountant": epsilon, "shown": epsilon, "bound": found["at_least"]}
+    return {"accountant": epsilon, "shown": epsilon, "bound": float(found["at_least"])}
 
 
 def timed(audit: Callable[[int], dict[str, float]], seeds: int) -> dict[str, float]:

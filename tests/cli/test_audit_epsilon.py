@@ -37,7 +37,7 @@ from privpart.engines import methods
 from privpart.engines.ghost_sum import GhostSum
 from privpart.noise.cohorts import SampledCohorts
 from privpart.noise.source import NoiseSource, SecretSource
-from privpart.noise.stream import NoiseStream
+from privpart.noise.stream import Executor, NoiseStream
 from privpart.run.begin import create_run
 from privpart.run.canaries import _MEASURED, canary_key_hash, measured_from_below, write_canary_key
 from privpart.run.ledger import Ledger
@@ -359,6 +359,33 @@ def test_a_clip_that_an_engine_skips_for_one_client_in_two_hundred_is_found(monk
     found = every_method(ONE_STEP)
     assert found["clip in the engine, one client after another"]
     assert found["clip in the engine, vectorized (vmap), sums"]
+
+
+@pytest.mark.slow
+def test_an_update_that_has_another_clients_example_is_found(monkeypatch):
+    monkeypatch.setattr(engine_path, "_MOST", 64)
+    assert not any(every_method(ONE_STEP).values())
+    rows = methods.LocalComputation._rows
+
+    def shared(own, clients):
+        found = rows(own, clients)
+        beside = [*found[1:], found[0]]
+        return [torch.cat([mine, other[:1]]) for mine, other in zip(found, beside, strict=True)]
+
+    monkeypatch.setattr(methods.LocalComputation, "_rows", shared)
+    assert every_method(ONE_STEP)["a client among others and alone"]
+
+
+def test_noise_that_repeats_in_a_large_model_only_is_found(monkeypatch):
+    path = whole_path.PlannedPath(plan(BinaryTree(8), Participation(8), 2.0), [("w", 600_000)])
+    assert path.dim < 2**19
+    assert not any(check.faults for check in whole_path._whole_noise(path, 1e-7))
+    run = Executor.run
+    monkeypatch.setattr(
+        Executor, "run", lambda own, draws, _, state, out: run(own, draws, 0, state, out)
+    )
+    (fault, *_) = whole_path._whole_noise(path, 1e-7)[0].faults
+    assert "shifted by 524288 parameters" in fault
 
 
 def test_a_clip_that_is_skipped_inside_ghost_sums_is_found(monkeypatch):
