@@ -115,7 +115,7 @@ def test_batch_normalisation_in_training_mode_sees_one_client(digits):
         *(("bits:4", 33), ("clip-per-tensor:0.05", 140), ("signs", 18), (halved, 140)),
         (["clip-per-tensor:0.1", "top-k:0.1", "bits:6"], 33),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_what_an_attack_finds(client, kind, least):
     model, x, y = client
