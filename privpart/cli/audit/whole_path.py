@@ -273,7 +273,7 @@ class _Engine:
 @dataclass(frozen=True, slots=True)
 class _Released:
     models: Array  # (n + 1, d), the start and every released model
-    interrupted: Array  # (d,), the model of the round that was not committed
+    interrupted: Array  # (d,), the model of the round that was not committed; empty if none was
     identity: str  # of the source of the noise
     cohorts: list[set[ClientId]]  # who may take part by the sampler; empty without one
     rows: list[set[ClientId]]  # who took part by the ledger
@@ -283,7 +283,11 @@ class _Released:
 def _released(
     path: PlannedPath, clients: ReplayedClients, *, seed: int | None, silent: bool, step: Step
 ) -> _Released:
-    """Run all rounds in a folder; interrupt the one in the middle before its commit, and resume."""
+    """Run all rounds in a folder; interrupt the one in the middle before its commit, and resume.
+
+    A silent run is not interrupted: a resumed one reads from the ledger who took part, and would
+    hide that the server forgets it.
+    """
     plan, middle = path.plan, path.plan.rounds // 2
     asked = [[_spelled(i, clients.ids[i]) for i in clients.asking(t)] for t in range(plan.rounds)]
     engine = _Engine(clients, silent)
@@ -297,7 +301,7 @@ def _released(
 
         def keep(server: Server, counts: RoundCounts) -> None:
             model = server.parameters.numpy().astype(np.float64)
-            if server.round == middle + 1 and not tried:
+            if server.round == middle + 1 and not tried and not silent:
                 tried.append(model)
                 raise _InterruptedError
             run.commit(server, counts)
@@ -315,18 +319,19 @@ def _released(
 
         drawn: list[set[ClientId]] = []
         try:
-            rounds()
+            identity = rounds()
         except _InterruptedError:
             run.close()
             run = RunFolder.open(folder)
-        identity = rounds()
+            identity = rounds()
         run.close()
         took_part: list[set[ClientId]] = [set(row.clients) for row in Ledger(folder).rows()]
         exported = {}
         if seed is not None:  # a file costs as much as some rounds
             file = export(folder, Path(place) / "model.safetensors", part="trained")
             exported = {name: t.double().numpy().ravel() for name, t in load_file(file).items()}
-    return _Released(np.stack(rows), tried[0], identity, drawn, took_part, exported)
+    interrupted = tried[0] if tried else np.empty(0)
+    return _Released(np.stack(rows), interrupted, identity, drawn, took_part, exported)
 
 
 def _spelled(i: int, client: int | str) -> object:
@@ -370,7 +375,7 @@ def replay_path(path: PlannedPath, *, seed: int, step: Step = lambda: None) -> P
     expected = np.stack([clients.contribution(t, planned[t]) for t in everything])
     added = _by_group(whole, sent.models) - _by_group(whole, silent.models)
     checks = [_contributions(whole, clients, planned, added - expected, (sent, silent))]
-    checks.append(_members(clients, planned, sent))
+    checks.append(_members(clients, planned, (sent, silent)))
     worst = added - expected
     last = len(clients.ids) - 1
     for t in np.flatnonzero(clients.allocation.any(1)).tolist():
@@ -447,18 +452,22 @@ def _contributions(
     )
 
 
-def _members(clients: ReplayedClients, planned: Sequence[Sequence[int]], sent: _Released) -> Check:
-    """Compare the ledger's clients, across a resume, with the plan's limits or its sampler."""
+def _members(
+    clients: ReplayedClients, planned: Sequence[Sequence[int]], runs: Sequence[_Released]
+) -> Check:
+    """Compare the clients of ledgers, resumed or not, with the plan's limits or its sampler."""
     faults = []
-    for t, (numbers, row) in enumerate(zip(planned, sent.rows, strict=True)):
-        if (due := {clients.ids[i] for i in numbers}) != row:
-            faults.append(
-                f"The ledger's round {t} has {len(row - due)} clients beside the plan's, and lacks "
-                f"{len(due - row)}."
-            )
-    found = len(sent.rows), sum(map(len, planned))
+    for t, numbers in enumerate(planned):
+        due = {clients.ids[i] for i in numbers}
+        for row in (run.rows[t] for run in runs):
+            if row != due:
+                faults.append(
+                    f"The ledger's round {t} has {len(row - due)} clients beside the plan's, and "
+                    f"lacks {len(due - row)}."
+                )
+    drawn = sum(map(len, planned))
     name = "clients in the ledger"
-    return Check(name, found[1], 0.0, "one client or round beside the plan", tuple(faults[:3]))
+    return Check(name, drawn, 0.0, "one client or round beside the plan", tuple(faults[:3]))
 
 
 def _exported(path: PlannedPath, runs: Sequence[_Released]) -> Check:
