@@ -221,7 +221,7 @@ def test_the_best_one_wins_and_what_trainings_print_is_thrown_away(
 
 def test_ties_end_by_the_secret(tmp_path, monkeypatch):
     winners = set()
-    for number in range(8):
+    for number in range(24):
         found = Scores(monkeypatch, 1.0, 1.0)
         run = tuned(tmp_path / f"{number}", runs=10)
         winners.add(found.models.index(first(run.module())))
