@@ -310,7 +310,7 @@ def test_kills_of_the_server_app_and_of_nodes_lose_nothing(tmp_path):
     given = {"seed": SEED, "timeout": 90.0, "nodes": 5}
     roster = tmp_path / "keys" / "roster.toml"
     secure = plan.replace("\n[model]", SECURE + "\n[model]")
-    write_app(app, out, secure, roster=f'"{roster}"', **given)
+    write_app(app, out, secure, "summed", roster=f'"{roster}"', **given)
     write_app(tmp_path / "clear", out, plan, "alone", **given)
     kills = {("vector", 0), ("signature", 1)}
     silent = {("unmask", 0)}
