@@ -111,10 +111,10 @@ def _shuffled(stated: Observation, replay: Callable[..., Tensor], u: Tensor) -> 
     """
     if stated.local is None or stated.local.batch is None:
         return math.inf, 0.0
-    some = [replay(torch.Generator().manual_seed(2 + seed)) for seed in range(_TRIED)]
-    pairs = itertools.combinations(some, 2)
+    orders = [replay(torch.Generator().manual_seed(2 + seed)) for seed in range(_TRIED)]
+    pairs = itertools.combinations(orders, 2)
     return (
-        min(float((one - u).square().sum()) for one in some),
+        min(float((replayed - u).square().sum()) for replayed in orders),
         max(float((a - b).square().sum()) for a, b in pairs),
     )
 
@@ -129,7 +129,7 @@ def _cause(
     if _gap(weights, u) < _NEAR_WEIGHTS:
         return "it is weights, not an update: subtract those before the round (before)"
     looks = [] if stated.transform.steps else _transforms(stated, replay)
-    if declared := [one for one in looks if _gap(replay(transform=one), u) <= EXPLAINED]:
+    if declared := [look for look in looks if _gap(replay(transform=look), u) <= EXPLAINED]:
         return f"a transform that is not declared: {declared[0]} (--transform {declared[0]})"
     fits = []
     for training, local, clause in _variants(stated):

@@ -134,9 +134,9 @@ def label_candidates(model: nn.Module, observation: Observation) -> list[Tensor]
         f"what {observation.transform} leaves": observation.transform.loses,
         "a loss with label smoothing": smoothed,
     }
-    if batch > 1 and (found := [what for what, there in hidden.items() if there]):
+    if batch > 1 and (causes := [cause for cause, hides in hidden.items() if hides]):
         raise ConfigError(
-            f"labels=None: those of {batch} images cannot be inferred from {found[0]}; observe "
+            f"labels=None: those of {batch} images cannot be inferred from {causes[0]}; observe "
             "with reveal_labels=True."
         )
     weight, bias = (grad if grad is not None and grad.any() else None for grad in (weight, bias))

@@ -32,8 +32,8 @@ class TopK(Transform):
 
     def __call__(self, update: Update) -> dict[str, Tensor]:
         """Return the update with zeros in place of the entries that are not sent."""
-        least = _threshold(torch.cat([value.flatten() for value in update.values()]), self.sent)
-        return {name: torch.where(v.abs() >= least, v, 0.0) for name, v in update.items()}
+        threshold = _threshold(torch.cat([value.flatten() for value in update.values()]), self.sent)
+        return {name: torch.where(v.abs() >= threshold, v, 0.0) for name, v in update.items()}
 
     def towards(self, sent: Update) -> Step:
         """Match the entries that were sent; the others may be any smaller ones."""
@@ -49,10 +49,12 @@ class TopK(Transform):
     def recognised(cls, sent: Update, plain: Update) -> Self | None:
         """Return it where many entries are zero, beside others, that are not zero by themselves."""
         blocks = [_block(sent[name], value) for name, value in plain.items()]
-        there = sum(int((own != 0).sum()) for _, own in blocks)
-        kept = sum(int(((value != 0) & (own != 0)).sum()) for value, own in blocks)
+        nonzero = sum(int((value_before != 0).sum()) for _, value_before in blocks)
+        remaining = sum(
+            int(((value != 0) & (value_before != 0)).sum()) for value, value_before in blocks
+        )
         parts = cls._ranked(sent)
-        if kept == 0 or kept > _KEPT * there or not all(map(_cut, parts)):
+        if remaining == 0 or remaining > _KEPT * nonzero or not all(map(_cut, parts)):
             return None
         return cls(float(f"{max(map(_nonzero, parts)):.2g}"))
 

@@ -106,18 +106,18 @@ def budget(
     if population is not None and add is not None:
         _state(population, add, by)
     book = accounts()
-    shown = [one for one in book if population in (None, one.population)]
+    shown = [account for account in book if population in (None, account.population)]
     if population is not None and not shown:
-        names = ", ".join(one.population for one in book) or "none"
+        names = ", ".join(account.population for account in book) or "none"
         raise ConfigError(f"population={population!r}: must be one of this machine's: {names}.")
     if form == "json":
-        values = {"schema": _SCHEMA, "populations": [one.to_dict(chosen) for one in shown]}
+        values = {"schema": _SCHEMA, "populations": [account.to_dict(chosen) for account in shown]}
         typer.echo(json.dumps(values, indent=2, allow_nan=False))
     else:
         print_all(_tables(shown, chosen, runs=population is not None))
     if html is not None:
         _write_page(shown, chosen, html, whole=population is None)
-    if any(one.passed for one in shown):
+    if any(account.passed for account in shown):
         raise typer.Exit(EXCEEDED)
 
 
@@ -128,7 +128,7 @@ def _write_page(shown: "list[Account]", delta: float | None, html: Path, *, whol
     from privpart.run.budget_book import counted
 
     if whole:
-        passed = sum(one.passed for one in shown)
+        passed = sum(account.passed for account in shown)
         answer = f"{counted(len(shown), 'population')} on this machine, {passed} above its limit"
         parts = _tables(shown, delta, runs=False)
         page = tables_page("Budget book", parts, answer=answer, tone="bad" if passed else "plain")

@@ -127,9 +127,9 @@ def _of_model(name: str, train: Sequence[str] | None) -> _Subject:
     parts |= {" ".join(train): train} if train else network.ladder
 
     def built(part: str) -> PartialModel:
-        own = network.initializers
+        initializers = network.initializers
         return PartialModel(
-            lambda: example_network(name), train=parts[part], seed=0, initializers=own
+            lambda: example_network(name), train=parts[part], seed=0, initializers=initializers
         )
 
     local = LocalTraining(0.1, loss=network.loss)

@@ -217,8 +217,8 @@ def _tables(
     for name, row in ((name, row) for name, audit in audits.items() for row in audit.rows):
         baseline = median(trial.baseline for trial in row.best)
         decibels = (f"{value:.1f}" for value in (median(row.psnr), max(row.psnr), baseline))
-        seen = f"{row.visible:,} ({row.share:.0%})"
-        leaked.append((name, row.view, seen, *decibels, row.verdict))
+        visible = f"{row.visible:,} ({row.share:.0%})"
+        leaked.append((name, row.view, visible, *decibels, row.verdict))
     images = len(next(iter(audits.values())).truth)
     leakage = Table(
         f"3. Leakage by view: PSNR in dB over {images} images, against images that need no attack",

@@ -62,7 +62,7 @@ def tune(
     from privpart.study.tune import bill_lines, prepared, read_tune, select
 
     tuned = read_tune(file)
-    tell_of_code(*(one.plan for one in tuned.candidates))
+    tell_of_code(*(candidate.plan for candidate in tuned.candidates))
     setup, bill = prepared(tuned)
     if out is None:
         _show_bill(bill, form)

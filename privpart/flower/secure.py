@@ -320,8 +320,8 @@ def answer_stage(
         if values := party.saved():
             context.state[_STATE] = flower().ConfigRecord(values)
         memories[this.plan.hash] = party.memory
-        kept = {plan: asdict(memory) for plan, memory in memories.items()}
-        write_durably(path, json.dumps(kept).encode())
+        records = {plan: asdict(memory) for plan, memory in memories.items()}
+        write_durably(path, json.dumps(records).encode())
     except SecureSumError as error:
         raise DeclinedError(str(error)) from None
     finally:

@@ -88,7 +88,7 @@ def refuse_before(
             f"the metrics after round {rounds - 1} are not committed: evaluate its model, and pass "
             "the MetricsRelease to commit_metrics, before the next round."
         )
-    _refuse_both(metrics, {client for one in done for client in one.clients}, cohort)
+    _refuse_both(metrics, {client for evaluation in done for client in evaluation.clients}, cohort)
 
 
 def _refuse_both(

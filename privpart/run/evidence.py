@@ -142,13 +142,13 @@ def _chain(ledger: Ledger) -> Check:
 def _signature(ledger: Ledger, expected: str | None) -> Check:
     if (fault := ledger.head_fault()) is not None:
         return Check("signature", "wrong", fault)
-    made = f"made by {ledger.facts['public_key']}"
+    maker = f"made by {ledger.facts['public_key']}"
     if expected is None:
         why = "a key that the folder itself names; compare it with the one you know"
-        return Check("signature", "asserted", f"{made}, {why}")
+        return Check("signature", "asserted", f"{maker}, {why}")
     if expected != ledger.facts["public_key"]:
-        return Check("signature", "wrong", f"{made}, not by {expected}, the key given")
-    return Check("signature", "verified", f"{made}, the key given")
+        return Check("signature", "wrong", f"{maker}, not by {expected}, the key given")
+    return Check("signature", "verified", f"{maker}, the key given")
 
 
 def _state_and_model(path: Path, ledger: Ledger) -> tuple[Check, Check]:

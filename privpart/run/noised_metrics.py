@@ -31,7 +31,10 @@ class NoisedMetrics:
         """Return the metrics of a ledger; None if the plan has none."""
         if (metrics := plan.metrics) is None:
             return None
-        pairs = ((one.round, zip(metrics.names, one.values, strict=True)) for one in evaluations)
+        pairs = (
+            (evaluation.round, zip(metrics.names, evaluation.values, strict=True))
+            for evaluation in evaluations
+        )
         values = tuple((number, dict(named)) for number, named in pairs)
         return cls(metrics.names, metrics.standard_error, values, len(metrics.rounds))
 

@@ -421,9 +421,9 @@ def _deviations_of_metrics(
     """Return how evaluations left the plan; that nobody evaluates twice, the ledger refuses."""
     metrics, deviations = plan.metrics, []
     planned = () if metrics is None else metrics.rounds
-    if extra := [one.round for one in evaluations if one.round not in planned]:
+    if extra := [evaluation.round for evaluation in evaluations if evaluation.round not in planned]:
         deviations.append(f"metrics were released after round {extra[0]}, which is not planned")
-    both = [c for one in evaluations for c in one.clients if c in histories]
+    both = [c for evaluation in evaluations for c in evaluation.clients if c in histories]
     if both and metrics is not None and not metrics.also_train:
         deviations.append("a user who evaluates took part in a round")
     return tuple(deviations)
@@ -435,7 +435,7 @@ def _claimed(
     """Return the plan, widened to allow the realised participation if that is given."""
     if plan.metrics is not None and realised is not None:
         # Who both trained and evaluated pays for both.
-        rounds = {one.round for one in evaluations if one.round < plan.rounds}
+        rounds = {evaluation.round for evaluation in evaluations if evaluation.round < plan.rounds}
         rounds = {*plan.metrics.rounds, *rounds}
         wide = replace(plan.metrics, also_train=True, rounds=tuple(sorted(rounds)))
         plan = replace(plan, metrics=wide)
@@ -684,7 +684,7 @@ def _metrics(plan: PrivacyPlan, metrics: Metrics, evidence: Evidence) -> _Words:
     if deviations := _deviations_of_metrics(plan, evaluations, histories):
         return "violated", "; ".join(deviations)
     of = f"in {len(evaluations)} of {len(metrics.rounds)} evaluations"
-    if foreign := sum(one.noised_by != SERVER for one in evaluations):
+    if foreign := sum(evaluation.noised_by != SERVER for evaluation in evaluations):
         return "asserted", (
             f"in {foreign} of {len(evaluations)} evaluations code that is not this package's, or "
             "was changed, clipped, summed and added the noise"

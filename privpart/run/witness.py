@@ -60,7 +60,7 @@ class Witness:
     def __post_init__(self) -> None:
         if bool(self.lines) != bool(self.head) or (self.first and not self.head):
             raise ValueError("a log without lines has no hashes, and any other has a head")
-        if len({one.run for one in self.runs}) < len(self.runs):
+        if len({line.run for line in self.runs}) < len(self.runs):
             raise ValueError("a run is there twice")
 
 

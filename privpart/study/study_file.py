@@ -338,16 +338,16 @@ def read_study(path: str | Path) -> Study:
 def _refuse_metric(study: Study) -> None:
     """Refuse a tuning that would read the test users, or nobody."""
     data, tuning = study.base.tables.get("data", {}), study.file.tuning
-    own = data.get("metric") if isinstance(data, Mapping) else None
+    plan_metric = data.get("metric") if isinstance(data, Mapping) else None
     checks.refuse_first(
         {
             f"tuning.metric={tuning.metric}: must name a function that measures on held-out users; "
             "by the plan's data.metric, values would be chosen on the test users.": (
-                own is not None and tuning.metric in (None, own)
+                plan_metric is not None and tuning.metric in (None, plan_metric)
             ),
             "tuning.metric: the plan has no data.metric to replace; leave it out, and trials are "
             "measured by the accuracy on held-out users.": (
-                own is None and tuning.metric is not None
+                plan_metric is None and tuning.metric is not None
             ),
             "tuning.held_out: is missing; trials are measured on those users.": (
                 tuning.metric is None and not tuning.held_out

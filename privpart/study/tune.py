@@ -168,7 +168,7 @@ class Tune:
     @cached_property
     def codes(self) -> tuple[dict[str, Any] | None, ...]:
         """What ``PlanFile.code`` returned of each candidate, before the first training."""
-        return tuple(one.plan.code() for one in self.candidates)
+        return tuple(candidate.plan.code() for candidate in self.candidates)
 
     @cached_property
     def hash(self) -> str:
@@ -393,9 +393,11 @@ def bill_of(tune: Tune, setup: Training, *, put_together: float = 0.0) -> Bill:
     """
     seconds = tune.file.seconds
     if seconds is None:
-        rounds = statistics.mean(one.plan.privacy.rounds for one in tune.candidates)
+        rounds = statistics.mean(candidate.plan.privacy.rounds for candidate in tune.candidates)
         seconds = put_together + rounds * _seconds_of_a_round(setup)
-    noises = [float(one.plan.privacy.noise_multiplier or 0.0) for one in tune.candidates]
+    noises = [
+        float(candidate.plan.privacy.noise_multiplier or 0.0) for candidate in tune.candidates
+    ]
     alone = gaussian.mu(tune.file.target_epsilon, tune.delta)
     counts = {len(tune.candidates), math.ceil(tune.repetitions.expected)}
     if (epsilon := tune.cost.epsilon(tune.delta)) > tune.file.target_epsilon * (1 + 1e-5):

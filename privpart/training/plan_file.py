@@ -734,7 +734,9 @@ def validated(
         raise ConfigError(f"{name} is not a valid plan: privacy.mechanism: {error}") from None
     except ValidationError as error:
         faults = [sentence_of(fault, PlanFile) for fault in error.errors()]
-        listed = f" {faults[0]}" if len(faults) == 1 else "".join(f"\n  {one}" for one in faults)
+        listed = (
+            f" {faults[0]}" if len(faults) == 1 else "".join(f"\n  {fault}" for fault in faults)
+        )
         raise ConfigError(f"{name} is not a valid plan:{listed}") from None
     if in_python:
         return plan

@@ -190,8 +190,8 @@ def _identity(evidence: Evidence) -> Verdict:
 
 def _guarantee(evidence: Evidence, report: RunReport, *, stated: bool) -> Verdict:
     guarantee = report.guarantee
-    known = " if it is known who was sampled" if guarantee.samplers else ""
-    figures = f"mu {up(guarantee.mu)}{known}"
+    condition = " if it is known who was sampled" if guarantee.samplers else ""
+    figures = f"mu {up(guarantee.mu)}{condition}"
     if stated:
         figures = f"epsilon {up(guarantee.epsilon)} at delta {guarantee.delta:g}, {figures}"
     if guarantee.status == "not-private":

@@ -130,8 +130,10 @@ def engine_checks(setup: Training | None, promised: PrivacyPlan) -> list[Check]:
     rows = {"alone": _alone(slow, few, start)}
     prefixed = bool(setup.model.frozen)
     for options in _METHODS:
-        known = f"clip in the engine, vectorized (vmap){', sums' * options.get('sums', False)}"
-        alike = known in rows and options["batching"] == "vmap"
+        counterpart = (
+            f"clip in the engine, vectorized (vmap){', sums' * options.get('sums', False)}"
+        )
+        alike = counterpart in rows and options["batching"] == "vmap"
         if alike or ("cache_prefix" in options and not prefixed):
             continue  # it is the method that was taken before
         try:
