@@ -51,7 +51,7 @@ def costs(
     Bytes are measured on encoded messages, FLOPs and memory on a local step that is run. Seconds
     are those of phones (Wang et al. 2021). A network by name is measured on a client with 100
     examples, one pass of plain SGD and batches of 16; a plan says its own. Of a plan with a
-    [schedule], it also shows which group trains in which round, and the mean over its rounds.
+    schedule, it also shows which group trains in which round, and the mean over its rounds.
 
     Example: privpart costs emnist_cnn --train '!dense1.*'
 

@@ -67,8 +67,8 @@ def frontier(
 
     Each arm, at each level of noise, tries the same points of the tuning space, measured on
     held-out users. The best one is then trained with the final seeds and tested. The same command
-    again resumes: finished trainings are kept. With [freeze] in place of [arms], FedPT's four steps
-    search for the layers to freeze.
+    again resumes: finished trainings are kept. With a table freeze in place of arms, FedPT's four
+    steps search for the layers to freeze.
 
     Example: privpart frontier examples/study_digits.toml --out study -j 2
     """

@@ -51,7 +51,7 @@ def mechanisms(
     plan: Annotated[
         Path | None,
         typer.Option(
-            help="Plan file with rounds, delta and participation; if it has a [schedule] or shared "
+            help="Plan file with rounds, delta and participation; if it has a schedule or shared "
             "keys, a stream per group is compared with one stream over all rounds."
         ),
         Alone(OF_A_PLAN, ("target_epsilon", "mechanism", "html", "form")),
