@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from attacks.transforms.transform import Step, Transform, Update, straight
+from attacks.transforms.transform import Step, Transform, Update, number, straight
 
 _MOST = 16
 _ROUNDING = 1e-6  # of float32, relative to the greatest value
@@ -24,10 +24,7 @@ class Bits(Transform):
     @classmethod
     def parsed(cls, argument: str) -> Self:
         """Return "bits:NUMBER", from 2 to 16."""
-        bits = int(argument)
-        if not 2 <= bits <= _MOST:
-            raise ValueError
-        return cls(bits)
+        return cls(number(argument, _MOST))
 
     def __str__(self) -> str:
         return f"bits:{self.bits}"

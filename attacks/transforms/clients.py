@@ -5,7 +5,7 @@ from typing import ClassVar, Self
 
 from torch import Tensor
 
-from attacks.transforms.transform import Transform, Update
+from attacks.transforms.transform import Transform, Update, number
 
 _MOST = 10_000
 
@@ -20,10 +20,7 @@ class Sum(Transform):
     @classmethod
     def parsed(cls, argument: str) -> Self:
         """Return "sum:CLIENTS", from 2."""
-        clients = int(argument)
-        if not 2 <= clients <= _MOST:
-            raise ValueError
-        return cls(clients)
+        return cls(number(argument, _MOST))
 
     def __str__(self) -> str:
         return f"sum:{self.clients}"

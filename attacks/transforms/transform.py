@@ -62,3 +62,11 @@ def share(argument: str) -> float:
     if not 0 < value <= 1:
         raise ValueError
     return value
+
+
+def number(argument: str, most: int) -> int:
+    """Return a whole number from 2 to ``most``."""
+    value = int(argument)
+    if not 2 <= value <= most:
+        raise ValueError
+    return value

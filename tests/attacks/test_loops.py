@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from opacus import PrivacyEngine
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from accounting import BinaryTree, Participation
+from accounting import BinaryTree, Independent, Participation
 from accounting.checks import ConfigError
 from attacks import CanaryLoop, LoopAudit
 from privpart import FTRLEngine
@@ -73,6 +74,38 @@ def no_clip(optimizer):
 def test_a_fault_of_the_engine_is_a_violation(fault, named):
     found = audited(fault)
     assert found.violation
+    assert named in " ".join(found.faults)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({}, ""),
+        ({"noise_multiplier": 0.6}, "clip norms; the plan says 1."),
+        ({"max_grad_norm": 7.0}, "A canary adds"),
+    ],
+    ids=["right", "noise x 0.6", "clip x 10"],
+)
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off")
+def test_a_loop_under_opacus_own_engine(changed, named):
+    data = TensorDataset(torch.randn(EXAMPLES, 6), torch.randint(3, (EXAMPLES,)))
+    canaries = CanaryLoop(nn.Linear(6, 3), data, count=COUNT)
+    module, optimizer, loader = PrivacyEngine().make_private(
+        module=canaries.module,
+        optimizer=torch.optim.SGD(canaries.module.parameters(), lr=0.1),
+        data_loader=DataLoader(canaries.data, batch_size=BATCH, shuffle=True),
+        poisson_sampling=False,
+        **{"noise_multiplier": 1.0, "max_grad_norm": CLIP} | changed,
+    )
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(x), y).backward()
+        optimizer.step()
+    once = Participation(STEPS, 1, STEPS)
+    given = {"noise_multiplier": 1.0, "clip_norm": CLIP, "divisor": BATCH, "delta": 1e-5}
+    found = canaries.audit(optimizer, Independent(STEPS), once, **given)
+    assert found.clipped_by == "opacus.optimizers.optimizer.DPOptimizer"
+    assert found.violation == bool(named), found.faults
     assert named in " ".join(found.faults)
 
 
