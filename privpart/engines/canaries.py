@@ -2,18 +2,20 @@
 
 A canary's update is a direction of the auditor's choice instead of training. It goes through the
 server: its messages, clip, limits and divisor, one update per client. Where an engine of this
-package hands over sums, it clips and sums the canaries as its clients. Which canaries there are,
+package hands over sums, it clips and sums the canaries as its clients; over a network, a node of
+the auditor's answers for them. Which canaries there are,
 and which of them take part by a secret coin, is up to whoever implements ``CanaryClients``; the
 audit compares the released models of those that took part with those that did not.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from accounting.checks import ConfigError
+from privpart.data.clients import RemoteClients
 from privpart.messages import ClientId, ClientUpdate, RoundTask
 
 
@@ -83,3 +85,31 @@ def refuse_same_ids(clients: Iterable[ClientId], canaries: CanaryClients) -> Non
         raise ConfigError(
             f"canaries: a client has the id {taken!r}, which is a canary's. Rename it."
         )
+
+
+class CanaryEngine:
+    """Answers for canaries on a node of the auditor's; the server knows which of them to ask.
+
+    The node needs nothing secret: directions and rounds are public, only the coins are not.
+    """
+
+    def __init__(self, canaries: CanaryClients) -> None:
+        self._canaries = canaries
+        self.clients = RemoteClients(canaries.ids)
+        self.facts: dict[str, Any] = {}
+
+    def __enter__(self) -> "CanaryEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
+        """Yield the updates of the canaries that a task asks for, whatever the model is.
+
+        Raises:
+            ConfigError: one of them does not take part in this round.
+        """
+        for client in task.clients:
+            update = self._canaries.update(client, task.round, task.clip_norm)
+            yield task.update(client, update.clone())

@@ -7,7 +7,7 @@ sends is refused or clipped, and delays a round by no more than its time-out.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -116,6 +116,7 @@ class FlowerEngine:
         grid: Flower's ``Grid``, as a ServerApp gets it.
         model: the model that is trained, to say what both sides must agree on.
         owners: which node answers for each client of the population.
+        planted: those of them that are canaries, whom the auditor puts into cohorts.
         minimum: answers without which a round is tried again: the plan's ``minimum_cohort``.
         enough: returns with how many answers a round ends: of those that arrive later none counts,
             and their clients have not taken part. None waits for everybody. Clients' values must
@@ -128,7 +129,7 @@ class FlowerEngine:
         report: gets a sentence about each node that is lost or refused.
 
     Attributes:
-        clients: the population, by ids; its examples are on the nodes.
+        clients: the population, by ids, without canaries; its examples are on the nodes.
         owners: as passed.
 
     Raises:
@@ -141,6 +142,7 @@ class FlowerEngine:
         model: PartialModel,
         owners: Mapping[ClientId, int],
         *,
+        planted: Collection[ClientId] = (),
         minimum: int,
         authenticated: bool,
         enough: Callable[[int], int] | None = None,
@@ -158,7 +160,7 @@ class FlowerEngine:
         self.timeout = checks.positive("timeout", timeout)
         self.attempts = checks.count("attempts", attempts)
         self.poll = checks.positive("poll", poll)
-        self.clients = RemoteClients(sorted(self.owners, key=id_order))
+        self.clients = RemoteClients(sorted(self.owners.keys() - set(planted), key=id_order))
         self._report = report or to_stderr
 
     def __enter__(self) -> "FlowerEngine":

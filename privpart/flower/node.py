@@ -7,6 +7,7 @@ why it declines for reasons of its data stays in its log.
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from accounting import checks
 from accounting.checks import ConfigError
 from privpart.data.clients import Clients
+from privpart.engines.canaries import CanaryEngine
 from privpart.engines.options import EngineOptions
 from privpart.flower.agreement import (
     SCHEMA,
@@ -31,8 +33,10 @@ from privpart.flower.agreement import (
 )
 from privpart.flower.secure import NodeRound, answer_stage
 from privpart.messages import ClientId, RoundTask, id_order
+from privpart.model import PartialModel
 from privpart.plan import PrivacyPlan
-from privpart.training.plan_file import read
+from privpart.training.plan_file import PlanFile, read
+from privpart.training.train import CanaryMaker, canaries_of
 from privpart.training.training import Own, Training, refuse_over_network, training
 
 
@@ -40,6 +44,7 @@ def client_app(
     plan: str | Path,
     *,
     clients: Callable[[Any], Clients] | None = None,
+    canaries: CanaryMaker | None = None,
     **options: Any,  # noqa: ANN401  EngineOptions checks them
 ) -> Any:  # noqa: ANN401  Flower's ClientApp
     """Return a ClientApp that answers for the clients of a node.
@@ -51,8 +56,13 @@ def client_app(
         clients: returns the node's clients from Flower's ``Context``; None takes those that the
             plan names. If the node has a ``partition-id`` and ``num-partitions``, it has every
             such client of the plan's, so that one data set serves a federation on one machine.
+        canaries: ``attacks.canary_clients`` on a node of the auditor's, which answers for the
+            canaries of the plan's table [canaries] and for nobody else. It learns which of them
+            take part, and so belongs to whoever may know that.
         options: fields of ``EngineOptions`` by keyword; without any, ``deterministic=True``.
     """
+    if clients is not None and canaries is not None:
+        raise ConfigError("canaries: are on a node by themselves; leave clients out.")
     flower()
     import flwr.clientapp
 
@@ -67,7 +77,10 @@ def client_app(
         key = (context.node_id, share)
         if key not in nodes:
             population = None if clients is None else clients(context)
-            nodes[key] = Node.of(Path(plan), share, population, settings)
+            objects = Own(clients=population)
+            if canaries is not None:
+                objects = Own(remote=partial(_auditors, read(Path(plan)), canaries))
+            nodes[key] = Node.of(Path(plan), share, objects, settings)
         return nodes[key]
 
     def train(message: Any, context: Any) -> Any:  # noqa: ANN401  Flower's Message and Context
@@ -84,6 +97,18 @@ def client_app(
     app.train("secure")(secure)
     app.query()(query)
     return app
+
+
+def _auditors(plan: PlanFile, canaries: CanaryMaker, model: PartialModel) -> CanaryEngine:
+    """Return what answers for the canaries of a plan.
+
+    Raises:
+        ConfigError: the plan has none.
+    """
+    if plan.canaries is None:
+        raise ConfigError("canaries: the plan has no table [canaries]; leave them out.")
+    sizes = None if plan.schedule is None else model.group_sizes
+    return CanaryEngine(canaries_of(plan, plan.privacy_plan(sizes=sizes), canaries, model.dim))
 
 
 def _answered(message: Any, act: Callable[[], Any]) -> Any:  # noqa: ANN401  Flower's Message
@@ -136,7 +161,7 @@ class Node:
         cls,
         plan: Path,
         share: tuple[int, int] | None,
-        clients: Clients | None,
+        objects: Own,
         options: EngineOptions,
     ) -> "Node":
         """Put a plan together over all of its clients, and keep every ``share``-th of them.
@@ -144,10 +169,9 @@ class Node:
         Raises:
             ConfigError: see ``training``.
         """
-        chosen = read(plan, in_python=clients is not None)
+        chosen = read(plan, in_python=objects.clients is not None)
         refuse_over_network(chosen)
         code = chosen.code()
-        objects = Own(clients=clients)
         setup = training(chosen, objects=objects, options=options, report=to_stderr, part=True)
         promised = setup.promise(code)
         # a fixed order, so that shares of all nodes are disjoint
@@ -175,7 +199,7 @@ class Node:
         task, start = self.task(fields), self.start(content["model"]["trainable"])
         arrays = {
             id_text(answer.client): flwr.Array(answer.update.detach().numpy())
-            for answer in self.setup.engine.run(task, start)
+            for answer in self.setup.trainer.run(task, start)
         }
         reply = {**agreement(self.setup.model, self.plan, task.active), "round": task.round}
         return flwr.RecordDict(

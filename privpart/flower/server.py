@@ -22,16 +22,31 @@ from privpart.flower.secure import SecureFlowerEngine, read_roster
 from privpart.loop import Callback, RoundRecord
 from privpart.messages import ClientId
 from privpart.model import PartialModel
+from privpart.plan import PrivacyPlan
 from privpart.run.folder import holds_a_run
 from privpart.run.ledger import Ledger
 from privpart.run.report import AUTHENTICATED, FIRST_ANSWERS
 from privpart.training.callbacks import Logger, callbacks_of
 from privpart.training.plan_file import PlanFile, read
-from privpart.training.train import PLAN, begin, finish, has_stopped, kept_plan, resume_run
+from privpart.training.train import (
+    PLAN,
+    CanaryMaker,
+    begin,
+    canaries_of,
+    finish,
+    has_stopped,
+    kept_plan,
+    resume_run,
+)
 from privpart.training.training import Own, refuse_over_network
 
 
-def server_app(plan: str | Path, *, callbacks: Sequence[Callback | Logger] = ()) -> Any:  # noqa: ANN401
+def server_app(
+    plan: str | Path,
+    *,
+    callbacks: Sequence[Callback | Logger] = (),
+    canaries: CanaryMaker | None = None,
+) -> Any:  # noqa: ANN401
     """Return Flower's ServerApp: it trains a plan in a run folder, or resumes the run there.
 
     Its settings are those of the app's own table ``[tool.flwr.app.config]``, by the names of
@@ -40,13 +55,16 @@ def server_app(plan: str | Path, *, callbacks: Sequence[Callback | Logger] = ())
     Args:
         plan: path of the plan file.
         callbacks: called after each committed round, or loggers; see ``privpart.train``.
+        canaries: ``attacks.canary_clients``, for a plan with a table [canaries], which a node of
+            the auditor's answers for; see ``client_app``.
     """
     flower()
     import flwr.serverapp
 
     def main(grid: Any, context: Any) -> None:  # noqa: ANN401  Flower's Grid and Context
         try:
-            serve(grid, Path(plan), Settings.of(context.run_config), callbacks=callbacks)
+            settings = Settings.of(context.run_config)
+            serve(grid, Path(plan), settings, callbacks=callbacks, canaries=canaries)
         except Exception as error:
             to_stderr(f"the run has stopped: {error}")
             if isinstance(error, ConfigError):
@@ -133,6 +151,7 @@ def serve(
     settings: Settings,
     *,
     callbacks: Sequence[Callback | Logger] = (),
+    canaries: CanaryMaker | None = None,
     poll: float = 3.0,
     report: Report | None = None,
 ) -> None:
@@ -144,6 +163,14 @@ def serve(
     """
     out, chosen, say = Path(settings.out), read(plan), report or to_stderr
     refuse_over_network(chosen)
+    checks.refuse_first(
+        {
+            "canaries: a table [canaries] in the plan goes with server_app(..., "
+            "canaries=attacks.canary_clients); give both, or neither.": (
+                (chosen.canaries is None) != (canaries is None)
+            )
+        }
+    )
     made = _engine(chosen, settings)
     resumes = holds_a_run(out)
     recorded = _recorded_owners(out, settings, chosen) if resumes else None
@@ -161,10 +188,12 @@ def serve(
             agreed, patience = agreement(model, promised.hash), settings.start_timeout or timeout
             named = hosted(grid, agreed, settings.nodes, timeout=patience, poll=poll, report=say)
             owners = {c: named.get(c, node) for c, node in (recorded or named).items()}
+        planted = _planted_ids(chosen, promised, canaries, model.dim, owners)
         return made(
             grid,
             model,
             owners,
+            planted=planted,
             minimum=chosen.privacy.minimum_cohort,
             authenticated=settings.authenticated,
             enough=promised.report_goal_at if settings.first_answers else None,
@@ -176,10 +205,18 @@ def serve(
 
     objects = Own(remote=remote)
     if resumes:
-        run, setup = resume_run(out, plan=chosen, objects=objects, options=EngineOptions())
+        run, setup = resume_run(
+            out, plan=chosen, objects=objects, canaries=canaries, options=EngineOptions()
+        )
     else:
-        options = EngineOptions()
-        run, setup = begin(chosen, out, objects=objects, seed=settings.seed, options=options)
+        run, setup = begin(
+            chosen,
+            out,
+            objects=objects,
+            canaries=canaries,
+            seed=settings.seed,
+            options=EngineOptions(),
+        )
     last = run.plan.rounds
 
     def tell(record: RoundRecord) -> None:
@@ -214,6 +251,29 @@ def _engine(plan: PlanFile, settings: Settings) -> Callable[..., FlowerEngine]:
         return FlowerEngine
     roster = read_roster(Path(settings.roster or ""))
     return partial(SecureFlowerEngine, rules=rules, roster=roster)
+
+
+def _planted_ids(
+    plan: PlanFile,
+    promised: PrivacyPlan,
+    canaries: CanaryMaker | None,
+    dim: int,
+    owners: Mapping[ClientId, int],
+) -> Sequence[ClientId]:
+    """Return the ids of the plan's canaries, absent ones included.
+
+    Raises:
+        ConfigError: no node answers for one of them.
+    """
+    if canaries is None:
+        return ()
+    ids = canaries_of(plan, promised, canaries, dim).ids
+    if missing := [client for client in ids if client not in owners]:
+        raise ConfigError(
+            f"canaries: no node answers for {missing[0]!r}. Start the auditor's, whose app is "
+            "client_app(..., canaries=attacks.canary_clients)."
+        )
+    return ids
 
 
 def _recorded_owners(out: Path, settings: Settings, plan: PlanFile) -> dict[ClientId, int]:

@@ -808,6 +808,7 @@ _APART = (
     ("canaries", "privacy.adaptive_clipping"),
     ("canaries", "privacy.clip_norms"),
     ("canaries", "privacy.report_goals"),
+    ("canaries", "privacy.secure"),
     ("privacy.clip_norms", "privacy.adaptive_clipping"),
 )
 """Keys of which a plan has one at most."""

@@ -324,22 +324,29 @@ def _planted(
     setup: Training, promised: PrivacyPlan, canaries: CanaryMaker | None, key: bytes
 ) -> Training:
     """Return a training with the canaries of its plan's table, if it has one."""
-    table = setup.plan.canaries
-    if table is None:
+    if setup.plan.canaries is None:
         return setup
     if canaries is None:
         raise without_canaries()
-    clients = canaries(
-        promised.mechanism,
-        promised.participation,
-        dim=setup.start.numel(),
-        key=key,
-        momentum=setup.plan.server.momentum,
-        **table.model_dump(),
-    )
+    clients = canaries_of(setup.plan, promised, canaries, setup.start.numel(), key)
     # Also of absent canaries: whoever shares an id would be taken for one.
     refuse_same_ids(setup.clients.ids, clients)
     return replace(setup, canaries=clients)
+
+
+def canaries_of(
+    plan: PlanFile, promised: PrivacyPlan, canaries: CanaryMaker, dim: int, key: bytes = bytes(32)
+) -> CanaryClients:
+    """Return the canaries of a plan's table; their ids and updates do not depend on the key."""
+    assert plan.canaries is not None  # noqa: S101  whoever asks has looked
+    return canaries(
+        promised.mechanism,
+        promised.participation,
+        dim=dim,
+        key=key,
+        momentum=plan.server.momentum,
+        **plan.canaries.model_dump(),
+    )
 
 
 def passed_objects(objects: Own) -> dict[str, str] | None:

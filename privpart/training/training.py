@@ -270,8 +270,10 @@ class Training:
             at = self.plan.data.evaluate_at
             rounds = {"evaluate_at": at, **rounds}
             rounds |= {"evaluate": self.measures, "evaluate_every": evaluate_every}
+        simulated = isinstance(self.trainer, EmbeddedEngine | SelectEngine)
+        planted = self.canaries if simulated else None  # elsewhere, a node answers for them
         with self.trainer:
-            records = fit(server, self.trainer, cohorts, canaries=self.canaries, **rounds)
+            records = fit(server, self.trainer, cohorts, canaries=planted, **rounds)
         return server, records
 
 
@@ -330,7 +332,7 @@ def training(
             task = plan_data(plan.data, model.module)
             metric = Accuracy(task.test_x, task.test_y)
         engine = objects.remote(model)
-        cohorts = _cohorts(plan, engine.clients)
+        cohorts = () if part else _cohorts(plan, engine.clients)
         return Training(plan, model, engine, cohorts, metric, model.flat.clone())
     clients, accuracy = _clients(plan, objects, code, model.module, read)
     metric = metric or accuracy
@@ -389,7 +391,6 @@ def refuse_over_network(plan: PlanFile) -> None:
         "privacy.sampling: its epsilon needs that nobody learns who was drawn, and nodes and the "
         "network see whom the server asks. Leave it out.": plan.privacy.sampling,
         "select: is not sent over Flower; train it with privpart train.": plan.select,
-        "canaries: are for simulations; leave the table out.": plan.canaries,
         "client.objective, model.local: a client's own models would have to stay on its node "
         "between rounds, where Flower starts a new process for each. Leave them out.": (
             plan.client.objective == "moon" or plan.model.local
