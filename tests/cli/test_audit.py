@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import sys
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,7 @@ from attacks import LocalSteps, observe
 from attacks.networks import smooth_lenet
 from privpart.cli.audit.image_inputs import image_audit
 from privpart.cli.audit.inputs import digest
+from privpart.cli.audit.leakage_gate import judged, read_limit, write_junit
 from privpart.cli.audit.options import LeakageOptions
 from privpart.cli.audit.store import TrialFolder, writing
 from privpart.data.tasks import digits
@@ -47,7 +49,7 @@ def test_a_recovered_image_fails_the_job_and_the_report_tells_each_attack(privpa
     command = ["audit", "leakage", *QUICK, *views, "--trials", "1", "--out", str(out)]
     done = privpart(*command, "--fail-on", "recovered")
     assert done.returncode == 4, done.stderr
-    assert "threshold recovered passed" in done.stderr
+    assert "view conv2.*, adversary server: the verdict is 'recovered' or more" in done.stderr
     assert (out / "leakage.png").read_bytes().startswith(b"\x89PNG")
     text = " ".join(done.stdout.split())
     assert "Attack by attack" in text
@@ -64,11 +66,59 @@ def test_a_recovered_image_fails_the_job_and_the_report_tells_each_attack(privpa
     assert rows["head"]["reid_rank"] == [1]
     assert set(report["baselines"]) == {"grey", "noise", "dataset mean", "class mean"}
     assert set(report["oracles"]) == {"own mean"}
-    done = privpart(*command, "--format", "csv")
+    cases = ET.parse(out / "junit.xml").iter("testcase")
+    failed = {case.get("name") for case in cases if case.find("failure") is not None}
+    assert failed == {f"view {view}, adversary server" for view in ("full", "conv2.*")}
+    (out / "report.json").rename(tmp_path / "baseline.json")
+    done = privpart(*command, "--format", "csv", "--fail-on", str(tmp_path / "baseline.json"))
     assert done.returncode == 0, done.stderr
     lines = list(csv.DictReader(done.stdout.splitlines()))
     assert {line["view"]: line["verdict"] for line in lines} == verdicts
     assert float(lines[0]["psnr_median"]) > 60
+
+
+BASELINE = {"a": "partial", "b": "ambiguous", "c": "attack failed", "d": "recovered"}
+
+
+@pytest.mark.parametrize(
+    ("now", "failures"),
+    [
+        (BASELINE, {}),
+        (BASELINE | {"a": "no gain", "d": "ambiguous"}, {}),
+        (BASELINE | {"b": "no gain"}, {"b": "no gain, and ambiguous in the baseline"}),
+        (BASELINE | {"c": "void"}, {"c": "void, so nothing follows any more"}),
+        (BASELINE | {"d": "attack failed"}, {"d": "attack failed, so nothing follows"}),
+        (BASELINE | {"e": "ambiguous"}, {"e": "the baseline has no such row"}),
+        ({"a": "partial"}, dict.fromkeys("bcd", "was not audited")),
+    ],
+)
+def test_a_view_fails_that_is_worse_than_in_the_baseline_or_no_longer_audited(
+    now, failures, tmp_path
+):
+    def rows(verdicts):
+        return [{"view": view, "verdict": verdict} for view, verdict in verdicts.items()]
+
+    path = tmp_path / "baseline.json"
+    path.write_text(json.dumps({"rows": rows(BASELINE)}))
+    results = judged(rows(now), read_limit(str(path)))
+    failed = {row.name: row.failure for row in results if row.failure}
+    assert failed.keys() == {f"view {view}" for view in failures}
+    assert all(why in failed[f"view {view}"] for view, why in failures.items())
+    write_junit(results, "images", tmp_path / "junit.xml")
+    suite = ET.parse(tmp_path / "junit.xml").getroot()
+    assert int(suite.get("failures")) == len(failures) == len(list(suite.iter("failure")))
+
+
+def test_no_other_file_is_a_baseline(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "not.json").write_text("{")
+    (tmp_path / "other.json").write_text('{"rows": []}')
+    (tmp_path / "deep.json").write_text("[" * 10**5)
+    (tmp_path / "words.json").write_text('{"rows": [{"view": "a", "verdict": ["safe"]}]}')
+    for name in ("pipe", "not.json", "other.json", "deep.json", "words.json", ".", "no gain"):
+        typed = name if name == "no gain" else str(tmp_path / name)
+        with pytest.raises(ConfigError, match="fail_on="):
+            read_limit(typed)
 
 
 def test_a_mistyped_option_does_not_occupy_the_folder(tmp_path):

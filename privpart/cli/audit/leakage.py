@@ -31,9 +31,10 @@ def leakage(options: LeakageOptions) -> None:
     at each, beside the accountant's epsilon. After Ctrl-C, the same command resumes.
     """
     import attacks
-    from attacks.report import VERDICTS
-    from privpart.cli.audit.store import resumable
+    from privpart.cli.audit.leakage_gate import JUNIT, judged, read_limit, write_junit
+    from privpart.cli.audit.store import resumable, writing
 
+    limit = read_limit(options.fail_on)  # before hours of work
     audit, words = _audit_of(options)
     per_level = len(audit.everyone) * len(audit.views) * len(audit.batches)
     with resumable(options.out, per_level * options.levels) as progress:
@@ -45,15 +46,20 @@ def leakage(options: LeakageOptions) -> None:
         else:
             report: Any = audit.report()
             summary, page, files = _report_written(report, options.out, words)
+    results = judged(summary.rows, limit)
+    with writing(options.out):
+        write_junit(results, summary.kind, options.out / JUNIT)
+    files.append(options.out / JUNIT)
     if options.html is not None:
         page.write(options.html)
     summary.publish(options.form, files)
     # Void says nothing of the update, so that no threshold applies.
     if summary.verdict == "void":
         raise typer.Exit(VOID)
-    limit = options.fail_on
-    if limit is not None and VERDICTS.index(summary.verdict) <= VERDICTS.index(limit):
-        typer.echo(f"privpart: {summary.verdict}: threshold {limit} passed.", err=True)
+    failures = [row for row in results if row.failure is not None]
+    for row in failures:
+        typer.echo(f"privpart: {row.name}: {row.failure}.", err=True)
+    if failures:
         raise typer.Exit(THRESHOLD_PASSED)
 
 

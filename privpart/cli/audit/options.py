@@ -136,7 +136,12 @@ class LeakageOptions:
         typer.Option(help="Run only this attack; repeatable.", rich_help_panel=_ATTACK),
     ] = None
     fail_on: Annotated[
-        FailOn | None, typer.Option(help="Exit with 4 at this verdict or a more severe one.")
+        str | None,
+        typer.Option(
+            help="Exit with 4 at this verdict or a more severe one: recovered, partial, ambiguous, "
+            "'attack failed'. Or report.json of an earlier audit: exit with 4 if a view is worse "
+            "than there, or no longer audited."
+        ),
     ] = None
     out: Annotated[Path, typer.Option(help="Folder for the report, pictures and trials/.")]
     html: HtmlOption = None
