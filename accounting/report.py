@@ -35,7 +35,7 @@ _NOT_COVERED = (
     "choosing hyperparameters, checkpoints or when to stop on private data",
     "other releases about the same people, before, beside or after this run",
     "data that the model was pre-trained on",
-    "losses, metrics, cohort lists and counts that leave the server",
+    "losses, metrics, lists of who took part and counts that leave the server",
     "parts of the model that stay with a client, should they ever leave it",
     "side channels, such as time, memory and traffic",
 )

@@ -124,7 +124,7 @@ def budget(
 def _write_page(shown: "list[Account]", delta: float | None, html: Path, *, whole: bool) -> None:
     """Write the page of one population, or the table of all."""
     from privpart.cli.pages.book import book_page
-    from privpart.cli.pages.page import tables_page
+    from privpart.cli.pages.decision import tables_page
     from privpart.run.budget_book import counted
 
     if whole:

@@ -88,7 +88,7 @@ def costs(
     tables = _tables(subject, rows, title)
     print_result(form, document, rows, lambda: print_all(tables))
     if html is not None:
-        from privpart.cli.pages.page import tables_page
+        from privpart.cli.pages.decision import tables_page
 
         tables_page(f"Costs of {subject.name}", tables, answer=title).write(html)
 

@@ -105,7 +105,8 @@ def demo(
     tables = _tables(plan, budgets, rows, audits)
     print_all(tables)
     if html is not None:
-        from privpart.cli.pages.page import Picture, tables_page
+        from privpart.cli.pages.decision import tables_page
+        from privpart.cli.pages.page import Picture
 
         pictures = [
             Picture((out / f"{name}.png").read_bytes(), f"The table on {name}.", f"{name}.png")

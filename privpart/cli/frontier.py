@@ -187,7 +187,8 @@ def _by_arm(
 
 
 def _write_page(study: "Study", tables: "Sequence[Table | str]", out: Path, html: Path) -> None:
-    from privpart.cli.pages.page import Picture, tables_page
+    from privpart.cli.pages.decision import tables_page
+    from privpart.cli.pages.page import Picture
 
     pictures = [
         Picture(file.read_bytes(), f"The table, by {by}.", f"By {by}; intervals over seeds.")

@@ -51,7 +51,10 @@ PolicyOption = Annotated[
     ),
 ]
 HtmlOption = Annotated[
-    Path | None, typer.Option(help="Also write the result as a page for people into this file.")
+    Path | None,
+    typer.Option(
+        help="Also write a page for people into this file: as PDF if its name ends in .pdf."
+    ),
 ]
 PublicKey = Annotated[
     str | None,

@@ -124,10 +124,10 @@ def entry_of(result: RunReport, about: Mapping[str, Any]) -> dict[str, Any]:
 def _privacy_loss(result: RunReport, unit_is: str | None) -> dict[str, Any]:
     report = result.guarantee
     claim, attacker, _ = claims(report)
-    parameters = {"epsilon": report.epsilon, "delta": report.delta}
+    parameters = {"epsilon": _up(report.epsilon), "delta": _up(report.delta)}
     # rho is never amplified: beside an amplified epsilon it would be of another guarantee.
     if not report.samplers:
-        parameters["rho"] = report.rho
+        parameters["rho"] = _up(report.rho)
     details = f"Epsilon, delta and rho are rounded up. mu = {up(report.mu, 5)}. {attacker}"
     details += "".join(f" Warning: {warning}" for warning in report.warnings)
     if not result.complete:
@@ -139,6 +139,11 @@ def _privacy_loss(result: RunReport, unit_is: str | None) -> dict[str, Any]:
         "privacy_parameters": parameters,
         "privacy_parameters_details": _plain(details),
     }
+
+
+def _up(value: float) -> float:
+    """Return a value rounded up to six digits, as the entry says."""
+    return float(up(value, 6))
 
 
 def _composition(result: RunReport) -> str:

@@ -21,7 +21,7 @@ from accounting import (
 )
 from accounting.report import Assumption
 from privpart.cli.output import Table
-from privpart.cli.pages import drawing, page
+from privpart.cli.pages import decision, drawing, page
 from privpart.cli.pages.guarantee import (
     LAYERS,
     attack_curve,
@@ -260,7 +260,7 @@ def test_what_prints_a_table_writes_it_as_a_page_too(privpart, tmp_path, command
 
 def test_a_page_of_tables_shows_names_as_text(tmp_path):
     tables = [Table(HOSTILE, ["a", HOSTILE], [[HOSTILE, 1]]), HOSTILE]
-    html = page.tables_page(HOSTILE, tables, answer=HOSTILE).html()
+    html = decision.tables_page(HOSTILE, tables, answer=HOSTILE).html()
     page_text(html)
     assert "<script>" not in html
     assert "\u202e" not in html

@@ -5,6 +5,7 @@ The browser is driven through chromedriver's HTTP interface, which needs no libr
 
 import base64
 import json
+import os
 import re
 import runpy
 import shutil
@@ -33,6 +34,8 @@ from privpart.cli.pages.sweep import sweep_page
 from privpart.run.evidence import Check
 from privpart.run.report import RunCost, RunReport
 
+AXE = Path(os.environ.get("AXE_CORE", "node_modules/axe-core/axe.min.js"))
+"""Deque's rules of accessibility, from npm's package axe-core."""
 DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -241,6 +244,21 @@ def test_a_page_fits_is_readable_and_makes_no_complaint(browser, file, width, sc
                 drawing.DARK[drawing.INK] if scheme == "dark" else drawing.INK
             ).encode() in picture
     assert browser.complaints() == []
+
+
+@pytest.mark.skipif(not AXE.exists(), reason="no axe: npm install axe-core, or set AXE_CORE")
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_axe_finds_no_violation(browser, file, width, scheme):
+    browser.show(file, width, scheme)
+    browser.ask(AXE.read_text() + "; axe.run().then(found => window.axed = found); 0")
+    for _ in range(200):
+        if browser.ask("!!window.axed"):
+            break
+        time.sleep(0.05)
+    wrong = "axed.violations.map(v => [v.id, v.nodes.map(n => n.html.slice(0, 120))])"
+    assert browser.ask(wrong) == []
+    assert browser.ask("axed.passes.length") > 10
 
 
 def test_the_keyboard_goes_through_a_page_from_top_to_bottom(browser, file):

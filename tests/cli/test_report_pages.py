@@ -8,21 +8,31 @@ import os
 import re
 import shlex
 import shutil
+import sys
 import tomllib
+import zlib
+from collections import Counter
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from statistics import NormalDist
+from typing import get_args
 
 import pytest
 import torch
 from page_checks import page_text
 
-from accounting import BinaryTree, Participation
-from accounting.checks import ConfigError
-from accounting.report import up
+from accounting import BinaryTree, Guarantee, Participation
+from accounting.checks import ConfigError, MissingExtraError
+from accounting.report import AssumptionStatus, up
 from privpart import PrivacyPlan, Server, fit
+from privpart.cli.pages import decision
+from privpart.cli.pages.guarantee import BADGES, LAYERS
 from privpart.cli.pages.plots import sweep_figures
-from privpart.cli.pages.run import without_places
+from privpart.cli.pages.run import run_page, unreadable_page, without_places
 from privpart.cli.registry import _NEEDED as NEEDED
 from privpart.run.begin import create_run
+from privpart.run.report import run_report, vouched
 
 ROUNDS = 6
 CLIENTS = [[f"jane-{i}-4711", f"joe-{i}-4711"] for i in range(ROUNDS)]
@@ -131,39 +141,139 @@ def test_a_private_run_says_what_holds_and_the_figures_are_those_of_the_json(pag
     assert report["head"] in text
 
 
-def test_the_first_sheet_answers_who_decides(runs, privpart, tmp_path):
-    """Questions of a privacy officer: each has an answer, or a blank that says what is asked."""
-    about = {"model": "a keyboard", "controller": "The Ministry <b>", "purpose": "typing"}
+HOUSE_WORDS = re.compile(
+    r"\b(mu|zero-out|adjacency|fingerprint|divisor|ledger|cohort|grid|sensitivity|clip_norm|clipped|rho"
+    r"|report_goal|gradients?|hash|chain|PLD|encoder|asserted)\b"
+)
+"""Words that only who knows this package or the field's papers understands."""
+
+
+def begun_run(folder, about):
     facts = {"delta": 1e-6, "population_size": 10_000, "about": about}
-    with create_run(tmp_path / "run", PLAN, facts=facts) as run:
+    with create_run(folder, PLAN, facts=facts) as run:
         server = Server(run.plan, torch.zeros(4), source=run.source())
         fit(server, Constant(), CLIENTS, commit=run.commit)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def stated(runs):
+    about = {"model": "a keyboard", "controller": "The Ministry <b>", "purpose": "typing"}
+    return begun_run(runs[0] / "stated", about), about
+
+
+def test_the_first_sheet_answers_the_ten_questions_of_a_privacy_officer(stated, privpart, tmp_path):
+    """Each has an answer, or a blank that names what is asked for."""
+    run, about = stated
     page = tmp_path / "p.html"
     vouch = ["--vouch", "choices", "--voucher", "Jane Doe"]
-    done = privpart(
-        "report", str(tmp_path / "run"), *vouch, "--html", str(page), "--format", "json"
-    )
+    done = privpart("report", str(run), *vouch, "--html", str(page), "--format", "json")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["about"] == about
-    first = page_text(page.read_text()).partition("Annex, for engineers")[0]
-    epsilon = json.loads(done.stdout)["guarantee"]["epsilon"]
-    times, tier = float(up(math.exp(epsilon), 3)), "Strong" if epsilon <= 1 else "Reasonable"
-    for question, answer in {
-        "what was trained": "a keyboard",
-        "who answers for the data": "The Ministry <b>",
-        "what for": "typing",
-        "who publishes it": "not stated; say it as organisation in [about]",
-        "whose data": "10,000 clients",
-        "is the claim supported": "Yes, all of it",
-        "how strong is it": f"{tier}",
-        "what could be concluded about somebody": f"{times:,g} times as likely",
-        "who vouches": "by Jane Doe",
-        "what is not covered": "other releases about the same people",
-        "until when": "without end",
+    html = re.sub("<nav.*?</nav>", "", page.read_text(), flags=re.DOTALL)  # it names the annex, too
+    first = page_text(html).partition("Annex, for engineers")[0]
+    found = json.loads(done.stdout)["guarantee"]
+    most, odds = (float(up(math.exp(found["epsilon"] + more), 3)) for more in (0, math.log(2)))
+    today = datetime.now(UTC)
+    for question, answers in {
+        "1 what was trained, and what for?": ("a keyboard", "purposetyping"),
+        "2 who trains and publishes it?": ("not stated: organisation, in [about]",),
+        "3 who is responsible for the data, and whom do I ask?": (
+            *("The Ministry <b>", "not stated: contact"),
+        ),
+        "4 whose data, and how many people?": ("not stated: people", "10,000 clients"),
+        "5 is the claim supported, and by what?": (
+            *("Yes, all of it", "4 enforced, 1 verified, 1 vouched for, 0 not checked"),
+        ),
+        "6 is the guarantee strong?": ("Reasonable, not strong: epsilon",),
+        "7 what may be concluded about one person?": (
+            *(f"{most:,g} times as likely", f"by more than a factor of {odds:,g}"),
+            "at even odds, is right at most",
+        ),
+        "8 who vouches, and since when?": (f"Jane Doe, {today:%Y-%m-%d}",),
+        "9 what is not covered, and who sees more?": (
+            *("other releases about the same people", "the server, every contribution"),
+        ),
+        "10 until when does it hold, and of what day is this?": (
+            *("without end", f"{today:%d %B %Y}"),
+        ),
     }.items():
-        assert answer in first, question
-    for word in ("mu", "zero-out", "fingerprint", "divisor", "ledger of"):
-        assert not re.search(rf"\b{word}\b", first), word
+        for answer in answers:
+            assert answer in first, question
+    assert HOUSE_WORDS.findall(first.partition("Is the claim supported?")[2]) == []
+
+
+def test_words_for_people_who_decide_are_not_of_the_house():
+    assert {code for codes in LAYERS.values() for code in codes} <= decision._PLAIN.keys()
+    texts = [*decision._PLAIN.values(), *decision._GLOSSARY.values(), *decision._RESTS_ON.values()]
+    assert HOUSE_WORDS.findall(" ".join(texts)) == []
+
+
+def test_the_first_sheet_says_no_status_stronger_than_the_report(stated):
+    """Over every status of each kind of condition; the badge is the one that the annex shows."""
+    result = run_report(stated[0])
+    for code in ("choices", "noise"):
+        for status, (tone, word) in ((s, BADGES[s]) for s in get_args(AssumptionStatus)):
+            changed = result.guarantee.with_status(code, status, "a reason")
+            sheet = run_page(replace(result, guarantee=changed))
+            supported = all(
+                a.status in ("enforced", "verified", "vouched") for a in changed.assumptions
+            )
+            claim, strong = sheet.verdicts
+            assert (claim.answer == "Yes, all of it") == (claim.tone == "good") == supported
+            assert strong.tone != "good"  # epsilon is above 1
+            badges = [item[:2] for s in sheet.sections for block in s.blocks
+                      if block.kind == "badged" for item in block.items]  # fmt: skip
+            assert (tone, word) in badges
+            assert set(badges) == {BADGES[a.status] for a in changed.assumptions}
+            if changed.status != "does-not-hold":
+                for one, number in Counter(a.status for a in changed.assumptions).items():
+                    assert f"{number} {BADGES[one][1]}" in claim.lead[-1]
+
+
+def test_odds_are_bounded_by_the_privacy_loss_itself():
+    """Of a Gaussian, whose loss is known, at both ends; the sentence rounds up."""
+    for mu in (0.01, 0.3, 1.0, 4.0):
+        for delta in (1e-8, 1e-5, 1e-2):
+            epsilon = Guarantee(mu).epsilon(delta)
+            most = epsilon + math.log(2)
+            told = NormalDist().cdf(mu / 2 - most / mu) + NormalDist().cdf(-mu / 2 - most / mu)
+            assert told <= (2 + math.exp(-epsilon)) * delta
+            sentence = decision.strength_of(epsilon, delta, 0.1, "?", unit="a client").lead[1]
+            factor, often = re.search(r"factor of ([\d,.^]+), except with .* 1 in ([\d,]+)",
+                                      sentence).groups()  # fmt: skip
+            assert "^" in factor or float(factor.replace(",", "")) >= math.exp(most)
+            assert 1 / float(often.replace(",", "")) >= told
+
+
+def test_a_pdf_is_tagged_has_the_decision_on_sheet_one_and_no_address(stated, tmp_path):
+    weasyprint = pytest.importorskip("weasyprint", exc_type=(ImportError, OSError))
+    made = run_page(vouched(run_report(stated[0]), "choices", "Jane Doe"))
+    made = replace(made, annex=made.annex[-2:])  # no figure, which take seconds
+    for name in ("one.pdf", "two.PDF"):
+        made.write(tmp_path / name)
+    pdf = (tmp_path / "one.pdf").read_bytes()
+    assert pdf == (tmp_path / "two.PDF").read_bytes()
+    streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.DOTALL)
+    pdf += b"".join(zlib.decompressobj().decompress(s) for s in streams if s[:1] == b"x")
+    for mark in (b"/StructTreeRoot", b"/MarkInfo", b"/Lang", b"pdfuaid:part", b"/FontFile"):
+        assert mark in pdf
+    for folder in (str(tmp_path), str(stated[0]), "file:", getpass.getuser() + "@"):
+        assert folder.encode() not in pdf
+    sheets = weasyprint.HTML(string=made.html()).render().pages
+    assert {(round(s.width * 0.2645833), round(s.height * 0.2645833)) for s in sheets} == {
+        (210, 297)
+    }
+    own = [f"s{i + 1}" for i in range(len(made.sections))]
+    assert [name in sheets[0].anchors for name in own] == [True] * len(own)
+    assert f"s{len(own) + 1}" in sheets[1].anchors
+
+
+def test_without_the_library_a_pdf_is_refused_by_the_extras_name(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "weasyprint", None)
+    with pytest.raises(MissingExtraError, match=r"privpart\[pdf\]"):
+        unreadable_page("damaged", (), tmp_path).write(tmp_path / "p.pdf")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(("noise", "tone"), [(40.0, "good"), (4.0, "plain"), (0.2, "bad")])
@@ -275,9 +385,10 @@ def test_an_entry_holds_the_reports_figures_and_the_users_words(registered, page
     assert done.returncode == 0, done.stderr
     report = json.loads(pages["private"][2].stdout)["guarantee"]
     own = entry["deployment"]
-    assert own["privacy_loss"]["privacy_parameters"] == {
-        name: report[name] for name in ("epsilon", "delta", "rho")
-    }
+    for name, value in own["privacy_loss"]["privacy_parameters"].items():
+        assert report[name] <= value <= report[name] * (1 + 1e-5)
+        assert len(f"{value:g}".lstrip("0.")) <= 7  # six digits and a point: rounded, as it says
+    assert own["privacy_loss"]["privacy_parameters"].keys() == {"epsilon", "delta", "rho"}
     assert (entry["url_slug"], entry["tier"], entry["status"]) == ("digits-2026", 3, "Draft")
     assert own["privacy_loss"]["privacy_unit"] == "one client: a person"
     assert own["deployment_model"]["actors"] == "The server."
@@ -359,7 +470,7 @@ def test_the_page_of_a_budget_has_the_figures_of_its_json(privpart, tmp_path):
     assert "exceeds the limit of 2" in text
     assert f"{json.loads(done.stdout)['mu']:.3f}" in text
     assert privpart("epsilon", *plan).returncode == 0
-    assert "A plan: epsilon" in page_text(file.read_text())
+    assert "Not yet, a plan: epsilon" in page_text(file.read_text())
 
 
 def blocks(kind: str) -> list[str]:

@@ -112,7 +112,7 @@ def epsilon(
     if html is not None:
         from privpart.cli.pages.budget import budget_page
 
-        budget_page(report, limit).write(html)
+        budget_page(report, limit, promise.about).write(html)
     selection = None if best_of is None else selected(promise.guarantee(), best_of, report.delta)
     _print(form, promise, report, selection)
     if report.realised is not None and report.realised.deviations:

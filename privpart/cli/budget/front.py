@@ -142,10 +142,11 @@ def mechanisms(
     flat = [{k: v for k, v in row.items() if k != _LISTED} for row in rows]
     print_result(form, document, flat, lambda: print_all(tables))
     if html is not None:
-        from privpart.cli.pages.page import tables_page
+        from privpart.cli.pages.decision import tables_page
 
         answer = "A star marks what no other mechanism beats with as few state vectors"
-        tables_page("Mechanisms by memory", tables, answer=answer).write(html)
+        words = ("epsilon", "delta", "noise")
+        tables_page("Mechanisms by memory", tables, answer=answer, words=words).write(html)
     for warning in warnings:
         say(f"warning: {warning}")
 

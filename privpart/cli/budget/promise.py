@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,6 +62,7 @@ class Promise:
         stated: whether somebody said how often a client takes part.
         sampled: the amplified guarantee, if the run hides who takes part.
         metrics: noised metrics that the run releases besides.
+        about: what the plan's table [about] states.
     """
 
     choice: MechanismChoice
@@ -73,6 +74,7 @@ class Promise:
     population: int | None = None
     sampled: Sampled | None = None
     metrics: MetricsClaim | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def planned(cls, path: Path, population: int | None) -> "Promise":
@@ -95,6 +97,7 @@ class Promise:
             population=stated or population,
             sampled=promised.guarantee() if promised.sampling is not None else None,  # type: ignore[arg-type]
             metrics=None if promised.metrics is None else promised.metrics.claim(),
+            about=plan.about.stated(),
         )
 
     def guarantee(self) -> Guarantee | Sampled:

@@ -2,6 +2,7 @@
 
 from accounting.report import up
 from privpart.cli.output import Table
+from privpart.cli.pages.decision import glossary, strength_of
 from privpart.cli.pages.guarantee import curves
 from privpart.cli.pages.page import Badge, Block, Page, Section, Verdict
 from privpart.cli.pages.run import without_places
@@ -14,26 +15,33 @@ def book_page(account: Account, delta: float | None, unseen: tuple[str, ...]) ->
     """Return the page of an account at a delta, by default its own; the book misses ``unseen``."""
     chosen = account.delta if delta is None else delta
     shown = account.shown(chosen)
-    guarantee = []
+    guarantee, lead = [], [f"{without_places(shown.says)}."]
+    verdicts = [Verdict(*_verdict(account, shown.epsilon, chosen), lead)]
     # No curve stands beside a total that bounds nothing.
     if account.total is not None and shown.epsilon is not None and account.status == "holds":
         hidden = any(charge.hides for charge in account.charges)
         assert chosen is not None  # noqa: S101  there is an epsilon at it
         pictures = curves(account.total, chosen, shown.epsilon, unit="member", hidden=hidden)
         guarantee = [Block("pictures", pictures)]
+        question = "Is the guarantee of all together strong?"
+        figures = shown.epsilon, chosen, account.total.advantage()
+        verdicts.append(strength_of(*figures, question, unit="a member"))
     return Page(
         f"Privacy budget of {account.population}",
-        [Verdict(*_verdict(account, shown.epsilon, chosen), [f"{without_places(shown.says)}."])],
+        verdicts,
+        [
+            Section("What is charged", [_charges(account, chosen)]),
+            Section("What this book cannot know", [Block("points", [f"{x}." for x in unseen])]),
+            glossary("differential privacy", "epsilon", "delta", "mu"),
+        ],
+        "Written from the log of runs of one machine, by the rules of privpart budget.",
         [
             Section(
                 "Guarantee",
                 guarantee,
                 "Of all runs and stated releases together, for one member of the population.",
-            ),
-            Section("What is charged", [_charges(account, chosen)]),
-            Section("What this book cannot know", [Block("points", [f"{x}." for x in unseen])]),
+            )
         ],
-        "Written from the log of runs of one machine, by the rules of privpart budget.",
     )
 
 

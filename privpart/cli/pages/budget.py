@@ -1,7 +1,10 @@
 """Page of a budget: one planned run."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from accounting.report import PrivacyReport, up
-from privpart.cli.pages.decision import strength
+from privpart.cli.pages.decision import counts, open_ends, strength, subject, support, words_of
 from privpart.cli.pages.guarantee import (
     assumptions_section,
     coverage_section,
@@ -13,16 +16,24 @@ from privpart.cli.pages.guarantee import (
 from privpart.cli.pages.page import Badge, Block, Page, Section, Verdict
 
 
-def budget_page(report: PrivacyReport, limit: float | None) -> Page:
-    """Return the page of a planned run, and of the greatest epsilon that was asked for."""
-    lead = [f"For {report.rounds:,} rounds of {report.mechanism}; nothing has been trained yet."]
+def budget_page(
+    report: PrivacyReport, limit: float | None, about: Mapping[str, str] = MappingProxyType({})
+) -> Page:
+    """Return the page of a planned run, and of the greatest epsilon that was asked for.
+
+    ``about`` is what the plan's table [about] states.
+    """
+    planned = f"For {report.rounds:,} rounds of {report.mechanism}; nothing has been trained yet."
+    lead = [planned, counts(report)]
     broken = report.realised is not None and bool(report.realised.deviations)
     return Page(
         "Privacy budget of a planned run",
         [
-            Verdict(*_verdict(report, limit), lead),
+            Verdict(*_verdict(report, limit), lead, "Is the claim supported?"),
             strength(report, "Would the guarantee be strong?", holds=not broken),
         ],
+        [subject(about, report), support(report), open_ends(report), words_of(report)],
+        f"Written by privpart {report.version}, by the rules of privpart epsilon.",
         [
             Section("At a glance", [key_figures(report), *_by_the_log(report)]),
             Section("Statement", [statement_of(report)]),
@@ -31,7 +42,6 @@ def budget_page(report: PrivacyReport, limit: float | None) -> Page:
             coverage_section(report),
             Section("Mechanism and accounting", [mechanism_facts(report)]),
         ],
-        f"Written by privpart {report.version}, by the rules of privpart epsilon.",
     )
 
 
@@ -41,7 +51,8 @@ def _verdict(report: PrivacyReport, limit: float | None) -> Badge:
     if limit is not None and report.epsilon > limit:
         return "bad", f"epsilon {up(report.epsilon)} exceeds the limit of {limit:g}"
     within = "" if limit is None else f", within the limit of {limit:g}"
-    return "plain", f"A plan: epsilon {up(report.epsilon)} at delta {report.delta:g}{within}"
+    figures = f"epsilon {up(report.epsilon)} at delta {report.delta:g}"
+    return "plain", f"Not yet, a plan: {figures}{within}"
 
 
 def _by_the_log(report: PrivacyReport) -> list[Block]:

@@ -36,7 +36,7 @@ LAYERS = {
         *("hidden-sample", "public-constants", "stateless-members", "metrics"),
     ),
     "Middle: the algorithm and its program": (
-        *("clipping", "divisor", "noise", "release", "gradients", "choices", "floating-point"),
+        *("clipping", "divisor", "noise", "gradients", "choices", "floating-point"),
         *("draw-seed", "selection", "candidates", "score"),
     ),
     "Bottom: trust, access and the data": ("loop",),

@@ -7,6 +7,7 @@ from pathlib import Path
 from attacks import TextReport
 from attacks.report import TextRow, TextTrial, Verdict
 from privpart.cli.audit.tables import Summary
+from privpart.cli.pages.decision import glossary
 from privpart.cli.pages.page import Badge, Block, Page, Picture, Section, Tone
 from privpart.cli.pages.page import Verdict as Answer
 
@@ -45,6 +46,7 @@ def leakage_page(summary: Summary, blocks: Sequence[Block]) -> Page:
             Section("What was found", blocks),
             Section("Scores", summary.tables),
             Section("How to read them", [Block("points", summary.notes)]),
+            glossary("update", "view", "lower bound"),
         ],
         "By the rules of privpart audit leakage.",
     )

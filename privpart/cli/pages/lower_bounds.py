@@ -4,6 +4,7 @@ from accounting.report import up
 from attacks.lower_bounds.bounds import percent
 from privpart.cli.audit.verdict import SURE, EpsilonAudit
 from privpart.cli.output import Table
+from privpart.cli.pages.decision import glossary
 from privpart.cli.pages.page import Block, Page, Picture, Section, Verdict
 from privpart.cli.pages.plots import scores_figure
 
@@ -48,6 +49,7 @@ def lower_bounds_page(audit: EpsilonAudit) -> Page:
             Section("Compared with the plan", compared),
             Section("Scores of the canaries", scores),
             Section("What was audited and found", [Block("facts", audit.lines())]),
+            glossary("epsilon", "delta", "lower bound", "canary"),
         ],
         "By the rules of privpart audit epsilon.",
     )

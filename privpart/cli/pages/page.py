@@ -1,4 +1,4 @@
-"""Page: a report as one HTML file that loads nothing, in the reader's light or dark scheme.
+"""Page: a report as one HTML file that loads nothing, in the reader's scheme, or as a PDF.
 
 A page is a title, verdicts and sections; a section is a list of blocks, and ``page.html`` beside
 this file lays out each kind of block. Every text is escaped there, and characters that could hide
@@ -117,48 +117,25 @@ class Page:
         return _template().render(page=self, sections=sections, annex=annex, schemes=schemes)
 
     def write(self, path: str | Path) -> None:
-        """Write the page to a file, which is complete or not there.
+        """Write the page to a file, which is complete or not there; NAME.pdf gets a PDF.
 
         Raises:
+            MissingExtraError: a PDF needs a package that is not installed.
             ConfigError: the file cannot be written.
         """
-        target = Path(path)
-        text = self.html()
+        target, content = Path(path), self.html().encode()
+        if target.suffix.lower() == ".pdf":
+            from privpart.cli.pages.pdf import pdf_of
+
+            content = pdf_of(self.html())
         # Renamed when it is whole: a reader never sees half a page.
         beside = target.with_name(f".{target.name}.{os.getpid()}")
         try:
-            beside.write_text(text, encoding="utf-8")
+            beside.write_bytes(content)
             beside.replace(target)
         except OSError as error:
             beside.unlink(missing_ok=True)
             raise ConfigError(f"html={target}: cannot be written: {error.strerror}.") from None
-
-
-def tables_page(
-    title: str,
-    parts: Sequence[Table | str],
-    *,
-    answer: str,
-    tone: Tone = "plain",
-    pictures: Sequence[Picture] = (),
-) -> Page:
-    """Return the page of what ``print_all`` prints, below its answer in a few words.
-
-    Sentences stand below the table that they follow.
-    """
-    blocks = [
-        Block("prose", part.strip().split("\n\n")) if isinstance(part, str) else part
-        for part in parts
-    ]
-    return Page(
-        title,
-        [Verdict(tone, answer)],
-        [
-            Section("Pictures", [Block("pictures", pictures)] if pictures else []),
-            Section("Tables", blocks),
-        ],
-        "By the rules of privpart.",
-    )
 
 
 @cache

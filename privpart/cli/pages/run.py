@@ -7,11 +7,19 @@ how many took part in a round, and how good the model was after it, no epsilon c
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 
 from accounting.checks import is_large_delta
 from accounting.report import STATUS_SENTENCES, up
 from privpart.cli.output import Table
-from privpart.cli.pages.decision import glossary, open_ends, strength, subject, support
+from privpart.cli.pages.decision import (
+    counts,
+    open_ends,
+    strength,
+    subject,
+    support,
+    words_of,
+)
 from privpart.cli.pages.guarantee import (
     BADGES,
     assumptions_section,
@@ -44,14 +52,16 @@ def run_page(result: RunReport) -> Page:
     tone, verdict = _VERDICTS[status]
     report = result.guarantee
     lead = [STATUS_SENTENCES[status], *filter(None, [result.unfinished()])]
+    lead += [] if broken else [counts(report)]
     if is_large_delta(report.delta, report.population):
         lead.append("Delta is too large for the number of units.")
     private = not broken and status != "not-private"
-    rests = _broken(result) if broken else [support(report), open_ends(report), glossary()]
+    name = shorten(result.about.get("model", ""), 64) or f"run {result.run_id[:12]}"
+    rests = _broken(result) if broken else [support(report), open_ends(report), words_of(report)]
     return Page(
-        f"Privacy report of run {result.run_id[:12]}",
+        f"Privacy report: {name}",
         [Verdict(tone, verdict, lead, "Is the claim supported?"), strength(report, holds=private)],
-        [subject(result.about, report), *rests],
+        [subject(result.about, report, result.vouchers, result.server_saw), *rests],
         f"Written by privpart {report.version} from the run's ledger, by the rules of privpart "
         "report. Whoever has the folder can check it: privpart verify FOLDER.",
         [

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from accounting.report import up
 from privpart.cli.output import Table
+from privpart.cli.pages.decision import glossary
 from privpart.cli.pages.page import Block, Page, Picture, Section, Verdict
 
 _CAPTION = {
@@ -43,6 +44,7 @@ def sweep_page(
             Section("Results", [Block("pictures", pictures)]),
             Section("Table", [table, below]),
             Section("Cells that failed", [Block("points", failed)] if failed else []),
+            glossary("epsilon", "delta", "noise", "simulation"),
         ],
         "By the rules of privpart sweep.",
     )
