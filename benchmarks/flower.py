@@ -13,6 +13,9 @@ says so:
     bytes     the messages of a round, and for 10^4 parameters what goes through the wires of both
               nodes, TLS and polling included, with all parameters trained and with the last layer
               alone, beside ``privpart costs``
+    fedavg    processor seconds of a round beside those of Flower's own FedAvg, which trains the
+              same model on the same examples with as many steps: a process per message and one
+              worker per node, in turns
     memory    resident size of the ServerApp over 200 rounds; the nodes are threads, because a
               SuperNode starts a process per message
 
@@ -26,6 +29,7 @@ import frame
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,7 +44,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "flower"))
 from deployment import Deployment, Proxy
 from small import write_app
 
-ROUNDS, MANY = 4, 200
+ROUNDS, MANY, TURNS = 4, 200, 3
 NUMBERS = count()
 RAY = "pip install -c constraints-flower.txt ray==2.55.1"
 SIZES = {"1e4": (100, 90), "1e7": (1000, 9890)}
@@ -135,6 +139,66 @@ def main(grid, context):
 '''
 
 
+FEDAVG = {
+    "server_app": '''\
+"""Flower's FedAvg, which notes the end of each round."""
+
+import json
+import time
+from pathlib import Path
+
+from flwr.app import ArrayRecord
+from flwr.serverapp import ServerApp
+from flwr.serverapp.strategy import FedAvg
+from TASK import network
+
+
+class Noting(FedAvg):
+    def aggregate_train(self, server_round, replies):
+        result = super().aggregate_train(server_round, replies)
+        with Path("NOTES").open("a") as notes:
+            notes.write(json.dumps([server_round, time.time(), 0]) + "\\n")
+        return result
+
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid, context):
+    start = ArrayRecord(network(INPUTS, HIDDEN).state_dict())
+    strategy = Noting(fraction_evaluate=0.0, min_available_nodes=2)
+    strategy.start(grid, start, num_rounds=ROUNDS)
+''',
+    "client_app": '''\
+"""A node of FedAvg: two steps on the examples of two of its four clients."""
+
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from TASK import clients, network
+
+app = ClientApp()
+
+
+@app.train()
+def train(message, context):
+    torch.set_num_threads(1)
+    users, module = clients(INPUTS), network(INPUTS, HIDDEN)
+    module.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for user in (0, 1):
+        x, y = users.examples(4 * context.node_config["partition-id"] + user)
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(module(x), y).backward()
+        optimizer.step()
+    metrics = MetricRecord({"num-examples": 16})
+    content = {"arrays": ArrayRecord(module.state_dict()), "metrics": metrics}
+    return Message(RecordDict(content), reply_to=message)
+''',
+}
+
+
 def alone(plan: str, out: str) -> list[tuple[float, float]]:
     """Train a plan in this process; return time and processor seconds at each commit."""
     from privpart import train
@@ -158,7 +222,7 @@ class Training:
         os.environ["PRIVPART_STATE_DIR"] = str(self.folder / "state")
         inputs, hidden = SIZES[size]
         plan = PLAN.format(inputs=inputs, hidden=hidden, train=train, rounds=rounds)
-        task = f"task{next(NUMBERS)}.py"  # one process has one module of a name
+        self.task = task = f"task{next(NUMBERS)}.py"  # one process has one module of a name
         self.out, self.notes = self.folder / "run", self.folder / "notes"
         settings = {"seed": 7, "authenticated": "true"}
         (self.folder / "app").mkdir()
@@ -213,16 +277,36 @@ def embedded(size: str) -> dict[str, float]:
     return summary(*map(list, zip(*times, strict=True)))
 
 
-def deployed(size: str, train: str = "*") -> dict[str, Any]:
+class FedAvg(Training):
+    """Flower's own FedAvg on the same examples, in place of the plan's app."""
+
+    def __init__(self, size: str, rounds: int) -> None:
+        super().__init__(size, rounds=rounds)
+        inputs, hidden = SIZES[size]
+        changes = {
+            "TASK": self.task.removesuffix(".py"),
+            "NOTES": str(self.notes),
+            "ROUNDS": str(rounds),
+        }
+        changes |= {"INPUTS": str(inputs), "HIDDEN": str(hidden)}
+        for name, text in FEDAVG.items():
+            words = re.compile("|".join(changes))
+            chosen = words.sub(lambda word: changes[word[0]], text)
+            (self.app / f"{name}.py").write_text(chosen)
+
+
+def deployed(
+    size: str, train: str = "*", *, of: Training | None = None, worker: bool = False
+) -> dict[str, Any]:
     """Return times of a real deployment and the bytes on its wires."""
-    of = Training(size, train)
+    of = of or Training(size, train)
     with Deployment(of.folder / "deployment") as there, ExitStack() as stack:
         there.start_superlink()
         there.register("north", "south")
         wires = [stack.enter_context(Proxy(there.port)) for _ in range(2)]
         for number, wire in enumerate(wires):
             config = f"partition-id={number} num-partitions=2"
-            there.start_node(("north", "south")[number], config, wire.port)
+            there.start_node(("north", "south")[number], config, wire.port, worker=worker)
         run = there.submit(of.app)
 
         def look() -> tuple[float, float, int]:
@@ -250,6 +334,34 @@ def simulated(size: str) -> dict[str, Any]:
             time.sleep(0.02)
         cpu.append(ticks(there))
     return summary([one[1] for one in of.noted()], cpu)
+
+
+def beside_fedavg(size: str) -> dict[str, Any]:
+    """Return processor seconds of a round of FedAvg and of the plan, measured in turns."""
+    kinds = {
+        f"{name}, {how}": (make, how == "worker")
+        for how in ("process per message", "worker")
+        for name, make in (("FedAvg", FedAvg), ("privpart", Training))
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in kinds}
+    for turn in range(TURNS):
+        names = list(kinds)
+        # who is first has a machine of another temper
+        for name in names[turn:] + names[:turn]:
+            make, worker = kinds[name]
+            found = deployed(size, of=make(size, rounds=ROUNDS), worker=worker)
+            seconds[name].append(found["cpu_mean"])
+            print(name, found, file=sys.stderr)
+    ratios = {
+        how: [
+            round(own / other, 2)
+            for own, other in zip(
+                seconds[f"privpart, {how}"], seconds[f"FedAvg, {how}"], strict=True
+            )
+        ]
+        for how in ("process per message", "worker")
+    }
+    return {"CPU s a round, by turn": seconds, "privpart by FedAvg, by turn": ratios}
 
 
 def promised(of: Training) -> int:
@@ -316,7 +428,7 @@ def main() -> None:
         __doc__,
         "flower.json",
         quick={"parts": ["rounds"], "sizes": ["1e4"]},
-        parts=frame.among(("rounds", "bytes", "memory")),
+        parts=frame.among(("rounds", "fedavg", "bytes", "memory")),
         sizes=frame.among(SIZES),
     )
     result = frame.Result(given.result, "cryptography", "flwr", "numpy", "torch")
@@ -331,6 +443,8 @@ def main() -> None:
             else:
                 said = f"{size}: Flower's simulation is left out, because Ray is not here;"
                 print(f"{said} {sys.executable} -m {RAY}", file=sys.stderr)
+        if "fedavg" in given.parts:
+            here["beside FedAvg"] = beside_fedavg(size)
         if "bytes" in given.parts:
             here["bytes per round"] = sent(size)
         frame.show(size, here)

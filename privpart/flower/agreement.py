@@ -20,10 +20,11 @@ from accounting.checks import MissingExtraError
 from privpart.messages import ClientId, RoundTask, is_client_id
 from privpart.model import PartialModel
 
-SCHEMA = "privpart/flower/1"
+SCHEMA = "privpart/flower/2"
 _LONGEST_HEADER = 1024
 _LONGEST_NAME = 4096
 _SHOWN = 300
+_DIGITS = 20
 
 Report = Callable[[str], None]
 
@@ -50,13 +51,16 @@ def flower() -> ModuleType:
 
 def id_text(client: ClientId) -> str:
     """Return a client's id as JSON: the number 1 and the string "1" are two clients."""
-    return json.dumps(client)
+    # the same text, in a tenth of the time: a population may have a million
+    return str(client) if type(client) is int else json.dumps(client)
 
 
 def id_of(name: object) -> ClientId | None:
     """Return the client with this name, from anybody; None if there is none."""
     if type(name) is not str or len(name) > _LONGEST_NAME:
         return None
+    if name.isascii() and name.isdigit() and len(name) < _DIGITS and str(int(name)) == name:
+        return client if is_client_id(client := int(name)) else None
     try:
         client = json.loads(name)
     except (ValueError, RecursionError):

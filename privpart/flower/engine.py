@@ -27,8 +27,10 @@ from privpart.flower.agreement import (
     round_fields,
     to_stderr,
 )
+from privpart.flower.downlink import Downlink, Groups
 from privpart.flower.mail import (
     Asked,
+    LacksError,
     Look,
     NoAnswerError,
     RefusedReplyError,
@@ -50,7 +52,7 @@ class _Round:
     Attributes:
         task: the task.
         agreed: what nodes must agree on.
-        vector: the model, as Flower's ``Array``.
+        down: what each node is sent of the model.
         asked: messages without an answer, of this attempt and of earlier ones.
         looks: looks for their answers that are not over yet.
         came: clients whose update was yielded.
@@ -61,7 +63,7 @@ class _Round:
 
     task: RoundTask
     agreed: dict[str, str]
-    vector: Any
+    down: Downlink
     enough: int
     asked: dict[str, Asked] = field(default_factory=dict)
     looks: dict[str, Look] = field(default_factory=dict)
@@ -97,13 +99,14 @@ class _Round:
         expected = {client for other in self.asked.values() for client in other.clients}
         self.waiting.difference_update(set(to.clients) - expected - self.unasked)
 
-    def content(self, clients: Sequence[ClientId]) -> Any:  # noqa: ANN401  Flower's RecordDict
-        """Return the message that asks for these clients."""
-        flwr = flower()
-        fields = {**self.agreed, **round_fields(self.task), "clients": [*map(id_text, clients)]}
+    def content(self, clients: Sequence[ClientId], groups: Groups) -> Any:  # noqa: ANN401  records
+        """Return the message that asks for these clients, with these groups of the model."""
+        flwr, (parts, vector) = flower(), self.down.sent(groups)
+        fields = {**self.agreed, **round_fields(self.task), **parts}
+        fields["clients"] = [*map(id_text, clients)]
         return flwr.RecordDict(
             {
-                "model": flwr.ArrayRecord({"trainable": self.vector}),
+                "model": flwr.ArrayRecord({"trainable": vector}),
                 "task": flwr.ConfigRecord(fields),
             }
         )
@@ -162,6 +165,7 @@ class FlowerEngine:
         self.poll = checks.positive("poll", poll)
         self.clients = RemoteClients(sorted(self.owners.keys() - set(planted), key=id_order))
         self._report = report or to_stderr
+        self._down = Downlink(model)
 
     def __enter__(self) -> "FlowerEngine":
         return self
@@ -199,9 +203,9 @@ class FlowerEngine:
 
     def _answers(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate | RefusedAnswer]:
         agreed = agreement(self.model, task.plan, task.active)
-        vector = flower().Array(start.detach().numpy())
+        self._down.begin(task, start)
         enough = len(task.clients) if self.enough is None else self.enough(task.round)
-        this = _Round(task, agreed, vector, max(enough, self.minimum))
+        this = _Round(task, agreed, self._down, max(enough, self.minimum))
         for attempt in range(self.attempts):
             if attempt:
                 self._report(
@@ -234,12 +238,13 @@ class FlowerEngine:
         limit = max(1, _MESSAGE_BYTES // (4 * self.model.dim))
         for node in sorted(connected & by_node.keys()):
             clients = sorted(by_node[node], key=id_order)
+            groups = self._down.groups(node)
             for few in (clients[at : at + limit] for at in range(0, len(clients), limit)):
-                name = pushed(self.grid, "train", this.content(few), node, self.timeout)
+                name = pushed(self.grid, "train", this.content(few, groups), node, self.timeout)
                 if name is None:
                     self._report(f"node {node}: the SuperLink took no message for it.")
                     continue
-                this.asked[name] = Asked(node, tuple(few))
+                this.asked[name] = Asked(node, tuple(few), partial=groups is not None)
                 this.unasked.difference_update(few)
 
     def _received(self, this: "_Round") -> Iterator[ClientUpdate | RefusedAnswer]:
@@ -251,9 +256,13 @@ class FlowerEngine:
             elif isinstance(content, NoAnswerError):
                 self._report(f"node {sender.node}, round {this.task.round}: {content}.")
                 this.lose(sender)
+            elif isinstance(content, LacksError) and sender.partial:
+                self._down.forgets.add(sender.node)
+                this.unasked.update(set(sender.clients) & this.waiting)
             else:
                 try:
                     yield from self._updates(content, sender, this)
+                    self._down.answered(sender.node)
                 except Exception as error:
                     # whatever the objects of a reply raise
                     why = readable(error)

@@ -37,12 +37,20 @@ class RefusedReplyError(Exception):
         self.reason: Reason = reason
 
 
+class LacksError(RefusedReplyError):
+    """A reply of a node that does not have the rest of the model it was sent a part of."""
+
+
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A message that a node has not answered yet, about these clients."""
+    """A message that a node has not answered yet, about these clients.
+
+    ``partial`` is whether it holds only the groups of the model that the node lacks.
+    """
 
     node: int
     clients: tuple[ClientId, ...] = ()
+    partial: bool = False
 
 
 def pushed(
@@ -153,6 +161,8 @@ def content_of(reply: Any, node: int) -> Any:  # noqa: ANN401  Flower's Message 
     if set(content) == {"declined"}:
         why = content["declined"].get("why", "without a reason")
         raise RefusedReplyError("declined", f"declined: {plain_text(why)}")
+    if set(content) == {"lacks"}:
+        raise LacksError("declined", "says that it lacks the rest of a model sent whole")
     return content
 
 

@@ -6,7 +6,7 @@ why it declines for reasons of its data stays in its log.
 
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -31,6 +31,7 @@ from privpart.flower.agreement import (
     round_fields,
     to_stderr,
 )
+from privpart.flower.downlink import WHOLE, Held
 from privpart.flower.secure import NodeRound, answer_stage
 from privpart.messages import ClientId, RoundTask, id_order
 from privpart.model import PartialModel
@@ -149,12 +150,14 @@ class Node:
         promised: its privacy plan.
         plan: the hash of that.
         clients: ids of the clients that the node answers for.
+        held: the model that it was sent last.
     """
 
     setup: Training
     promised: PrivacyPlan
     plan: str
     clients: frozenset[ClientId]
+    held: Held = field(default_factory=Held)
 
     @classmethod
     def of(
@@ -196,7 +199,11 @@ class Node:
         if self.promised.secure is not None:
             raise DeclinedError("the server asks for updates; the plan has secure sums only")
         flwr, fields = flower(), content["task"]
-        task, start = self.task(fields), self.start(content["model"]["trainable"])
+        task = self.task(fields)
+        start = self.held.completed(self.setup.model, fields, content["model"]["trainable"])
+        if start is None and fields.get("groups") != WHOLE:
+            return flwr.RecordDict({"lacks": flwr.ConfigRecord({"schema": SCHEMA})})
+        start = _finite(start)
         arrays = {
             id_text(answer.client): flwr.Array(answer.update.detach().numpy())
             for answer in self.setup.trainer.run(task, start)
@@ -246,7 +253,10 @@ class Node:
 
     def start(self, array: Any) -> Tensor:  # noqa: ANN401  Flower's Array
         """Return the model that the server sent."""
-        vector = float_vector(array, self.setup.model.dim)
-        if vector is None or not vector.isfinite().all():
-            raise DeclinedError("the server sent no finite vector of the model's parameters")
-        return vector
+        return _finite(float_vector(array, self.setup.model.dim))
+
+
+def _finite(vector: Tensor | None) -> Tensor:
+    if vector is None or not vector.isfinite().all():
+        raise DeclinedError("the server sent no finite vector of the model's parameters")
+    return vector

@@ -170,21 +170,29 @@ class Deployment:
         path = self.folder / "keys" / name
         return path if path.exists() else write_node_key(path)
 
-    def start_node(self, name: str, config: str = "", port: int | None = None) -> None:
+    def start_node(
+        self, name: str, config: str = "", port: int | None = None, *, worker: bool = False
+    ) -> None:
         """Start a SuperNode, with the key of this name.
 
         Args:
             config: its node configuration, as the command line takes it.
             port: where it finds the SuperLink, if not where the SuperLink is.
+            worker: whether one process answers all messages, instead of one for each.
         """
+        own = str(free_port())
         self._start(
             name,
             "flower-supernode",
             *("--root-certificates", str(self.folder / "certificates" / "ca.crt")),
             *("--superlink", f"127.0.0.1:{port or self.port}"),
             *("--auth-supernode-private-key", str(self.key(name))),
-            *("--port", str(free_port()), "--node-config", config),
+            *("--port", own, "--node-config", config),
+            *(("--isolation", "process") if worker else ()),
         )
+        if worker:
+            module = ("-m", "privpart.flower.worker", f"127.0.0.1:{own}")
+            self._start(f"{name}-worker", "python", *module)
 
     def _start(self, name: str, program: str, *arguments: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:

@@ -14,8 +14,10 @@ from small import TASK
 
 import privpart
 from accounting.checks import ConfigError
+from privpart.flower.downlink import Downlink, Held
 from privpart.flower.node import client_app
 from privpart.flower.server import Settings, serve
+from privpart.messages import RoundTask
 from privpart.run.ledger import Ledger
 from privpart.run.report import run_report
 from privpart.training.export import export
@@ -237,3 +239,83 @@ def test_the_start_has_a_time_of_its_own(tmp_path):
     given = settings(tmp_path / "run", timeout=3600.0, start_timeout=0.1)
     with pytest.raises(ConfigError, match=r"1 were connected\. Start the others, then run again"):
         serve(grid, plan, given, poll=0.01)
+
+
+def by_turns(tmp_path):
+    """Write a plan that trains all, then its two groups in turns: 0, 1, 0, 1."""
+    plan = write_plan(tmp_path)
+    groups = '["head.weight"], ["head.bias", "body.bias"]'
+    turns = "cycles = 2\nrounds_per_group = 1\nwarm_up = 1\nbetween = 0\n"
+    text = plan.read_text().replace("rounds = 4", "rounds = 5")
+    text = text.replace("max_participations = 4", "max_participations = 5")
+    text = text.replace(
+        'train = ["head.*"]', f'train = ["head.*", "body.bias"]\ngroups = [{groups}]'
+    )
+    plan.write_text(f"{text}\n[schedule]\n{turns}")
+    return plan
+
+
+def sent_groups(grid):
+    return [
+        (m.content["task"]["groups"], len(m.content["model"]["trainable"].numpy()))
+        for m in grid.sent
+        if m.metadata.message_type == "train"
+    ]
+
+
+def test_a_node_is_sent_what_changed_since_the_round_it_answered(tmp_path):
+    """The model is that of one process; a node that started again asks for the whole, once."""
+    plan = by_turns(tmp_path)
+    privpart.train(plan=plan, out=tmp_path / "embedded", seed=3, deterministic=True, progress=False)
+    apps = {node: client_app(plan) for node in NODES}
+    grid = InProcessGrid(apps)
+    serve(grid, plan, settings(tmp_path / "run"), poll=0.01)
+    assert torch.equal(released(tmp_path / "run"), released(tmp_path / "embedded"))
+    whole, first, second = ("all", 50), ("0", 32), ("1", 18)
+    assert sent_groups(grid) == [whole] * 4 + [first] * 2 + [second] * 2 + [first] * 2
+
+    def forget(record):
+        if record.round == 1:
+            grid.apps.update((node, client_app(plan)) for node in NODES)
+
+    grid = InProcessGrid(apps)
+    serve(grid, plan, settings(tmp_path / "other"), callbacks=[forget], poll=0.01)
+    assert torch.equal(released(tmp_path / "other"), released(tmp_path / "embedded"))
+    assert sent_groups(grid) == [whole] * 4 + [first] * 2 + [whole] * 6
+
+
+def test_a_part_of_a_model_is_what_changed_and_nothing_else_completes_it(tmp_path):
+    model = released_model()
+    down, held = Downlink(model), Held()
+    vectors = [torch.arange(50.0)]
+    for group in (0, 1):
+        vectors.append(vectors[-1].clone())
+        vectors[-1][model.spans([group])[0]] += 1
+    for number, (active, vector) in enumerate(zip([(0,), (1,), (0,)], vectors, strict=True)):
+        down.begin(RoundTask(number, (), 1.0, "", active), vector)
+        if number == 0:
+            assert down.groups(3) is None
+            assert torch.equal(held.completed(model, *down.sent(None)), vector)
+            down.answered(3)
+        if number == 1:
+            # it was not asked in this round
+            assert down.groups(3) == (0,)
+    assert down.groups(3) is None  # both groups, which are the whole
+    fields, part = down.sent((0,))
+    assert held.completed(model, fields, part) is None  # of an older model
+    for groups in ("1 0", "2", "0 0", "[0]", "-1", "\u0660", 3, None):
+        assert held.completed(model, {**fields, "groups": groups}, part) is None
+    assert torch.equal(held.completed(model, *down.sent((0, 1))), vectors[-1])
+    # a task that is sent again needs nothing
+    down.answered(3)
+    assert down.groups(3) == ()
+    assert torch.equal(held.completed(model, *down.sent(())), vectors[-1])
+
+
+def released_model():
+    spaces = {}
+    exec(TASK, spaces)
+    groups = [["head.weight"], ["head.bias", "body.bias"]]
+    return privpart.PartialModel(
+        spaces["network"], train=["head.*", "body.bias"], seed=1, groups=groups
+    )
