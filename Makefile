@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+BASE   := $(VENV)/.base
 READY  := $(VENV)/.ready
 DOCS_READY := $(VENV)/.docs
 RELEASE_READY := $(VENV)/.release
@@ -10,16 +11,20 @@ FLOWER_READY := $(FLOWER)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint types unit messages docs flower slow portable environments bench mutants wheel-check clean
+.PHONY: help setup demo test lint types unit messages docs flower slow portable environments bench mutants dist wheel-check clean
 
 help:  ## list the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Stamped: runs again only when the requirements changed.
-$(READY): pyproject.toml constraints.txt
+$(BASE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "privpart needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(READY): $(BASE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -41,7 +46,7 @@ $(RELEASE_READY): $(READY)
 
 setup: $(READY)  ## make the virtual environment in .venv
 
-demo: $(READY)  ## train, account and audit on real data (about a minute on two cores); writes out/
+demo: $(BASE)  ## train, account and audit on real data (about a minute on two cores); writes out/
 	$(BIN)/privpart demo --out out
 
 test: lint types unit messages  ## lint, types and the fast tests, as CI runs them
@@ -116,6 +121,13 @@ PEERS := $(if $(wildcard .peers),peers)# their first run installs 2.5 GB
 bench: $(READY)  ## time everything (20 minutes, on a quiet machine)
 	@for name in $(BENCHMARKS) $(PEERS); do echo "$$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 	$(BIN)/python benchmarks/ratios.py
+
+# SOURCE_DATE_EPOCH: the same tree gives the same bytes, whenever it is built.
+dist: $(RELEASE_READY)  ## build wheel and sdist into dist/, with an SBOM of .venv and the hash of each
+	@! grep -q example.org pyproject.toml || echo "note: example.org stands for the repository's address; see pyproject.toml"
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --outdir dist .
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o dist/sbom.json $(VENV)
+	cd dist && sha256sum *.whl *.tar.gz sbom.json > SHA256SUMS
 
 wheel-check: $(RELEASE_READY)  ## build and check wheel and sdist, install the wheel in a clean environment, run it
 	$(BIN)/pytest -q -m slow tests/test_wheel.py

@@ -5,6 +5,8 @@ Names are imported when they are used, so that ``privpart epsilon`` never pays f
 
 from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -121,6 +123,20 @@ __all__ = [
     "train",
     "tune",
 ]
+
+
+def _refuse_namesakes() -> None:
+    """Raise ImportError if a package of another distribution stands in the place of ours."""
+    for name in ("accounting", "attacks"):
+        own, spec = Path(__file__).parents[1] / name / "__init__.py", find_spec(name)
+        found = spec.origin if spec is not None else None
+        ours = found is not None and Path(found).resolve() == own.resolve()
+        if not (ours and own.read_text("utf-8").startswith(f'"""{name.capitalize()}: what ')):
+            where = f"{found or 'nowhere'}: another package of that name hides privpart's"
+            raise ImportError(f"{name} is found at {where}. Rename or uninstall it.", name=name)
+
+
+_refuse_namesakes()
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401  PEP 562

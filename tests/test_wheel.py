@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -106,13 +107,59 @@ def test_a_run_names_its_code_as_a_release_modified_or_unknown(
     assert edited.startswith("modified: ")
 
 
+@pytest.mark.parametrize("name", ["accounting", "attacks"])
+@pytest.mark.parametrize("place", ["earlier on the path", "over ours"])
+def test_another_package_in_the_place_of_ours_is_named_at_import(tmp_path, name, place):
+    """Names that common collide: somebody's own folder, or another distribution."""
+    site = tmp_path / "site"
+    for package in ("accounting", "attacks", "privpart"):
+        (site / package).mkdir(parents=True)
+        shutil.copy(ROOT / package / "__init__.py", site / package / "__init__.py")
+    other = tmp_path / name if place == "earlier on the path" else site / name
+    other.mkdir(exist_ok=True)
+    (other / "__init__.py").write_text("BOOKS = []")
+    command = [sys.executable, "-c", "import privpart"]
+    env = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{site}"}
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"ImportError: {name} is found at {other / '__init__.py'}: another" in done.stderr
+    shutil.copy(ROOT / name / "__init__.py", site / name / "__init__.py")
+    if other.parent == tmp_path:
+        shutil.rmtree(other)
+    subprocess.run(command, env=env, cwd=tmp_path, check=True)
+
+
+def test_the_indexs_readme_has_no_relative_link_and_the_clones_has_no_other(wheel):
+    with zipfile.ZipFile(wheel) as files:
+        metadata = files.read("privpart-0.1.0.dist-info/METADATA").decode()
+    assert "Author: The privpart authors" in metadata
+    assert metadata.count("\nProject-URL: ") >= 3
+    readme = (ROOT / "README.md").read_text()
+    links = re.findall(r"\]\(([^)]+)\)", readme)
+    assert len(links) > 20
+    for link in links:
+        if not link.startswith(("https:", "#")):
+            assert (ROOT / link.partition("#")[0]).exists()
+            assert re.search(rf"\]\(https://[^)]+/v0\.1\.0/{re.escape(link)}\)", metadata), link
+    shown = re.findall(r"\]\(([^)]+)\)", metadata)
+    assert [link for link in shown if not link.startswith(("https:", "#"))] == []
+    assert len(shown) == len(links)
+
+
 @pytest.mark.slow
 def test_wheel_and_sdist_are_fit_for_an_index(source, wheel, tmp_path):
-    """Their metadata render, and a wheel that is built from the sdist holds the same files."""
+    """They render, are the same bytes when built again, and the sdist tests and builds itself."""
     pytest.importorskip("twine", reason="make wheel-check installs it")
-    command = [sys.executable, "-m", "build", "--sdist", "--outdir", tmp_path, source]
-    subprocess.run(command, check=True, capture_output=True)
-    sdist = next(tmp_path.glob("*.tar.gz"))
+    for part in ("tests", "docs", "examples", "benchmarks", "constraints.txt", "CHANGELOG.md",
+                 "Makefile", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md"):  # fmt: skip
+        subprocess.run(["cp", "-r", ROOT / part, source / part], check=True)
+    built = []
+    for folder in (tmp_path / "one", tmp_path / "two"):
+        command = [sys.executable, "-m", "build", "--outdir", folder, source]
+        subprocess.run(command, check=True, capture_output=True)
+        built.append({file.name: file.read_bytes() for file in folder.iterdir()})
+    assert built[0] == built[1]
+    sdist = next((tmp_path / "one").glob("*.tar.gz"))
     for check in (
         ["twine", "check", "--strict", wheel, sdist],
         ["check_wheel_contents", "--toplevel", "accounting,attacks,privpart", wheel],
@@ -124,9 +171,12 @@ def test_wheel_and_sdist_are_fit_for_an_index(source, wheel, tmp_path):
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     command = [sys.executable, "-m", "build", "--wheel", "--outdir", tmp_path, unpacked]
     subprocess.run(command, check=True, capture_output=True)
-    again = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
-    assert sorted(again) == sorted(zipfile.ZipFile(wheel).namelist())
-    assert zipfile.ZipFile(wheel).testzip() is None
+    assert next(tmp_path.glob("*.whl")).read_bytes() == wheel.read_bytes()
+    command = [sys.executable, "-m", "pytest", "-q", "tests/test_house.py",
+               "tests/accounting/test_guarantee.py"]  # fmt: skip
+    done = subprocess.run(command, cwd=unpacked, capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(unpacked)})  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 @pytest.mark.slow

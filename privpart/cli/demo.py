@@ -170,9 +170,13 @@ def _audit(examples: "PlanData", progress: "Progress") -> dict[str, "LeakageRepo
         "conv net": (smooth_lenet(generator, size=size), views),
         "dense net": (smooth_mlp(generator, size=size), dense),
     }
-    bar = progress.add_task("audit", total=6 * AUDITED_IMAGES)
+    bar, shown = progress.add_task("audit", total=6 * AUDITED_IMAGES), set[str]()
 
     def advance(name: str, step: str) -> None:
+        line = f"audit ({name}, {step.split('/')[1]})"
+        if not progress.console.is_terminal and line not in shown:  # a log has no bar
+            shown.add(line)
+            typer.echo(line, err=True)
         progress.update(bar, advance=1, description=f"audit ({name}, {step})")
 
     return {
