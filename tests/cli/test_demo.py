@@ -44,10 +44,10 @@ def test_tables_files_and_figures(finished, report):
     for title in ("1. Budget", "2. Test accuracy", "3. Leakage by view"):
         assert title in done.stdout
     assert "What this does not show" in done.stdout
-    # progress goes to stderr, in a log a line for each training
-    assert [line[:9] for line in done.stderr.split("\n") if line] == [
-        f"{n} trained" for n in "1234"
-    ]
+    # progress goes to stderr, in a log a line for each training and each update that is attacked
+    lines = [line for line in done.stderr.split("\n") if line]
+    assert [line[:9] for line in lines[:4]] == [f"{n} trained" for n in "1234"]
+    assert (len(lines), lines[4]) == (10, "audit (conv net, full)")
     files = {path.name: path.read_bytes() for path in out.iterdir()}
     assert set(files) == {"report.json", "accuracy.png", "leakage.png"}
     assert min(map(len, files.values())) > 5000
