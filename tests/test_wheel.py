@@ -129,6 +129,22 @@ def test_another_package_in_the_place_of_ours_is_named_at_import(tmp_path, name,
     subprocess.run(command, env=env, cwd=tmp_path, check=True)
 
 
+def test_without_torch_an_epsilon_is_computed_and_a_run_says_what_is_missing(tmp_path):
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(['torch', 'opacus', 'matplotlib', 'jinja2',"
+        "'sklearn', 'filelock', 'cryptography', 'safetensors']);"
+        "from privpart.cli.main import main; main()"
+    )
+    for words, rc, said in (
+        ([*BUDGET, "--max-participations", "1"], 0, "17.667"),
+        (["doctor"], 0, "torch"),
+        (["report", str(tmp_path)], 7, "this command needs torch, which was left out"),
+    ):
+        command = [sys.executable, "-c", code, *words]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert (done.returncode, said in done.stdout + done.stderr) == (rc, True), done.stderr
+
+
 def test_the_indexs_readme_has_no_relative_link_and_the_clones_has_no_other(wheel):
     with zipfile.ZipFile(wheel) as files:
         metadata = files.read("privpart-0.1.0.dist-info/METADATA").decode()

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -98,6 +99,8 @@ def _installation() -> Iterator[Finding]:
     for extra, names in _EXTRAS.items():
         for name in names:
             yield _package(name, f"not installed; pip install 'privpart[{extra}]'", "note")
+    if find_spec("torch") is None:  # named above; what follows needs it
+        return
     import torch
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

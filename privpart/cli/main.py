@@ -108,6 +108,11 @@ def main() -> None:
     except ConfigError as error:
         say(_as_option(str(error)))
         sys.exit(_REFUSED.get(type(error).__name__, 2))
+    except ModuleNotFoundError as error:
+        if error.name not in _HEAVY:
+            raise
+        say(f"this command needs {error.name}, which was left out: pip install privpart brings it.")
+        sys.exit(_REFUSED["MissingExtraError"])
     except (RuntimeError, MemoryError) as error:
         # torch's allocator raises no specific type
         if isinstance(error, MemoryError) or "allocate memory" in str(error):
@@ -128,6 +133,11 @@ _EXPECTED_FAULTS = (
     "DivergedError",
     "WorkerError",
 )
+_HEAVY = {
+    *("torch", "opacus", "matplotlib", "jinja2"),
+    *("sklearn", "filelock", "cryptography", "safetensors"),
+}
+"""Dependencies without which an epsilon can be computed; see the page on installing."""
 _REFUSED = {"BudgetExceededError": 3, "MissingExtraError": 7}
 """Exit codes of what else is refused than bad input."""
 _FAULT = 70
