@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from privpart.client import client_update
     from privpart.data.users import Users
+    from privpart.engines.distributed import DistributedEngine
     from privpart.engines.embedded import EmbeddedEngine
     from privpart.engines.protocol import Engine
     from privpart.engines.secure import SecureEngine
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
 _NAMES = {
     "client": "client_update",
     "data.users": "Users",
+    "engines.distributed": "DistributedEngine",
     "engines.embedded": "EmbeddedEngine",
     "engines.protocol": "Engine",
     "engines.secure": "SecureEngine",
@@ -85,6 +87,7 @@ __all__ = [
     "CohortRefusedError",
     "CohortTooSmallError",
     "Constant",
+    "DistributedEngine",
     "DivergedError",
     "EmbeddedEngine",
     "Engine",

@@ -6,11 +6,12 @@ sends is refused or clipped, and delays a round by no more than its time-out.
 """
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 from torch import Tensor
 
 from accounting import checks
@@ -40,9 +41,11 @@ from privpart.flower.mail import (
 )
 from privpart.messages import ClientId, ClientUpdate, Reason, RefusedAnswer, RoundTask, id_order
 from privpart.model import PartialModel
-from privpart.run.report import AUTHENTICATED, FIRST_ANSWERS, UNAUTHENTICATED
+from privpart.run.report import AUTHENTICATED, DEADLINE, FIRST_ANSWERS, UNAUTHENTICATED
 
 _MESSAGE_BYTES = 2**28
+_PAST_ROUNDS, _PAST_ANSWERS = 5, 10_000
+"""Rounds from which a percentile of answers says something, and the answers that it is of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class _Round:
         down: what each node is sent of the model.
         asked: messages without an answer, of this attempt and of earlier ones.
         looks: looks for their answers that are not over yet.
+        seconds: how long each answer of a node took.
         came: clients whose update was yielded.
         enough: answers with which the round ends, without those who are still awaited.
         waiting: clients that this attempt has no answer from.
@@ -67,6 +71,7 @@ class _Round:
     enough: int
     asked: dict[str, Asked] = field(default_factory=dict)
     looks: dict[str, Look] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
     came: set[ClientId] = field(default_factory=set)
     waiting: set[ClientId] = field(default_factory=set)
     unasked: set[ClientId] = field(default_factory=set)
@@ -126,6 +131,9 @@ class FlowerEngine:
             not decide when they answer, see docs/flower.md; the report says that nothing checks it.
         authenticated: whether the SuperLink authenticates nodes.
         timeout: seconds to wait for the answers of a round.
+        percentile: of the seconds that answers of past rounds took, > 0 and <= 100: from the sixth
+            round on the first attempt waits twice as long, never longer than ``timeout``. None
+            waits for ``timeout``. As with ``enough``, values must not decide when clients answer.
         attempts: how often a round with fewer answers than ``minimum`` is asked for, >= 1: the same
             task, for the clients that are missing.
         poll: seconds between two looks for answers.
@@ -150,6 +158,7 @@ class FlowerEngine:
         authenticated: bool,
         enough: Callable[[int], int] | None = None,
         timeout: float = 3600.0,
+        percentile: float | None = None,
         attempts: int = 3,
         poll: float = 3.0,
         report: Report | None = None,
@@ -161,6 +170,9 @@ class FlowerEngine:
         self.authenticated = authenticated
         self.enough = enough
         self.timeout = checks.positive("timeout", timeout)
+        self.percentile = percentile
+        self._seconds: deque[float] = deque(maxlen=_PAST_ANSWERS)
+        self._rounds = 0
         self.attempts = checks.count("attempts", attempts)
         self.poll = checks.positive("poll", poll)
         self.clients = RemoteClients(sorted(self.owners.keys() - set(planted), key=id_order))
@@ -181,7 +193,8 @@ class FlowerEngine:
             nodes.setdefault(str(node), []).append(id_text(client))
         identity = AUTHENTICATED if self.authenticated else UNAUTHENTICATED
         first = {} if self.enough is None else {FIRST_ANSWERS: True}
-        return {"identity": identity, "owners": nodes, **first}
+        late = {} if self.percentile is None else {DEADLINE: self.percentile}
+        return {"identity": identity, "owners": nodes, **first, **late}
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield the answers to a task as they arrive, and what was refused."""
@@ -213,14 +226,23 @@ class FlowerEngine:
                     f"answered, the plan needs {self.minimum}; asking the others again."
                 )
             this.ask_the_missing()
-            yield from self._attempt(this)
+            yield from self._attempt(this, self.timeout if attempt else self._patience())
             if len(this.came) >= self.minimum:
                 break
+        self._seconds.extend(this.seconds)
+        self._rounds += 1
         self._tell_missing(this)
 
-    def _attempt(self, this: "_Round") -> Iterator[ClientUpdate | RefusedAnswer]:
+    def _patience(self) -> float:
+        """Return the seconds that the first attempt of a round waits for answers."""
+        if self.percentile is None or self._rounds < _PAST_ROUNDS or not self._seconds:
+            return self.timeout
+        usual = float(np.percentile(self._seconds, self.percentile, method="higher"))
+        return min(self.timeout, 2 * max(usual, self.poll))
+
+    def _attempt(self, this: "_Round", patience: float) -> Iterator[ClientUpdate | RefusedAnswer]:
         """Yield answers until every client has answered, or the time is over."""
-        end = time.monotonic() + self.timeout
+        end = time.monotonic() + patience
         while True:
             self._ask(this)
             yield from filter(this.counts, self._received(this))
@@ -244,7 +266,8 @@ class FlowerEngine:
                 if name is None:
                     self._report(f"node {node}: the SuperLink took no message for it.")
                     continue
-                this.asked[name] = Asked(node, tuple(few), partial=groups is not None)
+                now, part = time.monotonic(), groups is not None
+                this.asked[name] = Asked(node, tuple(few), partial=part, since=now)
                 this.unasked.difference_update(few)
 
     def _received(self, this: "_Round") -> Iterator[ClientUpdate | RefusedAnswer]:
@@ -262,6 +285,7 @@ class FlowerEngine:
             else:
                 try:
                     yield from self._updates(content, sender, this)
+                    this.seconds.append(time.monotonic() - sender.since)
                     self._down.answered(sender.node)
                 except Exception as error:
                     # whatever the objects of a reply raise

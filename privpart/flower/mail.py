@@ -45,12 +45,14 @@ class LacksError(RefusedReplyError):
 class Asked:
     """A message that a node has not answered yet, about these clients.
 
-    ``partial`` is whether it holds only the groups of the model that the node lacks.
+    ``partial`` is whether it holds only the groups of the model that the node lacks, and ``since``
+    when it was sent, by the monotonic clock.
     """
 
     node: int
     clients: tuple[ClientId, ...] = ()
     partial: bool = False
+    since: float = 0.0
 
 
 def pushed(

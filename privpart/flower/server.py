@@ -25,7 +25,7 @@ from privpart.model import PartialModel
 from privpart.plan import PrivacyPlan
 from privpart.run.folder import holds_a_run
 from privpart.run.ledger import Ledger
-from privpart.run.report import AUTHENTICATED, FIRST_ANSWERS
+from privpart.run.report import AUTHENTICATED, DEADLINE, FIRST_ANSWERS
 from privpart.training.callbacks import Logger, callbacks_of
 from privpart.training.plan_file import PlanFile, read
 from privpart.training.train import (
@@ -90,6 +90,8 @@ class Settings:
         start_timeout: seconds to wait until ``nodes`` said which clients they have; None: timeout.
         first_answers: whether a round ends with the plan's ``report_goal`` answers, of more clients
             that were asked; see ``enough`` of ``FlowerEngine``. The ledger keeps this.
+        deadline_percentile: ends a round by how long answers of past rounds took; see
+            ``percentile`` of ``FlowerEngine``. The ledger keeps this.
         attempts: how often a round is tried that has too few answers.
         seed: takes the noise from a seed, for simulations: the run is then not private.
         evaluate_every: rounds between evaluations by the plan's metric.
@@ -105,6 +107,7 @@ class Settings:
     timeout: float = 3600.0
     start_timeout: float | None = None
     first_answers: bool = False
+    deadline_percentile: float | None = None
     attempts: int = 3
     seed: int | None = None
     evaluate_every: int = 10
@@ -124,6 +127,9 @@ class Settings:
         checks.positive("timeout", self.timeout)
         if self.start_timeout is not None:
             checks.positive("start_timeout", self.start_timeout)
+        if (percentile := self.deadline_percentile) is not None:
+            fault = "must be above 0 and at most 100"
+            checks.between(DEADLINE, checks.positive(DEADLINE, percentile), 0, 100, fault)
         if self.seed is not None:
             checks.count("seed", self.seed, minimum=0)
 
@@ -198,6 +204,7 @@ def serve(
             authenticated=settings.authenticated,
             enough=promised.report_goal_at if settings.first_answers else None,
             timeout=timeout,
+            percentile=settings.deadline_percentile,
             attempts=settings.attempts,
             poll=poll,
             report=say,
@@ -241,6 +248,10 @@ def _engine(plan: PlanFile, settings: Settings) -> Callable[..., FlowerEngine]:
         raise ConfigError(
             "first_answers: needs clients_per_round above report_goal in the plan, and no secure "
             "sums, whose rounds end with those that the parties signed; or leave it out."
+        )
+    if settings.deadline_percentile is not None and rules is not None:
+        raise ConfigError(
+            f"{DEADLINE}: not with secure sums, whose stages wait for timeout. Leave it out."
         )
     if (rules is None) != (settings.roster is None):
         raise ConfigError(
@@ -294,6 +305,7 @@ def _recorded_owners(out: Path, settings: Settings, plan: PlanFile) -> dict[Clie
     recorded = {
         "authenticated": facts["identity"] == AUTHENTICATED,
         FIRST_ANSWERS: facts.get(FIRST_ANSWERS, False),
+        DEADLINE: facts.get(DEADLINE),
     }
     if settings.seed is not None:
         recorded["seed"] = facts["seed"]

@@ -52,6 +52,8 @@ AUTHENTICATED, UNAUTHENTICATED = "authenticated nodes", "asserted"
 """Values of the fact "identity" of a run whose clients are on nodes."""
 FIRST_ANSWERS = "first_answers"
 """Fact of a run whose rounds end with the first answers, of more clients that were asked."""
+DEADLINE = "deadline_percentile"
+"""Fact of a run whose rounds end by how long answers of past rounds took."""
 ROWS = {
     "unseen": "the loader dealt nothing that could be compared: parts of a batch, as with "
     "BatchMemoryManager, or objects without a tensor of a row per example",
@@ -610,10 +612,11 @@ def _participation(rows: Sequence[Row], facts: Mapping[str, Any]) -> _Words:
     """
     chain = f"ledger of {len(rows)} rounds in one chain, by the ids that its engine gave"
     identity = facts.get("identity")
-    if facts.get(FIRST_ANSWERS):
+    if facts.get(FIRST_ANSWERS) or facts.get(DEADLINE):
+        until = "" if facts.get(FIRST_ANSWERS) else " until a deadline that earlier ones set"
         return "asserted", (
-            f"{chain}; the first answers counted, and nothing checks that no client's values "
-            "decide who was among them"
+            f"{chain}; the first answers{until} counted, and nothing checks that no client's "
+            "values decide who was among them"
         )
     if identity is None:
         return "verified", chain

@@ -1,5 +1,6 @@
 """The Flower engine over Flower's own messages, in one process and as bytes."""
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -233,6 +234,32 @@ def test_first_answers_of_no_more_clients_than_counted_are_refused(tmp_path):
         serve(InProcessGrid({}), plan, settings(tmp_path / "run", first_answers=True))
 
 
+def test_a_round_waits_twice_as_long_as_a_percentile_of_answers_took(tmp_path):
+    """A node that falls silent costs its timeout in none but the first rounds."""
+    plan = by_turns(tmp_path, clients=6, cycles=3)
+    grid = InProcessGrid({node: client_app(plan) for node in NODES})
+
+    def silence(record):
+        if record.round == 5:
+            grid.offline.add(NODES[1])
+
+    given = settings(tmp_path / "run", seed=None, timeout=3600.0, deadline_percentile=90)
+    begun = time.monotonic()
+    serve(grid, plan, given, callbacks=[silence], poll=0.01)
+    assert time.monotonic() - begun < 3600
+    assert (
+        sorted(map(len, Ledger(tmp_path / "run").rounds_by_client().values())) == [6] * 3 + [7] * 3
+    )
+    words = {a.code: a for a in run_report(tmp_path / "run").guarantee.assumptions}["participation"]
+    assert words.status == "asserted"
+    assert "until a deadline that earlier ones set counted" in words.evidence
+    with pytest.raises(ConfigError, match=r"deadline_percentile=None: the run in .* was made with"):
+        serve(grid, plan, settings(tmp_path / "run", seed=None), poll=0.01)
+    for wrong in (0, 101, float("nan")):
+        with pytest.raises(ConfigError, match="deadline_percentile"):
+            settings(tmp_path / "run", deadline_percentile=wrong)
+
+
 def test_the_start_has_a_time_of_its_own(tmp_path):
     plan = write_plan(tmp_path)
     grid = InProcessGrid({NODES[0]: client_app(plan)})
@@ -241,13 +268,14 @@ def test_the_start_has_a_time_of_its_own(tmp_path):
         serve(grid, plan, given, poll=0.01)
 
 
-def by_turns(tmp_path):
+def by_turns(tmp_path, clients=4, cycles=2):
     """Write a plan that trains all, then its two groups in turns: 0, 1, 0, 1."""
-    plan = write_plan(tmp_path)
+    plan, rounds = write_plan(tmp_path), 1 + 2 * cycles
     groups = '["head.weight"], ["head.bias", "body.bias"]'
-    turns = "cycles = 2\nrounds_per_group = 1\nwarm_up = 1\nbetween = 0\n"
-    text = plan.read_text().replace("rounds = 4", "rounds = 5")
-    text = text.replace("max_participations = 4", "max_participations = 5")
+    turns = f"cycles = {cycles}\nrounds_per_group = 1\nwarm_up = 1\nbetween = 0\n"
+    text = plan.read_text().replace("rounds = 4", f"rounds = {rounds}")
+    text = text.replace("max_participations = 4", f"max_participations = {rounds}")
+    text = text.replace("clients_per_round = 4", f"clients_per_round = {clients}")
     text = text.replace(
         'train = ["head.*"]', f'train = ["head.*", "body.bias"]\ngroups = [{groups}]'
     )
