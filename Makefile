@@ -127,6 +127,7 @@ dist: $(RELEASE_READY)  ## build wheel and sdist into dist/, with an SBOM of .ve
 	@! grep -q example.org pyproject.toml || echo "note: example.org stands for the repository's address; see pyproject.toml"
 	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(BIN)/python -m build --outdir dist .
 	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --of JSON -o dist/sbom.json $(VENV)
+	sed -i 's|file://$(CURDIR)|file:.|' dist/sbom.json  # no folder of this machine
 	cd dist && sha256sum *.whl *.tar.gz sbom.json > SHA256SUMS
 
 wheel-check: $(RELEASE_READY)  ## build and check wheel and sdist, install the wheel in a clean environment, run it
