@@ -9,6 +9,7 @@ import sys
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,41 +69,47 @@ def test_a_run_names_its_code_as_a_release_modified_or_unknown(
     monkeypatch.chdir(tmp_path)
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
-    code = (
-        "import sys; from accounting import Independent, Participation;"
-        "from privpart import PrivacyPlan; from privpart.run.begin import create_run;"
-        "from privpart.run.evidence import gather;"
-        "plan = PrivacyPlan(mechanism=Independent(2), participation=Participation(2),"
-        "clip_norm=1.0, report_goal=1, noise_multiplier=1.0);"
-        "begun, *checked = sys.argv[1:];"
-        "begun and create_run(begun, plan, facts={'delta': 1e-6}).close();"
-        "print(*(gather(run).line('package').says for run in checked), sep='\\n')"
+    code = """
+from pathlib import Path
+from accounting import Independent, Participation
+from privpart import PrivacyPlan, clip
+from privpart.run import package
+from privpart.run.begin import create_run
+from privpart.run.evidence import gather
+
+plan = PrivacyPlan(mechanism=Independent(2), participation=Participation(2), clip_norm=1.0,
+                   report_goal=1, noise_multiplier=1.0)
+
+def says(begun, *checked):
+    if begun:
+        create_run(begun, plan, facts={"delta": 1e-6}).close()
+    print(*(gather(run).line("package").says for run in checked), sep="\\n")
+"""
+    here: dict[str, Any] = {}
+    exec(code, here)  # of the checkout, which this process has imported
+    here["says"]("checkout", "checkout")
+    assert "a source checkout, which is no release" in capsys.readouterr().out
+
+    steps = """
+says("sound", "sound", "checkout")
+edited = Path(clip.__file__)
+edited.write_bytes(edited.read_bytes().replace(b"Clip", b"Clap", 1))
+package.running.cache_clear()  # as in a new process
+says("edited", "edited")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code + steps],
+        env=os.environ | {"PYTHONPATH": str(site)},
+        capture_output=True,
+        text=True,
     )
-
-    def says(path: Path, *runs: str) -> list[str]:
-        """Begin the first run with the code of a path, and return what it says of the others."""
-        if path == ROOT:  # which this process has imported
-            monkeypatch.setattr(sys, "argv", ["", *runs])
-            exec(code, {})
-            return capsys.readouterr().out.splitlines()
-        done = subprocess.run(
-            [sys.executable, "-c", code, *runs],
-            env=os.environ | {"PYTHONPATH": str(path)},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
-
-    (checkout,) = says(ROOT, "checkout", "checkout")
-    assert "a source checkout, which is no release" in checkout
-    sound, checkout = says(site, "sound", "sound", "checkout")
+    assert done.returncode == 0, done.stderr
+    sound, checkout, edited = done.stdout.splitlines()
     assert sound.startswith("release: files ")
     assert checkout.startswith("release: files ")  # the wheel was built from these files
-    edited = site / "privpart" / "clip.py"
-    edited.write_bytes(edited.read_bytes().replace(b"Clip", b"Clap", 1))
-    assert says(site, "edited", "edited")[0].startswith("modified: ")
-    sound, edited = says(ROOT, "", "sound", "edited")
+    assert edited.startswith("modified: ")
+    here["says"]("", "sound", "edited")
+    sound, edited = capsys.readouterr().out.splitlines()
     assert "of their wheel; compare" in sound
     assert edited.startswith("modified: ")
 
@@ -130,19 +137,28 @@ def test_another_package_in_the_place_of_ours_is_named_at_import(tmp_path, name,
 
 
 def test_without_torch_an_epsilon_is_computed_and_a_run_says_what_is_missing(tmp_path):
-    code = (
-        "import sys; sys.modules |= dict.fromkeys(['torch', 'opacus', 'matplotlib', 'jinja2',"
-        "'sklearn', 'filelock', 'cryptography', 'safetensors']);"
-        "from privpart.cli.main import main; main()"
-    )
-    for words, rc, said in (
+    """All in one process: to start is most of what a command costs."""
+    cases = (
         ([*BUDGET, "--max-participations", "1"], 0, "17.667"),
         (["doctor"], 0, "torch"),
         (["report", str(tmp_path)], 7, "this command needs torch, which was left out"),
-    ):
-        command = [sys.executable, "-c", code, *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert (done.returncode, said in done.stdout + done.stderr) == (rc, True), done.stderr
+    )
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(['torch', 'opacus', 'matplotlib', 'jinja2',"
+        "'sklearn', 'filelock', 'cryptography', 'safetensors'])\n"
+        "from privpart.cli.main import main\nsys.stderr = sys.stdout\n"
+        f"for words in {[words for words, _, _ in cases]}:\n"
+        "    sys.argv = ['privpart', *words]\n"
+        "    try:\n        main()\n"
+        "    except SystemExit as ended:\n        print('ENDED', ended.code or 0, flush=True)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    parts = re.split(r"ENDED (\d)\n", done.stdout)
+    assert len(parts) == 2 * len(cases) + 1, done.stdout + done.stderr
+    for (_, rc, said), output, status in zip(cases, parts[::2], parts[1::2], strict=False):
+        assert (int(status), said in output) == (rc, True), output
 
 
 def test_the_indexs_readme_has_no_relative_link_and_the_clones_has_no_other(wheel):

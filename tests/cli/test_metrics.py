@@ -3,32 +3,24 @@
 import json
 
 import pytest
+import small_study
 
-PLAN = """
-schema = "privpart/plan/1"
-[privacy]
-rounds = 4
-clip_norm = 0.5
-target_epsilon = 8.0
-delta = 1e-4
-mechanism = { name = "tree" }
+METRICS = """
 [privacy.metrics]
 measures = ["accuracy", "loss"]
 users = 60
 every = 2
 loss_bound = 4.0
-[model]
-name = "small_cnn"
-sizes = { channels = [2, 4], hidden = 8, image_size = 8 }
-seed = 7
-[data]
-task = "digits"
-users = 300
-clients_per_round = 40
-[client]
-learning_rate = 0.1
-[server]
 """
+PLAN = small_study.changed(
+    ("rounds = 2", "rounds = 4"),
+    ("clip_norm = 1.0\nnoise_multiplier = 1.0", "clip_norm = 0.5\ntarget_epsilon = 8.0"),
+    ("delta = 1e-5", "delta = 1e-4"),
+    ("[model]\n", METRICS + "[model]\n"),
+    ("users = 1437\nclients_per_round = 6", "users = 300\nclients_per_round = 40"),
+    ("learning_rate = 0.3\n", ""),
+    text=small_study.PLAN,
+)
 
 
 @pytest.fixture(scope="module")

@@ -8,27 +8,17 @@ import sys
 import time
 
 import pytest
+import small_study
 
-PLAN = """
-schema = "privpart/plan/1"
-[privacy]
-rounds = 2
-clip_norm = 0.3
-noise_multiplier = 1.0
-delta = 1e-3
-mechanism = { name = "tree" }
-[model]
-name = "small_cnn"
-sizes = { channels = [4, 8], hidden = 16, image_size = 8 }
-seed = 0
-[data]
-task = "digits"
-users = 40
-clients_per_round = 20
-[client]
-learning_rate = 0.1
-[server]
-"""
+PLAN = small_study.changed(
+    ("clip_norm = 1.0", "clip_norm = 0.3"),
+    ("delta = 1e-5", "delta = 1e-3"),
+    ("[2, 4], hidden = 8", "[4, 8], hidden = 16"),
+    ("seed = 7", "seed = 0"),
+    ("users = 1437\nclients_per_round = 6", "users = 40\nclients_per_round = 20"),
+    ("learning_rate = 0.3\n", ""),
+    text=small_study.PLAN,
+)
 TUNE = """
 schema = "privpart/tune/1"
 plan = "plan.toml"

@@ -5,6 +5,7 @@ import tomllib
 
 import numpy as np
 import pytest
+import small_study
 from plans import small_plan
 from typer.testing import CliRunner
 
@@ -16,26 +17,13 @@ from privpart.models import build_network
 from privpart.training.plan_file import validated
 from privpart.training.task_data import plan_data
 
-TEXT = """
-schema = "privpart/plan/1"
-[privacy]
-rounds = 4
-clip_norm = 0.3
-noise_multiplier = 1.0
-delta = 1e-5
-mechanism = { name = "tree" }
-[model]
-name = "small_cnn"
-sizes = { channels = [2, 4], hidden = 8, image_size = 8 }
-seed = 7
-[data]
-task = "digits"
-users = 40
-clients_per_round = 4
-[client]
-learning_rate = 0.1
-[server]
-"""
+TEXT = small_study.changed(
+    ("rounds = 2", "rounds = 4"),
+    ("clip_norm = 1.0", "clip_norm = 0.3"),
+    ("users = 1437\nclients_per_round = 6", "users = 40\nclients_per_round = 4"),
+    ("learning_rate = 0.3\n", ""),
+    text=small_study.PLAN,
+)
 SELECT = 'filters = { keys = "independent", m = 2 }\ndelivery = "pir"'
 HUGE = 10**30
 MOON = 'objective = "moon"\nmu = 1.0'

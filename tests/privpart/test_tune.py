@@ -249,7 +249,10 @@ def test_one_command_resumes_and_nothing_is_drawn_again(tmp_path, monkeypatch):
     assert tuned(out, runs=10).path == run.path
 
 
-@pytest.mark.parametrize("number", [5, 9, 25, 45, 65, 85, 105, 125])
+@pytest.mark.parametrize(
+    "number",
+    [5, 25, 65, 125, *(pytest.param(n, marks=pytest.mark.slow) for n in (9, 45, 85, 105))],
+)
 def test_a_crash_at_any_write_to_the_disk_is_mended_by_the_same_command(
     tmp_path, monkeypatch, number
 ):
