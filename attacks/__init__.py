@@ -29,6 +29,7 @@ from attacks.lower_bounds.loops import CanaryLoop, LoopAudit
 from attacks.lower_bounds.planted import canary_clients
 from attacks.lower_bounds.replay import Replay, paired
 from attacks.lower_bounds.servers import ServerReplay, replay
+from attacks.membership_inference import MembershipScore, lira, membership, rmia
 from attacks.metrics import psnr, ssim
 from attacks.observation import Observation, observe
 from attacks.reconstruction.analytic import invert_dense
@@ -53,6 +54,7 @@ __all__ = [
     "LeakageReport",
     "LocalSteps",
     "LoopAudit",
+    "MembershipScore",
     "Observation",
     "ReadText",
     "Reconstruction",
@@ -78,6 +80,8 @@ __all__ = [
     "infer_labels",
     "invert_dense",
     "leakage",
+    "lira",
+    "membership",
     "observe",
     "observe_text",
     "one_run",
@@ -88,6 +92,7 @@ __all__ = [
     "read_update",
     "reid_rank",
     "replay",
+    "rmia",
     "round_covariance",
     "span_test",
     "spear",

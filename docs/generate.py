@@ -301,6 +301,7 @@ WRITTEN_BY = {
     "ledger": "ledger.log of a run folder",
     "mechanism": "a mechanism in a file; `Mechanism.to_dict`",
     "mechanisms": "`privpart mechanisms --format json`",
+    "membership": "`privpart audit membership`: report.json, `--format json`",
     "noise": "state of a noise stream, in a run folder",
     "own-code": "record of the code that a plan names, in a ledger",
     "plan": "plan files, which people write",

@@ -12,7 +12,7 @@ from accounting import ComposedGuarantee, ConfigError, checks
 from accounting.claims import releases_of
 from privpart.cli import options
 from privpart.cli.gate import judged_plan, leave_if_refused
-from privpart.cli.idle import Alone, Idle, beside, typed, where, without
+from privpart.cli.idle import Alone, Idle, beside, typed, without
 from privpart.cli.options import Format
 from privpart.cli.output import WIDTH, say
 from privpart.cli.trainings import INTERRUPTED, tell_of_code
@@ -125,16 +125,6 @@ def train(
             rich_help_panel=_ENGINE,
         ),
     ] = str(_DEFAULTS.device),
-    worker_timeout: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds after which a process of --workers that does not answer is taken to hang "
-            "and ends the round, which can be resumed; it answers after each chunk of up to 128 "
-            "clients. By default 15 minutes, then 50 times the time of the slowest client so far.",
-            rich_help_panel=_ENGINE,
-        ),
-        where("workers", 1, "one process has no workers"),
-    ] = _DEFAULTS.worker_timeout,
     form: options.FormatOption = "table",
 ) -> None:
     """Train under a plan; every round is committed to the folder before its model is released.
@@ -154,9 +144,7 @@ def train(
         _close(out, adopt=adopt, is_asked=not yes)
         return
     checks.count("evaluate_every", evaluate_every)
-    engine = EngineOptions(
-        workers, batching, precision=precision, device=device, worker_timeout=worker_timeout
-    )
+    engine = EngineOptions(workers, batching, precision=precision, device=device)
 
     def about(chosen: "PlanFile") -> None:
         measured = chosen.data.task is not None or chosen.data.metric is not None

@@ -35,7 +35,7 @@ _QUEUED = 2
 """Chunks that a worker computes or has queued; the engine's own process takes of the others."""
 _ADVICE = (
     "Nothing of this round was released: run it again, or resume a run folder with --resume; with "
-    "a higher --worker-timeout (worker_timeout) if its clients only take long."
+    "a higher worker_timeout (from Python) if its clients only take long."
 )
 
 

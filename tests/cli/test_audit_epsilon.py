@@ -558,11 +558,11 @@ def test_a_replica_touches_nothing_and_says_what_it_replaced(privpart, plans, tm
     os.mkfifo(out / "epsilon.png")
     told = privpart(
         "audit", "epsilon", "--plan", str(plans / "without.toml"), "--simulate", "--replay",
-        "--count", "40", "--runs", "2", "--seed", "1", "--out", str(out), "--format", "json",
+        "--runs", "2", "--seed", "1", "--out", str(out), "--format", "json",
     )  # fmt: skip
     assert told.returncode == 0, told.stderr
     report = json.loads(told.stdout)
-    assert report["canaries"]["count"] == 80
+    assert report["canaries"]["count"] == 2000
     assert (tmp_path / "precious").read_text() == "kept"
     assert "(paired replay, 95 %; assumes Gaussian noise" in report["measured"]
     assert report["replays"][0]["signal"] > 1
@@ -608,7 +608,6 @@ def test_wrong_use_is_one_sentence(privpart, plans, tmp_path):
         ([], "run is missing"),
         (["--plan", str(plans / "without.toml")], "say how to audit it"),
         (simulated[:3], "out is missing"),
-        ([*simulated, "--count", "5"], "--count 5: must be"),
         ([*simulated, "--confidence", "1"], "--confidence 1"),
         ([str(run), *simulated[:2]], "leave out --plan"),
         ([*simulated[:2], "--replay", "--runs", "3"], "without --simulate: no canaries are"),

@@ -573,7 +573,6 @@ TYPED = {
     f"{TRAIN} --workers 0": "--workers 0: must be at least 1",
     f"{TRAIN} --worker 2": "No such option:? .*--worker[ ']",
     f"{TRAIN} --rounds 3": "No such option:? .*--rounds",
-    f"{TRAIN} --worker-timeout 9": "one process has no workers; leave out --worker-timeout",
     f"{TRAIN} --seed -1": "--seed -1: must be at least 0",
     f"{TRAIN} --seed abc": "'--seed': 'abc'.*valid integer",
     f"{TRAIN} --evaluate-every 0": "--evaluate-every 0: must be at least 1",

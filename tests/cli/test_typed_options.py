@@ -25,7 +25,7 @@ SAMPLES = {
     "model": "lenet", "data": "digits", "view": "full", "weights": "w.safetensors",
     "gradient": "g.safetensors", "attack": "dlg", "clip": "1",
     "transform": "signs", "tokens": "t.safetensors", "settings": "s.toml",
-    "fail_on": "partial", "fork_of": "old", "seed": "1", "worker_timeout": "60",
+    "fail_on": "partial", "fork_of": "old", "seed": "1",
     "limit_epsilon": "4", "workload": "momentum=0.9",
     "public_key": "0" * 64, "html": "x.html", "registry": "x.yaml", "about": "about.toml",
     "policy": "policy.toml", "voucher": "Ada", "noise_key": "key", "best_of": "10",
@@ -68,6 +68,7 @@ CASES = {
         LEAKING, [*LEAKING, "--clip", "1", "--noise-multiplier", "1"], OF_A_PLAN, OF_A_FILE,
     ],
     "audit epsilon": [["run"], SIMULATED, [*PLANNED, "--replay"]],
+    "audit membership": [[PLAN, "--out", "out"]],
 }  # fmt: skip
 """Complete command lines that nothing idle is in; every option matters in one of them."""
 SITUATIONS = {

@@ -12,7 +12,8 @@ from privpart.cli.idle import beside, without
 from privpart.cli.options import FormatOption, HtmlOption
 
 THRESHOLD_PASSED = 4
-_LEAST_CANARIES = 20
+_CANARIES = 1000
+"""Canaries per run of a replica."""
 _SIMULATED = "With --simulate"
 _OF_A_RUN = beside("run", "has a plan, canaries and noise of its own")
 _OF_CANARIES = without("simulate", "no canaries are simulated")
@@ -42,11 +43,6 @@ def epsilon(
         ),
         _OF_A_RUN,
     ] = False,
-    count: Annotated[
-        int,
-        typer.Option(help="Canaries per run.", rich_help_panel=_SIMULATED),
-        (_OF_A_RUN, _OF_CANARIES),
-    ] = 1000,
     runs: Annotated[
         int,
         typer.Option(help="Number of runs.", rich_help_panel=_SIMULATED),
@@ -83,7 +79,6 @@ def epsilon(
             raise ConfigError("plan: say how to audit it: --simulate, --replay or both.")
         if out is None:
             raise ConfigError("out is missing: name a folder for the report (--out).")
-        checks.count("count", count, minimum=_LEAST_CANARIES)
         checks.count("runs", runs)
         seed = secrets.randbits(48) if seed is None else checks.count("seed", seed, minimum=0)
     # Imported here: the other commands must not pay for torch.
@@ -96,7 +91,7 @@ def epsilon(
         assert plan is not None  # noqa: S101  refused above
         assert seed is not None  # noqa: S101
         assert out is not None  # noqa: S101
-        folder, canaries = out, (count, runs) if simulate else None
+        folder, canaries = out, (_CANARIES, runs) if simulate else None
         audit = lower_bounds.of_plan(plan, confidence, seed, canaries=canaries, replay=replay)
     lower_bounds.write(audit, folder, form)
     if html is not None:
