@@ -16,7 +16,7 @@ import typer
 
 from accounting import checks
 from accounting.checks import ConfigError
-from accounting.report import up
+from accounting.report import down, up
 from privpart.cli.options import FormatOption
 from privpart.cli.output import Table, print_result, print_table, say
 
@@ -135,7 +135,7 @@ def _cell(found: dict[str, Any]) -> str:
 
 
 def _bound(row: dict[str, Any]) -> str:
-    return f"{row['bounds'][0]['epsilon']:.3f}"
+    return down(row["bounds"][0]["epsilon"], 4)
 
 
 def _audited(path: Path, targets: int) -> _Audit:
