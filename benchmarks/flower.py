@@ -16,6 +16,8 @@ says so:
     fedavg    processor seconds of a round beside those of Flower's own FedAvg, which trains the
               same model on the same examples with as many steps: a process per message and one
               worker per node, in turns
+    users     start and a round over Flower's messages in one process: 10^6 users of whom 1,000 are
+              asked, and four clients with each size
     memory    resident size of the ServerApp over 200 rounds; the nodes are threads, because a
               SuperNode starts a process per message
 
@@ -30,10 +32,12 @@ import importlib.util
 import json
 import os
 import re
+import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import count, pairwise
 from pathlib import Path
@@ -44,10 +48,10 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "flower"))
 from deployment import Deployment, Proxy
 from small import write_app
 
-ROUNDS, MANY, TURNS = 4, 200, 3
+ROUNDS, MANY, TURNS = 4, 200, 2
 NUMBERS = count()
 RAY = "pip install -c constraints-flower.txt ray==2.55.1"
-SIZES = {"1e4": (100, 90), "1e7": (1000, 9890)}
+SIZES = {"1e4": (100, 90), "1e7": (1000, 9890), "1e8": (10000, 9990)}
 """Inputs and hidden units of the network."""
 
 PLAN = """\
@@ -391,6 +395,37 @@ def messages(size: str, train: str) -> dict[str, int]:
     return {"messages": sent[1] - sent[0], "plan": promised(of)}
 
 
+def one_process(size: str, users: int, asked: int) -> dict[str, Any]:
+    """Return seconds, bytes and memory of start and rounds over Flower's messages, as bytes."""
+    from in_process import NODES, InProcessGrid
+
+    from privpart import client_app
+    from privpart.flower.server import Settings, serve
+
+    of = Training(size, rounds=2)
+    plan, (task,) = of.app / "plan.toml", of.app.glob("task[0-9]*.py")
+    # one example each
+    text = task.read_text().replace("(64", f"({users}").replace("), 8)", "), 1)")
+    task.write_text(text)
+    chosen = plan.read_text().replace("per_round = 4", f"per_round = {asked}")
+    plan.write_text(chosen.replace("delta = 1e-3", f"delta = {0.1 / users}"))
+    grid = InProcessGrid({node: client_app(plan) for node in NODES})
+    marks = [(time.process_time(), 0)]
+    note = [lambda _: marks.append((time.process_time(), sum(grid.bytes.values())))]
+    settings = Settings(out=str(of.out), nodes=2, authenticated=True, seed=7)
+    serve(grid, plan, settings, callbacks=note, poll=0.01)
+    (start, _), (first, _), (second, _) = marks
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return {
+        "users": users,
+        "asked": asked,
+        "start and first round, CPU s": round(first - start, 1),
+        "second round, CPU s": round(second - first, 1),
+        "messages of the second round": marks[2][1] - marks[1][1],
+        "peak GiB": round(peak, 1),
+    }
+
+
 def memory() -> dict[str, Any]:
     """Return the resident size of the ServerApp over many rounds."""
     from node import Node
@@ -423,31 +458,42 @@ def sent(size: str) -> dict[str, Any]:
     return {"all parameters": full, "last layer": last, "ratio": ratio}
 
 
+def of_size(size: str, parts: Sequence[str], here: dict[str, Any]) -> None:
+    """Measure the wanted parts of a size."""
+    if "rounds" in parts:
+        here["embedded"] = embedded(size)
+        here["deployment"] = deployed(size)
+        if importlib.util.find_spec("ray"):
+            here["simulation"] = simulated(size)
+        else:
+            said = f"{size}: Flower's simulation is left out, because Ray is not here;"
+            print(f"{said} {sys.executable} -m {RAY}", file=sys.stderr)
+    if "fedavg" in parts:
+        here["beside FedAvg"] = beside_fedavg(size)
+    if "bytes" in parts:
+        here["bytes per round"] = sent(size)
+    if "users" in parts:
+        here["in one process"] = frame.apart(one_process, size, 8, 4)
+    if "users" in parts and size == "1e4":
+        here["10^6 users"] = frame.apart(one_process, size, 10**6, 1000)
+
+
 def main() -> None:
     """Measure the wanted parts, and write what was found."""
     given = frame.options(
         __doc__,
         "flower.json",
         quick={"parts": ["rounds"], "sizes": ["1e4"]},
-        parts=frame.among(("rounds", "fedavg", "bytes", "memory")),
+        parts=frame.among(("rounds", "fedavg", "bytes", "users", "memory")),
         sizes=frame.among(SIZES),
     )
     result = frame.Result(given.result, "cryptography", "flwr", "numpy", "torch")
     found = {name: part for name, part in result.old.items() if name != "machine"}
     for size in given.sizes:
         here = found.setdefault(f"{size} parameters", {})
-        if "rounds" in given.parts:
-            here["embedded"] = embedded(size)
-            here["deployment"] = deployed(size)
-            if importlib.util.find_spec("ray"):
-                here["simulation"] = simulated(size)
-            else:
-                said = f"{size}: Flower's simulation is left out, because Ray is not here;"
-                print(f"{said} {sys.executable} -m {RAY}", file=sys.stderr)
-        if "fedavg" in given.parts:
-            here["beside FedAvg"] = beside_fedavg(size)
-        if "bytes" in given.parts:
-            here["bytes per round"] = sent(size)
+        # a deployment of 10^8 would hold its models five times
+        parts = [part for part in given.parts if size != "1e8" or part == "users"]
+        of_size(size, parts, here)
         frame.show(size, here)
         result.write(**found)
     if "memory" in given.parts:

@@ -11,6 +11,7 @@ costs its message, and an app that has changed is loaded in a new one.
 """
 
 import argparse
+import contextlib
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -179,7 +180,9 @@ def main() -> None:
     reader.add_argument("--root-certificates", metavar="FILE", type=argparse.FileType("rb"))
     given = reader.parse_args()
     file = given.root_certificates
-    serve_node(given.address, None if file is None else file.read())
+    to_stderr(f"waits for messages at {given.address}; Ctrl-C ends it.")
+    with contextlib.suppress(KeyboardInterrupt):
+        serve_node(given.address, None if file is None else file.read())
 
 
 if __name__ == "__main__":

@@ -347,3 +347,32 @@ def released_model():
     return privpart.PartialModel(
         spaces["network"], train=["head.*", "body.bias"], seed=1, groups=groups
     )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (
+            "max_participations = 4\nmin_separation = 1\nminimum_cohort = 3\nmechanism = "
+            '{ name = "tree" }',
+            'sampling = { name = "poisson", expected_batch = 3, population = 6 }\n'
+            "report_goal = 3\nmechanism = "
+            '{ name = "independent" }',
+            "nobody learns who was drawn",
+        ),
+        ("[client]", '[client]\nobjective = "moon"\nmu = 1.0', "a client's own models"),
+        ("keep = []", 'keep = []\nlocal = ["body.*"]', "a client's own models"),
+    ],
+)
+def test_what_no_network_carries_is_refused_before_anything_is_spent(tmp_path, old, new, why):
+    plan = write_plan(tmp_path)
+    assert old in plan.read_text()
+    text = plan.read_text().replace(old, new)
+    if "sampling" in new:
+        text = text.replace("clients_per_round = 4\n", "")
+    plan.write_text(text)
+    grid = InProcessGrid({node: client_app(plan) for node in NODES})
+    with pytest.raises(ConfigError, match=why):
+        serve(grid, plan, settings(tmp_path / "run"), poll=0.01)
+    assert not grid.sent
+    assert not (tmp_path / "run").exists()
