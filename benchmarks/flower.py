@@ -473,7 +473,8 @@ def of_size(size: str, parts: Sequence[str], here: dict[str, Any]) -> None:
     if "bytes" in parts:
         here["bytes per round"] = sent(size)
     if "users" in parts:
-        here["in one process"] = frame.apart(one_process, size, 8, 4)
+        few = 3 if size == "1e8" else 4  # whose answers stand in memory beside one another
+        here["in one process"] = frame.apart(one_process, size, 8, few)
     if "users" in parts and size == "1e4":
         here["10^6 users"] = frame.apart(one_process, size, 10**6, 1000)
 
