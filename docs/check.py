@@ -1,4 +1,4 @@
-"""Check the built site: links lead somewhere, every public name has an entry.
+"""Check the built site: links lead somewhere, public names have an entry, search is for users.
 
 Run: python docs/check.py SITE
 
@@ -6,6 +6,7 @@ Links to other hosts are not fetched. A link that leaves the site is a fault.
 """
 
 import ast
+import json
 import os
 import sys
 from functools import cache
@@ -78,9 +79,26 @@ def public_names(package: str) -> list[str]:
     return list(ast.literal_eval(names))
 
 
+def evidence_pages() -> list[str]:
+    """Return the pages under the caption "Evidence" of the table of contents."""
+    text = (Path(__file__).parent / "index.md").read_text()
+    listed = text.split(":caption: Evidence\n:hidden:\n\n")[1].split("```")[0]
+    return listed.split()
+
+
+def evidence_in_search(site: Path) -> list[str]:
+    """Return the evidence pages whose text the site's search would find."""
+    text = (site / "searchindex.js").read_text()
+    index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
+    postings = [[where] if isinstance(where, int) else where for where in index["terms"].values()]
+    searched = {index["docnames"][page] for where in postings for page in where}
+    return sorted(searched.intersection(evidence_pages()))
+
+
 if __name__ == "__main__":
     built = Path(sys.argv[1]).resolve()
     lines = [f"broken link: {one}" for one in broken_links(built)]
     lines += [f"no entry: {one}" for one in names_without_entry(built)]
+    lines += [f"evidence in the search: {one}" for one in evidence_in_search(built)]
     print("\n".join(lines) or "site: links lead somewhere, every public name has an entry")
     sys.exit(bool(lines))

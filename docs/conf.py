@@ -17,6 +17,7 @@ from sphinx.transforms import SphinxTransform
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
+import check  # noqa: E402
 import generate  # noqa: E402
 
 # Cells call ``privpart``, and must neither see nor change what this user has trained and cached.
@@ -131,8 +132,15 @@ def _spread(_: Sphinx, _env: object, pages: list[str]) -> None:
     pages[:] = [page for first in range(8) for page in pages[first::8]]
 
 
+def _leave_evidence_out_of_the_search(app: Sphinx, _: nodes.document) -> None:
+    """Sphinx's own metadata: search finds the title of such a page, and nothing of its text."""
+    if app.env.docname in check.evidence_pages():
+        app.env.metadata[app.env.docname]["nosearch"] = True
+
+
 def setup(app: Sphinx) -> None:
     """Write the generated pages before Sphinx looks for pages."""
     app.connect("builder-inited", _write_pages)
     app.connect("env-before-read-docs", _spread)
+    app.connect("doctree-read", _leave_evidence_out_of_the_search)
     app.add_transform(ShellCells)

@@ -292,6 +292,15 @@ def test_every_page_is_in_the_table_of_contents():
     assert listed - pages <= {f"generated/{name[:-3]}" for name in generated_names()}
 
 
+def test_pages_for_users_are_few():
+    """Evidence and the project's own pages are apart; the aim for the others is 30."""
+    captions = text_of(ROOT / "docs" / "index.md").split(":caption: ")[1:]
+    pages = {part.split("\n")[0]: re.findall(r"^[a-z/0-9-]+$", part, re.M) for part in captions}
+    assert {"mutants", "audited-faults", "published-budgets"} <= set(pages.pop("Evidence"))
+    pages.pop("Project")
+    assert 1 + sum(len(listed) for listed in pages.values()) <= 43
+
+
 def test_pages_are_generated_from_the_code(tmp_path):
     """Every plan key has a meaning and every schema an owner, or this raises."""
     import generate
