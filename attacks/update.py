@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -220,6 +221,7 @@ class LayerCall(NamedTuple):
     module: nn.Module
     inputs: Tensor
     output: Any
+    given: tuple[Any, ...] = ()  # all arguments, those by keyword last
 
 
 @contextmanager
@@ -228,18 +230,35 @@ def recording(
 ) -> Iterator[list[LayerCall]]:
     """Record the calls of layers of these kinds, in order, while the context is open."""
     calls: list[LayerCall] = []
+
+    def record(
+        name: str, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], out: object
+    ) -> None:
+        given = (*args, *named.values())
+        calls.append(LayerCall(name, module, given[0], out, given))
+
     hooks = [
-        module.register_forward_hook(
-            lambda module, args, out, name=name: calls.append(LayerCall(name, module, args[0], out))
-        )
+        module.register_forward_hook(partial(record, name), with_kwargs=True)
         for name, module in net.named_modules()
         if isinstance(module, kinds)
     ]
     try:
-        yield calls
+        with _layer_by_layer():
+            yield calls
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def _layer_by_layer() -> Iterator[None]:
+    """Keep torch's fused encoder from leaving out the layers that a hook waits for."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 class _ReachedError(Exception):
@@ -258,13 +277,21 @@ def entering(
     With ``leaving`` it is the first of what a recurrent layer returns: its states.
     """
 
-    def stop(_module: nn.Module, inputs: tuple[Tensor, ...], outputs: tuple[Tensor, ...]) -> None:
-        raise _ReachedError(outputs[0] if leaving else inputs[0])
+    def stop(
+        _module: nn.Module,
+        args: tuple[Any, ...],
+        named: dict[str, Any],
+        outputs: tuple[Tensor, ...],
+    ) -> None:
+        raise _ReachedError(outputs[0] if leaving else (*args, *named.values())[0])
 
     def reach(x: Tensor) -> Tensor | None:
-        hook = net.get_submodule(layer).register_forward_hook(stop)
+        hook = net.get_submodule(layer).register_forward_hook(stop, with_kwargs=True)
         try:
-            with sdpa_kernel(SDPBackend.MATH):  # the only attention with forward derivatives
+            with (
+                _layer_by_layer(),
+                sdpa_kernel(SDPBackend.MATH),
+            ):  # the only attention with forward derivatives
                 functional_call(net, dict(state), (x,))
         except _ReachedError as reached:
             return reached.value

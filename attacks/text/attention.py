@@ -11,10 +11,11 @@ No later layer is needed, and no search.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attacks.rounding import first_least
 from attacks.text.spans import Columns, Reader, Source
@@ -43,23 +44,52 @@ def attending(reader: Reader, tokens: Columns) -> list[tuple[int, ...]]:
     return []
 
 
-def _pair(reader: Reader, source: Source) -> tuple[str, str, int] | None:
+@dataclass(frozen=True, slots=True)
+class _Projection:
+    """Query or key: rows of a weight (out, in), from ``first``, and of its bias."""
+
+    weight: str
+    bias: str
+    first: int = 0
+    rows: int | None = None  # all
+
+    def of(self, tensors: Mapping[str, Tensor], name: str, turned: bool = False) -> Tensor:
+        """Return the rows of a tensor."""
+        value = tensors[name].double()
+        last = None if self.rows is None else self.first + self.rows
+        return (value.T if turned else value)[self.first : last]
+
+
+def _pair(reader: Reader, source: Source) -> tuple[_Projection, _Projection, int] | None:
     """Return the query and the key layer with the same inputs, and their number of heads."""
+    for name in source.weights:
+        module, _, last = name.rpartition(".")
+        attention = reader.net.get_submodule(module)
+        if last == "in_proj_weight" and isinstance(attention, nn.MultiheadAttention):
+            bias, size = f"{module}.in_proj_bias", attention.embed_dim
+            query, key = (_Projection(name, bias, first, size) for first in (0, size))
+            return query, key, attention.num_heads
     modules = [name.removesuffix(".weight") for name in source.weights]
-    query, key = (
+    queries, keys = (
         [module for module in modules if module.rpartition(".")[2] in names]
         for names in (_QUERY, _KEY)
     )
-    if not query or not key:
+    if not queries or not keys:
         return None
-    parent = reader.net.get_submodule(query[-1].rpartition(".")[0])
+    parent = reader.net.get_submodule(queries[-1].rpartition(".")[0])
     counts = (getattr(parent, name, None) for name in _HEADS)
     heads = next((n for n in counts if isinstance(n, int)), 0)
-    return (query[-1], key[-1], heads) if heads else None
+    if not heads:
+        return None
+    query, key = (_Projection(f"{m[-1]}.weight", f"{m[-1]}.bias") for m in (queries, keys))
+    return query, key, heads
 
 
 def _affinity(
-    reader: Reader, source: Source, pair: tuple[str, str, int], nodes: Sequence[tuple[int, int]]
+    reader: Reader,
+    source: Source,
+    pair: tuple[_Projection, _Projection, int],
+    nodes: Sequence[tuple[int, int]],
 ) -> Tensor:
     """Return how strongly each token and each other attended to one another, (N, N)."""
     ids, places = torch.tensor(nodes).T.contiguous()
@@ -70,13 +100,13 @@ def _affinity(
     total = torch.zeros(len(x), len(x), dtype=x.dtype)
     query, key, heads = pair
 
-    def of(name: str) -> tuple[Tensor, Tensor]:
+    def of(layer: _Projection) -> tuple[Tensor, Tensor]:
         """Return the outputs of a layer for each token, and the slopes of the loss by them."""
-        weight = f"{name}.weight"
-        gradient = reader.seen.update[weight].double()
-        gradient = gradient.T if source.weights[weight] else gradient
-        with torch.no_grad():
-            return reader.net.get_submodule(name)(x), (gradient @ inverse).T
+        turned, state = source.weights[layer.weight], reader.seen.state
+        outputs = x @ layer.of(state, layer.weight, turned).T
+        if layer.bias in state:
+            outputs = outputs + layer.of(state, layer.bias)
+        return outputs, (layer.of(reader.seen.update, layer.weight, turned) @ inverse).T
 
     (q, dq), (k, dk) = of(query), of(key)
     for parts in zip(*(v.chunk(heads, 1) for v in (q, k, dq, dk)), strict=True):

@@ -20,7 +20,7 @@ from torch.func import functional_call
 from torch.nn.functional import pad
 
 from attacks.observation import residual_of
-from attacks.rounding import HALF, first_least, less
+from attacks.rounding import HALF, differs, first_least, less
 from attacks.text.attention import attending
 from attacks.text.observation import TextObservation
 from attacks.text.spans import Columns, Reader, Source, Span, span, tokens_in_span
@@ -217,8 +217,18 @@ def _grown(layer: _Layer, tokens: Columns) -> list[Sentence]:
         longer = [(*prefix, token) for prefix in alive for token in column]
         if not longer:
             break
-        rows = layer.reader.inputs(layer.source, torch.tensor(longer))[:, position]
-        distances, threshold = layer.span.distance(rows), layer.span.threshold(len(longer))
+        rows = layer.reader.inputs(layer.source, torch.tensor(longer))
+        distances = layer.span.distance(rows[:, position])
+        threshold = layer.span.threshold(len(longer))
+        if position:
+            told = differs(rows[:, position], rows[:, position - 1]).any(1)
+            near = (told & (distances <= threshold)).tolist()
+            stems = {
+                sentence[:-1] for sentence, is_near in zip(longer, near, strict=True) if is_near
+            }
+            # rotated positions: a first word again makes the same input, which is in every span
+            idle = [s[:-1] in stems for s in longer]
+            distances = distances.where(told | ~torch.tensor(idle), torch.inf)
         grown = [longer[i] for i in _before_gap(distances, len(column), batch, threshold)]
         stems = {sentence[:-1] for sentence in grown}
         ended += [prefix for prefix in alive if prefix and prefix not in stems]

@@ -6,10 +6,10 @@ that span, and whoever knows the weights tests every token of the vocabulary, or
 """
 
 import copy
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from scipy.stats import beta
@@ -41,6 +41,7 @@ class Source:
     weights: Mapping[str, bool]  # by name, and whether each is stored as (in, out)
     reach: Reach  # what an input depends on: its token and position, the tokens up to it, or all
     state: bool = False  # whether the inputs are the states of a recurrent layer, after each token
+    turned: bool = False  # whether the inputs are (T, S, width), as torch's attention has them
 
 
 class Reader:
@@ -78,7 +79,8 @@ class Reader:
             with torch.no_grad():
                 inputs = reach(part)
             assert inputs is not None  # noqa: S101  a source is a layer that was called
-            rows.append(inputs if inputs.ndim == 3 else inputs[:, None])
+            inputs = inputs if inputs.ndim == 3 else inputs[:, None]
+            rows.append(inputs.transpose(0, 1) if source.turned else inputs)
         return torch.cat(rows)
 
     @cached_property
@@ -93,27 +95,36 @@ class Reader:
         probe[1:].scatter_(1, places[:, None], int(other))
         read = self._all_inputs(probe)
         sources: list[tuple[Source, Tensor]] = []
-        for name, weights, state, rows in read:
+        for name, weights, state, entered in read:
+            turned = entered.shape[0] != len(probe)
+            rows = entered.transpose(0, 1) if turned else entered
             visible = {k: v for k, v in weights.items() if k in self.seen.update}
             if not visible:
                 continue
             for i, (source, inputs) in enumerate(sources):
                 if source.state == state and same(inputs, rows):
                     joint = {**source.weights, **visible}
-                    sources[i] = Source(source.module, joint, source.reach, state), inputs
+                    sources[i] = replace(source, weights=joint), inputs
                     break
             else:
-                sources.append((Source(name, visible, _reach(rows, places), state), rows))
+                reach = _reach(rows, places)
+                sources.append((Source(name, visible, reach, state, turned), rows))
         return tuple(source for source, _ in sources)
 
     def _all_inputs(self, tokens: Tensor) -> list[tuple[str, dict[str, bool], bool, Tensor]]:
         """Return (module, its weights, whether states, inputs) of each dense layer, as they run."""
-        kinds = (nn.LSTM, *{type(m) for m in self.net.modules() if dense_weight(m)})
+        dense = {type(m) for m in self.net.modules() if dense_weight(m)}
+        kinds: tuple[type[nn.Module], ...] = (nn.LSTM, nn.MultiheadAttention, *dense)
         with torch.no_grad(), recording(self.net, kinds) as calls:
             self.net(tokens)
         read: list[tuple[str, dict[str, bool], bool, Tensor]] = []
         for call in calls:
             layer = call.module
+            if isinstance(layer, nn.MultiheadAttention):
+                if weights := _projections(layer, call.given[:3]):
+                    named = {f"{call.name}.{weight}": False for weight in weights}
+                    read.append((call.name, named, False, call.inputs))
+                continue
             weight = "weight_ih_l0" if isinstance(layer, nn.LSTM) else "weight"
             stored_in = dense_weight(layer) == "in"
             read.append((call.name, {f"{call.name}.{weight}": stored_in}, False, call.inputs))
@@ -121,8 +132,8 @@ class Reader:
                 states = call.output[0]
                 read.append((call.name, {f"{call.name}.weight_hh_l0": False}, True, states))
         read = [(a, b, c, x[:, None] if x.ndim == 2 else x) for a, b, c, x in read]
-        count, length = tokens.shape
-        shapes = ((count, length), (count, 1))
+        count, length = tokens.shape  # never equal: see the probe
+        shapes = ((count, length), (count, 1), (length, count))
         return [row for row in read if row[-1].ndim == 3 and row[-1].shape[:2] in shapes]
 
 
@@ -132,6 +143,13 @@ def dense_weight(module: nn.Module) -> str:
         return "out"
     # of transformers, which is not imported for it
     return "in" if type(module).__name__ == "Conv1D" and hasattr(module, "nf") else ""
+
+
+def _projections(layer: nn.MultiheadAttention, given: Sequence[Any]) -> tuple[str, ...]:
+    """Return which weights of the attention multiply its first input; in others it has several."""
+    if not layer.embed_dim == layer.kdim == layer.vdim:
+        return ("q_proj_weight",)
+    return ("in_proj_weight",) if all(value is given[0] for value in given) else ()
 
 
 def _reach(rows: Tensor, places: Tensor) -> Reach:

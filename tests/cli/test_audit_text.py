@@ -32,6 +32,17 @@ class Net(nn.Module):
         states = self.lstm(self.embedding(ids))[0]
         return self.head(states[:, -1] if self.last else states)
 def classifier(): return Net(2)
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(WORDS, 32)
+        layer = nn.TransformerEncoderLayer(32, 2, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+        self.head = nn.Linear(32, 2)
+    def forward(self, ids):
+        places = torch.linspace(0, 1, ids.shape[1])[:, None] * self.head.weight[0]
+        return self.head(self.encoder(self.embedding(ids) + places).mean(1))
 def clients():
     draw = torch.Generator().manual_seed(0)
     ids = torch.randint(1, WORDS, (24, 7), generator=draw)
@@ -180,6 +191,16 @@ def test_a_text_classifier_gives_away_the_tokens_of_its_embedding(audited):
     assert (bag["verdict"], bag["attack"], bag["bag_f1_median"]) == ("partial", "bag_of_tokens", 1)
     assert (head["verdict"], head["attack"]) == ("attack failed", "none")
     assert "no attack could read head.*: none applies there" in " ".join(done.stderr.split())
+
+
+def test_attention_of_torch_is_read(audited):
+    done, report = audited(
+        *("--model", "./text_code.py:Encoder", "--tokens", "labelled.safetensors"),
+        *("--view", "*.in_proj_weight", "--view", "full", "--trials", "1"),
+        out="encoder",
+    )
+    assert done.returncode == 0, done.stderr
+    assert [row["verdict"] for row in report["rows"]] == ["recovered", "recovered"]
 
 
 @pytest.mark.parametrize(
