@@ -7,14 +7,31 @@ difference paired by seed, which is bold where the interval excludes zero.
 """
 
 import csv
+import math
 from collections.abc import Sequence
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
+from statistics import stdev
+
+from scipy.special import stdtrit
+from scipy.stats import nct
 
 from privpart.study.frontier import Interval
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "study"
 ARMS = ("full", "freeze-dense1", "freeze-dense1-conv2", "last-layer")
+POWER = 0.8
+CLAIMS = (
+    *(("freeze-dense1", "tree", "full", level, 0.4) for level in ("8", "2", "0.5", "0.125")),
+    *(("freeze-dense1", "blt", "full", level, 0.4) for level in ("2", "0.5")),
+    ("freeze-dense1", "bandmf", "full", "2", 0.4),
+    ("freeze-dense1", "tree", "full", "none", 0.8),
+    ("fedpart", "turns", "full", "none", 1.6),
+    ("fedpart", "turns", "full", "8", 1.6),
+    ("freeze-ffn", "words", "full", "8", 0.4),
+    ("freeze-ffn", "words", "full", "none", 0.4),
+)
+"""Arm, study, reference, level, and the effect in points that a paper claims."""
 Seeds = dict[str, float]
 """Seed -> accuracy, or a difference of accuracies, in percent."""
 
@@ -202,9 +219,41 @@ def images() -> None:
     show("pretrained - random, head", "", "", *(gain(own, sign="-") for own in bodies))
 
 
+def power(effect: float, deviation: float, pairs: int) -> float:
+    """Return how likely a t-test of paired seeds, two-sided at 5 %, sees an effect of that size."""
+    critical, shift = stdtrit(pairs - 1, 0.975), effect / deviation * math.sqrt(pairs)
+    seen = nct.sf(critical, pairs - 1, shift) + nct.cdf(-critical, pairs - 1, shift)
+    return float(seen)
+
+
+def seeds_needed(effect: float, deviation: float) -> int:
+    """Return the least number of seeds that see an effect with 80 % power; at least two."""
+    low, high = 1, 2
+    while power(effect, deviation, high) < POWER:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if power(effect, deviation, middle) >= POWER else (middle, high)
+    return high
+
+
+def powers() -> None:
+    """Print what the seeds of each comparison could see, and how many the claim needs."""
+    for arm, table, base, level, effect in CLAIMS:
+        kind = table if table in ("tree", "bandmf") else "blt"
+        group = ("none", "none") if level == "none" else (kind, level)
+        gaps = less(seeds(table, arm, *group), seeds(table, base, *group))
+        spread, pairs = stdev(gaps.values()), len(gaps)
+        visible = next(x / 100 for x in range(1, 10_000) if power(x / 100, spread, pairs) >= POWER)
+        many = f"{seeds_needed(effect, spread):,}"
+        noise = "none" if level == "none" else f"epsilon {level}"
+        cells = (rounded(spread, 2), str(pairs), rounded(visible), f"{effect:g}", many)
+        show(f"{arm} - {base}", table, noise, *cells)
+
+
 def main() -> None:
     """Print every table."""
-    for table in (main_tables, turns, unlike, what_to_freeze, predicted, words, images):
+    for table in (main_tables, turns, unlike, what_to_freeze, predicted, words, images, powers):
         table()
         print()
 
