@@ -72,7 +72,7 @@ OF_FILE = ["--model", "./text_code.py:Net", "--view", "full", "--trials", "1", "
 TOKENS = torch.randint(1, 40, (8, 6), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("text")
     (path / "text_code.py").write_text(CODE)
