@@ -302,6 +302,8 @@ WRITTEN_BY = {
     "mechanism": "a mechanism in a file; `Mechanism.to_dict`",
     "mechanisms": "`privpart mechanisms --format json`",
     "membership": "`privpart audit membership`: report.json, `--format json`",
+    "move": "what an operator signed of clients that move to another node of a run",
+    "node-statement": "statements.log of a run folder: what nodes signed of their answers",
     "noise": "state of a noise stream, in a run folder",
     "own-code": "record of the code that a plan names, in a ledger",
     "plan": "plan files, which people write",

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from privpart.pool import WorkerError
     from privpart.run.begin import create_run
     from privpart.run.folder import RunFolder
+    from privpart.run.members import sign_move
     from privpart.secure.rules import SecureSums
     from privpart.server import RoundCounts, Server
     from privpart.settings.client import LocalTraining
@@ -68,6 +69,7 @@ _NAMES = {
     "pool": "WorkerError",
     "run.begin": "create_run",
     "run.folder": "RunFolder",
+    "run.members": "sign_move",
     "secure.rules": "SecureSums",
     "server": "RoundCounts Server",
     "settings.client": "LocalTraining",
@@ -123,6 +125,7 @@ __all__ = [
     "create_run",
     "fit",
     "server_app",
+    "sign_move",
     "train",
     "tune",
 ]

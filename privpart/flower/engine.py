@@ -5,16 +5,19 @@ accounted. A node answers for the clients that the run's owners name as its own.
 sends is refused or clipped, and delays a round by no more than its time-out.
 """
 
+import json
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
 from torch import Tensor
 
 from accounting import checks
+from accounting.checks import parsed_json
 from privpart.data.clients import RemoteClients
 from privpart.flower.agreement import (
     Report,
@@ -41,7 +44,9 @@ from privpart.flower.mail import (
 )
 from privpart.messages import ClientId, ClientUpdate, Reason, RefusedAnswer, RoundTask, id_order
 from privpart.model import PartialModel
+from privpart.run.members import NODE_KEYS, STATEMENT, histories, unsealed
 from privpart.run.report import AUTHENTICATED, DEADLINE, FIRST_ANSWERS, UNAUTHENTICATED
+from privpart.run.store import HANDLED
 
 _MESSAGE_BYTES = 2**28
 _PAST_ROUNDS, _PAST_ANSWERS = 5, 10_000
@@ -63,12 +68,14 @@ class _Round:
         enough: answers with which the round ends, without those who are still awaited.
         waiting: clients that this attempt has no answer from.
         unasked: clients that this attempt has not asked, because their node is not connected.
+        run: id of the run, for the nodes' own ledgers.
     """
 
     task: RoundTask
     agreed: dict[str, str]
     down: Downlink
     enough: int
+    run: str = ""
     asked: dict[str, Asked] = field(default_factory=dict)
     looks: dict[str, Look] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
@@ -104,11 +111,20 @@ class _Round:
         expected = {client for other in self.asked.values() for client in other.clients}
         self.waiting.difference_update(set(to.clients) - expected - self.unasked)
 
-    def content(self, clients: Sequence[ClientId], groups: Groups) -> Any:  # noqa: ANN401  records
-        """Return the message that asks for these clients, with these groups of the model."""
+    def content(
+        self,
+        clients: Sequence[ClientId],
+        groups: Groups,
+        moves: Sequence[Mapping[str, str]],
+    ) -> Any:  # noqa: ANN401  records
+        """Return the message that asks for these clients, with these groups of the model.
+
+        Of clients that were moved to the node, it carries what the operator signed.
+        """
         flwr, (parts, vector) = flower(), self.down.sent(groups)
         fields = {**self.agreed, **round_fields(self.task), **parts}
         fields["clients"] = [*map(id_text, clients)]
+        fields |= {"run": self.run, "moves": json.dumps(moves)}
         return flwr.RecordDict(
             {
                 "model": flwr.ArrayRecord({"trainable": vector}),
@@ -124,6 +140,7 @@ class FlowerEngine:
         grid: Flower's ``Grid``, as a ServerApp gets it.
         model: the model that is trained, to say what both sides must agree on.
         owners: which node answers for each client of the population.
+        keys: public key of each node that keeps a ledger, in hex: it signs each answer.
         planted: those of them that are canaries, whom the auditor puts into cohorts.
         minimum: answers without which a round is tried again: the plan's ``minimum_cohort``.
         enough: returns with how many answers a round ends: of those that arrive later none counts,
@@ -141,7 +158,11 @@ class FlowerEngine:
 
     Attributes:
         clients: the population, by ids, without canaries; its examples are on the nodes.
-        owners: as passed.
+        owners: which node answers for each client now.
+        keys: of nodes, likewise.
+        run_id: of the run, once it is begun; nodes that keep a ledger decline without it.
+        sign: gets, durably, what a node signed of its answer, before anything of it counts.
+        moves: per node, what the operator signed of clients that were moved to it.
 
     Raises:
         ConfigError: an option that is not positive.
@@ -153,6 +174,7 @@ class FlowerEngine:
         model: PartialModel,
         owners: Mapping[ClientId, int],
         *,
+        keys: Mapping[int, str] = MappingProxyType({}),
         planted: Collection[ClientId] = (),
         minimum: int,
         authenticated: bool,
@@ -166,6 +188,10 @@ class FlowerEngine:
         self.grid = grid
         self.model = model
         self.owners = dict(owners)
+        self.keys = dict(keys)
+        self.run_id = ""
+        self.sign: Callable[[int, Mapping[str, str]], None] = lambda *_: None
+        self.moves: dict[int, list[Mapping[str, str]]] = {}
         self.minimum = minimum
         self.authenticated = authenticated
         self.enough = enough
@@ -194,7 +220,9 @@ class FlowerEngine:
         identity = AUTHENTICATED if self.authenticated else UNAUTHENTICATED
         first = {} if self.enough is None else {FIRST_ANSWERS: True}
         late = {} if self.percentile is None else {DEADLINE: self.percentile}
-        return {"identity": identity, "owners": nodes, **first, **late}
+        keys = {str(node): key for node, key in self.keys.items()}
+        keyed = {NODE_KEYS: keys} if keys else {}
+        return {"identity": identity, "owners": nodes, **first, **late, **keyed}
 
     def run(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate]:
         """Yield the answers to a task as they arrive, and what was refused."""
@@ -218,7 +246,7 @@ class FlowerEngine:
         agreed = agreement(self.model, task.plan, task.active)
         self._down.begin(task, start)
         enough = len(task.clients) if self.enough is None else self.enough(task.round)
-        this = _Round(task, agreed, self._down, max(enough, self.minimum))
+        this = _Round(task, agreed, self._down, max(enough, self.minimum), self.run_id)
         for attempt in range(self.attempts):
             if attempt:
                 self._report(
@@ -262,7 +290,8 @@ class FlowerEngine:
             clients = sorted(by_node[node], key=id_order)
             groups = self._down.groups(node)
             for few in (clients[at : at + limit] for at in range(0, len(clients), limit)):
-                name = pushed(self.grid, "train", this.content(few, groups), node, self.timeout)
+                content = this.content(few, groups, self.moves.get(node, ()))
+                name = pushed(self.grid, "train", content, node, self.timeout)
                 if name is None:
                     self._report(f"node {node}: the SuperLink took no message for it.")
                     continue
@@ -311,7 +340,7 @@ class FlowerEngine:
         """
         task, arrays = this.task, _arrays(content, this)
         dim = self.model.active_dim(task.active)
-        missing = set(to.clients)
+        missing = set(to.clients) - self._declined(content, to, this)
         for name, array in arrays.items():
             client = id_of(name)
             if client is None or client not in missing:
@@ -331,6 +360,37 @@ class FlowerEngine:
                 f"left out {len(missing)} of the {len(to.clients)} clients that it was asked for"
             )
             yield self._refused(to, this, "malformed", sentence, missing)
+
+    def _declined(self, content: Any, to: Asked, this: "_Round") -> set[ClientId]:  # noqa: ANN401
+        """Keep what a node signed of its answer; return its clients that do not take part.
+
+        Raises:
+            RefusedReplyError: a node that keeps a ledger has not signed that the others answered.
+        """
+        if (key := self.keys.get(to.node)) is None:
+            return set()
+        try:
+            said = content["statement"]
+            reasons = parsed_json(said["declined"])
+            declined = {client for client in to.clients if id_text(client) in reasons}
+            entry = {name: said[name] for name in ("text", "signature")}
+            values = unsealed(entry, key, STATEMENT)
+            counted = histories(values, plan=this.task.plan, run=this.run)
+            if values["round"] != this.task.round or set(counted) != set(to.clients) - declined:
+                raise ValueError("it is of another round, or of other clients")
+            if any(this.task.round not in rounds for rounds in counted.values()):
+                raise ValueError("it does not count this round")
+        except HANDLED as error:
+            why = f"keeps a ledger, and what it signed cannot be used: {plain_text(error)}"
+            raise RefusedReplyError("malformed", why) from None
+        self.sign(to.node, entry)
+        for client in sorted(declined, key=id_order):
+            why = plain_text(reasons[id_text(client)])
+            self._report(
+                f"node {to.node}, round {this.task.round}: client {client!r} declines: {why}."
+            )
+        this.waiting.difference_update(declined)
+        return declined
 
     def _tell_missing(self, this: "_Round") -> None:
         task = this.task
@@ -357,7 +417,7 @@ def _arrays(content: Any, this: _Round) -> Mapping[str, Any]:  # noqa: ANN401  o
     """
     if isinstance(content, Exception):
         raise content
-    if set(content) != {"updates", "task"}:
+    if set(content) - {"statement"} != {"updates", "task"}:
         why = f"sent the records {plain_text(sorted(content))}, must be task and updates"
         raise RefusedReplyError("malformed", why)
     arrays, fields = content["updates"], content["task"]

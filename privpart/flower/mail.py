@@ -1,5 +1,6 @@
 """Mail: messages that a node alone can answer, answers that hold up nobody, and who has whom."""
 
+import re
 import secrets
 import threading
 import time
@@ -16,6 +17,7 @@ _LONGEST_LOOK, _SHORTEST_LOOK = 10.0, 0.05
 seconds between two downloads that begin."""
 
 
+_KEY = re.compile("[0-9a-f]{64}")
 SILENCE = {
     3: "the message expired, or is lost",
     4: "its answer expired, or is lost",
@@ -176,14 +178,18 @@ def hosted(
     timeout: float,
     poll: float = 3.0,
     report: Report = to_stderr,
+    keys: dict[int, str] | None = None,
 ) -> dict[ClientId, int]:
     """Ask all nodes which clients they have; return the node of each client.
+
+    ``keys`` gets the public key, in hex, of each node that keeps a ledger.
 
     Raises:
         ConfigError: too few nodes answered, two nodes have one client, or there are no clients.
     """
     asked, looks = dict[str, Asked](), dict[str, Look]()
     owners, answered, met = dict[ClientId, int](), set[int](), set[int]()
+    public_keys = {} if keys is None else keys
     flwr, end = flower(), time.monotonic() + timeout
     question = flwr.RecordDict({"task": flwr.ConfigRecord(dict(agreed))})
     while len(answered) < nodes:
@@ -200,7 +206,7 @@ def hosted(
         for sender, content in received(grid, asked, looks):
             node = getattr(sender, "node", -1)
             try:
-                clients = _listed(content)
+                clients, key = listed(content)
             except NoAnswerError as error:
                 report(f"node {node}: {error}; it is asked again when it is connected.")
                 met.discard(node)
@@ -210,6 +216,7 @@ def hosted(
             else:
                 _enter(owners, node, clients)
                 answered.add(node)
+                public_keys |= {node: key} if key else {}
         time.sleep(poll * (len(answered) < nodes))
     if not owners:
         raise ConfigError("nodes: none of them has a client; there is nobody to train with.")
@@ -227,13 +234,19 @@ def _enter(owners: dict[ClientId, int], node: int, clients: list[ClientId]) -> N
         owners[client] = node
 
 
-def _listed(content: Any) -> list[ClientId]:  # noqa: ANN401  of anybody
-    """Return the ids in a node's answer; raise the error that stands in its place."""
+def listed(content: Any) -> tuple[list[ClientId], str]:  # noqa: ANN401  of anybody
+    """Return the ids in a node's answer, and the key of its ledger or "".
+
+    Raises the error that stands in its place.
+    """
     if isinstance(content, Exception):
         raise content
-    if set(content) != {"clients"} or set(content["clients"]) != {"schema", "ids"}:
+    if set(content) != {"clients"} or set(content["clients"]) - {"key"} != {"schema", "ids"}:
         raise RefusedReplyError("malformed", "did not answer with its clients")
+    key = content["clients"].get("key", "")
+    if type(key) is not str or (key and not _KEY.fullmatch(key)):
+        raise RefusedReplyError("malformed", "its key is not 64 hex digits")
     clients = [id_of(name) for name in content["clients"]["ids"]]
     if None in clients or len(set(clients)) < len(clients):
         raise RefusedReplyError("malformed", "its clients are not a list of ids, each once")
-    return cast("list[ClientId]", clients)
+    return cast("list[ClientId]", clients), key

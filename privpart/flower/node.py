@@ -4,9 +4,10 @@ It compares a task with that copy, and declines one that differs. Nothing but up
 why it declines for reasons of its data stays in its log.
 """
 
+import json
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -32,13 +33,19 @@ from privpart.flower.agreement import (
     to_stderr,
 )
 from privpart.flower.downlink import WHOLE, Held
-from privpart.flower.secure import NodeRound, answer_stage
+from privpart.flower.people import Asked, People, moves_in
+from privpart.flower.secure import NodeRound, answer_stage, start_hash
 from privpart.messages import ClientId, RoundTask, id_order
 from privpart.model import PartialModel
 from privpart.plan import PrivacyPlan
+from privpart.run.evidence import public_key_of
+from privpart.run.population import spoken
 from privpart.training.plan_file import PlanFile, read
 from privpart.training.train import CanaryMaker, canaries_of
 from privpart.training.training import Own, Training, refuse_over_network, training
+
+_LONGEST_RUN = 64
+"""Characters of the id of a run."""
 
 
 def client_app(
@@ -81,7 +88,8 @@ def client_app(
             objects = Own(clients=population)
             if canaries is not None:
                 objects = Own(remote=partial(_auditors, read(Path(plan)), canaries))
-            nodes[key] = Node.of(Path(plan), share, objects, settings)
+            node = Node.of(Path(plan), share, objects, settings)
+            nodes[key] = replace(node, people=_people(context.node_config))
         return nodes[key]
 
     def train(message: Any, context: Any) -> Any:  # noqa: ANN401  Flower's Message and Context
@@ -141,6 +149,27 @@ def _share(config: Mapping[str, Any]) -> tuple[int, int] | None:
     return checks.count("partition-id", number, minimum=0, maximum=count - 1), count
 
 
+def _people(config: Mapping[str, Any]) -> People | None:
+    """Return the node's own ledger, if its configuration names a folder for one.
+
+    Raises:
+        ConfigError: see ``People``; or settings of a ledger, and none.
+    """
+    names = ("most-answers", "operator")
+    if "ledger" not in config:
+        if given := [name for name in names if name in config]:
+            raise ConfigError(f"node_config: {given[0]} is of a ledger; give ledger, a folder.")
+        return None
+    folder, most, operator = (config.get(name) for name in ("ledger", *names))
+    if type(folder) is not str or not Path(folder).is_absolute():
+        raise ConfigError(f"node_config: ledger={folder!r}: must be an absolute path of a folder.")
+    return People(
+        Path(folder),
+        most=None if most is None else checks.count("most-answers", most),
+        operator="" if operator is None else public_key_of(str(operator)),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     """A node's own copy of the plan, and its clients.
@@ -151,6 +180,7 @@ class Node:
         plan: the hash of that.
         clients: ids of the clients that the node answers for.
         held: the model that it was sent last.
+        people: the node's own ledger of their answers; None if it keeps none.
     """
 
     setup: Training
@@ -158,6 +188,7 @@ class Node:
     plan: str
     clients: frozenset[ClientId]
     held: Held = field(default_factory=Held)
+    people: People | None = None
 
     @classmethod
     def of(
@@ -188,7 +219,9 @@ class Node:
         self._refuse(content["task"], None)
         flwr = flower()
         names = [id_text(client) for client in sorted(self.clients, key=id_order)]
-        return flwr.RecordDict({"clients": flwr.ConfigRecord({"schema": SCHEMA, "ids": names})})
+        key = {} if self.people is None else {"key": self.people.public_key}
+        about = flwr.ConfigRecord({"schema": SCHEMA, "ids": names, **key})
+        return flwr.RecordDict({"clients": about})
 
     def updates(self, content: Any) -> Any:  # noqa: ANN401  Flower's RecordDict
         """Train the clients of a task; return their updates, one array each.
@@ -204,19 +237,47 @@ class Node:
         if start is None and fields.get("groups") != WHOLE:
             return flwr.RecordDict({"lacks": flwr.ConfigRecord({"schema": SCHEMA})})
         start = _finite(start)
+        beside, clients = {}, task.clients
+        if self.people is not None:
+            asked = self._asked(fields, task, start_hash(task, start))
+            limits = self.promised.participation
+            entry, declined = self.people.answer(asked, clients, limits)
+            clients = tuple(client for client in clients if id_text(client) not in declined)
+            said = {**entry, "declined": json.dumps(declined)}
+            beside = {"statement": flwr.ConfigRecord(said)}
+        # who trains beside whom changes no update
+        task = replace(task, clients=clients)
         arrays = {
             id_text(answer.client): flwr.Array(answer.update.detach().numpy())
             for answer in self.setup.trainer.run(task, start)
         }
         reply = {**agreement(self.setup.model, self.plan, task.active), "round": task.round}
         return flwr.RecordDict(
-            {"updates": flwr.ArrayRecord(arrays), "task": flwr.ConfigRecord(reply)}
+            {"updates": flwr.ArrayRecord(arrays), "task": flwr.ConfigRecord(reply), **beside}
         )
+
+    def _asked(self, fields: Mapping[str, Any], task: RoundTask, model: object) -> Asked:
+        """Return what the server asks for, after what the operator says of clients moved here."""
+        run = fields.get("run")
+        if type(run) is not str or not 0 < len(run) <= _LONGEST_RUN or type(model) is not str:
+            raise DeclinedError("the server does not say which run it is, or of which model")
+        population = spoken(self.setup.plan.data.population or "")
+        asked = Asked(population, self.plan, run, task.round, model)
+        assert self.people is not None  # noqa: S101  whoever calls has looked
+        self.people.take_over(asked, moves_in(fields.get("moves", "[]")))
+        return asked
 
     def secure(self, content: Any, context: Any) -> Any:  # noqa: ANN401  of Flower
         """Answer a stage of a secure sum, see ``answer_stage``."""
-        task = self.task(content["task"])
+        fields = content["task"]
+        task = self.task(fields)
         this = NodeRound(self.promised, self.setup.model, self.setup.engine, task)
+        if self.people is not None and fields.get("stage") == "keys":
+            # a vector of another model than this one is refused by the party
+            asked = self._asked(fields, task, fields.get("start"))
+            _, declined = self.people.answer(asked, task.clients, self.promised.participation)
+            for name, why in declined.items():
+                raise DeclinedError(f"client {name} declines: {why}")
         return answer_stage(
             this, lambda: self.start(content["model"]["trainable"]), content, context
         )

@@ -238,6 +238,7 @@ class _Attempt:
             "attempt": self._attempt,
             "bits": self._bits,
             "start": self._start,
+            "run": self._engine.run_id,
         }
         records = {"task": flwr.ConfigRecord(fields), "secure": _record(message)}
         if stage == "vector":

@@ -7,7 +7,7 @@ is made, and kept in its ledger.
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,14 +17,17 @@ from accounting.checks import ConfigError
 from privpart.engines.options import EngineOptions
 from privpart.flower.agreement import Report, agreement, flower, id_of, to_stderr
 from privpart.flower.engine import FlowerEngine
+from privpart.flower.living import Living
 from privpart.flower.mail import hosted
 from privpart.flower.secure import SecureFlowerEngine, read_roster
 from privpart.loop import Callback, RoundRecord
 from privpart.messages import ClientId
 from privpart.model import PartialModel
 from privpart.plan import PrivacyPlan
-from privpart.run.folder import holds_a_run
+from privpart.run.evidence import public_key_of
+from privpart.run.folder import RunFolder, holds_a_run
 from privpart.run.ledger import Ledger
+from privpart.run.members import NODE_KEYS, OPERATOR, Statements
 from privpart.run.report import AUTHENTICATED, DEADLINE, FIRST_ANSWERS
 from privpart.training.callbacks import Logger, callbacks_of
 from privpart.training.plan_file import PlanFile, read
@@ -38,7 +41,7 @@ from privpart.training.train import (
     kept_plan,
     resume_run,
 )
-from privpart.training.training import Own, refuse_over_network
+from privpart.training.training import Own, Training, refuse_over_network
 
 
 def server_app(
@@ -95,6 +98,9 @@ class Settings:
         attempts: how often a round is tried that has too few answers.
         seed: takes the noise from a seed, for simulations: the run is then not private.
         evaluate_every: rounds between evaluations by the plan's metric.
+        operator: public key, in hex, of whoever may move clients to another node; the ledger keeps
+            it. See ``sign_move``.
+        moves: absolute path of the file of what the operator signed, read between rounds.
         roster: path of the parties' public keys, for a plan with secure sums; see ``read_roster``.
 
     Raises:
@@ -111,6 +117,8 @@ class Settings:
     attempts: int = 3
     seed: int | None = None
     evaluate_every: int = 10
+    operator: str | None = None
+    moves: str | None = None
     roster: str | None = None
 
     def __post_init__(self) -> None:
@@ -132,6 +140,15 @@ class Settings:
             checks.between(DEADLINE, checks.positive(DEADLINE, percentile), 0, 100, fault)
         if self.seed is not None:
             checks.count("seed", self.seed, minimum=0)
+        self._refuse_moves()
+
+    def _refuse_moves(self) -> None:
+        if self.operator is not None:
+            public_key_of(self.operator)
+        if self.moves is not None and (self.operator is None or not Path(self.moves).is_absolute()):
+            raise ConfigError(
+                f"moves={self.moves!r}: must be an absolute path, beside the operator who signs."
+            )
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> "Settings":
@@ -180,25 +197,30 @@ def serve(
     made = _engine(chosen, settings)
     resumes = holds_a_run(out)
     recorded = _recorded_owners(out, settings, chosen) if resumes else None
+    named_keys = Ledger(out).facts.get(NODE_KEYS, {}) if resumes else {}
+    recorded_keys = {int(node): key for node, key in named_keys.items()}
     given = callbacks_of(callbacks)
     if resumes and has_stopped(out):
         say(f"{out}: the training stopped itself; the run is finished.")
         return
 
     def remote(model: PartialModel) -> FlowerEngine:
-        owners, timeout = recorded, settings.timeout
+        owners, timeout, keys = recorded, settings.timeout, dict(recorded_keys)
         sizes = None if chosen.schedule is None else model.group_sizes
         promised = chosen.privacy_plan(code=chosen.code(), sizes=sizes)
         # without authentication a node that was started again is a new one
         if owners is None or not settings.authenticated:
             agreed, patience = agreement(model, promised.hash), settings.start_timeout or timeout
-            named = hosted(grid, agreed, settings.nodes, timeout=patience, poll=poll, report=say)
+            named = hosted(
+                grid, agreed, settings.nodes, timeout=patience, poll=poll, report=say, keys=keys
+            )
             owners = {c: named.get(c, node) for c, node in (recorded or named).items()}
         planted = _planted_ids(chosen, promised, canaries, model.dim, owners)
         return made(
             grid,
             model,
             owners,
+            keys=keys if settings.authenticated else {},
             planted=planted,
             minimum=chosen.privacy.minimum_cohort,
             authenticated=settings.authenticated,
@@ -222,6 +244,7 @@ def serve(
             objects=objects,
             canaries=canaries,
             seed=settings.seed,
+            own={} if settings.operator is None else {OPERATOR: settings.operator},
             options=EngineOptions(),
         )
     last = run.plan.rounds
@@ -235,8 +258,33 @@ def serve(
 
     with run:
         say(f"{run.path}: {run.rounds} of {last} rounds are committed.")
-        watchers = [tell, *given]
+        engine = cast("FlowerEngine", setup.trainer)
+        engine.run_id, engine.sign = run.facts["run_id"], Statements(run.path).add
+        setup, watchers = _living(engine, run, setup, settings, poll, say)
+        watchers = [tell, *watchers, *given]
         finish(run, setup, settings.evaluate_every, callbacks=watchers, progress=False)
+
+
+def _living(
+    engine: FlowerEngine,
+    run: RunFolder,
+    setup: Training,
+    settings: Settings,
+    poll: float,
+    report: Report,
+) -> tuple[Training, list[Callback]]:
+    """Return the training with cohorts that nodes may join, and what looks for them."""
+    if not settings.authenticated or setup.plan.canaries is not None or run.plan.secure is not None:
+        if settings.moves is not None:
+            raise ConfigError(
+                "moves: clients move between authenticated nodes only, of a plan without canaries "
+                "and secure sums; leave it out."
+            )
+        return setup, []
+    living = Living(engine, run, setup, settings.moves, report)
+    if not run.is_new:
+        living.settle(settings.start_timeout or settings.timeout, poll)
+    return replace(setup, cohorts=living.cohorts), [living.look]
 
 
 def _engine(plan: PlanFile, settings: Settings) -> Callable[..., FlowerEngine]:
@@ -309,6 +357,8 @@ def _recorded_owners(out: Path, settings: Settings, plan: PlanFile) -> dict[Clie
     }
     if settings.seed is not None:
         recorded["seed"] = facts["seed"]
+    if settings.operator is not None:
+        recorded[OPERATOR] = facts.get(OPERATOR)
     for name, was in recorded.items():
         if (given := getattr(settings, name)) != was:
             raise ConfigError(

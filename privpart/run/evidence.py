@@ -22,10 +22,12 @@ from typing import Any, Literal
 from safetensors import safe_open
 
 from accounting.checks import ConfigError, parsed_json
-from privpart.run import lives, package
+from privpart.plan import PrivacyPlan
+from privpart.run import lives, members, package
 from privpart.run.folder import named_secret
 from privpart.run.ledger import KEY_BYTES, LEDGER, Ledger, Row, read_key, signed_by
-from privpart.run.store import damage_named, file_hash, model_hash, one_line
+from privpart.run.members import MOVES, NODE_KEYS
+from privpart.run.store import HANDLED, damage_named, file_hash, model_hash, one_line
 
 CheckStatus = Literal["verified", "asserted", "wrong"]
 Origin = Literal["here", "signed", "unknown"]
@@ -121,7 +123,9 @@ def _checked(path: Path, ledger: Ledger, expected: str | None) -> Evidence:
     made_by, says = package.worst(ledger.facts)
     # Whoever edits files can edit what they write of themselves: no hash in a folder verifies.
     code = Check("package", "asserted", f"{made_by}: {says}")
-    checks = (chain, signature, state, model, key, signing, guard, code)
+    checks = [chain, signature, state, model, key, signing, guard, code]
+    if NODE_KEYS in ledger.facts or MOVES in ledger.facts:
+        checks.append(Check("node statements", *_statements(path, ledger)))
     # A log or a key that matches says nothing about rows that are not in one chain.
     sound = chain.status != "wrong" and signature.status != "wrong"
     origin: Origin = "unknown"
@@ -129,7 +133,7 @@ def _checked(path: Path, ledger: Ledger, expected: str | None) -> Evidence:
         origin = "here"
     elif sound and signature.status == "verified":
         origin = "signed"
-    return Evidence(ledger, origin, checks, made_by)
+    return Evidence(ledger, origin, tuple(checks), made_by)
 
 
 def _chain(ledger: Ledger) -> Check:
@@ -216,6 +220,18 @@ def _key(
         why = "not the one that this run was begun with: it was changed or replaced"
         return Check(what, "wrong", why)
     return Check(what, "verified", "is the one that the ledger names")
+
+
+def _statements(path: Path, ledger: Ledger) -> tuple[CheckStatus, str]:
+    """Compare the rounds of all clients with what the nodes signed, by the keys in the ledger."""
+    plan = PrivacyPlan.from_dict(ledger.facts["plan"])
+    try:
+        whole, says = members.compared(
+            path, ledger.facts, ledger.committed(), plan.participation, plan.hash
+        )
+    except (OSError, *HANDLED) as error:
+        return "wrong", f"{members.STATEMENTS} is damaged or forged: {one_line(error)}"
+    return "verified" if whole else "asserted", says
 
 
 def _guard(ledger: Ledger) -> tuple[CheckStatus, str]:

@@ -453,6 +453,14 @@ class RunFolder:
         """Keep in the ledger that a round is not released at the end of its slot."""
         self._ledger.add_fact("late_rounds", self.facts.get("late_rounds", 0) + 1)
 
+    def rounds_by_client(self) -> dict[ClientId, list[int]]:
+        """Map each client to its committed rounds, ascending."""
+        return self._ledger.rounds_by_client()
+
+    def note_move(self, move: dict[str, Any]) -> None:
+        """Keep in the ledger which node answers for some clients from the next round on."""
+        self._ledger.add_fact("moves", [*self.facts.get("moves", ()), move])
+
     def _check_sample(self, server: Committed) -> None:
         """Check that everybody who counted was drawn; in the last round, that a new draw agrees."""
         if self._sampled is None:

@@ -35,7 +35,7 @@ from privpart.run.evaluations import Evaluation, read_evaluation
 
 LEDGER = "ledger.log"
 SCHEMA = "privpart/ledger/9"
-LATER_FACTS = ("closed", "late_rounds", "packages", "rows_differ", "sampling_checked")
+LATER_FACTS = ("closed", "late_rounds", "moves", "packages", "rows_differ", "sampling_checked")
 """Facts that are added after a run began; all others are in the first line."""
 KEY_BYTES = 32
 _RUN_ID = re.compile("[0-9a-f]{32}")

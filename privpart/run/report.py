@@ -26,6 +26,7 @@ from privpart.run.evaluations import Evaluation
 from privpart.run.evidence import Check, Evidence, gather
 from privpart.run.folder import CHECKED, RECORDS, ROWS_DIFFER
 from privpart.run.ledger import LEDGER, Row
+from privpart.run.members import MOVES
 from privpart.run.noised_metrics import NoisedMetrics
 from privpart.run.store import damage_named
 from privpart.select.delivery import SeenByParty, select_claims
@@ -558,9 +559,9 @@ def _follows_from_the_ledger(facts: Mapping[str, Any]) -> set[str]:
 
 def _of_clients(evidence: Evidence) -> dict[str, _Words]:
     """Map assumptions to what a server enforced, and what its ledger shows."""
-    rows, facts = evidence.rows, evidence.facts
+    rows = evidence.rows
     divisor: _Words = ("enforced", "the server divides by the plan's report_goal")
-    words = {"participation": _participation(rows, facts), "divisor": divisor}
+    words = {"participation": _participation(evidence), "divisor": divisor}
     if by_clients := [row for row in rows if CLIENTS in row.clipped_by]:
         why = (
             f"since round {by_clients[0].round} clients clip and round their own updates, of which "
@@ -604,12 +605,14 @@ def _clipping_of_sums(summed: Sequence[Row], rounds: int) -> _Words:
     )
 
 
-def _participation(rows: Sequence[Row], facts: Mapping[str, Any]) -> _Words:
+def _participation(evidence: Evidence) -> _Words:
     """Return what shows how often clients took part: of clients on nodes, the ledger names owners.
 
     A name is worth what stands behind it: without authentication, a node that is started again, or
-    that lies, is somebody else.
+    that lies, is somebody else. "enforced" is said where every node signed its own counts of every
+    answer, and all of them were compared with the rows just now.
     """
+    rows, facts = evidence.rows, evidence.facts
     chain = f"ledger of {len(rows)} rounds in one chain, by the ids that its engine gave"
     identity = facts.get("identity")
     if facts.get(FIRST_ANSWERS) or facts.get(DEADLINE):
@@ -622,6 +625,14 @@ def _participation(rows: Sequence[Row], facts: Mapping[str, Any]) -> _Words:
         return "verified", chain
     if identity == AUTHENTICATED:
         owners = f"each of one node, fixed when the run was made; {AUTHENTICATED}, as declared"
+        if MOVES in facts:
+            owners = f"each of one node at a time; {AUTHENTICATED}, as declared"
+        for check in evidence.checks:
+            if check.what == "node statements" and check.status == "verified":
+                by = f"enforced by the nodes (signed counts): {check.says}"
+                return "enforced", f"{chain}, {owners}; {by}"
+            if check.what == "node statements":
+                owners += f"; the nodes' own counts were not compared: {check.says}"
         return "verified", f"{chain}, {owners}"
     return "asserted", f"{chain}, as nodes named their clients; the nodes were not authenticated"
 

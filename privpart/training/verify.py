@@ -4,7 +4,6 @@ Nothing that the plan names is imported or run, and nothing is written. A model 
 exported from the run may be given, and the public key that the run is known by.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from privpart.run.begin import versions
 from privpart.run.budget_book import all_runs, counted
 from privpart.run.evidence import Check, CheckStatus, Evidence, gather, public_key_of
 from privpart.run.folder import holds_a_run
+from privpart.run.members import MOVES, Members
 from privpart.run.report import AUTHENTICATED, RunReport, not_derivable, report_of
 from privpart.run.store import file_hash, model_hash, one_line, read_small, tensor_hash
 from privpart.run.witness import compared, read_witness
@@ -174,17 +174,18 @@ def _if_origin(evidence: Evidence, reason: str) -> Verdict:
 def _identity(evidence: Evidence) -> Verdict:
     """Compare everybody who counted with the owners that the ledger names."""
     facts = evidence.facts
-    owned = [name for names in facts["owners"].values() for name in names]
-    if len(set(owned)) < len(owned):
+    first = [name for names in facts["owners"].values() for name in names]
+    if len(set(first)) < len(first):
         return "wrong", "the ledger names two nodes of one client"
-    # Ids are compared as the ledger writes them: 1 and "1" are two clients.
-    strangers = [c for c in evidence.ledger.rounds_by_client() if json.dumps(c) not in owned]
-    if strangers:
-        return "wrong", f"client {strangers[0]!r} took part, and no node has it"
-    nodes = counted(len(facts["owners"]), "node")
+    members = Members.of(facts)
+    for client, rounds in evidence.ledger.rounds_by_client().items():
+        if None in {members.owner(client, number) for number in rounds}:
+            return "wrong", f"client {client!r} took part, and no node has it"
+    owned, nodes = {*members.clients}, counted(len(members.nodes), "node")
     if facts["identity"] != AUTHENTICATED:
         return "asserted", f"{len(owned)} clients of {nodes}, who were not authenticated"
-    reason = f"{len(owned)} clients, each of one of {nodes}"
+    moves = counted(len(facts.get(MOVES, ())), "later change")
+    reason = f"{len(owned)} clients, each of one of {nodes}, with {moves}"
     return _if_origin(evidence, f"{reason}; that they were authenticated is declared")
 
 

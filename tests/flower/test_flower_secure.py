@@ -284,12 +284,22 @@ def test_a_node_gives_no_second_vector_of_an_attempt_if_flower_lost_its_context(
 
 def test_another_run_of_a_server_gets_no_second_sum_of_a_round(tmp_path):
     """Flower has a new context for each run; the file alone knows of the lists that were signed."""
-    grid, _ = run(tmp_path)
+
+    def keeps_a_ledger(grid):
+        for node in NODES:
+            grid.config(node)["ledger"] = str(tmp_path / f"ledger of {node}")
+
+    grid, _ = run(tmp_path, prepare=keeps_a_ledger)
     for node, context in grid._contexts.items():
         grid._contexts[node] = Context(2, node, context.node_config, RecordDict(), {})
     said, plan = [], tmp_path / "plan" / "plan.toml"
     given = {"nodes": 5, "authenticated": True, "timeout": 600.0, "attempts": 1, "seed": 4}
     settings = Settings(out=str(tmp_path / "again"), roster=str(grid.roster), **given)
+    with pytest.raises(CohortTooSmallError):
+        serve(grid, plan, settings, poll=0.01, report=said.append)
+    assert len([line for line in said if "declines: it answered this round" in line]) == len(NODES)
+    for node in NODES:
+        del grid.config(node)["ledger"]
     with pytest.raises(CohortTooSmallError):
         serve(grid, plan, settings, poll=0.01, report=said.append)
     assert len([line for line in said if "was begun before" in line]) == len(NODES)
