@@ -251,9 +251,31 @@ def powers() -> None:
         show(f"{arm} - {base}", table, noise, *cells)
 
 
+def crossing() -> None:
+    """Print what freezing does to a wide and a narrow network, for the predictions on record."""
+    for network in ("wide", "narrow"):
+        for group in (("none", "none"), ("blt", "8"), ("blt", "2")):
+            full, part = (seeds("crossing", f"{network}-{x}", *group) for x in ("full", "freeze"))
+            gaps = less(part, full)
+            level = "none" if group[1] == "none" else f"epsilon {group[1]}"
+            spread = stdev(gaps.values())
+            cells = (mean(full), mean(part), gain(gaps), rounded(spread))
+            show(network, level, *cells, f"{seeds_needed(4.0, spread):,}")
+
+
 def main() -> None:
     """Print every table."""
-    for table in (main_tables, turns, unlike, what_to_freeze, predicted, words, images, powers):
+    for table in (
+        main_tables,
+        turns,
+        unlike,
+        what_to_freeze,
+        predicted,
+        words,
+        images,
+        powers,
+        crossing,
+    ):
         table()
         print()
 
