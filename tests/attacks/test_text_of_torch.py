@@ -75,7 +75,7 @@ def exact(read, tokens):
     return 0 if read is None else sum(s.exact for s in text_scores(read.sentences, tokens.tolist()))
 
 
-def llama(adapted=False):
+def llama(adapted=False, rank=32):
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
         vocab_size=WORDS,
@@ -93,7 +93,7 @@ def llama(adapted=False):
     draw = seeded(4)
     if adapted:
         peft = pytest.importorskip("peft")
-        lora = peft.LoraConfig(r=32, target_modules=["q_proj", "v_proj"])
+        lora = peft.LoraConfig(r=rank, target_modules=["q_proj", "v_proj"])
         with warnings.catch_warnings(action="ignore"):  # peft asks what transformers deprecates
             model = peft.get_peft_model(model, lora)
     for weight in model.parameters():
@@ -138,6 +138,19 @@ def test_sentences_are_recovered_exactly_and_no_others(case):
     noise = {name: torch.randn(v.shape, generator=draw).double() for name, v in seen.update.items()}
     drawn = span_test(model, replace(seen, update=noise))
     assert drawn is None or not drawn.tokens
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "recovered"), [(8, 0), (16, 2)])
+def test_a_first_round_of_lora_is_read_from_b_where_the_rank_is_above_the_tokens(rank, recovered):
+    model = llama(adapted=True, rank=rank)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_B" in name:
+                weight.zero_()
+    seen = observe_text(model, TOKENS, visible=["*lora_*"])
+    assert not any(value.any() for name, value in seen.update.items() if "lora_A" in name)
+    assert exact(span_test(model, seen), TOKENS) == recovered
 
 
 @pytest.mark.slow
