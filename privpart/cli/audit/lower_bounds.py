@@ -183,6 +183,7 @@ def of_plan(
     evidence: dict[str, Any] = {}
     if runs:
         replica = _replica(promised, model.flat.numel(), table)
+        count = min(count, replica.dim)  # each canary needs a parameter of its own
         with _progress("rounds of the replica", replica.plan.rounds * runs) as step:
             scored = canary_scores(replica, count=count, runs=runs, seed=seed, step=step)
         evidence["scored"] = scored
