@@ -28,7 +28,7 @@ class DistributedEngine:
     """Computes the clients of a round on all ranks of a process group; see ``Engine``.
 
     Every rank makes the same engine, with its own device, and then rank 0 trains and the others
-    serve (``torchrun --nproc-per-node 2 train.py``):
+    serve (``torchrun --nproc-per-node 2 train.py``)::
 
         dist.init_process_group("gloo")
         engine = EmbeddedEngine(model, clients, local=local, data_seed=0, deterministic=True)
