@@ -2,6 +2,7 @@
 
 Run: python docs/check.py SITE
 
+Where Chromium and its driver are installed, the layout of every page too: docs/layout.py.
 Links to other hosts are not fetched. A link that leaves the site is a fault.
 """
 
@@ -14,6 +15,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from chromium import AXE, BROWSER, DRIVER
+from layout import faults
 from sphinx.util.inventory import InventoryFile
 
 PACKAGES = ("accounting", "privpart", "attacks")
@@ -100,5 +103,11 @@ if __name__ == "__main__":
     lines = [f"broken link: {one}" for one in broken_links(built)]
     lines += [f"no entry: {one}" for one in names_without_entry(built)]
     lines += [f"evidence in the search: {one}" for one in evidence_in_search(built)]
-    print("\n".join(lines) or "site: links lead somewhere, every public name has an entry")
+    looked = "links lead somewhere, every public name has an entry"
+    if DRIVER and BROWSER:
+        lines += [f"layout: {one}" for one in faults(built, [])]
+        looked = "nothing is cut off" + ", axe finds no violation" * AXE.exists()
+    print(
+        "\n".join(lines) or f"site: links lead somewhere, every public name has an entry; {looked}"
+    )
     sys.exit(bool(lines))

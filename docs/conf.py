@@ -74,7 +74,7 @@ extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.viewcode",
-    "sphinx.ext.mathjax",
+    "formulas",
 ]
 exclude_patterns = ["_build"]
 suppress_warnings = ["config.cache"]
@@ -83,12 +83,13 @@ html_theme = "furo"
 html_title = f"privpart {version}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = [("site.js", {"defer": "defer"})]
 html_show_sphinx = False
 html_copy_source = False
-mathjax_path = "unused"  # no page has LaTeX; nothing is fetched from a network
+html_math_renderer = "mathml"  # docs/formulas.py
 python_maximum_signature_line_length = 88
 
-myst_enable_extensions = ["colon_fence", "deflist"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 4
 nb_execution_mode = os.environ.get("PRIVPART_DOCS_EXECUTION", "force")
 nb_execution_cache_path = os.environ.get("PRIVPART_DOCS_CACHE", "")

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from PIL import Image
 
 from accounting import (
@@ -435,6 +436,31 @@ def test_the_picture_of_the_readme(privpart, tmp_path):
     for own, other in zip(made, kept, strict=True):
         recovered = own.endswith(" dB") and min(values(own)[0][0], values(other)[0][0]) > 60
         assert_alike(own, other, 20.0 if recovered else 3.0 if own.endswith(" dB") else 0.0)
+
+
+def photographs_tell(path: Path) -> None:
+    """The whole update gives a photograph away, the first layer shows it, the others do not."""
+    scores = [values(word)[0][0] for word in drawn(path)["words"] if word.endswith(" dB")]
+    for row in (scores[:5], scores[5:]):
+        grey, whole, first, last, noised = row
+        assert whole > 40
+        assert 15 < first < 30
+        assert last < grey + 3
+        assert noised < grey + 1
+
+
+def test_the_photographs_of_the_readme_tell_what_its_words_say():
+    photographs_tell(ROOT / "docs/photographs.png")
+
+
+@pytest.mark.slow
+def test_the_photographs_of_the_readme(benchmark, tmp_path):
+    threads = torch.get_num_threads()
+    try:
+        benchmark("photographs").main(tmp_path)
+    finally:
+        torch.set_num_threads(threads)
+    photographs_tell(tmp_path / "photographs.png")
 
 
 @pytest.mark.slow

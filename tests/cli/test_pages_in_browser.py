@@ -1,19 +1,14 @@
 """Pages in a real browser: no complaint on its console, both schemes, A4, the keyboard.
 
-The browser is driven through chromedriver's HTTP interface, which needs no library.
+The browser is driven by docs/chromium.py, which also looks at the pages of the site.
 """
 
 import base64
-import json
-import os
 import re
 import runpy
 import shutil
-import socket
 import subprocess
-import time
-import urllib.request
-from contextlib import contextmanager
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +29,9 @@ from privpart.cli.pages.sweep import sweep_page
 from privpart.run.evidence import Check
 from privpart.run.report import RunCost, RunReport
 
-AXE = Path(os.environ.get("AXE_CORE", "node_modules/axe-core/axe.min.js"))
-"""Deque's rules of accessibility, from npm's package axe-core."""
-DRIVER, BROWSER = shutil.which("chromedriver"), shutil.which("chromium")
-FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--hide-scrollbars",
-)  # fmt: skip
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs"))
+from chromium import AXE, BROWSER, DRIVER, driven
+
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -51,83 +41,6 @@ pytestmark = [
 RUN = Participation(64, 2, 8)
 GUARANTEE = PrivacyReport.of(BinaryTree(64), RUN, noise_multiplier=3.0, delta=1e-6)
 LONG = "a-very-long-name-without-a-place-to-break-" * 4
-
-
-class Page:
-    """A session of chromedriver."""
-
-    def __init__(self, address: str, profile: Path) -> None:
-        self._address = address
-        options = {"binary": BROWSER, "args": [*FLAGS, f"--user-data-dir={profile}"]}
-        wanted = {"browserName": "chrome", "goog:chromeOptions": options,
-                  "goog:loggingPrefs": {"browser": "ALL"}}  # fmt: skip
-        made = self._send("POST", "", {"capabilities": {"alwaysMatch": wanted}})
-        self._address += f"/{made['sessionId']}"
-
-    def _send(self, method: str, path: str, body: object = None) -> object:
-        data = None if body is None else json.dumps(body).encode()
-        asked = urllib.request.Request(f"{self._address}{path}", data, method=method)
-        asked.add_header("Content-Type", "application/json")
-        with urllib.request.urlopen(asked, timeout=60) as answer:
-            return json.load(answer)["value"]
-
-    def cdp(self, command: str, **params: object) -> object:
-        body = {"cmd": command, "params": params}
-        return self._send("POST", "/goog/cdp/execute", body)
-
-    def show(self, file: Path, width: int, scheme: str) -> None:
-        self.cdp("Emulation.setDeviceMetricsOverride", width=width, height=900,
-                 deviceScaleFactor=1, mobile=False)  # fmt: skip
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.cdp("Emulation.setEmulatedMedia", media="", features=features)
-        self._send("POST", "/url", {"url": file.as_uri()})
-        whole = f"location.href == {json.dumps(file.as_uri())} && document.readyState == 'complete'"
-        for _ in range(100):
-            if self.ask(whole):
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"the browser has not loaded {file} in five seconds.")
-
-    def ask(self, script: str) -> object:
-        found = self.cdp("Runtime.evaluate", expression=script, returnByValue=True)
-        assert "exceptionDetails" not in found, found
-        return found["result"].get("value")
-
-    def complaints(self) -> object:
-        return self._send("POST", "/se/log", {"type": "browser"})
-
-    def tab(self) -> None:
-        keys = [{"type": kind, "value": "\ue004"} for kind in ("keyDown", "keyUp")]
-        body = {"actions": [{"type": "key", "id": "keys", "actions": keys}]}
-        self._send("POST", "/actions", body)
-
-    def printed(self) -> bytes:
-        found = self.cdp("Page.printToPDF", preferCSSPageSize=True, printBackground=True)
-        return base64.b64decode(found["data"])
-
-    def close(self) -> None:
-        self._send("DELETE", "")
-
-
-@contextmanager
-def driven(profile: Path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen([DRIVER, f"--port={port}"], **quiet) as process:
-        try:
-            for _ in range(200):
-                try:
-                    socket.create_connection(("127.0.0.1", port), 1).close()
-                    break
-                except OSError:
-                    time.sleep(0.05)
-            page = Page(f"http://127.0.0.1:{port}/session", profile)
-            yield page
-            page.close()
-        finally:
-            process.terminate()
 
 
 @pytest.fixture(scope="module")
@@ -251,14 +164,7 @@ def test_a_page_fits_is_readable_and_makes_no_complaint(browser, file, width, sc
 @pytest.mark.parametrize("width", [390, 1280])
 def test_axe_finds_no_violation(browser, file, width, scheme):
     browser.show(file, width, scheme)
-    browser.ask(AXE.read_text() + "; axe.run().then(found => window.axed = found); 0")
-    for _ in range(200):
-        if browser.ask("!!window.axed"):
-            break
-        time.sleep(0.05)
-    wrong = "axed.violations.map(v => [v.id, v.nodes.map(n => n.html.slice(0, 120))])"
-    assert browser.ask(wrong) == []
-    assert browser.ask("axed.passes.length") > 10
+    assert browser.violations() == []
 
 
 def test_the_keyboard_goes_through_a_page_from_top_to_bottom(browser, file):
