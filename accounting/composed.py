@@ -195,7 +195,7 @@ class ComposedGuarantee(Cost):
         return first if isinstance(first, SelectedGuarantee) and len(self.releases) == 1 else None
 
     def _least_epsilon(self, delta: float) -> float:
-        least = least_epsilon(lambda epsilon: self.delta(epsilon) <= delta, 2 * _MOST_EPSILON)
+        least = least_epsilon(self.delta, delta, 2 * _MOST_EPSILON)
         if least is None:
             raise ConfigError(f"delta={delta:g}: is reached by no epsilon of this profile.")
         return least

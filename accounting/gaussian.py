@@ -13,12 +13,13 @@ out, so that no exponential overflows and the difference itself is the only canc
 Rounding goes against us: ``log_delta`` adds a bound on its own floating-point error, so epsilon
 and delta come out high and mu comes out low.
 
-The special functions are made from ``math.erfc``: to load scipy.special, or scipy.optimize for the
-root, takes longer than everything else that a command does.
+The special functions are made from ``math.erfc``: to load scipy.special takes longer than
+everything else that a command does.
 """
 
 import math
-from collections.abc import Callable
+
+from accounting.roots import safe_root
 
 _UNIT_ROUNDOFF = 2.0**-53
 _SQRT2 = math.sqrt(2.0)
@@ -64,7 +65,7 @@ def epsilon(mu: float, delta: float) -> float:
         return 0.0
     # zCDP gives an epsilon that is always sufficient (Bun and Steinke 2016, Proposition 1.3).
     enough = mu * mu / 2 + mu * math.sqrt(-2 * target)
-    return _safe_root(excess, infeasible=0.0, feasible=enough * (1 + 1e-9))
+    return safe_root(excess, infeasible=0.0, feasible=enough * (1 + 1e-9))
 
 
 def mu(epsilon: float, delta: float) -> float:
@@ -80,7 +81,7 @@ def mu(epsilon: float, delta: float) -> float:
     infeasible = 2 * feasible
     while excess(infeasible) <= 0:
         feasible, infeasible = infeasible, 2 * infeasible
-    return _safe_root(excess, infeasible=infeasible, feasible=feasible)
+    return safe_root(excess, infeasible=infeasible, feasible=feasible)
 
 
 def true_positive_rate(mu: float, false_positive_rate: float) -> float:
@@ -98,15 +99,6 @@ def true_positive_rate(mu: float, false_positive_rate: float) -> float:
     return min(1.0, math.nextafter(math.erfc(-shifted / _SQRT2) / 2 * (1 + error), 1.0))
 
 
-def _safe_root(excess: Callable[[float], float], *, infeasible: float, feasible: float) -> float:
-    """Return a feasible point within a few units of the root of ``excess``."""
-    root = _root(excess, infeasible, feasible)
-    step = abs(root) * 2.0**-50 * (1 if feasible > infeasible else -1)
-    while excess(root) > 0:
-        root, step = root + step, 2 * step
-    return root
-
-
 def _erfcx(t: float) -> float:
     """Return e^(t^2) erfc(t) for t above -1, to a few units in the last place.
 
@@ -118,33 +110,6 @@ def _erfcx(t: float) -> float:
     for doubled in range(_TERMS, 0, -1):
         fraction = t + doubled / 2 / fraction
     return _INVERSE_SQRT_PI / fraction
-
-
-def _root(f: Callable[[float], float], a: float, b: float) -> float:
-    """Return the root of ``f`` between a and b, where it has opposite signs (Chandrupatla 1997).
-
-    Inverse quadratic interpolation where that is safe, else bisection.
-    """
-    fa, fb = f(a), f(b)
-    c, fc, step = a, fa, 0.5
-    while fa and fb:
-        x = a + step * (b - a)
-        fx = f(x)
-        c, fc = a, fa
-        if (fx > 0) != (fa > 0):  # the root is between x and a, which becomes the other end
-            c, fc, b, fb = b, fb, a, fa
-        a, fa = x, fx
-        nearest = a if abs(fa) < abs(fb) else b
-        shortest = (2.0**-50 * abs(nearest) + 1e-300) / abs(b - a)
-        if shortest > 0.5:
-            return nearest
-        xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
-        step = 0.5
-        if phi * phi < xi and (1 - phi) ** 2 < 1 - xi:
-            step = fa / (fb - fa) * fc / (fb - fc)
-            step += (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
-        step = min(1 - shortest, max(shortest, step))
-    return b if fa else a
 
 
 def _log_down(delta: float) -> float:

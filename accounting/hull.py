@@ -1,11 +1,13 @@
 """Profiles as points: their convex hull, their inverse, and what a test can detect under them."""
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accounting import checks
+from accounting.roots import safe_root
 from accounting.sensitivity import Array
 
 
@@ -45,19 +47,36 @@ def lowest(meets: Callable[[float], bool], low: float, high: float, *, close: fl
     return high
 
 
-def least_epsilon(meets: Callable[[float], bool], most: float) -> float | None:
-    """Return the least epsilon that ``meets``, rounded up by at most 1e-6; None if above ``most``.
+def least_epsilon(delta_at: Callable[[float], float], delta: float, most: float) -> float | None:
+    """Return the least epsilon whose delta is at most ``delta``; None if above ``most``.
 
-    The first ones that are tried are 0, 1, 2, 4, ...
+    It is rounded up by at most 1e-6 of it.
+
+    Args:
+        delta_at: the delta of a profile at an epsilon >= 0; falling.
+        delta: in (0, 1).
+        most: where the search ends that begins at 0, 1, 2, 4, ...
     """
+
+    def excess(epsilon: float) -> float:
+        return log_excess(delta_at(epsilon), delta)
+
     low, high = 0.0, 1.0
-    if meets(0.0):
+    if excess(0.0) <= 0:
         return 0.0
-    while not meets(high):
+    while excess(high) > 0:
         low, high = high, 2 * high
         if high > most:
             return None
-    return lowest(meets, low, high, close=1e-6)
+    return safe_root(excess, infeasible=low, feasible=high, close=4e-7)
+
+
+def log_excess(reached: float, delta: float) -> float:
+    """Return log(reached / delta): near its root it is nearly a line in epsilon and in mu."""
+    if reached == delta:
+        return 0.0
+    distance = abs(math.log(max(reached, 5e-324)) - math.log(delta)) or 1e-300
+    return math.copysign(distance, reached - delta)
 
 
 def most_detected(epsilons: Array, deltas: Array, fpr: float) -> float:

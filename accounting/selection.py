@@ -36,7 +36,8 @@ import numpy as np
 from accounting import checks, gaussian
 from accounting.checks import ConfigError
 from accounting.guarantee import Cost, Guarantee
-from accounting.hull import least_epsilon, lower_hull, most_detected
+from accounting.hull import least_epsilon, log_excess, lower_hull, most_detected
+from accounting.roots import safe_root
 from accounting.sensitivity import Array
 from accounting.typed import split_text, typed_values
 
@@ -334,7 +335,7 @@ class SelectedGuarantee(Cost):
             ConfigError: no epsilon up to 10,000 has this delta: the base has a failure probability.
         """
         delta = checks.probability("delta", delta)
-        least = least_epsilon(lambda epsilon: self.delta(epsilon) <= delta, 1e4)
+        least = _least_epsilon(self, delta)
         if least is None:
             raise ConfigError(
                 f"delta={delta:g}: is reached by no epsilon up to 10,000; use a greater one, more "
@@ -492,19 +493,25 @@ def most_mu(repetitions: Repetitions, *, target_epsilon: float, delta: float) ->
 
 @lru_cache(maxsize=16)
 def _most_mu(repetitions: Repetitions, target: float, delta: float) -> float:
+    def excess(mu: float) -> float:
+        return log_excess(SelectedGuarantee(Guarantee(mu), repetitions).delta(target), delta)
+
     # One run costs less than a selection of it, so its mu is too great.
-    low, high = 0.0, gaussian.mu(target, delta)
-    floor = high / 1000
-    while high - low > 3e-5 * high:
-        if high < floor:
+    infeasible = gaussian.mu(target, delta)
+    floor, feasible = infeasible / 1000, infeasible / 2
+    while excess(feasible) > 0:
+        if feasible < floor:
             raise ConfigError(
                 f"target_epsilon={target:g}: is below what a selection can be accounted for, with "
                 "slopes told apart by 0.4 %; use a greater target."
             )
-        middle = (low + high) / 2
-        cost = SelectedGuarantee(Guarantee(middle), repetitions).delta(target)
-        low, high = (middle, high) if cost <= delta else (low, middle)
-    return low
+        infeasible, feasible = feasible, feasible / 2
+    return safe_root(excess, infeasible=infeasible, feasible=feasible, close=1e-5)
+
+
+@lru_cache(maxsize=64)
+def _least_epsilon(selected: SelectedGuarantee, delta: float) -> float | None:
+    return least_epsilon(selected.delta, delta, 1e4)
 
 
 def _profile(base: Base, epsilon: float) -> float:

@@ -220,9 +220,15 @@ def test_a_pure_epsilon_that_promises_nothing_is_refused() -> None:
 
 def test_the_least_epsilon_is_rounded_up() -> None:
     for root in (0.0, 1e-3, 0.7, 5.3):
-        least = least_epsilon(lambda epsilon, root=root: epsilon >= root, 10.0)
-        assert root <= least <= root * (1 + 2e-6)
-    assert least_epsilon(lambda epsilon: epsilon >= 11.0, 8.0) is None
+        for steepness in (1.0, 30.0):  # a step of the profile is found, too
+            for profile in (
+                lambda e, root=root, k=steepness: 0.1 * math.exp(k * (root - e)),
+                lambda e, root=root: 0.0 if e >= root else 1.0,
+            ):
+                least = least_epsilon(profile, 0.1, 10.0)
+                assert root <= least * (1 + 1e-12) <= root * (1 + 1e-6)
+    assert least_epsilon(lambda epsilon: 0.0 if epsilon >= 11.0 else 1.0, 0.1, 8.0) is None
+    assert least_epsilon(lambda epsilon: 0.0, 5e-324, 8.0) == 0.0
 
 
 def test_the_corners_are_the_greatest_convex_function_below() -> None:
