@@ -1,8 +1,8 @@
 """Events of dp-accounting, read from JSON and written: what other tools say that they release.
 
 dp-accounting has no file format of its own. The JSON here is that of ``DpEvent.to_named_tuple``,
-with an object for each named tuple: ``class_name`` and the event's fields. ``docs/sampling.md`` has
-the lines that write it. Nothing is imported by a name that the file gives.
+with an object for each named tuple: ``class_name`` and the event's fields.
+``docs/concepts/sampling.md`` has the lines that write it. No name in a file is imported.
 
 An event is about one person, who is present or not; a composed guarantee is about a member whose
 contributions are there or are zero. They agree where sums are divided by public constants.

@@ -1,8 +1,8 @@
 r"""Monte Carlo: epsilon of a sampler whose mixture has no closed form, and how likely it is wrong.
 
 For a sampler that draws a member's rounds x on its own, and an encoder C, every run is dominated by
-Q = N(0, z^2 I) without the member and P = E_x N(|C| x, z^2 I) with it (``docs/sampling.md``). Let
-s_x = log N(|C| x, z^2 I) / Q at a draw, and L = P / Q = E_x e^(s_x). Then
+Q = N(0, z^2 I) without the member and P = E_x N(|C| x, z^2 I) with it (docs/concepts/sampling.md).
+With s_x = log N(|C| x, z^2 I) / Q at a draw, and L = P / Q = E_x e^(s_x),
 
     delta_remove = E_P (1 - e^epsilon / L)_+,    delta_add = E_Q (1 - e^epsilon L)_+.
 

@@ -25,20 +25,20 @@ first is weighted by one l_t, so that what is summed are probabilities with the 
 sum does not reach counts in full, and ``_FFT`` is added to every delta for the rounding of the
 transforms.
 
-Correlated noise: with C the encoder, |C| its entries without their signs, and x_j the rounds of
-bin j, the two are N(0, z^2 I) and the uniform mixture of N(|C| x_j, z^2 I), whatever the updates,
-adaptive too (Choquette-Choo et al. 2024, arXiv 2410.06266, for C >= 0; ``docs/sampling.md`` has a
-proof for any C). The exponents of the mixture are Gaussian with covariance
-K_ij = <|C| x_i, |C| x_j> / z^2, which may be replaced by its largest entries: own + shared on the
-diagonal and shared elsewhere. Then f is a product: a Gaussian release of mu^2 = shared, which the
-bins do not help, and a random allocation of mu^2 = own. Or the adversary is told T' bins, T / T'
-apart around the circle, which share less, and nothing if C has at most T / T' bands. The least
-bound counts.
+Correlated noise: with C the encoder, |C| its entries without their signs, and x_j the rounds of bin
+j, the two are N(0, z^2 I) and the uniform mixture of N(|C| x_j, z^2 I), whatever the updates,
+adaptive too (Choquette-Choo et al. 2024, arXiv 2410.06266, for C >= 0; a proof for any C is in
+``docs/concepts/sampling.md``). The exponents of the mixture are Gaussian with covariance K_ij =
+<|C| x_i, |C| x_j> / z^2, which may be replaced by its largest entries: own + shared on the diagonal
+and shared elsewhere. Then f is a product: a Gaussian release of mu^2 = shared, which the bins do
+not help, and a random allocation of mu^2 = own. Or the adversary is told T' bins, T / T' apart
+around the circle, which share less, and nothing if C has at most T / T' bands. The least bound
+counts.
 
 K of T bins each are at most K independent allocations in blocks of T / K bins, rounded down and up
-so that they add up to T (Feldman and Shenfeld 2025, arXiv 2502.08202; ``docs/sampling.md``). Bins
-that every pass draws anew are as many allocations of their own, whatever the passes before them
-released.
+so that they add up to T (Feldman and Shenfeld 2025, arXiv 2502.08202;
+``docs/concepts/sampling.md``). Bins that every pass draws anew are as many allocations of
+their own, whatever the passes before them released.
 """
 
 import math

@@ -3,8 +3,8 @@ r"""Examples sampled on their own, under a guarantee for the user who has severa
 Each example joins a step with probability q, and its gradient is clipped (example-level sampling of
 Charles et al. 2024, arXiv 2401.10294). The unit is a user with at most G examples, under zero-out
 adjacency: their gradients are replaced by zero. If k of them were sampled, they add up to k clip
-norms at most, in whatever direction. So the theorem of ``docs/sampling.md``, with k in place of the
-0 or 1 of a member, says that a step is dominated by
+norms at most, in whatever direction. So the theorem of ``docs/concepts/sampling.md``, with k in
+place of the 0 or 1 of a member, says that a step is dominated by
 
     P = sum_k w_k N(k / z, 1)   with the user,   Q = N(0, 1)   without,    k ~ Binomial(G, q),
 

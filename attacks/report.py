@@ -1,7 +1,8 @@
 """Leakage reports on images and text: verdicts per view and adversary, beside baselines.
 
 Nothing here certifies privacy: a score is a lower bound on what leaks, and the accountant's bound
-is printed beside it, never derived from it. docs/audits.md says what each verdict means.
+is printed beside it, never derived from it. What each
+verdict means: docs/how-to/audit-leakage.md.
 """
 
 import math

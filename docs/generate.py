@@ -39,11 +39,10 @@ def all_pages(folder: Path) -> None:
     pages |= {
         "cli": cli_page(),
         "plan-file": plan_page(),
-        "schemas": schemas_page(),
-        "errors": errors_page(),
         "results": results_page(),
     }
     files = {f"{name}.md": text for name, text in pages.items()}
+    files |= {"schemas.txt": schemas_table(), "errors.txt": errors_table()}
     files["plan.schema.json"] = json.dumps(PlanFile.model_json_schema(), indent=1) + "\n"
     for name, text in files.items():
         path = folder / name
@@ -101,7 +100,7 @@ def cli_page() -> str:
         "# Commands\n",
         "Standard output carries only the result; progress, warnings and errors go to standard "
         "error. What was typed counts: an option that has no effect beside another one is refused, "
-        "also when it equals its default. [Exit codes](../reference/exit-codes.md).\n",
+        "also when it equals its default. [Exit codes](../reference/formats.md#exit-codes).\n",
         *(_command(words, command) for words, command in _commands("privpart", root)),
     ]
     return "\n".join(parts)
@@ -323,7 +322,7 @@ WRITTEN_BY = {
 """Name of each schema -> what is written in it. The build fails if the code has another one."""
 
 
-def schemas_page() -> str:
+def schemas_table() -> str:
     """Return the schema names in the code, with who writes each and the versions."""
     found: dict[str, set[int]] = {}
     for path in _sources():
@@ -335,11 +334,8 @@ def schemas_page() -> str:
         (f"`privpart/{name}/{max(found[name])}`", WRITTEN_BY[name], _also(found[name]))
         for name in sorted(found)
     ]
-    return (
-        "# Names of schemas\n\nEvery document and file names its format in the key `schema`. "
-        "What may change under a name, and what may not: [versioning](../reference/versioning.md). "
-        "Fields with examples: [JSON documents](../reference/json.md).\n\n"
-        + table(("schema", "written by", "also read"), rows)
+    return "Every document and file names its format in the key `schema`.\n\n" + table(
+        ("schema", "written by", "also read"), rows
     )
 
 
@@ -347,7 +343,7 @@ def _also(versions: set[int]) -> str:
     return ", ".join(f"/{number}" for number in sorted(versions)[:-1])
 
 
-def errors_page() -> str:
+def errors_table() -> str:
     """Return every exception of the three packages that a caller can meet."""
     import privpart.cli.main as cli
 
@@ -360,7 +356,7 @@ def errors_page() -> str:
                 says = sentence(ast.get_docstring(node) or "")
                 rows.append((f"`{module}.{node.name}`", f"`{bases}`", _code(cli, node.name), says))
     return (
-        "# Errors\n\nA message says what was passed, what is allowed, and what to do. On the "
+        "A message says what was passed, what is allowed, and what to do. On the "
         "command line an expected error is one sentence and an exit code; a traceback is a defect "
         "of this package.\n\n" + table(("exception", "is a", "exit code", "meaning"), sorted(rows))
     )

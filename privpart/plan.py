@@ -189,7 +189,7 @@ class PrivacyPlan:
             raise ConfigError("clip_norms: adaptive_clipping decides the clip norm; leave one out.")
 
     def _refuse_beside_sampling(self, sampling: Sampling) -> None:
-        """Refuse what the proof of an amplified guarantee does not cover (docs/sampling.md)."""
+        """Refuse what no proof of amplification covers (docs/concepts/sampling.md)."""
         if isinstance(sampling, ExampleSampling):
             raise ConfigError(
                 "sampling: poisson-examples samples examples, and what a plan adds up are updates "

@@ -378,7 +378,7 @@ def retrieval() -> Iterator[str]:
         ("docs/fedpart.md#A noise stream per group", fedpart_noise),
         ("docs/study-text.md#What each arm costs", noise_of_the_text_study),
         (
-            "docs/budget-book.md#The budget book: what was released about the same people",
+            "docs/how-to/budget.md#The budget book: what was released about the same people",
             three_runs,
         ),
         ("docs/concepts/epsilon.md#A curve, not a number", curve),
@@ -403,7 +403,9 @@ def test_the_demo(privpart, tmp_path):
     """Accuracies within two points: rounding differs by processor, and training amplifies it."""
     done = privpart("demo", "--out", str(tmp_path), "--jobs", "1")
     assert done.returncode == 0, done.stderr
-    ((_, _, blocks),) = [own for own in parts(ROOT / "docs/start/demo.md") if own[0] == "The demo"]
+    ((_, _, blocks),) = [
+        own for own in parts(ROOT / "docs/start/install.md") if own[0] == "The demo"
+    ]
     shown = [line for line in blocks[0] if re.match(r"  \S", line)]
     made = [line for line in done.stdout.splitlines() if re.match(r"  \S", line)]
     assert len(shown) == len(made) == 4 + 1 + 4 + 1 + 6 + 1
@@ -465,15 +467,17 @@ def test_the_photographs_of_the_readme(benchmark, tmp_path):
 
 @pytest.mark.slow
 def test_what_clip_and_noise_do_to_an_attack(privpart, tmp_path):
-    (entry,) = [own for own in LISTED if own["shows"] == ["docs/audits.md#Clip and noise"]]
+    (entry,) = [
+        own for own in LISTED if own["shows"] == ["docs/how-to/audit-leakage.md#Clip and noise"]
+    ]
     typed = shlex.split(entry["command"])[1:-1]
     assert "privpart " + shlex.join(typed) in " ".join(
-        (ROOT / "docs/audits.md").read_text().replace("\\\n", " ").split()
+        (ROOT / "docs/how-to/audit-leakage.md").read_text().replace("\\\n", " ").split()
     ), typed
     done = privpart(*typed, str(tmp_path), "--format", "csv")
     assert done.returncode == 0, done.stderr
     rows = list(csv.DictReader(done.stdout.splitlines()))
-    shown = rows_below("docs/audits.md#Clip and noise")
+    shown = rows_below("docs/how-to/audit-leakage.md#Clip and noise")
     for multiplier, epsilon, *medians in shown:
         own = [r for r in rows if float(r["noise_multiplier"]) == float(multiplier)]
         assert [r["clip"] for r in own] == ["0.1", "1.0"]

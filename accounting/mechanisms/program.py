@@ -11,7 +11,7 @@ negative numbers below ``OUT`` are scratch, whose value is lost when the round e
 
 The server adds integers, so a program also says where real numbers are rounded. In each of the
 three ways the released sums are a function of what the real-valued mechanism releases for the same
-updates, so they cost what it costs (``docs/noise.md`` has the argument):
+updates, so they cost what it costs (``docs/concepts/noise.md`` has the argument):
 
     "draws"    Each draw is rounded where it is made, together with the other terms of its
                operation; all registers hold integers. Either the terms are integers themselves

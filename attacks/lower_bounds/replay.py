@@ -17,7 +17,7 @@ compared with the plan's: 5 % less are found among 12,000 draws. Sound noise fai
 tests with probability 1e-6 at most.
 
 A tensor of n parameters in one round is n draws. Their share of the sum of squares of all draws has
-a Beta distribution, whatever the deviation; docs/audit-epsilon.md says what it finds.
+a Beta distribution, whatever the deviation; docs/how-to/audit-epsilon.md says what it finds.
 
 Releases are rounded to float32, differently in the two runs, which adds to the norm of a difference
 of many parameters. So the signal is the part along the client's own direction, to which rounding

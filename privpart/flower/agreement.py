@@ -44,7 +44,7 @@ def flower() -> ModuleType:
     except ModuleNotFoundError:
         raise MissingExtraError(
             "Flower is not installed: pip install 'flwr>=1.42', in an environment of its own, "
-            "since it pins packages that others use. docs/flower.md shows how."
+            "since it pins packages that others use. docs/how-to/flower.md shows how."
         ) from None
     return cast("ModuleType", flwr.app)
 

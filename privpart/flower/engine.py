@@ -145,7 +145,8 @@ class FlowerEngine:
         minimum: answers without which a round is tried again: the plan's ``minimum_cohort``.
         enough: returns with how many answers a round ends: of those that arrive later none counts,
             and their clients have not taken part. None waits for everybody. Clients' values must
-            not decide when they answer, see docs/flower.md; the report says that nothing checks it.
+            not decide when they answer, see docs/how-to/flower.md; the report says
+            that nothing checks it.
         authenticated: whether the SuperLink authenticates nodes.
         timeout: seconds to wait for the answers of a round.
         percentile: of the seconds that answers of past rounds took, > 0 and <= 100: from the sixth

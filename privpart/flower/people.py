@@ -89,7 +89,7 @@ class People:
             raise ConfigError(
                 f"{folder}: {DATABASE} is missing beside its key, and with it who has answered. "
                 "Put it back. If it is lost, remove the key: the node is then another one, whose "
-                "clients the operator moves to it (docs/flower.md)."
+                "clients the operator moves to it (docs/how-to/flower.md)."
             )
         if is_new:
             store.write_durably(self._path, b"")

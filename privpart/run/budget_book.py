@@ -8,7 +8,7 @@ sampled run is charged its amplified cost, if a proof says that it composes.
 
 A run with noise from a seed, or without noise, has no bound: it is listed and not added. The total
 of its population is then "not-private", unless the people are a built-in task's, whose data are
-public. docs/budget-book.md has the reasons, and what the book cannot know.
+public. docs/how-to/budget.md has the reasons, and what the book cannot know.
 """
 
 import math

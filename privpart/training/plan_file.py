@@ -785,7 +785,7 @@ _APART = (
     ("model.name", "model.factory"),
     ("data.task", "data.clients"),
     ("data.measured_on", "data.metric"),
-    # Sampling draws the cohorts, and its proof covers nothing else (docs/sampling.md).
+    # Sampling draws the cohorts, and its proof covers nothing else (docs/concepts/sampling.md).
     ("data.clients_per_round", "privacy.sampling"),
     ("privacy.adaptive_clipping", "privacy.sampling"),
     ("schedule", "privacy.sampling"),

@@ -23,7 +23,7 @@ POISSON = dp.PoissonSampledDpEvent(0.05, dp.GaussianDpEvent(1.5))
 
 
 def plain(value):
-    """Return an event's named tuples as JSON has them; docs/sampling.md has these lines."""
+    """Return an event's named tuples as JSON has them, by docs/concepts/sampling.md."""
     if hasattr(value, "_asdict"):
         return {name: plain(v) for name, v in value._asdict().items()}
     return [plain(v) for v in value] if isinstance(value, list | tuple) else value

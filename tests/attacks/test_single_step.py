@@ -62,7 +62,7 @@ def test_what_float32_leaves_of_the_gradient_is_right(lenet, digits, local):
 @pytest.mark.slow
 def test_the_table_of_the_docs(lenet, digits):
     """In float32 a few dB depend on the processor."""
-    text = (Path(__file__).parents[2] / "docs" / "audits.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "audit-leakage.md").read_text()
     rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("| Adam")]
     assert len(rows) == 4
     for kind, rate, *columns, known in rows:

@@ -224,7 +224,11 @@ def test_what_cannot_be_audited_is_refused(client, digits):
 
 @pytest.mark.slow
 def test_the_table_of_the_docs(lenet, digits):
-    lines = (Path(__file__).parents[2] / "docs" / "audits.md").read_text().splitlines()
+    lines = (
+        (Path(__file__).parents[2] / "docs" / "how-to" / "audit-leakage.md")
+        .read_text()
+        .splitlines()
+    )
     rows = [line.split("|")[1:-1] for line in lines if line.startswith("| `")]
     named = {row[0].strip(" `"): row[-1] for row in rows}
     table = {kind: last for kind, last in named.items() if kind.partition(":")[0] in KINDS}

@@ -474,7 +474,7 @@ def test_the_page_of_a_budget_has_the_figures_of_its_json(privpart, tmp_path):
 
 
 def blocks(kind: str) -> list[str]:
-    text = (Path(__file__).parents[2] / "docs" / "reports.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "how-to" / "reports.md").read_text()
     return re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL)
 
 

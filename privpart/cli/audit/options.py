@@ -150,7 +150,7 @@ class LeakageOptions:
         Path | None,
         typer.Option(
             help="TOML file with what is rarely typed: local_steps, seed and others, as in "
-            "docs/audits.md."
+            "docs/how-to/audit-leakage.md."
         ),
     ] = None
 

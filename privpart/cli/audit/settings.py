@@ -14,7 +14,7 @@ _LOCAL = where("local_steps", 0, "sends a gradient")
 
 
 class Keys(BaseModel):
-    """What ``--settings`` may hold; docs/audits.md says of each key what it sets."""
+    """What ``--settings`` may hold; docs/how-to/audit-leakage.md says of each key what it sets."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 

@@ -593,7 +593,7 @@ def _rows(replays: Sequence[Replay], groups: Sequence[Any]) -> list[Check]:
                 f"correlations and cells of the noise{group}",
                 replay.draws,
                 level,
-                "a tensor in a round, see docs/audit-epsilon.md",
+                "a tensor in a round, see docs/how-to/audit-epsilon.md",
                 replay.faults,
             )
         )
