@@ -59,6 +59,7 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
         done: results so far, by a key of (adversary, view, batch, clip, noise), read and filled, so
             that an audit can resume. The caller sees to it that the other options are the same.
         progress: called with a line before each attack.
+        read: what was done to files of weights and updates when they were read, for the report.
     """
 
     model: nn.Module  # the attacker knows its present weights
@@ -80,6 +81,7 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
     seed: int = 0  # of the starting points and of the noise; the same for all views
     done: MutableMapping[str, dict[str, ResultT]] | None = None
     progress: Callable[[str], None] | None = None
+    read: Sequence[str] = ()
     _tried: dict[str, list[list[TrialT]]] = field(init=False, default_factory=dict)
 
     # What images and sentences differ in.
@@ -414,6 +416,7 @@ class Audit(Generic[SeenT, ResultT, TrialT]):
                 "noise_multiplier": z,
                 "noise_std": noise_std_of(self.clip, z),
                 **threat,
+                "read": list(self.read),
                 "attacks": list(self._attacks),
             },
             "bound": bound,

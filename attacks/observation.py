@@ -116,7 +116,7 @@ class Observation:
         unknown = [name for name in names if name not in self.update]
         if unknown:
             raise ConfigError(
-                f"names: {unknown[0]!r} is not in view. {_near(unknown[0], self.update)}"
+                f"names: {unknown[0]!r} is not in view. {near(unknown[0], self.update)}"
             )
         part = {name: value for name, value in self.update.items() if name in names}
         alone = self.local is None and self.clip is None and not self.transform.steps
@@ -324,8 +324,8 @@ def select(
         raise ConfigError("visible=[]: is an empty view; None shows every parameter.")
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            near = _near(pattern, names)
-            raise ConfigError(f"{option}={pattern!r}: matches no parameter. {near}")
+            hint = near(pattern, names)
+            raise ConfigError(f"{option}={pattern!r}: matches no parameter. {hint}")
     return tuple(name for name in names if any(fnmatchcase(name, p) for p in patterns))
 
 
@@ -360,7 +360,7 @@ def check_entries(where: str, sent: Mapping[str, Tensor], state: Mapping[str, Te
     for name, value in sent.items():
         entry = f"{where}[{name!r}]"
         if name not in state:
-            raise ConfigError(f"{entry}: is not a parameter of the model. {_near(name, state)}")
+            raise ConfigError(f"{entry}: is not a parameter of the model. {near(name, state)}")
         if value.shape != state[name].shape:
             raise ConfigError(
                 f"{entry}: shape {tuple(value.shape)}; must be {tuple(state[name].shape)}."
@@ -376,7 +376,8 @@ def check_entries(where: str, sent: Mapping[str, Tensor], state: Mapping[str, Te
         )
 
 
-def _near(name: str, names: Iterable[str]) -> str:
+def near(name: str, names: Iterable[str]) -> str:
+    """Return a sentence with the ``names`` like ``name``, or with all of them."""
     candidates = list(names)
-    near = difflib.get_close_matches(name, candidates, n=3, cutoff=0.5)
-    return f"Did you mean {', '.join(near)}?" if near else f"Names: {', '.join(candidates)}."
+    alike = difflib.get_close_matches(name, candidates, n=3, cutoff=0.5)
+    return f"Did you mean {', '.join(alike)}?" if alike else f"Names: {', '.join(candidates)}."

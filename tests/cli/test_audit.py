@@ -249,6 +249,43 @@ def test_images_of_a_file_that_are_not_attacked_are_public(tmp_path):
     assert torch.equal(audit.class_means, x[2:4].float())  # not one for each label below 50,000
 
 
+def test_files_of_other_libraries_are_read_and_said_and_refused_in_one_sentence(privpart, tmp_path):
+    """Weights of Keras, and an update of a compiled model in a checkpoint of torch."""
+    task, network = digits(), smooth_lenet(torch.Generator().manual_seed(5))
+    weights = network.state_dict().values()
+    keras = [v.permute(*range(2, v.ndim), 1, 0) if v.ndim > 1 else v for v in weights]
+    np.savez(tmp_path / "w.npz", *[value.numpy() for value in keras])
+    np.savez(tmp_path / "x.npz", x=task.test_x[:4].numpy(), y=task.test_y[:4].numpy())
+    sent = {
+        f"_orig_mod.{n}": v
+        for n, v in observe(network, task.test_x[:1], task.test_y[:1]).update.items()
+    }
+    torch.save({"epoch": 1, "update": sent}, tmp_path / "u.pt")
+    command = ["audit", "leakage", *QUICK, "--view", "full", "--format", "json"]
+    command += ["--data", str(tmp_path / "x.npz"), "--gradient", str(tmp_path / "u.pt")]
+    done = privpart(*command, "--weights", str(tmp_path / "w.npz"), "--out", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    said = " ".join(report["threat"]["read"])
+    for part in (
+        "in the order of the state_dict",
+        "layout of Keras",
+        "'update' in a",
+        "'_orig_mod",
+    ):
+        assert part in said
+        assert part in done.stderr
+    assert report["rows"][0]["verdict"] == "recovered"
+    torch.save({"conv1.bias": torch.ones(3)}, tmp_path / "u.pt")
+    np.savez(tmp_path / "w.npz", np.ones(3))
+    done = privpart(*command, "--weights", str(tmp_path / "w.npz"), "--out", str(tmp_path / "two"))
+    assert done.returncode == 2
+    assert "--weights" in done.stderr
+    assert "1 arrays without names" in done.stderr
+    assert "gradient" in done.stderr
+    assert "has shape (3,), not (8,)" in done.stderr
+
+
 def test_weights_before_and_after(privpart, tmp_path):
     task, network = digits(), smooth_lenet(torch.Generator().manual_seed(5))
     local = LocalSteps(learning_rate=0.1, steps=2)

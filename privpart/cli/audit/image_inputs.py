@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from accounting.checks import ConfigError
 from attacks import ImageAudit, networks, read_update, suite
 from attacks.update import Smoothed, ready
-from privpart.cli.audit.inputs import given_update, load_weights, own_model, shared_fields, wanted
+from privpart.cli.audit.inputs import from_files, own_model, shared_fields, wanted
 from privpart.cli.audit.options import LeakageOptions
 from privpart.data.tasks import digits, fashion_mnist
 from privpart.models import resnet8
@@ -50,8 +50,7 @@ def image_audit(options: LeakageOptions) -> ImageAudit:
         public, labels = x[count:], y[count:]
     classes = int(torch.cat([y, labels]).max()) + 1
     model = _model(options.model, x, max(classes, 10), options.keys.seed)
-    load_weights(model, options.weights)
-    update = given_update(model, options)
+    update, read = from_files(model, options)
     _check_fit(options.model, model, x[:2], classes)
     if options.keys.send_buffers and not any(True for _ in model.buffers()):
         raise ConfigError(f"model={options.model!r}: has no buffers; leave out send_buffers.")
@@ -63,6 +62,7 @@ def image_audit(options: LeakageOptions) -> ImageAudit:
         x=x[:count],
         y=y[:count],
         update=update,
+        read=read,
         views=options.views,
         dataset_mean=public.mean(0) if len(public) else None,
         class_means=_class_means(public, labels, y[:count]),
@@ -78,8 +78,10 @@ def _images(data: str, folder: Path | None) -> tuple[tuple[Tensor, Tensor], tupl
     if data in ("digits", "fashion-mnist"):
         task = digits() if data == "digits" else fashion_mnist(folder)
         return (task.test_x, task.test_y), (task.train_x, task.train_y)
-    if not data.endswith(".safetensors"):
-        raise ConfigError(f"data={data!r}: must be digits, fashion-mnist or a .safetensors file.")
+    if not data.endswith((".safetensors", ".npz", ".pt")):
+        raise ConfigError(
+            f"data={data!r}: must be digits, fashion-mnist, or a .safetensors, .npz or .pt file."
+        )
     tensors = read_update(Path(data))
     x, y = tensors.get("x", torch.empty(0)), tensors.get("y", torch.empty(0))
     shaped = x.ndim == 4 and y.shape == x.shape[:1] and min(x.shape) > 0

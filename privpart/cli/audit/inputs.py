@@ -89,35 +89,57 @@ def own_model(name: str, builtin: Collection[str] = ()) -> nn.Module:
     return network
 
 
-def given_update(model: nn.Module, options: LeakageOptions) -> dict[str, Tensor] | None:
-    """Return the given update, with the buffers that were sent; load the weights before, if any."""
-    if options.gradient is None:
-        return None
-    update = for_model(model, read_update(options.gradient))
-    if options.keys.before is None:
-        return update
-    start = for_model(model, read_update(options.keys.before))
-    # A file may hold the trained part alone: the rest stays as it is.
-    _load(model, f"before={options.keys.before}", model.state_dict() | start)
-    return change_of_weights(update, start)
+def from_files(
+    model: nn.Module, options: LeakageOptions
+) -> tuple[dict[str, Tensor] | None, tuple[str, ...]]:
+    """Load weights into the model; return the given update, and what was done to the files.
 
-
-def load_weights(model: nn.Module, path: Path | None) -> None:
-    """Load the weights in a file, if one is named.
+    The update has the buffers that were sent.
 
     Raises:
-        ConfigError: they are not finite, or do not fit the model.
+        ConfigError: what is wrong with each file, in one message.
     """
-    if path is not None:
-        _load(model, f"weights={path}", for_model(model, read_update(path)))
+    files = {
+        "weights": options.weights,
+        "before": options.keys.before,
+        "gradient": options.gradient,
+    }
+    read, notes, faults = dict[str, dict[str, Tensor]](), list[str](), list[str]()
+    for option, path in files.items():
+        if path is None:
+            continue
+        told: list[str] = []
+        try:
+            read[option] = for_model(model, read_update(path, told.append), told.append)
+            if option != "gradient":
+                _load(model, read[option], partly=option == "before")
+        except ConfigError as error:
+            faults.append(f"{option}={path}: {str(error).removeprefix(f'{path}: ')}")
+        notes += [f"Of {option}, {note}." for note in told]
+    if faults:
+        raise ConfigError(" ".join(faults))
+    for note in notes:
+        typer.echo(f"privpart: {note}", err=True)
+    update = read.get("gradient")
+    if update is not None and "before" in read:
+        update = change_of_weights(update, read["before"])
+    return update, tuple(notes)
 
 
-def _load(model: nn.Module, typed: str, state: Mapping[str, Tensor]) -> None:
+def _load(model: nn.Module, state: Mapping[str, Tensor], *, partly: bool) -> None:
+    """Load all weights, or ``partly`` those that there are; the others stay as they are."""
     for name, value in state.items():
         if not bool(value.isfinite().all()):
-            raise ConfigError(f"{typed}: {name!r} has values that are not finite.")
+            raise ConfigError(f"{name!r} has values that are not finite.")
+    whole = model.state_dict()
+    shared = {whole[name].data_ptr() for name in state}  # a file may name a tied weight once
+    kept = {
+        name: value
+        for name, value in whole.items()
+        if partly or value.data_ptr() in shared or name.endswith("num_batches_tracked")
+    }
     try:
-        model.load_state_dict(state)
+        model.load_state_dict({**kept, **state})
     except RuntimeError as error:
         text = " ".join(str(error).split()).rstrip(".")
-        raise ConfigError(f"{typed}: do not fit the model: {text}.") from None
+        raise ConfigError(f"the tensors do not fit the model: {text}.") from None

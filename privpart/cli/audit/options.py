@@ -69,7 +69,9 @@ class LeakageOptions:
     ] = None
     data: Annotated[
         str | None,
-        typer.Option(help="digits, fashion-mnist, or a .safetensors file with x and y."),
+        typer.Option(
+            help="digits, fashion-mnist, or a .safetensors, .npz or .pt file with x and y."
+        ),
         OF_IMAGES,
     ] = None
     plan: Annotated[
@@ -79,8 +81,8 @@ class LeakageOptions:
     tokens: Annotated[
         Path | None,
         typer.Option(
-            help="A .safetensors file with tokens (N, T), and perhaps labels (N,) and public (M, "
-            "T); with --model or --plan."
+            help="A .safetensors, .npz or .pt file with tokens (N, T), and perhaps labels (N,) and "
+            "public (M, T); with --model or --plan."
         ),
     ] = None
     view: Annotated[
@@ -97,13 +99,14 @@ class LeakageOptions:
     ] = 10
     batch: Annotated[int, typer.Option(help="Images or sentences per client.")] = 1
     weights: Annotated[
-        Path | None, typer.Option(help="The weights: .safetensors or .npz; by default untrained.")
+        Path | None,
+        typer.Option(help="The weights: .safetensors, .npz or .pt; by default untrained."),
     ] = None
     gradient: Annotated[
         Path | None,
         typer.Option(
-            help="An update of your own, of the first --batch images: .safetensors, .npz, or a "
-            "folder of peft."
+            help="An update of your own, of the first --batch images: .safetensors, .npz, .pt, or "
+            "a folder of peft."
         ),
     ] = None
     transform: Annotated[

@@ -267,7 +267,8 @@ def _notes(report: AnyReport, examples: str) -> list[str]:
     done = ", ".join([*threat["transform"], clip]) + noise
     notes = [
         f"The attacker sees the {sent} of {threat['batch']} {examples} in {threat['mode']} mode, "
-        f"{done}, and knows every weight; labels are {threat['labels']}."
+        f"{done}, and knows every weight; labels are {threat['labels']}.",
+        *threat["read"],
     ]
     if threat["transform"] and threat["transform"][-1].startswith("sum:"):
         notes.append(

@@ -13,7 +13,7 @@ from accounting.checks import ConfigError, text_of
 from attacks import TextAudit, read_update
 from attacks.text.observation import vocabulary, without_padding
 from attacks.text_audit import text_suite
-from privpart.cli.audit.inputs import given_update, load_weights, own_model, shared_fields, wanted
+from privpart.cli.audit.inputs import from_files, own_model, shared_fields, wanted
 from privpart.cli.audit.options import LeakageOptions
 from privpart.cli.trainings import tell_of_code
 from privpart.data.batches import Batch
@@ -56,14 +56,15 @@ def text_audit(options: LeakageOptions) -> tuple[TextAudit, tuple[str, ...]]:
         else:
             assert options.model is not None  # noqa: S101  refused by the options
             model = own_model(options.model)
-        load_weights(model, options.weights)
-        update = given_update(model, options)
+        update, read = from_files(model, options)
         if run is None or options.tokens is not None:
             sentences, words = _of_file(options)
         else:
             sentences, words = run.sentences(options)
     views = options.views or views
-    return TextAudit(model=model, update=update, views=views, **sentences, **fields), words
+    return TextAudit(
+        model=model, update=update, read=read, views=views, **sentences, **fields
+    ), words
 
 
 class _Planned:
