@@ -1,4 +1,4 @@
-"""The study behind a frozen body: its network, how its files are made, and its arms."""
+"""The studies of pretrained bodies: their networks, how files are made, and their arms."""
 
 import runpy
 import shutil
@@ -16,6 +16,9 @@ from privpart.training.training import training
 IMAGES = Path(__file__).parent.parent / "examples" / "pretrained_images"
 TRAINED = {f"{body}-{part}": parameters for body in ("pretrained", "random")
            for part, parameters in (("head", 3_210), ("tail", 106_250))}  # fmt: skip
+PARTS = ("users", "public", "test")
+BODY = {"full": 76_037, "head": 485, "last-block": 19_493, "biases": 1_541, "adapters": 5_405,
+        "lora-1": 1_637, "lora-4": 5_093, "lora-16": 18_917}  # fmt: skip
 
 
 @pytest.fixture
@@ -88,3 +91,33 @@ def test_arms_train_what_they_say_from_their_own_weights(folder):
         server, _ = setup.run(setup.promise(), SeededSource(0))
         assert torch.isfinite(server.parameters).all()
         assert (server.parameters != setup.first).float().mean() > 0.99
+
+
+def test_arms_of_a_body_that_trains_change_nothing_before_they_train(
+    tmp_path, fresh_code, monkeypatch
+):
+    """LoRA and adapters leave the pretrained network as it is; each arm has its own part."""
+    folder = Path(shutil.copytree(IMAGES.parent / "pretrained_body", tmp_path / "body"))
+    monkeypatch.syspath_prepend(folder)
+    rng = np.random.default_rng(0)
+    np.savez(
+        folder / "images.npz",
+        **{f"{part}_x": rng.integers(0, 256, (100, 196), np.uint8) for part in PARTS},
+        **{f"{part}_y": rng.integers(0, 5, 100) for part in PARTS},
+    )
+    whole = runpy.run_path(str(folder / "network.py"))["Residual"]()
+    kept = {n: w for n, w in whole.state_dict().items() if not n.startswith("head.")}
+    save_file(kept, folder / "pretrained.safetensors")
+    plan = (folder / "plan.toml").read_text().replace("rounds = 40", "rounds = 1")
+    (folder / "plan.toml").write_text(plan)
+    study = read_study(folder / "study.toml")
+    x, features = torch.rand(4, 196, generator=torch.Generator().manual_seed(0)), {}
+    for group in study.groups:
+        if group.level != "8":
+            continue
+        setup = training(study.final_cells(group, study.points[0])[0].plan, report=lambda _: None)
+        assert setup.model.dim == BODY[group.arm]
+        setup.model.module.head = torch.nn.Identity()
+        features[group.arm] = setup.model.module(x)
+    assert features.keys() == BODY.keys()
+    assert all(torch.allclose(own, features["full"], atol=1e-6) for own in features.values())

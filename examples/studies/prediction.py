@@ -3,10 +3,10 @@
 Run: ``python examples/studies/prediction.py STUDY.toml --out DIR [--jobs N]``; writes
 DIR/predicted.csv. Each training is kept in DIR as soon as it ends, and is not repeated.
 
-It trains every arm without noise, with each of the study's first trials, and measures on held-out
-users only. docs/study.md derives the two predictions from theta_0, theta_T, the clip norm C, the
-cohort N, the learning rate a and momentum m of the server, and the variance e^2 of the mechanism's
-last prefix sum:
+It trains every arm without noise, with each of the study's first trials (``--trials N``: with N of
+them), and measures on held-out users only. docs/study.md derives the two predictions from theta_0,
+theta_T, the clip norm C, the cohort N, the learning rate a and momentum m of the server, and the
+variance e^2 of the mechanism's last prefix sum:
 
 - injected: the best accuracy, over trials and learning rates f a, of
   theta_0 + f (theta_T - theta_0) with Gaussian noise of f a C z e / ((1 - m) N) on every trained
@@ -23,6 +23,7 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 import frame
 
 import csv
+import inspect
 import json
 import math
 from collections.abc import Sequence
@@ -72,7 +73,8 @@ def noisy(study: Study, arm: str) -> dict[tuple[str, str], tuple[float, float]]:
 
 def measured(setup: Training, flat: Tensor) -> tuple[float, float]:
     """Return accuracy and loss on held-out examples."""
-    x, y = (tensor[:EXAMPLES] for tensor in setup.test)
+    own = inspect.unwrap(setup.metric)  # an Accuracy, also where the plan names it
+    x, y = own.x[:EXAMPLES], own.y[:EXAMPLES]
     setup.model.load(flat)
     with torch.no_grad():
         loss = mean(
@@ -222,13 +224,14 @@ def main() -> None:
         study={"positional": True},
         out={"type": Path, "required": True},
         jobs=1,
+        trials=0,
         measured={"type": Path, "help": "the study's frontier.csv, shown beside it"},
     )
     study = read_study(given.study)
     given.out.mkdir(parents=True, exist_ok=True)
     todo = [
         partial(keep, given.out, study, group.arm, number, given.study)
-        for number in range(1 if given.quick else len(study.points))
+        for number in range(1 if given.quick else given.trials or len(study.points))
         for group in silent_groups(study)[: 1 if given.quick else None]
         if not _file(given.out, study, group.arm, number).exists()
     ]
