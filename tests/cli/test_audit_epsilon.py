@@ -69,10 +69,16 @@ def plan(mechanism=RESTARTED, participation=LIMITS, z=2.0, **more) -> PrivacyPla
     )
 
 
+PRETENDED = "import secrets; print(secrets.token_hex(32))"
+
+
 @pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    """Fewer clients, runs and keys than an audit has by default."""
-    for name, value in {"_WORK": 1e8, "_DRAWS": 10**5, "_KEYS": 1000}.items():
+def quick(monkeypatch, request):
+    """Fewer clients, runs and keys than an audit has by default; fresh keys without torch."""
+    changes = {"_WORK": 1e8, "_DRAWS": 10**5, "_KEYS": 1000, "_FRESH": PRETENDED}
+    if request.function is test_a_replica_touches_nothing_and_says_what_it_replaced:
+        del changes["_FRESH"]
+    for name, value in changes.items():
         monkeypatch.setattr(whole_path, name, value)
     monkeypatch.setattr(engine_path, "_MOST", 64)
     monkeypatch.setattr(os, "fsync", lambda _: None)
@@ -97,7 +103,7 @@ def scored(promised, *, dim=4800, count=600, server=Server, seed=3, runs=1, **op
     return judged({}, promised.guarantee(), delta=1e-5, confidence=0.95, scored=found)
 
 
-QUICK_FAULTS = ("doubled clip", "noise reused", "missing restart", "noise on selected rows only")
+QUICK_FAULTS = ("noise reused", "missing restart", "noise on selected rows only")
 
 
 def nightly(names, fast):
@@ -143,9 +149,7 @@ TENSORS = [("conv.weight", 6990), ("conv.bias", 10), ("dense.weight", 4990), ("d
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ({"factor": 0.7}, "clip norms; the plan says 2."),
         ({"factor": 0.95}, "clip norms; the plan says 2."),
-        ({"factor": 0, "rounds": [2], "part": slice(4990, 5000)}, "noise of dense.bias in round 2"),
         ({"factor": 0, "rounds": [7], "part": slice(6990, 7000)}, "noise of conv.bias in round 7"),
         (
             {"factor": 0.5, "part": slice(6990, 7000)},
