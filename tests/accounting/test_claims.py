@@ -82,7 +82,7 @@ def test_epsilon_of_two_composed_runs_is_the_brute_forces_in_both_directions() -
     for epsilon in (0.2, 0.8, 1.6):
         truth = deltas(encoder, rows(POISSON.probability), 1.0, [epsilon], POINTS).max()
         report = claimed(POISSON, delta=float(truth), earlier=ComposedGuarantee((Guarantee(0.7),)))
-        assert epsilon <= report.epsilon * (1 + 1e-6) < epsilon * 1.01
+        assert epsilon <= report.epsilon * (1 + 2e-5) < epsilon * 1.01  # the grid's own error
         assert report.epsilon < report.guarantee.epsilon(report.delta)
 
 
@@ -104,7 +104,7 @@ def test_a_run_and_those_before_it_are_dp_accountings_composition() -> None:
 @pytest.mark.parametrize(
     "run",
     [
-        SampledGuarantee(1.0, 0.01, 100),
+        pytest.param(SampledGuarantee(1.0, 0.01, 100), marks=pytest.mark.slow),
         TruncatedGuarantee(1.0, probability=0.01, population=1000, most=40, steps=100),
         AllocatedGuarantee(1.0, BallsInBins(20, 20)),
     ],

@@ -42,7 +42,7 @@ def theirs(event, delta):
     [
         GAUSSIAN,
         dp.SelfComposedDpEvent(GAUSSIAN, 9),
-        dp.SelfComposedDpEvent(POISSON, 200),
+        pytest.param(dp.SelfComposedDpEvent(POISSON, 200), marks=pytest.mark.slow),
         dp.ComposedDpEvent(
             [
                 dp.SelfComposedDpEvent(POISSON, 50),
@@ -94,7 +94,7 @@ def test_a_run_of_which_the_last_bits_are_lost_has_a_profile():
     assert run.epsilon(1e-5) <= ours * (1 + 1e-6) <= run.epsilon(1e-5) * 1.001
 
 
-@pytest.mark.parametrize("steps", [1000, 100_000, 10**6])
+@pytest.mark.parametrize("steps", [1000, 100_000, pytest.param(10**6, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("delta", [1e-8, 2e-10, 2e-11])
 def test_many_steps_never_cost_less_than_the_exact_gaussian(steps, delta):
     """Sampled with probability 1 they are one Gaussian of mu 1; transforms lost up to 5 % here."""

@@ -10,6 +10,8 @@ from scipy.stats import norm
 from accounting import AllocatedGuarantee, BallsInBins, ConfigError, Guarantee, random_allocation
 from accounting.random_allocation import Allocation
 
+SLOW = pytest.mark.slow
+
 
 def _deltas(mu, bins, epsilon, far=None):
     allocation, at = Allocation(mu, bins, far), np.array([epsilon])
@@ -40,7 +42,7 @@ def test_two_bins_are_never_below_the_truth_and_close_to_it(mu, factor):
 
 
 @pytest.mark.parametrize(
-    ("bins", "cells"), [(3, 12), (5, 7), pytest.param(12, 3, marks=pytest.mark.slow)]
+    ("bins", "cells"), [(3, 12), *(pytest.param(*c, marks=SLOW) for c in ((5, 7), (12, 3)))]
 )
 @pytest.mark.parametrize("mu", [0.05, 0.7, 1.5])
 def test_no_value_is_below_a_bound_that_was_enumerated(bins, cells, mu):
@@ -113,7 +115,10 @@ def test_published_values_are_reached():
         assert AllocatedGuarantee(z, BallsInBins(100, rounds)).epsilon(1e-5) <= most
 
 
-@pytest.mark.parametrize(("z", "bins"), [(0.1, 8), (0.02, 100), (1e-3, 2), (300.0, 50)])
+@pytest.mark.parametrize(
+    ("z", "bins"),
+    [pytest.param(0.1, 8, marks=pytest.mark.slow), (0.02, 100), (1e-3, 2), (300.0, 50)],
+)
 def test_every_noise_has_an_answer_that_is_no_worse_than_without_bins(z, bins):
     run = AllocatedGuarantee(z, BallsInBins(bins, bins))
     assert 0 <= run.epsilon(1e-5) <= Guarantee(run.mu).epsilon(1e-5)

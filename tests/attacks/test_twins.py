@@ -327,7 +327,15 @@ NOT_ATTACKS = {
     "explain": "says whether given data explain an update",
     "paired": "compares two runs of a server that the auditor starts; see test_replay",
 }
-CASES = [pytest.param(*key, id=": ".join(key)) for key in sorted(TWINS)]
+LONG = {"shuffled local batches", "signs"} | {
+    ("cosine_tv", "everything"),
+    ("dlg + tv", "everything"),
+}
+"""Cases of more than half a second on a network that faster ones try, too."""
+CASES = [
+    pytest.param(*key, id=": ".join(key), marks=[pytest.mark.slow] * bool({key, key[1]} & LONG))
+    for key in sorted(TWINS)
+]
 NOTHING = {FAILED, "ambiguous"}
 
 

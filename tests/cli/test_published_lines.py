@@ -17,7 +17,7 @@ BESIDE = re.findall(
 """Figures of others beside our own."""
 LONG = re.compile(
     "calibrate .+ poisson|truncated|without-replacement|b-min-sep|redraw|10*00 .+ balls-in-bins|"
-    "bins:bins=100"
+    "bins:bins=100|rounds 10000 |mechanisms --rounds (1600 --max-participations 5|2000)"
 )
 COMMANDS = [*ROWS, *((here, field, command) for *_, field, here, command, _ in BESIDE)]
 

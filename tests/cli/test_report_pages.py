@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from statistics import NormalDist
 from typing import get_args
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -246,12 +247,16 @@ def test_odds_are_bounded_by_the_privacy_loss_itself():
             assert 1 / float(often.replace(",", "")) >= told
 
 
-def test_a_pdf_is_tagged_has_the_decision_on_sheet_one_and_no_address(stated, tmp_path):
+def test_a_pdf_is_tagged_has_the_decision_on_sheet_one_and_no_address_or_time(
+    stated, tmp_path, monkeypatch
+):
     weasyprint = pytest.importorskip("weasyprint", exc_type=(ImportError, OSError))
     made = run_page(vouched(run_report(stated[0]), "choices", "Jane Doe"))
     made = replace(made, annex=made.annex[-2:])  # no figure, which take seconds
-    for name in ("one.pdf", "two.PDF"):
-        made.write(tmp_path / name)
+    made.write(tmp_path / "one.pdf")
+    monkeypatch.setattr("fontTools.misc.timeTools.time", Mock(time=lambda: 2e9))
+    made.write(tmp_path / "two.PDF")
+    assert "SOURCE_DATE_EPOCH" not in os.environ
     pdf = (tmp_path / "one.pdf").read_bytes()
     assert pdf == (tmp_path / "two.PDF").read_bytes()
     streams = re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.DOTALL)

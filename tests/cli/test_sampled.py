@@ -159,7 +159,8 @@ def test_a_plan_that_samples_is_accounted_for_or_refused_in_a_sentence(privpart,
     text = Path("examples/digits.toml").read_text()
     for old, new in (
         ("minimum_cohort = 10\n", ""),
-        ('"blt" }', '"toeplitz" }\n[privacy.sampling]\nname = "balls-in-bins"\nbins = 24'),
+        ("rounds = 72", "rounds = 24"),
+        ('"blt" }', '"toeplitz" }\n[privacy.sampling]\nname = "balls-in-bins"\nbins = 12'),
         ("clients_per_round = 19\n", ""),
     ):  # fmt: skip
         assert old in text
@@ -167,7 +168,7 @@ def test_a_plan_that_samples_is_accounted_for_or_refused_in_a_sentence(privpart,
     plan = tmp_path / "sampled.toml"
     plan.write_text(text)
     shown = " ".join(privpart("epsilon", "--plan", plan).stdout.split())
-    for words in ("add-or-remove adjacency", "not hidden epsilon", "into one of 24 bins"):
+    for words in ("add-or-remove adjacency", "not hidden epsilon", "into one of 12 bins"):
         assert words in shown
     for refused, said in (
         (["epsilon", "--plan", plan, "--method", "rdp"], "leave out --method"),

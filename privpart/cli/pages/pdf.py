@@ -5,6 +5,7 @@ machine that wrote it. The same page gives the same bytes where the same fonts a
 """
 
 import logging
+import os
 
 from accounting.checks import MissingExtraError
 
@@ -28,5 +29,11 @@ def pdf_of(html: str) -> bytes:
         ) from None
     logging.getLogger("fontTools").setLevel(logging.ERROR)  # it lists each table that it drops
     fetcher = URLFetcher(allowed_protocols=["data"])
-    document: bytes = HTML(string=html, url_fetcher=fetcher).write_pdf(pdf_variant="pdf/ua-1")
-    return document
+    timed = os.environ.get("SOURCE_DATE_EPOCH")
+    try:  # else each font in the file names the second in which it was cut to its letters
+        os.environ["SOURCE_DATE_EPOCH"] = timed or "0"
+        document: bytes = HTML(string=html, url_fetcher=fetcher).write_pdf(pdf_variant="pdf/ua-1")
+        return document
+    finally:
+        if timed is None:
+            del os.environ["SOURCE_DATE_EPOCH"]
