@@ -8,7 +8,8 @@ Whatever comes from the other side is of anybody.
 import io
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from types import ModuleType
 from typing import Any, cast
 
@@ -68,9 +69,20 @@ def id_of(name: object) -> ClientId | None:
     return client if is_client_id(client) and id_text(client) == name else None
 
 
-def plain_text(text: object) -> str:
-    """Return text from anybody on one line of plain characters."""
-    return ascii(str(text)[:_SHOWN])[1:-1]
+def plain_text(value: object) -> str:
+    """Return text or a number from anybody on one line of plain characters, not too long.
+
+    Of anything else the type is named: the text of a long list takes several times its memory.
+    """
+    text = value if isinstance(value, str) else type(value).__name__
+    if isinstance(value, int | float | Exception | None):
+        text = str(value)
+    return ascii(text[:_SHOWN])[1:-1]
+
+
+def names_text(records: Iterable[str]) -> str:
+    """Return the first names of the records in a message of anybody's."""
+    return plain_text(", ".join(name[:_SHOWN] for name in islice(records, _SHOWN)))
 
 
 def agreement(

@@ -27,6 +27,7 @@ from privpart.flower.agreement import (
     flower,
     id_of,
     id_text,
+    names_text,
     plain_text,
     round_fields,
     to_stderr,
@@ -35,6 +36,7 @@ from privpart.flower.downlink import Downlink, Groups
 from privpart.flower.mail import (
     Asked,
     LacksError,
+    Late,
     Look,
     NoAnswerError,
     RefusedReplyError,
@@ -46,11 +48,13 @@ from privpart.messages import ClientId, ClientUpdate, Reason, RefusedAnswer, Rou
 from privpart.model import PartialModel
 from privpart.run.members import NODE_KEYS, STATEMENT, histories, unsealed
 from privpart.run.report import AUTHENTICATED, DEADLINE, FIRST_ANSWERS, UNAUTHENTICATED
-from privpart.run.store import HANDLED
+from privpart.run.store import HANDLED, StorageError
 
 _MESSAGE_BYTES = 2**28
 _PAST_ROUNDS, _PAST_ANSWERS = 5, 10_000
 """Rounds from which a percentile of answers says something, and the answers that it is of."""
+_STATEMENT, _REASON, _NUMBER = 2048, 2048, 16
+"""Characters of what a node signs, of why a client declines, and of a round, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,7 @@ class FlowerEngine:
         model: the model that is trained, to say what both sides must agree on.
         owners: which node answers for each client of the population.
         keys: public key of each node that keeps a ledger, in hex: it signs each answer.
+        most_answers: of one client: the plan's ``max_participations``. No node signs more.
         planted: those of them that are canaries, whom the auditor puts into cohorts.
         minimum: answers without which a round is tried again: the plan's ``minimum_cohort``.
         enough: returns with how many answers a round ends: of those that arrive later none counts,
@@ -176,6 +181,7 @@ class FlowerEngine:
         owners: Mapping[ClientId, int],
         *,
         keys: Mapping[int, str] = MappingProxyType({}),
+        most_answers: int = 1,
         planted: Collection[ClientId] = (),
         minimum: int,
         authenticated: bool,
@@ -190,6 +196,7 @@ class FlowerEngine:
         self.model = model
         self.owners = dict(owners)
         self.keys = dict(keys)
+        self.most_answers = most_answers
         self.run_id = ""
         self.sign: Callable[[int, Mapping[str, str]], None] = lambda *_: None
         self.moves: dict[int, list[Mapping[str, str]]] = {}
@@ -205,6 +212,7 @@ class FlowerEngine:
         self.clients = RemoteClients(sorted(self.owners.keys() - set(planted), key=id_order))
         self._report = report or to_stderr
         self._down = Downlink(model)
+        self.late = Late()
 
     def __enter__(self) -> "FlowerEngine":
         return self
@@ -246,6 +254,7 @@ class FlowerEngine:
     def _answers(self, task: RoundTask, start: Tensor) -> Iterator[ClientUpdate | RefusedAnswer]:
         agreed = agreement(self.model, task.plan, task.active)
         self._down.begin(task, start)
+        self.late.take(self.grid)
         enough = len(task.clients) if self.enough is None else self.enough(task.round)
         this = _Round(task, agreed, self._down, max(enough, self.minimum), self.run_id)
         for attempt in range(self.attempts):
@@ -260,6 +269,7 @@ class FlowerEngine:
                 break
         self._seconds.extend(this.seconds)
         self._rounds += 1
+        self.late.keep(this.asked, this.looks)
         self._tell_missing(this)
 
     def _patience(self) -> float:
@@ -317,6 +327,9 @@ class FlowerEngine:
                     yield from self._updates(content, sender, this)
                     this.seconds.append(time.monotonic() - sender.since)
                     self._down.answered(sender.node)
+                except StorageError:
+                    # of this side's disk
+                    raise
                 except Exception as error:
                     # whatever the objects of a reply raise
                     why = readable(error)
@@ -371,27 +384,17 @@ class FlowerEngine:
         if (key := self.keys.get(to.node)) is None:
             return set()
         try:
-            said = content["statement"]
-            reasons = parsed_json(said["declined"])
-            declined = {client for client in to.clients if id_text(client) in reasons}
-            entry = {name: said[name] for name in ("text", "signature")}
-            values = unsealed(entry, key, STATEMENT)
-            counted = histories(values, plan=this.task.plan, run=this.run)
-            if values["round"] != this.task.round or set(counted) != set(to.clients) - declined:
-                raise ValueError("it is of another round, or of other clients")
-            if any(this.task.round not in rounds for rounds in counted.values()):
-                raise ValueError("it does not count this round")
+            entry, reasons = _statement(content["statement"], to, this, key, self.most_answers)
         except HANDLED as error:
             why = f"keeps a ledger, and what it signed cannot be used: {plain_text(error)}"
             raise RefusedReplyError("malformed", why) from None
         self.sign(to.node, entry)
-        for client in sorted(declined, key=id_order):
-            why = plain_text(reasons[id_text(client)])
+        for client, why in reasons.items():
             self._report(
                 f"node {to.node}, round {this.task.round}: client {client!r} declines: {why}."
             )
-        this.waiting.difference_update(declined)
-        return declined
+        this.waiting.difference_update(reasons)
+        return {*reasons}
 
     def _tell_missing(self, this: "_Round") -> None:
         task = this.task
@@ -419,7 +422,7 @@ def _arrays(content: Any, this: _Round) -> Mapping[str, Any]:  # noqa: ANN401  o
     if isinstance(content, Exception):
         raise content
     if set(content) - {"statement"} != {"updates", "task"}:
-        why = f"sent the records {plain_text(sorted(content))}, must be task and updates"
+        why = f"sent the records {names_text(content)}; must be task and updates"
         raise RefusedReplyError("malformed", why)
     arrays, fields = content["updates"], content["task"]
     if type(arrays) is not flower().ArrayRecord or type(fields) is not flower().ConfigRecord:
@@ -430,5 +433,36 @@ def _arrays(content: Any, this: _Round) -> Mapping[str, Any]:  # noqa: ANN401  o
         why = f"answered round {plain_text(fields.get('round'))}"
         raise RefusedReplyError("another round", why)
     if set(fields) != {*this.agreed, "round"}:
-        raise RefusedReplyError("malformed", f"sent the fields {plain_text(sorted(fields))}")
+        raise RefusedReplyError("malformed", f"sent the fields {names_text(fields)}")
     return cast("Mapping[str, Any]", arrays)
+
+
+def _statement(
+    said: Any,  # noqa: ANN401  of anybody
+    to: Asked,
+    this: _Round,
+    key: str,
+    most: int,
+) -> tuple[dict[str, str], dict[ClientId, str]]:
+    """Return what a node signed of its answer, and why each client that declines does.
+
+    Raises what reading it does: the node has not signed that the others answered.
+    """
+    names = {id_text(client): client for client in to.clients}
+    longest = _STATEMENT + sum(2 * len(name) + _REASON + most * _NUMBER for name in names)
+    texts = {name: said[name] for name in ("text", "signature", "declined")}
+    if any(len(text) > longest for text in texts.values()):
+        raise ValueError(f"it is longer than {longest} characters")
+    reasons = parsed_json(texts.pop("declined"))
+    if type(reasons) is not dict or not reasons.keys() <= names.keys():
+        raise ValueError("it names others as those that decline")
+    declined = {names[name]: plain_text(why) for name, why in sorted(reasons.items())}
+    values = unsealed(texts, key, STATEMENT)
+    counted = histories(values, plan=this.task.plan, run=this.run)
+    if values["round"] != this.task.round or set(counted) != set(to.clients) - declined.keys():
+        raise ValueError("it is of another round, or of other clients")
+    if any(this.task.round not in rounds for rounds in counted.values()):
+        raise ValueError("it does not count this round")
+    if max(map(len, counted.values()), default=0) > most:
+        raise ValueError(f"it counts more rounds than the {most} of the plan")
+    return texts, declined

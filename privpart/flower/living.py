@@ -6,7 +6,8 @@ change, from which a run that is resumed takes it again.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast, overload
 
@@ -17,7 +18,7 @@ from privpart.flower.mail import Asked, Look, NoAnswerError, listed, pushed, rea
 from privpart.messages import ClientId
 from privpart.run.folder import RunFolder
 from privpart.run.members import MOVE, MOVES, OPERATOR, histories, unsealed
-from privpart.run.store import HANDLED, read_small
+from privpart.run.store import HANDLED, one_line, read_small
 from privpart.training.training import Training
 
 _LONGEST_FILE = 2**26
@@ -63,6 +64,27 @@ class Turns(Sequence[Sequence[ClientId]]):
         return [client for client in cohort if client not in self.on_the_way]
 
 
+@dataclass(slots=True)
+class _Move:
+    """What the operator signed in a line of the file, and has not happened yet.
+
+    Attributes:
+        line: its number.
+        node: who has the clients now.
+        rounds: in which each client took part.
+        entry: the text and its signature.
+        is_asked: whether the node was asked once more which clients it has.
+        is_told: whether the log of the run says that it waits.
+    """
+
+    line: int
+    node: int
+    rounds: Mapping[ClientId, Sequence[int]]
+    entry: Mapping[str, str]
+    is_asked: bool = False
+    is_told: bool = False
+
+
 class Living:
     """What changes in the population of a run while it trains.
 
@@ -88,6 +110,7 @@ class Living:
         self.cohorts = Turns(setup.cohorts)
         self._engine, self._run, self._report = engine, run, report
         self._path, self._read = moves, 0
+        self._waiting: list[_Move] = []
         self._named = setup.plan.data.population is not None
         self._offers: dict[int, tuple[str, set[ClientId]]] = {}
         self._asked, self._looks = dict[str, Asked](), dict[str, Look]()
@@ -98,17 +121,24 @@ class Living:
 
     def look(self, _: object = None) -> None:
         """Ask nodes that joined which clients they have; take what came of it, and moves."""
-        flwr, engine = flower(), self._engine
-        question = flwr.RecordDict({"task": flwr.ConfigRecord(dict(self._agreed))})
-        for node in sorted({*engine.grid.get_node_ids()} - self._met):
-            if name := pushed(engine.grid, "query", question, node, engine.timeout):
-                self._asked[name] = Asked(node)
-                self._met.add(node)
-        for sender, content in received(engine.grid, self._asked, self._looks):
+        for node in sorted({*self._engine.grid.get_node_ids()} - self._met):
+            self._ask(node)
+        for sender, content in received(self._engine.grid, self._asked, self._looks):
             if sender is not None:
                 self._hear(sender.node, content)
         if self._path is not None and Path(self._path).exists():
-            self._moves(Path(self._path))
+            self._take_lines(Path(self._path))
+        taken = self._run.rounds_by_client() if self._waiting else {}
+        for move in [*self._waiting]:
+            if self._is_over(move, taken):
+                self._waiting.remove(move)
+
+    def _ask(self, node: int) -> None:
+        engine = self._engine
+        question = flower().RecordDict({"task": flower().ConfigRecord(dict(self._agreed))})
+        if name := pushed(engine.grid, "query", question, node, engine.timeout):
+            self._asked[name] = Asked(node)
+            self._met.add(node)
 
     def settle(self, seconds: float, poll: float) -> None:
         """Look until each node that is new here has said which clients it has."""
@@ -130,9 +160,12 @@ class Living:
 
     def _joins(self, node: int, clients: Sequence[ClientId], key: str) -> None:
         owners = self._engine.owners
+        if why := self._other_key(node, key):
+            self._report(f"node {node}: {why}; it takes no other part than before.")
+            return
         new = [client for client in clients if client not in owners]
         self._offers[node] = key, {*clients}
-        if others := len(clients) - len(new):
+        if others := sum(owners.get(client, node) != node for client in clients):
             self._report(
                 f"node {node}: says that it has {others} clients of other nodes. They stay where "
                 "they are until the operator signs that they moved."
@@ -144,6 +177,11 @@ class Living:
             )
         elif new:
             self._enter(node, key, new, {})
+
+    def _other_key(self, node: int, key: str) -> str:
+        """Return what is wrong with the key of a node's ledger, or ""."""
+        was = self._engine.keys.get(node, key)
+        return "" if key == was else "its ledger has another key than the run names for it"
 
     def _enter(
         self, node: int, key: str, clients: Sequence[ClientId], entry: Mapping[str, str]
@@ -166,47 +204,88 @@ class Living:
         if move["signed"]:
             engine.moves.setdefault(node, []).append(move["signed"])
 
-    def _moves(self, path: Path) -> None:
-        """Take the moves that the operator added to the file since the last look."""
+    def _take_lines(self, path: Path) -> None:
+        """Read what the operator added to the file since the last look; a signature once."""
+        try:
+            data = read_small(path, _LONGEST_FILE)
+        except OSError as error:
+            self._report(f"moves: {path} cannot be read: {one_line(error)}; nobody moves.")
+            return
+        # what is being appended has no end yet
+        lines = data[: data.rfind(b"\n") + 1].splitlines()
         done = {move["signed"].get("text") for move in self._run.facts.get(MOVES, ())}
-        lines = read_small(path, _LONGEST_FILE).splitlines()
-        for number, line in enumerate(lines[self._read :], self._read):
+        for number in range(self._read, len(lines)):
+            self._read = number + 1
             try:
-                entry = parsed_json(line)
-                if entry["text"] in done:
-                    continue
-                if self._is_early(entry):
-                    # its node has not said yet which clients it has
-                    return
+                move = self._signed(number, lines[number])
             except (ConfigError, *HANDLED) as error:
                 self._report(f"line {number} of {path}: {plain_text(error)}; nobody moves.")
-            self._read = number + 1
+                continue
+            # the operator's last word about a client holds
+            for older in [one for one in self._waiting if one.rounds.keys() & move.rounds.keys()]:
+                self._waiting.remove(older)
+                self._report(f"line {older.line} of {path}: line {number} takes its place.")
+            if move.entry["text"] not in done:
+                self._waiting.append(move)
 
-    def _is_early(self, entry: Mapping[str, str]) -> bool:
-        """Make a move; return whether its node is not known yet.
+    def _signed(self, number: int, line: bytes) -> _Move:
+        """Return what the operator signed in a line.
 
         Raises:
-            ValueError: the operator did not sign it, or it lacks rounds of its clients.
+            ValueError: it is of somebody else, or another run.
         """
-        run = self._run
+        run, said = self._run, parsed_json(line)
+        entry = {name: said[name] for name in ("text", "signature")}
         values = unsealed(entry, run.facts[OPERATOR], MOVE)
-        moved = histories(values, plan=run.plan.hash, run=run.facts["run_id"])
-        node, taken = int(values["node"]), run.rounds_by_client()
-        if node not in self._offers:
+        rounds = histories(values, plan=run.plan.hash, run=run.facts["run_id"])
+        return _Move(number, int(values["node"]), rounds, entry)
+
+    def _is_over(self, move: _Move, taken: Mapping[ClientId, Sequence[int]]) -> bool:
+        """Make a move if its node says that it has the clients; return whether it is settled."""
+        engine, node = self._engine, move.node
+        if all(engine.owners.get(client) == node for client in move.rounds):
+            # signed more than once, and moved by another line
             return True
-        if all(self._engine.owners.get(client) == node for client in moved):
-            # signed more than once, and moved by an earlier line
-            return False
-        key, offered = self._offers[node]
-        for client, rounds in moved.items():
+        key, offered = self._offers.get(node, ("", set[ClientId]()))
+        if not move.rounds.keys() <= offered and not move.is_asked:
+            # it may have got them since it was asked
+            if node in engine.grid.get_node_ids():
+                self._offers.pop(node, None)
+                self._ask(node)
+                move.is_asked = node in self._met
+            return self._tell_waits(move)
+        if node not in self._offers:
+            return self._tell_waits(move)
+        if why := self._why_not(move, offered, taken):
+            self._report(f"line {move.line} of {self._path}: {why}; nobody moves.")
+            return True
+        self._enter(node, key, [*move.rounds], move.entry)
+        self.cohorts.on_the_way -= move.rounds.keys()
+        return True
+
+    def _why_not(
+        self,
+        move: _Move,
+        offered: Collection[ClientId],
+        taken: Mapping[ClientId, Sequence[int]],
+    ) -> str:
+        """Return what is wrong with a move, or ""."""
+        for client, rounds in move.rounds.items():
             if client not in self._engine.owners or client not in offered:
-                raise ValueError(f"client {client!r} is not on node {node}, or new to the run")
+                return f"client {client!r} is not on node {move.node}, or new to the run"
             if not {*taken.get(client, ())} <= {*rounds}:
-                self.cohorts.on_the_way |= moved.keys()
-                raise ValueError(
+                self.cohorts.on_the_way |= move.rounds.keys()
+                return (
                     f"client {client!r} has answered since it was signed. Nobody asks those who "
                     "move until the operator signs again"
                 )
-        self._enter(node, key, [*moved], entry)
-        self.cohorts.on_the_way -= moved.keys()
+        return ""
+
+    def _tell_waits(self, move: _Move) -> bool:
+        if not move.is_told:
+            self._report(
+                f"line {move.line} of {self._path}: waits until node {move.node} is connected and "
+                "says which clients it has."
+            )
+            move.is_told = True
         return False

@@ -5,7 +5,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from accounting.checks import ConfigError
@@ -103,14 +103,16 @@ def received(
     grid: Any,  # noqa: ANN401  Flower's Grid
     asked: dict[str, Asked],
     looks: dict[str, Look],
+    *,
+    patience: float = _LONGEST_LOOK,
 ) -> Iterator[tuple[Asked | None, Any]]:
     """Yield, for each message with an answer, its records or the error why there are none.
 
     The message is None if the answer is to one that was never sent. Each message is looked for by
     itself: what one node sent may make Flower raise an error, and other answers that came in the
-    same look would be lost.
+    same look would be lost. Downloads are waited for ``patience`` seconds in all, or a little each.
     """
-    end = time.monotonic() + _LONGEST_LOOK
+    end = time.monotonic() + min(patience, _LONGEST_LOOK)
     for name in list(asked):
         look = looks.pop(name, None)
         if look is None:
@@ -137,6 +139,27 @@ def received(
             except Exception as error:
                 content = error if isinstance(error, NoAnswerError) else readable(error)
             yield sender, content
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """Messages of rounds that are over.
+
+    An answer that nobody takes lies in the SuperLink until the end of the run.
+    """
+
+    asked: dict[str, Asked] = field(default_factory=dict)
+    looks: dict[str, Look] = field(default_factory=dict)
+
+    def keep(self, asked: Mapping[str, Asked], looks: Mapping[str, Look]) -> None:
+        """Note the messages of a round without an answer."""
+        self.asked.update(asked)
+        self.looks.update(looks)
+
+    def take(self, grid: Any) -> None:  # noqa: ANN401  Flower's Grid
+        """Take the answers that have come since, and drop them."""
+        for _ in received(grid, self.asked, self.looks, patience=0.0):
+            continue
 
 
 def readable(error: Exception) -> RefusedReplyError:

@@ -275,7 +275,8 @@ class Node:
         if self.people is not None and fields.get("stage") == "keys":
             # a vector of another model than this one is refused by the party
             asked = self._asked(fields, task, fields.get("start"))
-            _, declined = self.people.answer(asked, task.clients, self.promised.participation)
+            limits = self.promised.participation
+            _, declined = self.people.answer(asked, task.clients, limits, together=True)
             for name, why in declined.items():
                 raise DeclinedError(f"client {name} declines: {why}")
         return answer_stage(

@@ -38,6 +38,8 @@ CREATE TABLE IF NOT EXISTS answers (
 """
 _PATIENCE = 60.0
 """Seconds to wait for another process of the same node."""
+_LONGEST_MOVES = 2**24
+"""Characters of all moves in a message: what is parsed takes up to twenty times as many bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ class People:
 
     def __init__(self, folder: Path, *, most: int | None = None, operator: str = "") -> None:
         self._path, self._most, self._operator = folder / DATABASE, most, operator
+        self._taken_over = set[tuple[str, str, str]]()
         store.make_private(folder)
         store.refuse_planted(folder)
         held = store.lock(folder / "lock", f"{folder}: is in use.", patience=_PATIENCE)
@@ -84,19 +87,22 @@ class People:
         self.public_key = signed_by(secret)
 
     def _secret(self, folder: Path) -> bytes:
-        key, is_new = folder / KEY, not self._path.exists()
-        if is_new and key.exists():
-            raise ConfigError(
-                f"{folder}: {DATABASE} is missing beside its key, and with it who has answered. "
-                "Put it back. If it is lost, remove the key: the node is then another one, whose "
-                "clients the operator moves to it (docs/how-to/flower.md)."
-            )
-        if is_new:
+        key = folder / KEY
+        lost = ConfigError(
+            f"{folder}: {DATABASE} is missing or empty beside its key, and with it who has "
+            "answered. Put it back. If it is lost, remove the key: the node is then another one, "
+            "whose clients the operator moves to it (docs/how-to/flower.md)."
+        )
+        if not self._path.exists():
+            if key.exists():
+                raise lost
             store.write_durably(self._path, b"")
         with self._open() as database:
             database.executescript(_TABLES)
             named = [public for (public,) in database.execute("SELECT public_key FROM about")]
             if not named:
+                if key.exists():
+                    raise lost
                 secret = secrets.token_bytes(KEY_BYTES)
                 store.write_durably(key, secret)
                 database.execute("INSERT INTO about VALUES (?)", (signed_by(secret),))
@@ -117,14 +123,20 @@ class People:
             raise ConfigError(f"{self._path}: {store.one_line(error)}.") from None
 
     def answer(
-        self, asked: Asked, clients: Sequence[ClientId], limits: Participation
+        self,
+        asked: Asked,
+        clients: Sequence[ClientId],
+        limits: Participation,
+        *,
+        together: bool = False,
     ) -> tuple[dict[str, str], dict[str, str]]:
         """Enter who answers, durably; return the signed statement, and who does not and why.
 
         A client that answered this round answers again only in the same run and for the same model:
-        the answer is then the same, and counts once.
+        the answer is then the same, and counts once. Of clients that answer ``together``, as one
+        sum, nobody is entered if one declines.
         """
-        rounds, declined = dict[str, list[int]](), dict[str, str]()
+        rounds, declined, rows = dict[str, list[int]](), dict[str, str](), []
         with self._open() as database, _transaction(database):
             for name in map(id_text, clients):
                 before = database.execute(
@@ -136,12 +148,14 @@ class People:
                     declined[name] = why
                     continue
                 if is_new:
-                    row = asked.population, name, asked.plan, asked.round, asked.run, asked.model
-                    database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)", row)
+                    about = asked.population, name, asked.plan
+                    rows.append((*about, asked.round, asked.run, asked.model))
                 mine = {number for plan, number, *_ in before if plan == asked.plan}
                 rounds[name] = sorted({*mine, asked.round})
-        about = {"schema": STATEMENT, "plan": asked.plan, "run": asked.run, "round": asked.round}
-        return signed(self._key, {**about, "rounds": rounds}), declined
+            if not (together and declined):
+                database.executemany("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?)", rows)
+        said = {"schema": STATEMENT, "plan": asked.plan, "run": asked.run, "round": asked.round}
+        return signed(self._key, {**said, "rounds": rounds}), declined
 
     def _why_not(
         self, asked: Asked, before: Sequence[tuple[str, int, str, str]], limits: Participation
@@ -167,6 +181,10 @@ class People:
             DeclinedError: somebody else signed it, or this node's owner named no operator.
         """
         for move in moves:
+            # a server passes the same ones on with every task
+            seen = asked.population, asked.run, str(move.get("text"))
+            if seen in self._taken_over:
+                continue
             try:
                 if not self._operator:
                     raise ValueError("the node's owner has named no operator")
@@ -180,6 +198,7 @@ class People:
                         # what this node knows itself is not replaced
                         row = asked.population, id_text(client), asked.plan, number, asked.run, ""
                         database.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?,?,?,?)", row)
+            self._taken_over.add(seen)
 
 
 @contextmanager
@@ -197,9 +216,9 @@ def _transaction(database: sqlite3.Connection) -> Iterator[None]:
 def moves_in(text: object) -> list[dict[str, Any]]:
     """Return the moves that a server passes on, a list in JSON of anybody's."""
     try:
-        moves = parsed_json(text) if type(text) is str else None
+        moves = parsed_json(text) if type(text) is str and len(text) <= _LONGEST_MOVES else None
     except (ValueError, RecursionError):
         moves = None
     if not isinstance(moves, list) or not all(isinstance(move, dict) for move in moves):
-        raise DeclinedError("the server's moves are not a list")
+        raise DeclinedError(f"the server's moves are not a list in at most {_LONGEST_MOVES} bytes")
     return moves

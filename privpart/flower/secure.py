@@ -116,6 +116,7 @@ class SecureFlowerEngine(FlowerEngine):
     def secure_sums(self, task: RoundTask, start: Tensor) -> Iterator[ModularSum]:
         """Yield the sum of a round; nothing if every attempt failed."""
         self.listed = None
+        self.late.take(self.grid)
         for _ in range(self.attempts):
             try:
                 total, self._before = _Attempt(self, task, start, self._report).run(self._before)
@@ -225,6 +226,7 @@ class _Attempt:
                     yield sender.node, data
             remaining = end - time.monotonic()
             if remaining <= 0:
+                engine.late.keep(asked, looks)
                 return
             time.sleep(min(engine.poll, remaining) * bool(waiting or asked))
 

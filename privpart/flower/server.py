@@ -221,6 +221,7 @@ def serve(
             model,
             owners,
             keys=keys if settings.authenticated else {},
+            most_answers=promised.participation.max_participations,
             planted=planted,
             minimum=chosen.privacy.minimum_cohort,
             authenticated=settings.authenticated,

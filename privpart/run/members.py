@@ -10,6 +10,7 @@ that the node that takes it over counts on.
 """
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,6 +82,8 @@ def histories(values: Mapping[str, Any], *, plan: str, run: str) -> dict[ClientI
             raise ValueError("what is signed names what is no client")
         if any(type(number) is not int for number in rounds) or sorted({*rounds}) != rounds:
             raise ValueError("what is signed has rounds that are not ascending numbers")
+        if rounds and not 0 <= rounds[0] <= rounds[-1] < 2**63:
+            raise ValueError("what is signed has rounds that no plan has")
         rounds_of[client] = rounds
     return rounds_of
 
@@ -176,8 +179,11 @@ def sign_move(
     about = {"plan": PrivacyPlan.from_dict(ledger.facts["plan"]).hash, "node": str(node)}
     about |= {"schema": MOVE, "run": ledger.facts["run_id"]}
     rounds = {json.dumps(client): taken.get(client, []) for client in moved}
-    with Path(out).open("a") as file:
-        file.write(json.dumps(signed(private, {**about, "rounds": rounds})) + "\n")
+    line = json.dumps(signed(private, {**about, "rounds": rounds})) + "\n"
+    # it says who took part when
+    handle = os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(line)
 
 
 class Statements:
@@ -187,9 +193,18 @@ class Statements:
         self._path, self._end = folder / STATEMENTS, sum(map(len, _lines(folder)))
 
     def add(self, node: int, entry: Mapping[str, str]) -> None:
-        """Append what a node signed; it is on the disk afterwards."""
+        """Append what a node signed; it is on the disk afterwards.
+
+        Raises:
+            StorageError: the disk refused.
+        """
         line = json.dumps({"node": str(node), **entry}).encode() + b"\n"
-        store.append_durably(self._path, line, self._end)
+        try:
+            store.append_durably(self._path, line, self._end)
+        except OSError as error:
+            raise store.StorageError(
+                f"{self._path}: what a node signed could not be saved: {store.one_line(error)}."
+            ) from None
         self._end += len(line)
 
 
@@ -217,7 +232,10 @@ def compared(
         ValueError: a statement is not signed by the node's key, or is of another run or plan.
     """
     members, taken = Members.of(facts), defaultdict[ClientId, list[int]](list)
-    statements, number = _read(folder, members, plan, str(facts["run_id"])), 0
+    statements, fault = _read(folder, members, plan, str(facts["run_id"]))
+    if fault:
+        return False, fault
+    number = 0
     for row in rows:
         for client in row.clients:
             taken[client].append(row.round)
@@ -244,12 +262,24 @@ def _beyond(rounds: Sequence[int], limits: Participation) -> str:
 
 def _read(
     folder: Path, members: Members, plan: str, run: str
-) -> dict[tuple[str, int, ClientId], list[int]]:
-    """Return the signed rounds of a client by node, round and client."""
-    found = {}
+) -> tuple[dict[tuple[str, int, ClientId], list[int]], str]:
+    """Return the signed rounds of a client by node, round and client, and what contradicts itself.
+
+    Also answers that no row counts are signed, and a ledger that was put back does not know them.
+    """
+    found, fault = {}, ""
+    before = defaultdict[tuple[str, ClientId], set[int]](set)
     for line in _lines(folder):
         entry = parsed_json(line)
-        values = unsealed(entry, members.keys[entry["node"]], STATEMENT)
+        key = members.keys[entry["node"]]
+        values = unsealed(entry, key, STATEMENT)
         for client, rounds in histories(values, plan=plan, run=run).items():
             found[entry["node"], values["round"], client] = rounds
-    return found
+            if lost := before[key, client].difference(rounds):
+                fault = fault or (
+                    f"round {values['round']}: node {entry['node']} no longer counts round "
+                    f"{min(lost)} of {client!r}, which it had signed; its ledger may be an older "
+                    "copy"
+                )
+            before[key, client].update(rounds)
+    return found, fault

@@ -8,6 +8,7 @@ from plans import small_plan
 
 pytest.importorskip("flwr", reason="Flower has an environment of its own: make messages")
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
@@ -17,10 +18,12 @@ from torch import nn
 
 from accounting import ConfigError
 from privpart import PartialModel, SeededSource, Server, fit
-from privpart.flower.agreement import SCHEMA, agreement
+from privpart.flower.agreement import SCHEMA, agreement, names_text, plain_text
 from privpart.flower.engine import FlowerEngine, _Round
 from privpart.flower.mail import SILENCE, Asked, hosted
 from privpart.loop import CohortRefusedError, CohortTooSmallError
+from privpart.run.members import STATEMENT, signed
+from privpart.run.store import StorageError
 
 FIRST, SECOND = NODES
 MODEL = PartialModel(lambda: nn.Linear(3, 1), seed=7)
@@ -326,3 +329,121 @@ def test_hosted_refuses_one_client_on_two_nodes_and_too_few_nodes():
             hosted(InProcessGrid({FIRST: lists("1"), SECOND: odd}), agreed, nodes=2, **waits)
     with pytest.raises(ConfigError, match="none of them has a client"):
         hosted(InProcessGrid({FIRST: lists()}), agreed, nodes=1, **waits)
+
+
+KEYS = {node: Ed25519PrivateKey.from_private_bytes(bytes([node % 251]) * 32) for node in NODES}
+
+
+def counting(change=lambda said: None, **claims):
+    """Return a node that keeps a ledger and signs what it counts; ``change`` is made in place."""
+
+    def act(message, _):
+        content, fields = honest(message), message.content["task"]
+        about = {"schema": STATEMENT, "plan": fields["plan"], "run": "run", "round": 0}
+        rounds = {"rounds": {name: [0] for name in fields["clients"]}}
+        entry = signed(KEYS[message.metadata.dst_node_id], {**about, **rounds, **claims})
+        said = ConfigRecord({**entry, "declined": "{}"})
+        change(said)
+        content["statement"] = said
+        return Message(content, reply_to=message)
+
+    return act
+
+
+UNSIGNED = {
+    "a text of another type": {"text": 1},
+    "bytes": {"text": b"{}"},
+    "another signature": {"signature": "0" * 128},
+    "a text too long": {"text": "[" * 10**6},
+    "reasons too long": {"declined": "[" + "[]," * 10**5 + "[]]"},
+    "reasons that are a list": {"declined": '["3"]'},
+    "reasons that are a text": {"declined": '"3"'},
+    "reasons of others": {"declined": '{"0": "why"}'},
+    "reasons nested": {"declined": "[" * 5000},
+}
+CLAIMS = {
+    "another run": {"run": "another"},
+    "another round": {"round": 1},
+    "nobody": {"rounds": {}},
+    "no round": {"rounds": {"3": [], '"1"': []}},
+    "more than the plan": {"rounds": {"3": [0, 1, 2], '"1"': [0]}},
+    "before the first": {"rounds": {"3": [-1, 0], '"1"': [0]}},
+    "no plan's": {"rounds": {"3": [0, 2**64], '"1"': [0]}},
+    "a number as text": {"rounds": {"3": ["0"], '"1"': [0]}},
+}
+
+
+def counted(app, **options):
+    said, one_server, kept = [], server(), []
+    keys = {node: key.public_key().public_bytes_raw().hex() for node, key in KEYS.items()}
+    grid = InProcessGrid({FIRST: counting(), SECOND: app})
+    nodes = engine(grid, said, keys=keys, most_answers=2, **options)
+    nodes.run_id, nodes.sign = "run", lambda node, entry: kept.append((node, entry))
+    return said, one_server, kept, nodes
+
+
+@pytest.mark.parametrize("kind", [*UNSIGNED, *CLAIMS])
+def test_an_answer_whose_count_is_not_the_nodes_own_is_refused_and_not_kept(kind):
+    changes = UNSIGNED.get(kind, {})
+    app = counting(lambda said: said.update(changes), **CLAIMS.get(kind, {}))
+    said, one_server, kept, nodes = counted(app)
+    (found,) = fit(one_server, nodes, COHORTS[:1])
+    assert one_server.cohort == (0, 1)
+    assert found.counts.refusals == {"malformed": 1}
+    assert [node for node, _ in kept] == [FIRST]
+    assert all(entry.keys() == {"text", "signature"} for _, entry in kept)
+    assert any("what it signed cannot be used" in line for line in said), said
+
+
+def test_clients_that_decline_are_no_refusal_and_a_disk_that_refuses_is_no_fault_of_a_node():
+    app = counting(lambda said: said.update({"declined": '{"3": "often"}'}), rounds={'"1"': [0]})
+
+    def without(message, context):
+        reply = app(message, context)
+        del reply.content["updates"]["3"]
+        return reply
+
+    said, one_server, _, nodes = counted(without)
+    (found,) = fit(one_server, nodes, COHORTS[:1])
+    assert (one_server.cohort, found.counts.refusals) == ((0, 1, "1"), {})
+    assert any("client 3 declines: often." in line for line in said), said
+
+    def full(node, entry):
+        raise StorageError("no space")
+
+    said, one_server, _, nodes = counted(counting())
+    nodes.sign = full
+    with pytest.raises(StorageError, match="no space"):
+        fit(one_server, nodes, COHORTS[:1])
+    assert one_server.round == 0
+
+
+def test_answers_that_came_too_late_are_taken_and_dropped():
+    """Otherwise each lies in the SuperLink until the run ends."""
+    grid, held = InProcessGrid({FIRST: node(), SECOND: node()}), {SECOND}
+    pull = grid.pull_messages
+
+    def late(names):
+        to = {name: grid._waiting[name].metadata.dst_node_id for name in names}
+        return pull([name for name, asked in to.items() if asked not in held])
+
+    grid.pull_messages = late
+    nodes, task = engine(grid, []), server().task(COHORTS[0])
+    assert {update.client for update in nodes.run(task, MODEL.flat)} == {0, 1}
+    assert len(grid._waiting) == 1
+    held.clear()
+    assert {update.client for update in nodes.run(task, MODEL.flat)} == {*OWNERS}
+    assert not grid._waiting
+    assert not nodes.late.asked
+
+
+def test_what_a_stranger_sent_is_shown_without_copies_of_it():
+    class Long:
+        def __str__(self):
+            raise AssertionError("the whole of it was turned into text")
+
+    assert plain_text(Long()) == "Long"
+    assert plain_text([1] * 5) == "list"
+    assert plain_text("a\x1b" + "b" * 10**6) == "a\\x1b" + "b" * 298
+    assert [plain_text(v) for v in (None, 3, 0.5, ValueError("why"))] == ["None", "3", "0.5", "why"]
+    assert len(names_text("n" * 10**4 for _ in range(10**4))) == 300

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,17 @@ from accounting import Participation
 from accounting.checks import ConfigError
 from privpart.flower.agreement import DeclinedError
 from privpart.flower.people import Asked, People, moves_in
-from privpart.run.members import MOVE, STATEMENT, histories, signed, unsealed
+from privpart.run.members import (
+    MOVE,
+    NODE_KEYS,
+    STATEMENT,
+    STATEMENTS,
+    Statements,
+    compared,
+    histories,
+    signed,
+    unsealed,
+)
 
 LIMITS = Participation(12, max_participations=3, min_separation=3)
 ASKED = Asked("people", "p" * 64, "run", 0, "model 0")
@@ -100,7 +111,10 @@ def test_an_operator_alone_moves_a_history(people, tmp_path):
         keeper.take_over(at(9), [entry])
     assert "too near" in why(keeper, at(8))
     assert why(keeper, at(9)) == [0, 6, 9]
-    for text in (None, "{", "{}", "[1]", "[" * 10**5):
+    # a server passes the same moves on with every task: they are entered once
+    (tmp_path / "node" / "answers.db").rename(tmp_path / "elsewhere")
+    keeper.take_over(at(9), [entry])
+    for text in (None, "{", "{}", "[1]", "[" * 10**5, "[" + " " * 2**24 + "]"):
         with pytest.raises(DeclinedError, match="not a list"):
             moves_in(text)
 
@@ -116,9 +130,38 @@ def test_a_folder_that_lost_a_part_is_refused(people, tmp_path):
     with pytest.raises(ConfigError, match="is missing"):
         People(tmp_path / "copy")
     shutil.copy(folder / "key", tmp_path / "copy" / "key")
+    (tmp_path / "copy" / "answers.db").write_bytes(b"")
+    with pytest.raises(ConfigError, match="missing or empty beside its key"):
+        People(tmp_path / "copy")
     (tmp_path / "copy" / "answers.db").write_bytes(b"no database" * 100)
     with pytest.raises(ConfigError, match="not a database"):
         People(tmp_path / "copy")
     folder.chmod(0o777)
     with pytest.raises(ConfigError, match="can be written by other users"):
         People(folder)
+
+
+def test_clients_of_one_sum_answer_together_or_not_at_all(people):
+    assert why(people, at(3)) == [3]
+    _, declined = people.answer(at(4), [1, 2], LIMITS, together=True)
+    assert declined.keys() == {"1"}
+    assert why(people, at(5), client=2) == [5]  # round 4 did not count
+
+
+def test_a_ledger_that_was_put_back_is_named_by_answers_that_no_row_counts(people, tmp_path):
+    """Round 0 was answered too late to be counted; an older copy no longer knows of it."""
+    older, run = tmp_path / "older", tmp_path / "run"
+    shutil.copytree(tmp_path / "node", older)
+    run.mkdir(mode=0o700)
+    keys = {"7": people.public_key}
+    facts = {"owners": {"7": ["1"]}, NODE_KEYS: keys, "run_id": ASKED.run}
+    rows, said = [SimpleNamespace(round=6, clients=(1,))], Statements(run)
+    said.add(7, people.answer(at(0), [1], LIMITS)[0])
+    honest = people.answer(at(6), [1], LIMITS)[0]
+    said.add(7, honest)
+    assert compared(run, facts, rows, LIMITS, ASKED.plan)[0]
+    (run / STATEMENTS).write_text((run / STATEMENTS).read_text().partition("\n")[0] + "\n")
+    Statements(run).add(7, People(older).answer(at(6), [1], LIMITS)[0])
+    whole, sentence = compared(run, facts, rows, LIMITS, ASKED.plan)
+    assert not whole
+    assert "no longer counts round 0 of 1" in sentence
