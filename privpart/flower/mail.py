@@ -66,13 +66,20 @@ def pushed(
 ) -> str | None:
     """Send a message that expires with its round; return its id, or None if it was not taken.
 
+    A SuperLink refuses one that expired on its way by the error of a server that has failed.
+
     A node works off its messages in order: without an end, it would train for rounds that are over.
     The id is the hash of the message, and a SuperLink lets any node answer a message whose id it
     knows, in any name. So each message holds a secret, and only the node that got it knows its id.
     """
-    secret = secrets.token_hex(16)
+    secret, began = secrets.token_hex(16), time.monotonic()
     message = flower().Message(content, node, kind, ttl=timeout, group_id=secret)
-    ids = list(grid.push_messages([message]))
+    try:
+        ids = list(grid.push_messages([message]))
+    except Exception:
+        if time.monotonic() - began < timeout:
+            raise
+        return None
     return ids[0] if ids and isinstance(ids[0], str) else None
 
 

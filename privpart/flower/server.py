@@ -140,9 +140,11 @@ class Settings:
             checks.between(DEADLINE, checks.positive(DEADLINE, percentile), 0, 100, fault)
         if self.seed is not None:
             checks.count("seed", self.seed, minimum=0)
-        self._refuse_moves()
+        self._refuse_files()
 
-    def _refuse_moves(self) -> None:
+    def _refuse_files(self) -> None:
+        if self.roster is not None and not Path(str(self.roster)).is_absolute():
+            raise ConfigError(f"roster={self.roster!r}: must be an absolute path, as out.")
         if self.operator is not None:
             public_key_of(self.operator)
         if self.moves is not None and (self.operator is None or not Path(self.moves).is_absolute()):

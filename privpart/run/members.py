@@ -233,8 +233,6 @@ def compared(
     """
     members, taken = Members.of(facts), defaultdict[ClientId, list[int]](list)
     statements, fault = _read(folder, members, plan, str(facts["run_id"]))
-    if fault:
-        return False, fault
     number = 0
     for row in rows:
         for client in row.clients:
@@ -251,6 +249,8 @@ def compared(
                 return False, f"round {row.round}: what is signed of {client!r} {why}"
             if why := _beyond(counted, limits):
                 return False, f"round {row.round}: what is signed of {client!r} is over: {why}"
+    if fault:
+        return False, fault
     nodes = len(members.keys)
     return number > 0, f"{number} answers, each counted and signed by its node, {nodes} in all"
 

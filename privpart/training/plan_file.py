@@ -371,7 +371,7 @@ class PlanFile(_Table):
         model: the network, and which part of it trains.
         data: the task and its users.
         client: how a client trains.
-        server: how the noised mean moves the model.
+        server: how the noised mean moves the model; the default adds it.
         schedule: which groups of the model train when; None trains all of them in every round.
         learning_rates: how the learning rates change by round; the default leaves them.
         select: which slices of the model clients select; None sends the whole trained part.
@@ -384,7 +384,7 @@ class PlanFile(_Table):
     model: Model
     data: Data
     client: LocalTraining
-    server: ServerOptimizer
+    server: ServerOptimizer = ServerOptimizer()
     schedule: Schedule | None = None
     learning_rates: LearningRates = LearningRates()
     select: SelectChoice | None = None

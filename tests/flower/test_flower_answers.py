@@ -1,6 +1,7 @@
 """What nodes send: every answer is used or refused, with a sentence, and delays no round."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -435,6 +436,28 @@ def test_answers_that_came_too_late_are_taken_and_dropped():
     assert {update.client for update in nodes.run(task, MODEL.flat)} == {*OWNERS}
     assert not grid._waiting
     assert not nodes.late.asked
+
+
+def test_a_message_that_expires_on_its_way_ends_no_run():
+    grid, said, slow = InProcessGrid({FIRST: node(), SECOND: node()}), [], [True]
+    push = grid.push_messages
+
+    def refuses(messages):
+        (message,) = messages
+        if slow and message.metadata.dst_node_id == SECOND:
+            slow.clear()
+            time.sleep(message.metadata.ttl)
+            raise OSError("500 Internal Server Error")
+        return push([message])
+
+    grid.push_messages = refuses
+    one_server = server(minimum=4)
+    fit(one_server, engine(grid, said, minimum=4, attempts=2), COHORTS[:1])
+    assert one_server.cohort == (0, 1, 3, "1")
+    assert any("took no message" in line for line in said), said
+    grid.push_messages = lambda messages: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        fit(server(), engine(grid, said, timeout=60.0), COHORTS[:1])
 
 
 def test_what_a_stranger_sent_is_shown_without_copies_of_it():

@@ -376,3 +376,11 @@ def test_what_no_network_carries_is_refused_before_anything_is_spent(tmp_path, o
         serve(grid, plan, settings(tmp_path / "run"), poll=0.01)
     assert not grid.sent
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "given", [{"out": "run"}, {"roster": "roster.toml"}, {"operator": "0" * 64, "moves": "moves"}]
+)
+def test_paths_of_a_server_are_absolute_as_flower_runs_a_copy_of_the_app(tmp_path, given):
+    with pytest.raises(ConfigError, match="must be an absolute path"):
+        settings(tmp_path, **given) if "out" not in given else settings("run")

@@ -35,6 +35,11 @@ def test_spaces_and_comments_do_not_change_the_hash_and_every_value_does():
         ("clients_per_round = 19", "clients_per_round = 18"),
     ]:
         assert plan_file.parse(changed(old, new)).hash != base
+    # without [server] the noised mean is added
+    plain = re.sub(r"\[server\][^\[]*", "[server]\nlearning_rate = 1.0\n", TEXT)
+    assert (
+        plan_file.parse(re.sub(r"\[server\][^\[]*", "", TEXT)).hash == plan_file.parse(plain).hash
+    )
 
 
 @pytest.mark.parametrize(
