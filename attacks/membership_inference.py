@@ -19,7 +19,7 @@ that look at the coins of the target, or thresholds that were chosen on them, pr
 bounds used here take the highest and lowest scores, and pay for the choice.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,6 +33,7 @@ Array = NDArray[np.float64]
 RATES = (0.001, 0.01)
 """Shares of false positives at which true ones are stated."""
 _LEAST_DEVIATION = 1e-6
+_ROUNDING = 1e-6  # below 0, a cross entropy may be by so much
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,8 @@ class TruePositives:
         at: share of false positives, at most.
         rate: of true positives; None where there are fewer than 1 / ``at`` others, so that the
             share cannot be told from 0.
-        low, high: a 95 % interval of it (Clopper and Pearson), at the threshold that was found.
+        low, high: a 95 % interval of it (Clopper and Pearson), at the threshold that was found: it
+            does not cover how the threshold varies, nor what units of one model have in common.
     """
 
     at: float
@@ -107,6 +109,42 @@ def membership(
     return results
 
 
+def scores_of_models(
+    losses: ArrayLike,
+    gradients: ArrayLike,
+    shadow_present: ArrayLike,
+    public: ArrayLike | None = None,
+) -> dict[str, Array]:
+    """Return the scores of every attack on T target models, in one vector each, (T m,).
+
+    Args:
+        losses: of S shadow models and then of the targets, on m units, (S + T, m).
+        gradients: norms of those losses' gradients, (S + T, m).
+        shadow_present: who took part in the shadow models, (S, m) truth values.
+        public: losses of the same models on n units that trained none of them, (S + T, n); None
+            leaves RMIA out.
+
+    Raises:
+        ConfigError: shapes differ, a number is not finite, or see ``lira``.
+    """
+    loss = _matrix("losses", losses, None)
+    norm = _matrix("gradients", gradients, loss.shape)
+    s = len(np.asarray(shadow_present))
+    if not 0 < s < len(loss):
+        raise ConfigError(f"shadow_present: {s} shadow models; there are {len(loss)} models.")
+    # A loss of one's own may be below 0 and is then a signal itself.
+    signal = -loss if (loss < -_ROUNDING).any() else logit_of_confidence(loss)
+    rows: dict[str, Sequence[Array] | Array] = {
+        "loss": -loss[s:],
+        "gradient": -norm[s:],
+        "LiRA": [lira(target, signal[:s], shadow_present) for target in signal[s:]],
+    }
+    if public is not None:
+        z = _matrix("public", public, (len(loss), np.shape(public)[-1]))
+        rows["RMIA"] = [rmia(loss[t], loss[:s], z[t], z[:s]) for t in range(s, len(loss))]
+    return {attack: np.concatenate([*values]) for attack, values in rows.items()}
+
+
 def lira(signals: ArrayLike, shadow_signals: ArrayLike, shadow_present: ArrayLike) -> Array:
     """Return the log of LiRA's likelihood ratio for each unit, (m,).
 
@@ -155,8 +193,18 @@ def rmia(
 
 
 def logit_of_confidence(losses: ArrayLike) -> Array:
-    """Return log p - log(1 - p) of p = exp(-loss), the signal that LiRA takes; losses are >= 0."""
-    loss = np.maximum(np.asarray(losses, dtype=np.float64), 1e-12)
+    """Return log p - log(1 - p) of p = exp(-loss), the signal that LiRA takes.
+
+    Raises:
+        ConfigError: a loss is NaN, infinite or below 0, so that p is not a probability.
+    """
+    loss = np.asarray(losses, dtype=np.float64)
+    if not (np.isfinite(loss) & (loss >= -_ROUNDING)).all():
+        raise ConfigError(
+            "losses: must be finite and at least 0, so that exp(-loss) is a probability; give LiRA "
+            "the negative loss where they are not."
+        )
+    loss = np.maximum(loss, 1e-12)
     return np.asarray(-loss - np.log(-np.expm1(-loss)))
 
 

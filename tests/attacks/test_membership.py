@@ -8,7 +8,7 @@ from scipy import stats
 
 import attacks
 from accounting import ConfigError
-from attacks.membership_inference import lira, logit_of_confidence, rmia
+from attacks.membership_inference import lira, logit_of_confidence, rmia, scores_of_models
 
 
 def paired_coins(shadows, units, draws):
@@ -97,6 +97,23 @@ def test_signals_are_logits_and_finite_at_both_ends():
     assert np.isfinite(logit_of_confidence([0.0, 1e-300, 1e3])).all()
 
 
+def test_all_attacks_are_scored_at_once_and_a_loss_below_0_is_its_own_signal():
+    draws = np.random.default_rng(3)
+    coins, losses, norms = paired_coins(4, 6, draws), draws.random((6, 6)), draws.random((6, 6))
+    public = draws.random((6, 9))
+    scores = scores_of_models(losses, norms, coins, public)
+    assert scores["loss"].tolist() == [*-losses[4], *-losses[5]]
+    assert scores["gradient"].tolist() == [*-norms[4], *-norms[5]]
+    logits = logit_of_confidence(losses)
+    assert scores["LiRA"][6:].tolist() == lira(logits[5], logits[:4], coins).tolist()
+    assert (
+        scores["RMIA"][:6].tolist() == rmia(losses[4], losses[:4], public[4], public[:4]).tolist()
+    )
+    below = scores_of_models(losses - 2, norms, coins)
+    assert below.keys() == {"loss", "gradient", "LiRA"}
+    assert below["LiRA"][:6] == pytest.approx(lira(-losses[4], -losses[:4], coins))
+
+
 @pytest.mark.parametrize(
     ("call", "fault"),
     [
@@ -105,6 +122,9 @@ def test_signals_are_logits_and_finite_at_both_ends():
         (lambda: attacks.membership({"a": [1.0]}, [True, False], delta=0.1), "shape"),
         (lambda: attacks.membership({"a": [1.0, math.nan]}, [True, False], delta=0.1), "finite"),
         (lambda: lira([1.0], [[1.0], [2.0]], [[True], [True]]), "in all shadow models"),
+        (lambda: logit_of_confidence([0.5, -0.1]), "at least 0"),
+        (lambda: logit_of_confidence([math.nan]), "finite"),
+        (lambda: scores_of_models([[1.0]], [[1.0]], [[True]]), "1 shadow models; there are 1"),
         (lambda: lira([1.0, 2.0], [[1.0], [2.0]], [[True], [False]]), "shape"),
     ],
 )

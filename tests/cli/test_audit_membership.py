@@ -1,12 +1,15 @@
 """``privpart audit membership``: a model without noise is caught, one with noise is consistent."""
 
 import json
+import math
 
 import numpy as np
 import pytest
 
 from accounting import ConfigError
-from privpart.cli.audit import membership
+from privpart.cli.audit import membership, membership_models
+from privpart.training.plan_file import read
+from privpart.training.train import train
 
 pytestmark = pytest.mark.usefixtures("fresh_code")
 
@@ -59,7 +62,7 @@ def planned(folder, noise):
 
 def test_a_model_without_noise_is_caught_and_one_with_noise_is_not(tmp_path, monkeypatch, capsys):
     """Random labels: without noise a linear model learns by heart who took part."""
-    monkeypatch.setattr(membership, "_SHADOWS", 8)
+    monkeypatch.setattr(membership_models, "SHADOWS", 8)
     documents = {}
     for name, noise in (("bare", 0.0), ("noised", 60.0)):
         out = tmp_path / f"out-{name}"
@@ -81,24 +84,89 @@ def test_a_model_without_noise_is_caught_and_one_with_noise_is_not(tmp_path, mon
     )
 
 
-def test_who_stays_out_is_a_zero_and_the_divisor_stays(tmp_path):
-    """The model of some coins is, without noise, start + sum of those who took part / goal."""
-    setup, users = membership._setup(planned(tmp_path, 0.0))
-    one = np.zeros((1, len(users)), bool)
-    one[0, :2] = True
+def population_of(path):
+    return membership_models.Population.of(*membership._setup(path))
+
+
+def test_who_stays_out_is_a_zero_also_where_a_round_is_left_empty(tmp_path):
+    """Without noise, a model of nobody is the start, and the others' divisor stays."""
+    path = planned(tmp_path, 0.0)
+    path.write_text(path.read_text().replace("per_round = 60", "per_round = 20"))
+    population = population_of(path)
+    setup, users = population.setup, population.users
+    nobody = np.zeros(len(users), bool)
+    assert membership_models.trained(population, nobody, 0).equal(setup.start)
+    assert population.promised.report_goal == setup.promise().report_goal == 20
+    one = nobody.copy()
+    one[0] = True
+    alone = membership_models.trained(population, one, 0) - setup.start
+    # Taking turns, who is in the first of three cohorts trains in rounds 0, 3 and 6 of 8.
+    assert 0 < alone.norm() <= 3 * 60.0 * 1.0 / 20 + 1e-3
+
+
+def test_whole_models_are_not_trained_again_and_damaged_ones_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(membership_models, "SHADOWS", 2)
+    population, out = population_of(planned(tmp_path / "mine", 1.0)), tmp_path / "out"
     seen = []
-    run = type(setup).run
+    train = membership_models.trained
+    monkeypatch.setattr(
+        membership_models, "trained", lambda p, m, s: seen.append(s) or train(p, m, s)
+    )
 
-    def watched(self, promised, source, **options):
-        seen.append((self.cohorts, promised.report_goal))
-        return run(self, promised, source, **options)
+    def audit(targets=2):
+        folder = membership_models.ModelFolder(out, population, targets)
+        return membership_models.said_by_models(population, folder.draw, folder=folder), folder
 
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(type(setup), "run", watched)
-        membership._trained(setup, users, one, 0)
-    ((cohorts, goal),) = seen
-    assert goal == setup.promise().report_goal
-    assert {c for cohort in cohorts for c in cohort} == set(users[:2])
+    def stop(number):
+        if number == 3:
+            raise KeyboardInterrupt
+
+    folder = membership_models.ModelFolder(out, population, 2)
+    with pytest.raises(KeyboardInterrupt):
+        membership_models.said_by_models(population, folder.draw, folder=folder, told=stop)
+    with pytest.raises(ConfigError, match="another process"):
+        membership_models.ModelFolder(out, population, 2)
+    folder.close()
+    said, folder = audit()
+    assert seen == [folder.draw.seed + number for number in range(4)]
+    undisturbed = membership_models.said_by_models(population, folder.draw)
+    assert np.array_equal(said.losses, undisturbed.losses)
+    folder.close()
+    del seen[:]
+    whole = (out / "models" / "0001.safetensors").read_bytes()
+    (out / "models" / "0001.safetensors").write_bytes(whole[:-8])
+    (out / "models" / "0002.safetensors").write_bytes(b"\x80\x04N.")  # a pickle
+    again, folder = audit()
+    assert seen == [folder.draw.seed + 1, folder.draw.seed + 2]
+    assert np.array_equal(again.losses, said.losses)
+    folder.close()
+    with pytest.raises(ConfigError, match="holds another audit"):
+        audit(targets=3)
+    (out / "models" / "coins.safetensors").unlink()
+    with pytest.raises(ConfigError, match="holds another audit"):
+        audit()
+
+
+def test_a_training_that_diverged_is_named(tmp_path, monkeypatch):
+    population = population_of(planned(tmp_path, 0.0))
+    monkeypatch.setattr(membership_models, "trained", lambda p, m, s: p.setup.start * math.nan)
+    with pytest.raises(ConfigError, match="training diverged"):
+        membership_models.said_by_models(population, membership_models.Draw.fresh(60, 1, 2))
+
+
+def test_a_run_is_audited_by_its_plan_and_a_model_is_refused(tmp_path):
+    path = planned(tmp_path / "mine", 1.0)
+    train(plan=path, out=tmp_path / "run", progress=False)
+    setup, users = membership._setup(tmp_path / "run")
+    assert setup.plan.hash == read(path).hash
+    assert len(users) == 60
+    (tmp_path / "mine" / "task.py").write_text(TASK + "\n")
+    with pytest.raises(ConfigError, match=r"task\.py has changed"):
+        membership._setup(tmp_path / "run")
+    with pytest.raises(ConfigError, match="holds no run"):
+        membership._setup(tmp_path)
+    with pytest.raises(ConfigError, match="is a model, and nothing in it says whom it trained"):
+        membership._setup(tmp_path / "model.safetensors")
 
 
 def test_a_plan_that_cannot_be_attacked_so_is_refused(tmp_path):

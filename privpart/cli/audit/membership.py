@@ -1,14 +1,11 @@
 """``privpart audit membership``: whether a plan's released model tells which users trained it.
 
-A fair coin per user decides who trains each of several target models; whoever stays out counts as
-zero, which is the adjacency of the plan's guarantee. Shadow models of other coins show what a user
-does to a model that it trained. Attacks score the users of every target by its last model alone.
+Shadow models of other coins show what a user does to a model that it trained. Attacks score the
+users of every target by its last model alone.
 """
 
 import json
-import secrets
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,9 +18,10 @@ from privpart.cli.options import FormatOption
 from privpart.cli.output import Table, print_result, print_table, say
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
-    from torch import Tensor
 
     from attacks.membership_inference import MembershipScore
     from privpart.training.training import Training
@@ -32,16 +30,18 @@ if TYPE_CHECKING:  # imported where used: the other commands must not pay for to
     Coins = NDArray[np.bool_]
 
 SCHEMA = "privpart/membership/1"
-_SHADOWS = 16  # in pairs of opposite coins, so that each user is in half of them
 _CONFIDENCE = 0.95
 _SURE = 0.9999  # of a VIOLATION, over all bounds together
-_PUBLIC = 500  # units of test examples for RMIA, at most
+_MODELS = {".bin", ".ckpt", ".h5", ".keras", ".npz", ".onnx", ".pt", ".pth", ".safetensors"}
 _HEADLINE = "LiRA"  # fixed beforehand: the best of several attacks proves less
 VIOLATION = 4
 
 
 def membership(
-    plan: Annotated[Path, typer.Argument(help="Plan whose training is attacked.")],
+    source: Annotated[
+        Path,
+        typer.Argument(help="Plan, or folder of a run, whose plan is trained and attacked."),
+    ],
     out: Annotated[Path, typer.Option(help="Folder for report.json and membership.png.")],
     runs: Annotated[
         int, typer.Option(help="Target models; 16 shadow models are trained besides.")
@@ -51,7 +51,7 @@ def membership(
     """Train a plan on random halves of its users, and guess from the models who took part.
 
     The noise is of fresh seeds: these are simulations, and no real run is touched. Exit code 4 if a
-    bound on epsilon passes the accountant's. After Ctrl-C, begin again.
+    bound on epsilon passes the accountant's. The same command resumes an interrupted audit.
 
     Example: privpart audit membership examples/digits.toml --out members
     """
@@ -62,9 +62,8 @@ def membership(
 
     checks.count("runs", runs)
     torch.set_num_threads(1)
-    audit = _audited(plan, runs)
+    audit = _audited(source, runs, out)
     with writing(out):
-        out.mkdir(parents=True, exist_ok=True)
         (out / "report.json").write_text(json.dumps(audit.document, indent=2) + "\n")
         drawing.save(audit.picture(), out / "membership.png")
     rows = [{k: v for k, v in row.items() if k != "bounds"} for row in audit.document["attacks"]]
@@ -138,49 +137,40 @@ def _bound(row: dict[str, Any]) -> str:
     return down(row["bounds"][0]["epsilon"], 4)
 
 
-def _audited(path: Path, targets: int) -> _Audit:
+def _audited(source: Path, targets: int, out: Path) -> _Audit:
     """Train the target and shadow models of a plan, and attack them."""
-    import numpy as np
+    from rich.console import Console
+    from rich.progress import Progress
 
     import attacks
-    from attacks.membership_inference import RATES, lira, logit_of_confidence, rmia
+    from attacks.membership_inference import RATES
+    from privpart.cli.audit import membership_models
 
-    setup, users = _setup(path)
-    seed = secrets.randbits(48)
-    draws = np.random.default_rng(seed)
-    half = draws.random((_SHADOWS // 2, len(users))) < 0.5
-    shadow_coins = np.concatenate([half, ~half])
-    # From the operating system: whoever knew the target's coins could guess them without a model.
-    target_coins = np.array([[secrets.randbits(1) for _ in users] for _ in range(targets)], bool)
-    coins = np.concatenate([shadow_coins, target_coins])
-    losses, norms, public = _trained(setup, users, coins, seed)
-    s = _SHADOWS
-    scores: dict[str, list[Array]] = {}
-    for t in range(s, len(coins)):
-        found = {"loss": -losses[t], "gradient": -norms[t]}
-        signal = logit_of_confidence(losses)
-        found["LiRA"] = lira(signal[t], signal[:s], coins[:s])
-        if public is not None:
-            found["RMIA"] = rmia(losses[t], losses[:s], public[t], public[:s])
-        for attack, values in found.items():
-            scores.setdefault(attack, []).append(values)
-    together = {attack: np.concatenate(values) for attack, values in scores.items()}
-    present = target_coins.ravel()
-    promised, delta = setup.promise(), setup.plan.privacy.delta
+    setup, users = _setup(source)
+    population = membership_models.Population.of(setup, users)
+    folder = membership_models.ModelFolder(out, population, targets)
+    draw = folder.draw
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("models trained and attacked", total=len(draw.coins))
+        said = membership_models.said_by_models(
+            population, draw, folder=folder, told=lambda n: progress.update(bar, completed=n)
+        )
+    scores, present = said.scores(draw), draw.present
+    promised, delta = population.promised, setup.plan.privacy.delta
     private = promised.noise_multiplier > 0
     epsilon = promised.guarantee().epsilon(delta) if private else None
     at = {"delta": delta, "confidence": _CONFIDENCE}
-    results = attacks.membership(together, present, **at)
+    results = attacks.membership(scores, present, **at)
     tests = sum(len(result.bounds) for result in results)
-    sure = attacks.membership(together, present, delta=delta, confidence=1 - (1 - _SURE) / tests)
+    sure = attacks.membership(scores, present, delta=delta, confidence=1 - (1 - _SURE) / tests)
     document = {
         "schema": SCHEMA,
         "plan": setup.plan.hash,
         "unit": "client",
         "users": len(users),
         "targets": targets,
-        "shadows": _SHADOWS,
-        "seed_of_shadows": seed,
+        "shadows": draw.shadows,
+        "seed": draw.seed,
         "delta": delta,
         "confidence": _CONFIDENCE,
         "rates": list(RATES),
@@ -190,7 +180,7 @@ def _audited(path: Path, targets: int) -> _Audit:
         "measured": {"attack": _HEADLINE, "epsilon": _measured(results)},
         "attacks": [asdict(result) for result in results],
     }
-    return _Audit(document, together, present)
+    return _Audit(document, scores, present)
 
 
 def _above(results: "Sequence[MembershipScore]", epsilon: float | None) -> bool:
@@ -205,17 +195,29 @@ def _measured(results: "Sequence[MembershipScore]") -> float:
     return next(result.bounds[0].epsilon for result in results if result.attack == _HEADLINE)
 
 
-def _setup(path: Path) -> "tuple[Training, Sequence[Any]]":
-    """Return the training of a plan, and the users that it asks in any round.
+def _setup(source: Path) -> "tuple[Training, Sequence[Any]]":
+    """Return the training of a plan or of a run, and the users that it asks in any round.
 
     Raises:
-        ConfigError: the plan samples, selects or sums secretly, or asks too few users.
+        ConfigError: it is a model, the plan samples, selects or sums secretly, or asks too few
+            users; the run's clients are on nodes, or its code has changed.
     """
     from privpart.cli.trainings import tell_of_code
+    from privpart.engines.embedded import EmbeddedEngine
+    from privpart.run.ledger import Ledger
     from privpart.training.plan_file import read
+    from privpart.training.train import kept_plan, released_setup
     from privpart.training.training import training
 
-    plan = read(path)
+    is_run = source.is_dir() and not (source / "config.json").exists()
+    if source.is_dir() != is_run or source.suffix.lower() in _MODELS:
+        raise ConfigError(
+            f"source={source}: is a model, and nothing in it says whom it trained; a bound needs "
+            "users whose part in it a fair coin decided. Give the plan or the run that made it, "
+            "which is trained anew by such coins; or judge scores of your own models with "
+            "attacks.membership, from Python."
+        )
+    plan = kept_plan(Ledger(source).facts, source, None) if is_run else read(source)
     checks.refuse_first(
         {
             "privacy.sampling: who is drawn is secret, and a coin per user would be another "
@@ -228,78 +230,20 @@ def _setup(path: Path) -> "tuple[Training, Sequence[Any]]":
             "attacked; leave them out.": plan.client.objective == "moon" or plan.model.local,
         }
     )
-    tell_of_code(plan)
-    setup = training(plan, report=lambda _: None)
+    if is_run:
+        setup = released_setup(source, tell=tell_of_code)
+        say(f"{source}: nobody drew coins for its own model, so its plan is trained anew.")
+    else:
+        tell_of_code(plan)
+        setup = training(plan, report=lambda _: None)
+    if not isinstance(setup.trainer, EmbeddedEngine):
+        raise ConfigError(
+            f"{source}: its clients are on nodes, which an audit cannot train; give a plan of "
+            "simulated clients."
+        )
     users = list(dict.fromkeys(client for cohort in setup.cohorts for client in cohort))
     if len(users) < 20:
         raise ConfigError(
-            f"plan {path}: asks {len(users)} users in all; coins of fewer than 20 prove nothing."
+            f"plan {source}: asks {len(users)} users in all; coins of fewer than 20 prove nothing."
         )
     return setup, users
-
-
-def _trained(
-    setup: "Training", users: Sequence[Any], coins: "Coins", seed: int
-) -> "tuple[Array, Array, Array | None]":
-    """Train a model for each row of coins, (n, m).
-
-    Returns:
-        Each model's loss and norm of the gradient on each user, (n, m), and its loss on public
-        units, (n, k); None without test examples.
-    """
-    import numpy as np
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from privpart.noise.source import SeededSource
-
-    public = list(_public(setup, users))
-    # Whoever stays out is a zero: the divisor is public, and no cohort is too small to release.
-    promised = replace(setup.promise(), minimum_cohort=1)
-    losses, norms, of_public = [], [], []
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("models trained and attacked", total=len(coins))
-        for number, row in enumerate(coins):
-            members = {user for user, coin in zip(users, row, strict=True) if coin}
-            cohorts = [[c for c in cohort if c in members] for cohort in setup.cohorts]
-            server, _ = replace(setup, cohorts=cohorts).run(promised, SeededSource(seed + number))
-            of_users = (setup.clients.examples(user) for user in users)
-            told = np.array(list(_told(setup, server.parameters, of_users)))
-            losses.append(told[:, 0])
-            norms.append(told[:, 1])
-            of_public.append([loss for loss, _ in _told(setup, server.parameters, iter(public))])
-            progress.advance(bar)
-    return np.array(losses), np.array(norms), np.array(of_public) if public else None
-
-
-def _told(
-    setup: "Training", parameters: "Tensor", units: Iterator[Any]
-) -> Iterator[tuple[float, float]]:
-    """Yield the loss of a released model on each unit's examples, and the norm of its gradient."""
-    import torch
-
-    from privpart.client import batch_loss, loss_gradients
-
-    setup.model.load(setup.whole(parameters))
-    setup.model.train_only(None)
-    module, loss = setup.model.module, setup.engine.local_of(0).loss
-    trained = [p for p in module.parameters() if p.requires_grad]
-    module.eval()
-    for batch in units:
-        total = batch_loss(module, batch, loss)
-        gradients = [g for g in loss_gradients(total, trained) if g is not None]
-        norm = torch.linalg.vector_norm(torch.cat([g.detach().flatten() for g in gradients]))
-        yield float(total.detach()), float(norm)
-
-
-def _public(setup: "Training", users: Sequence[Any]) -> Iterator[Any]:
-    """Yield test examples in units of as many as a user has, if the metric is an accuracy."""
-    from privpart.data.batches import count_rows
-    from privpart.training.metric import Accuracy
-
-    if not isinstance(setup.metric, Accuracy):
-        return
-    size = count_rows(setup.clients.examples(users[0]))
-    x, y = setup.test
-    for start in range(0, min(len(x) - size + 1, _PUBLIC * size), size):
-        yield x[start : start + size], y[start : start + size]
