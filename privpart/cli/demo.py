@@ -20,7 +20,7 @@ from accounting.checks import ConfigError
 from accounting.report import up
 from privpart.cli import options
 from privpart.cli.output import WIDTH, Table, print_all
-from privpart.cli.trainings import JobsOption, processes, shown_trainings
+from privpart.cli.trainings import processes, shown_trainings
 from privpart.engines.options import EngineOptions
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
@@ -50,7 +50,6 @@ def demo(
     seeds: Annotated[
         int, typer.Option(help="Trainings per noise level and part; the first has seed 0.")
     ] = 5,
-    jobs: JobsOption = None,
     html: options.HtmlOption = None,
 ) -> None:
     """Train full and partial models at several noise levels; report privacy and leakage.
@@ -58,7 +57,6 @@ def demo(
     It takes about a minute on two cores.
     """
     checks.count("seeds", seeds)
-    jobs = processes(jobs)
     file, base = sweep_file(range(seeds))
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -75,7 +73,7 @@ def demo(
     examples = plan_data(plan.data, plan.model.network())
     with (
         shown_trainings(sum(cell.plan.privacy.rounds for cell in cells)) as trainings,
-        Runner(jobs, options=ENGINE) as runner,
+        Runner(processes(None), options=ENGINE) as runner,
     ):
         runner.train(cells, trainings.finished, trainings.advanced)
         audits = _audit(examples, trainings.progress)

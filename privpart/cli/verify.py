@@ -53,12 +53,13 @@ def verify(
         typer.Option(help="File with the run's noise key, if its operator disclosed it."),
         without("replay", "nothing is computed again"),
     ] = None,
+    html: options.HtmlOption = None,
     form: options.TableOrJson = "table",
 ) -> None:
     """Check a run's signature, chain, files, plan and guarantee, and say what each rests on.
 
-    Imports none of the plan's code and writes nothing. Exit code 5 if something is wrong, 6 if the
-    run left its plan.
+    Imports none of the plan's code and writes nothing into the run. Exit code 5 if something is
+    wrong, 6 if the run left its plan.
 
     Example: privpart verify run model.safetensors --public-key key.txt
     """
@@ -70,6 +71,10 @@ def verify(
         checks = (*checks, _replayed(run, noise_key, checks))
     wrong = any(check.status == "wrong" for check in checks)
     refusals = [] if wrong or policy is None else judged_run(policy, run, key)
+    if html is not None:
+        from privpart.cli.pages.run import checks_page
+
+        checks_page(checks, run).write(html)
     if form == "json":
         report = {"schema": _SCHEMA, "wrong": wrong, "checks": [asdict(check) for check in checks]}
         report |= as_field(policy, refusals)

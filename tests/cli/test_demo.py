@@ -19,8 +19,9 @@ def finished(privpart, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "_PLAN", plan)
         patch.setattr(demo, "AUDITED_IMAGES", 1)
+        patch.setattr(demo, "processes", lambda _: 1)
         page = ("--html", str(out.parent / "page.html"))
-        return out, privpart("demo", "--out", str(out), "--seeds", "1", "--jobs", "1", *page)
+        return out, privpart("demo", "--out", str(out), "--seeds", "1", *page)
 
 
 @pytest.fixture(scope="module")

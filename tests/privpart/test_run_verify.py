@@ -10,6 +10,7 @@ from runs import PLAN, STATE, add_row, begun, changed, flip, train
 
 from accounting import ConfigError
 from privpart import RunFolder
+from privpart.cli.pages.run import checks_page
 from privpart.run import log
 from privpart.run.evidence import Check
 from privpart.run.ledger import LEDGER, Ledger, SigningKey
@@ -216,8 +217,13 @@ def test_a_model_of_an_earlier_round_is_named(folder, tmp_path, privpart):
     checks = check_run(folder, model=out)
     assert wrong(checks) == ["model file", "model metadata"]
     assert "after round 1, not after the newest" in checks[-2].says
-    told = privpart("verify", str(folder), str(out))
+    page = tmp_path / "page.html"
+    told = privpart("verify", str(folder), str(out), "--html", str(page))
     assert told.returncode == 5
+    assert "Wrong: model file, model metadata" in page.read_text()
+    assert str(tmp_path) not in page.read_text()
+    for after, answer in ((checks[:-2], "not checked:"), (checks[:1], "Everything")):
+        assert answer in checks_page(after, folder).html()
     assert "wrong     model file: it is the model after round 1" in told.stdout
 
 

@@ -93,6 +93,28 @@ def unreadable_page(error: str, checks: Sequence[Check], folder: Path) -> Page:
     )
 
 
+def checks_page(checks: Sequence[Check], folder: Path) -> Page:
+    """Return the page of a verification: is anything wrong, and what rests on the operator's word.
+
+    Never green while a line rests on a word alone.
+    """
+    wrong = [check.what for check in checks if check.status == "wrong"]
+    words = [check.what for check in checks if check.status == "asserted"]
+    if wrong:
+        tone, answer = "bad", f"Wrong: {', '.join(wrong)}"
+    elif words:
+        tone, answer = "caution", f"Nothing is wrong; not checked: {', '.join(words)}"
+    else:
+        tone, answer = "good", "Everything in this folder is as it says"
+    lead = ["What the run guarantees, and how strong that is: privpart report FOLDER --html FILE."]
+    return Page(
+        f"Verification of {folder.resolve().name or 'a run'}",
+        [Verdict(tone, answer, lead)],
+        [_checks(checks, folder)],
+        "By the rules of privpart verify.",
+    )
+
+
 def without_places(text: str, *folders: Path) -> str:
     """Return text in which a file is named without the folders in which it lies.
 
