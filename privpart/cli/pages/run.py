@@ -30,7 +30,7 @@ from privpart.cli.pages.guarantee import (
     mechanism_facts,
     statement_of,
 )
-from privpart.cli.pages.page import Badge, Block, Page, Picture, Section, Verdict
+from privpart.cli.pages.page import Badge, Block, Page, Picture, Section, Tone, Verdict
 from privpart.cli.pages.plots import learning_curve
 from privpart.run.evidence import Check
 from privpart.run.report import RunReport
@@ -100,6 +100,7 @@ def checks_page(checks: Sequence[Check], folder: Path) -> Page:
     """
     wrong = [check.what for check in checks if check.status == "wrong"]
     words = [check.what for check in checks if check.status == "asserted"]
+    tone: Tone
     if wrong:
         tone, answer = "bad", f"Wrong: {', '.join(wrong)}"
     elif words:
