@@ -483,6 +483,16 @@ class Server:
         self.parameters.copy_(parameters)
         self._released.copy_(parameters)
 
+    @property
+    def checkpoint(self) -> int:
+        """The last round, up to now, after which the registers of the noise are to be saved."""
+        return max((stream.checkpoint for _, stream in self._streams()), default=0)
+
+    @property
+    def registers(self) -> list[str]:
+        """Names of the tensors of a state that follow from the key, see ``load_state_dict``."""
+        return [f"{name}.{key}" for name, stream in self._streams() for key in stream.registers]
+
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return everything that the next round depends on, except plan, key and participations.
 
@@ -519,7 +529,9 @@ class Server:
     ) -> None:
         """Continue where ``state_dict`` was called; bit for bit, given the same key.
 
-        ``participations`` are the rounds in which each client took part, ascending.
+        ``participations`` are the rounds in which each client took part, ascending. The registers
+        may be those after fewer rounds, which ``values`` name as "registers"."round"; the noise
+        since then is drawn again, and no sum is.
 
         Raises:
             ConfigError: the state belongs to another plan or model.
@@ -535,8 +547,10 @@ class Server:
             raise ConfigError("the server has begun: load a state into a new server.")
         # half of a state under the other half of another: no round may follow
         self.halt("a state was loaded in part")
+        since = values["registers"]["round"] if "registers" in values else values["round"]
         for prefix, stream in self._streams() if values["round"] < self.plan.rounds else ():
-            stream.load_state_dict({**values[prefix], **_under(prefix, tensors)})
+            state = {**values[prefix], **_under(prefix, tensors)}
+            stream.load_state_dict(state, since=since)
             if stream.round != values["round"]:
                 raise ConfigError(
                     f"the state is that of round {values['round']}, its {prefix} that of round "

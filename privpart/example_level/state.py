@@ -46,20 +46,34 @@ class StepState:
         """The released parameters, shape (d,)."""
         return torch.cat([p.detach().reshape(-1).float().cpu() for p in self._optimizer.trained])
 
+    @property
+    def checkpoint(self) -> int:
+        """The last step, up to now, after which the registers of the noise are to be saved."""
+        return self._optimizer.noise.checkpoint
+
+    @property
+    def registers(self) -> list[str]:
+        """Names of the tensors of a state that follow from the key."""
+        return ["noise"] if self._optimizer.noise.registers else []
+
     def load_start(self, start: Tensor) -> None:
         """Raise: runs of examples are not forked."""
         raise ConfigError("a run of examples is not a fork: it has no start model of its own.")
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return parameters, optimiser, scheduler, noise and torch's random numbers."""
-        noise = self._optimizer.noise.state_dict()
+        """Return parameters, optimiser, scheduler, noise and torch's random numbers.
+
+        After the last step there is no noise: whoever read it could subtract it.
+        """
+        stream = self._optimizer.noise
+        noise = stream.state_dict() if self.round < stream.mechanism.rounds else None
         original, scheduler = self._optimizer.original_optimizer, self._optimizer.scheduler
         tensors = {"parameters": self.parameters, "random": torch.get_rng_state().to(torch.int32)}
         if self._device.type == "cuda":
             tensors["random_device"] = torch.cuda.get_rng_state(self._device).to(torch.int32)
         tensors |= _kept_state(original)
         # absent where the draws can be made again
-        if "state" in noise:
+        if noise is not None and "state" in noise:
             tensors["noise"] = noise.pop("state")
         values = {"schema": _SCHEMA, "plan": self.plan_hash, "round": self.round, "noise": noise}
         return tensors, values | settings_of(original, scheduler)
@@ -91,10 +105,11 @@ class StepState:
         if (coins := unread.pop("random_device", None)) is not None and self._device.type == "cuda":
             torch.cuda.set_rng_state(coins.to(torch.uint8), self._device)
         noise, registers = values["noise"], unread.pop("noise", None)
-        # the processes beside the first one have none
+        # none after the last step, nor in the processes beside the first one
         if noise is not None:
             more = {} if registers is None else {"state": registers}
-            self._optimizer.noise.load_state_dict({**noise, **more})
+            since = values["registers"]["round"] if "registers" in values else values["round"]
+            self._optimizer.noise.load_state_dict({**noise, **more}, since=since)
         parts = torch.split(parameters, [p.numel() for p in self._optimizer.trained])
         with torch.no_grad():
             for p, part in zip(self._optimizer.trained, parts, strict=True):

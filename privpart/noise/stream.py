@@ -10,6 +10,10 @@ three ways is a few lines of ``Executor``. Every operation works on each coordin
 whose products and sums are rounded one by one, in a fixed order. So any slice of the coordinates
 gives the same integers, on every machine.
 
+Draws are addressed, so registers follow from the key and the salts: whoever saves the state after
+every round saves registers now and then only (``NoiseStream.checkpoint``), and a stream that loads
+older ones runs the rounds in between again.
+
 The state is as secret as the noise: with it, the rounds' noise can be removed.
 """
 
@@ -39,6 +43,8 @@ from privpart.noise.ziggurat import REAL_ERROR, Draws, are_allowed
 from privpart.plan import PrivacyPlan
 
 SCHEMA = "privpart/noise/2"
+MOST_SECONDS = 20.0
+"""Seconds, by ``_seconds``, of the rounds that a stream runs again when it loads a saved state."""
 Vector = NDArray[Any]
 """int32 or int64 for integers, float64 for reals."""
 DrawsOf = Callable[[int], Draws]
@@ -315,6 +321,8 @@ class NoiseStream:
             source.claim(part.stream)
         self.source = source
         self.round = 0
+        # how many times ``MOST_SECONDS`` so many rounds have taken, all of them run again
+        self._spans = np.cumsum(_seconds(self._parts, mechanism.rounds)) // MOST_SECONDS
         self._interrupted = False
         self._salts = [(0, source.salt())]
         self._identity: dict[str, str | int | float] = {
@@ -330,6 +338,20 @@ class NoiseStream:
     def state_vectors(self) -> int:
         """Vectors of length d kept between rounds: ``accounting.footprint``'s, and nothing else."""
         return math.ceil(sum(part.state.size for part in self._parts) / self.dim)
+
+    @property
+    def checkpoint(self) -> int:
+        """The last round, up to now, after which registers are to be saved; 0 if none was.
+
+        Those of any earlier round would take longer than ``MOST_SECONDS`` to bring up to date. It
+        follows from mechanism and d alone.
+        """
+        return int(np.searchsorted(self._spans, self._spans[self.round]))
+
+    @property
+    def registers(self) -> list[str]:
+        """Names of the tensors of a state."""
+        return [part.key for part in self._parts if part.key]
 
     def next(self, *, out: Tensor | None = None) -> Tensor:
         """Return the noise of this round's sum, and go to the next round.
@@ -381,6 +403,13 @@ class NoiseStream:
 
         self._run_pieces(part, run)
 
+    def _replay(self, part: _Part, since: int) -> None:
+        """Run a part's rounds since so many of the run again, for what they leave in registers."""
+        if part.key and len(part.state):
+            unused = np.empty(part.state.shape[1], part.executor.integers)
+            for number in range(part.done(since), part.done(self.round)):
+                self._draw(part, number, unused)
+
     def _run_pieces(self, part: _Part, run: Callable[[DrawsOf, slice], None]) -> None:
         """Run pieces on as many threads as torch may use; which one runs which changes nothing."""
         dim = part.state.shape[1]
@@ -411,16 +440,23 @@ class NoiseStream:
         tensors = {p.key: torch.from_numpy(p.rows(self.round)) for p in self._parts if p.key}
         return {**self._identity, "round": self.round, "salts": json.dumps(salts), **tensors}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, since: int | None = None) -> None:
         """Continue where ``state_dict()`` was taken; numbers may be strings.
+
+        The tensors may be those after fewer rounds, ``since`` of them: the rounds in between are
+        run again, under the salts of the state. They are left out where that is 0.
 
         A round that was drawn but never committed is drawn again under a new salt, so it never has
         one noise under two sums. The draws of a seeded source have no salt: they are those of the
         undisturbed run. Never resume before a round that was released.
         """
-        rounds = self._checked_round(state)
+        registers = () if since == 0 else self.registers
+        rounds = self._checked_round(state, registers)
+        since = rounds if since is None else since
+        if type(since) is not int or not 0 <= since <= rounds:
+            raise ConfigError(f"since={since!r}: must be a whole number from 0 to {rounds}.")
         salts = _checked_salts(state["salts"], rounds, self.source.private)
-        saved = [(part, part.rows(rounds)) for part in self._parts if part.key]
+        saved = [(part, part.rows(since)) for part in self._parts if part.key in registers]
         values = [_checked_rows(state, part, rows) for part, rows in saved]
         # a fresh salt: rounds that were drawn and lost are drawn anew, never under their old noise
         self._salts = [*salts, (rounds, self.source.salt())]
@@ -430,15 +466,16 @@ class NoiseStream:
                 rows[:] = value
             for part in self._parts:
                 self._recall(part)
+                self._replay(part, since)
 
-    def _checked_round(self, state: Mapping[str, Any]) -> int:
+    def _checked_round(self, state: Mapping[str, Any], registers: Sequence[str]) -> int:
         """Return the round of a state of this stream, which has all of its keys and no others."""
         if self.round or self._interrupted:
             raise ConfigError(
                 f"state: this stream has done {self.round} rounds, and going back would repeat "
                 "their noise. Load the state into a new stream."
             )
-        keys = {*self._identity, "round", "salts", *(part.key for part in self._parts if part.key)}
+        keys = {*self._identity, "round", "salts", *registers}
         for fault, names in (("missing", keys - state.keys()), ("unknown", state.keys() - keys)):
             if names:
                 raise ConfigError(f"state: {fault} {', '.join(sorted(map(str, names)))}.")
@@ -508,6 +545,21 @@ def _parts_of(mechanism: Mechanism, dim: int, stddev: float, stream: int) -> lis
         key = key if executor.program.kept_draws is None else ""
         parts.append(_Part(executor, stream + number, rounds[number], state, key))
     return parts
+
+
+def _seconds(parts: Sequence[_Part], rounds: int) -> Vector:
+    """Return about how long 0, 1, ... rounds' registers take to make again, round by round.
+
+    The nanoseconds are those of one thread of a processor of 2022, rounded up, per coordinate and
+    row of registers, and per operation. Parts whose registers need not be saved take none.
+    """
+    spent = np.zeros(rounds + 1)
+    for part in parts:
+        rows = np.array(part.executor.rows[1:], np.float64)
+        if part.key and rows.any():
+            each = part.state.shape[1] * (12 + 3 * rows) + 1e5 + 3e3 * rows
+            spent[np.array(part.rounds) + 1] += 1e-9 * each
+    return spent
 
 
 def _checked_rows(state: Mapping[str, Any], part: _Part, rows: Vector) -> Vector:

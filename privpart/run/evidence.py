@@ -25,7 +25,7 @@ from accounting.checks import ConfigError, parsed_json
 from privpart.plan import PrivacyPlan
 from privpart.run import lives, members, package
 from privpart.run.folder import named_secret
-from privpart.run.ledger import KEY_BYTES, LEDGER, Ledger, Row, read_key, signed_by
+from privpart.run.ledger import KEY_BYTES, LEDGER, Ledger, Row, noise_name, read_key, signed_by
 from privpart.run.members import MOVES, NODE_KEYS
 from privpart.run.store import HANDLED, damage_named, file_hash, model_hash, one_line
 
@@ -169,11 +169,15 @@ def _state_and_model(path: Path, ledger: Ledger) -> tuple[Check, Check]:
             return state, Check(what, "wrong", f"is missing: {file.name} is another one")
         with safe_open(file, framework="pt") as tensors:
             parameters = tensors.get_tensor("parameters")
-            sources = set(_sources(parsed_json((tensors.metadata() or {})["values"])))
+            values = parsed_json((tensors.metadata() or {})["values"])
+        sources = set(_sources(values))
+        registers = _registers_fault(path, values.get("registers"))
     except Exception as error:  # the library raises types of its own
         reason = f"{file.name} cannot be read: {one_line(error)}"
         return Check("state", "wrong", reason), Check(what, "wrong", reason)
     state = Check("state", "verified", f"{file.name} has the hash in the ledger, {digest[:12]}")
+    if registers:
+        state = Check("state", "wrong", registers)
     # Noise of another key than the one whose hash the ledger signed is of another run.
     if sources - {facts["key"]}:
         state = Check("state", "wrong", f"{file.name} is of noise from another key")
@@ -181,6 +185,15 @@ def _state_and_model(path: Path, ledger: Ledger) -> tuple[Check, Check]:
         return state, Check(what, "wrong", f"{file.name} holds another model than the ledger names")
     reason = f"{len(parameters):,} parameters have the hash in the ledger, {model[:12]}"
     return state, Check(what, "verified", reason)
+
+
+def _registers_fault(path: Path, saved: Any) -> str:  # noqa: ANN401
+    """Return what is wrong with the registers that a state names; "" if it needs none."""
+    if saved is None or not saved["round"]:
+        return ""
+    name = noise_name(saved["round"])
+    right = os.path.lexists(path / name) and file_hash(path / name) == saved["file"]
+    return "" if right else f"{name} is missing, or not the one that the state names"
 
 
 def _sources(values: object) -> Iterator[str]:

@@ -1,7 +1,10 @@
 """Run folder: a run on disk, where each round is committed before anyone may see its model.
 
     ledger.log                 plan, committed rounds, who took part in them (see ``ledger``)
-    state-000012.safetensors   model, optimiser and noise after 12 rounds; only the newest is kept
+    state-000012.safetensors   model, optimiser and salts after 12 rounds; only the newest is kept
+    noise-000007.safetensors   registers of the noise after 7 rounds, of which the state names the
+                               hash: what follows from them and the key is computed when the run
+                               is resumed; only the newest is kept, and none of a run that ended
     closed-000012.safetensors  in its place, the model alone, of a run that was ended early
     start.safetensors          start model of a fork
     sum-000007.safetensors     sum of round 7 before its noise, of a run that records its sums
@@ -45,6 +48,7 @@ from privpart.run.ledger import (
     Row,
     SigningKey,
     closed_name,
+    noise_name,
     read_key,
     signed_by,
     state_name,
@@ -67,6 +71,7 @@ RECORDS = "records_sums"
 """Fact of a run whose sums are kept beside it, for anybody to replay it."""
 _STATE = re.compile(r"(state|closed)-[0-9]{6,}\.safetensors")
 _SUM = re.compile(r"sum-([0-9]{6,})\.safetensors")
+_NOISE = re.compile(r"noise-([0-9]{6,})\.safetensors")
 
 
 class Committed(Protocol):
@@ -88,6 +93,14 @@ class Committed(Protocol):
     def parameters(self) -> Tensor:
         """The released parameters, shape (d,)."""
 
+    @property
+    def registers(self) -> Sequence[str]:
+        """Names of the tensors of a state that follow from the noise key."""
+
+    @property
+    def checkpoint(self) -> int:
+        """The last round, up to now, after which these tensors are to be on the disk."""
+
     def load_start(self, start: Tensor) -> None:
         """Begin with these parameters."""
 
@@ -100,7 +113,7 @@ class Committed(Protocol):
         values: dict[str, Any],
         participations: dict[ClientId, list[int]],
     ) -> None:
-        """Continue where ``state_dict`` was taken."""
+        """Continue where ``state_dict`` was taken, or from older registers, see ``Server``."""
 
 
 class RunEndedError(ConfigError):
@@ -126,6 +139,8 @@ class RunFolder:
         self._source: NoiseSource | None = None
         self._sampled: SampledCohorts | None = None
         self._process = os.getpid()
+        # of the registers that the newest state needs; none are those before the first round
+        self._registers: dict[str, Any] = {"round": 0, "file": ""}
         self.is_new = self.is_paced = False
         # Called for its checks: a changed ledger is refused before a key is read.
         ledger.rows()
@@ -365,7 +380,13 @@ class RunFolder:
             if (start := self.facts.get("start")) is not None:
                 server.load_start(store.read_state(self.path / START, start)[0]["parameters"])
             return
-        server.load_state_dict(*self._newest_state(), self._ledger.rounds_by_client())
+        tensors, values = self._newest_state()
+        with store.damage_named(self.path / self._ledger.newest()[0]):
+            saved = values.get("registers", self._registers)
+            if rounds := saved["round"]:
+                tensors |= store.read_state(self.path / noise_name(rounds), saved["file"])[0]
+        server.load_state_dict(tensors, values, self._ledger.rounds_by_client())
+        self._registers = saved
 
     def _newest_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         name, expected = self._ledger.newest()
@@ -489,6 +510,7 @@ class RunFolder:
         digest = ""
         if self.facts.get(RECORDS) and isinstance(server, Server):
             digest = store.write_state(self.path / sum_name(self.rounds), *server.recorded())
+        saved = self._take_registers(server, tensors, values)
         # Hashing does not hold Python's lock.
         with ThreadPoolExecutor(1) as thread:
             model = thread.submit(store.model_hash, server.parameters)
@@ -515,6 +537,25 @@ class RunFolder:
                 sum=digest,
             )
         )
+        self._registers = saved
+
+    def _take_registers(
+        self, server: Committed, tensors: dict[str, Tensor], values: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Take the registers out of a state, and save them if they would take long to make again.
+
+        Returns:
+            After how many rounds the saved ones are, and the hash of their file; the state names
+            it, unless nothing is drawn any more.
+        """
+        registers = {name: tensors.pop(name) for name in server.registers if name in tensors}
+        saved = self._registers
+        if registers and server.checkpoint > saved["round"]:
+            file = store.write_state(self.path / noise_name(server.round), registers, {})
+            saved = {"round": server.round, "file": file}
+        if server.round < self.plan.mechanism.rounds:
+            values["registers"] = saved
+        return saved
 
     @property
     def _is_logged(self) -> bool:
@@ -543,10 +584,17 @@ class RunFolder:
         """
         # A state of a round that was not committed holds noise that is drawn again.
         keep = self._ledger.newest()[0] if self.rounds else ""
-        for file in self.path.iterdir():
+        files = list(self.path.iterdir())
+        # Of the model after the last round, nothing is drawn any more.
+        ended = self.rounds == self.plan.mechanism.rounds or self._ledger.has_ended
+        last = 0 if ended else self.rounds
+        saved = [int(of[1]) for file in files if (of := _NOISE.fullmatch(file.name))]
+        registers = noise_name(max((n for n in saved if n <= last), default=0))
+        for file in files:
             of_sum = _SUM.fullmatch(file.name)
             lost = of_sum and int(of_sum[1]) >= self.rounds
             older = _STATE.fullmatch(file.name) and file.name != keep
+            older = older or (_NOISE.fullmatch(file.name) and file.name != registers)
             if lost or older or store.is_scratch(file.name):
                 store.remove_durably(file)
         if self._ledger.has_ended:

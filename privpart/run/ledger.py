@@ -314,6 +314,11 @@ class Ledger:
         return dict(rounds)
 
 
+def noise_name(rounds: int) -> str:
+    """Return the name of the file with the noise's registers after so many rounds."""
+    return f"noise-{rounds:06d}.safetensors"
+
+
 def state_name(rounds: int) -> str:
     """Return the name of the state file after a number of rounds."""
     return f"state-{rounds:06d}.safetensors"

@@ -34,6 +34,7 @@ from accounting import BinaryTree, Grouped, Participation
 from accounting.checks import ConfigError
 from accounting.metrics import Metrics
 from privpart import PrivacyPlan, RunFolder, Server, ServerOptimizer, fit
+from privpart.noise import stream
 from privpart.noise.metrics import MetricsRelease
 from privpart.noise.source import NoiseSource
 from privpart.run.begin import create_run
@@ -586,6 +587,8 @@ def disturbed(sweep: Sweep, start: Tree, stage: int, at: int, fault: str) -> int
 def main(tasks: list[str]) -> None:
     """Do each task, such as "seeded:power=16:errors=30"."""
     torch.set_num_threads(1)
+    # A run of three rounds saves its registers after the second one.
+    stream.MOST_SECONDS = 2e-4
     gc.freeze()  # so that no child of a fork copies what it never changes
     fast = Path("/dev/shm")  # memory, where nothing waits for a real disk
     results = {}

@@ -40,6 +40,7 @@ from privpart.example_level.optimizer import FTRLOptimizer
 from privpart.noise.stream import NoiseStream
 from privpart.run.evidence import gather
 from privpart.run.report import report_of, run_report
+from privpart.run.store import decode_state
 from privpart.training.verify import check_run
 
 # torch's, of Opacus's hooks: the input of the first layer needs no gradient
@@ -511,6 +512,13 @@ def test_a_run_that_is_resumed_ends_as_an_undisturbed_one(tmp_path, mechanism):
     assert all(map(torch.equal, whole[2].parameters(), made[2].parameters()))
     assert made[0].get_last_lr() == whole[0].get_last_lr()
     assert made[1].epochs_left == 0
+    # Whoever read noise of a run that has ended could subtract it.
+    (state,) = (tmp_path / "parts").glob("*-0*.safetensors")
+    tensors, values = decode_state(state)
+    assert ("noise" in tensors, values["noise"]) == (False, None)
+    again = in_folder(tmp_path / "parts", resume=True, mechanism=mechanism)
+    assert all(map(torch.equal, whole[2].parameters(), again[2].parameters()))
+    again[1].close()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator here")

@@ -19,6 +19,7 @@ from accounting import (
     Toeplitz,
 )
 from privpart import NoiseStream, SecretSource, SeededSource
+from privpart.noise import stream as module
 from privpart.noise.stream import Executor
 
 BLT = BufferedToeplitz(8, (0.9, 0.4), (0.3, 0.2))
@@ -59,11 +60,42 @@ def test_a_resumed_stream_is_the_undisturbed_one(mechanism, tmp_path):
     for start, state in enumerate(states):
         if start > 16 and start % 7:  # of the longest one, a seventh
             continue
-        resumed = stream(mechanism, stream=3)
-        resumed.load_state_dict(through_a_file(state, tmp_path / "noise"))
-        assert resumed.round == start
-        for t in range(start, mechanism.rounds):
-            assert torch.equal(resumed.next(), noises[t])
+        for since in {None, 0, start // 2}:  # the registers are its own, none, or older ones
+            resumed = stream(mechanism, stream=3)
+            mixed = state if since is None else older(state, states, since)
+            resumed.load_state_dict(through_a_file(mixed, tmp_path / "noise"), since=since)
+            assert resumed.round == start
+            for t in range(start, mechanism.rounds):
+                assert torch.equal(resumed.next(), noises[t])
+
+
+def older(state, states, since):
+    """A state with the registers after fewer rounds."""
+    values = {key: v for key, v in state.items() if not isinstance(v, torch.Tensor)}
+    registers = states[since] if since else {}
+    return values | {k: v for k, v in registers.items() if isinstance(v, torch.Tensor)}
+
+
+@pytest.mark.parametrize("mechanism", [BLT, *GROUPED], ids=short)
+def test_registers_that_are_saved_bound_what_is_run_again(mechanism, monkeypatch):
+    monkeypatch.setattr(module, "MOST_SECONDS", 4e-4)
+    one = stream(mechanism)
+    spent = np.cumsum(module._seconds(one._parts, mechanism.rounds))
+    assert one.checkpoint == 0
+    saved_after = []
+    for t in range(1, mechanism.rounds + 1):
+        one.next()
+        saved_after += [t] if one.checkpoint == t else []
+        assert one.checkpoint == max(saved_after, default=0)
+        assert spent[t] - spent[one.checkpoint] < 4e-4
+    assert bool(one.registers) <= len(saved_after) < mechanism.rounds / 2
+
+
+@pytest.mark.parametrize("since", [-1, 4, True, "1", None])
+def test_registers_of_no_round_are_refused(since):
+    state = saved(used()) | ({"state": torch.zeros(0, 6)} if since is None else {})
+    with pytest.raises(ConfigError, match="since" if since is not None else "has shape"):
+        stream().load_state_dict(state, since=since)
 
 
 def test_a_state_shares_the_stream_s_memory_and_a_loaded_one_does_not():
@@ -193,11 +225,11 @@ KEY = bytes(range(32))
 KINDS = [BLT, BinaryTree(8), BinaryTree(8, 3), Toeplitz.square_root(8), Independent(8)]
 
 
-def secret(mechanism, state=None):
+def secret(mechanism, state=None, since=None):
     """A stream of the one key, as a new process would have it."""
     one = stream(mechanism, source=SecretSource(KEY))
     if state is not None:
-        one.load_state_dict(state)
+        one.load_state_dict(state, since=since)
     return one
 
 
@@ -217,11 +249,14 @@ def test_a_round_that_is_drawn_twice_has_another_noise(mechanism):
 def test_the_draws_of_committed_rounds_are_still_those(mechanism):
     """After any number of attempts: the stack of a tree, and doubts that look back, need them."""
     one, committed = secret(mechanism), []
-    for rounds in (2, 1, 0, 3, 1):
-        committed += run_on(one, rounds)
-        state = saved(one)
+    states = [saved(one)]
+    for rounds, since in ((2, None), (1, 1), (0, 0), (3, 2), (1, 0)):
+        for _ in range(rounds):
+            committed += run_on(one, 1)
+            states.append(saved(one))
+        state = saved(one) if since is None else older(saved(one), states, since)
         one.next()  # lost
-        one = secret(mechanism, state)
+        one = secret(mechanism, state, since)
     committed += run_on(one, 1)
     noises = torch.stack(committed).double().numpy()
     draws, program = {}, one.mechanism.noise_program()

@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import COHORTS, DIM, Clients, add_row, changed, plan, refusal, server, train
+from runs import COHORTS, DIM, Clients, add_row, changed, flip, plan, refusal, server, train
 
-from accounting import BinaryTree, ConfigError, Independent
+from accounting import BinaryTree, BufferedToeplitz, ConfigError, Independent
 from privpart import AdaptiveClipping, RunFolder, SeededSource, Server, fit
+from privpart.noise import stream
 from privpart.run import canaries, log
 from privpart.run import folder as folder_module
 from privpart.run.begin import create_run
+from privpart.run.evidence import gather
 from privpart.run.store import StorageError, decode_state
 
 SETTINGS = [
@@ -30,6 +32,14 @@ SETTINGS = [
         },
         {},
     ),
+    (
+        {
+            "mechanism": BinaryTree(4, 2, estimator="online"),
+            "adaptive_clipping": AdaptiveClipping(bit_noise_multiplier=2.0),
+        },
+        {},
+    ),
+    ({"mechanism": BufferedToeplitz(4, (0.9, 0.4), (0.3, 0.2))}, {"momentum": 0.9}),
 ]
 
 
@@ -47,6 +57,44 @@ def test_a_resumed_run_is_the_undisturbed_one_bit_for_bit(tmp_path, change, opti
     assert whole.clip_norm == halves.clip_norm
     name = "state-000004.safetensors"
     assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "halves" / name).read_bytes()
+
+
+BLT = plan(mechanism=BufferedToeplitz(4, (0.9, 0.4), (0.3, 0.2)))
+
+
+def test_registers_of_the_noise_are_saved_now_and_then(tmp_path, monkeypatch):
+    """A state names those that it needs; a run that ended has none."""
+    monkeypatch.setattr(stream, "MOST_SECONDS", 2.1e-4)
+    folder, states = tmp_path / "run", []
+
+    def look():
+        files = sorted(file.name for file in folder.iterdir() if "-0" in file.name)
+        tensors, values = decode_state(folder / files[-1])
+        assert set(tensors) == {"parameters"}
+        states.append((files[:-1], values.get("registers", {}).get("round")))
+
+    create_run(folder, BLT).close()
+    for rounds in range(1, 5):
+        with RunFolder.open(folder) as run:
+            train(run, rounds)
+        look()
+    two = "noise-000002.safetensors"
+    assert states == [([], 0), ([two], 2), ([two], 2), ([], None)]
+
+
+def test_registers_that_are_not_the_state_s_are_named_and_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(stream, "MOST_SECONDS", 2.1e-4)
+    with create_run(tmp_path / "run", BLT) as run:
+        train(run, 3)
+    file = tmp_path / "run" / "noise-000002.safetensors"
+    state = {check.what: check.status for check in gather(tmp_path / "run").checks}["state"]
+    assert state == "verified"
+    for change in (lambda: flip(file, -1), file.unlink):
+        change()
+        checks = {check.what: check for check in gather(tmp_path / "run").checks}
+        assert checks["state"].status == "wrong"
+        assert file.name in checks["state"].says
+        assert file.name in refusal(tmp_path / "run")
 
 
 def test_participation_limits_survive_a_resumption(folder):
