@@ -249,7 +249,8 @@ class Living:
         key, offered = self._offers.get(node, ("", set[ClientId]()))
         if not move.rounds.keys() <= offered and not move.is_asked:
             # it may have got them since it was asked
-            if node in engine.grid.get_node_ids():
+            is_on_its_way = any(to.node == node for to in self._asked.values())
+            if node in engine.grid.get_node_ids() and not is_on_its_way:
                 self._offers.pop(node, None)
                 self._ask(node)
                 move.is_asked = node in self._met

@@ -23,7 +23,8 @@ from flwr.supernode.fleet_http_connection import http_request_response
 
 Answer = Callable[[Message, Context], Sequence[Message]]
 """From a message to the answers that are sent, in this order; none is silence."""
-POLL = 0.2
+POLL = 0.5
+"""Seconds between two looks for messages: each is signed, sent and checked."""
 
 
 class Node:

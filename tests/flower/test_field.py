@@ -67,7 +67,7 @@ def test_every_round_and_limit_is_kept_while_nodes_die_join_lie_and_stall(tmp_pa
         deployed.wait_for(deployed.server_app, "the ServerApp works")
         while deployed.server_app():
             field.look()
-            time.sleep(0.2)
+            time.sleep(1.0)
         said = deployed.said(run)
         assert deployed.status(run) == "finished:completed", said
     script.refuse_beyond_limits(out)

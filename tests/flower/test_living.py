@@ -117,6 +117,18 @@ def test_a_run_that_is_resumed_reads_no_line_as_newer_than_it_is(world):
     assert len(world.run.facts[MOVES]) == 1
 
 
+def test_who_joined_before_a_run_was_resumed_keeps_its_turns_and_the_key_of_its_node(world):
+    world.clients[3] = [7, 8]
+    world.look()
+    turns, asked = [*world.living.cohorts], len(world.grid.sent)
+    assert any(7 in cohort for cohort in turns)
+    world.begin()
+    assert [*world.living.cohorts] == turns
+    assert world.look()[7] == 3
+    assert world.engine.keys == {3: "a" * 64}
+    assert len(world.grid.sent) == asked  # by what the ledger says
+
+
 def test_a_line_is_read_when_it_is_whole_and_a_file_that_cannot_be_read_ends_no_run(world):
     world.clients[3] += [0]
     world.look()
