@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 import attacks
-from accounting import ConfigError
+from accounting import ConfigError, Guarantee
 from attacks.membership_inference import lira, logit_of_confidence, rmia, scores_of_models
 
 
@@ -62,14 +62,19 @@ def test_rmia_counts_the_public_units_that_a_unit_stands_out_from():
 
 
 def test_nothing_is_found_by_chance_and_what_leaks_is_bounded():
-    """500 units of 8 models: bounds keep their level without a signal, and bite with one."""
+    """Bounds keep their level, without a signal and at the strongest of an epsilon, and bite."""
     draws = np.random.default_rng(2)
-    above = 0
+    above = np.zeros(4, int)
     for _ in range(200):
         present = draws.random(200) < 0.5
-        (found,) = attacks.membership({"LiRA": draws.standard_normal(200)}, present, delta=1e-5)
-        above += found.bounds[0].epsilon > 0
-    assert above <= stats.binom.isf(1e-6, 200, 0.05)
+        noise = draws.standard_normal(200)
+        scores = {"chance": noise, "Gaussian mechanism": noise + present}
+        rows = attacks.membership(scores, present, delta=1e-5)
+        claims = (0.0, Guarantee(1.0).epsilon(1e-5))
+        above += [
+            b.epsilon > claim for row, claim in zip(rows, claims, strict=True) for b in row.bounds
+        ]
+    assert above.max() <= stats.binom.isf(1e-6, 200, 0.05)
     coins = paired_coins(8, 1000, draws)
     shadows = signals(coins, 3.0, draws)
     present = draws.random(1000) < 0.5

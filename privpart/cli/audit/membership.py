@@ -139,21 +139,18 @@ def _bound(row: dict[str, Any]) -> str:
 
 def _audited(source: Path, targets: int, out: Path) -> _Audit:
     """Train the target and shadow models of a plan, and attack them."""
-    from rich.console import Console
-    from rich.progress import Progress
-
     import attacks
     from attacks.membership_inference import RATES
     from privpart.cli.audit import membership_models
+    from privpart.cli.audit.store import resumable
 
     setup, users = _setup(source)
     population = membership_models.Population.of(setup, users)
     folder = membership_models.ModelFolder(out, population, targets)
     draw = folder.draw
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("models trained and attacked", total=len(draw.coins))
+    with resumable(out, len(draw.coins)) as step:
         said = membership_models.said_by_models(
-            population, draw, folder=folder, told=lambda n: progress.update(bar, completed=n)
+            population, draw, folder=folder, told=lambda n: step(f"{n}: models are whole")
         )
     scores, present = said.scores(draw), draw.present
     promised, delta = population.promised, setup.plan.privacy.delta

@@ -215,6 +215,7 @@ def said_by_models(
         ConfigError: a model diverged.
     """
     rows = []
+    told(0)
     for number, members in enumerate(draw.coins):
         said = folder.get(number) if folder is not None else None
         if said is None or said.keys() != {"losses", "norms", "public"}:

@@ -1,0 +1,196 @@
+"""Membership: who took part, told from the released model, for a full and a partial training.
+
+    python examples/studies/membership.py --work DIR    about three minutes of one core; resumes
+    python examples/studies/membership.py --quick       one seed without noise: ten seconds
+
+240 users with six images of digits each; 24 rounds of 80, so that each is asked eight times, and
+takes one step. Two dense layers, 9,610 parameters; the partial training sends the last one and the
+biases of the first, 1,418, of a first layer that keeps its random start. Both have the same budget,
+clip norm and rates; the server's rate falls with the noise. Per cell and seed, eight shadow models
+and two targets, whose users took part by fair coins; accuracy is that of a training on all users,
+on 360 test images. A row of the results is an attack on a cell, over the targets of all its seeds.
+"never" is the same attack on 60 units of test images with coins that decided nothing: it has to be
+at chance.
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+import frame
+
+import math
+import tempfile
+import time
+from collections.abc import Sequence
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import nn
+
+import attacks
+from attacks.membership_inference import scores_of_models
+from privpart.cli.audit.membership_models import Draw, Population, said_by_models, trained
+from privpart.training.plan_file import PlanFile, validated
+from privpart.training.training import Own, training
+
+EPSILONS = (0.5, 2.0, 8.0, math.inf)
+PARTS = {"full": ["*"], "partial": ["*.bias", "3.*"]}
+SHADOWS, TARGETS, SEEDS, DELTA = 8, 2, 5, 1e-5
+
+
+def network(seed: int) -> nn.Module:
+    """Return two dense layers for 8 x 8 pixels."""
+    torch.manual_seed(seed)  # noqa: TID251  the start weights
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+
+
+def plan_of(part: str, epsilon: float, seed: int) -> PlanFile:
+    """Return the plan of a training."""
+    private = {"noise_multiplier": 0.0} if epsilon == math.inf else {"target_epsilon": epsilon}
+    values = {
+        "schema": "privpart/plan/1",
+        "privacy": {
+            "rounds": 24,
+            "clip_norm": 1.0,
+            "delta": DELTA,
+            "max_participations": 8,
+            "mechanism": {"name": "blt"},
+            **private,
+        },
+        "model": {"train": PARTS[part]},
+        "data": {"task": "digits", "users": 240, "clients_per_round": 80, "seed": seed},
+        "client": {"learning_rate": 0.6, "epochs": 1},
+        "server": {"learning_rate": 1.0, "momentum": 0.9},
+    }
+    plan = validated(values, in_python=True)
+    noise = plan.privacy_plan().noise_multiplier
+    values["server"] = {"learning_rate": min(1.0, 1.0 / noise) if noise else 1.0, "momentum": 0.9}
+    return validated(values, in_python=True)
+
+
+def drawn(users: int, seed: int, key: str) -> Draw:
+    """Return the coins of a cell's models; of the targets, no attack sees them."""
+    draws = np.random.default_rng([seed, *key.encode()])
+    half = draws.random((SHADOWS // 2, users)) < 0.5
+    own = draws.random((TARGETS, users)) < 0.5
+    return Draw(np.concatenate([half, ~half, own]), SHADOWS, int(draws.integers(2**48)))
+
+
+def measured(epsilon: float, part: str, seed: int, work: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Train the models of a cell and seed, unless ``work`` has what they said."""
+    path = work / f"{epsilon:g}-{part}-{seed}.npz"
+    if path.exists():
+        return dict(np.load(path, allow_pickle=False))
+    began = time.process_time()
+    own = Own(module=network(seed))
+    setup = training(plan_of(part, epsilon, seed), objects=own, report=lambda _: None)
+    population = Population.of(setup, list(setup.clients.ids))
+    draw = drawn(len(population.users), seed, f"{epsilon:g} {part}")
+    said = said_by_models(population, draw)
+    everyone = trained(
+        population, np.ones(len(population.users), bool), draw.seed + len(draw.coins)
+    )
+    values = {
+        "coins": draw.coins,
+        "losses": said.losses,
+        "norms": said.norms,
+        "public": said.public,
+        "accuracy": np.array(setup.evaluate(everyone)),
+        "noise": np.array(population.promised.noise_multiplier),
+        "seconds": np.array(time.process_time() - began),
+    }
+    scratch = path.with_suffix(".part.npz")
+    np.savez(scratch, **values)
+    scratch.replace(path)
+    return values
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean, and a 95 % interval by Student's t."""
+    if len(values) < 2:
+        return values[0], math.nan, math.nan
+    half = float(stats.t.isf(0.025, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
+    return mean(values), mean(values) - half, mean(values) + half
+
+
+def judged(scores: Sequence[dict[str, Any]], coins: Sequence[Any]) -> dict[str, Any]:
+    """Return, by attack, what is told over all seeds, and the area under the curve of each."""
+    each = [
+        {found.attack: found.auc for found in attacks.membership(s, c, delta=DELTA)}
+        for s, c in zip(scores, coins, strict=True)
+    ]
+    together = {attack: np.concatenate([s[attack] for s in scores]) for attack in scores[0]}
+    return {
+        found.attack: (found, spread([aucs[found.attack] for aucs in each]))
+        for found in attacks.membership(together, np.concatenate(coins), delta=DELTA)
+    }
+
+
+def rows_of(epsilon: float, part: str, cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row of the results for each attack on a cell."""
+    scores, present, never, unused = [], [], [], []
+    for seed, cell in enumerate(cells):
+        shadows = cell["coins"][:SHADOWS]
+        scores.append(scores_of_models(cell["losses"], cell["norms"], shadows, cell["public"]))
+        present.append(cell["coins"][SHADOWS:].ravel())
+        public = cell["public"]
+        fake = drawn(public.shape[1], seed, f"never {epsilon:g} {part}").coins
+        of_never = scores_of_models(public, public, fake[:SHADOWS], public)
+        never.append({attack: s for attack, s in of_never.items() if attack != "gradient"})
+        unused.append(fake[SHADOWS:].ravel())
+    chance = judged(never, unused)
+    rows = []
+    for attack, (found, auc) in judged(scores, present).items():
+        row: dict[str, Any] = {"epsilon": epsilon, "part": part, "attack": attack}
+        row |= {"seeds": len(cells), "users": cells[0]["losses"].shape[1]}
+        row |= {"coins": sum(map(len, present))}
+        row["noise_multiplier"] = float(cells[0]["noise"])
+        row["accuracy"] = mean(float(cell["accuracy"]) for cell in cells)
+        row |= dict(zip(("auc", "auc_low", "auc_high"), auc, strict=True))
+        for name, positives in (("tpr_1", found.found[1]), ("tpr_01", found.found[0])):
+            row |= {name: positives.rate, f"{name}_low": positives.low}
+            row[f"{name}_high"] = positives.high
+        row["proved"] = found.bounds[0].epsilon
+        if attack in chance:
+            other, at_chance = chance[attack]
+            names = "never_auc", "never_auc_low", "never_auc_high"
+            row |= dict(zip(names, at_chance, strict=True))
+            row["never_proved"] = other.bounds[0].epsilon
+        row["cpu_seconds"] = sum(float(cell["seconds"]) for cell in cells)
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    """Train, or draw."""
+    options = frame.options(__doc__, "membership.csv", {"seeds": 1}, seeds=SEEDS, work="")
+    with tempfile.TemporaryDirectory() as scratch:
+        work = Path(options.work or scratch)
+        work.mkdir(parents=True, exist_ok=True)
+        epsilons = (math.inf,) if options.quick else EPSILONS
+        # Seed by seed, so that whoever stops early has whole seeds.
+        for seed in range(options.seeds):
+            for epsilon in epsilons:
+                for part in PARTS:
+                    measured(epsilon, part, seed, work)
+                    sys.stderr.write(f"epsilon {epsilon:g}, {part}, seed {seed}\n")
+        rows = [
+            row
+            for epsilon in epsilons
+            for part in PARTS
+            for row in rows_of(
+                epsilon, part, [measured(epsilon, part, s, work) for s in range(options.seeds)]
+            )
+        ]
+    for row in rows:
+        name = f"epsilon {row['epsilon']:g}, {row['part']}, {row['attack']}"
+        frame.show(name, row, "accuracy", "auc", "tpr_1", "proved", "never_auc")
+    frame.write_csv(options.result, rows)
+
+
+if __name__ == "__main__":
+    main()
