@@ -23,6 +23,7 @@ from privpart.training.training import Training
 
 _LONGEST_FILE = 2**26
 """Bytes of the operator's file."""
+_DAY = 86_400.0
 
 
 class Turns(Sequence[Sequence[ClientId]]):
@@ -118,6 +119,7 @@ class Living:
         for move in run.facts.get(MOVES, ()):
             self._apply(move)
         self._met = {*engine.owners.values()}
+        self._waited = dict[int, float]()
 
     def look(self, _: object = None) -> None:
         """Ask nodes that joined which clients they have; take what came of it, and moves."""
@@ -136,7 +138,10 @@ class Living:
     def _ask(self, node: int) -> None:
         engine = self._engine
         question = flower().RecordDict({"task": flower().ConfigRecord(dict(self._agreed))})
-        if name := pushed(engine.grid, "query", question, node, engine.timeout):
+        # the answer is looked for after the next round, which may take several times the timeout
+        wait = 2 * self._waited.get(node, engine.timeout)
+        self._waited[node] = max(2 * engine.timeout, min(wait, _DAY))
+        if name := pushed(engine.grid, "query", question, node, self._waited[node]):
             self._asked[name] = Asked(node)
             self._met.add(node)
 

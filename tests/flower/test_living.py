@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower has an environment of its own: make messages")
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 from in_process import InProcessGrid
 from torch import nn
 
@@ -127,6 +127,15 @@ def test_who_joined_before_a_run_was_resumed_keeps_its_turns_and_the_key_of_its_
     assert world.look()[7] == 3
     assert world.engine.keys == {3: "a" * 64}
     assert len(world.grid.sent) == asked  # by what the ledger says
+
+
+def test_a_node_may_answer_after_a_round_that_waited_for_others(world):
+    """Its answer would expire again and again: who is looked for is a round apart."""
+    world.grid.apps[3] = lambda message, _: Message(Error(4, "expired"), reply_to=message)
+    world.look(30)
+    waits = [m.metadata.ttl for m in world.grid.sent if m.metadata.dst_node_id == 3]
+    assert waits[:3] == [120.0, 240.0, 480.0]
+    assert waits[-1] == 86_400.0
 
 
 def test_a_line_is_read_when_it_is_whole_and_a_file_that_cannot_be_read_ends_no_run(world):
