@@ -111,9 +111,9 @@ def train(
         Precision,
         typer.Option(
             help="'bfloat16' rounds the factors of the clients' products to 8 bits. It is faster "
-            "for large convolutions on processors with bfloat16 instructions, and slower for small "
-            "networks. 'tf32' lets a CUDA device round them to 10 bits. It may change with "
-            "--resume, which does not affect privacy.",
+            "for large layers on processors with bfloat16 instructions, and slower for small "
+            "networks. Updates and clipping stay float32. 'tf32' lets a CUDA device round them to "
+            "10 bits. It may change with --resume, which does not affect privacy.",
             rich_help_panel=_ENGINE,
         ),
     ] = _DEFAULTS.precision,

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import islice, pairwise
 from typing import Any
 
@@ -61,10 +62,10 @@ class EmbeddedEngine:
 
     All options compute the same training, for networks that treat each example separately. Updates
     agree to rounding, 1e-5 of their norm, unless rounding moves an activation across the kink of a
-    ReLU; with Adam, which may divide by a number that is only rounding, they agree to 1e-2. When
-    vectorized clients take several steps, the rounding of one client may depend on the data of
-    others, and so may its update at a kink: only "loop" makes every bit of it a function of the
-    client's own data.
+    ReLU; with Adam, which may divide by a number that is only rounding, they agree to 1e-2.
+    ``precision="bfloat16"`` rounds more coarsely, see ``EngineOptions``. When vectorized clients
+    take several steps, the rounding of one client may depend on the data of others, and so may its
+    update at a kink: only "loop" makes every bit of it a function of the client's own data.
 
     Attributes:
         method: how the clients of the last round were computed; None before the first one.
@@ -92,12 +93,12 @@ class EmbeddedEngine:
         self.local = local
         self.data_seed = checks.count("data_seed", data_seed, minimum=0)
         self.workers = self.options.workers
-        self._may_sum = self.options.may_sum
         self.method: Method | None = None
         self._loop = Method(bfloat16=self.options.precision == "bfloat16")
         batching = "loop" if self.options.deterministic else self.options.batching
         # what the options prescribe; None leaves it to the rule
-        self._fixed = {"loop": self._loop, "vmap": Method(vectorized=True), "auto": None}[batching]
+        vectorized = replace(self._loop, vectorized=True)
+        self._fixed = {"loop": self._loop, "vmap": vectorized, "auto": None}[batching]
         self._chosen: tuple[object, Method] | None = None  # by what the rule looks at
         self._agrees: dict[Method, bool] = {}
         self._memory = Memory(model, report or _to_stderr)
@@ -141,7 +142,7 @@ class EmbeddedEngine:
             WorkerError, ConfigError: as ``run`` does.
         """
         local = self.local_of(task.round)
-        if not self._may_sum or self._needs_memory(local) or task.sum_clip_norm == 0:
+        if not self.options.sums or self._needs_memory(local) or task.sum_clip_norm == 0:
             return None
         computation = self._computation_of(local)
         method = self._method_for(computation, task, start, sums=True)
@@ -341,7 +342,7 @@ class EmbeddedEngine:
                 data_seed=self.data_seed,
                 features=computation.features,
                 largest=self._chunk_size,
-                sums=self._may_sum,
+                sums=self.options.sums,
                 timeout=self.options.worker_timeout,
             )
         return self._pool

@@ -26,7 +26,12 @@ from privpart.engines.device import float32_products
 from privpart.engines.frozen_prefix import Features
 from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.recorded import RecordedTraining
-from privpart.engines.vectorized import LARGEST_PASS, VectorizedTraining, single_step
+from privpart.engines.vectorized import (
+    LARGEST_PASS,
+    VectorizedTraining,
+    rounded_products,
+    single_step,
+)
 from privpart.messages import ClientId, RoundTask
 from privpart.model import PartialModel
 from privpart.settings.client import LocalTraining
@@ -48,8 +53,9 @@ class Method:
     Attributes:
         vectorized: many clients as one batched computation; otherwise one client after another.
         recorded: steps as CUDA graphs, see ``RecordedTraining``; only one client after another.
-        bfloat16: matrix products and convolutions rounded to 8 bits (torch.autocast), with float32
-            parameters. Never chosen automatically.
+        bfloat16: factors of matrix products and convolutions rounded to 8 bits (torch.autocast),
+            with float32 parameters and updates. Never chosen automatically. Ghost clipping,
+            recorded steps and convolutions under vmap do not round.
         ghost_sum: ghost clipping in one pass, which returns only the sum of the clipped updates;
             see ``GhostSum``.
     """
@@ -267,7 +273,9 @@ class LocalComputation:
         local, active = self.local, this.task.active
         if this.method.vectorized and self.vectorizable and self._vectorized is not None:
             batches = self._batches(this)
-            yield from self._vectorized.updates(this.start, batches, local, out=out, active=active)
+            yield from self._vectorized.updates(
+                this.start, batches, local, out=out, active=active, bfloat16=this.method.bfloat16
+            )
         elif this.method.recorded and self.recordable(this.task):
             self._recorded = self._recorded or RecordedTraining(self.model, self.x, self.users.y)
             self._recorded.updates(this.start, self._batches(this), local, out=out)
@@ -276,10 +284,7 @@ class LocalComputation:
             yield from self._one_by_one(this, out)
 
     def _one_by_one(self, this: "_Part", out: Tensor) -> Iterator[int]:
-        # autocast's cache would keep the weights of the first step for all later steps
-        rounded = torch.autocast(
-            self.device.type, torch.bfloat16, enabled=this.method.bfloat16, cache_enabled=False
-        )
+        rounded = rounded_products(self.device, bfloat16=this.method.bfloat16)
         generators = self._generators(this)
         triples = zip(
             this.clients, self._examples(this.clients, generators), generators, strict=True

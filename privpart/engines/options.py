@@ -43,11 +43,12 @@ class EngineOptions:
             if it is exact, fits into memory, and batching is not "loop". The cache is dropped when
             the frozen part changes, except when it is changed through ``.data``.
         deterministic: return the same bits for any number of workers; implies "loop" without cache.
-        precision: "bfloat16" rounds the factors of matrix products and convolutions to 8 bits and
-            computes one client after another. It is faster for large convolutions on processors
-            with bfloat16 instructions, and slower for small networks. Updates change by about 1e-2
-            of their norm. "tf32" lets a CUDA device round the factors to 10 bits, in every way to
-            compute clients; "float32" keeps it from rounding convolutions so, as torch does.
+        precision: "bfloat16" rounds the factors of matrix products and convolutions to 8 bits.
+            Parameters, updates and clipping stay float32, and so do a cached prefix, ghost clipping
+            and vectorized convolutions. It is faster for large layers on processors with bfloat16
+            instructions, and slower for small networks; updates change by 1e-2 to 1e-1 of their
+            norm. "tf32" lets a CUDA device round the factors to 10 bits, in every way to compute
+            clients; "float32" keeps it from rounding convolutions so, as torch does.
         sums: allow the engine to return sums of updates that it clipped itself: of vectorized
             clients, of clients with ``steps=1`` by ghost clipping, and of all clients on an
             accelerator. The server cannot clip those updates again.
@@ -86,8 +87,6 @@ class EngineOptions:
             self.deterministic and not self.on_cpu,
             f"device={self.device}: does not give the same bits every time, which "
             "deterministic=True and noise from a seed require; use device='cpu'.",
-            vectorizes and self.precision == "bfloat16",
-            "batching=vmap: bfloat16 computes one client after another; use auto or loop.",
             self.precision == "tf32" and not str(self.device).startswith("cuda"),
             f"precision=tf32: only CUDA devices round so, and device={self.device}; leave it out, "
             "or use bfloat16.",
@@ -102,11 +101,6 @@ class EngineOptions:
     def on_cpu(self) -> bool:
         """Whether clients are computed on the CPU."""
         return str(self.device).partition(":")[0] == "cpu"
-
-    @property
-    def may_sum(self) -> bool:
-        """Whether sums of clipped updates are allowed and implemented for these options."""
-        return self.sums and (self.precision == "float32" or not self.on_cpu)
 
     def chunk_size(self, dim: int, free: int | None = None) -> int:
         """Return how many clients, with updates of shape (dim,), are computed at once at most.

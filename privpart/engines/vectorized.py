@@ -59,11 +59,12 @@ class VectorizedTraining:
         *,
         out: Tensor,
         active: Sequence[int] | None = None,
+        bfloat16: bool = False,
     ) -> Iterator[int]:
         """Write each client's update, not clipped, into its row of ``out``, shape (V, c).
 
         Clients train on the mean cross-entropy, from ``start``, shape (d,). The groups ``active``
-        have c parameters; None trains all, and c is d.
+        have c parameters; None trains all, and c is d. ``bfloat16`` rounds the factors of products.
 
         Yields:
             The index of each row as soon as it is written.
@@ -75,6 +76,7 @@ class VectorizedTraining:
         """
         parameters = dict(self._model.module.named_parameters())
         groups = range(len(self._model.groups)) if active is None else active
+        self._rounded = rounded_products(start.device, bfloat16=bfloat16)
         self._names = tuple(name for group in groups for name in self._model.groups[group])
         self._shapes = [parameters[name].shape for name in self._names]
         with self._model.lent(start), nothing_kept(self._model):
@@ -92,7 +94,8 @@ class VectorizedTraining:
         """Write the updates of one step of SGD, whose momentum starts at zero."""
         examples, labels = padded_batches(self._x, self._y, batches, local.batch_size)
         gradients_at_start = vmap(grad(self._loss), in_dims=(None, 0, 0))
-        gradients = gradients_at_start(self._split(start), examples, labels)
+        with self._rounded:
+            gradients = gradients_at_start(self._split(start), examples, labels)
         for place, gradient in zip(self._split(out), gradients, strict=True):
             torch.mul(gradient, -local.learning_rate, out=place)
 
@@ -157,7 +160,8 @@ class VectorizedTraining:
         # all. Only the forward pass may use torch.func: its backward pass takes a small network
         # twice as long as autograd's.
         parts = [part.detach().requires_grad_(now) for part, now in zip(parts, moving, strict=True)]
-        losses = losses_of(vmap(self._forward)(parts, x), y)
+        with self._rounded:
+            losses = losses_of(vmap(self._forward)(parts, x), y)
         leaves = list(compress(parts, moving))
         return torch.autograd.grad(losses.sum(), leaves, materialize_grads=True)
 
@@ -186,6 +190,16 @@ class VectorizedTraining:
 
     def _loss(self, parts: Sequence[Tensor], x: Tensor, y: Tensor) -> Tensor:
         return mean_loss(self._forward(parts, x), y)
+
+
+def rounded_products(device: torch.device, *, bfloat16: bool) -> torch.autocast:
+    """Within this context, round the factors of products to 8 bits, if ``bfloat16``.
+
+    Parameters and gradients stay float32, and so do losses and norms. Without ``bfloat16`` nothing
+    is rounded, whatever an outer context of the caller says.
+    """
+    # autocast's cache would keep the weights of the first step for all later steps
+    return torch.autocast(device.type, torch.bfloat16, enabled=bfloat16, cache_enabled=False)
 
 
 @contextmanager

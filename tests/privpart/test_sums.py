@@ -302,7 +302,7 @@ def test_every_client_is_in_one_sum_for_any_number_of_workers(monkeypatch):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"sums": False}, {"deterministic": True}, {"batching": "loop"}, {"precision": "bfloat16"}],
+    [{"sums": False}, {"deterministic": True}, {"batching": "loop"}],
 )
 def test_no_sums_where_they_were_not_asked_for(changes):
     with engine(lambda: mcmahan_2nn(inputs=64, hidden=400), **changes) as one:

@@ -28,6 +28,7 @@ from attacks.lower_bounds.checks import Check
 from privpart.data.clients import Clients
 from privpart.data.users import Users
 from privpart.engines.embedded import EmbeddedEngine
+from privpart.engines.methods import Method
 from privpart.engines.options import EngineOptions
 from privpart.engines.protocol import Engine
 from privpart.loop import CohortTooSmallError, fit
@@ -48,6 +49,8 @@ _SEPARATELY = 16
 """Clients that are trained once more, each with nobody beside it."""
 _ROUNDING = {True: 1e-3, False: 0.02}
 """Of a clip norm per client, by which methods may differ in a sum: of plain SGD, and of others."""
+_COARSE = 0.5
+"""The same of products rounded to bfloat16; the sum of one client is never longer all the same."""
 _LENGTH = 1e-6
 _FLIPS = 50
 """Clients' worth of rounding that activations add which rounding moves across a kink."""
@@ -70,6 +73,8 @@ _METHODS: Sequence[dict[str, Any]] = (
     {"batching": "auto", "sums": True},
     {"batching": "auto", "sums": True, "cache_prefix": False},
     {"batching": "vmap", "sums": True},
+    {"batching": "vmap", "precision": "bfloat16"},
+    {"batching": "vmap", "precision": "bfloat16", "sums": True},
 )
 
 
@@ -130,9 +135,9 @@ def engine_checks(setup: Training | None, promised: PrivacyPlan) -> list[Check]:
     rows = {"alone": _alone(slow, few, start)}
     prefixed = bool(setup.model.frozen)
     for options in _METHODS:
-        counterpart = (
-            f"clip in the engine, vectorized (vmap){', sums' * options.get('sums', False)}"
-        )
+        rounds = options.get("precision") == "bfloat16"
+        method = Method(vectorized=True, bfloat16=rounds)
+        counterpart = f"clip in the engine, {method}{', sums' * options.get('sums', False)}"
         alike = counterpart in rows and options["batching"] == "vmap"
         if alike or ("cache_prefix" in options and not prefixed):
             continue  # it is the method that was taken before
@@ -142,7 +147,8 @@ def engine_checks(setup: Training | None, promised: PrivacyPlan) -> list[Check]:
         except ConfigError:
             continue
         number = _FEW.get(options["batching"] + options.get("precision", ""), count)
-        row = _row(made, options, replace(task, clients=asked[:number]), start, expected, rounding)
+        some, coarse = replace(task, clients=asked[:number]), _COARSE if rounds else rounding
+        row = _row(made, some, start, expected, coarse)
         kept = rows.get(row.name)
         rows[row.name] = row if kept is None or row.faults else kept
     if promised.sampling is None:
@@ -242,7 +248,6 @@ def _clipped(updates: Tensor, clip_norm: float) -> Tensor:
 
 def _row(
     engine: EmbeddedEngine,
-    options: dict[str, Any],
     task: RoundTask,
     start: Tensor,
     expected: Tensor,
@@ -257,7 +262,6 @@ def _row(
             for client in task.clients[:_ALONE]:
                 faults += _of_one(engine, replace(task, clients=(client,)), start)
     name = f"clip in the engine, {engine.method}"
-    name += ", bfloat16" * (options.get("precision") == "bfloat16" and "bfloat16" not in name)
     sees = f"a client longer than the clip norm by {_LENGTH:g} of it"
     if sums is not None:
         name += ", sums"
