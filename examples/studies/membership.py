@@ -3,14 +3,13 @@
     python examples/studies/membership.py --work DIR    about three minutes of one core; resumes
     python examples/studies/membership.py --quick       one seed without noise: ten seconds
 
-240 users with six images of digits each; 24 rounds of 80, so that each is asked eight times, and
-takes one step. Two dense layers, 9,610 parameters; the partial training sends the last one and the
-biases of the first, 1,418, of a first layer that keeps its random start. Both have the same budget,
-clip norm and rates; the server's rate falls with the noise. Per cell and seed, eight shadow models
-and two targets, whose users took part by fair coins; accuracy is that of a training on all users,
-on 360 test images. A row of the results is an attack on a cell, over the targets of all its seeds.
-"never" is the same attack on 60 units of test images with coins that decided nothing: it has to be
-at chance.
+240 users with six images of digits each; all take part in each of eight rounds, with one step. Two
+dense layers, 9,610 parameters; the partial training sends the last one and the biases of the first,
+1,418, of a first layer that keeps its random start. Both have the same budget, clip norm and rates;
+the server's rate falls with the noise. Per cell and seed, eight shadow models and two targets,
+whose users took part by fair coins; accuracy is that of a training on all users, on 360 test
+images. A row of the results is an attack on a cell, over the targets of all its seeds. "never" is
+the same attack on 60 units of test images with coins that decided nothing: it has to be at chance.
 """
 
 import sys
@@ -54,7 +53,7 @@ def plan_of(part: str, epsilon: float, seed: int) -> PlanFile:
     values = {
         "schema": "privpart/plan/1",
         "privacy": {
-            "rounds": 24,
+            "rounds": 8,
             "clip_norm": 1.0,
             "delta": DELTA,
             "max_participations": 8,
@@ -62,13 +61,13 @@ def plan_of(part: str, epsilon: float, seed: int) -> PlanFile:
             **private,
         },
         "model": {"train": PARTS[part]},
-        "data": {"task": "digits", "users": 240, "clients_per_round": 80, "seed": seed},
+        "data": {"task": "digits", "users": 240, "clients_per_round": 240, "seed": seed},
         "client": {"learning_rate": 0.6, "epochs": 1},
         "server": {"learning_rate": 1.0, "momentum": 0.9},
     }
     plan = validated(values, in_python=True)
     noise = plan.privacy_plan().noise_multiplier
-    values["server"] = {"learning_rate": min(1.0, 1.0 / noise) if noise else 1.0, "momentum": 0.9}
+    values["server"] = {"learning_rate": min(2.0, 4.0 / noise) if noise else 2.0, "momentum": 0.9}
     return validated(values, in_python=True)
 
 

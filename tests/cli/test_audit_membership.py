@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+import attacks
 from accounting import ConfigError
 from privpart.cli.audit import membership, membership_models
 from privpart.training.plan_file import read
@@ -60,6 +61,10 @@ def planned(folder, noise):
     return folder / "plan.toml"
 
 
+def population_of(path):
+    return membership_models.Population.of(*membership._setup(path))
+
+
 def test_a_model_without_noise_is_caught_and_one_with_noise_is_not(tmp_path, monkeypatch, capsys):
     """Random labels: without noise a linear model learns by heart who took part."""
     monkeypatch.setattr(membership_models, "SHADOWS", 8)
@@ -82,10 +87,14 @@ def test_a_model_without_noise_is_caught_and_one_with_noise_is_not(tmp_path, mon
     assert all(
         bound["epsilon"] <= epsilon for row in rows["noised"].values() for bound in row["bounds"]
     )
-
-
-def population_of(path):
-    return membership_models.Population.of(*membership._setup(path))
+    # The twin: by coins that decided nothing, the models that were caught tell nothing.
+    population = population_of(planned(tmp_path / "mine", 0.0))
+    folder = membership_models.ModelFolder(tmp_path / "out-bare", population, 3)
+    monkeypatch.delattr(membership_models, "trained")  # all are there
+    said = membership_models.said_by_models(population, folder.draw, folder=folder)
+    other = membership_models.Draw.fresh(60, 3, 8)
+    at_chance = attacks.membership(said.scores(other), other.present, delta=1e-5)
+    assert all(0.3 < row.auc < 0.7 for row in at_chance)
 
 
 def test_who_stays_out_is_a_zero_also_where_a_round_is_left_empty(tmp_path):

@@ -152,10 +152,10 @@ def _audited(source: Path, targets: int, out: Path) -> _Audit:
         said = membership_models.said_by_models(
             population, draw, folder=folder, told=lambda n: step(f"{n}: models are whole")
         )
+    folder.close()
     scores, present = said.scores(draw), draw.present
     promised, delta = population.promised, setup.plan.privacy.delta
-    private = promised.noise_multiplier > 0
-    epsilon = promised.guarantee().epsilon(delta) if private else None
+    epsilon = promised.guarantee().epsilon(delta) if promised.noise_multiplier > 0 else None
     at = {"delta": delta, "confidence": _CONFIDENCE}
     results = attacks.membership(scores, present, **at)
     tests = sum(len(result.bounds) for result in results)
