@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+from drawings import drawings
 from pydantic import BaseModel
 from results import results_page
 from rooms import drawing
@@ -28,6 +29,64 @@ PACKAGES = {
     "attacks": "What leaks from an update, and lower bounds on epsilon.",
 }
 """Packages whose public names have an entry each, with what a reader gets there."""
+GROUPS = {
+    "accounting": {
+        "Budgets": (
+            "guarantee calibrate Guarantee Participation FixedOrder PrivacyReport Assumption "
+            "CrossCheck Realised participation_of"
+        ),
+        "Mechanisms": (
+            "optimize error BinaryTree BufferedToeplitz Toeplitz BandedInverse Independent "
+            "Scheduled Dense Grouped PrunedTree Mechanism mechanism_from_dict Sensitivity "
+            "PrefixError Workload footprint Footprint"
+        ),
+        "Sampling": (
+            "sampled_guarantee cohorts PoissonSampling ScheduledPoissonSampling BallsInBins "
+            "BMinSep ExampleSampling TruncatedPoissonSampling WithoutReplacementSampling "
+            "WithReplacementSampling"
+        ),
+        "Choices and composition": (
+            "SelectedGuarantee NegativeBinomialRuns PoissonRuns BinomialRuns ComposedGuarantee "
+            "StatedGuarantee composed_events"
+        ),
+    },
+    "attacks": {
+        "Audit an update": (
+            "leakage text_leakage defences LeakageReport TextReport ImageAudit TextAudit "
+            "DefencePoint observe observe_text Observation TextObservation LocalSteps view "
+            "View read_update change_of_weights explain psnr ssim reid_rank"
+        ),
+        "Attacks": (
+            "suite for_model dlg cosine_tv invert_dense dense_then_invert april spear "
+            "span_test infer_labels Reconstruction ReadText"
+        ),
+        "Epsilon from below": (
+            "replay Replay ServerReplay CanaryLoop LoopAudit canary_clients Canaries coins "
+            "guesses clopper_pearson one_run one_run_gdp paired pooled_t Bound worst_view "
+            "drifting_view round_covariance"
+        ),
+        "Who took part": "membership lira rmia MembershipScore",
+    },
+    "privpart": {
+        "Train": (
+            "train tune Run PrivacyPlan PartialModel LocalTraining ServerOptimizer Accuracy "
+            "TensorBoard StopTraining"
+        ),
+        "An ordinary PyTorch loop": "FTRLEngine",
+        "Over a network": "server_app client_app FlowerEngine sign_move SecureEngine SecureSums",
+        "From pieces": (
+            "Server fit Users EmbeddedEngine DistributedEngine Engine client_update "
+            "ClientUpdate RoundTask RoundRecord RoundCounts SampledCohorts create_run "
+            "RunFolder"
+        ),
+        "Noise and start values": (
+            "SecretSource SeededSource NoiseSource NoiseStream Normal Uniform Glorot He Constant"
+        ),
+        "Errors": "CohortRefusedError CohortTooSmallError DivergedError WorkerError",
+        "Adaptive clipping": "AdaptiveClipping",
+    },
+}
+"""Public names by what a reader wants; names in no group follow under "More"."""
 
 
 def all_pages(folder: Path) -> None:
@@ -43,6 +102,7 @@ def all_pages(folder: Path) -> None:
     }
     files = {f"{name}.md": text for name, text in pages.items()}
     files |= {"schemas.txt": schemas_table(), "errors.txt": errors_table()}
+    files |= drawings()
     files["plan.schema.json"] = json.dumps(PlanFile.model_json_schema(), indent=1) + "\n"
     for name, text in files.items():
         path = folder / name
@@ -55,20 +115,25 @@ def all_pages(folder: Path) -> None:
 
 
 def api_page(name: str) -> str:
-    """Return an entry per public name of a package, by kind: classes, functions, others."""
+    """Return an entry per public name of a package, grouped by what a reader wants, or by kind."""
     package = import_module(name)
-    kinds: dict[str, list[str]] = {"Classes": [], "Functions": [], "Errors": [], "Values": []}
-    for public in package.__all__:
-        kinds[_kind(getattr(package, public))].append(public)
+    groups = {title: listed.split() for title, listed in GROUPS.get(name, {}).items()}
+    grouped = [public for listed in groups.values() for public in listed]
+    if gone := sorted(set(grouped) - set(package.__all__)):
+        raise ValueError(f"docs/generate.py: GROUPS has names that {name} lacks: {gone}")
+    for public in sorted(set(package.__all__) - set(grouped), key=str.lower):
+        title = "More" if name in GROUPS else _kind(package, public)
+        groups.setdefault(title, []).append(public)
+    groups = dict(sorted(groups.items(), key=lambda item: item[0] in ("Errors", "Values")))
     parts = [f"# `{name}`\n\n{markdown(inspect.getdoc(package) or '')}\n"]
-    for title, names in kinds.items():
-        if names:
-            entries = [_entry(name, public, title) for public in sorted(names, key=str.lower)]
-            parts.append(f"## {title}\n\n```{{eval-rst}}\n" + "\n".join(entries) + "```\n")
+    for title, names in groups.items():
+        entries = [_entry(name, public, _kind(package, public)) for public in names]
+        parts.append(f"## {title}\n\n```{{eval-rst}}\n" + "\n".join(entries) + "```\n")
     return "\n".join(parts)
 
 
-def _kind(value: object) -> str:
+def _kind(package: types.ModuleType, public: str) -> str:
+    value = getattr(package, public)
     if inspect.isclass(value):
         return "Errors" if issubclass(value, Exception) else "Classes"
     return "Functions" if inspect.isroutine(value) else "Values"
@@ -99,10 +164,19 @@ def cli_page() -> str:
     parts = [
         "# Commands\n",
         "Standard output carries only the result; progress, warnings and errors go to standard "
-        "error. What was typed counts: an option that has no effect beside another one is refused, "
-        "also when it equals its default. [Exit codes](../reference/formats.md#exit-codes).\n",
-        *(_command(words, command) for words, command in _commands("privpart", root)),
+        "error. An option that would have no effect is an error. "
+        "[Exit codes](../reference/formats.md#exit-codes).\n",
     ]
+    panels = ("Train", "Report", "Budget", "Study", "Audit")
+    if other := {inner.rich_help_panel for inner in root.commands.values()} - set(panels):
+        raise ValueError(f"docs/generate.py: cli_page has no section for {other}")
+    for panel in panels:
+        parts.append(f"## {panel}\n")
+        for name, inner in root.commands.items():
+            if inner.rich_help_panel == panel:
+                parts.append(_command(f"privpart {name}", inner))
+                below = _commands(f"privpart {name}", inner)
+                parts += [_command(words, command) for words, command in below]
     return "\n".join(parts)
 
 
@@ -116,7 +190,7 @@ def _command(words: str, command: Any) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
     line = " ".join([words, *(_metavar(a) for a in arguments), "[OPTIONS]" if options else ""])
-    parts = [f"## `{words}`\n", _help(command.help), f"```\n{line.strip()}\n```\n"]
+    parts = [f"### `{words}`\n", _help(command.help), f"```\n{line.strip()}\n```\n"]
     if getattr(command, "commands", None):
         return "\n".join(parts[:2])
     rows = [(f"`{_metavar(a)}`", "", "", markdown(a.help or "")) for a in arguments]

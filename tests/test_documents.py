@@ -300,12 +300,14 @@ def test_pages_for_users_are_few():
 def test_pages_are_generated_from_the_code(tmp_path):
     """Every plan key has a meaning and every schema an owner, or this raises."""
     import generate
+    from drawings import drawings
 
     generate.all_pages(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == generated_names() | {
         "plan.schema.json",
         "schemas.txt",
         "errors.txt",
+        *drawings(),
         "rooms.svg",
     }
     sweep = (tmp_path / "results.md").read_text()
