@@ -39,7 +39,7 @@ def run_of(folder: Path, rounds: int) -> str:
     create_run(folder, plan, facts={"delta": 1e-6}).close()
     parameters = torch.zeros(DIM)
     name = folder / f"state-{rounds:06d}.safetensors"
-    state, model = write_state(name, {"parameters": parameters}, {}), model_hash(parameters)
+    state, model = write_state(name, {"parameters": parameters}, {}).state, model_hash(parameters)
     signer = SigningKey((folder / "signing-key").read_bytes())
     chain, lines = Ledger(folder)._end, []
     counts = {"state": state, "model": model, "clip_norm": 1.0, "received": CLIENTS}

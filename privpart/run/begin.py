@@ -1,6 +1,5 @@
 """How a run begins: in a folder of its own, with new keys, perhaps from another run's model."""
 
-import hashlib
 import json
 import platform
 import secrets
@@ -43,7 +42,14 @@ from privpart.run.ledger import (
 )
 from privpart.run.population import is_public
 from privpart.run.report import run_report
-from privpart.run.store import encode_state, is_scratch, make_private, read_state, write_durably
+from privpart.run.store import (
+    encode_state,
+    encoded_hash,
+    is_scratch,
+    make_private,
+    read_state,
+    write_durably,
+)
 from privpart.select.delivery import merge_seen
 from privpart.settings.about import about_of
 
@@ -118,7 +124,7 @@ def create_run(
     files = keys if seed is None else {SIGNING_KEY: keys[SIGNING_KEY]}
     if start is not None:
         files = {START: encode_state({"parameters": start}, {}), **files}
-        about["start"] = hashlib.sha256(files[START]).hexdigest()
+        about["start"] = encoded_hash(files[START])
     # As it will be read back.
     about = json.loads(json.dumps(about, allow_nan=False))
     with on_disk(f"{folder} cannot be begun"), _entered(folder, plan, about):

@@ -27,7 +27,7 @@ from privpart.run import lives, members, package
 from privpart.run.folder import named_secret
 from privpart.run.ledger import KEY_BYTES, LEDGER, Ledger, Row, noise_name, read_key, signed_by
 from privpart.run.members import MOVES, NODE_KEYS
-from privpart.run.store import HANDLED, damage_named, file_hash, model_hash, one_line
+from privpart.run.store import HANDLED, damage_named, model_hash, one_line, state_hash
 
 CheckStatus = Literal["verified", "asserted", "wrong"]
 Origin = Literal["here", "signed", "unknown"]
@@ -164,7 +164,7 @@ def _state_and_model(path: Path, ledger: Ledger) -> tuple[Check, Check]:
     name, expected = ledger.newest()
     file, row = path / name, rows[-1]
     try:
-        if (digest := file_hash(file)) != expected:
+        if (digest := state_hash(file)) != expected:
             state = Check("state", "wrong", f"{file.name} is not the one that the ledger names")
             return state, Check(what, "wrong", f"is missing: {file.name} is another one")
         with safe_open(file, framework="pt") as tensors:
@@ -192,7 +192,7 @@ def _registers_fault(path: Path, saved: Any) -> str:  # noqa: ANN401
     if saved is None or not saved["round"]:
         return ""
     name = noise_name(saved["round"])
-    right = os.path.lexists(path / name) and file_hash(path / name) == saved["file"]
+    right = os.path.lexists(path / name) and state_hash(path / name) == saved["file"]
     return "" if right else f"{name} is missing, or not the one that the state names"
 
 

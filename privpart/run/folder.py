@@ -23,7 +23,6 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -355,7 +354,8 @@ class RunFolder:
                 model_file = None
                 if self.rounds:
                     model = {"parameters": self._newest_state()[0]["parameters"]}
-                    model_file = store.write_state(self.path / closed_name(self.rounds), model, {})
+                    file = self.path / closed_name(self.rounds)
+                    model_file = store.write_state(file, model, {}).state
                 closed = {"rounds": self.rounds, "state": model_file, "reason": reason}
                 by = {"by_training": True} if by_training else {}
                 # The point of no return.
@@ -509,12 +509,10 @@ class RunFolder:
             self._ledger.add_fact(CHECKED, self.plan.rounds)
         digest = ""
         if self.facts.get(RECORDS) and isinstance(server, Server):
-            digest = store.write_state(self.path / sum_name(self.rounds), *server.recorded())
+            file = self.path / sum_name(self.rounds)
+            digest = store.write_state(file, *server.recorded()).state
         saved = self._take_registers(server, tensors, values)
-        # Hashing does not hold Python's lock.
-        with ThreadPoolExecutor(1) as thread:
-            model = thread.submit(store.model_hash, server.parameters)
-            state = store.write_state(self.path / state_name(server.round), tensors, values)
+        written = store.write_state(self.path / state_name(server.round), tensors, values)
         if counts.rows_differ and ROWS_DIFFER not in self.facts:
             self._ledger.add_fact(ROWS_DIFFER, [self.rounds, counts.rows_differ])
         if "round_seconds" in self.facts and not self.is_paced:
@@ -528,8 +526,8 @@ class RunFolder:
         self._append(
             Row(
                 round=self.rounds,
-                state=state,
-                model=model.result(),
+                state=written.state,
+                model=written.tensors["parameters"],
                 clip_norm=server.last_clip_norm,
                 received=counts.received,
                 clients=tuple(sorted(server.cohort, key=id_order)),
@@ -551,8 +549,8 @@ class RunFolder:
         registers = {name: tensors.pop(name) for name in server.registers if name in tensors}
         saved = self._registers
         if registers and server.checkpoint > saved["round"]:
-            file = store.write_state(self.path / noise_name(server.round), registers, {})
-            saved = {"round": server.round, "file": file}
+            written = store.write_state(self.path / noise_name(server.round), registers, {})
+            saved = {"round": server.round, "file": written.state}
         if server.round < self.plan.mechanism.rounds:
             values["registers"] = saved
         return saved

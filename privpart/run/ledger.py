@@ -34,7 +34,7 @@ from privpart.run import store
 from privpart.run.evaluations import Evaluation, read_evaluation
 
 LEDGER = "ledger.log"
-SCHEMA = "privpart/ledger/9"
+SCHEMA = "privpart/ledger/10"
 LATER_FACTS = ("closed", "late_rounds", "moves", "packages", "rows_differ", "sampling_checked")
 """Facts that are added after a run began; all others are in the first line."""
 KEY_BYTES = 32
@@ -47,14 +47,14 @@ class Row:
     """One committed round."""
 
     round: int  # number of the round, from 0
-    state: str  # SHA-256, in hex, of the state file after the round
+    state: str  # hash of the state file after the round, see ``state_hash``
     model: str  # hash of the released parameters, see ``model_hash``
     clip_norm: float  # clip norm of the round
     received: int  # number of updates received
     clients: tuple[ClientId, ...]  # ids of the clients whose updates entered the sum, each once
     # how many of these updates who clipped last, see ``RoundCounts.clipped_by``
     clipped_by: Mapping[str, int]
-    sum: str = ""  # SHA-256, in hex, of the file with the recorded sum; "" if it was not recorded
+    sum: str = ""  # hash of the file with the recorded sum; "" if it was not recorded
     chain: str = ""  # chain value of its line; "" until it is computed
 
     @property

@@ -7,6 +7,8 @@ write in the folder could still replace the file afterwards: folders that others
 refused. What is read must be a regular file, which a pipe that never answers is not.
 
 A state file holds tensors and plain values in one safetensors file; nothing in it is ever executed.
+Its hash is that of the hashes of its header and of each tensor, so that a model that is released is
+hashed once, alone and in its state.
 """
 
 import hashlib
@@ -19,9 +21,9 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from io import BufferedReader
+from io import BufferedReader, BytesIO
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import torch
 from filelock import FileLock, Timeout
@@ -38,12 +40,20 @@ _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _OVERWRITE = os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _BLOCK = 2**20
+_LONGEST_HEADER = 2**24
 _LARGE, _LEAST_FILLED = 2**28, 1 / 16
 """Bytes from which on a file is refused if less than this share of it lies on the disk."""
 LONGEST_LINE = 2**28
 """Bytes of a line: a file of zeros costs nothing to send, and would fill the memory."""
 HANDLED = ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError
 """What reading values of any kind may raise; a programming error of ours is found by the tests."""
+
+
+class Hashes(NamedTuple):
+    """Hashes, in hex, of a state file."""
+
+    state: str  # of all of it
+    tensors: dict[str, str]  # SHA-256 of the bytes of each tensor that has any
 
 
 class StorageError(RuntimeError):
@@ -372,28 +382,82 @@ def flush_directory(directory: Path) -> None:
 
 def encode_state(tensors: dict[str, Tensor], values: dict[str, Any]) -> bytes:
     """Return the bytes of a state file with these tensors and JSON values."""
-    return b"".join(_parts(tensors, values))
+    return b"".join(_parts(tensors, values).values())
 
 
-def write_state(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> str:
-    """Write a state file as ``write_durably`` does; return its SHA-256, in hex.
+def write_state(path: Path, tensors: dict[str, Tensor], values: dict[str, Any]) -> Hashes:
+    """Write a state file as ``write_durably`` does; return its hashes.
 
     The tensors are hashed by a second thread while they are written, and never copied.
 
     Raises:
         OSError: the disk refused; the old file stays.
     """
-    parts, digest = list(_parts(tensors, values)), hashlib.sha256()
+    parts = _parts(tensors, values)
     with ThreadPoolExecutor(1) as thread:
-        hashed = thread.map(digest.update, parts)
+        hashed = thread.map(hashlib.sha256, parts.values())
         with _replaced(path) as file:
-            file.writelines(parts)
-        list(hashed)  # which waits for it
-    return digest.hexdigest()
+            file.writelines(parts.values())
+        return _hashes(dict(zip(parts, hashed, strict=True)))
 
 
-def _parts(tensors: dict[str, Tensor], values: dict[str, Any]) -> Iterator[memoryview]:
-    """Yield a safetensors file: the length of its header, the header, and the tensors' bytes.
+def encoded_hash(data: bytes) -> str:
+    """Return the hash of a state file with these bytes, see ``state_hash``."""
+    return _hashed(BytesIO(data), len(data)).state
+
+
+def state_hash(path: Path) -> str:
+    """Return the hash of a state file.
+
+    Raises:
+        OSError: those of ``opened``, or the file is not a state file.
+    """
+    with opened(path) as file:
+        return _hashed(file, os.fstat(file.fileno()).st_size).state
+
+
+def _hashed(file: IO[bytes], size: int) -> Hashes:
+    start = file.read(8)
+    length = int.from_bytes(start, "little")
+    if length > min(size - 8, _LONGEST_HEADER):
+        raise OSError("it is not a safetensors file")
+    header = file.read(length)
+    try:
+        sizes = _sizes(parsed_json(header), size - 8 - length)
+    except HANDLED:
+        raise OSError("it is not a safetensors file") from None
+    digests = {"": hashlib.sha256(start + header)}
+    for name, count in sizes.items():
+        digests[name] = hashlib.sha256()
+        for at in range(0, count, _BLOCK):
+            digests[name].update(file.read(min(_BLOCK, count - at)))
+    return _hashes(digests)
+
+
+def _sizes(header: dict[str, Any], size: int) -> dict[str, int]:
+    """Return the bytes of each tensor that has any, in the order of the file, which is covered."""
+    places = [(*v["data_offsets"], name) for name, v in header.items() if name != "__metadata__"]
+    sizes: dict[str, int] = {}
+    at = 0
+    for begin, end, name in sorted(places):
+        if begin != at or type(end) is not int or end < begin or not name:
+            raise ValueError(name)
+        sizes |= {name: end - begin} if end > begin else {}
+        at = end
+    if at != size:
+        raise ValueError(at)
+    return sizes
+
+
+def _hashes(digests: dict[str, Any]) -> Hashes:
+    """Return the hashes of a file from those of its parts; "" is the header's name."""
+    whole = hashlib.sha256(b"".join(digest.digest() for digest in digests.values()))
+    tensors = {name: digest.hexdigest() for name, digest in digests.items() if name}
+    return Hashes(whole.hexdigest(), tensors)
+
+
+def _parts(tensors: dict[str, Tensor], values: dict[str, Any]) -> dict[str, memoryview]:
+    """Return a safetensors file: its header under the name "", and each tensor's bytes.
 
     Written here because the library's own writer copies every tensor; the library reads it.
     """
@@ -409,22 +473,23 @@ def _parts(tensors: dict[str, Tensor], values: dict[str, Any]) -> Iterator[memor
     text = json.dumps(header).encode()
     # Tensors are read in place, so the first one has to be aligned.
     text += b" " * (-len(text) % 8)
-    yield memoryview(len(text).to_bytes(8, "little") + text)
+    parts = {"": memoryview(len(text).to_bytes(8, "little") + text)}
     for name in names:
         flat = tensors[name].detach().contiguous().view(-1)
         if flat.numel():
-            yield memoryview(flat.view(torch.uint8).numpy().data)
+            parts[name] = memoryview(flat.view(torch.uint8).numpy().data)
+    return parts
 
 
 def read_state(path: Path, expected: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return tensors and values of the state file whose SHA-256, in hex, is ``expected``.
+    """Return tensors and values of the state file whose hash is ``expected``.
 
     Raises:
         ConfigError: the file is missing, unreadable or larger than this machine's memory, or its
             hash differs.
     """
     try:
-        digest = file_hash(path)
+        digest = state_hash(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {one_line(error)}.") from None
     if digest != expected:

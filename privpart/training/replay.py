@@ -101,7 +101,7 @@ def _fault(path: Path, server: Server, row: Row) -> str:
         # A sparse file costs nothing to send, and minutes to hash.
         if file.lstat().st_size > 8 * server.parameters.numel() + _HEADER:
             return f"{file.name} is longer than a sum of this model"
-        if store.file_hash(file) != row.sum:
+        if store.state_hash(file) != row.sum:
             return f"{file.name} is not the one that the ledger names"
         tensors, values = store.decode_state(file)
         with store.damage_named(file):

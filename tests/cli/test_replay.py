@@ -93,7 +93,7 @@ def test_a_sum_that_the_ledger_was_made_to_name_gives_another_model(run):
     file = run / "sum-000000.safetensors"
     tensors, values = decode_state(file)
     tensors["sum"][5] += 2**24  # fewer steps are less than the last bit of the model
-    resigned(run, 0, sum=write_state(file, tensors, values))
+    resigned(run, 0, sum=write_state(file, tensors, values).state)
     again = replay(run)
     assert again.differs == 0
     assert "sum and noise give another model than the one that the ledger names" in again.says
@@ -112,7 +112,9 @@ def test_a_sum_that_the_ledger_was_made_to_name_gives_another_model(run):
 def test_sums_of_a_hostile_operator_are_one_sentence(run, tensors, values, why):
     file = run / "sum-000000.safetensors"
     was, said = decode_state(file)
-    resigned(run, 0, sum=write_state(file, was if tensors is None else tensors, said | values))
+    resigned(
+        run, 0, sum=write_state(file, was if tensors is None else tensors, said | values).state
+    )
     again = replay(run)
     assert again.differs == 0
     assert why in again.says

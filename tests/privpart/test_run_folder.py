@@ -1,5 +1,6 @@
 """The run folder: what it keeps, what it refuses, and what it says."""
 
+import json
 import os
 import pickle
 import re
@@ -19,7 +20,14 @@ from privpart.run import canaries, log
 from privpart.run import folder as folder_module
 from privpart.run.begin import create_run
 from privpart.run.evidence import gather
-from privpart.run.store import StorageError, decode_state
+from privpart.run.store import (
+    StorageError,
+    decode_state,
+    encoded_hash,
+    model_hash,
+    state_hash,
+    write_state,
+)
 
 SETTINGS = [
     ({}, {"kind": "sgd", "momentum": 0.9}),
@@ -182,7 +190,7 @@ def test_facts_with_odd_keys_are_read_back_as_they_are_kept(tmp_path):
     ("fact", "reason"),
     [
         ({"run_id": "../../evil"}, "run_id is missing or has the wrong type"),
-        ({"schema": "privpart/ledger/10"}, "this version reads 'privpart/ledger/"),
+        ({"schema": "privpart/ledger/9"}, "this version reads 'privpart/ledger/"),
         ({"plan": None}, "seed, plan or a key is missing or has the wrong type"),
         ({"closed": {"rounds": "2"}}, "how it was planned or ended has the wrong type"),
     ],
@@ -323,6 +331,33 @@ def test_a_disk_that_fills_up_while_writing_loses_nothing(folder):
             signal.signal(signal.SIGXFSZ, ignored)
     with RunFolder.open(folder) as run:
         assert train(run, 4).round == 4
+
+
+def test_a_state_is_hashed_by_its_parts(tmp_path):
+    """So a model has one hash, alone and in a state; what the hash names is every byte."""
+    file = tmp_path / "state"
+    tensors = {"parameters": torch.rand(5), "empty": torch.empty(0), "sum": torch.arange(3)}
+    hashes = write_state(file, tensors, {"round": 1})
+    data = file.read_bytes()
+    assert hashes.state == state_hash(file) == encoded_hash(data) == encoded_hash(data)
+    assert hashes.tensors.keys() == {"parameters", "sum"}
+    assert hashes.tensors["parameters"] == model_hash(tensors["parameters"])
+    for at in range(len(data)):
+        changed_data = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        try:
+            assert encoded_hash(changed_data) != hashes.state
+        except OSError as error:
+            assert "not a safetensors file" in str(error)  # noqa: PT017
+    for other in (data[:-1], data + b"x", data[:7], b"", b"\xff" * 16, data[:9]):
+        with pytest.raises(OSError, match="not a safetensors file"):
+            encoded_hash(other)
+
+
+@pytest.mark.parametrize("places", [[0, 4], [4, 8], [0, 9], [8, 0], [0, 8.0], [True, 8], "ab", 3])
+def test_a_header_that_does_not_cover_its_file_is_refused(places):
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": places}}).encode()
+    with pytest.raises(OSError, match="not a safetensors file"):
+        encoded_hash(len(header).to_bytes(8, "little") + header + bytes(8))
 
 
 def test_states_that_are_none(tmp_path):

@@ -120,7 +120,7 @@ def test_a_state_with_noise_of_another_key_is_named(folder):
     key = Ledger(folder).facts["key"]
     other = json.loads(json.dumps(values).replace(key, f"secret:{'0' * 64}"))
     assert other != values
-    state = write_state(folder / "state-000003.safetensors", tensors, other)
+    state = write_state(folder / "state-000003.safetensors", tensors, other).state
     add_row(folder, round=2, state=state, model=model_hash(tensors["parameters"]), clients=[])
     line = next(check for check in check_run(folder) if check.what == "state")
     assert (line.status, "noise from another key" in line.says) == ("wrong", True)

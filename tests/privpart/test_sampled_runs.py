@@ -1,6 +1,5 @@
 """Runs that sample: an amplified epsilon holds only if each of these conditions does."""
 
-import hashlib
 import json
 import math
 import re
@@ -49,7 +48,7 @@ from privpart.run.begin import create_run, fork
 from privpart.run.ledger import LEDGER, Ledger, _committed, _link
 from privpart.run.policy import Policy, plan_refusals
 from privpart.run.report import run_report
-from privpart.run.store import decode_state, encode_state
+from privpart.run.store import decode_state, encode_state, encoded_hash
 from privpart.training.export import privacy_metadata
 from privpart.training.verify import check_run
 
@@ -404,7 +403,7 @@ def test_the_chain_does_not_let_anybody_test_a_guess_of_who_took_part(tmp_path, 
     unblinded = {name: value for name, value in values.items() if name != "blind"}
 
     def guess(state_values):
-        state = hashlib.sha256(encode_state(tensors, state_values)).hexdigest()
+        state = encoded_hash(encode_state(tensors, state_values))
         return _link(before, _committed(replace(last, state=state)))
 
     assert guess(values) == last.chain  # all but the blind is known to the adversary
