@@ -354,12 +354,11 @@ class FlowerEngine:
         """
         task, arrays = this.task, _arrays(content, this)
         dim = self.model.active_dim(task.active)
-        missing = set(to.clients) - self._declined(content, to, this)
+        missing, others = set(to.clients) - self._declined(content, to, this), list[str]()
         for name, array in arrays.items():
             client = id_of(name)
             if client is None or client not in missing:
-                sentence = f"answered for client {plain_text(name)}, whom it was not asked for"
-                yield self._refused(to, this, "not asked", sentence, ())
+                others.append(name)
                 continue
             # a client counts once, whatever a node repeats
             missing.discard(client)
@@ -369,6 +368,13 @@ class FlowerEngine:
                 yield self._refused(to, this, "wrong shape or type", sentence, (client,))
             else:
                 yield task.update(client, vector)
+        if others:
+            # one line, however many names a node makes up
+            sentence = (
+                f"answered for {len(others)} clients whom it was not asked for, such as "
+                f"{plain_text(others[0])}"
+            )
+            yield self._refused(to, this, "not asked", sentence, ())
         if missing:
             sentence = (
                 f"left out {len(missing)} of the {len(to.clients)} clients that it was asked for"

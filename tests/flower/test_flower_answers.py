@@ -120,6 +120,19 @@ def test_a_hostile_answer_is_refused_with_a_sentence_and_the_others_count(kind):
     assert any(f"node {SECOND}, round 0: " in line and why in line for line in said), said
 
 
+def test_names_that_a_node_makes_up_take_one_line_of_the_log():
+    many = {str(n): Array(torch.zeros(1).numpy()) for n in range(100, 400)}
+    said, one_server = [], server()
+    grid = InProcessGrid(
+        {FIRST: node(), SECOND: node(changed(lambda c: c["updates"].update(many)))}
+    )
+    (found,) = fit(one_server, engine(grid, said), COHORTS[:1])
+    assert one_server.cohort == (0, 1, 3, "1")
+    assert found.counts.refusals == {"not asked": 1}
+    (line,) = said
+    assert "answered for 300 clients whom it was not asked for, such as 100;" in line
+
+
 class Unreadable(InProcessGrid):
     """A grid with a node whose answers Flower itself cannot read."""
 

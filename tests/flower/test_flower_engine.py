@@ -1,6 +1,7 @@
 """The Flower engine over Flower's own messages, in one process and as bytes."""
 
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower has an environment of its own: make messages")
 
-from flwr.app import Array, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from in_process import NODES, InProcessGrid, write_plan
 from small import TASK
 
@@ -118,17 +119,18 @@ def test_a_client_declines_whatever_is_not_of_its_own_plan(tmp_path):
     (task, *_) = (m for m in grid.sent if m.metadata.message_type == "train")
     node = task.metadata.dst_node_id
     share = {"partition-id": NODES.index(node), "num-partitions": 2}
+    share["ledger"] = str(tmp_path / "node")
 
-    def answered(**changes):
+    def answered(vector=task.content["model"]["trainable"], **changes):
         fields = ConfigRecord({**task.content["task"], **changes})
-        content = RecordDict({"model": task.content["model"], "task": fields})
+        content = RecordDict({"model": ArrayRecord({"trainable": vector}), "task": fields})
         reply = app(
             Message(content, dst_node_id=node, message_type="train"),
             Context(1, node, share, RecordDict(), {}),
         )
         return reply.content
 
-    assert set(answered()) == {"updates", "task"}
+    assert set(answered()) == {"updates", "task", "statement"}
     assert set(answered()["task"]) == {"schema", "plan", "layout", "fingerprint", "seed", "round"}
     others = {"schema": "privpart/flower/0", "plan": "0" * 64, "layout": "", "fingerprint": ""}
     others |= {"seed": "1", "round": 4, "clip_norm": 0.6, "active": "[0]", "clients": ["23x"]}
@@ -138,6 +140,41 @@ def test_a_client_declines_whatever_is_not_of_its_own_plan(tmp_path):
         assert "server" in content["declined"]["why"], name
     not_mine = answered(clients=[str(1 - NODES.index(node))])
     assert "does not have" in not_mine["declined"]["why"]
+    # whatever it claims to be, it takes no memory, and leaves nothing in the node's ledger
+    entered = (tmp_path / "node" / "answers.db").read_bytes()
+    long = "[" + "[]," * 10**6 + "[]]"
+    tracemalloc.start()
+    for changes in (
+        {"vector": claiming(10**12)},
+        {"vector": claiming(10**12), "groups": "0"},
+        {"vector": Array(np.zeros(10**4, np.float32))},
+        {"vector": Array("object", (4,), "numpy.ndarray", b"\x80\x04N.")},
+        {"groups": long, "vector": claiming(34)},
+        {"run": long},
+        {"run": ""},
+        {"moves": "[" + "[]," * 6 * 10**6 + "[]]"},
+        {"moves": '[{"text": "{}", "signature": "00"}]'},
+        {"moves": "[" * 10**5},
+        {"active": long},
+        {"schema": [long] * 3},
+        {"clients": ["0", "0"]},
+        {"clients": ["[" * 4000]},
+        {"clients": 3},
+    ):
+        reply = answered(**{"round": 1, **changes})
+        assert set(reply) <= {"declined", "lacks"}, changes
+        assert sum(len(str(record)) for record in reply.values()) < 10**4
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**26, peak
+    assert (tmp_path / "node" / "answers.db").read_bytes() == entered
+
+
+def claiming(length):
+    """Return an array of no bytes whose header claims a length."""
+    text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({length},), }}\n".encode()
+    head = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+    return Array("float32", (length,), "numpy.ndarray", head)
 
 
 @pytest.mark.parametrize("kind", [KeyError, SystemExit])
