@@ -104,11 +104,18 @@ def least_gain(guess: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """Best token F1 and ROUGE-L of a sentence, and F1 of its batch's tokens, without any update."""
+    """Best token F1 and ROUGE-L of a sentence, and F1 of its batch's tokens, without any update.
+
+    Args:
+        chance: token F1 that one in a thousand public sentences passes; ROUGE-L is never above it.
+        chance_bag: of a batch's distinct tokens, that one in a thousand public batches passes.
+    """
 
     f1: float
     rouge: float
     bag: float
+    chance: float = 0.0
+    chance_bag: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,20 +128,23 @@ class TextTrial(Trial[ReadText]):
 
     @property
     def verdict(self) -> Verdict:
-        """What may be concluded; each of three scores may say more than its guess."""
+        """What may be concluded; each of three scores may say more than its guess, and chance."""
         if self.untried is not None:
             return self.untried
         complete = self.score.rouge >= RECOVERED_ROUGE
-        gains = [
-            score >= least_gain(guess) and score > guess
-            for score, guess in (
-                (self.score.rouge, self.guess.rouge),
-                (self.score.f1, self.guess.f1),
-                (self.bag, self.guess.bag),
+        guess = self.guess
+        gain, *others = (
+            (score >= least_gain(floor) and score > floor, score > chance)
+            for score, floor, chance in (
+                (self.score.rouge, guess.rouge, guess.chance),
+                (self.score.f1, guess.f1, guess.chance),
+                (self.bag, guess.bag, guess.chance_bag),
             )
-        ]
-        if any(gains):
-            return "recovered" if gains[0] and complete else "partial"
+        )
+        if gain[0] and complete:
+            return "recovered"
+        if any(map(all, (gain, *others))):
+            return "partial"
         if complete:
             return "no gain"
         return "ambiguous" if self.matched else "attack failed"

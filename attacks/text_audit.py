@@ -62,6 +62,11 @@ def _tokens_alone(read: Callable[[nn.Module, TextObservation], Tensor | None]) -
     return attack
 
 
+def _rarely_passed(scores: Sequence[float]) -> float:
+    """Return the score that at most one in a thousand passes."""
+    return sorted(scores, reverse=True)[len(scores) // 1000] if scores else 0.0
+
+
 def text_leakage(
     model: nn.Module,
     tokens: Tensor,
@@ -213,13 +218,19 @@ class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
         # we let the guess know how many distinct tokens the batch has
         truths = [sorted(self._tokens_of(number)) for number in self.batches]
         bags = [token_f1(ranked[: len(truth)], truth) for truth in truths]
+        size = self.examples
+        batches = [self.public[i : i + size] for i in range(0, len(self.public) - size + 1, size)]
+        drawn = [sorted({token for row in rows for token in row}) for rows in batches]
+        chances = [_rarely_passed([token_f1(one, truth) for one in drawn]) for truth in truths]
         return [
             Guess(
                 f1=max((scores[i].f1 for scores in self._guesses.values()), default=0.0),
                 rouge=max((scores[i].rouge for scores in self._guesses.values()), default=0.0),
-                bag=bags[i // self.examples],
+                bag=bags[i // size],
+                chance=_rarely_passed([token_f1(sentence, true) for sentence in self.public]),
+                chance_bag=chances[i // size],
             )
-            for i in range(len(self._truth))
+            for i, true in enumerate(self._truth)
         ]
 
     def _tokens_of(self, number: int) -> set[int]:

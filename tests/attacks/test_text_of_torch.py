@@ -12,6 +12,7 @@ from attacks import text_leakage
 from attacks.text.observation import observe_text
 from attacks.text.read import span_test
 from attacks.text.score import text_scores
+from attacks.text_audit import text_suite
 
 WORDS, LENGTH, WIDTH = 200, 8, 64
 TOKENS = torch.randint(1, WORDS, (2, LENGTH), generator=seeded(0))
@@ -138,6 +139,64 @@ def test_sentences_are_recovered_exactly_and_no_others(case):
     noise = {name: torch.randn(v.shape, generator=draw).double() for name, v in seen.update.items()}
     drawn = span_test(model, replace(seen, update=noise))
     assert drawn is None or not drawn.tokens
+
+
+SIZES = {
+    **{"vocab_size": WORDS, "hidden_size": WIDTH, "intermediate_size": WIDTH},
+    **{"num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": LENGTH},
+}
+NO_ENDS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+GPT2 = {
+    **{"vocab_size": WORDS, "n_embd": WIDTH, "n_layer": 2, "n_head": 4, "n_positions": LENGTH},
+    **{"bos_token_id": None, "eos_token_id": None},
+}
+DISTILBERT = {"dim": WIDTH, "hidden_dim": WIDTH, "n_layers": 2, "n_heads": 4}
+OPT = {"ffn_dim": WIDTH, "word_embed_proj_dim": WIDTH, "pad_token_id": 1}
+# family, task, what its configuration has, visible, sentences of two that come back exactly
+FAMILIES = [
+    ("GPT2", "LMHeadModel", GPT2, "*", 2),
+    ("GPT2", "LMHeadModel", GPT2, "*c_attn.weight", 2),
+    ("GPT2", "ForSequenceClassification", GPT2 | {"pad_token_id": 0}, "*", 2),
+    ("Bert", "ForSequenceClassification", SIZES, "*", 2),
+    ("Roberta", "ForSequenceClassification", SIZES | {"max_position_embeddings": 12}, "*", 2),
+    ("Electra", "ForSequenceClassification", SIZES | {"embedding_size": WIDTH}, "*", 2),
+    ("DistilBert", "ForSequenceClassification", SIZES | DISTILBERT, "*", 2),
+    ("Albert", "ForSequenceClassification", SIZES | {"embedding_size": WIDTH}, "*", 0),
+    ("GPTNeoX", "ForCausalLM", SIZES | NO_ENDS, "*query_key_value*", 2),
+    ("OPT", "ForCausalLM", SIZES | OPT, "*[kv]_proj.weight", 2),
+    ("Qwen2", "ForCausalLM", SIZES | NO_ENDS | {"num_key_value_heads": 2}, "*[kv]_proj.weight", 2),
+    (
+        "Gemma",
+        "ForCausalLM",
+        SIZES | NO_ENDS | {"head_dim": 16, "num_key_value_heads": 1},
+        "*[kv]_proj.weight",
+        2,
+    ),
+    ("Phi3", "ForCausalLM", SIZES | NO_ENDS, "*qkv_proj*", 2),
+    ("Mamba", "ForCausalLM", SIZES | NO_ENDS, "*", 2),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("family", "task", "sizes", "view", "recovered"),
+    [pytest.param(*case, id=" ".join(case[i] for i in (0, 1, 3))) for case in FAMILIES],
+)
+def test_families_of_transformers(family, task, sizes, view, recovered):
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    model = getattr(transformers, f"{family}{task}")(config).eval()
+    draw = seeded(4)
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            nn.init.normal_(weight, std=0.1, generator=draw)
+    tokens = torch.randint(5, WORDS, (2, LENGTH), generator=seeded(0))
+    labels = torch.tensor([0, 1]) if task.startswith("ForSequence") else None
+    suite = text_suite(exchanges=0)
+    (row,) = text_leakage(model, tokens, labels, views={"v": [view]}, batch=2, attacks=suite).rows
+    assert sum(trial.score.exact for trial in row.best) == recovered
+    assert row.verdict == ("recovered" if recovered else "partial")
 
 
 @pytest.mark.slow

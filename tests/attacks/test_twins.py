@@ -46,6 +46,10 @@ from privpart.models.transformer import LanguageModel, TextClassifier
 FAILED = "attack failed"
 IMAGES = attacks.suite(restarts=1, max_evaluations=150, newton_steps=0, steps=70)
 TEXTS = text_suite(exchanges=1500)
+QUICK = attacks.suite(restarts=1, max_evaluations=20, newton_steps=0, steps=10)
+QUICK_TEXTS = text_suite(exchanges=50)
+DRAWS = 1000
+CHANCE = {"chance", *(f"chance {seed}" for seed in range(DRAWS))}
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,9 @@ class Found:
     false: frozenset[int] = frozenset()  # those of them that the update is not of
 
 
-def of_chance(seen: Observation) -> Observation:
-    """Return random values as long as each tensor of the update."""
-    generator = seeded(2)
+def of_chance(seen: Observation, kind: str) -> Observation:
+    """Return random values as long as each tensor of the update; "chance 7" draws by seed 7."""
+    generator = seeded(int(kind.partition(" ")[2] or 2))
     update = {}
     for name, value in seen.update.items():
         drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64)
@@ -98,7 +102,8 @@ def on_images(
         x, y = data["own" if kind == "own" else "other"]
         seen = observe(net, x, y, visible=visible, local=local, transform=transform)
         seen = before_step(with_buffers(net, seen, x) if buffers else seen)
-        found = IMAGES[attack](net, seen if kind != "chance" else of_chance(seen), 0)
+        suite = QUICK if " " in kind else IMAGES
+        found = suite[attack](net, of_chance(seen, kind) if kind in CHANCE else seen, 0)
         if found is None:
             return Found({FAILED}, {FAILED})
         rest = digits()[0][2 * size :].mean(0)
@@ -116,7 +121,7 @@ def features(kind: str) -> Found:
     """Read the input of the last dense layer."""
     net, data = smooth_lenet(seeded(0)).double(), batches(1)
     seen = observe(net, *data["own" if kind == "own" else "other"], visible=["dense2.*"])
-    sent = (of_chance(seen) if kind == "chance" else seen).update
+    sent = (of_chance(seen, kind) if kind in CHANCE else seen).update
     found = attacks.invert_dense(sent["dense2.weight"], sent["dense2.bias"])
     errors = [feature_error(found, net[:-1](x)[0].detach()) for x, _ in data.values()]
     return Found(*({"recovered" if error < 1e-9 else FAILED} for error in errors))
@@ -127,7 +132,7 @@ def ranks(kind: str) -> Found:
     net, (x, y) = smooth_lenet(seeded(0)), digits()
     sent = slice(0, 1) if kind == "own" else slice(1, 2)
     seen = observe(net, x[sent], y[sent], visible=["dense2.*"])
-    seen = of_chance(seen) if kind == "chance" else seen
+    seen = of_chance(seen, kind) if kind in CHANCE else seen
     verdicts = []
     for i in range(2):
         order = [i, *(j for j in range(len(x)) if j != i)]
@@ -141,7 +146,7 @@ def labels(kind: str) -> Found:
     net, (x, y) = smooth_lenet(seeded(0)), digits()
     rows = torch.tensor([0, 1, 1, 4] if kind == "own" else [2, 3, 5, 6])
     seen = observe(net, x[rows], y[rows], visible=["dense2.bias"], reveal_labels=False)
-    seen = of_chance(seen) if kind == "chance" else seen
+    seen = of_chance(seen, kind) if kind in CHANCE else seen
     candidates = label_candidates(net, seen)
     assert kind == "chance" or torch.equal(
         attacks.infer_labels(None, seen.update["dense2.bias"], 4), candidates[0]
@@ -223,7 +228,8 @@ def on_text(
         tokens = data["own" if kind == "own" else "other"]
         seen = observe_text(net, tokens, labels, visible=visible, local=local)
         seen = with_decay(decay, net, tokens, seen) if decay else seen
-        found = TEXTS[attack](net, seen if kind != "chance" else of_chance(seen), 0)
+        suite = QUICK_TEXTS if " " in kind else TEXTS
+        found = suite[attack](net, of_chance(seen, kind) if kind in CHANCE else seen, 0)
         read = found or ReadText((), frozenset(), float("inf"))
         shown = read.tokens
         verdicts = []
@@ -339,6 +345,10 @@ CASES = [
 NOTHING = {FAILED, "ambiguous"}
 
 
+NO_VERDICT = {"reid_rank", "infer_labels", *BOUNDS}  # a rank, and levels tested elsewhere
+CLAIMS = {key for key in TWINS if key[0] not in NO_VERDICT}
+
+
 @cache
 def found(attack: str, tried_on: str, kind: str) -> Found:
     return TWINS[attack, tried_on][0](kind)
@@ -361,6 +371,52 @@ def test_it_claims_nothing_of_random_values(attack, tried_on):
     chance = found(attack, tried_on, "chance")
     assert chance.own | chance.other == {FAILED}
     assert not chance.shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("attack", "tried_on"), [case for case in CASES if case.values in CLAIMS])
+def test_nothing_is_claimed_of_a_thousand_random_updates(attack, tried_on):
+    """Verdicts are those of reports, with few evaluations of what searches."""
+    claimed = []
+    for seed in range(DRAWS):
+        chance = TWINS[attack, tried_on][0](f"chance {seed}")
+        if (chance.own | chance.other) - NOTHING or chance.shown:
+            claimed.append((seed, chance))
+    assert not claimed
+
+
+def others(kind: str, length: int, count: int, seed: int) -> list[list[int]]:
+    """Return sentences of a thousand words, all as likely, or as in a language (Zipf)."""
+    weights = torch.ones(1000) if kind == "uniform" else 1 / torch.arange(1, 1001)
+    drawn = torch.multinomial(weights, count * length, replacement=True, generator=seeded(seed))
+    return drawn.view(count, length).tolist()
+
+
+@pytest.mark.parametrize(
+    ("kind", "length", "count"),
+    [
+        ("Zipf", 4, 60),
+        *(
+            pytest.param(kind, length, 1000, marks=pytest.mark.slow)
+            for kind in ("uniform", "Zipf")
+            for length in (4, 8, 16)
+        ),
+    ],
+)
+def test_the_words_that_two_sentences_share_by_chance_are_no_partial_find(kind, length, count):
+    """Somebody else's sentence, read whole, is hardly ever closer than one in a thousand is."""
+    truth, read = others(kind, length, count, 2), others(kind, length, count, 3)
+    net = LanguageModel(vocabulary=1000, width=8, heads=1, hidden=8, layers=1)
+    public = others(kind, length, 5 * count, 1)
+    views = {"v": ["*"]}
+    audit = attacks.TextAudit(model=net, x=torch.tensor(truth), views=views, public=public)
+    partial = 0
+    for number, words in enumerate(read):
+        result = ReadText((tuple(words),), frozenset(words), float("inf"))
+        (trial,) = audit._scored("v", "attack", result, number, {})
+        assert trial.verdict in {"partial", FAILED}
+        partial += trial.verdict == "partial"
+    assert partial <= count * 3 / 1000
 
 
 def test_every_attack_has_a_twin():

@@ -183,14 +183,18 @@ def test_a_text_classifier_gives_away_the_tokens_of_its_embedding(audited):
     done, report = audited(
         *("--model", "./text_code.py:classifier", "--tokens", "labelled.safetensors"),
         *("--view", "embedding.*", "--view", "head.*", "--trials", "1", "--batch", "4"),
-        "--hide-labels",
+        *("--view", "both=embedding.*,head.*", "--hide-labels"),
         out="classifier",
     )
     assert done.returncode == 0, done.stderr
-    bag, head = report["rows"]
+    bag, head, both = report["rows"]
     assert (bag["verdict"], bag["attack"], bag["bag_f1_median"]) == ("partial", "bag_of_tokens", 1)
     assert (head["verdict"], head["attack"]) == ("attack failed", "none")
-    assert "no attack could read head.*: none applies there" in " ".join(done.stderr.split())
+    assert both["verdict"] == "partial"
+    said = " ".join(done.stderr.split())
+    assert "no attack could read head.*: none applies there" in said
+    assert "both contains head.*, which no attack could read" in said
+    assert "embedding.* contains" not in said
 
 
 def test_attention_of_torch_is_read(audited):

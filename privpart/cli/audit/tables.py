@@ -1,5 +1,6 @@
 """Audit tables: a leakage report, or the same attack at several levels, as text and warnings."""
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -345,6 +346,17 @@ def _failures(rows: AnyRows) -> list[str]:
             f"no attack could read {_names(unread)}: none applies there, or too much moved that is "
             "no token. Nothing follows about privacy."
         )
+    for row in rows:
+        parts = dict.fromkeys(
+            trial.view
+            for trial in itertools.chain(*row.trials)
+            if (trial.attack, trial.untried) == (NO_ATTACK, None) and trial.view != row.view
+        )
+        if parts and row.adversary == "server" and row.verdict != "recovered":
+            warnings.append(
+                f"{row.view} contains {', '.join(parts)}, which no attack could read: its verdict "
+                "says nothing about that part."
+            )
     if tried := [row for row in failed if row not in unread]:
         warnings.append(_FAILED.format(f"on {_names(tried)}"))
     return warnings
