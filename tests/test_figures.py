@@ -199,10 +199,10 @@ def test_a_picture_of_other_results_is_another_picture(benchmark, tmp_path, monk
     monkeypatch.setattr(
         script, "rows_of", lambda table: [r | {"metric": r["metric"] + 0.005} for r in read(table)]
     )
-    monkeypatch.setattr(script, "FIGURES", {"study-words": script.FIGURES["study-words"]})
+    monkeypatch.setattr(script, "FIGURES", {"study-images": script.FIGURES["study-images"]})
     script.main(tmp_path)
     with pytest.raises(AssertionError):
-        assert_same_picture(tmp_path / "study-words.png", ROOT / "docs/study-words.png")
+        assert_same_picture(tmp_path / "study-images.png", ROOT / "docs/study-images.png")
 
 
 def test_pictures_round_epsilon_up(benchmark, tmp_path):

@@ -22,21 +22,15 @@ FIGURES = {  # file in docs -> file that ``privpart frontier`` draws, tables sho
         ("tree", "blt", "bandmf"),
         "Fashion-MNIST, 28,000 users, 280 rounds of 100",
     ),
-    "study-bytes": (
-        "accuracy-bytes",
-        ("tree",),
-        "Fashion-MNIST, 28,000 users, 280 rounds of 100",
-    ),
     "study-images": (
         "accuracy-epsilon",
         ("images",),
         "Fashion-MNIST behind EfficientNet-lite0, 7,000 users, 70 rounds of 100",
     ),
-    "study-words": (
-        "accuracy-epsilon",
-        ("words",),
-        "Shakespeare, next word: 700 roles, 28 rounds of 50",
-    ),
+}
+TASKS = {  # file in docs -> table, level with noise, table of what an update gives away, title
+    "study-arms": ("tree", "2", "leakage", "Fashion-MNIST, 28,000 users, tree"),
+    "study-words": ("words", "8", "", "Next word, 700 roles of Shakespeare, BLT"),
 }
 
 
@@ -67,8 +61,43 @@ def rows_of(table: str) -> list[dict[str, Any]]:
     return rows
 
 
+def draw_task(path: Path, table: str, level: str, attacked: str, title: str) -> None:
+    """Draw a bar per arm: accuracy, what an update gives away, bytes and seconds of a client."""
+    rows = [row for row in rows_of(table) if row["level"] == level]
+    pictures = (
+        {r["arm"]: r for r in read(RESULTS / "study" / f"{attacked}.csv")} if attacked else {}
+    )
+    columns = {f"accuracy at epsilon {level}, %": [100 * row["metric"] for row in rows]}
+    if pictures:
+        found = [float(pictures[row["arm"]]["leakage_psnr"]) for row in rows]
+        columns["an image from its update, dB"] = found
+    columns["a client sends, KB"] = [row["bytes_up"] / 1e3 for row in rows]
+    columns["a client's step, ms"] = [1e3 * float(row["client_seconds"]) for row in rows]
+    figure, cells = drawing.panels(len(columns), 9.2 / len(columns), 0.9 + 0.3 * len(rows))
+    styles, places = drawing.Styles(), range(len(rows), 0, -1)
+    for axes, (label, values) in zip(cells, columns.items(), strict=True):
+        most = max(values)
+        for place, value, row in zip(places, values, rows, strict=True):
+            axes.hlines(place, 0, value, color=styles.colour(row["arm"]), linewidth=9)
+            axes.text(value + 0.03 * most, place, f"{value:.3g}", va="center", fontsize=8)
+        if axes is cells[0]:
+            for place, row in zip(places, rows, strict=True):
+                ends = [100 * row["low"], 100 * row["high"]]
+                axes.hlines(place, *ends, color=drawing.INK, linewidth=1.5)
+        axes.set(xlim=(0, 1.3 * most), ylim=(0.4, len(rows) + 0.6), xlabel=label)
+        axes.grid(visible=False)
+    if pictures:
+        guess = float(next(iter(pictures.values()))["leakage_baseline"])
+        drawing.target(cells[1], guess, "best image without an attack", vertical=True)
+    cells[0].set_yticks(list(places), [row["arm"] for row in rows])
+    figure.suptitle(title, fontsize=9)
+    drawing.save(figure, path)
+
+
 def main(docs: Path = DOCS) -> None:
     """Draw each figure."""
+    for name, task in TASKS.items():
+        draw_task(docs / f"{name}.png", *task)
     draw_sweep(docs / "fedpt-sweep.png")
     for name, (drawn, tables, title) in FIGURES.items():
         rows = [row for table in tables for row in rows_of(table)]
