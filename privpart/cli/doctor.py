@@ -151,6 +151,7 @@ def _plan(path: Path, *, all_clients: bool) -> Iterator[Finding]:
     from privpart.cli.trainings import tell_of_code
     from privpart.data.clients import check_clients
     from privpart.training.plan_file import read
+    from privpart.training.rounding import of_bfloat16
     from privpart.training.training import training
 
     try:
@@ -166,6 +167,8 @@ def _plan(path: Path, *, all_clients: bool) -> Iterator[Finding]:
         checked = count if all_clients else min(_CHECKED, count)
         check_clients(setup.clients, limit=checked)
         yield Finding("clients", f"{count:,}; the examples of {checked:,} were read")
+        if (rounding := of_bfloat16(setup, setup.promise())) is not None:
+            yield Finding("bfloat16", rounding)
     except ConfigError as error:
         yield Finding("plan", str(error), "fault")
 

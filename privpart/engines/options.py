@@ -46,9 +46,10 @@ class EngineOptions:
         precision: "bfloat16" rounds the factors of matrix products and convolutions to 8 bits.
             Parameters, updates and clipping stay float32, and so do a cached prefix, ghost clipping
             and vectorized convolutions. It is faster for large layers on processors with bfloat16
-            instructions, and slower for small networks; updates change by 1e-2 to 1e-1 of their
-            norm. "tf32" lets a CUDA device round the factors to 10 bits, in every way to compute
-            clients; "float32" keeps it from rounding convolutions so, as torch does.
+            instructions, and slower for small networks (``privpart doctor --plan`` measures it);
+            updates change by 1e-2 to 1e-1 of their norm. "tf32" lets a CUDA device round the
+            factors to 10 bits, in every way to compute clients; "float32" keeps it from rounding
+            convolutions so, as torch does.
         sums: allow the engine to return sums of updates that it clipped itself: of vectorized
             clients, of clients with ``steps=1`` by ghost clipping, and of all clients on an
             accelerator. The server cannot clip those updates again.

@@ -1,5 +1,7 @@
 """What a plan trains: its clients, the engine's options, and networks that fit the examples."""
 
+import re
+
 import pytest
 import torch
 from plans import TABLES as PLAN
@@ -10,6 +12,7 @@ from privpart.data.users import Users
 from privpart.engines.options import EngineOptions
 from privpart.messages import RoundTask
 from privpart.models import MODELS, build_network
+from privpart.training import rounding
 from privpart.training.plan_file import validated
 from privpart.training.training import refuse_other_shapes, training
 
@@ -126,3 +129,29 @@ def test_networks_that_only_look_as_if_they_fit(name, sizes, says):
     network = {"model": {"name": name, "sizes": sizes, "seed": 7}}
     with pytest.raises(ConfigError, match=says):
         training(validated(PLAN | SMALL | network))
+
+
+TIMES = (
+    r"would take [\d.e+]+ instead of [\d.e+]+ ms of processor time for 2 steps of \d+ clients, .*"
+)
+DIFFER = r"updates differ by ([\d.]+) of their length"
+
+
+def test_what_bfloat16_would_change_is_seen_without_anybodys_examples(monkeypatch):
+    """What the doctor prints: the difference of updates is a few per cent, and tells nothing."""
+    monkeypatch.setattr(rounding, "_TURNS", 1)
+
+    def said(change=lambda _: None, **changes):
+        setup = training(validated(tables(**changes)), report=lambda _: None)
+        change(setup)
+        return rounding.of_bfloat16(setup, setup.promise())
+
+    found = re.fullmatch(rf"{TIMES}; {DIFFER}, and the noise .* at least (\S+) times .*", said())
+    assert 1e-4 < float(found[1]) < 0.2
+    assert float(found[2]) > 1
+    others = re.search(DIFFER, said(lambda setup: setup.clients.x.mul_(-3)))
+    assert others[1] == found[1]
+    moon = {"learning_rate": 0.1, "objective": "moon", "mu": 1.0}
+    assert said(client=moon) is None
+    one_step = {"learning_rate": 0.1, "steps": 1}
+    assert said(client=one_step) == "would change nothing: clients are computed by ghost clipping"
