@@ -124,7 +124,8 @@ def api_page(name: str) -> str:
     for public in sorted(set(package.__all__) - set(grouped), key=str.lower):
         title = "More" if name in GROUPS else _kind(package, public)
         groups.setdefault(title, []).append(public)
-    groups = dict(sorted(groups.items(), key=lambda item: item[0] in ("Errors", "Values")))
+    if name not in GROUPS:
+        groups = dict(sorted(groups.items(), key=lambda item: item[0] in ("Errors", "Values")))
     parts = [f"# `{name}`\n\n{markdown(inspect.getdoc(package) or '')}\n"]
     for title, names in groups.items():
         entries = [_entry(name, public, _kind(package, public)) for public in names]
