@@ -135,15 +135,18 @@ class Living:
             if self._is_over(move, taken):
                 self._waiting.remove(move)
 
-    def _ask(self, node: int) -> None:
+    def _ask(self, node: int) -> bool:
+        """Ask a node which clients it has; return whether the message was taken."""
         engine = self._engine
         question = flower().RecordDict({"task": flower().ConfigRecord(dict(self._agreed))})
         # the answer is looked for after the next round, which may take several times the timeout
         wait = 2 * self._waited.get(node, engine.timeout)
         self._waited[node] = max(2 * engine.timeout, min(wait, _DAY))
-        if name := pushed(engine.grid, "query", question, node, self._waited[node]):
+        name = pushed(engine.grid, "query", question, node, self._waited[node])
+        if name is not None:
             self._asked[name] = Asked(node)
             self._met.add(node)
+        return name is not None
 
     def settle(self, seconds: float, poll: float) -> None:
         """Look until each node that is new here has said which clients it has."""
@@ -257,8 +260,7 @@ class Living:
             is_on_its_way = any(to.node == node for to in self._asked.values())
             if node in engine.grid.get_node_ids() and not is_on_its_way:
                 self._offers.pop(node, None)
-                self._ask(node)
-                move.is_asked = node in self._met
+                move.is_asked = self._ask(node)
             return self._tell_waits(move)
         if node not in self._offers:
             return self._tell_waits(move)

@@ -218,16 +218,21 @@ def hosted(
         ConfigError: too few nodes answered, two nodes have one client, or there are no clients.
     """
     asked, looks = dict[str, Asked](), dict[str, Look]()
-    owners, answered, met = dict[ClientId, int](), set[int](), set[int]()
+    owners, answered, refused, met = dict[ClientId, int](), set[int](), set[int](), set[int]()
     public_keys = {} if keys is None else keys
     flwr, end = flower(), time.monotonic() + timeout
     question = flwr.RecordDict({"task": flwr.ConfigRecord(dict(agreed))})
     while len(answered) < nodes:
         if time.monotonic() >= end:
-            few, silent = "Start the others", "Those that declined are named above; raise timeout"
+            counts = {
+                "not connected; start them": nodes - len(met),
+                "refused, as said above; correct them": len(refused),
+                "silent; raise start_timeout": len(met - answered - refused),
+            }
+            lacks = [f"{number} {what}" for what, number in counts.items() if number > 0]
             raise ConfigError(
-                f"nodes={nodes}: {len(answered)} said in time which clients they have; {len(met)} "
-                f"were connected. {few if len(met) < nodes else silent}, then run again."
+                f"nodes={nodes}: {len(answered)} said in time which clients they have. The others: "
+                f"{', '.join(lacks)}. Then run again."
             )
         new = sorted(set(grid.get_node_ids()) - met)
         sent = {pushed(grid, "query", question, node, timeout): node for node in new}
@@ -242,6 +247,7 @@ def hosted(
                 met.discard(node)
             except Exception as error:
                 refusal = readable(error)
+                refused |= {node} & met
                 report(f"node {node}: {refusal}; refused ({refusal.reason}).")
             else:
                 _enter(owners, node, clients)

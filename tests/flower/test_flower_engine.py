@@ -301,7 +301,7 @@ def test_the_start_has_a_time_of_its_own(tmp_path):
     plan = write_plan(tmp_path)
     grid = InProcessGrid({NODES[0]: client_app(plan)})
     given = settings(tmp_path / "run", timeout=3600.0, start_timeout=0.1)
-    with pytest.raises(ConfigError, match=r"1 were connected\. Start the others, then run again"):
+    with pytest.raises(ConfigError, match=r"others: 1 not connected; start them\. Then run again"):
         serve(grid, plan, given, poll=0.01)
 
 
