@@ -4,7 +4,8 @@ The rule looks at the network, the clients' local training and the size of the c
 clock, so that a training computes alike whatever else the machine does:
 
 ghost clipping      clients of one step, of a sequence of known layers, if sums are allowed
-vectorized          steps whose products with trained weights take less time than to call torch
+vectorized          steps whose products with trained weights take less time than to call torch,
+                    of parts that fit into the processor's cache many times
 one after another   all others
 
 A GPU waits for Python rather than for products, so it repeats recorded steps, one client after
@@ -21,8 +22,8 @@ from privpart.clip import clip
 from privpart.engines.methods import LocalComputation, Method
 from privpart.messages import ClientId, RoundTask
 
-_SMALL_STEP = 3 * 10**6  # products of a client's step up to which a CPU vectorizes clients
-_SMALL_ROUNDED_STEP = 10**7  # the same in bfloat16, where a loop rounds each weight by itself
+_SMALL_STEP = 10**7  # products of a client's step up to which a CPU vectorizes clients
+_SMALL_PART = 250_000  # and parameters that train: more copies leave the processor's cache
 _CHECKED_STEPS = 2
 _NEVER_REACHED = 1e30
 """Clip norm of updates that are compared: clipping would hide that one is twice as long."""
@@ -47,8 +48,8 @@ def fastest(
         return Method(ghost_sum=True)
     if not bfloat16 and computation.device.type == "cuda" and computation.recordable(task):
         return Method(recorded=True)
-    most = _SMALL_ROUNDED_STEP if bfloat16 else _SMALL_STEP
-    small = _products_of_a_step(computation) <= most
+    small = computation.model.dim <= _SMALL_PART
+    small = small and _products_of_a_step(computation) <= _SMALL_STEP
     return Method(vectorized=computation.vectorizable and small, bfloat16=bfloat16)
 
 
