@@ -32,6 +32,25 @@ CLAIMS = (
     ("freeze-ffn", "words", "full", "none", 0.4),
 )
 """Arm, study, reference, level, and the effect in points that a paper claims."""
+RECORDED = (
+    ("wide", "crossing", "wide-freeze", "wide-full", "8", "-9 [-15, -3]"),
+    ("wide", "crossing", "wide-freeze", "wide-full", "2", "-4 [-9, +2]"),
+    ("wide", "crossing", "wide-freeze", "wide-full", "none", ""),
+    ("narrow", "crossing", "narrow-freeze", "narrow-full", "8", "0 [-5, +5]"),
+    ("narrow", "crossing", "narrow-freeze", "narrow-full", "2", "0 [-5, +5]"),
+    ("narrow", "crossing", "narrow-freeze", "narrow-full", "none", ""),
+    ("narrow, new seeds", "seeds", "freeze-dense1", "full", "8", "+1.5 [-1, +4]"),
+    ("narrow, new seeds", "seeds", "freeze-dense1", "full", "2", "0 [-3, +3]"),
+    ("turns, 8 epochs", "drift", "fedpart", "full", "none", "-1 [-4, +2]"),
+    ("turns, 8 epochs", "drift-noise", "fedpart", "full", "8", "0 [-5, +5]"),
+    ("turns, 8 epochs", "drift-noise", "fedpart", "full", "none", ""),
+)
+"""What, study, part, whole, level, and the difference that was written down before."""
+PARTS = ("head", "last-block", "biases", "adapters", "lora-1", "lora-4", "lora-16")
+BRACKETS = {"8": (-5.5, -1.5), "2": (-6.0, 0.0), "0.5": (-10.0, 2.0)}
+"""Predicted for a pretrained body, part less whole, by epsilon."""
+WIDER = BRACKETS | {"8": (-3.0, 0.0)}
+"""The same for its last block and LoRA of rank 16."""
 Seeds = dict[str, float]
 """Seed -> accuracy, or a difference of accuracies, in percent."""
 
@@ -43,7 +62,9 @@ def rows(name: str) -> list[dict[str, str]]:
 
 
 def seeds(table: str, arm: str, mechanism: str = "none", level: str = "none") -> Seeds:
-    """Return what the final trainings of a group reached."""
+    """Return what the final trainings of a group reached; nothing if it was not run."""
+    if not (RESULTS / table / "final.csv").is_file():
+        return {}
     group = [arm, mechanism, level]
     final = rows(f"{table}/final")
     return {r["seed"]: 100 * float(r["metric"]) for r in final if list(r.values())[:3] == group}
@@ -251,22 +272,66 @@ def powers() -> None:
         show(f"{arm} - {base}", table, noise, *cells)
 
 
-def crossing() -> None:
-    """Print what freezing does to a wide and a narrow network, for the predictions on record."""
-    for network in ("wide", "narrow"):
-        for group in (("none", "none"), ("blt", "8"), ("blt", "2")):
-            full, part = (seeds("crossing", f"{network}-{x}", *group) for x in ("full", "freeze"))
-            gaps = less(part, full)
-            level = "none" if group[1] == "none" else f"epsilon {group[1]}"
-            spread = stdev(gaps.values())
-            cells = (mean(full), mean(part), gain(gaps), rounded(spread))
-            show(network, level, *cells, f"{seeds_needed(4.0, spread):,}")
+def seen(spread: float, pairs: int) -> str:
+    """Return the least effect, in points, that so many paired seeds see with 80 % power."""
+    return rounded(next(x / 10 for x in range(1, 1_000) if power(x / 10, spread, pairs) >= POWER))
+
+
+def recorded() -> None:
+    """Print the predictions on record beside what came out."""
+    for what, table, part, whole, level, predicted in RECORDED:
+        group = ("none", "none") if level == "none" else ("blt", level)
+        first, second = seeds(table, whole, *group), seeds(table, part, *group)
+        if first and second:
+            gaps = less(second, first)
+            spread, count = stdev(gaps.values()), len(gaps)
+            noise = "none" if level == "none" else f"epsilon {level}"
+            cells = (predicted, mean(first), mean(second), gain(gaps), str(count))
+            show(what, noise, *cells, rounded(spread), seen(spread, count))
+
+
+def bodies() -> None:
+    """Print the parts of a pretrained network; a dagger marks what left its predicted bracket."""
+    for level in BRACKETS:
+        full = seeds("body", "full", "blt", level)
+        if full:
+            show("full", f"epsilon {level}", "76,037", "", mean(full), "", "", "")
+        for arm in PARTS if full else ():
+            own = seeds("body", arm, "blt", level)
+            gaps = less(own, full)
+            spread, count = stdev(gaps.values()), len(gaps)
+            low, high = (WIDER if arm in ("last-block", "lora-16") else BRACKETS)[level]
+            mark = "" if low <= sum(gaps.values()) / count <= high else " †"
+            trained = int(next(r["trained"] for r in rows("body/final") if r["arm"] == arm))
+            cells = (f"{trained:,}", f"[{low:g}, {high:+g}]", mean(own), gain(gaps) + mark)
+            show(arm, f"epsilon {level}", *cells, rounded(spread), seen(spread, count))
+
+
+def regret() -> None:
+    """Print what a selection within the budget reaches, beside the best part and the whole."""
+    found = rows("regret")
+    tuned = {
+        seed: sum(100 * float(r["metric"]) for r in found if r["seed"] == seed)
+        / sum(r["seed"] == seed for r in found)
+        for seed in dict.fromkeys(r["seed"] for r in found)
+    }
+    level = found[0]["epsilon"]
+    own = {part: seeds("body", part, "blt", level) for part in ("full", *PARTS)}
+    reached = {p: {s: values[s] for s in tuned} for p, values in own.items()}
+    best = max(reached, key=lambda part: sum(reached[part].values()))
+    show("privpart tune", mean(tuned, interval=True), "")
+    names = {"full": "always full"} | {best: f"best in hindsight: {best}"}
+    for part, name in names.items():
+        values = reached[part]
+        show(name, mean(values, interval=True), gain(less(values, tuned)))
+    drawn = {s: sum(reached[p][s] for p in reached) / len(reached) for s in tuned}
+    show("one of the eight, drawn blindly", mean(drawn, interval=True), gain(less(drawn, tuned)))
 
 
 def main() -> None:
     """Print every table."""
     for table in (
-        crossing,
+        recorded,
         main_tables,
         turns,
         unlike,
@@ -274,6 +339,8 @@ def main() -> None:
         predicted,
         words,
         images,
+        bodies,
+        regret,
         powers,
     ):
         table()

@@ -21,6 +21,7 @@ TABLES = {
     "fedpart": ROOT / "examples" / "study_fashion_fedpart.toml",
     "turns": ROOT / "examples" / "study_fashion_turns.toml",
     "unlike": ROOT / "examples" / "study_fashion_unlike.toml",
+    "seeds": ROOT / "examples" / "study_seeds.toml",
     "words": ROOT / "examples" / "study_shakespeare.toml",
 }
 AXES = ("arm", "mechanism", "level")
