@@ -23,6 +23,7 @@ GOOD_ENOUGH = 1e-10  # relative matching loss below which no further start is tr
 NEWTON_UNKNOWNS = 1024  # the Jacobian of a step has this many columns
 FALLING = (0.1, 0.01, 0.001, 0.0)  # weights of a prior that fades out
 _SCOUTS = 10  # each candidate label first gets this fraction of the budget
+_SMOOTH = 1e-4  # of the total variation: far above rounding, far below a level of a byte
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -223,22 +224,25 @@ def starting_point(shape: tuple[int, ...], seed: Sequence[int]) -> Tensor:
     return torch.from_numpy(rng.uniform(0.0, 1.0, math.prod(shape)).reshape(shape))
 
 
-def total_variation(x: Tensor) -> Tensor:
+def total_variation(x: Tensor, smooth: float = 0.0) -> Tensor:
     """Return the mean absolute difference of neighbouring pixels of each image: (...).
+
+    Differences below ``smooth`` count as their square does. Without it, where neighbours are equal
+    the slope is the sign of a rounding, and a search ends elsewhere on another processor.
 
     >>> total_variation(torch.tensor([[[0.0, 1.0], [0.0, 1.0]]]))
     tensor(0.5000)
     """
-    rows = (x[..., 1:, :] - x[..., :-1, :]).abs().mean((-3, -2, -1))
-    columns = (x[..., :, 1:] - x[..., :, :-1]).abs().mean((-3, -2, -1))
-    return (rows + columns) / 2
+    rows, columns = x[..., 1:, :] - x[..., :-1, :], x[..., :, 1:] - x[..., :, :-1]
+    sizes = [(d.square() + smooth**2).sqrt() if smooth else d.abs() for d in (rows, columns)]
+    return (sizes[0].mean((-3, -2, -1)) + sizes[1].mean((-3, -2, -1))) / 2
 
 
 def _with_prior(match: Objective, tv: float, statistics: float, gap: Objective | None) -> Objective:
     def loss(x: Tensor) -> Tensor:
         value = match(x)
         if tv:
-            value = value + tv * total_variation(x).mean()
+            value = value + tv * total_variation(x, _SMOOTH).mean()
         return value if gap is None else value + statistics * gap(x)
 
     return loss
