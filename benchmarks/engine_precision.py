@@ -9,7 +9,10 @@ Trainings of a task differ in precision alone: same start, cohorts and noise.
 
 import frame
 
+import statistics
+from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +40,8 @@ METHOD = {
     "cases": "a round of the cohort of engine_cases.py; ratio: float32 over bfloat16, of the least "
     "and the median of the turns, of processor seconds",
     "difference": "of the sums of clipped updates, over the length of float32's",
-    "tasks": "accuracy on public test images after the last round, by seed of the noise",
+    "tasks": "accuracy on public test images after the last round, by seed of the noise; gain: "
+    "bfloat16's minus float32's under the same noise",
 }
 
 
@@ -45,15 +49,7 @@ def measure(case: Case, turns: int) -> dict[str, Any]:
     """Time both precisions of a case in turns."""
     if case.seed is None:  # both start from the weights that torch draws
         torch.manual_seed(0)  # noqa: TID251  as in a network of somebody's own
-        module = case.network()
-        weights = module.state_dict()
-
-        def network() -> torch.nn.Module:
-            fresh = case.network()
-            fresh.load_state_dict(weights)
-            return fresh
-
-        case = replace(case, network=network)
+        case = replace(case, network=partial(deepcopy, case.network()))
     engines = {name: Engine(replace(case, precision=name)) for name in PRECISIONS}
     sums = {name: engine.round() for name, engine in engines.items()}
     times = frame.in_turns({name: engine.round for name, engine in engines.items()}, turns)
@@ -71,10 +67,11 @@ def plans() -> dict[str, PlanFile]:
     """Return the tasks: two examples, and users with 14 images each who train a whole network."""
     digits = read(EXAMPLES / "digits.toml")
     tables = digits.tables
-    tables |= {
-        "privacy": tables["privacy"] | {"rounds": 40},
+    often = {"rounds": 40, "max_participations": 8, "min_separation": 5}
+    tables = tables | {
+        "privacy": tables["privacy"] | often,
         "model": {"name": "mcmahan_2nn", "sizes": {"inputs": 64, "hidden": 100}, "seed": 7},
-        "data": tables["data"] | {"users": 100},
+        "data": tables["data"] | {"users": 100, "clients_per_round": 20},
         "client": tables["client"] | {"epochs": 5, "batch_size": 4},
     }
     return {
@@ -115,6 +112,12 @@ def main() -> None:
         for seed in range(len(rows["bfloat16"]), given.seeds):
             for precision in PRECISIONS:
                 rows[precision].append(accuracy(plan, precision, seed))
+            result.write(method=METHOD, cases=cases, tasks=tasks)
+        if given.seeds:
+            exact, rounded = (rows[precision] for precision in PRECISIONS)
+            gains = [b - a for a, b in zip(exact, rounded, strict=True)]
+            rows["mean"] = {name: statistics.fmean(rows[name]) for name in PRECISIONS}
+            rows["gain"] = frame.spread(gains) | {"mean": statistics.fmean(gains)}
             result.write(method=METHOD, cases=cases, tasks=tasks)
         frame.show(name, rows)
 
