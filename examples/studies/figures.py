@@ -1,7 +1,7 @@
 """Figures of docs/study.md and docs/fedpt.md, from tables of ``privpart frontier`` and ``sweep``.
 
-Run: ``python examples/studies/figures.py``; reads benchmarks/results/study/*/frontier.csv and
-benchmarks/results/fedpt_sweep.csv.
+Run: ``python examples/studies/figures.py``; reads benchmarks/results/study/*/frontier.csv,
+benchmarks/results/fedpt_sweep.csv and benchmarks/results/membership.csv.
 """
 
 import csv
@@ -94,8 +94,40 @@ def draw_task(path: Path, table: str, level: str, attacked: str, title: str) -> 
     drawing.save(figure, path)
 
 
+def draw_membership(path: Path) -> None:
+    """Draw how well RMIA tells who took part, against epsilon, for both parts."""
+    figure, axes = drawing.panel(6.4, 3.4)
+    found = [row for row in read(RESULTS / "membership.csv") if row["attack"] == "RMIA"]
+    levels = list(dict.fromkeys(row["epsilon"] for row in found))
+    for number, part in enumerate(dict.fromkeys(row["part"] for row in found)):
+        own = [row for row in found if row["part"] == part]
+        low, middle, high = (
+            [float(row[f"auc{end}"]) for row in own] for end in ("_low", "", "_high")
+        )
+        ends = [
+            [m - x for m, x in zip(middle, low, strict=True)],
+            [y - m for m, y in zip(middle, high, strict=True)],
+        ]
+        at = [levels.index(row["epsilon"]) + 0.1 * (number - 0.5) for row in own]
+        style = {"color": drawing.SERIES[number], "marker": drawing.MARKERS[number]}
+        style |= {"linestyle": "none", "markersize": 5, "capsize": 3}
+        axes.errorbar(at, middle, ends, label=f"{part} training", **style)
+        for place, row, top in zip(at, own, high, strict=True):
+            share = f"{100 * float(row['accuracy']):.0f} %"
+            axes.text(place, top + 0.01, share, ha="center", fontsize=7, color=style["color"])
+    names = ["no noise" if level == "inf" else f"epsilon {float(level):g}" for level in levels]
+    axes.set_xticks(range(len(names)), names)
+    axes.axhline(0.5, color=drawing.FAINT, linewidth=0.8)
+    axes.set_ylabel("area under RMIA's ROC curve")
+    about = f"digits, {own[0]['users']} users, seeds: {own[0]['seeds']}"
+    axes.set_title(f"{about}; above each point: test accuracy", fontsize=9)
+    drawing.legend(axes)
+    drawing.save(figure, path)
+
+
 def main(docs: Path = DOCS) -> None:
     """Draw each figure."""
+    draw_membership(docs / "membership.png")
     for name, task in TASKS.items():
         draw_task(docs / f"{name}.png", *task)
     draw_sweep(docs / "fedpt-sweep.png")

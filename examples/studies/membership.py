@@ -22,12 +22,11 @@ import math
 import tempfile
 import time
 from collections.abc import Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import nn
 
 import attacks
@@ -108,25 +107,23 @@ def measured(epsilon: float, part: str, seed: int, work: Path) -> dict[str, np.n
     return values
 
 
-def spread(values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the mean, and a 95 % interval by Student's t."""
-    if len(values) < 2:
-        return values[0], math.nan, math.nan
-    half = float(stats.t.isf(0.025, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
-    return mean(values), mean(values) - half, mean(values) + half
-
-
 def judged(scores: Sequence[dict[str, Any]], coins: Sequence[Any]) -> dict[str, Any]:
-    """Return, by attack, what is told over all seeds, and the area under the curve of each."""
-    each = [
-        {found.attack: found.auc for found in attacks.membership(s, c, delta=DELTA)}
-        for s, c in zip(scores, coins, strict=True)
-    ]
+    """Return, by attack, what is told over the targets of all seeds."""
     together = {attack: np.concatenate([s[attack] for s in scores]) for attack in scores[0]}
-    return {
-        found.attack: (found, spread([aucs[found.attack] for aucs in each]))
-        for found in attacks.membership(together, np.concatenate(coins), delta=DELTA)
-    }
+    found = attacks.membership(together, np.concatenate(coins), delta=DELTA)
+    return {own.attack: own for own in found}
+
+
+def area(auc: float, present: np.ndarray[Any, Any]) -> tuple[float, float, float]:
+    """Return an area under the curve and its 95 % interval over users (Hanley and McNeil 1982).
+
+    It does not cover how seeds differ, nor what the users of one model have in common.
+    """
+    inside, outside = int(present.sum()), int((~present).sum())
+    first, second = auc / (2 - auc), 2 * auc**2 / (1 + auc)
+    variance = auc * (1 - auc) + (inside - 1) * (first - auc**2) + (outside - 1) * (second - auc**2)
+    half = 1.96 * math.sqrt(variance / (inside * outside))
+    return auc, auc - half, auc + half
 
 
 def rows_of(epsilon: float, part: str, cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -143,21 +140,22 @@ def rows_of(epsilon: float, part: str, cells: Sequence[dict[str, Any]]) -> list[
         unused.append(fake[SHADOWS:].ravel())
     chance = judged(never, unused)
     rows = []
-    for attack, (found, auc) in judged(scores, present).items():
+    for attack, found in judged(scores, present).items():
         row: dict[str, Any] = {"epsilon": epsilon, "part": part, "attack": attack}
         row |= {"seeds": len(cells), "users": cells[0]["losses"].shape[1]}
         row |= {"coins": sum(map(len, present))}
         row["noise_multiplier"] = float(cells[0]["noise"])
         row["accuracy"] = mean(float(cell["accuracy"]) for cell in cells)
+        auc = area(found.auc, np.concatenate(present))
         row |= dict(zip(("auc", "auc_low", "auc_high"), auc, strict=True))
         for name, positives in (("tpr_1", found.found[1]), ("tpr_01", found.found[0])):
             row |= {name: positives.rate, f"{name}_low": positives.low}
             row[f"{name}_high"] = positives.high
         row["proved"] = found.bounds[0].epsilon
         if attack in chance:
-            other, at_chance = chance[attack]
+            other = chance[attack]
             names = "never_auc", "never_auc_low", "never_auc_high"
-            row |= dict(zip(names, at_chance, strict=True))
+            row |= dict(zip(names, area(other.auc, np.concatenate(unused)), strict=True))
             row["never_proved"] = other.bounds[0].epsilon
         row["cpu_seconds"] = sum(float(cell["seconds"]) for cell in cells)
         rows.append(row)
