@@ -6,11 +6,11 @@ run creates an environment for breaching under .peers/ (1.3 GB); ``--breaching P
 interpreter that has it.
 
 Sides: privpart (its attacks one after the other, the result chosen by its own residual), breaching
-0.1.2 ("invertinggradients" and "deepleakage" as configured there), and DLG, iDLG and Inverting
-Gradients as their papers give them (``audit_peers_stock``). All see the same float32 gradient of
-the same images on the same start values, in eval mode, and may spend the same processor seconds
-(those of one thread). Labels are known to all, except to the sides that search for them as their
-papers do (DLG, deepleakage) and to iDLG, which infers its one.
+0.1.2 ("invertinggradients", "deepleakage" and "modern" as configured there), and DLG, iDLG and
+Inverting Gradients as their papers give them (``audit_peers_stock``). All see the same float32
+gradient of the same images on the same start values, in eval mode, and may spend the same processor
+seconds (those of one thread). Labels are known to all, except to the sides that search for them as
+their papers do (DLG, deepleakage) and to iDLG, which infers its one.
 """
 
 import frame
@@ -45,6 +45,7 @@ OURS = "privpart"
 BREACHING = {
     "breaching, invertinggradients": "invertinggradients",
     "breaching, deepleakage": "deepleakage",
+    "breaching, modern": "modern",
 }
 MOST_TIMED = 1024  # steps of the longest trial
 RESAMPLES = 2000  # of the bootstrap
