@@ -120,7 +120,7 @@ mutants: $(READY)  ## break the accounting on purpose and list the mutants that 
 BENCHMARKS := accounting_speed noise_speed server_round seeded_speed engine_speed short_job partial_training attack_speed pir run_checks
 PEERS := $(if $(wildcard .peers),peers)# their first run installs 2.5 GB
 
-bench: $(READY)  ## time everything (20 minutes, on a quiet machine)
+bench: $(READY)  ## time everything (on a quiet machine)
 	@for name in $(BENCHMARKS) $(PEERS); do echo "$$name"; $(BIN)/python benchmarks/$$name.py || exit 1; done
 	$(BIN)/python benchmarks/ratios.py
 

@@ -147,8 +147,21 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([text[0], "|" + "---|" * len(head), *text[1:]])
 
 
+def commit() -> str:
+    """Return the commit that runs, with a "+" if files were changed since; "" without git."""
+    git = ["git", "-C", str(RESULTS.parent.parent)]
+    try:
+        answers = [
+            subprocess.run([*git, *asked], check=True, capture_output=True, text=True).stdout
+            for asked in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "-uno"))
+        ]
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return answers[0].strip() + "+" * bool(answers[1])
+
+
 def machine(*packages: str) -> dict[str, Any]:
-    """Describe the machine as a reader needs it to judge figures: processor, load, versions."""
+    """Describe what a reader needs to judge figures: processor, load, commit, versions."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
@@ -157,6 +170,7 @@ def machine(*packages: str) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": 1,
         "load_average": os.getloadavg()[0],
+        "commit": commit(),
         "python": platform.python_version(),
         "system": platform.system(),
         "packages": {name: metadata.version(name) for name in packages},

@@ -2,7 +2,8 @@
 
 Run: ``python benchmarks/server_round.py``; writes benchmarks/results/server_round.json.
 ``--largest`` runs a few rounds of 10^8 parameters instead, under a tree over 2,048 rounds. Figures
-that a run does not measure stay in the file; each has the load of the machine when it was measured.
+that a run does not measure stay in the file; each has the commit, and the load of the machine, when
+it was measured.
 
 A round is ``Server.run_round`` with one well-formed update, and ``RunFolder.commit`` into a
 temporary folder. It takes turns with ``NoiseStream.next`` of the same mechanism, on one thread. The
@@ -11,7 +12,9 @@ with the bytes of the state. Then the noise is drawn ahead, by ``Server.task``, 
 happens that stands for the clients' work: what is left of the round is what the clients wait for.
 
 Memory is the peak resident size within a round above that of the process after a round of a tiny
-model, and counts the update. Written bytes are those of all write calls of a commit. Both are
+model, and counts the update. Noise needs most memory late, so the round is the last but one of
+2,048, of a server that is restored there: the peaks are of restoring, of the round, and of writing
+its state. Written bytes are those of all write calls of a commit. Both are
 stated in vectors of 4 bytes per parameter.
 """
 
@@ -37,10 +40,12 @@ from privpart import (
     NoiseStream,
     PrivacyPlan,
     SecretSource,
+    SeededSource,
     Server,
     ServerOptimizer,
 )
 from privpart.run.begin import create_run
+from privpart.run.store import decode_state, write_state
 
 LARGEST, LARGEST_ROUNDS = 100_000_000, 2048
 ROUNDS, COUNTED, AHEAD = 16, 4, 2
@@ -56,6 +61,16 @@ MECHANISMS: dict[str, Callable[[int], Mechanism]] = {
 }
 
 
+def plan_of(mechanism: Mechanism) -> PrivacyPlan:
+    return PrivacyPlan(
+        mechanism=mechanism,
+        participation=Participation(mechanism.rounds),
+        clip_norm=1.0,
+        noise_multiplier=1.0,
+        report_goal=100,
+    )
+
+
 class Run:
     """A run in a temporary folder, one client per round."""
 
@@ -63,13 +78,7 @@ class Run:
         self.scratch = tempfile.TemporaryDirectory()
         os.environ["PRIVPART_STATE_DIR"] = f"{self.scratch.name}/guard"
         torch.set_num_threads(1)
-        plan = PrivacyPlan(
-            mechanism=mechanism,
-            participation=Participation(mechanism.rounds),
-            clip_norm=1.0,
-            noise_multiplier=1.0,
-            report_goal=100,
-        )
+        plan = plan_of(mechanism)
         self.folder = create_run(Path(self.scratch.name) / "run", plan)
         optimizer = ServerOptimizer(momentum=momentum)
         source = self.folder.source()
@@ -168,20 +177,39 @@ def case(name: str, dim: int, momentum: float) -> dict[str, Any]:
     }
 
 
-def memory(name: str, dim: int, rounds: int) -> dict[str, Any]:
-    """Return the peak of each round, in vectors."""
+def memory(name: str, dim: int) -> dict[str, Any]:
+    """Return the peaks of a late round, in vectors."""
     tiny = Run(MECHANISMS[name](2), 1000, MOMENTUM)
     tiny.step()
     tiny.close()
-    base = frame.resident()
-    run = Run(MECHANISMS[name](ROUNDS), dim, MOMENTUM)
-    peaks = []
-    for _ in range(rounds):
+    base, peaks = frame.resident(), {}
+    mechanism, late = MECHANISMS[name](LARGEST_ROUNDS), LARGEST_ROUNDS - 2
+    plan, optimizer = plan_of(mechanism), ServerOptimizer(momentum=MOMENTUM)
+
+    def peak(part: str, work: Callable[[], object]) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-        run.step()
-        peaks.append((frame.resident("VmHWM") - base) / (4 * dim))
-    run.close()
-    return {"peak_vectors": max(peaks), "by_round": peaks}
+        work()
+        peaks[part] = (frame.resident("VmHWM") - base) / (4 * dim)
+
+    with tempfile.TemporaryDirectory() as scratch:
+        state, (source, again) = Path(scratch) / "state", (SeededSource(0), SeededSource(0))
+        _, values = Server(plan, torch.zeros(dim), source=source, optimizer=optimizer).state_dict()
+        values |= {"round": late, "noise": values["noise"] | {"round": late}}
+        tensors = {"parameters": torch.zeros(dim), "optimizer.0.momentum_buffer": torch.zeros(dim)}
+        if isinstance(mechanism, BufferedToeplitz):
+            tensors["noise.state"] = torch.zeros(mechanism.buffers, dim, dtype=torch.float64)
+        write_state(state, tensors, values)
+        del tensors
+        server = Server(plan, torch.zeros(dim), source=again, optimizer=optimizer)
+        peak("restored", lambda: server.load_state_dict(*decode_state(state), {}))
+        update = torch.full((dim,), 2 * dim**-0.5)
+        peak("round", lambda: server.run_round([server.task([]).update(0, update)]))
+        if server.round != late + 1:
+            raise RuntimeError("the update was refused, so nothing was measured")
+        tensors, values = server.state_dict()
+        tensors = {key: tensors[key] for key in tensors.keys() - set(server.registers)}
+        peak("written", lambda: write_state(state, tensors, values))
+    return {"peak_vectors": max(peaks.values()), "by_part": peaks}
 
 
 def largest(dim: int) -> dict[str, Any]:
@@ -218,8 +246,7 @@ def measured(dims: list[int], only: str | None) -> Iterator[tuple[str, str, dict
                     yield "cases", title, frame.apart(case, name, dim, momentum)
     if only != "rounds":
         for name in MECHANISMS:
-            rounds = ROUNDS - 1 if name == "tree" else 3  # a tree's stack grows
-            yield "memory", name, frame.apart(memory, name, max(dims), rounds)
+            yield "memory", name, frame.apart(memory, name, max(dims))
 
 
 def main() -> None:
@@ -227,7 +254,7 @@ def main() -> None:
         __doc__,
         "server_round.json",
         quick={"dims": [100_000]},
-        dims=[10_000_000, 40_000_000],
+        dims=[10_000_000],
         only={"choices": ("rounds", "memory")},
         largest=False,
     )
@@ -239,9 +266,10 @@ def main() -> None:
     else:
         figures = measured(given.dims, given.only)
     for part, name, figure in figures:
-        parts[part][name] = figure | {"load_average": os.getloadavg()[0]}
+        when = {"load_average": os.getloadavg()[0], "commit": result.machine["commit"]}
+        parts[part][name] = figure | when
         frame.show(
-            name, figure, "ratio", "parts_mean", "written_vectors", "by_round", "round_seconds"
+            name, figure, "ratio", "parts_mean", "written_vectors", "by_part", "round_seconds"
         )
         result.write(**parts)
 

@@ -561,7 +561,7 @@ class Server:
         self.round, self.clip_norm = values["round"], values["clip_norm"]
         self._bits = values["bits"]
         self._participations = participations
-        self._optimizer.load(_under("optimizer", tensors))
+        self._optimizer.load({k: t.clone() for k, t in _under("optimizer", tensors).items()})
         self._halted = ""
 
     def __copy__(self) -> NoReturn:
@@ -713,7 +713,7 @@ def _quotient(
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     dot = f"{prefix}."
-    return {name[len(dot) :]: t.clone() for name, t in tensors.items() if name.startswith(dot)}
+    return {name[len(dot) :]: t for name, t in tensors.items() if name.startswith(dot)}
 
 
 OWN_SERVER = methods_of(Server)
