@@ -401,7 +401,7 @@ def test_formulas_give_the_table(shows, formula):
 @pytest.mark.slow
 def test_the_demo(privpart, tmp_path):
     """Accuracies within two points: rounding differs by processor, and training amplifies it."""
-    done = privpart("demo", "--out", str(tmp_path), "--jobs", "1")
+    done = privpart("demo", "--out", str(tmp_path))
     assert done.returncode == 0, done.stderr
     ((_, _, blocks),) = [
         own for own in parts(ROOT / "docs/start/install.md") if own[0] == "The demo"

@@ -22,6 +22,8 @@ from privpart.cli.trainings import (
 )
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from concurrent.futures import Executor
+
     from privpart.cli.trainings import Trainings
     from privpart.study.store import Store
 
@@ -59,7 +61,9 @@ def sweep(
         _train(file, out, processes(jobs), form, html).refuse_no_result()
 
 
-def _train(file: Path, out: Path, jobs: int, form: Format, html: Path | None) -> "Trainings":
+def _train(
+    file: Path, out: Path, jobs: "int | Executor", form: Format, html: Path | None
+) -> "Trainings":
     from privpart.study.runner import Runner
     from privpart.study.store import Store
     from privpart.study.sweep import read_sweep

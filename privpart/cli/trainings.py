@@ -19,6 +19,8 @@ from privpart.cli.options import Format
 from privpart.cli.output import print_result, say
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
+    from concurrent.futures import Executor
+
     from rich.progress import Progress, TaskID
 
     from privpart.study.cell import Cell
@@ -31,16 +33,29 @@ NOT_PRIVATE = (
     "run of the same plan with secret noise would cost."
 )
 JobsOption = Annotated[
-    int | None, typer.Option("--jobs", "-j", help="Processes; by default one per processor.")
+    str | None,
+    typer.Option(
+        "--jobs",
+        "-j",
+        metavar="<n|dask:address>",
+        help="Processes; by default one per processor. Or a Dask cluster that you trust, whose "
+        "workers have the plan's code and files: dask:tcp://HOST:8786.",
+    ),
 ]
 INTERRUPTED = 130
 _REFUSED = "ConfigError: "
 
 
-def processes(jobs: int | None) -> int:
-    """Return the number of processes that was typed, or one per processor."""
+def processes(jobs: str | None) -> "int | Executor":
+    """Return the number of processes, or the cluster, that was typed; or one per processor."""
+    if jobs is not None and jobs.startswith("dask:"):
+        from privpart.study.cluster import connect
+
+        return connect(jobs.removeprefix("dask:"))
     if jobs is not None:
-        return checks.count("jobs", jobs)
+        if not jobs.isdecimal():
+            raise ConfigError(f"jobs={jobs}: must be a whole number of processes, or dask:ADDRESS.")
+        return checks.count("jobs", int(jobs))
     # those that this process may use: a container often has fewer than its machine
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 

@@ -8,12 +8,16 @@ cell has a model, clients, an engine and a noise source of its own, so its resul
 the cells before it.
 """
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, as_completed
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
+
+import torch
 
 from accounting import checks
 from accounting.checks import ConfigError
@@ -43,14 +47,16 @@ class Runner:
     Args:
         jobs: number of processes. 1 trains in the calling process, where nothing can end a cell
             that hangs; with more, a script must start its work under
-            ``if __name__ == "__main__":``.
+            ``if __name__ == "__main__":``. Or an executor, whose processes may be on other
+            machines, see ``cluster``.
         options: how the engine computes clients; None takes the defaults.
     """
 
-    def __init__(self, jobs: int, *, options: EngineOptions | None = None) -> None:
-        checks.count("jobs", jobs)
+    def __init__(self, jobs: int | Executor, *, options: EngineOptions | None = None) -> None:
         self._options = options
-        self._pool = None if jobs == 1 else Pool(jobs, _trainer, options)
+        self._executor = jobs if isinstance(jobs, Executor) else None
+        here = 1 if isinstance(jobs, Executor) else checks.count("jobs", jobs)
+        self._pool = None if here == 1 else Pool(here, _trainer, options)
         # cells next to each other mostly share a task; the data of several would fill the memory
         self._read = lru_cache(maxsize=1)(read_task)
 
@@ -98,6 +104,9 @@ class Runner:
             advanced(cell, remaining[cell.key])
             finished(cell, outcome)
 
+        if self._executor is not None:
+            _train_on(self._executor, queue, self._options, finish)
+            return
         if self._pool is not None:
             _train_in(self._pool, queue, finish, advance)
             return
@@ -112,6 +121,8 @@ class Runner:
         """End the processes, also those that hang, and what another thread trains in them."""
         if self._pool is not None:
             self._pool.close()
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
 
 
 def refuse_unfit(
@@ -162,6 +173,31 @@ def _train_in(pool: Pool, queue: deque[Cell], finish: Finished, advance: Advance
                 finish(cell, f"{message} Run the same command again, {_ADVICE}.")
             else:
                 finish(cell, message)
+
+
+_one_at_a_time = threading.Lock()
+"""Of an executor's process with several threads: torch's settings are those of a process."""
+_read_once = lru_cache(maxsize=1)(read_task)
+
+
+def _train_there(cell: Cell, options: EngineOptions | None) -> Outcome:
+    with _one_at_a_time:
+        torch.set_num_threads(1)
+        return _trainer(options, _read_once)(cell, lambda _: None)
+
+
+def _train_on(
+    executor: Executor, queue: deque[Cell], options: EngineOptions | None, finish: Finished
+) -> None:
+    cells = {executor.submit(_train_there, cell, options): cell for cell in queue}
+    try:
+        for future in as_completed(cells):
+            error = future.exception()
+            lost = f"its worker was lost ({type(error).__name__}: {error})"
+            finish(cells[future], future.result() if error is None else lost)
+    finally:
+        for future in cells:
+            future.cancel()
 
 
 def run_cell(

@@ -4,11 +4,14 @@ import csv
 import json
 import re
 import signal
+import sys
 from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import cycle
 from multiprocessing import Pipe
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from small_study import PLAN, result
@@ -16,6 +19,7 @@ from swept import sweep_and_tell
 from typer.testing import CliRunner
 
 from accounting import ConfigError
+from accounting.checks import MissingExtraError
 from privpart.cli.main import app
 from privpart.engines.options import EngineOptions
 from privpart.pool import WorkerError
@@ -169,6 +173,74 @@ def test_a_cell_whose_process_fails_is_one_sentence_and_the_others_continue(fold
     assert outcomes[1].startswith("its process was ended by SIGKILL. Run the same command again")
     assert "-j 1" in outcomes[1]
     assert rounds == {0: 2, 1: 2}
+
+
+def test_an_executor_trains_the_same_cells_and_a_lost_worker_is_one_sentence(folder):
+    (folder / "sweep.toml").write_text(SWEEP.split("[grid]")[0])
+    cells = read_sweep(folder / "sweep.toml").cells
+    outcomes, rounds = {}, Counter()
+    with ThreadPoolExecutor(2) as threads, Runner(threads, options=LOOP) as runner:
+        runner.train(
+            cells,
+            lambda cell, outcome: outcomes.setdefault(cell.seed, outcome),
+            lambda cell, count: rounds.update({cell.seed: count}),
+        )
+    assert rounds == {0: 2, 1: 2}
+    for cell in cells:
+        alone = run_cell(cell, LOOP)
+        assert replace(outcomes[cell.seed], cpu_seconds=0.0) == replace(alone, cpu_seconds=0.0)
+    lost = Future()
+    lost.set_exception(OSError("it went away"))
+    threads.submit = lambda *_: lost
+    with Runner(threads) as runner:
+        runner.train(cells[:1], lambda _, outcome: outcomes.update(lost=outcome))
+    assert outcomes["lost"] == "its worker was lost (OSError: it went away)"
+
+
+@pytest.mark.parametrize(
+    ("client", "error", "sentence"),
+    [
+        (None, MissingExtraError, "needs Dask: pip install 'privpart[dask]'"),
+        (
+            Mock(side_effect=OSError("refused")),
+            ConfigError,
+            "no Dask scheduler answers there (refused)",
+        ),
+        (Mock(return_value=Mock(run=lambda _: {})), ConfigError, "has no worker"),
+        (
+            Mock(return_value=Mock(run=lambda code: {"tcp://b:1": "x", "tcp://a:1": code()})),
+            ConfigError,
+            "jobs=dask:tcp://h:1: tcp://b:1 has other code of privpart",
+        ),
+        (
+            Mock(return_value=Mock(run=Mock(side_effect=ImportError("no privpart")))),
+            ConfigError,
+            "jobs=dask:tcp://h:1: a worker cannot import privpart (no privpart)",
+        ),
+    ],
+)
+def test_a_cluster_that_cannot_train_is_one_sentence(folder, monkeypatch, client, error, sentence):
+    module = client and SimpleNamespace(Client=client)
+    monkeypatch.setitem(sys.modules, "distributed", module)
+    told = sweep(folder, "-j", "dask:tcp://h:1")
+    assert type(told.exception) is error
+    assert sentence in str(told.exception)
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_local_dask_cluster_trains_what_this_machine_trains(folder):
+    distributed = pytest.importorskip("distributed")
+    with distributed.LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None) as two:
+        told = sweep(folder, "-j", f"dask:{two.scheduler_address}")
+        assert told.exit_code == 0, told.stderr
+    assert sweep(folder, "--out", folder / "here").exit_code == 0
+    here, there = (
+        sorted(repr(replace(r, cpu_seconds=0.0)) for r in results_of(folder / name))
+        for name in ("here", "out")
+    )
+    assert here == there
+    assert len(here) == 8
 
 
 def test_failures_are_recorded_not_fatal_and_tried_again(folder, monkeypatch):
