@@ -79,8 +79,8 @@ def frontier(
     from privpart.study.study_file import read_study
     from privpart.training.training import training
 
-    jobs, study = processes(jobs), read_study(file)
-    runner = Runner(jobs, options=EngineOptions(device=device))
+    study = read_study(file)
+    runner = Runner(processes(jobs), options=EngineOptions(device=device))
     with runner, Store(out, create=True) as store:
         trainings = _train(study, runner, store, out)
         layers = {}
