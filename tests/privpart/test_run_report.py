@@ -380,9 +380,11 @@ def test_a_fork_never_starts_from_what_was_not_committed(folder, tmp_path):
             fork(folder, tmp_path / "other", plan(), facts=run.facts)
     with RunFolder.open(tmp_path / "fork") as run:
         (run.path / "start.safetensors").write_bytes(b"")
-        with pytest.raises(ConfigError, match="not the state that the ledger names"):
+        with pytest.raises(ConfigError, match="is not a safetensors file"):
             server(run)
-    (folder / "state-000005.safetensors").write_bytes(b"swapped")
+    other = bytearray((folder / "state-000005.safetensors").read_bytes())
+    other[-1] ^= 1
+    (folder / "state-000005.safetensors").write_bytes(other)
     with pytest.raises(ConfigError, match="not the state that the ledger names"):
         fork(folder, tmp_path / "other", plan())
     with RunFolder.open(folder), pytest.raises(ConfigError, match="is in use"):
