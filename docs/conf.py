@@ -139,9 +139,19 @@ def _leave_evidence_out_of_the_search(app: Sphinx, _: nodes.document) -> None:
         app.env.metadata[app.env.docname]["nosearch"] = True
 
 
+def _nest_lists_of_modules(
+    _: Sphinx, page: str, __: str, context: dict[str, str], ___: object
+) -> None:
+    """Put the inner lists of the page of modules into items, as HTML wants them."""
+    if page == "_modules/index":
+        body = context["body"].replace("</li>\n<ul>", "<ul>").replace("</ul>", "</ul></li>\n")
+        context["body"] = body.removesuffix("</li>\n")
+
+
 def setup(app: Sphinx) -> None:
     """Write the generated pages before Sphinx looks for pages."""
     app.connect("builder-inited", _write_pages)
     app.connect("env-before-read-docs", _spread)
     app.connect("doctree-read", _leave_evidence_out_of_the_search)
+    app.connect("html-page-context", _nest_lists_of_modules)
     app.add_transform(ShellCells)
