@@ -587,7 +587,8 @@ class RunFolder:
         ended = self.rounds == self.plan.mechanism.rounds or self._ledger.has_ended
         last = 0 if ended else self.rounds
         saved = [int(of[1]) for file in files if (of := _NOISE.fullmatch(file.name))]
-        registers = noise_name(max((n for n in saved if n <= last), default=0))
+        needed = max((n for n in saved if n <= last), default=0)
+        registers = noise_name(needed) if needed else ""
         for file in files:
             of_sum = _SUM.fullmatch(file.name)
             lost = of_sum and int(of_sum[1]) >= self.rounds

@@ -440,7 +440,7 @@ def _sizes(header: dict[str, Any], size: int) -> dict[str, int]:
     sizes: dict[str, int] = {}
     at = 0
     for begin, end, name in sorted(places):
-        if begin != at or type(end) is not int or end < begin or not name:
+        if not type(begin) is type(end) is int or begin != at or end < begin or not name:
             raise ValueError(name)
         sizes |= {name: end - begin} if end > begin else {}
         at = end

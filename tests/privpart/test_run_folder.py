@@ -88,6 +88,9 @@ def test_registers_of_the_noise_are_saved_now_and_then(tmp_path, monkeypatch):
         look()
     two = "noise-000002.safetensors"
     assert states == [([], 0), ([two], 2), ([two], 2), ([], None)]
+    (folder / "noise-000000.safetensors").touch()  # no run writes one, and none that ended keeps it
+    RunFolder.open(folder).close()
+    assert not list(folder.glob("noise-*"))
 
 
 def test_registers_that_are_not_the_state_s_are_named_and_refused(tmp_path, monkeypatch):
@@ -353,7 +356,9 @@ def test_a_state_is_hashed_by_its_parts(tmp_path):
             encoded_hash(other)
 
 
-@pytest.mark.parametrize("places", [[0, 4], [4, 8], [0, 9], [8, 0], [0, 8.0], [True, 8], "ab", 3])
+@pytest.mark.parametrize(
+    "places", [[0, 4], [4, 8], [0, 9], [8, 0], [0, 8.0], [0.0, 8], [False, 8], "ab", 3]
+)
 def test_a_header_that_does_not_cover_its_file_is_refused(places):
     header = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": places}}).encode()
     with pytest.raises(OSError, match="not a safetensors file"):
