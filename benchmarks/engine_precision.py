@@ -101,12 +101,14 @@ def main() -> None:
     )
     torch.set_num_threads(1)
     result = frame.Result(given.result, "torch")
-    old = result.old if given.resume else {}
-    cases, tasks = old.get("cases", {}), old.get("tasks", {})
-    for name in (name for name in given.cases if name not in cases):
-        cases[name] = measure(CASES[name], given.turns)
-        frame.show(name, cases[name]["ratio"])
-        result.write(method=METHOD, cases=cases, tasks=tasks)
+    tasks = result.old.get("tasks", {}) if given.resume else {}
+    cases = result.cases(
+        given.cases,
+        lambda name: measure(CASES[name], given.turns),
+        resume=given.resume,
+        method=METHOD,
+        tasks=tasks,
+    )
     for name, plan in plans().items():
         rows = tasks.setdefault(name, {precision: [] for precision in PRECISIONS})
         for seed in range(len(rows["bfloat16"]), given.seeds):

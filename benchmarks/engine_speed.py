@@ -184,11 +184,12 @@ def main() -> None:
     )
     torch.set_num_threads(1)
     result = frame.Result(given.result, "torch", threads="two processes of one each")
-    cases = result.old.get("cases", {}) if given.resume else {}
-    for name in (name for name in given.cases if name not in cases):
-        cases[name] = measure(name, given.turns, given.seconds)
-        frame.show(name, cases[name]["ratio"])
-        result.write(method=METHOD, cases=cases)
+    result.cases(
+        given.cases,
+        lambda name: measure(name, given.turns, given.seconds),
+        resume=given.resume,
+        method=METHOD,
+    )
 
 
 if __name__ == "__main__":

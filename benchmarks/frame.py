@@ -109,6 +109,24 @@ class Result:
             self.path.parent.mkdir(exist_ok=True)
             self.path.write_text(json.dumps(document, indent=self.indent) + "\n")
 
+    def cases(
+        self, names: Iterable[str], measure: Callable[[str], Any], *, resume: bool, **parts: Any
+    ) -> dict[str, Any]:
+        """Measure each case, show its ratio, and write the file after each one.
+
+        Args:
+            names: of the cases.
+            measure: gets a name; what it returns has a "ratio".
+            resume: keep the cases that the file has.
+            parts: what the file holds beside them.
+        """
+        found: dict[str, Any] = self.old.get("cases", {}) if resume else {}
+        for name in (name for name in names if name not in found):
+            found[name] = measure(name)
+            show(name, found[name]["ratio"])
+            self.write(cases=found, **parts)
+        return found
+
 
 def write_csv(path: Path | None, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write rows under the names of the first one; without a path nothing is written."""
