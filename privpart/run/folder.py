@@ -585,16 +585,18 @@ class RunFolder:
         files = list(self.path.iterdir())
         # Of the model after the last round, nothing is drawn any more.
         ended = self.rounds == self.plan.mechanism.rounds or self._ledger.has_ended
-        last = 0 if ended else self.rounds
         saved = [int(of[1]) for file in files if (of := _NOISE.fullmatch(file.name))]
-        needed = max((n for n in saved if n <= last), default=0)
+        needed = max((n for n in saved if n <= self.rounds and not ended), default=0)
         registers = noise_name(needed) if needed else ""
         for file in files:
             of_sum = _SUM.fullmatch(file.name)
             lost = of_sum and int(of_sum[1]) >= self.rounds
             older = _STATE.fullmatch(file.name) and file.name != keep
-            older = older or (_NOISE.fullmatch(file.name) and file.name != registers)
-            if lost or older or store.is_scratch(file.name):
+            unneeded = _NOISE.fullmatch(file.name) and file.name != registers
+            if unneeded or store.is_scratch(file.name):
+                # Registers are as secret as the key: with the released models they tell the noise.
+                store.erase_durably(file)
+            elif lost or older:
                 store.remove_durably(file)
         if self._ledger.has_ended:
             store.erase_durably(self.path / KEY)

@@ -71,7 +71,7 @@ BLT = plan(mechanism=BufferedToeplitz(4, (0.9, 0.4), (0.3, 0.2)))
 
 
 def test_registers_of_the_noise_are_saved_now_and_then(tmp_path, monkeypatch):
-    """A state names those that it needs; a run that ended has none."""
+    """A state names those that it needs; a run that ended has none, and nobody can read them."""
     monkeypatch.setattr(stream, "MOST_SECONDS", 2.1e-4)
     folder, states = tmp_path / "run", []
 
@@ -86,11 +86,15 @@ def test_registers_of_the_noise_are_saved_now_and_then(tmp_path, monkeypatch):
         with RunFolder.open(folder) as run:
             train(run, rounds)
         look()
+        if rounds == 3:
+            kept = (folder / "noise-000002.safetensors").open("rb")
     two = "noise-000002.safetensors"
     assert states == [([], 0), ([two], 2), ([two], 2), ([], None)]
     (folder / "noise-000000.safetensors").touch()  # no run writes one, and none that ended keeps it
     RunFolder.open(folder).close()
     assert not list(folder.glob("noise-*"))
+    with kept:
+        assert not any(kept.read())  # overwritten before it lost its name
 
 
 def test_registers_that_are_not_the_state_s_are_named_and_refused(tmp_path, monkeypatch):
