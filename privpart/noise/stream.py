@@ -343,8 +343,8 @@ class NoiseStream:
     def checkpoint(self) -> int:
         """The last round, up to now, after which registers are to be saved; 0 if none was.
 
-        Those of any earlier round would take longer than ``MOST_SECONDS`` to bring up to date. It
-        follows from mechanism and d alone.
+        Bringing them up to date takes at most about ``MOST_SECONDS``, by an estimate that follows
+        from mechanism and d alone.
         """
         return int(np.searchsorted(self._spans, self._spans[self.round]))
 
