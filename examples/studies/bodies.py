@@ -5,7 +5,8 @@ benchmarks/results/study/body/tuning.csv and final.csv, and regret.csv. What is 
 trained again.
 
 ``privpart frontier examples/pretrained_body/study.toml`` trains the same arms, points and seeds one
-by one: 0.6 to 3 CPU seconds each. Here each arm's trainings are one computation, with gradients,
+by one: 0.6 to 3 CPU seconds each. ``--study study_seeds.toml --table body-seeds`` has other seeds
+and levels. Here each arm's trainings are one computation, with gradients,
 clipping and server steps in plain torch and noise C^-1 Z from the plan's own mechanism. It is a
 simulation: nothing here is private. ``--compare SWEEP.jsonl`` prints its trials beside those that
 ``privpart frontier`` stored.
@@ -24,6 +25,7 @@ import frame
 import csv
 import json
 import math
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -156,10 +158,16 @@ def tuned(arm: Arm, labels: Row) -> list[Row]:
     """Return a row per trial, of which the one that is best on public images is chosen."""
     file = arm.study.file.tuning
     points = list(arm.study.points)
-    scores = [one[0] for one in arm.reached(file.seeds * len(points), points)]
+
+    def scores_of(tried: Sequence[Row]) -> list[float]:
+        many = [point for point in tried for _ in file.seeds]
+        public = [one[0] for one in arm.reached(list(file.seeds) * len(tried), many)]
+        return np.reshape(public, (len(tried), -1)).mean(axis=1).tolist()
+
+    scores = scores_of(points)
     near = file.near(points[int(np.argmax(scores))])
     points += near
-    scores += [one[0] for one in arm.reached(file.seeds * len(near), near)]
+    scores += scores_of(near)
     best = int(np.argmax(scores))
     return [
         labels | {"trial": i, **point, "metric": score, "chosen": i == best}
@@ -204,14 +212,15 @@ def choices(arms: dict[str, Arm], tuning: Sequence[Row], seeds: Sequence[int]) -
     ]
 
 
-def trained(name: str, level: str) -> dict[str, list[Row]]:
+def trained(file: str, name: str, level: str) -> dict[str, list[Row]]:
     """Tune and train one arm at one level; return the rows of both tables."""
     torch.set_num_threads(1)
     sys.path.insert(0, str(BODY))
-    study = read_study(BODY / "study.toml")
+    study, began = read_study(BODY / file), time.process_time()
     (group,) = [own for own in study.groups if (own.arm, own.level) == (name, level)]
     arm, labels = Arm(study, group), {"arm": name, "mechanism": group.mechanism, "level": level}
     tuning, seeds = tuned(arm, labels), study.file.final.seeds
+    between = time.process_time()
     point = chosen_of(tuning, labels)
     about: Row = {"epsilon": arm.promise.guarantee().epsilon(arm.plan.privacy.delta)}
     about["noise_multiplier"] = float(arm.promise.noise_multiplier)
@@ -219,6 +228,10 @@ def trained(name: str, level: str) -> dict[str, list[Row]]:
     reached = arm.reached(seeds, [point] * len(seeds))
     pairs = zip(seeds, reached, strict=True)
     final = [labels | {"seed": seed, "metric": metric, **about} for seed, (_, metric) in pairs]
+    ended = time.process_time()
+    for rows, spent in ((tuning, between - began), (final, ended - between)):
+        for row in rows:  # computed together, so each has its share
+            row["cpu_seconds"] = round(spent / len(rows), 3)
     return {"tuning": tuning, "final": final}
 
 
@@ -249,23 +262,25 @@ def main() -> None:
         __doc__,
         compare={"type": Path, "help": "sweep.jsonl of privpart frontier"},
         out={"type": Path, "default": RESULTS},
+        study="study.toml",
+        table="body",
         choice_seeds=10,
         levels={"nargs": "*", "help": "of noise; the default is all of the study's"},
         jobs=1,
     )
     torch.set_num_threads(1)
     sys.path.insert(0, str(BODY))
-    study = read_study(BODY / "study.toml")
-    (given.out / "body").mkdir(parents=True, exist_ok=True)
+    study = read_study(BODY / given.study)
+    (given.out / given.table).mkdir(parents=True, exist_ok=True)
     if given.compare is not None:
         compare(given.compare, [Arm(study, group) for group in study.groups])
         return
-    files = {name: given.out / "body" / f"{name}.csv" for name in ("tuning", "final")}
+    files = {name: given.out / given.table / f"{name}.csv" for name in ("tuning", "final")}
     tables = {name: rows_of(path) for name, path in files.items()}
     done = {(r["arm"], r["level"]) for r in tables["final"]}
     order = [(g.arm, g.level) for g in sorted(study.groups, key=lambda own: own.level != CHOSEN_AT)]
     missing = [own for own in order if own not in done and own[1] in (given.levels or own[1])]
-    todo = [partial(trained, *own) for own in missing]
+    todo = [partial(trained, given.study, *own) for own in missing]
     for found in frame.finished(todo, given.jobs):
         for name, rows in found.items():
             tables[name] += rows
@@ -273,6 +288,8 @@ def main() -> None:
             frame.write_csv(files[name], tables[name])
         print(*list(found["final"][0].values())[:3], flush=True)
     groups = {own.arm: own for own in study.groups if own.level == CHOSEN_AT}
+    if not groups:
+        return
     arms = {name: Arm(study, own) for name, own in groups.items()}
     frame.write_csv(
         given.out / "regret.csv", choices(arms, tables["tuning"], range(given.choice_seeds))
