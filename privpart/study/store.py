@@ -1,6 +1,7 @@
 """Store: one file with a line per training, durable as soon as it is added.
 
-Results are found by the key of their cell, so whatever has the same cells resumes from them.
+Results are found by the key of their cell, so whatever has the same cells resumes from them. A key
+covers the plan and its author's code; the file names the version of everything else.
 """
 
 import hashlib
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from accounting.checks import ConfigError, delta_warning
+from privpart.run import package
+from privpart.run.begin import versions
 from privpart.run.store import append_durably, damage_named, lock, make_private, one_line, opened
 
 FILE = "sweep.jsonl"
@@ -72,7 +75,8 @@ class Store:
             the results that are there are read, also while another process adds some.
 
     Raises:
-        ConfigError: the folder has no store, the file is not one, or another process adds to it.
+        ConfigError: the folder has no store, the file is not one, another process adds to it, or it
+            has results of another version, which must not be compared with those of this one.
     """
 
     def __init__(self, folder: str | Path, *, create: bool = False) -> None:
@@ -81,6 +85,7 @@ class Store:
         self.axes: list[str] = []
         self.noise_axes: list[str] = []
         self._cells: dict[str, tuple[dict[str, str], int, CellResult | str]] = {}
+        self._made_by: dict[str, str] = {}
         try:
             if create:
                 if not self._path.parent.exists():
@@ -104,10 +109,31 @@ class Store:
             self._size = data.rfind(b"\n") + 1
             for line in data[: self._size].splitlines():
                 self._read(json.loads(line))
+        if create:
+            self._name_version(folder)
+
+    def _name_version(self, folder: str | Path) -> None:
+        mine = {**versions(), "files": package.running()}
+        changed = [name for name in mine if self._made_by.get(name) != mine[name]]
+        if changed and self.results():
+            self._locks.close()
+            made_by, here = (
+                ", ".join(f"{name} {own.get(name, 'unknown')[:12]}" for name in changed)
+                for own in (self._made_by, mine)
+            )
+            raise ConfigError(
+                f"{folder}: its results are of another version ({made_by}; here {here}), and must "
+                "not be mixed with new ones. Take another folder, or that version."
+            )
+        if changed:
+            self._append({"made_by": mine})
 
     def _read(self, line: dict[str, Any]) -> None:
         if "axes" in line:
             self.axes, self.noise_axes = line["axes"], line["noise_axes"]
+            return
+        if "made_by" in line:
+            self._made_by = line["made_by"]
             return
         outcome = line["error"] if line["result"] is None else CellResult(**line["result"])
         # of several trainings of one cell the last counts

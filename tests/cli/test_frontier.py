@@ -2,8 +2,10 @@
 
 import csv
 import json
+import sys
 
 import pytest
+import torch
 from page_checks import page_text
 from small_study import changed
 from typer.testing import CliRunner
@@ -11,6 +13,7 @@ from typer.testing import CliRunner
 from accounting import ConfigError
 from privpart.cli import frontier_leakage
 from privpart.cli.main import app
+from privpart.run import package
 from privpart.study import runner
 from privpart.study.runner import run_cell
 from privpart.study.store import Store
@@ -227,3 +230,34 @@ def test_a_search_for_what_to_freeze_adds_arms_until_it_ends(folder):
     told = frontier(folder)
     assert told.stderr.count("; 0 rounds to train") == len(document["rows"])
     assert f"The search ends with the arm {within[-1]}: train = [" in told.stdout
+
+
+def test_results_of_another_version_are_refused_and_of_other_code_trained_anew(folder, monkeypatch):
+    """What one folder compares was trained by one version of everything."""
+    assert frontier(folder).exit_code == 0
+    first, final = (folder / "out" / "sweep.jsonl").read_bytes(), rows_of(folder, "final")
+    assert "; 0 rounds to train" in frontier(folder).stderr
+    with monkeypatch.context() as other:
+        other.setattr(package, "running", lambda: "f" * 64)
+        refused = frontier(folder).exception
+    assert isinstance(refused, ConfigError)
+    assert "of another version (files " in str(refused)
+    assert "; here files ffffffffffff)" in str(refused)
+    with monkeypatch.context() as other:
+        other.setattr(torch, "__version__", "1.0.0")
+        assert "(torch " in str(frontier(folder).exception)
+    lines = first.splitlines(keepends=True)
+    nameless = b"".join(line for line in lines if b'"made_by"' not in line)
+    assert len(nameless) < len(first)
+    (folder / "out" / "sweep.jsonl").write_bytes(nameless)
+    assert "privpart unknown" in str(frontier(folder).exception)
+    (folder / "out" / "sweep.jsonl").write_bytes(first)
+    assert "; 0 rounds to train" in frontier(folder).stderr
+    # one's own code is part of each key
+    del sys.modules["task"]
+    (folder / "task.py").write_text(TASK.replace("examples(0, 60)", "examples(3, 60)"))
+    told = frontier(folder)
+    assert "; 32 rounds to train" in told.stderr, told.exception
+    again = rows_of(folder, "final")
+    assert len(again) == len(final)
+    assert [row["metric"] for row in again] != [row["metric"] for row in final]
