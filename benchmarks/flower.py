@@ -22,7 +22,8 @@ says so:
               SuperNode starts a process per message
 
 Times are from the commit of the first round to that of the last; processor time is that of all
-processes, of the SuperLink and the nodes too. Spread is that of the rounds.
+processes, of the SuperLink and the nodes too. Spread is that of the rounds. Under
+"measured" each part has its commit and the load of the machine.
 """
 # ruff: noqa: E402
 
@@ -48,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "flower"))
 from deployment import Deployment, Proxy
 from small import write_app
 
-ROUNDS, MANY, TURNS = 4, 200, 2
+ROUNDS, MANY, TURNS = 4, 200, 3
 NUMBERS = count()
 RAY = "pip install -c constraints-flower.txt ray==2.55.1"
 SIZES = {"1e4": (100, 90), "1e7": (1000, 9890), "1e8": (10000, 9990)}
@@ -458,6 +459,12 @@ def sent(size: str) -> dict[str, Any]:
     return {"all parameters": full, "last layer": last, "ratio": ratio}
 
 
+def now() -> dict[str, Any]:
+    """Return the commit that runs and the load of the machine."""
+    about = frame.machine()
+    return {name: about[name] for name in ("commit", "load_average")}
+
+
 def of_size(size: str, parts: Sequence[str], here: dict[str, Any]) -> None:
     """Measure the wanted parts of a size."""
     if "rounds" in parts:
@@ -495,10 +502,11 @@ def main() -> None:
         # a deployment of 10^8 would hold its models five times
         parts = [part for part in given.parts if size != "1e8" or part == "users"]
         of_size(size, parts, here)
+        here.setdefault("measured", {}).update(dict.fromkeys(parts, now()))
         frame.show(size, here)
         result.write(**found)
     if "memory" in given.parts:
-        found["ServerApp over 200 rounds"] = memory()
+        found["ServerApp over 200 rounds"] = memory() | {"measured": now()}
         frame.show("memory", found["ServerApp over 200 rounds"])
         result.write(**found)
 
