@@ -5,12 +5,11 @@ clock, so that a training computes alike whatever else the machine does:
 
 ghost clipping      clients of one step, of a sequence of known layers, if sums are allowed
 vectorized          steps whose products with trained weights take less time than to call torch,
-                    of parts that fit into the processor's cache many times
+                    of parts that fit into the processor's cache many times, by enough clients
 one after another   all others
 
-A GPU waits for Python rather than for products, so it repeats recorded steps, one client after
-another, of plain SGD; of all else it does the same. The rule was measured on the cases of
-benchmarks/engine_cases.py, with cohorts of 3 to 50, and on a GPU by benchmarks/gpu_speed.
+A GPU waits for Python rather than for products, so it repeats recorded steps of plain SGD, one
+client after another; of all else it does the same. benchmarks/engine_rule.py measures the rule.
 """
 
 from dataclasses import replace
@@ -24,13 +23,12 @@ from privpart.messages import ClientId, RoundTask
 
 _SMALL_STEP = 10**7  # products of a client's step up to which a CPU vectorizes clients
 _SMALL_PART = 250_000  # and parameters that train: more copies leave the processor's cache
+_PART_OF_A_CLIENT = 10_000  # of them per client: few clients gain less than the copies cost
+_MANY_TENSORS = 8  # that train: their layers' calls outweigh what torch.func adds to each step
 _CHECKED_STEPS = 2
-_NEVER_REACHED = 1e30
-"""Clip norm of updates that are compared: clipping would hide that one is twice as long."""
-_NOTHING = 1e-6
-"""Part of the clip norm below which an update is that of a client with nothing to learn."""
-_TOLERANCE = 1e-2
-"""Relative difference of updates above which a method computes something else than rounding."""
+_NEVER_REACHED = 1e30  # clip norm of compared updates: clipping would hide one twice as long
+_NOTHING = 1e-6  # of the clip norm: a shorter update is that of a client with nothing to learn
+_TOLERANCE = 1e-2  # relative difference of updates above which a method does more than round
 _ROUNDED_TOLERANCE = 0.5
 """The same of two ways that round to bfloat16; Adam may turn a gradient's sign of rounding."""
 
@@ -48,7 +46,9 @@ def fastest(
         return Method(ghost_sum=True)
     if not bfloat16 and computation.device.type == "cuda" and computation.recordable(task):
         return Method(recorded=True)
-    small = computation.model.dim <= _SMALL_PART
+    model, clients = computation.model, len(task.clients)
+    enough = clients >= (3 if len(model.trainable) >= _MANY_TENSORS else 5)
+    small = enough and model.dim <= min(_SMALL_PART, _PART_OF_A_CLIENT * clients)
     small = small and _products_of_a_step(computation) <= _SMALL_STEP
     return Method(vectorized=computation.vectorizable and small, bfloat16=bfloat16)
 

@@ -226,7 +226,7 @@ class EmbeddedEngine:
         loop = self._loop
         if not computation.any_examples(task.clients):
             return loop  # nothing to check another one on
-        key = computation.local, task.active, sums
+        key = computation.local, task.active, sums, len(task.clients)
         if self._chosen is None or self._chosen[0] != key:
             self._chosen = key, fastest(computation, task, sums=sums, bfloat16=loop.bfloat16)
         method = self._chosen[1]

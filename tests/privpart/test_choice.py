@@ -14,7 +14,7 @@ from privpart.engines.choice import fastest
 from privpart.engines.ghost_sum import GhostSum
 from privpart.engines.methods import LocalComputation, Method
 from privpart.engines.vectorized import VectorizedTraining
-from privpart.models import emnist_cnn
+from privpart.models import emnist_cnn, mcmahan_2nn
 
 LOOP, TOGETHER, GHOST = Method(), Method(vectorized=True), Method(ghost_sum=True)
 RECORDED = Method(recorded=True)
@@ -35,6 +35,7 @@ def made(network=dense, data=None, local=STEPS, **options):
 
 TASK = RoundTask(0, tuple(range(12)), 0.2, "plan")
 FEW = replace(TASK, clients=(0, 1, 2))
+SOME = replace(TASK, clients=(0, 1, 2, 3, 4))
 BIG = LocalTraining(0.1, batch_size=2**13)
 
 
@@ -49,7 +50,10 @@ def large():
         (cnn, STEP, FEW, True, GHOST),
         (cnn, STEP, TASK, False, TOGETHER),
         (cnn, STEP, replace(TASK, clients=(1, 1, 2)), True, TOGETHER),  # one is refused
-        (dense, STEPS, FEW, True, TOGETHER),
+        (dense, STEPS, SOME, True, TOGETHER),
+        (dense, STEPS, replace(TASK, clients=(0, 1, 2, 3)), True, LOOP),
+        (cnn, STEPS, FEW, True, TOGETHER),  # it has more layers
+        (cnn, STEPS, replace(TASK, clients=(0, 1)), True, LOOP),
         (dense, BIG, TASK, True, TOGETHER),  # as few examples as clients have
         (lambda: emnist_cnn(classes=10), STEPS, FEW, True, LOOP),
         (large, BIG, TASK, True, LOOP),
@@ -57,6 +61,8 @@ def large():
         (dense, replace(STEPS, augment=lambda batch: batch), TASK, True, LOOP),
         (lambda: nn.Sequential(nn.EmbeddingBag(9, 4)), STEPS, TASK, True, LOOP),
         (lambda: nn.Linear(2048, 2048), BIG, TASK, True, LOOP),
+        (lambda: mcmahan_2nn(classes=10), STEPS, replace(TASK, clients=range(19)), True, LOOP),
+        (lambda: mcmahan_2nn(classes=10), STEPS, replace(TASK, clients=range(20)), True, TOGETHER),
     ],
 )
 def test_the_rule(network, local, task, sums, method):
@@ -87,6 +93,14 @@ def test_only_weights_that_train_make_a_step_large():
         model = PartialModel(nn.Sequential(*layers), train=[train], seed=1, overwrite=True)
         work = LocalComputation(model, users(shape=(1024,)), local=BIG, data_seed=5)
         assert fastest(work, TASK, sums=True) == method
+
+
+def test_the_size_of_each_rounds_cohort_enters_the_rule():
+    one = made()
+    start = one.model.flat.clone()
+    for number, (task, method) in enumerate([(TASK, TOGETHER), (FEW, LOOP), (SOME, TOGETHER)]):
+        list(one.run(replace(task, round=number), start))
+        assert one.method == method
 
 
 def both(one, data, task=TASK, local=STEPS, network=dense):
