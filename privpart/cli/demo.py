@@ -18,7 +18,6 @@ import typer
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.report import up
-from privpart.cli import options
 from privpart.cli.output import WIDTH, Table, print_all
 from privpart.cli.trainings import processes, shown_trainings
 from privpart.engines.options import EngineOptions
@@ -50,7 +49,6 @@ def demo(
     seeds: Annotated[
         int, typer.Option(help="Trainings per noise level and part; the first has seed 0.")
     ] = 5,
-    html: options.HtmlOption = None,
 ) -> None:
     """Train full and partial models at several noise levels; report privacy and leakage.
 
@@ -100,18 +98,7 @@ def demo(
     (out / "report.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
     plots.draw_accuracy(rows, budgets, out / "accuracy.png")
     plots.draw_reconstructions(list(audits.values()), out / "leakage.png")
-    tables = _tables(plan, budgets, rows, audits)
-    print_all(tables)
-    if html is not None:
-        from privpart.cli.pages.decision import tables_page
-        from privpart.cli.pages.page import Picture
-
-        pictures = [
-            Picture((out / f"{name}.png").read_bytes(), f"The table on {name}.", f"{name}.png")
-            for name in ("accuracy", "leakage")
-        ]
-        answer = "Simulations on public data: their noise comes from a seed, so none is private"
-        tables_page("Demo", tables, answer=answer, tone="caution", pictures=pictures).write(html)
+    print_all(_tables(plan, budgets, rows, audits))
     typer.echo(f"\nWritten: {out / 'report.json'}, {out / 'accuracy.png'}, {out / 'leakage.png'}")
 
 

@@ -75,7 +75,7 @@ OF_A_PLAN = "already contains these values"
 OF_FOLDER = Idle(
     "data", lambda values: values["data"] != "fashion-mnist", "is not read from a folder"
 )
-OF_IMAGES = (beside("plan", "is of text"), beside("tokens", "is of text"))
+OF_IMAGES = (beside("plan", "audits text"), beside("tokens", "audits text"))
 OF_SGD = Idle("optimizer", lambda values: values["optimizer"] != "sgd", "has a momentum of its own")
 
 

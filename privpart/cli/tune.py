@@ -45,6 +45,10 @@ def tune(
             without("out", "nothing is named to give up"),
         ),
     ] = False,
+    html: Annotated[
+        options.HtmlOption,
+        (without("out", "nothing is released"), beside("abandon", "releases nothing")),
+    ] = None,
     form: options.TableOrJson = "table",
 ) -> None:
     """Train a secret number of candidates; release the best, within one epsilon for everything.
@@ -52,7 +56,7 @@ def tune(
     The bill comes first: noise, trainings, hours, and what counting all trainings would cost. The
     same command again resumes after a crash; nothing is ever drawn again.
 
-    Example: privpart tune examples/tune_digits.toml --out tuned
+    Example: privpart tune examples/tune_digits.toml --out tuned --html tuned.html
     """
     if abandon and out is not None:
         _abandon(out, form)
@@ -70,7 +74,7 @@ def tune(
     typer.echo("\n".join(bill_lines(bill)), err=True)
     with _shown(bill, out):
         winner = select(tuned, out, setup)
-    _tell(winner, form)
+    _tell(winner, form, html)
 
 
 def _show_bill(bill: "Bill", form: str) -> None:
@@ -101,12 +105,17 @@ def _shown(bill: "Bill", out: Path) -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _tell(winner: Path, form: Format) -> None:
+def _tell(winner: Path, form: Format, html: Path | None) -> None:
     from privpart.cli.report import print_run
     from privpart.run.report import run_report
 
     say(f"released {winner}")
-    print_run(run_report(winner), form)
+    report = run_report(winner)
+    if html is not None:
+        from privpart.cli.pages.run import run_page
+
+        run_page(report).write(html)
+    print_run(report, form)
 
 
 def _abandon(out: Path, form: str) -> None:

@@ -180,10 +180,10 @@ def _refuse_used(folder: Path) -> None:
     # Leftovers of a crash before a run began do not count.
     names, files = (KEY, SIGNING_KEY, LOCK, START), folder.iterdir() if folder.exists() else ()
     if not all(file.name in names or is_scratch(file.name) for file in files):
-        raise ConfigError(
-            f"{folder} is not empty: a run begins in a folder of its own. To resume the run in it, "
-            "open it (--resume)."
-        )
+        way = "name a new or an empty folder."
+        if holds_a_run(folder):
+            way = "to continue that run, add --resume; for a new run, name another folder."
+        raise ConfigError(f"{folder} is not empty: {way}")
 
 
 def fork(

@@ -88,7 +88,7 @@ class Entry:
         # A negative number would count from the end of the chain.
         done = min(self.rounds, self.evaluations)
         if named == (self.event in ("limit", "lost")) or done < 0:
-            raise ConfigError(f"{self.event} of {self.run[:40]!r}: has an odd name, or odd rounds.")
+            raise ConfigError(f"{self.event} of {self.run[:40]!r}: its id or rounds are not valid.")
         if self.population is not None:
             refuse_population(self.population)
         if self.mu is not None:

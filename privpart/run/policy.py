@@ -14,6 +14,7 @@ from accounting import PrivacyReport, checks
 from accounting.checks import ConfigError
 from accounting.report import Adjacency, Unit, up
 from privpart.run.budget_book import AllRuns
+from privpart.settings.faults import sentence_of
 
 _MOST_BYTES = 2**16
 """Of a policy file; a greater one is another file."""
@@ -57,10 +58,8 @@ def read_policy(path: Path) -> Policy:
     try:
         policy = Policy.model_validate(tables)
     except ValidationError as error:
-        faults = "; ".join(
-            f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()
-        )
-        raise ConfigError(f"{name}: is not a valid policy: {faults}.") from None
+        faults = " ".join(sentence_of(fault, Policy) for fault in error.errors())
+        raise ConfigError(f"{name}: is not a valid policy: {faults}") from None
     if checks.is_large_delta(policy.delta, policy.population):
         raise ConfigError(f"{name}: {checks.delta_warning(policy.delta, policy.population)}")
     return policy

@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import to_json
 
 from accounting.checks import ConfigError, parsed_toml, text_of
-from privpart.training.plan_file import PlanFile, field_of, sentence_of, validated
+from privpart.settings.faults import field_of, sentence_of
+from privpart.training.plan_file import PlanFile, validated
 
 Changes = Mapping[str, Any]
 """Dotted name of a plan field -> its new value."""

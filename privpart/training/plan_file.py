@@ -12,7 +12,6 @@ code, so a plan from elsewhere can be read and accounted for. ``PlanFile.code`` 
 and the hash becomes part of the privacy plan of a run.
 """
 
-import difflib
 import hashlib
 import json
 import math
@@ -38,6 +37,7 @@ from privpart.run.population import PUBLIC_DATA, is_public, refuse_population
 from privpart.secure.rules import SecureSums
 from privpart.settings.about import About
 from privpart.settings.client import LocalTraining, LossName
+from privpart.settings.faults import sentence_of
 from privpart.settings.outlines import GROUPS, OUTLINES, outline_of
 from privpart.settings.ranges import seed_bytes
 from privpart.settings.rates import LearningRates
@@ -769,15 +769,20 @@ def refuse_short_cohorts(privacy: Privacy, size: int, users: int | None) -> None
     Cohorts take turns, so the limits let either all members of a cohort come again, or none. A
     number of users that is not known yet is taken to be large enough; training asks again.
     """
+    if size < privacy.minimum_cohort:
+        raise ConfigError(
+            f"data.clients_per_round={size}: no round could be released, because "
+            f"privacy.minimum_cohort is {privacy.minimum_cohort}. Ask more clients per round, or "
+            "lower the minimum."
+        )
     # All members of a cohort come again together, after every other cohort.
     turns = privacy.rounds if users is None else users // size
     repeats = privacy.max_participations if turns >= privacy.min_separation else 1
-    first, remaining = (turns * repeats, 0) if size >= privacy.minimum_cohort else (0, size)
-    if first < privacy.rounds:
+    if (first := turns * repeats) < privacy.rounds:
         raise ConfigError(
             f"rounds={privacy.rounds}: from round {first} on, the limits on participation leave "
-            f"{remaining} clients, {privacy.minimum_cohort} are required. Plan fewer rounds, "
-            "smaller cohorts, or more participations (which cost more)."
+            "no client. Plan fewer rounds, smaller cohorts, or more participations (which cost "
+            "more)."
         )
 
 
@@ -1012,44 +1017,3 @@ def _refuse_network(name: str, model: "Model") -> None:
             f"model.sizes: the network has {total:,} parameters; must be at most "
             f"{_MOST_PARAMETERS:,}."
         )
-
-
-def field_of(fault: Any) -> str:  # noqa: ANN401  pydantic's ErrorDetails
-    """Return the dotted name of a field; pydantic adds each type that a value could have."""
-    return ".".join(str(part) for part in fault["loc"] if "[" not in str(part))
-
-
-def sentence_of(fault: Any, file: type[BaseModel]) -> str:  # noqa: ANN401  pydantic's ErrorDetails
-    """Return what is wrong in a file of this kind."""
-    where = field_of(fault)
-    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        keys = _keys_at(file, fault["loc"][:-1])
-        near = difflib.get_close_matches(str(fault["loc"][-1]), keys, n=1, cutoff=0.0)
-        return f"{where}: no such key. The nearest is {near[0]}; all keys are {', '.join(keys)}."
-    if fault["type"] in ("missing", "missing_argument"):
-        return f"{where}: is missing."
-    if fault["type"] == "value_error":
-        # no key where tables contradict each other
-        return f"{where}: {fault['ctx']['error']}".removeprefix(": ")
-    return f"{where}: {fault['msg']}; this is {fault['input']!r}."
-
-
-def _keys_at(file: type[BaseModel], location: tuple[Any, ...]) -> list[str]:
-    """Return the keys of the table at ``location`` of a file."""
-    table: Any = file
-    for part in location:
-        annotation = _fields(table).get(str(part), table)
-        table = next((kind for kind in _inner(annotation) if _fields(kind)), annotation)
-    return ["schema" if key.endswith("_schema") else key for key in _fields(table)]
-
-
-def _inner(annotation: Any) -> list[Any]:  # noqa: ANN401  of a field
-    """Return a type and all those that it is made of."""
-    return [annotation, *(inner for part in get_args(annotation) for inner in _inner(part))]
-
-
-def _fields(table: Any) -> dict[str, Any]:  # noqa: ANN401  a type
-    """Return the types of a model's or a dataclass's fields; of another type there are none."""
-    models = {name: field.annotation for name, field in getattr(table, "model_fields", {}).items()}
-    fields = getattr(table, "__dataclass_fields__", {})
-    return models or {name: field.type for name, field in fields.items()}

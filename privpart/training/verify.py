@@ -121,7 +121,7 @@ def _code(evidence: Evidence) -> Verdict:
     # Paths in a stranger's ledger are not followed.
     if evidence.origin != "here":
         where = "compared only where the run was made"
-        return "asserted", f"the ledger names {len(files)} files by hash; {where}"
+        return "asserted", f"the ledger names {counted(len(files), 'file')} by hash; {where}"
     # The run was made here, so its plan's folder is this user's own.
     root = Path(str(evidence.facts["plan_folder"]))
     present = {name for name in files if (root / name).is_file()}

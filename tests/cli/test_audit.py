@@ -361,7 +361,7 @@ def test_weights_before_and_after(privpart, tmp_path):
         ("length = 8", "leave out length"),
         ('optimizer = "lion"', "optimizer: Input should be 'sgd', 'adam' or 'adamw'"),
         ('local_steps = "2"', "local_steps: Input should be a valid integer"),
-        ("view = 3", "view: Extra inputs are not permitted. Keys are data_dir"),
+        ("view = 3", "view: no such key. The nearest is "),
         ("seed =", "is not valid TOML: Invalid value"),
     ],
 )

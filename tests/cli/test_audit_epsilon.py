@@ -610,7 +610,7 @@ def test_wrong_use_is_one_sentence(privpart, plans, tmp_path):
         ([str(ended)], "was ended after 0 of 8 rounds"),  # it cannot be resumed
         ([str(tmp_path / "nothing")], "holds no run"),
         ([], "run is missing"),
-        (["--plan", str(plans / "without.toml")], "say how to audit it"),
+        (["--plan", str(plans / "without.toml")], "pass --simulate, --replay or both"),
         (simulated[:3], "out is missing"),
         ([*simulated, "--confidence", "1"], "--confidence 1"),
         ([str(run), *simulated[:2]], "leave out --plan"),

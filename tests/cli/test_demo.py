@@ -20,8 +20,7 @@ def finished(privpart, tmp_path_factory):
         patch.setattr(demo, "_PLAN", plan)
         patch.setattr(demo, "AUDITED_IMAGES", 1)
         patch.setattr(demo, "processes", lambda _: 1)
-        page = ("--html", str(out.parent / "page.html"))
-        return out, privpart("demo", "--out", str(out), "--seeds", "1", *page)
+        return out, privpart("demo", "--out", str(out), "--seeds", "1")
 
 
 @pytest.fixture(scope="module")

@@ -127,7 +127,7 @@ def test_what_train_refuses_is_refused_before_any_trial(folder, monkeypatch):
     (folder / "study.toml").write_text(text)
     told = frontier(folder)
     assert isinstance(told.exception, ConfigError)
-    assert "from round 3 on, the limits on participation leave 0" in str(told.exception)
+    assert "from round 3 on, the limits on participation leave no client" in str(told.exception)
     assert Store(folder / "out").errors() == []
 
 

@@ -547,7 +547,7 @@ TYPED = {
     CALIBRATE.replace("epsilon 2", "epsilon 0"): "--target-epsilon 0: must be positive",
     CALIBRATE.replace("epsilon 2", "epsilon two"): "'two'.*valid (number|float)",
     CALIBRATE.replace("--target-epsilon", "--epsilon"): "No such option:? .*--epsilon",
-    "calibrate --target-epsilon 2 --delta 1e-5": "rounds: is missing",
+    "calibrate --target-epsilon 2 --delta 1e-5": "rounds is missing",
     "mechanisms": "--rounds and --delta are needed",
     "costs": "model: is missing; name a network",
     "costs resnet": "model 'resnet' is unknown.*resnet18_gn",

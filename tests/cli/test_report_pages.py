@@ -33,6 +33,7 @@ from privpart.cli.pages.plots import sweep_figures
 from privpart.cli.pages.run import run_page, unreadable_page, without_places
 from privpart.cli.registry import _NEEDED as NEEDED
 from privpart.run.begin import create_run
+from privpart.run.budget_book import AllRuns
 from privpart.run.report import run_report, vouched
 
 ROUNDS = 6
@@ -230,6 +231,26 @@ def test_the_first_sheet_says_no_status_stronger_than_the_report(stated):
             if changed.status != "does-not-hold":
                 for one, number in Counter(a.status for a in changed.assumptions).items():
                     assert f"{number} {BADGES[one][1]}" in claim.lead[-1]
+
+
+@pytest.mark.parametrize(
+    ("known", "row"),
+    [
+        ((1, "holds", 5.0), None),
+        ((3, "holds", 5.12345678), "epsilon 5.124 together, in 3 runs on this machine"),
+        ((2, "not-private", None), "2 runs on this machine, which have no bound together"),
+    ],
+)
+def test_the_first_sheet_has_the_cost_of_all_runs_about_the_people(stated, known, row):
+    runs, status, epsilon = known
+    together = AllRuns(
+        "people", status, runs, epsilon and 1.0, epsilon, "in the terms of the annex"
+    )
+    sheet = run_page(replace(run_report(stated[0]), all_runs=together)).sections[0]
+    facts = dict(sheet.blocks[0].items)
+    assert (row is None) == ("all runs about them" not in facts)
+    assert row is None or facts["all runs about them"].startswith(row)
+    assert HOUSE_WORDS.findall(" ".join(facts.values())) == []
 
 
 def test_odds_are_bounded_by_the_privacy_loss_itself():

@@ -302,7 +302,10 @@ def clients():
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"rounds = 2": "rounds = 5"}, "from round 4 on, the limits on participation leave 0"),
+        (
+            {"rounds = 2": "rounds = 5"},
+            "from round 4 on, the limits on participation leave no",
+        ),
         ({'noise_multiplier" = 2.0': 'noise_multiplier" = 1e9'}, "noise_multiplier=1e+09"),
         ({"[client]": "[canaries]\ncount = 20\n[client]"}, "nothing here makes them"),
         ({"hidden = 8, image_size = 8": "hidden = 8, image_size = 12"}, "does not take the exam"),

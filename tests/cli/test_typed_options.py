@@ -192,7 +192,7 @@ def test_a_decimal_comma_is_shown_with_advice(privpart):
 def test_noise_is_chosen_by_draws_of_its_own(privpart):
     done = privpart("calibrate", *FITTED, "--sampling", f"{BINS},draws=10000,draw_seed=0")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "draw_seed=0: noise is chosen by draws of its own" in done.stderr
+    assert "draw_seed=0: only with a given noise multiplier" in done.stderr
 
 
 @pytest.mark.parametrize(

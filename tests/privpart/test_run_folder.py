@@ -266,7 +266,7 @@ def test_another_plan_or_model(folder):
 
 
 def test_a_run_begins_in_a_folder_of_its_own(folder, tmp_path):
-    with pytest.raises(ConfigError, match="is not empty: a run begins in a folder of its own"):
+    with pytest.raises(ConfigError, match="is not empty: to continue that run, add --resume"):
         create_run(folder, plan())
     with pytest.raises(ConfigError, match="there is no such folder"):
         RunFolder.open(tmp_path / "nothing")

@@ -76,7 +76,7 @@ def epsilon(
         if plan is None:
             raise ConfigError("run is missing: name the folder of a run, or a plan (--plan).")
         if not simulate and not replay:
-            raise ConfigError("plan: say how to audit it: --simulate, --replay or both.")
+            raise ConfigError("plan: pass --simulate, --replay or both to say how to audit it.")
         if out is None:
             raise ConfigError("out is missing: name a folder for the report (--out).")
         checks.count("runs", runs)

@@ -235,12 +235,12 @@ def _setup(source: Path) -> "tuple[Training, Sequence[Any]]":
         setup = training(plan, report=lambda _: None)
     if not isinstance(setup.trainer, EmbeddedEngine):
         raise ConfigError(
-            f"{source}: its clients are on nodes, which an audit cannot train; give a plan of "
-            "simulated clients."
+            f"{source}: its clients are on Flower nodes, which an audit cannot train; pass a plan "
+            "with simulated clients."
         )
     users = list(dict.fromkeys(client for cohort in setup.cohorts for client in cohort))
     if len(users) < 20:
         raise ConfigError(
-            f"plan {source}: asks {len(users)} users in all; coins of fewer than 20 prove nothing."
+            f"plan {source}: only {len(users)} users take part; a bound needs at least 20."
         )
     return setup, users

@@ -176,8 +176,8 @@ class LeakageOptions:
         # A given update was clipped and noised once, by whoever sent it.
         if self.levels > 1 and self.gradient:
             raise ConfigError(
-                "clip, noise_multiplier: several of them are of computed updates; a given one "
-                "(--gradient) has its own."
+                "clip, noise_multiplier: give one value each beside --gradient, the one with which "
+                "that update was sent."
             )
         self.keys.refuse_idle(vars(self) | {"noises": self.noises})
 

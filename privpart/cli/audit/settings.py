@@ -8,6 +8,7 @@ from pydantic_core import to_json
 
 from accounting.checks import ConfigError, parsed_toml, text_of
 from privpart.cli.idle import OF_FOLDER, OF_IMAGES, OF_SGD, Idle, beside, where, without
+from privpart.settings.faults import sentence_of
 
 _OF_TOKENS = without("tokens", "a plan has its own")
 _LOCAL = where("local_steps", 0, "sends a gradient")
@@ -65,9 +66,8 @@ class Keys(BaseModel):
             # Strict JSON, unlike strict Python values, takes a string for a path.
             return cls.model_validate_json(to_json(tables))
         except ValidationError as error:
-            faults = "; ".join(f"{fault['loc'][0]}: {fault['msg']}" for fault in error.errors())
-            names = ", ".join(cls.model_fields)
-            raise ConfigError(f"settings={path}: {faults}. Keys are {names}.") from None
+            faults = " ".join(sentence_of(fault, cls) for fault in error.errors())
+            raise ConfigError(f"settings={path}: {faults}") from None
 
     def refuse_idle(self, options: dict[str, Any]) -> None:
         """Raise a ConfigError for a key without effect; of typed options ``Command`` does."""

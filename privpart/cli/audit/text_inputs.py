@@ -118,8 +118,8 @@ class _Planned:
         if len(attacked) < count:
             raise ConfigError(
                 f"batch={options.batch}, trials={count // options.batch}: "
-                f"{len(attacked) // options.batch} clients have so many sentences; choose fewer "
-                "trials, a smaller batch, or a smaller length."
+                f"only {len(attacked) // options.batch} clients have a batch of sentences; choose "
+                "fewer trials, a smaller batch, or a smaller length."
             )
         tokens, labels, pad = _together(attacked, vocabulary(self.training.model.module))
         words = self.tasks[0].words if self.tasks else self._words()
@@ -187,8 +187,9 @@ def _ids(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         or (isinstance(types, Tensor) and bool(types.any()))
     ):
         raise ConfigError(
-            f"data: the inputs are {', '.join(map(str, inputs))}; the audit of text takes token "
-            "ids (n, T), and perhaps an attention_mask. For images, name --model and --data."
+            "plan: its clients hold no sentences: an audit by --plan is of text, as token ids "
+            "(n, T) and perhaps an attention_mask. For images pass --model ./FILE.py:FUNCTION and "
+            "--data FILE, with x and y."
         )
     return tokens, mask.long() if isinstance(mask, Tensor) else torch.ones_like(tokens)
 

@@ -70,7 +70,7 @@ def calibrate(
         return
     missing = left_out(rounds, sampling)
     if rounds is None or missing:
-        raise ConfigError(f"{missing[0]}: is missing; or give --noise-multiplier, and it is found.")
+        raise ConfigError(f"{missing[0]} is missing: pass it, or --noise-multiplier to find it.")
     if best_of is not None:
         mu = most_mu(repetitions_of(best_of), target_epsilon=target_epsilon, delta=delta)
         target_epsilon = Guarantee(mu).epsilon(delta)

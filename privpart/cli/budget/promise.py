@@ -197,7 +197,7 @@ class TypedRun:
         estimate = sampler.estimate(draw_seed)
         if z is None and draw_seed is not None:
             raise ConfigError(
-                f"draw_seed={draw_seed}: noise is chosen by draws of its own; leave it out."
+                f"draw_seed={draw_seed}: only with a given noise multiplier; leave it out."
             )
         goal = {"target_epsilon": target, "delta": self.delta}
         if z is None and estimate is not None and isinstance(drawn, BallsInBins | BMinSep):

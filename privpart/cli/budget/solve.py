@@ -77,12 +77,12 @@ def solve(
         missing = ["chosen"]
     if len(missing) != 1:
         fault = f"{' and '.join(missing)} are missing" if missing else "nothing is left out"
-        raise ConfigError(f"--noise-multiplier: {fault}; leave out what is to be found, alone.")
+        raise ConfigError(f"--noise-multiplier: {fault}; leave out only what is to be found.")
     checks.positive("target_epsilon", target)
     if "draws" in options or name == "b-min-sep":
-        raise ConfigError(f"{missing[0]}: is missing; it is not sought by estimates.")
+        raise ConfigError(f"{missing[0]} is missing: pass it; estimates by draws cannot find it.")
     if name == "scheduled-poisson":
-        raise ConfigError(f"{missing[0]}: is missing; no part of a schedule is sought.")
+        raise ConfigError(f"{missing[0]} is missing: pass it; nothing in a schedule can be found.")
     with shown_fits():
         if rounds is None:
             run, ends = lambda n: promise(n, sampling), (least_rounds, checks.MOST_ROUNDS)

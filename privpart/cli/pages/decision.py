@@ -160,6 +160,7 @@ def subject(
     report: PrivacyReport,
     vouchers: Mapping[str, Mapping[str, str | None]] = MappingProxyType({}),
     trusted: str | None = None,
+    together: str = "",
 ) -> Section:
     """Return what was trained, for whom and on whose data; what nobody stated is a named blank.
 
@@ -168,6 +169,7 @@ def subject(
         report: the guarantee.
         vouchers: who vouched, "by" and "at", by condition.
         trusted: who sees more than what is released, if not every update reaches the server.
+        together: what all runs about the same people cost, if there are several.
     """
     facts = [
         (name, about.get(key) or f"not stated: {key}, in [about] of the plan")
@@ -180,10 +182,20 @@ def subject(
     who = "whoever trains" if report.unit == "example" else "the server"
     sees = f"{who}, every contribution: it must be trusted"
     lasts = "without end, for what was released; whatever else is released about them adds to it"
+    if (chosen := report.selection) is not None:
+        # Its number of trainings is secret; the average is part of the plan.
+        selected = (
+            f"the best of several trainings, {chosen['expected']:g} on average, each with one of "
+            f"{chosen['candidates']} settings listed before; how many there were stays secret. "
+            "Epsilon counts them all and the choice; one alone would have epsilon "
+            f"{up(chosen['epsilon_of_one'])}"
+        )
+        facts.append(("how it was chosen", selected))
     facts += [
         ("how many", people),
         ("protected is", each),
         ("who sees more", trusted or sees),
+        *([("all runs about them", together)] if together else []),
         ("vouched for by", _vouched(vouchers)),
         ("the guarantee lasts", lasts),
         ("date of this report", f"{datetime.now(UTC):%d %B %Y}"),

@@ -32,6 +32,7 @@ from privpart.cli.pages.guarantee import (
 )
 from privpart.cli.pages.page import Badge, Block, Page, Picture, Section, Tone, Verdict
 from privpart.cli.pages.plots import learning_curve
+from privpart.run.budget_book import AllRuns
 from privpart.run.evidence import Check
 from privpart.run.report import RunReport
 
@@ -61,7 +62,13 @@ def run_page(result: RunReport) -> Page:
     return Page(
         f"Privacy report: {name}",
         [Verdict(tone, verdict, lead, "Is the claim supported?"), strength(report, holds=private)],
-        [subject(result.about, report, result.vouchers, result.server_saw), *rests],
+        [
+            subject(
+                *(result.about, report, result.vouchers, result.server_saw),
+                together="" if broken else _together(result.all_runs),
+            ),
+            *rests,
+        ],
         f"Written by privpart {report.version} from the run's ledger, by the rules of privpart "
         "report. Whoever has the folder can check it: privpart verify FOLDER.",
         [
@@ -128,6 +135,16 @@ def without_places(text: str, *folders: Path) -> str:
         for place in {str(folder), str(folder.resolve())} - {".", "/"}:
             text = text.replace(f"{place}/", "").replace(place, folder.resolve().name or "folder")
     return _PLACE.sub(r"\1", text)
+
+
+def _together(known: AllRuns | None) -> str:
+    """Return what several runs about the same people cost together; "" if there is one run."""
+    if known is None or known.runs < 2 or known.status == "nothing released":
+        return ""
+    where = f"{known.runs} runs on this machine"
+    if known.status == "holds" and known.epsilon is not None:
+        return f"epsilon {up(known.epsilon)} together, in {where}; this page judges one of them"
+    return f"{where}, which have no bound together; the annex says why"
 
 
 def _sound(result: RunReport) -> list[Section]:
