@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from accounting.checks import ConfigError
 from attacks.audit import Attack, Audit
-from attacks.metrics import ORACLES, baseline_images, feature_error, match_batch, psnr, ssim
+from attacks.metrics import (
+    ORACLES,
+    baseline_images,
+    feature_error,
+    match_batch,
+    psnr,
+    rarely_passed,
+    ssim,
+)
 from attacks.observation import Observation, observe
 from attacks.reconstruction.analytic import invert_dense, invert_first_dense, visible_dense
 from attacks.reconstruction.april import april
@@ -22,7 +30,7 @@ from attacks.reconstruction.labels import label_candidates
 from attacks.reconstruction.reconstruct import FALLING, Reconstruction, dlg, reid_rank
 from attacks.reconstruction.single_step import before_step
 from attacks.reconstruction.spear import spear
-from attacks.report import ImageTrial, LeakageReport, LeakageRow
+from attacks.report import RECOVERED_DB, ImageTrial, LeakageReport, LeakageRow
 from attacks.update import as_double, norm, ready
 
 ImageAttack = Attack[Observation, Reconstruction]
@@ -96,12 +104,14 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
 
     Args:
         x: (N, C, H, W) in [0, 1].
-        dataset_mean: (C, H, W) mean of public data, a baseline. None takes the mean of the decoys,
-            or without decoys that of the images in the other batches; for want of both the report
-            says that this baseline is missing.
+        dataset_mean: (C, H, W) mean of public data, a baseline. None takes the mean of
+            ``public``, else of the decoys, else of the images in the other batches; for want of all
+            the report says that this baseline is missing.
         class_means: (N, C, H, W) mean of each image's class in public data, a baseline; an oracle
             where the attacker is not told the labels.
         decoys: (images, labels) that are not in ``x``, for the re-identification rank.
+        public: (images, labels) that are not in ``x``. Only what is closer than all but one in a
+            thousand of the image's class is partial. None compares with no other image.
         send_buffers: whether clients also send the running statistics of batch normalisation, after
             a gradient or one local step. A given update has them, or has not.
     """
@@ -113,6 +123,7 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
     dataset_mean: Tensor | None = None
     class_means: Tensor | None = None
     decoys: tuple[Tensor, Tensor] | None = None
+    public: tuple[Tensor, Tensor] | None = None
     send_buffers: bool = False
 
     def __post_init__(self) -> None:
@@ -154,8 +165,9 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
     def _scored(
         self, view: str, attack: str, result: Reconstruction, number: int, match: dict[str, Any]
     ) -> list[ImageTrial]:
-        floor = self._floor[self.rows_of(number)]
-        return score(view, attack, result, self.client(number)[0], floor, match)
+        rows = self.rows_of(number)
+        guesses = list(zip(self._floor[rows], self._chance[rows], strict=True))
+        return score(view, attack, result, self.client(number)[0], guesses, match)
 
     def report(self) -> LeakageReport:
         """Run every attack on every view of every batch, for one adversary after the other."""
@@ -166,6 +178,7 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
             baselines={name: tuple(values.tolist()) for name, values in self._baselines.items()},
             baseline_images=self._guesses,
             decoys=0 if self.decoys is None else len(self.decoys[0]),
+            chance=tuple(self._chance),
             oracles=self._oracles,
             missing=() if _DATASET in self._guesses or _OTHERS in self._guesses else (_DATASET,),
             **self.shared(
@@ -200,8 +213,9 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
     def _guesses(self) -> dict[str, Tensor]:
         """Images (N, C, H, W) to compare with; those in ``_oracles`` know the truth."""
         public = self.dataset_mean
-        if public is None and self.decoys is not None and len(self.decoys[0]):
-            public = self.decoys[0].double().mean(0).clamp(0, 1)
+        for images, _ in (self.public or self._none, self.decoys or self._none):
+            if public is None and len(images):
+                public = images.double().mean(0).clamp(0, 1)
         guesses = baseline_images(self.x, public, self.class_means, seed=self.seed)
         if public is None and len(self.batches) > 1:
             x = self.x.detach().double()
@@ -209,6 +223,10 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
             means_of_others = ((x.sum(0) - batch_sums) / (len(x) - self.examples)).clamp(0, 1)
             guesses[_OTHERS] = means_of_others.repeat_interleave(self.examples, 0)
         return guesses
+
+    @property
+    def _none(self) -> tuple[Tensor, Tensor]:
+        return self.x[:0], self.y[:0]
 
     @property
     def _oracles(self) -> tuple[str, ...]:
@@ -227,26 +245,41 @@ class ImageAudit(Audit[Observation, Reconstruction, ImageTrial]):
         best: list[float] = torch.stack(fair).amax(0).tolist()
         return best
 
+    @cached_property
+    def _chance(self) -> list[float]:
+        """PSNR of each image that one in a thousand public images of its class passes, in dB.
+
+        A public image of 30 dB or more is the same picture, and does not count.
+        """
+        images, labels = self.public or self._none
+        chance = []
+        for truth, label in zip(self.x, self.y, strict=True):
+            alike = images[labels == label]
+            scores = psnr(alike, truth.expand_as(alike)) if len(alike) else torch.empty(0)
+            chance.append(rarely_passed(scores[scores < RECOVERED_DB].tolist()))
+        return chance
+
 
 def score(
     view: str,
     attack: str,
     result: Reconstruction,
     truth: Tensor,
-    floor: Sequence[float],
+    guesses: Sequence[tuple[float, float]],
     match: dict[str, Any],
 ) -> list[ImageTrial]:
-    """Return a trial per image of the batch; ``floor`` is the best baseline of each, in dB.
+    """Return a trial per image of the batch.
 
+    ``guesses`` are, in dB, each image's best baseline, and what one in a thousand others passes.
     ``match`` has the truth_match of the trials, and why nothing was tried.
     """
     order = match_batch(result.x, truth)
     x = result.x[order]
     reference = truth.double()
-    scores = zip(psnr(x, reference).tolist(), floor, ssim(x, reference).tolist(), strict=True)
+    scores = zip(psnr(x, reference).tolist(), ssim(x, reference).tolist(), guesses, strict=True)
     return [
-        ImageTrial(view, attack, result, *values, index=int(order[i]), **match)
-        for i, values in enumerate(scores)
+        ImageTrial(view, attack, result, found, floor, alike, int(order[i]), chance, **match)
+        for i, (found, alike, (floor, chance)) in enumerate(scores)
     ]
 
 

@@ -1,6 +1,7 @@
 """Metrics: how close a reconstruction is, and how close an image is that needed no attack."""
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -113,6 +114,14 @@ def wilson(successes: int, trials: int) -> tuple[float, float]:
     spread = _Z * math.sqrt(k / n * (1 - k / n) / n + _Z**2 / (4 * n * n))
     middle, width = k / n + _Z**2 / (2 * n), 1 + _Z**2 / n
     return max(0.0, (middle - spread) / width), min(1.0, (middle + spread) / width)
+
+
+def rarely_passed(scores: Sequence[float]) -> float:
+    """Return the score that at most one in a thousand passes; -inf without scores.
+
+    Of fewer than a thousand none passes it.
+    """
+    return sorted(scores, reverse=True)[len(scores) // 1000] if scores else -math.inf
 
 
 def baseline_images(

@@ -68,6 +68,7 @@ class ImageTrial(Trial[Reconstruction]):
     baseline: float  # best PSNR of an image that needs no attack and does not know the truth
     ssim: float = 0.0
     index: int = 0  # of this image in the reconstructed batch, after pairing
+    chance: float = -math.inf  # PSNR that one in a thousand other images of the class passes
 
     @property
     def gain(self) -> float:
@@ -79,11 +80,12 @@ class ImageTrial(Trial[Reconstruction]):
         """What may be concluded; an image that gains nothing may still be the picture itself."""
         if self.untried is not None:
             return self.untried
-        if self.gain >= GAIN_DB:
-            return "recovered" if self.psnr >= RECOVERED_DB else "partial"
+        complete = self.psnr >= RECOVERED_DB
+        if self.gain >= GAIN_DB and (complete or self.psnr > self.chance):
+            return "recovered" if complete else "partial"
         if not self.matched:
             return "attack failed"
-        return "no gain" if self.psnr >= RECOVERED_DB else "ambiguous"
+        return "no gain" if complete else "ambiguous"
 
     @property
     def rank(self) -> tuple[float, ...]:
@@ -431,6 +433,7 @@ class LeakageReport(Report[LeakageRow]):
     baselines: Mapping[str, tuple[float, ...]]  # PSNR of each image in dB
     baseline_images: Mapping[str, Tensor]  # (N, C, H, W)
     decoys: int  # number of images among which the truth was ranked
+    chance: tuple[float, ...]  # PSNR of each image that one in a thousand others passes, in dB
     oracles: tuple[str, ...]  # baselines that know the truth, which no verdict is measured against
 
     def to_dict(self) -> dict[str, Any]:
@@ -447,6 +450,7 @@ class LeakageReport(Report[LeakageRow]):
             "baselines": {k: v for k, v in scores.items() if k not in self.oracles},
             "oracles": {k: v for k, v in scores.items() if k in self.oracles},
             "decoys": self.decoys,
+            "chance": [_finite(psnr) for psnr in self.chance],
         }
 
 
@@ -492,4 +496,4 @@ def _of(statistic: Callable[[list[float]], float], values: list[float]) -> float
 
 
 def _finite(value: float) -> float | None:
-    return value if value < math.inf else None  # JSON has no infinity
+    return value if math.isfinite(value) else None  # JSON has no infinity

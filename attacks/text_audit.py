@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from accounting.checks import ConfigError
 from attacks.audit import Attack, Audit
+from attacks.metrics import rarely_passed
 from attacks.report import Guess, TextReport, TextRow, TextTrial
 from attacks.text.bag import bag_of_tokens, predicted_tokens
 from attacks.text.observation import (
@@ -60,11 +61,6 @@ def _tokens_alone(read: Callable[[nn.Module, TextObservation], Tensor | None]) -
         return None if bag is None else ReadText((), frozenset(bag.tolist()), math.inf)
 
     return attack
-
-
-def _rarely_passed(scores: Sequence[float]) -> float:
-    """Return the score that at most one in a thousand passes."""
-    return sorted(scores, reverse=True)[len(scores) // 1000] if scores else 0.0
 
 
 def text_leakage(
@@ -221,13 +217,13 @@ class TextAudit(Audit[TextObservation, ReadText, TextTrial]):
         size = self.examples
         batches = [self.public[i : i + size] for i in range(0, len(self.public) - size + 1, size)]
         drawn = [sorted({token for row in rows for token in row}) for rows in batches]
-        chances = [_rarely_passed([token_f1(one, truth) for one in drawn]) for truth in truths]
+        chances = [rarely_passed([token_f1(one, truth) for one in drawn]) for truth in truths]
         return [
             Guess(
                 f1=max((scores[i].f1 for scores in self._guesses.values()), default=0.0),
                 rouge=max((scores[i].rouge for scores in self._guesses.values()), default=0.0),
                 bag=bags[i // size],
-                chance=_rarely_passed([token_f1(sentence, true) for sentence in self.public]),
+                chance=rarely_passed([token_f1(sentence, true) for sentence in self.public]),
                 chance_bag=chances[i // size],
             )
             for i, true in enumerate(self._truth)

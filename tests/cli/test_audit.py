@@ -245,7 +245,8 @@ def test_images_of_a_file_that_are_not_attacked_are_public(tmp_path):
     options = {"out": tmp_path, "model": "lenet", "view": ["full"], "trials": 2}
     audit = image_audit(LeakageOptions(data=str(tmp_path / "images.safetensors"), **options))
     assert torch.equal(audit.decoys[0], x[2:].float())
-    assert torch.equal(audit.dataset_mean, x[2:].float().mean(0))
+    assert torch.equal(audit.public[0], x[2:].float())
+    assert torch.equal(audit._guesses["dataset mean"][0], x[2:].float().double().mean(0))
     assert torch.equal(audit.class_means, x[2:4].float())  # not one for each label below 50,000
 
 
