@@ -54,8 +54,8 @@ from privpart.select.delivery import merge_seen
 from privpart.settings.about import about_of
 
 _WORDS = (
-    "canaries", "code", "compares_rows", "earlier", "fork_of", "identity", "inherited",
-    "node_keys", "operator", "owners", "passed", "plan_file", "plan_folder", "plan_tables",
+    "canaries", "code", "compares_rows", "earlier", "fork_of", "identity", "inherited", "node_keys",
+    "operator", "owners", "passed", "plan_file", "plan_folder", "plan_tables", "precision",
     "records_sums", "rest", "round_seconds", "seen_in_clear", "selection", "unit",
 )  # fmt: skip
 """Facts that a report, or a command that continues the run, takes for this package's own words."""

@@ -263,7 +263,7 @@ def begin(
         sys.stderr.write(f"privpart: warning: {warning}\n")
     promised = setup.promise(code)
     setup.rehearse(promised)
-    facts = {**_facts(plan, setup, objects, code), **own}
+    facts = {**_facts(plan, setup, objects, code), "precision": options.precision, **own}
     key = new_canary_key(seed)
     if plan.canaries is not None:
         facts[FACT] = {**plan.canaries.model_dump(), "key": canary_key_hash(key)}

@@ -14,6 +14,7 @@ from privpart.messages import RoundTask
 from privpart.models import MODELS, build_network
 from privpart.training import rounding
 from privpart.training.plan_file import validated
+from privpart.training.train import begin
 from privpart.training.training import refuse_other_shapes, training
 
 
@@ -65,6 +66,14 @@ def test_options_reach_the_engine(options):
     assert (method.vectorized, method.bfloat16) == ("batching" in options, "precision" in options)
     assert 0 < (found - exact).norm() < 0.1 * exact.norm()
     assert (found.double().norm(dim=1) <= 1.0).all()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_ledger_names_the_precision_with_which_a_run_began(precision, tmp_path):
+    options = EngineOptions(precision=precision)
+    run, _ = begin(validated(PLAN | SMALL), tmp_path / "run", seed=1, options=options)
+    with run:
+        assert run.facts["precision"] == precision
 
 
 def test_clients_of_a_plan_that_take_one_step_may_be_summed():
