@@ -14,6 +14,10 @@ from hypothesis import settings
 # other: a matrix decomposition then takes eight times as long. Before anything imports numpy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Nothing here outlives a power failure, and a disk takes milliseconds to flush. What is no handle
+# still fails, and the test of faults at each call traces processes of its own.
+os.fsync = os.fstat
+
 # Doctests import every module, and this one subclasses Flower's.
 collect_ignore = [] if find_spec("flwr") else ["flower/node.py"]
 
