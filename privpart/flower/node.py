@@ -116,8 +116,8 @@ def _auditors(plan: PlanFile, canaries: CanaryMaker, model: PartialModel) -> Can
     """
     if plan.canaries is None:
         raise ConfigError("canaries: the plan has no table [canaries]; leave them out.")
-    sizes = None if plan.schedule is None else model.group_sizes
-    return CanaryEngine(canaries_of(plan, plan.privacy_plan(sizes=sizes), canaries, model.dim))
+    promised = plan.privacy_plan(sizes=model.group_sizes)
+    return CanaryEngine(canaries_of(plan, promised, canaries, model.dim))
 
 
 def _answered(message: Any, act: Callable[[], Any]) -> Any:  # noqa: ANN401  Flower's Message

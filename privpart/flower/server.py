@@ -208,8 +208,7 @@ def serve(
 
     def remote(model: PartialModel) -> FlowerEngine:
         owners, timeout, keys = recorded, settings.timeout, dict(recorded_keys)
-        sizes = None if chosen.schedule is None else model.group_sizes
-        promised = chosen.privacy_plan(code=chosen.code(), sizes=sizes)
+        promised = chosen.privacy_plan(code=chosen.code(), sizes=model.group_sizes)
         # without authentication a node that was started again is a new one
         if owners is None or not settings.authenticated:
             agreed, patience = agreement(model, promised.hash), settings.start_timeout or timeout

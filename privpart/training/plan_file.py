@@ -564,8 +564,9 @@ class PlanFile(_Table):
 
         Args:
             code: what ``code()`` returned, for a run; None leaves the named code out of the hash.
-            sizes: numbers of parameters of the groups that take turns, where the plan's network is
-                the author's own; the cost does not depend on them.
+            sizes: numbers of parameters of the model's groups, which count only where groups take
+                turns; needed where the network is the author's own. The cost does not depend on
+                them.
         """
         p, sampling = self.privacy, self.privacy.sampling
         checks.probability("delta", p.delta)

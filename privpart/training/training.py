@@ -185,8 +185,7 @@ class Training:
 
     def promise(self, code: dict[str, Any] | None = None) -> PrivacyPlan:
         """Return the plan's privacy plan, bound to ``code`` if that was recorded."""
-        sizes = None if self.plan.schedule is None else self.model.group_sizes
-        return self.plan.privacy_plan(code=code, sizes=sizes)
+        return self.plan.privacy_plan(code=code, sizes=self.model.group_sizes)
 
     def rehearse(self, promised: PrivacyPlan) -> None:
         """Try all that comes before a client trains in the first round, before anything exists.

@@ -166,3 +166,30 @@ def test_a_node_whose_ledger_has_another_key_takes_no_clients_over(world):
     world.sign(3, 0)
     assert world.look()[0] == 1
     assert any("another key than the run names" in line for line in world.said)
+
+
+def test_a_move_that_waits_is_made_after_the_run_was_resumed(world):
+    world.clients[99] = [0, 1]
+    world.sign(99, 0)
+    world.sign(99, 1)
+    assert world.look()[0] == 1
+    world.begin()
+    world.living.settle(seconds=5, poll=0)
+    assert world.engine.owners == world.owners
+    assert sum("waits until node 99" in line for line in world.said) == 4  # once in each session
+    world.grid.apps[99] = world._lists(99)
+    world.taken = {1: [0]}  # a round that the second line does not have
+    for _ in range(2):
+        world.begin()
+        world.living.settle(seconds=5, poll=0)
+        assert world.engine.owners == world.owners | {0: 99}
+        # nobody asks the other one meanwhile, however often the run is resumed
+        assert world.living.cohorts.on_the_way == {1}
+        assert not any(1 in cohort for cohort in world.living.cohorts)
+    world.sign(99, 1)
+    assert world.look() == world.owners | {0: 99, 1: 99}
+    world.begin()
+    world.living.settle(seconds=5, poll=0)
+    assert world.engine.owners == world.owners | {0: 99, 1: 99}
+    assert not world.living.cohorts.on_the_way
+    assert [move["clients"] for move in world.run.facts[MOVES]] == [["0"], ["1"]]

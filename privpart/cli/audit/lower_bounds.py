@@ -169,7 +169,7 @@ def of_plan(
     if table.select is not None:
         raise ConfigError(f"plan {path}: has [select], whose updates are slices; not audited.")
     setup, model = _setup(table, clients=replay)
-    promised = table.privacy_plan(sizes=None if table.schedule is None else model.group_sizes)
+    promised = table.privacy_plan(sizes=model.group_sizes)
     count, runs = canaries or (0, 0)
     claimed = _unsampled(promised) if runs else promised.guarantee()
     about = {
