@@ -15,7 +15,7 @@ says so:
               alone, beside ``privpart costs``
     fedavg    processor seconds of a round beside those of Flower's own FedAvg, which trains the
               same model on the same examples with as many steps: a process per message and one
-              worker per node, in turns
+              worker per node, in ``--turns`` turns
     users     start and a round over Flower's messages in one process: 10^6 users of whom 1,000 are
               asked, and four clients with each size
     memory    resident size of the ServerApp over 200 rounds; the nodes are threads, because a
@@ -49,7 +49,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "flower"))
 from deployment import Deployment, Proxy
 from small import write_app
 
-ROUNDS, MANY, TURNS = 4, 200, 3
+ROUNDS, MANY = 4, 200
 NUMBERS = count()
 RAY = "pip install -c constraints-flower.txt ray==2.55.1"
 SIZES = {"1e4": (100, 90), "1e7": (1000, 9890), "1e8": (10000, 9990)}
@@ -342,7 +342,7 @@ def simulated(size: str) -> dict[str, Any]:
     return summary([one[1] for one in of.noted()], cpu)
 
 
-def beside_fedavg(size: str) -> dict[str, Any]:
+def beside_fedavg(size: str, turns: int) -> dict[str, Any]:
     """Return processor seconds of a round of FedAvg and of the plan, measured in turns."""
     kinds = {
         f"{name}, {how}": (make, how == "worker")
@@ -350,7 +350,7 @@ def beside_fedavg(size: str) -> dict[str, Any]:
         for name, make in (("FedAvg", FedAvg), ("privpart", Training))
     }
     seconds: dict[str, list[float]] = {name: [] for name in kinds}
-    for turn in range(TURNS):
+    for turn in range(turns):
         names = list(kinds)
         # who is first has a machine of another temper
         for name in names[turn:] + names[:turn]:
@@ -465,7 +465,7 @@ def now() -> dict[str, Any]:
     return {name: about[name] for name in ("commit", "load_average")}
 
 
-def of_size(size: str, parts: Sequence[str], here: dict[str, Any]) -> None:
+def of_size(size: str, parts: Sequence[str], turns: int, here: dict[str, Any]) -> None:
     """Measure the wanted parts of a size."""
     if "rounds" in parts:
         here["embedded"] = embedded(size)
@@ -476,7 +476,7 @@ def of_size(size: str, parts: Sequence[str], here: dict[str, Any]) -> None:
             said = f"{size}: Flower's simulation is left out, because Ray is not here;"
             print(f"{said} {sys.executable} -m {RAY}", file=sys.stderr)
     if "fedavg" in parts:
-        here["beside FedAvg"] = beside_fedavg(size)
+        here["beside FedAvg"] = beside_fedavg(size, turns)
     if "bytes" in parts:
         here["bytes per round"] = sent(size)
     if "users" in parts:
@@ -494,6 +494,7 @@ def main() -> None:
         quick={"parts": ["rounds"], "sizes": ["1e4"]},
         parts=frame.among(("rounds", "fedavg", "bytes", "users", "memory")),
         sizes=frame.among(SIZES),
+        turns=3,
     )
     result = frame.Result(given.result, "cryptography", "flwr", "numpy", "torch")
     found = {name: part for name, part in result.old.items() if name != "machine"}
@@ -501,7 +502,7 @@ def main() -> None:
         here = found.setdefault(f"{size} parameters", {})
         # a deployment of 10^8 would hold its models five times
         parts = [part for part in given.parts if size != "1e8" or part == "users"]
-        of_size(size, parts, here)
+        of_size(size, parts, given.turns, here)
         here.setdefault("measured", {}).update(dict.fromkeys(parts, now()))
         frame.show(size, here)
         result.write(**found)

@@ -166,12 +166,15 @@ def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def commit() -> str:
-    """Return the commit that runs, with a "+" if files were changed since; "" without git."""
+    """Return the commit that runs, or ""; with a "+" if files but results were changed since."""
     git = ["git", "-C", str(RESULTS.parent.parent)]
     try:
         answers = [
             subprocess.run([*git, *asked], check=True, capture_output=True, text=True).stdout
-            for asked in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "-uno"))
+            for asked in (
+                ("rev-parse", "--short", "HEAD"),
+                ("status", "--porcelain", "-uno", ".", ":!benchmarks/results"),
+            )
         ]
     except (OSError, subprocess.CalledProcessError):
         return ""
