@@ -13,6 +13,7 @@ costs its message, and an app that has changed is loaded in a new one.
 import argparse
 import contextlib
 import multiprocessing
+import re
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -179,6 +180,9 @@ def main() -> None:
     reader.add_argument("address", help="of the SuperNode's runtime API, such as 127.0.0.1:9094")
     reader.add_argument("--root-certificates", metavar="FILE", type=argparse.FileType("rb"))
     given = reader.parse_args()
+    # Flower would try such an address forever, without a word about it
+    if not re.fullmatch(r".+:\d+", given.address):
+        reader.error(f"{given.address!r}: write HOST:PORT, such as 127.0.0.1:9094")
     file = given.root_certificates
     to_stderr(f"waits for messages at {given.address}; Ctrl-C ends it.")
     with contextlib.suppress(KeyboardInterrupt):

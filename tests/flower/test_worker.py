@@ -89,3 +89,14 @@ def test_the_process_of_an_app_lives_from_task_to_task_and_of_one_version(monkey
     assert len({one, other, after}) == 3
     assert closed == "closed"
     assert "the process of the app ended with 3" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("address", ["nonsense", ":9094", "127.0.0.1:", "127.0.0.1:http"])
+def test_an_address_that_is_none_is_refused_in_a_sentence(address, monkeypatch, capsys):
+    from privpart.flower import worker
+
+    monkeypatch.setattr("sys.argv", ["worker", address])
+    monkeypatch.setattr(worker, "serve_node", lambda *_: pytest.fail("waits"))
+    with pytest.raises(SystemExit, match="2"):
+        worker.main()
+    assert f"{address!r}: write HOST:PORT, such as 127.0.0.1:9094" in capsys.readouterr().err
