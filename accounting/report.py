@@ -254,7 +254,7 @@ class PrivacyReport:
         if large := checks.delta_warning(self.delta, self.population, unit=self.unit):
             objections.append(large)
         if self.epsilon > 10:
-            little = "is above 10: by itself it promises little."
+            little = "is above 10: a weak guarantee on its own."
             objections.append(f"epsilon={up(self.epsilon)} {little}")
         if self.noise_source == "seeded":
             objections.append("the noise is seeded: whoever knows the seed can subtract it.")
@@ -315,7 +315,7 @@ class PrivacyReport:
         """Return the report in plain English, with every condition and figures rounded up."""
         parts = [STATUS_SENTENCES[self.status], *claims(self)]
         for title, assumptions in self.by_status():
-            lines = (f"- {a.text} ({a.code}); otherwise: {a.consequence}." for a in assumptions)
+            lines = (f"- {a.text} ({a.code}). If not, {a.consequence}." for a in assumptions)
             parts.append("\n".join((f"{title}:", *lines)))
         parts.append("\n".join(("Covered:", *(f"- {text}." for text in self.covered))))
         parts.append("\n".join(("Not covered:", *(f"- {text}." for text in self.not_covered))))
@@ -628,30 +628,30 @@ def _common_assumptions(participation: Participation, unit: str) -> tuple[_Condi
         (
             "participation",
             f"each {unit} takes part in at most {times}",
-            "the sensitivity, and so epsilon, is larger than stated",
+            "epsilon is larger than shown",
         ),
         (
             "clipping",
             "every update is clipped to clip_norm over all trained parameters jointly",
-            "no guarantee",
+            "there is no guarantee",
         ),
         (
             "divisor",
-            "the noised sum is divided by a public constant, never by the realised cohort",
-            f"the size of the cohort leaks, and one {unit} weighs more than accounted",
+            "the noised sum is divided by a fixed, public number, never by how many took part",
+            f"the size of the cohort leaks, and one {unit} counts for more than assumed",
         ),
-        ("noise", "the noise is secret, fresh, and from the mechanism named here", "no guarantee"),
+        ("noise", "the noise is secret, fresh, and the mechanism's", "there is no guarantee"),
         (
             "choices",
-            "what trains, when, and with which hyperparameters was chosen without private data",
-            "the choice is an additional release that this epsilon does not cover",
+            "nobody looked at private data to choose layers, schedule or hyperparameters",
+            "that choice leaks, too, and this epsilon does not cover it",
         ),
         (
             "floating-point",
-            "updates, sums and noise are integers on a public grid, and the noise is a Gaussian "
-            "that was rounded exactly, as on this package's server",
-            f"low-order bits tell whether a {unit} took part, whatever epsilon says: attacks on "
-            "floating-point noise are known (Mironov 2012)",
+            "noise is added in exact integer arithmetic: updates are integers on a public grid and "
+            "noise is an exactly rounded Gaussian, as on this package's server",
+            f"rounding errors can reveal whether a {unit} took part, whatever epsilon says "
+            "(Mironov 2012)",
         ),
     )
 

@@ -36,7 +36,7 @@ def sampling_assumptions(
     """Return what every amplification by sampling needs, besides clipping and secret noise."""
     plain = "no amplification: account for the unsampled mechanism instead"
     hidden = f"nobody who sees the release learns {sees}"
-    leak = "the size of the batch leaks, and one member weighs more than accounted"
+    leak = "the size of the batch leaks, and one member counts for more than assumed"
     return (
         Assumption(key, how, "asserted", plain),
         Assumption("hidden-sample", hidden, "asserted", plain),

@@ -228,7 +228,7 @@ def _serve(pipe: Connection, in_main: bool, make: Callable[..., Work], *args: ob
 
 
 def cause_of_death(code: int | None) -> str:
-    """Return what the exit code of a process says about its end, to follow its name."""
+    """Describe an exit code, as the predicate of a sentence."""
     if code is None or code >= 0:
         return (
             f"ended with exit code {code}; its own message is on standard error. A script that "

@@ -87,7 +87,7 @@ def budget(
     html: options.HtmlOption = None,
     form: options.TableOrJson = "table",
 ) -> None:
-    """Show what all runs about each population have spent together, by run, and what is left.
+    """Show the privacy budget spent on, and left for, each population.
 
     A run is charged when it is created, for its whole plan; what it was forked from is a run of its
     own. Exit code 3 if a population is above its limit.

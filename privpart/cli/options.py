@@ -115,8 +115,8 @@ SamplingOption = Annotated[
 MaxParticipations = Annotated[
     int | None,
     typer.Option(
-        help="Most rounds in which one client takes part. Without it, 1, and a warning: nothing "
-        "here enforces it."
+        help="Most rounds in which one client takes part. Default 1, with a warning: this command "
+        "cannot enforce the limit."
     ),
     _OF_SAMPLING,
 ]

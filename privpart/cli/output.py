@@ -158,7 +158,7 @@ def _as_text(report: PrivacyReport, beside: Sequence[tuple[str, str]]) -> str:
 def _condition(assumption: Assumption) -> str:
     """Return a line of the list of conditions, with the evidence that one is not met."""
     unmet = f" (NOT MET: {assumption.evidence})" if assumption.status == "violated" else ""
-    return f"{assumption.text}{unmet}; else: {assumption.consequence}"
+    return f"{assumption.text}{unmet}. If not, {assumption.consequence}"
 
 
 def fill_lines(sentences: Iterable[str]) -> list[str]:

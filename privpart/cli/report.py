@@ -163,6 +163,6 @@ def _as_text(result: "RunReport") -> str:
     for title, assumptions in result.guarantee.by_status():
         text += ["", f"  {title}"]
         for a in assumptions:
-            basis = f" ({a.evidence})" if a.evidence else f"; else: {a.consequence}"
+            basis = f" ({a.evidence})" if a.evidence else f". If not, {a.consequence}"
             text += fill_lines([f"{a.code}: {a.text}{basis}"])
     return "\n".join(text)

@@ -56,7 +56,7 @@ def verify(
     html: options.HtmlOption = None,
     form: options.TableOrJson = "table",
 ) -> None:
-    """Check a run's signature, chain, files, plan and guarantee, and say what each rests on.
+    """Verify a run's signature, ledger, files and guarantee.
 
     Imports none of the plan's code and writes nothing into the run. Exit code 5 if something is
     wrong, 6 if the run left its plan.

@@ -36,10 +36,10 @@ from privpart.model import PartialModel
 from privpart.settings.client import LocalTraining
 
 _ALONE = 3.0
-"""Processor seconds of clients, computed or expected in a round, from which other processes start:
-each takes about as long to import torch, so a shorter job is faster without them."""
+"""Start workers once a round is expected to take this many CPU seconds: each takes about as long to
+import torch, so a shorter job is faster without them."""
 _LARGE = 2**22
-"""Parameters of a network from which a round is expected to take so long before it is timed."""
+"""Parameters from which a round is expected to take that long, before one was timed."""
 _TURNS = 4  # chunks per worker that a round is cut into, where one client follows another
 _ROWS = 2**10
 """Words of vectorized clients that are computed at once: more leave the processor's cache."""

@@ -350,7 +350,7 @@ def canaries_of(
 
 
 def passed_objects(objects: Own) -> dict[str, str] | None:
-    """Return what stands for each Python object in the ledger; None if there is none."""
+    """Digest of each Python object passed in, for the ledger; None if nothing was passed."""
     digests = {
         name: digest(value)
         for name in ("module", "loss", "augment", "metric")

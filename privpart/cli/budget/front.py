@@ -79,7 +79,7 @@ def mechanisms(
     html: options.HtmlOption = None,
     form: options.FormatOption = "table",
 ) -> None:
-    """Show what memory buys: the error of all mechanisms at the same epsilon, by state vectors.
+    """Compare mechanisms at equal epsilon: error against server memory.
 
     Errors are per coordinate and in units of the clip norm; the prefix sum of the updates after
     each round is what plain SGD makes its model of, and other optimisers make more of recent rounds
