@@ -32,7 +32,6 @@ from unittest.mock import patch
 
 import torch
 
-import privpart.optimizer
 import privpart.server
 from accounting import BinaryTree, BufferedToeplitz, Independent, Mechanism, Participation
 from privpart import (
@@ -110,8 +109,7 @@ def watched(step: frame.Job, parts: dict[str, list[frame.Seconds]]) -> frame.Job
     places: list[tuple[Any, str, str]] = [
         (privpart.server, "quantise", "clip, round and add"),
         (NoiseStream, "next", "noise"),
-        (privpart.server, "_quotient", "add noise, divide"),
-        (privpart.optimizer.ExactOptimizer, "step", "optimiser"),
+        (privpart.server.Server, "_step", "add noise, divide, move"),
     ]
 
     def timed(work: Callable[..., Any], part: str) -> Callable[..., Any]:
@@ -192,16 +190,26 @@ def memory(name: str, dim: int) -> dict[str, Any]:
         peaks[part] = (frame.resident("VmHWM") - base) / (4 * dim)
 
     with tempfile.TemporaryDirectory() as scratch:
-        state, (source, again) = Path(scratch) / "state", (SeededSource(0), SeededSource(0))
-        _, values = Server(plan, torch.zeros(dim), source=source, optimizer=optimizer).state_dict()
+        state, registers = Path(scratch) / "state", Path(scratch) / "registers"
+        first = Server(plan, torch.zeros(dim), source=SeededSource(0), optimizer=optimizer)
+        values = first.state_dict()[1]
+        del first
         values |= {"round": late, "noise": values["noise"] | {"round": late}}
         tensors = {"parameters": torch.zeros(dim), "optimizer.0.momentum_buffer": torch.zeros(dim)}
+        write_state(state, tensors, values)
+        tensors = {}
         if isinstance(mechanism, BufferedToeplitz):
             tensors["noise.state"] = torch.zeros(mechanism.buffers, dim, dtype=torch.float64)
-        write_state(state, tensors, values)
+        write_state(registers, tensors, {})
         del tensors
-        server = Server(plan, torch.zeros(dim), source=again, optimizer=optimizer)
-        peak("restored", lambda: server.load_state_dict(*decode_state(state), {}))
+        server = Server(plan, torch.zeros(dim), source=SeededSource(0), optimizer=optimizer)
+
+        def restore() -> None:
+            tensors, values = decode_state(state)
+            tensors |= decode_state(registers)[0]
+            server.load_state_dict(tensors, values, {})
+
+        peak("restored", restore)
         update = torch.full((dim,), 2 * dim**-0.5)
         peak("round", lambda: server.run_round([server.task([]).update(0, update)]))
         if server.round != late + 1:

@@ -9,11 +9,12 @@ that IEEE 754 rounds one by one, so that anybody can compute it again (``verify 
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.optim.adam import adam
 from torch.optim.sgd import sgd
@@ -28,7 +29,7 @@ _STATES: dict[Kind, tuple[str, ...]] = {
     "yogi": ("step", "exp_avg", "exp_avg_sq"),
     "adagrad": ("step", "sum"),
 }
-_State = dict[str, Tensor]
+Vector = NDArray[np.float32]
 _BETAS = 0.9, 0.999
 _EPSILON = 1e-8
 """torch's default of what Adam adds to the root of the second moment."""
@@ -82,18 +83,40 @@ class ExactOptimizer:
     def __init__(self, settings: ServerOptimizer, parts: Sequence[Tensor]) -> None:
         self._settings, self._parts = settings, list(parts)
         self._states: list[dict[str, Tensor]] = [{} for _ in parts]
+        self._rate = 0.0  # of the step that is under way
 
-    def step(self, gradients: Mapping[int, Tensor], share: float = 1.0) -> None:
-        """Move the parts that have a gradient, by number; the gradients are overwritten.
+    def begin(self, numbers: Iterable[int], share: float = 1.0) -> None:
+        """Begin a step of the parts that have a gradient, by number.
 
         ``share`` is the part of the learning rate that this step takes.
         """
-        rate, decay = self._settings.learning_rate * share, self._settings.weight_decay
-        move = self._descend if self._settings.kind == "sgd" else self._adapt
-        for number, gradient in gradients.items():
-            if decay:
-                self._parts[number].numpy()[:] *= 1 - rate * decay
-            move(self._parts[number], gradient, self._states[number], rate)
+        settings = self._settings
+        self._rate = settings.learning_rate * share
+        for number in numbers:
+            part, state = self._parts[number], self._states[number]
+            if not state and (settings.kind != "sgd" or settings.momentum):
+                # -0.0 + x has the bits of x: momentum begins with the first gradient
+                zero = -0.0 if settings.kind == "sgd" else 0.0
+                for name in _STATES[settings.kind]:
+                    state[name] = torch.full(() if name == "step" else part.shape, zero)
+            if "step" in state:
+                state["step"] += 1
+
+    def move(self, number: int, here: slice, slope: Vector) -> None:
+        """Move a piece of a part by its gradient, which is overwritten.
+
+        Every operation works on each coordinate alone. So pieces that stay in the processor's cache
+        give the same bits as the whole part, and no step makes a vector of the model's length.
+        """
+        settings, state = self._settings, self._states[number]
+        values = self._parts[number].numpy()[here]
+        pieces = {name: t.numpy()[here] for name, t in state.items() if t.ndim}
+        if settings.weight_decay:
+            values *= 1 - self._rate * settings.weight_decay
+        if settings.kind == "sgd":
+            self._descend(values, slope, pieces)
+        else:
+            self._adapt(values, slope, pieces, int(state["step"]))
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the state by "part.name"; a part has none before its first step."""
@@ -124,34 +147,24 @@ class ExactOptimizer:
             for number in parts
         ]
 
-    def _descend(self, part: Tensor, gradient: Tensor, state: _State, rate: float) -> None:
-        momentum, slope = self._settings.momentum, gradient.numpy()
-        if momentum and "momentum_buffer" in state:
-            moving = state["momentum_buffer"].numpy()
-            moving *= momentum
+    def _descend(self, values: Vector, slope: Vector, state: Mapping[str, Vector]) -> None:
+        moving = state.get("momentum_buffer", slope)
+        if moving is not slope:
+            moving *= self._settings.momentum
             moving += slope
-            slope = moving
-        elif momentum:
-            state["momentum_buffer"] = gradient.clone()
-        # Into the gradient: fresh memory would cost as much as the arithmetic.
-        values, scaled = part.numpy(), gradient.numpy()
-        values -= np.multiply(slope, rate, out=scaled)
+        values -= np.multiply(moving, self._rate, out=slope)
 
-    def _adapt(self, part: Tensor, gradient: Tensor, state: _State, rate: float) -> None:
-        settings, slope, values = self._settings, gradient.numpy(), part.numpy()
-        if not state:
-            names = _STATES[settings.kind][1:]
-            state |= {"step": torch.zeros(())} | {name: torch.zeros_like(part) for name in names}
-        state["step"] += 1
+    def _adapt(self, values: Vector, slope: Vector, state: Mapping[str, Vector], step: int) -> None:
+        settings, rate = self._settings, self._rate
         if settings.kind == "adagrad":
-            squares = state["sum"].numpy()
+            squares = state["sum"]
             squares += slope * slope
             values -= rate * slope / (np.sqrt(squares) + settings.adaptivity)
             return
-        mean, squares = state["exp_avg"].numpy(), state["exp_avg_sq"].numpy()
+        mean, squares = state["exp_avg"], state["exp_avg_sq"]
         mean += (1 - _BETAS[0]) * (slope - mean)
         if settings.kind == "yogi":
-            if state["step"] == 1:
+            if step == 1:
                 squares += settings.adaptivity**2
             square = slope * slope
             squares -= (1 - _BETAS[1]) * square * np.sign(squares - square)
@@ -159,7 +172,7 @@ class ExactOptimizer:
             return
         squares *= _BETAS[1]
         squares += (1 - _BETAS[1]) * (slope * slope)
-        ended, root = (1 - _power(beta, int(state["step"])) for beta in _BETAS)
+        ended, root = (1 - _power(beta, step) for beta in _BETAS)
         spread = np.sqrt(squares) / math.sqrt(root) + settings.adaptivity
         values -= rate / ended * (mean / spread)
 

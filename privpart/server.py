@@ -175,6 +175,7 @@ class Server:
         self.clip_norm = plan.clip_norm_at(0)
         self.plan_hash = plan.hash
         self._groups = parts_of(plan.mechanism, self.parameters)
+        self._released_groups = parts_of(plan.mechanism, self._released)
         self._rates = rates
         self._optimizer = ExactOptimizer(optimizer or ServerOptimizer(), self._groups)
         # In units of the clip norm, which adaptive clipping may change.
@@ -195,7 +196,7 @@ class Server:
         # Vectors that every round reuses: fresh memory costs as much as the arithmetic.
         self._drawn: Tensor | None = None
         self._total = torch.empty(0, dtype=torch.float64)
-        self._gradient = torch.empty(0)
+        self._scratch = torch.empty(0)
         self._bits = 0.0  # noised sum of centred bits since the last restart
         self._participations: dict[ClientId, list[int]] = {}
         self._halted = ""
@@ -297,12 +298,12 @@ class Server:
         dim = self._active_dim()
         if not len(self._total):
             self._total = torch.empty(self.parameters.numel(), dtype=torch.float64)
-            self._gradient = torch.empty_like(self.parameters)
+            self._scratch = torch.empty_like(self.parameters)
 
         def refused(client: ClientId) -> Reason | None:
             return "not asked" if sampled and client not in asked else self._limit_reached(client)
 
-        total, scratch = self._total[:dim].zero_(), self._gradient[:dim]
+        total, scratch = self._total[:dim].zero_(), self._scratch[:dim]
         round_sum = RoundSum(self._task(()), total, scratch, refused, self._grid)
         self._adding_up = True
         try:
@@ -339,7 +340,6 @@ class Server:
         noise = self._draw() if self._coming is None else self._coming.result()
         self._coming = None
         self._step(round_sum, noise)
-        self._released.copy_(self.parameters)
         self.round += 1
         self._adapt(round_sum.bits)
 
@@ -366,8 +366,6 @@ class Server:
             raise ConfigError(
                 f"sum: has {total.dtype} of shape {tuple(total.shape)}; must be {dim} integers."
             )
-        if not len(self._gradient):
-            self._gradient = torch.empty_like(self.parameters)
         for (_, stream), salt in zip(self._streams(), values["salts"], strict=True):
             stream.draw_again(bytes.fromhex(salt))
         self.last_clip_norm = self.clip_norm
@@ -407,9 +405,12 @@ class Server:
 
     def _refuse_changed_model(self) -> None:
         """Check that the model is what the last round made it; no noise covers anything else."""
-        # numpy compares in a quarter of torch's time
-        now, then = (part.detach().numpy() for part in (self.parameters, self._released))
-        if not np.array_equal(now.view(np.int32), then.view(np.int32)):
+        # numpy compares in a quarter of torch's time; in parts, whose answers stay in the cache
+        now, then = self.parameters.detach().numpy(), self._released.numpy()
+        parts = (slice(start, start + _PART) for start in range(0, len(then), _PART))
+        if now.shape != then.shape or not all(
+            np.array_equal(now[here].view(np.int32), then[here].view(np.int32)) for here in parts
+        ):
             raise ConfigError(
                 "server.parameters: were changed by something else than a round, such as an engine "
                 "that trains in place or an evaluation, and no noise covers that. Work on a copy: "
@@ -437,18 +438,31 @@ class Server:
         return limit_reached(self.plan.participation, rounds, self.round)
 
     def _step(self, round_sum: "RecordedSum", noise: Tensor | None) -> None:
-        """Release the noised sum: divide it by a public constant and take a step."""
+        """Release the noised sum: divide it by a public constant and take a step.
+
+        Piece by piece: vectors of the model's length would cost more than the arithmetic.
+        """
         step = 1.0 if self._grid is None else self._grid.step(self.clip_norm)
-        total = round_sum.total
-        gradient = self._gradient[: len(total)]
         fixed, goal = self.plan.report_goals is None, self.plan.report_goal
         divisor = -(goal if fixed else self.plan.report_goal_at(self.round)) / step
-        _quotient(total, noise, divisor, gradient, round_sum.modulus_bits)
-        active = self._active() or (0,)
-        sizes = [len(self._groups[group]) for group in active]
+        active, end = self._active() or (0,), 0
         # An inactive group has no gradient rather than a zero one, so that its momentum rests too.
-        share = 1.0 if self._rates is None else self._rates(self.round)
-        self._optimizer.step(dict(zip(active, torch.split(gradient, sizes), strict=True)), share)
+        self._optimizer.begin(active, 1.0 if self._rates is None else self._rates(self.round))
+        sums, gradients = np.empty(_PART), np.empty(_PART, np.float32)
+        for group in active:
+            part, released = self._groups[group].numpy(), self._released_groups[group].numpy()
+            for start in range(0, len(part), _PART):
+                here = slice(start, min(start + _PART, len(part)))
+                first, end = end, end + here.stop - start
+                noised, gradient = sums[: end - first], gradients[: end - first]
+                np.copyto(noised, round_sum.total[first:end].numpy())
+                if noise is not None:
+                    noised += noise[first:end].numpy()
+                    if round_sum.modulus_bits is not None:
+                        wrap(noised, round_sum.modulus_bits)
+                np.multiply(noised, 1 / divisor, out=gradient, casting="same_kind")
+                self._optimizer.move(group, here, gradient)
+                released[here] = part[here]
 
     def _adapt(self, bits: float) -> None:
         """Take the next round's clip norm: by the plan, or by the noised bits, at a restart."""
@@ -529,6 +543,7 @@ class Server:
     ) -> None:
         """Continue where ``state_dict`` was called; bit for bit, given the same key.
 
+        The registers are taken out of ``tensors``, so that their memory is free once they are read.
         ``participations`` are the rounds in which each client took part, ascending. The registers
         may be those after fewer rounds, which ``values`` name as "registers"."round"; the noise
         since then is drawn again, and no sum is.
@@ -549,8 +564,11 @@ class Server:
         self.halt("a state was loaded in part")
         since = values["registers"]["round"] if "registers" in values else values["round"]
         for prefix, stream in self._streams() if values["round"] < self.plan.rounds else ():
-            state = {**values[prefix], **_under(prefix, tensors)}
-            stream.load_state_dict(state, since=since)
+            registers = _under(prefix, tensors)
+            for key in registers:
+                del tensors[f"{prefix}.{key}"]
+            stream.load_state_dict({**values[prefix], **registers}, since=since)
+            del registers
             if stream.round != values["round"]:
                 raise ConfigError(
                     f"the state is that of round {values['round']}, its {prefix} that of round "
@@ -572,7 +590,7 @@ class Server:
         return [(name, stream) for name, stream in both if stream is not None]
 
 
-_PART = 2**16
+_PART = 2**15
 _STALE: tuple[Reason, ...] = ("another round", "another plan")
 """Reasons that tell nothing of how a client answers this round."""
 
@@ -688,27 +706,6 @@ class RoundSum:
             refusals=dict(+self.refusals),  # + drops zeros, of empty sums
             refused_clients=len(asked & self.refused - self.came),
         )
-
-
-def _quotient(
-    total: Tensor, noise: Tensor | None, divisor: float, out: Tensor, modulus_bits: int | None
-) -> None:
-    """Write (total + noise) / divisor in float32; the sum, modulo 2^modulus_bits if that is given.
-
-    Part by part, since wide vectors of the model's length would cost more than the arithmetic.
-    """
-    factor = 1 / divisor
-    wide = np.empty(min(_PART, len(total)))
-    for start in range(0, len(total), _PART):
-        here = slice(start, start + _PART)
-        part = wide[: len(total) - start]
-        np.copyto(part, total[here].numpy())
-        if noise is not None:
-            np.add(part, noise[here].numpy(), out=part)
-            if modulus_bits is not None:
-                wrap(part, modulus_bits)
-        np.multiply(part, factor, out=part)
-        np.copyto(out[here].numpy(), part, casting="same_kind")
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:

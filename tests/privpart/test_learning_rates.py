@@ -63,7 +63,8 @@ def test_yogi_and_decay_take_the_steps_of_their_papers():
     steps = ExactOptimizer(settings, [part])
     x, m, v = start.double().numpy(), np.zeros(5), np.full(5, 0.01**2)
     for share, gradient in zip((0.5, 1.0, 1.0, 0.1), gradients, strict=True):
-        steps.step({0: gradient.clone()}, share)
+        steps.begin([0], share)
+        steps.move(0, slice(0, 5), gradient.clone().numpy())
         g, rate = gradient.double().numpy(), 0.1 * share
         x = x * (1 - rate * 0.2)
         m = 0.9 * m + 0.1 * g

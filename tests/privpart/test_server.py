@@ -278,6 +278,19 @@ def test_a_clients_steps_are_torchs_bit_for_bit(kind, options, monkeypatch):
     assert parts[2].isnan().any()  # power: the NaN came through
 
 
+def same_bits(one, other):
+    return torch.equal(one.reshape(-1).view(torch.int32), other.reshape(-1).view(torch.int32))
+
+
+def move(one, gradients, piece=100_000, share=1.0):
+    """Take a server's step, in pieces."""
+    one.begin(gradients, share)
+    for number, gradient in gradients.items():
+        for start in range(0, len(gradient), piece):
+            here = slice(start, min(start + piece, len(gradient)))
+            one.move(number, here, gradient[here].clone().numpy())
+
+
 @pytest.mark.parametrize(
     ("kind", "options"),
     [("sgd", {}), ("sgd", {"momentum": 0.9}), ("adam", {"eps": 1e-3}), ("adagrad", {"eps": 1e-3})],
@@ -292,12 +305,17 @@ def test_the_servers_steps_and_state_are_torchs_up_to_rounding(kind, options, mo
     settings = ServerOptimizer(
         kind=kind, learning_rate=0.3, **{named[name]: value for name, value in options.items()}
     )
-    parts = [start.clone() for start in starts]
+    parts, pieced = ([start.clone() for start in starts] for _ in range(2))
     first, second = (ExactOptimizer(settings, parts) for _ in range(2))
-    first.step(gradients[0])
+    move(first, gradients[0])
     second.load(first.tensors())
+    in_pieces = ExactOptimizer(settings, pieced)
     for drawn in gradients[1:]:
-        second.step(drawn)
+        move(second, drawn)
+    for drawn in gradients:
+        move(in_pieces, drawn, piece=997)
+    assert all(map(same_bits, pieced, parts))
+    assert all(map(same_bits, in_pieces.tensors().values(), second.tensors().values()))
     close = {"rtol": 1e-5, "atol": 1e-6}
     torch.testing.assert_close(parts, expected, **close)
     assert second.tensors().keys() == state.keys()
@@ -412,7 +430,7 @@ def test_models_are_what_the_workload_makes_of_the_sums(momentum):
     model = torch.zeros(4)
     optimizer, models = ExactOptimizer(settings, [model]), []
     for gradient, share in zip(gradients, shares, strict=True):
-        optimizer.step({0: torch.from_numpy(gradient.copy())}, share)
+        move(optimizer, {0: torch.from_numpy(gradient)}, share=share)
         models.append(model.numpy().copy())
     expected = -0.25 * Workload(momentum, shares).models(gradients)
     assert np.array(models) == pytest.approx(expected, rel=1e-5, abs=1e-6)
