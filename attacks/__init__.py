@@ -6,6 +6,7 @@ only where the attack is known to work: read the verdict, not the decibels.
 
 from attacks.defences import DefencePoint, defences
 from attacks.explain import explain
+from attacks.extraction import Exposure, exposure
 from attacks.image_audit import ImageAudit, leakage, suite
 from attacks.load import change_of_weights, for_model, read_update
 from attacks.lower_bounds.bounds import (
@@ -50,6 +51,7 @@ __all__ = [
     "Canaries",
     "CanaryLoop",
     "DefencePoint",
+    "Exposure",
     "ImageAudit",
     "LeakageReport",
     "LocalSteps",
@@ -75,6 +77,7 @@ __all__ = [
     "dlg",
     "drifting_view",
     "explain",
+    "exposure",
     "for_model",
     "guesses",
     "infer_labels",

@@ -65,7 +65,7 @@ GROUPS = {
             "guesses clopper_pearson one_run one_run_gdp paired pooled_t Bound worst_view "
             "drifting_view round_covariance"
         ),
-        "Who took part": "membership lira rmia MembershipScore",
+        "The released model": "membership lira rmia MembershipScore exposure Exposure",
     },
     "privpart": {
         "Train": (
@@ -369,6 +369,7 @@ WRITTEN_BY = {
     "epsilon": "`privpart epsilon`, `calibrate`, `--format json`; `PrivacyReport.to_dict`",
     "events": "`privpart epsilon --events FILE --format json`",
     "example-level": "state of an `FTRLEngine`, in a run folder",
+    "extraction": "`privpart audit extraction`: report.json, `--format json`",
     "flower": "messages between Flower's server and nodes",
     "frontier": "`privpart frontier --format json`, and study.json",
     "leakage": "`privpart audit leakage` of images: report.json, `--format json`",

@@ -612,7 +612,6 @@ def test_wrong_use_is_one_sentence(privpart, plans, tmp_path):
         ([], "run is missing"),
         (["--plan", str(plans / "without.toml")], "pass --simulate, --replay or both"),
         (simulated[:3], "out is missing"),
-        ([*simulated, "--confidence", "1"], "--confidence 1"),
         ([str(run), *simulated[:2]], "leave out --plan"),
         ([*simulated[:2], "--replay", "--runs", "3"], "without --simulate: no canaries are"),
         (["--plan", select, "--simulate", "--out", str(tmp_path)], "slices"),

@@ -62,7 +62,7 @@ def planned(folder, noise):
 
 
 def population_of(path):
-    return membership_models.Population.of(*membership._setup(path))
+    return membership_models.Population.of(*membership.setup_of(path))
 
 
 def test_a_model_without_noise_is_caught_and_one_with_noise_is_not(tmp_path, monkeypatch, capsys):
@@ -166,20 +166,20 @@ def test_a_training_that_diverged_is_named(tmp_path, monkeypatch):
 def test_a_run_is_audited_by_its_plan_and_a_model_is_refused(tmp_path):
     path = planned(tmp_path / "mine", 1.0)
     train(plan=path, out=tmp_path / "run", progress=False)
-    setup, users = membership._setup(tmp_path / "run")
+    setup, users = membership.setup_of(tmp_path / "run")
     assert setup.plan.hash == read(path).hash
     assert len(users) == 60
     (tmp_path / "mine" / "task.py").write_text(TASK + "\n")
     with pytest.raises(ConfigError, match=r"task\.py has changed"):
-        membership._setup(tmp_path / "run")
+        membership.setup_of(tmp_path / "run")
     with pytest.raises(ConfigError, match="holds no run"):
-        membership._setup(tmp_path)
+        membership.setup_of(tmp_path)
     with pytest.raises(ConfigError, match="is a model, and nothing in it says whom it trained"):
-        membership._setup(tmp_path / "model.safetensors")
+        membership.setup_of(tmp_path / "model.safetensors")
 
 
 def test_a_plan_that_cannot_be_attacked_so_is_refused(tmp_path):
     path = planned(tmp_path, 1.0)
     path.write_text(path.read_text().replace("clients_per_round = 60", "clients_per_round = 1"))
-    with pytest.raises(ConfigError, match="fewer than 20 prove nothing"):
-        membership._setup(path)
+    with pytest.raises(ConfigError, match="a bound needs at least 20"):
+        membership.setup_of(path)

@@ -81,6 +81,7 @@ def folder(tmp_path_factory):
         ("short", "length = 4"),
         ("many", "local_steps = 1001"),
         ("padded", "pad = 99"),
+        ("hidden", "hide_labels = true"),
     ):
         (path / f"{name}.toml").write_text(line)
     save_file({"tokens": TOKENS}, path / "tokens.safetensors")
@@ -183,7 +184,7 @@ def test_a_text_classifier_gives_away_the_tokens_of_its_embedding(audited):
     done, report = audited(
         *("--model", "./text_code.py:classifier", "--tokens", "labelled.safetensors"),
         *("--view", "embedding.*", "--view", "head.*", "--trials", "1", "--batch", "4"),
-        *("--view", "both=embedding.*,head.*", "--hide-labels"),
+        *("--view", "both=embedding.*,head.*", "--settings", "hidden.toml"),
         out="classifier",
     )
     assert done.returncode == 0, done.stderr

@@ -69,6 +69,7 @@ CASES = {
     ],
     "audit epsilon": [["run"], SIMULATED, [*PLANNED, "--replay"]],
     "audit membership": [[PLAN, "--out", "out"]],
+    "audit extraction": [["examples/own/lstm/plan.toml", "--out", "out"]],
 }  # fmt: skip
 """Complete command lines that nothing idle is in; every option matters in one of them."""
 SITUATIONS = {

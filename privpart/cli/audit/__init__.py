@@ -2,10 +2,11 @@
 
 import typer
 
-from privpart.cli.audit import epsilon, leakage, membership
+from privpart.cli.audit import epsilon, extraction, leakage, membership
 from privpart.cli.idle import Command
 
 app = typer.Typer(help="Attack what a client sends; measure epsilon.", no_args_is_help=True)
 app.command(cls=Command)(epsilon.epsilon)
 app.command(cls=Command)(leakage.leakage)
 app.command(cls=Command)(membership.membership)
+app.command(cls=Command)(extraction.extraction)

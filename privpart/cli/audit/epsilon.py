@@ -12,6 +12,8 @@ from privpart.cli.idle import beside, without
 from privpart.cli.options import FormatOption, HtmlOption
 
 THRESHOLD_PASSED = 4
+CONFIDENCE = 0.95
+"""Of each bound that an audit prints."""
 _CANARIES = 1000
 """Canaries per run of a replica."""
 _SIMULATED = "With --simulate"
@@ -57,7 +59,6 @@ def epsilon(
         ),
         _OF_A_RUN,
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Of each bound, in (0, 1).")] = 0.95,
     fail_on: Annotated[
         Literal["violation"] | None, typer.Option(help="Exit with 4 at a violation.")
     ] = None,
@@ -71,7 +72,6 @@ def epsilon(
 
     Example: privpart audit epsilon --plan examples/digits.toml --simulate --replay --out audit
     """
-    checks.probability("confidence", confidence)
     if run is None:
         if plan is None:
             raise ConfigError("run is missing: name the folder of a run, or a plan (--plan).")
@@ -86,13 +86,13 @@ def epsilon(
     from privpart.run.canaries import AUDIT
 
     if run is not None:
-        audit, folder = lower_bounds.of_run(run, confidence), out or run / AUDIT
+        audit, folder = lower_bounds.of_run(run, CONFIDENCE), out or run / AUDIT
     else:
         assert plan is not None  # noqa: S101  refused above
         assert seed is not None  # noqa: S101
         assert out is not None  # noqa: S101
         folder, canaries = out, (_CANARIES, runs) if simulate else None
-        audit = lower_bounds.of_plan(plan, confidence, seed, canaries=canaries, replay=replay)
+        audit = lower_bounds.of_plan(plan, CONFIDENCE, seed, canaries=canaries, replay=replay)
     lower_bounds.write(audit, folder, form)
     if html is not None:
         from privpart.cli.pages.lower_bounds import lower_bounds_page

@@ -44,7 +44,7 @@ def shared_fields(options: LeakageOptions, suite: Mapping[str, Any]) -> dict[str
         "transform": declared(options.transform),
         "local": local,
         "delta": keys.delta,
-        "reveal_labels": not options.hide_labels,
+        "reveal_labels": not keys.hide_labels,
         "seed": keys.seed,
     }
 

@@ -14,23 +14,24 @@ import typer
 from accounting import checks
 from accounting.checks import ConfigError
 from accounting.report import down, up
+from privpart.cli.audit.epsilon import CONFIDENCE
 from privpart.cli.options import FormatOption
 from privpart.cli.output import Table, print_result, print_table, say
 
 if TYPE_CHECKING:  # imported where used: the other commands must not pay for torch
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
     from attacks.membership_inference import MembershipScore
+    from privpart.cli.audit.membership_models import Population
     from privpart.training.training import Training
 
     Array = NDArray[np.float64]
     Coins = NDArray[np.bool_]
 
 SCHEMA = "privpart/membership/1"
-_CONFIDENCE = 0.95
 _SURE = 0.9999  # of a VIOLATION, over all bounds together
 _MODELS = {".bin", ".ckpt", ".h5", ".keras", ".npz", ".onnx", ".pt", ".pth", ".safetensors"}
 _HEADLINE = "LiRA"  # fixed beforehand: the best of several attacks proves less
@@ -92,11 +93,8 @@ class _Audit:
             "last released parameters"
         )
         print_table(Table(title, [*header, "epsilon at least"], rows))
-        claimed = document["accountant"]["epsilon"]
-        accountant = "infinite" if claimed is None else up(claimed, 4)
         typer.echo(
-            f"verdict: {document['verdict']}; accountant: epsilon {accountant} at delta "
-            f"{document['delta']:g}.\nChance is an AUC of 0.5 and as many true positives as false "
+            f"{verdict_of(document)}\nChance is an AUC of 0.5 and as many true positives as false "
             "ones. Bounds: 95 %, fair coins, no other assumption (Steinke et al. 2023).\nThat "
             "these attacks find little does not show that others would not."
         )
@@ -139,12 +137,11 @@ def _bound(row: dict[str, Any]) -> str:
 
 def _audited(source: Path, targets: int, out: Path) -> _Audit:
     """Train the target and shadow models of a plan, and attack them."""
-    import attacks
     from attacks.membership_inference import RATES
     from privpart.cli.audit import membership_models
     from privpart.cli.audit.store import resumable
 
-    setup, users = _setup(source)
+    setup, users = setup_of(source)
     population = membership_models.Population.of(setup, users)
     folder = membership_models.ModelFolder(out, population, targets)
     draw = folder.draw
@@ -154,12 +151,6 @@ def _audited(source: Path, targets: int, out: Path) -> _Audit:
         )
     folder.close()
     scores, present = said.scores(draw), draw.present
-    promised, delta = population.promised, setup.plan.privacy.delta
-    epsilon = promised.guarantee().epsilon(delta) if promised.noise_multiplier > 0 else None
-    at = {"delta": delta, "confidence": _CONFIDENCE}
-    results = attacks.membership(scores, present, **at)
-    tests = sum(len(result.bounds) for result in results)
-    sure = attacks.membership(scores, present, delta=delta, confidence=1 - (1 - _SURE) / tests)
     document = {
         "schema": SCHEMA,
         "plan": setup.plan.hash,
@@ -168,16 +159,40 @@ def _audited(source: Path, targets: int, out: Path) -> _Audit:
         "targets": targets,
         "shadows": draw.shadows,
         "seed": draw.seed,
-        "delta": delta,
-        "confidence": _CONFIDENCE,
         "rates": list(RATES),
+        **judged(scores, present, population, headline=_HEADLINE),
+    }
+    return _Audit(document, scores, present)
+
+
+def judged(
+    scores: "Mapping[str, Array]", present: "Coins", population: "Population", *, headline: str
+) -> dict[str, Any]:
+    """Return the fields of a report that say what scores prove, beside what the plan claims."""
+    import attacks
+
+    promised, delta = population.promised, population.setup.plan.privacy.delta
+    epsilon = promised.guarantee().epsilon(delta) if promised.noise_multiplier > 0 else None
+    results = attacks.membership(scores, present, delta=delta, confidence=CONFIDENCE)
+    tests = sum(len(result.bounds) for result in results)
+    sure = attacks.membership(scores, present, delta=delta, confidence=1 - (1 - _SURE) / tests)
+    return {
+        "delta": delta,
+        "confidence": CONFIDENCE,
         "accountant": {"epsilon": epsilon},
         "verdict": "VIOLATION" if _above(sure, epsilon) else "consistent",
         "verdict_confidence": _SURE,
-        "measured": {"attack": _HEADLINE, "epsilon": _measured(results)},
+        "measured": {"attack": headline, "epsilon": _measured(results, headline)},
         "attacks": [asdict(result) for result in results],
     }
-    return _Audit(document, scores, present)
+
+
+def verdict_of(document: dict[str, Any]) -> str:
+    """Return the verdict of a report, and the epsilon that it is about, in one line."""
+    claimed = document["accountant"]["epsilon"]
+    accountant = "infinite" if claimed is None else up(claimed, 4)
+    at = f"accountant: epsilon {accountant} at delta {document['delta']:g}"
+    return f"verdict: {document['verdict']}; {at}."
 
 
 def _above(results: "Sequence[MembershipScore]", epsilon: float | None) -> bool:
@@ -187,12 +202,12 @@ def _above(results: "Sequence[MembershipScore]", epsilon: float | None) -> bool:
     )
 
 
-def _measured(results: "Sequence[MembershipScore]") -> float:
+def _measured(results: "Sequence[MembershipScore]", headline: str) -> float:
     """Return what the attack and the method that were fixed beforehand prove."""
-    return next(result.bounds[0].epsilon for result in results if result.attack == _HEADLINE)
+    return next(result.bounds[0].epsilon for result in results if result.attack == headline)
 
 
-def _setup(source: Path) -> "tuple[Training, Sequence[Any]]":
+def setup_of(source: Path) -> "tuple[Training, Sequence[Any]]":
     """Return the training of a plan or of a run, and the users that it asks in any round.
 
     Raises:
@@ -219,8 +234,8 @@ def _setup(source: Path) -> "tuple[Training, Sequence[Any]]":
         {
             "privacy.sampling: who is drawn is secret, and a coin per user would be another "
             "sampler; audit the plan without the table.": plan.privacy.sampling,
-            "select, canaries, privacy.metrics, privacy.secure: membership is attacked in whole "
-            "models of simulated clients; leave the tables out.": (
+            "select, canaries, privacy.metrics, privacy.secure: only whole models of simulated "
+            "clients are attacked; leave the tables out.": (
                 plan.select or plan.canaries or plan.privacy.metrics or plan.privacy.secure
             ),
             "client.objective, model.local: a client's own models are not released, and are not "

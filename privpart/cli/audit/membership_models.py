@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from accounting.checks import ConfigError
 from attacks.membership_inference import scores_of_models
@@ -121,8 +121,11 @@ class ModelFolder:
         ConfigError: the folder holds another audit, or another process uses it.
     """
 
-    def __init__(self, out: Path, population: Population, targets: int) -> None:
+    def __init__(
+        self, out: Path, population: Population, targets: int, shadows: int | None = None
+    ) -> None:
         self._folder = out / "models"
+        self._shadows = SHADOWS if shadows is None else shadows
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._lock = lock(
@@ -135,16 +138,17 @@ class ModelFolder:
     def _drawn(self, out: Path, population: Population, targets: int) -> Draw:
         """Return the coins that lie here, or fresh ones where no model was trained by them."""
         path = self._folder / "coins.safetensors"
-        shape = SHADOWS + targets, len(population.users)
-        if (draw := _draw_in(path, population.digest)) is not None and draw.coins.shape == shape:
+        shape = self._shadows + targets, len(population.users)
+        draw = _draw_in(path, population.digest, self._shadows)
+        if draw is not None and draw.coins.shape == shape:
             return self._by(draw)
         numbers = range(len(list(self._folder.iterdir())))
         if any(_state(self._path(number)) is not None for number in numbers):
             raise ConfigError(
-                f"out={out}: holds another audit: its plan, data, --runs or version differ, or its "
-                "coins are damaged. Name another folder, or remove this one."
+                f"out={out}: holds another audit: its kind, plan, data, --runs or version differ, "
+                "or its coins are damaged. Name another folder, or remove this one."
             )
-        draw = Draw.fresh(shape[1], targets, SHADOWS)
+        draw = Draw.fresh(shape[1], targets, self._shadows)
         values = {"seed": draw.seed, "digest": population.digest}
         write_durably(path, encode_state({"coins": _integers(draw.coins)}, values))
         return self._by(draw)
@@ -182,14 +186,14 @@ def _state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     return (tensors, values) if isinstance(values, dict) else None
 
 
-def _draw_in(path: Path, digest: str) -> Draw | None:
+def _draw_in(path: Path, digest: str, shadows: int) -> Draw | None:
     """Return the draw in a file of this population; None if there is none."""
     if (state := _state(path)) is None or state[1].get("digest") != digest:
         return None
     coins, seed = state[0].get("coins"), state[1].get("seed")
     if coins is None or not isinstance(seed, int) or coins.dim() != 2:
         return None
-    return Draw(coins.numpy().astype(bool), SHADOWS, seed)
+    return Draw(coins.numpy().astype(bool), shadows, seed)
 
 
 def _integers(coins: Coins) -> Tensor:
@@ -214,20 +218,47 @@ def said_by_models(
     Raises:
         ConfigError: a model diverged.
     """
-    rows = []
-    told(0)
-    for number, members in enumerate(draw.coins):
-        said = folder.get(number) if folder is not None else None
-        if said is None or said.keys() != {"losses", "norms", "public"}:
-            said = _said(population, members, draw.seed + number)
-            if folder is not None:
-                folder.put(number, said)
-        rows.append(said)
-        told(number + 1)
+    rows = said_by_each(
+        draw,
+        lambda number: _said(population, draw.coins[number], draw.seed + number),
+        folder=folder,
+        told=told,
+    )
     losses, norms, public = (
         np.array([row[name] for row in rows]) for name in ("losses", "norms", "public")
     )
     return Said(losses, norms, public if population.public else None)
+
+
+def said_by_each(
+    draw: Draw,
+    say: Callable[[int], dict[str, Array]],
+    *,
+    folder: ModelFolder | None,
+    told: Callable[[int], None],
+) -> list[dict[str, Array]]:
+    """Return what each model says: from the folder, or by ``say``, which trains a model.
+
+    Raises:
+        ConfigError: a model diverged.
+    """
+    rows = []
+    told(0)
+    for number in range(len(draw.coins)):
+        said = folder.get(number) if folder is not None else None
+        if said is None:
+            said = say(number)
+            for name, values in said.items():
+                if not np.isfinite(values).all():
+                    raise ConfigError(
+                        f"plan: training diverged: {name} of its model are not finite, so nothing "
+                        "can be measured. Lower server.learning_rate or client.learning_rate."
+                    )
+            if folder is not None:
+                folder.put(number, said)
+        rows.append(said)
+        told(number + 1)
+    return rows
 
 
 def _said(population: Population, members: Coins, seed: int) -> dict[str, Array]:
@@ -237,14 +268,7 @@ def _said(population: Population, members: Coins, seed: int) -> dict[str, Array]
     of_users = _told(setup, parameters, map(setup.clients.examples, population.users))
     losses, norms = np.array(list(of_users), dtype=np.float64).T.copy()
     public = np.array([loss for loss, _ in _told(setup, parameters, population.public)])
-    said = {"losses": losses, "norms": norms, "public": public.astype(np.float64)}
-    for name, values in said.items():
-        if not np.isfinite(values).all():
-            raise ConfigError(
-                f"plan: training diverged: {name} of its model are not finite, so nothing can be "
-                "measured. Lower server.learning_rate or client.learning_rate."
-            )
-    return said
+    return {"losses": losses, "norms": norms, "public": public.astype(np.float64)}
 
 
 def trained(population: Population, members: Coins, seed: int) -> Tensor:
@@ -267,15 +291,19 @@ def _releasing(promised: PrivacyPlan) -> PrivacyPlan:
     return released
 
 
+def released(setup: Training, parameters: Tensor) -> nn.Module:
+    """Return the network with released parameters, in eval mode."""
+    setup.model.load(setup.whole(parameters))
+    setup.model.train_only(None)
+    return setup.model.module.eval()
+
+
 def _told(
     setup: Training, parameters: Tensor, units: Iterable[Any]
 ) -> Iterator[tuple[float, float]]:
     """Yield the loss of a released model on each unit's examples, and the norm of its gradient."""
-    setup.model.load(setup.whole(parameters))
-    setup.model.train_only(None)
-    module, loss = setup.model.module, setup.engine.local_of(0).loss
+    module, loss = released(setup, parameters), setup.engine.local_of(0).loss
     trains = [p for p in module.parameters() if p.requires_grad]
-    module.eval()
     for batch in units:
         total = batch_loss(module, batch, loss)
         gradients = [g for g in loss_gradients(total, trains) if g is not None]

@@ -128,9 +128,6 @@ class LeakageOptions:
         typer.Option(help="Noise standard deviation / clip, or several; 0 is none."),
         without("clip", "noise has no scale"),
     ] = "0"
-    hide_labels: Annotated[
-        bool, typer.Option("--hide-labels", help="Infer the labels.", rich_help_panel=_ATTACK)
-    ] = False
     effort: Annotated[
         Effort, typer.Option(help="Budget of each attack.", rich_help_panel=_ATTACK), _SEARCHES
     ] = "normal"

@@ -28,6 +28,7 @@ class Keys(BaseModel):
     local_batch: Annotated[int | None, Field(ge=1), _LOCAL] = None
     momentum: Annotated[float, _LOCAL, OF_SGD] = 0.0
     label_smoothing: Annotated[float, Field(ge=0, lt=1), *OF_IMAGES] = 0.0
+    hide_labels: bool = False
     send_buffers: Annotated[
         bool,
         *OF_IMAGES,

@@ -328,7 +328,7 @@ def _doubts(report: AnyReport) -> list[str]:
         guesses = "what was read does not explain the update: order, lengths and labels are guesses"
     else:
         doubtful = [row for row in report.rows if row.labels_doubtful]
-        guesses = "labels are doubtful; audit again without --hide-labels before any conclusion"
+        guesses = "labels are doubtful; audit again without hide_labels before any conclusion"
     rights = [row.labels_right for row in doubtful if row.labels_right is not None]
     right = f" ({min(rights):.0%} of the labels right at worst)" if rights else ""
     return [f"on {_names(doubtful)}, {guesses}{right}."] if doubtful else []
