@@ -66,8 +66,8 @@ class Residual(nn.Module):
         self.head = nn.Linear(WIDTH, labels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return logits for pixels in [0, 1], (n, 196)."""
-        x = self.embed(x)
+        """Return logits for pixels in [0, 1], (n, 1, 14, 14) or (n, 196)."""
+        x = self.embed(x.flatten(1))
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))

@@ -24,11 +24,10 @@ Part = Literal["users", "public", "test"]
 
 @cache
 def examples(part: Part) -> tuple[Tensor, Tensor]:
-    """Return pixels in [0, 1], (n, 196), and labels, (n,)."""
+    """Return pixels in [0, 1], (n, 1, 14, 14), and labels, (n,)."""
     with np.load(HERE / "images.npz") as file:
-        return torch.from_numpy(file[f"{part}_x"]).float() / 255, torch.from_numpy(
-            file[f"{part}_y"]
-        )
+        x, y = (torch.from_numpy(file[f"{part}_{kind}"]) for kind in "xy")
+    return x.view(-1, 1, 14, 14).float() / 255, y
 
 
 def network(rank: int = 0, narrow: int = 0) -> nn.Module:

@@ -20,6 +20,7 @@ from privpart.study.frontier import Interval
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "study"
 ARMS = ("full", "freeze-dense1", "freeze-dense1-conv2", "last-layer")
+STAGES = ("tuning", "final")
 POWER = 0.8
 CLAIMS = (
     *(("freeze-dense1", "tree", "full", level, 0.4) for level in ("8", "2")),
@@ -50,10 +51,42 @@ RECORDED = (
 )
 """What, study, part, whole, level, and the difference that was written down before."""
 PARTS = ("head", "last-block", "biases", "adapters", "lora-1", "lora-4", "lora-16")
-BRACKETS = {"8": (-5.5, -1.5), "2": (-6.0, 0.0), "0.5": (-10.0, 2.0)}
-"""Predicted for a pretrained body, part less whole, by epsilon."""
-WIDER = BRACKETS | {"8": (-3.0, 0.0)}
-"""The same for its last block and LoRA of rank 16."""
+BRACKETS = (
+    ("body", "8", (-5.5, -1.5)),
+    ("body", "2", (-6.0, 0.0)),
+    ("body", "0.5", (-10.0, 2.0)),
+    ("body-seeds", "0.5", (-2.0, 4.0)),
+    ("body-seeds", "0.25", (-3.0, 6.0)),
+)
+"""Predicted for a pretrained network, part less whole, by table and epsilon."""
+WIDER = {"last-block": (-3.0, 0.0), "lora-16": (-3.0, 0.0)}
+"""The same at epsilon 8 for parts that are larger."""
+COSTS = (
+    ("FedPT's network: tree", ("tree/tuning", "tree/final", "tree/leakage")),
+    ("BLT", ("blt/tuning", "blt/final")),
+    ("BandMF", ("bandmf/tuning", "bandmf/final")),
+    ("turns and keys", ("turns/tuning", "turns/final")),
+    ("turns, 28,000 users", ("fedpart/tuning", "fedpart/final")),
+    ("users unlike", ("unlike/tuning", "unlike/final")),
+    ("turns after 8 epochs", tuple(f"drift{k}/{n}" for k in ("", "-noise") for n in STAGES)),
+    ("wide and narrow", tuple(f"{k}/{n}" for k in ("crossing", "seeds", "wide") for n in STAGES)),
+    ("next word", ("words/tuning", "words/final")),
+    ("images behind a frozen body", ("images/tuning", "images/final")),
+    (
+        "parts of a pretrained network",
+        (
+            *(f"{k}/{n}" for k in ("body", "body-seeds") for n in STAGES),
+            "body/leakage",
+            "body/membership",
+        ),
+    ),
+    ("choices by `privpart tune`", ("chosen",)),
+    (
+        "who speaks ([text](study-text.md))",
+        tuple(f"../who_speaks_{k}{n}" for k in ("", "start_") for n in STAGES),
+    ),
+)
+"""What was computed, and the tables with its processor seconds."""
 Seeds = dict[str, float]
 """Seed -> accuracy, or a difference of accuracies, in percent."""
 
@@ -170,7 +203,7 @@ def unlike() -> None:
 def what_to_freeze() -> None:
     """Print what each arm takes from a client, reaches and gives away."""
     measured = {r["arm"]: r for r in rows("memory")}
-    for row in rows("leakage"):
+    for row in rows("tree/leakage"):
         arm = row["arm"]
         own, memory = frontier("tree", arm), measured[arm]
         sizes = (int(memory[name]) / 1e6 for name in ("computed_bytes", "measured_bytes"))
@@ -295,40 +328,68 @@ def recorded() -> None:
 
 def bodies() -> None:
     """Print the parts of a pretrained network; a dagger marks what left its predicted bracket."""
-    for level in BRACKETS:
-        full = seeds("body", "full", "blt", level)
-        if full:
-            show("full", f"epsilon {level}", "76,037", "", mean(full), "", "", "")
-        for arm in PARTS if full else ():
-            own = seeds("body", arm, "blt", level)
-            gaps = less(own, full)
-            spread, count = stdev(gaps.values()), len(gaps)
-            low, high = (WIDER if arm in ("last-block", "lora-16") else BRACKETS)[level]
+    shown = []
+    for table, level, _ in BRACKETS:
+        full = seeds(table, "full", "blt", level)
+        shown.append(mean(full) if full else "not run")
+    show("full", "76,037", *shown)
+    sizes = {row["arm"]: int(row["trained"]) for row in rows("body/final")}
+    for arm in PARTS:
+        cells = []
+        for table, level, bracket in BRACKETS:
+            gaps = less(*(seeds(table, own, "blt", level) for own in (arm, "full")))
+            if not gaps:
+                cells.append("not run")
+                continue
+            low, high = WIDER.get(arm, bracket) if level == "8" else bracket
+            count = len(gaps)
             mark = "" if low <= sum(gaps.values()) / count <= high else " †"
-            trained = int(next(r["trained"] for r in rows("body/final") if r["arm"] == arm))
-            cells = (f"{trained:,}", f"[{low:g}, {high:+g}]", mean(own), gain(gaps) + mark)
-            show(arm, f"epsilon {level}", *cells, rounded(spread), seen(spread, count))
+            cells.append(f"{gain(gaps)}{mark} ({seen(stdev(gaps.values()), count)})")
+        show(arm, f"{sizes[arm]:,}", *cells)
+
+
+def by_seed(found: Sequence[dict[str, str]]) -> Seeds:
+    """Return the mean accuracy of the selections at each seed."""
+    reached: dict[str, list[float]] = {}
+    for row in found:
+        reached.setdefault(row["seed"], []).append(100 * float(row["metric"]))
+    return {seed: sum(values) / len(values) for seed, values in reached.items()}
 
 
 def regret() -> None:
     """Print what a selection within the budget reaches, beside the best part and the whole."""
-    found = rows("regret")
-    tuned = {
-        seed: sum(100 * float(r["metric"]) for r in found if r["seed"] == seed)
-        / sum(r["seed"] == seed for r in found)
-        for seed in dict.fromkeys(r["seed"] for r in found)
-    }
-    level = found[0]["epsilon"]
-    own = {part: seeds("body", part, "blt", level) for part in ("full", *PARTS)}
-    reached = {p: {s: values[s] for s in tuned} for p, values in own.items()}
-    best = max(reached, key=lambda part: sum(reached[part].values()))
-    show("privpart tune", mean(tuned, interval=True), "")
-    names = {"full": "always full"} | {best: f"best in hindsight: {best}"}
-    for part, name in names.items():
-        values = reached[part]
-        show(name, mean(values, interval=True), gain(less(values, tuned)))
-    drawn = {s: sum(reached[p][s] for p in reached) / len(reached) for s in tuned}
-    show("one of the eight, drawn blindly", mean(drawn, interval=True), gain(less(drawn, tuned)))
+    real, level = rows("chosen"), "2"
+    for task, table, parts in (
+        ("pretrained", "body", ("full", *PARTS)),
+        ("narrow", "seeds", ("full", "freeze-dense1")),
+    ):
+        tuned = by_seed([row for row in real if row["task"] == task])
+        reached = {p: seeds(table, p, "blt", level) for p in parts}
+        reached = {p: {s: values[s] for s in tuned} for p, values in reached.items()}
+        show(f"{task}: `privpart tune`", mean(tuned, interval=True), "")
+        if task == "pretrained":
+            simulated = by_seed(rows("regret"))
+            show(
+                "the same, simulated", mean(simulated, interval=True), gain(less(simulated, tuned))
+            )
+        best = max(reached, key=lambda part: sum(reached[part].values()))
+        names = {"full": "always the whole"} | {best: f"best in hindsight: {best}"}
+        for part, name in names.items():
+            own = reached[part]
+            show(name, mean(own, interval=True), gain(less(own, tuned)))
+        drawn = {s: sum(reached[p][s] for p in parts) / len(parts) for s in tuned}
+        cells = mean(drawn, interval=True), gain(less(drawn, tuned))
+        show(f"one of the {len(parts)}, drawn blindly", *cells)
+
+
+def costs() -> None:
+    """Print the processor seconds of each table, and of all in hours."""
+    total = 0.0
+    for name, tables in COSTS:
+        spent = sum(float(row["cpu_seconds"]) for table in tables for row in rows(table))
+        total += spent
+        show(name, f"{spent:,.0f}")
+    show("together", f"{total:,.0f}, {rounded(total / 3600)} hours")
 
 
 def main() -> None:
@@ -345,6 +406,7 @@ def main() -> None:
         bodies,
         regret,
         powers,
+        costs,
     ):
         table()
         print()

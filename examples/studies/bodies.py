@@ -1,8 +1,8 @@
 """The study of a pretrained body, all seeds of an arm at once; then a choice within the budget.
 
 Run: ``python examples/studies/bodies.py``, after examples/pretrained_body/prepare.py; writes
-benchmarks/results/study/body/tuning.csv and final.csv, and regret.csv. What is in them is not
-trained again.
+benchmarks/results/study/body/tuning.csv, final.csv and membership.csv, and regret.csv. What is in
+the first two, or a regret.csv that is there, is not trained again.
 
 ``privpart frontier examples/pretrained_body/study.toml`` trains the same arms, points and seeds one
 by one: 0.6 to 3 CPU seconds each. ``--study study_seeds.toml --table body-seeds`` has other seeds
@@ -26,18 +26,21 @@ import csv
 import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
+from membership import area
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
+import attacks
 from accounting import most_mu
 from accounting.selection import draw, repetitions_of
+from attacks.membership_inference import scores_of_models
 from privpart.data import cohorts_once_each
 from privpart.study.study_file import Group, Study, read_study
 
@@ -47,7 +50,11 @@ RATES = ("client.learning_rate", "server.learning_rate")
 RUNS, CHOSEN_AT, DRAWS = "4", "2", 3
 """Trainings on average, the epsilon of the choice, and selections at each seed."""
 AT_ONCE = 2**24  # numbers of all clients' gradients
+SHADOWS, TARGETS = 8, 8
+"""Models of the game of membership, for each arm."""
 Row = dict[str, Any]
+Network = dict[str, Tensor]
+"""Name -> parameter."""
 
 
 class Arm:
@@ -83,17 +90,54 @@ class Arm:
 
         ``noise`` is a multiplier in place of the plan's; ``draws`` seed the noise, else the seeds.
         """
-        draws = seeds if draws is None else draws
-        step = max(1, AT_ONCE // (self.size * self.plan.data.clients_per_round))
+        everybody = torch.ones(len(seeds), len(self.data["users"][1]) // self.task.EACH)
         return [
-            one
-            for i in range(0, len(seeds), step)
-            for one in self._trained(*(own[i : i + step] for own in (seeds, points, draws)), noise)
+            (self._right(whole, module, "public"), self._right(whole, module, "test"))
+            for whole, module in self.models(
+                seeds, points, seeds if draws is None else draws, everybody, noise
+            )
         ]
 
+    def losses(self, whole: Network, module: torch.nn.Module, part: str) -> Tensor:
+        """Return a network's loss on each image of a part."""
+        images, labels = self.data[part]
+        with torch.no_grad():
+            return cross_entropy(
+                functional_call(module, whole, (images,)), labels, reduction="none"
+            )
+
+    def _right(self, whole: Network, module: torch.nn.Module, part: str) -> float:
+        images, labels = self.data[part]
+        with torch.no_grad():
+            right = functional_call(module, whole, (images,)).argmax(1) == labels
+        return int(right.sum()) / len(labels)
+
+    def models(
+        self,
+        seeds: Sequence[int],
+        points: Sequence[Row],
+        draws: Sequence[int],
+        present: Tensor,
+        noise: float | None = None,
+    ) -> Iterator[tuple[Network, torch.nn.Module]]:
+        """Yield each trained network, as its parameters and the module that computes with them.
+
+        ``present`` is 1 where a user takes part in a training, (trainings, users), and 0 where its
+        update is zero.
+        """
+        step = max(1, AT_ONCE // (self.size * self.plan.data.clients_per_round))
+        for i in range(0, len(seeds), step):
+            own = (each[i : i + step] for each in (seeds, points, draws))
+            yield from self._trained(*own, present[i : i + step], noise)
+
     def _trained(
-        self, seeds: Sequence[int], points: Sequence[Row], sown: Sequence[int], noise: float | None
-    ) -> list[tuple[float, float]]:
+        self,
+        seeds: Sequence[int],
+        points: Sequence[Row],
+        sown: Sequence[int],
+        present: Tensor,
+        noise: float | None,
+    ) -> Iterator[tuple[Network, torch.nn.Module]]:
         starts = [self.start(seed) for seed in seeds]
         frozen, module = starts[0][1:]
         names = list(starts[0][0])
@@ -101,7 +145,7 @@ class Arm:
         moved = {name: torch.zeros_like(own) for name, own in theta.items()}
         rates = {f: torch.tensor([float(p[f]) for p in points]) for f in RATES}
         x, y = self.data["users"]
-        x, y = x.view(-1, self.task.EACH, x.shape[1]), y.view(-1, self.task.EACH)
+        x, y = (own.unflatten(0, (-1, self.task.EACH)) for own in (x, y))
         rounds, count = self.plan.privacy.rounds, len(seeds)
         clip, cohort = self.plan.privacy.clip_norm, self.plan.data.clients_per_round
         cohorts = [
@@ -127,7 +171,7 @@ class Arm:
             found = gradients(theta, x[who], y[who])
             squared = sum((own.flatten(2) ** 2).sum(dim=2) for own in found.values())
             shrunk = clip / (rates[RATES[0]].view(-1, 1) * squared.sqrt()).clamp(min=clip)
-            weights = -rates[RATES[0]].view(-1, 1) * shrunk
+            weights = -rates[RATES[0]].view(-1, 1) * shrunk * present.gather(1, who)
             added = noises[:, t].split([theta[name][0].numel() for name in names], dim=1)
             for name, noise_of_it in zip(names, added, strict=True):
                 total = torch.einsum("bc,bcd->bd", weights, found[name].flatten(2)) + noise_of_it
@@ -135,15 +179,8 @@ class Arm:
                 moved[name] = self.plan.server.momentum * moved[name] + part.view_as(moved[name])
                 rate = rates[RATES[1]].view(-1, *[1] * (moved[name].dim() - 1))
                 theta[name] = theta[name] + rate * moved[name]
-        shares = []
-        for part in ("public", "test"):
-            images, labels = self.data[part]
-            for i in range(count):
-                own = {**frozen, **{name: theta[name][i] for name in names}}
-                with torch.no_grad():
-                    right = functional_call(module, own, (images,)).argmax(1) == labels
-                shares.append(int(right.sum()) / len(labels))
-        return list(zip(shares[:count], shares[count:], strict=True))
+        for i in range(count):
+            yield {**frozen, **{name: theta[name][i] for name in names}}, module
 
 
 def rows_of(path: Path) -> list[Row]:
@@ -210,6 +247,45 @@ def choices(arms: dict[str, Arm], tuning: Sequence[Row], seeds: Sequence[int]) -
         | {"trainings": counts[key], "part": part, "public": public, "metric": test}
         for key, (public, test, part) in sorted(best.items())
     ]
+
+
+def membership(arms: dict[str, Arm], tuning: Sequence[Row]) -> list[Row]:
+    """Return how well a model of each arm tells who took part: an attack on its targets.
+
+    By fair coins a user takes part, or has a zero update. All models share start and cohorts.
+    """
+    rows = []
+    for name, arm in arms.items():
+        began, draws = time.process_time(), np.random.default_rng([17, len(rows)])
+        users = len(arm.data["users"][1]) // arm.task.EACH
+        half, own = (draws.random((n, users)) < 0.5 for n in (SHADOWS // 2, TARGETS))
+        coins = np.concatenate([half, ~half, own])
+        points = [chosen_of(tuning, {"arm": name, "level": CHOSEN_AT})] * len(coins)
+        present = torch.from_numpy(coins).float()
+        said: list[tuple[Tensor, Tensor]] = []
+        sown = range(5_000, 5_000 + len(coins))
+        for whole, module in arm.models([0] * len(coins), points, sown, present):
+            mine = arm.losses(whole, module, "users").view(-1, arm.task.EACH).mean(dim=1)
+            said.append((mine, arm.losses(whole, module, "public")))
+        of_users, public = (torch.stack(own).double().numpy() for own in zip(*said, strict=True))
+        scores = scores_of_models(of_users, of_users, coins[:SHADOWS], public)
+        (rmia,) = attacks.membership(
+            {"RMIA": scores["RMIA"]}, coins[SHADOWS:].ravel(), delta=arm.plan.privacy.delta
+        )
+        auc = area(rmia.auc, coins[SHADOWS:].ravel())
+        rows.append(
+            {
+                "arm": name,
+                "epsilon": CHOSEN_AT,
+                "attack": "RMIA",
+                "targets": TARGETS,
+                "users": users,
+            }
+            | dict(zip(("auc", "auc_low", "auc_high"), auc, strict=True))
+            | {"proved": rmia.bounds[0].epsilon}
+            | {"cpu_seconds": round(time.process_time() - began, 1)}
+        )
+    return rows
 
 
 def trained(file: str, name: str, level: str) -> dict[str, list[Row]]:
@@ -291,9 +367,10 @@ def main() -> None:
     if not groups:
         return
     arms = {name: Arm(study, own) for name, own in groups.items()}
-    frame.write_csv(
-        given.out / "regret.csv", choices(arms, tables["tuning"], range(given.choice_seeds))
-    )
+    if not (given.out / "regret.csv").exists():
+        seeds = range(given.choice_seeds)
+        frame.write_csv(given.out / "regret.csv", choices(arms, tables["tuning"], seeds))
+    frame.write_csv(given.out / given.table / "membership.csv", membership(arms, tables["tuning"]))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
 """Figures of docs/study.md and docs/fedpt.md, from tables of ``privpart frontier`` and ``sweep``.
 
-Run: ``python examples/studies/figures.py``; reads benchmarks/results/study/*/frontier.csv,
+Run: ``python examples/studies/figures.py``; reads the tables in benchmarks/results/study,
 benchmarks/results/fedpt_sweep.csv and benchmarks/results/membership.csv.
 """
 
 import csv
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from privpart.cli.pages import drawing
 from privpart.cli.pages.plots import draw_frontier, sweep_figures
+from privpart.study.frontier import Interval
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -28,10 +30,27 @@ FIGURES = {  # file in docs -> file that ``privpart frontier`` draws, tables sho
         "Fashion-MNIST behind EfficientNet-lite0, 7,000 users, 70 rounds of 100",
     ),
 }
-TASKS = {  # file in docs -> table, level with noise, table of what an update gives away, title
-    "study-arms": ("tree", "2", "leakage", "Fashion-MNIST, 28,000 users, tree"),
-    "study-words": ("words", "8", "", "Next word, 700 roles of Shakespeare, BLT"),
+TASKS = {  # file in docs -> table, level with noise, title
+    "study-arms": ("tree", "2", "Fashion-MNIST, 28,000 users, tree"),
+    "study-body": ("body", "2", "Fashion-MNIST behind a pretrained body, 2,000 users, BLT"),
+    "study-words": ("words", "8", "Next word, 700 roles of Shakespeare, BLT"),
 }
+EXACT = 60.0
+"""A reconstruction of so many dB is the image itself, up to rounding."""
+
+
+class Column(NamedTuple):
+    """A panel of a task's figure.
+
+    Attributes:
+        label: below its axis.
+        values: of each arm, with the ends of its interval, which are the value itself without one.
+        guess: what is reached without an attack; None for what no attack measures.
+    """
+
+    label: str
+    values: Sequence[tuple[float, ...]]
+    guess: float | None = None
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -61,36 +80,80 @@ def rows_of(table: str) -> list[dict[str, Any]]:
     return rows
 
 
-def draw_task(path: Path, table: str, level: str, attacked: str, title: str) -> None:
-    """Draw a bar per arm: accuracy, what an update gives away, bytes and seconds of a client."""
-    rows = [row for row in rows_of(table) if row["level"] == level]
-    pictures = (
-        {r["arm"]: r for r in read(RESULTS / "study" / f"{attacked}.csv")} if attacked else {}
-    )
-    columns = {f"accuracy at epsilon {level}, %": [100 * row["metric"] for row in rows]}
-    if pictures:
-        found = [float(pictures[row["arm"]]["leakage_psnr"]) for row in rows]
-        columns["an image from its update, dB"] = found
-    columns["a client sends, KB"] = [row["bytes_up"] / 1e3 for row in rows]
-    columns["a client's step, ms"] = [1e3 * float(row["client_seconds"]) for row in rows]
-    figure, cells = drawing.panels(len(columns), 9.2 / len(columns), 0.9 + 0.3 * len(rows))
-    styles, places = drawing.Styles(), range(len(rows), 0, -1)
-    for axes, (label, values) in zip(cells, columns.items(), strict=True):
-        most = max(values)
-        for place, value, row in zip(places, values, rows, strict=True):
-            axes.hlines(place, 0, value, color=styles.colour(row["arm"]), linewidth=9)
-            axes.text(value + 0.03 * most, place, f"{value:.3g}", va="center", fontsize=8)
-        if axes is cells[0]:
-            for place, row in zip(places, rows, strict=True):
-                ends = [100 * row["low"], 100 * row["high"]]
-                axes.hlines(place, *ends, color=drawing.INK, linewidth=1.5)
-        axes.set(xlim=(0, 1.3 * most), ylim=(0.4, len(rows) + 0.6), xlabel=label)
+def rows_of_bodies(level: str) -> list[dict[str, Any]]:
+    """Return rows as ``rows_of`` does, of the study that bodies.py computed."""
+    measured = {row["arm"]: row for row in read(RESULTS / "study" / "body" / "memory.csv")}
+    reached: dict[str, list[float]] = {}
+    for row in read(RESULTS / "study" / "body" / "final.csv"):
+        if row["level"] == level:
+            reached.setdefault(row["arm"], []).append(float(row["metric"]))
+    rows = []
+    for arm, values in reached.items():
+        found, own = Interval.of(values), measured[arm]
+        rows.append(
+            {"arm": arm, "level": level, "metric": found.mean, "low": found.low, "high": found.high}
+            | {"bytes_up": int(own["bytes_up"]), "memory_bytes": own["computed_bytes"]}
+            | {"client_seconds": float(own["step_ms"]) / 1e3}
+        )
+    return rows
+
+
+def optional(table: str, name: str) -> dict[str, dict[str, Any]]:
+    """Return what was measured of each arm of a table; nothing if it was not."""
+    path = RESULTS / "study" / table / f"{name}.csv"
+    return {row["arm"]: row for row in read(path)} if path.exists() else {}
+
+
+def columns_of(table: str, level: str) -> tuple[list[str], list[Column]]:
+    """Return the arms of a task at a level of noise, and what is shown of each."""
+    found = rows_of_bodies(level) if table == "body" else rows_of(table)
+    rows = [row for row in found if row["level"] == level]
+    arms = [row["arm"] for row in rows]
+    reached = [tuple(100 * row[end] for end in ("metric", "low", "high")) for row in rows]
+    columns = [Column("accuracy, %", reached)]
+    if pictures := optional(table, "leakage"):
+        scores = [float(pictures[arm]["leakage_psnr"]) for arm in arms]
+        guess = float(pictures[arms[0]]["leakage_baseline"])
+        columns.append(Column("image from update, dB", [(own,) * 3 for own in scores], guess))
+    if members := optional(table, "membership"):
+        areas = [
+            tuple(float(members[arm][end]) for end in ("auc", "auc_low", "auc_high"))
+            for arm in arms
+        ]
+        columns.append(Column("who took part, area", areas, 0.5))
+    for label, field, unit in (
+        ("client sends, KB", "bytes_up", 1e-3),
+        ("its memory, MB", "memory_bytes", 1e-6),
+        ("its step, ms", "client_seconds", 1e3),
+    ):
+        columns.append(Column(label, [(unit * float(row[field]),) * 3 for row in rows]))
+    return arms, columns
+
+
+def draw_task(path: Path, table: str, level: str, title: str) -> None:
+    """Draw a bar per arm: accuracy, what its update and its model give away, what it costs."""
+    arms, columns = columns_of(table, level)
+    figure, cells = drawing.panels(len(columns), 10.6 / len(columns), 0.9 + 0.3 * len(arms))
+    styles, places = drawing.Styles(), range(len(arms), 0, -1)
+    few = len(arms) <= len(drawing.SERIES)  # else the whole network has its colour, and the parts
+    colours = [styles.colour(arm if few or not i else "part") for i, arm in enumerate(arms)]
+    for axes, column in zip(cells, columns, strict=True):
+        most = max(high for _, _, high in column.values if high < EXACT or column.guess is None)
+        most = max(most, column.guess or 0.0)
+        for place, (value, low, high), colour in zip(places, column.values, colours, strict=True):
+            exact = column.guess is not None and value > EXACT
+            end = 1.2 * most if exact else value
+            axes.hlines(place, 0, end, color=colour, linewidth=9)
+            if low < high:
+                axes.hlines(place, low, high, color=drawing.INK, linewidth=1.5)
+            text, at = "exact" if exact else f"{value:#.3g}".rstrip("."), max(end, min(high, most))
+            axes.text(at + 0.03 * most, place, text, va="center", fontsize=8)
+        axes.set(xlim=(0, 1.6 * most), ylim=(0.4, len(arms) + 0.6), xlabel=column.label)
         axes.grid(visible=False)
-    if pictures:
-        guess = float(next(iter(pictures.values()))["leakage_baseline"])
-        drawing.target(cells[1], guess, "best image without an attack", vertical=True)
-    cells[0].set_yticks(list(places), [row["arm"] for row in rows])
-    figure.suptitle(title, fontsize=9)
+        if column.guess is not None:
+            drawing.target(axes, column.guess, "without an attack", vertical=True)
+    cells[0].set_yticks(list(places), arms)
+    figure.suptitle(f"{title}, epsilon {level}", fontsize=9)
     drawing.save(figure, path)
 
 

@@ -82,7 +82,7 @@ def reached_of(study: Study, results: Results) -> list[Reached]:
 
 
 def rows_of(study: Study, reached: Sequence[Reached]) -> list[dict[str, Any]]:
-    """Return one row per group that has a final result; see docs/study.md for the columns."""
+    """Return one row per group that has a final result; columns: docs/tutorials/sweep.md."""
     references = {
         (r.group.mechanism, r.group.level): r for r in reached if r.group.arm == study.reference
     }

@@ -175,7 +175,7 @@ class Final(FileTable):
 
 
 class StudyFile(FileTable):
-    """A whole study, as people write it; docs/study.md shows one with what each key says."""
+    """A whole study, as people write it; docs/tutorials/sweep.md shows one with its keys."""
 
     study_schema: Literal["privpart/study/1"] = Field(alias="schema")
     plan: str | dict[str, Any]
