@@ -231,7 +231,7 @@ def printed_rows(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [x for x in capsys.readouterr().out.splitlines() if re.match(r"\| (?!arm|what)", x)]
 
 
-@pytest.mark.parametrize("script", ["accuracy_tables", "who_speaks", "ratios"])
+@pytest.mark.parametrize("script", ["accuracy_tables", "figures", "who_speaks", "ratios"])
 def test_pages_have_the_rows_that_the_results_give(
     script, benchmark, tmp_path, capsys, monkeypatch
 ):
@@ -247,7 +247,7 @@ def test_pages_have_the_rows_that_the_results_give(
         module.main()
         assert_alike((tmp_path / "ratios.md").read_text(), kept)
         return
-    module.main(*[tmp_path] * (script == "who_speaks"))
+    module.main(*[tmp_path] * (script in {"figures", "who_speaks"}))
     made = printed_rows(capsys)
     if script == "who_speaks":  # the last tables are quoted in a sentence
         made = [row for row in made if len(row.split("|")) > 6]

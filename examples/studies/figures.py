@@ -1,4 +1,4 @@
-"""Figures of docs/study.md and docs/fedpt.md, from tables of ``privpart frontier`` and ``sweep``.
+"""Figures of docs/study.md, docs/fedpt.md and docs/what-leaks.md; prints the last one's table.
 
 Run: ``python examples/studies/figures.py``; reads the tables in benchmarks/results/study,
 benchmarks/results/fedpt_sweep.csv and benchmarks/results/membership.csv.
@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from matplotlib.axes import Axes
+
+from accounting.report import down
 from privpart.cli.pages import drawing
 from privpart.cli.pages.plots import draw_frontier, sweep_figures
 from privpart.study.frontier import Interval
@@ -159,8 +162,30 @@ def draw_task(path: Path, table: str, level: str, title: str) -> None:
 
 def draw_membership(path: Path) -> None:
     """Draw how well RMIA tells who took part, against epsilon, for both parts."""
-    figure, axes = drawing.panel(6.4, 3.4)
-    found = [row for row in read(RESULTS / "membership.csv") if row["attack"] == "RMIA"]
+    rows = [row for row in read(RESULTS / "membership.csv") if row["attack"] == "RMIA"]
+    names = list(dict.fromkeys(row["data"] for row in rows))
+    figure, cells = drawing.panels(len(names), 4.8, 3.4)
+    for axes, data in zip(cells, names, strict=True):
+        _draw_members(axes, data, [row for row in rows if row["data"] == data])
+    cells[0].set_ylabel("area under RMIA's ROC curve")
+    drawing.legend(cells[0])
+    drawing.save(figure, path)
+
+
+def print_membership() -> None:
+    """Print what RMIA tells in each cell, and the most that any attack proves there."""
+    rows = read(RESULTS / "membership.csv")
+    for row in (row for row in rows if row["attack"] == "RMIA"):
+        cell = {name: row[name] for name in ("data", "epsilon", "part")}
+        proved = max(float(other["proved"]) for other in rows if cell.items() <= other.items())
+        level = "no noise" if row["epsilon"] == "inf" else f"{float(row['epsilon']):g}"
+        low, middle, high = (f"{float(row[f'auc{end}']):.3f}" for end in ("_low", "", "_high"))
+        right = f"{100 * float(row['accuracy']):.0f} %"
+        area = f"{middle} ({low} to {high})"
+        print("|", " | ".join([row["data"], level, row["part"], right, area, down(proved, 2)]), "|")
+
+
+def _draw_members(axes: Axes, data: str, found: list[dict[str, Any]]) -> None:
     levels = list(dict.fromkeys(row["epsilon"] for row in found))
     for number, part in enumerate(dict.fromkeys(row["part"] for row in found)):
         own = [row for row in found if row["part"] == part]
@@ -171,7 +196,7 @@ def draw_membership(path: Path) -> None:
             [m - x for m, x in zip(middle, low, strict=True)],
             [y - m for m, y in zip(middle, high, strict=True)],
         ]
-        at = [levels.index(row["epsilon"]) + 0.1 * (number - 0.5) for row in own]
+        at = [levels.index(row["epsilon"]) + 0.4 * (number - 0.5) for row in own]
         style = {"color": drawing.SERIES[number], "marker": drawing.MARKERS[number]}
         style |= {"linestyle": "none", "markersize": 5, "capsize": 3}
         axes.errorbar(at, middle, ends, label=f"{part} training", **style)
@@ -180,17 +205,16 @@ def draw_membership(path: Path) -> None:
             axes.text(place, top + 0.01, share, ha="center", fontsize=7, color=style["color"])
     names = ["no noise" if level == "inf" else f"epsilon {float(level):g}" for level in levels]
     axes.set_xticks(range(len(names)), names)
+    axes.margins(0.08, 0.1)
     axes.axhline(0.5, color=drawing.FAINT, linewidth=0.8)
-    axes.set_ylabel("area under RMIA's ROC curve")
-    about = f"digits, {own[0]['users']} users, seeds: {own[0]['seeds']}"
+    about = f"{data}, {own[0]['users']} users, seeds: {own[0]['seeds']}"
     axes.set_title(f"{about}; above each point: test accuracy", fontsize=9)
-    drawing.legend(axes)
-    drawing.save(figure, path)
 
 
 def main(docs: Path = DOCS) -> None:
     """Draw each figure."""
     draw_membership(docs / "membership.png")
+    print_membership()
     for name, task in TASKS.items():
         draw_task(docs / f"{name}.png", *task)
     draw_sweep(docs / "fedpt-sweep.png")

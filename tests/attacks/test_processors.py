@@ -21,6 +21,7 @@ PROCESSORS = {
 
 def verdicts(settings, threads):
     counts = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    counts |= {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that spin wait long on a busy machine
     paths = os.pathsep.join([str(AUDITS.parent), str(AUDITS.parents[2])])
     done = subprocess.run(
         [sys.executable, AUDITS],
