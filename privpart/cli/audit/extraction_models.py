@@ -186,11 +186,9 @@ def said_of_secrets(
 ) -> dict[str, Array]:
     """Train a model with secrets; return what it says of them and of the users' own text.
 
-    ``secrets`` (m,) and ``reference`` (N,) are log-likelihoods of sequences, less what each token
-    has on average over all of them: secrets that were not planted stay exchangeable with the
-    reference. ``reproduced`` (m,) is 1 for a secret whose second half is what greedy decoding makes
-    of its first; ``windows`` (2, users) are examples of each user that were continued, and how many
-    of them word for word.
+    ``secrets`` (m,) and ``reference`` (N,) are log-likelihoods; ``reproduced`` (m,) is 1 for a
+    secret whose second half is what greedy decoding makes of its first; ``windows`` (2, users) are
+    examples of each user that were continued, and how many of them word for word.
     """
     seed = draw.seed + number
     planted = Planted.of(text, len(population.users), seed)
@@ -200,11 +198,7 @@ def said_of_secrets(
     sequences = torch.cat([planted.secrets, planted.reference])
     read = [*text.read(module, text.examples(sequences))]
     y, likely, greedy = (torch.cat(parts) for parts in zip(*read, strict=True))
-    # A model gives some tokens more than others; what it gives each on average says nothing.
-    kinds, values = y.flatten(), likely.double().flatten()
-    means = torch.zeros(text.vocabulary, dtype=torch.float64)
-    means.scatter_reduce_(0, kinds, values, "mean", include_self=False)
-    scores = (values - means[kinds]).reshape(len(sequences), -1).sum(1).numpy()
+    scores = likely.double().reshape(len(sequences), -1).sum(1).numpy()
     if text.labels == 1:
         y, greedy = (values.reshape(len(sequences), -1) for values in (y, greedy))
         right = greedy.all(1)
