@@ -306,7 +306,9 @@ def deployed(
 ) -> dict[str, Any]:
     """Return times of a real deployment and the bytes on its wires."""
     of = of or Training(size, train)
-    with Deployment(of.folder / "deployment") as there, ExitStack() as stack:
+    # a package that is installed is compiled once, not again for each message
+    compiled = {"PYTHONDONTWRITEBYTECODE": ""}
+    with Deployment(of.folder / "deployment", compiled) as there, ExitStack() as stack:
         there.start_superlink()
         there.register("north", "south")
         wires = [stack.enter_context(Proxy(there.port)) for _ in range(2)]
