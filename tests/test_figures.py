@@ -231,7 +231,9 @@ def printed_rows(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [x for x in capsys.readouterr().out.splitlines() if re.match(r"\| (?!arm|what)", x)]
 
 
-@pytest.mark.parametrize("script", ["accuracy_tables", "figures", "who_speaks", "ratios"])
+@pytest.mark.parametrize(
+    "script", ["accuracy_tables", "engine_tables", "figures", "who_speaks", "ratios"]
+)
 def test_pages_have_the_rows_that_the_results_give(
     script, benchmark, tmp_path, capsys, monkeypatch
 ):
