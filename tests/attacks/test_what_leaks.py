@@ -38,6 +38,7 @@ def test_every_printed_row_stands_in_the_docs(printed):
 def test_every_row_of_the_docs_with_a_share_or_a_rate_was_printed(printed):
     """A row that no result supports is found by its columns: a share, or an interval."""
     known = set(printed[0]) | set(printed[1])
-    measured = [line for line in rows(DOCS) if " % | " in line or "% to " in line]
+    ours = DOCS[: DOCS.index("## Who took part")]  # whose rows tests/test_figures.py compares
+    measured = [line for line in rows(ours) if " % | " in line or "% to " in line]
     assert len(measured) > 30
     assert [line for line in measured if line not in known] == []
