@@ -289,8 +289,8 @@ def test_what_is_left_out_is_found_beside_noise(privpart, typed, option, text):
         (["--noise-multiplier", "0"], "--noise-multiplier 0: must be positive"),
         (["--rounds", "9", "--sampling", "nonsense"], "must be one of poisson"),
         (["--sampling", "poisson", "--population", "100"], "rounds and expected_batch are missing"),
-        (["--rounds", "9", "--sampling", "b-min-sep", "--population", "9"], "sought by estimates"),
-        (["--rounds", "9", "--sampling", "balls-in-bins:draws=10000"], "sought by estimates"),
+        (["--rounds", "9", "--sampling", "b-min-sep", "--population", "9"], "by draws cannot"),
+        (["--rounds", "9", "--sampling", "balls-in-bins:draws=10000"], "by draws cannot find it"),
         (["--max-participations", "30"], "with rounds=30 this noise costs epsilon"),
     ],
 )
