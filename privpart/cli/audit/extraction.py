@@ -151,8 +151,8 @@ def _show(document: dict[str, Any]) -> None:
     ]
     header = ["secrets", "number", "median exposure", "highest", "p if unseen", "reproduced"]
     title = (
-        f"Exposure of secrets of {document['tokens']} tokens in {document['models']} models, from "
-        f"their last released parameters: 1 bit is chance, {bits:g} the most"
+        f"Exposure of secrets of {document['tokens']} tokens (models: {document['models']}), from "
+        f"the last released parameters: 1 bit is chance, {bits:g} the most"
     )
     print_table(Table(title, header, rows))
     if document["own_text"]["trained"]["examples"]:
