@@ -98,7 +98,7 @@ def footprint(mechanism: Mechanism) -> Footprint:
 
     >>> from accounting import BinaryTree
     >>> footprint(BinaryTree(1600))
-    Footprint(state_vectors=10, draws_per_round=1.0)
+    Footprint(state_vectors=3, draws_per_round=1.123125)
     """
     if not isinstance(mechanism, Mechanism):
         raise TypeError(f"{type(mechanism).__name__} is not a mechanism of this package.")

@@ -51,7 +51,8 @@ Estimator = Literal["vanilla", "online"]
 """How a tree's nodes make a prefix sum."""
 _IMPOSSIBLE = np.int64(-(2**62))
 _WEIGHT_BITS = 16  # bits of the online estimator's weights where its nodes are integers
-_NODE = SCRATCH  # register of the estimate that is being made
+_NODE, _AGAIN = SCRATCH, SCRATCH - 1  # registers of the estimate being made, and of a draw again
+_KEPT = 3  # heights of vanilla nodes that are kept; a higher one is drawn again to be taken away
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +156,16 @@ class BinaryTree(OneStream):
 
         What the stack's sum gains is the round's noise, so the trees before a restart, whose sum
         stays, need not be kept. Each node is rounded by itself, so the released sums are functions
-        of the noised nodes.
+        of the noised nodes. A vanilla node is a draw, which can be made again: a high one, used
+        twice in a long time, takes no memory in between.
         """
         length = min(self.restart_every or self.rounds, self.rounds)
         online = self.estimator == "online"
+        kept = length.bit_length() if online else _KEPT
 
         def rows(rounds: int) -> int:
-            return ((rounds - 1) % length + 1).bit_count() if rounds else 0
+            leaves = (rounds - 1) % length + 1 if rounds else 0
+            return (leaves % (1 << kept)).bit_count()
 
         def kept_draws(rounds: int) -> list[int]:
             """A vanilla node has the draw of its last round, which is the round's number."""
@@ -169,11 +173,11 @@ class BinaryTree(OneStream):
                 return []
             tree, last = divmod(rounds - 1, length)
             nodes = _digits(tree * length, last + 1)
-            return [node.first + node.rounds - 1 for node in nodes]
+            return [node.first + node.rounds - 1 for node in nodes if node.height < kept]
 
         return NoiseProgram(
             self.rounds,
-            ops=lambda t: _push(*divmod(t, length), length, online=online),
+            ops=lambda t: _push(*divmod(t, length), length, kept, online=online),
             rows=rows,
             # a round adds one node and drops one of each height
             spread=lambda: math.sqrt(1 + length.bit_length()),
@@ -201,30 +205,35 @@ def _digits(start: int, length: int) -> Iterator[Block]:
             start += 2**height
 
 
-def _push(tree: int, leaf: int, leaves: int, *, online: bool) -> list[Op]:
+def _push(tree: int, leaf: int, leaves: int, kept: int, *, online: bool) -> list[Op]:
     """Complete a leaf and the nodes that end with it; OUT <- what the stack's sum gains.
 
-    The stack has the estimates of the nodes that make up the prefix sum, one per binary digit 1 of
-    the rounds. A pushed leaf merges as a binary counter carries: a node's estimate is
-    v z + (1 - v)(left + right), of its children's estimates, with v its variance (Honaker 2015).
-    For vanilla v = 1, and the node takes the place and the draw of its last leaf. Draws are
-    numbered as leaves (vanilla) or nodes (online) complete. Each tree but the last has ``leaves``.
+    The stack has the estimates of the nodes below height ``kept`` that make up the prefix sum, one
+    per binary digit 1 of the rounds. A pushed leaf merges as a binary counter carries: a node's
+    estimate is v z + (1 - v)(left + right), of its children's estimates, with v its variance
+    (Honaker 2015). For vanilla v = 1, and the node takes the place and the draw of its last leaf.
+    Draws are numbered as leaves (vanilla) or nodes (online) complete. Each tree but the last has
+    ``leaves``.
     """
     merges = (leaf + 1 & -(leaf + 1)).bit_length() - 1
-    bottom = leaf.bit_count() - merges
-    lefts = [bottom + i for i in reversed(range(merges))]
+    stacked = min(merges, kept)
+    bottom = (leaf % (1 << kept)).bit_count() - stacked
+    lefts = [bottom + i for i in reversed(range(stacked))]
     first = tree * leaves + leaf
     if online:
         first += tree * (leaves - leaves.bit_count()) + leaf - leaf.bit_count()
-    if not lefts:
+    if not merges and kept:
         return [Op(OUT, draws=[(first, 1.0)]), Op(bottom, [(OUT, 1.0)])]
     ops = [Op(_NODE, draws=[(first, 1.0)])]
     for height, left in enumerate(lefts if online else (), start=1):
         v = node_weight(height, "online")
         ops.append(Op(_NODE, [(_NODE, 1.0), (left, 1.0)]))
         ops.append(Op(_NODE, [(_NODE, 1 - v)], [(first + height, v)]))
-    gain = [(_NODE, 1.0), *((left, -1.0) for left in lefts)]
-    return [*ops, Op(OUT, gain), Op(bottom, [(_NODE, 1.0)])]
+    ops.append(Op(OUT, [(_NODE, 1.0), *((left, -1.0) for left in lefts)]))
+    for height in range(kept, merges):  # the left node of this height ended 2^height leaves before
+        ops.append(Op(_AGAIN, draws=[(first - (1 << height), 1.0)]))
+        ops.append(Op(OUT, [(OUT, 1.0), (_AGAIN, -1.0)]))
+    return ops if merges >= kept else [*ops, Op(bottom, [(_NODE, 1.0)])]
 
 
 def node_weight(height: int, estimator: str) -> float:

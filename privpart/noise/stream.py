@@ -150,7 +150,7 @@ class Executor:
             NoiseRangeError: a register left its range.
         """
         if self._row is None:
-            self._run_rounding(draws_of(self._round_number), start, state, out)
+            self._run_rounding(draws_of, start, state, out)
         else:
             self._run_real(self._row, draws_of, start, out)
         self._check_range(out)
@@ -160,7 +160,7 @@ class Executor:
         for row, index in zip(state, indices, strict=True):
             draws_of(index).rounded(index, start, row, weight=self.stddev)
 
-    def _run_rounding(self, draws: Draws, start: int, state: Vector, out: Vector) -> None:
+    def _run_rounding(self, draws_of: DrawsOf, start: int, state: Vector, out: Vector) -> None:
         registers: dict[int, Vector] = {OUT: out}
 
         def register(r: int) -> Vector:
@@ -175,7 +175,9 @@ class Executor:
                 ((index, c),) = fresh  # each draw is rounded by itself
                 offset = _linear(sources, np.empty(len(out))) if sources else None
                 largest = self.limit * sum(abs(c) for _, c in terms)
-                draws.rounded(
+                # a draw that is made again is that of another round, and of its salt
+                made = index if self.program.draws_again else self._round_number
+                draws_of(made).rounded(
                     index, start, to, weight=c * self.stddev, offset=offset, largest=largest
                 )
             else:

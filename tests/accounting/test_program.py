@@ -151,8 +151,9 @@ def test_draws_are_numbered_as_they_are_first_made(mechanism):
     first = list(dict.fromkeys(made))
     assert first == list(range(len(first)))
     assert len(first) == len(made) or program.draws_again
-    if program.draws_again and mechanism in TREES:
-        assert made == list(range(program.rounds))
+    if program.draws_again and mechanism in TREES:  # once, and once more to be taken away
+        assert all(made.count(i) <= 2 for i in first)
+        assert len(first) == program.rounds
     assert len(made) == program.draws()
     assert footprint(mechanism).draws_per_round == len(made) / program.rounds
 

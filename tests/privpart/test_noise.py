@@ -26,7 +26,8 @@ FINE = 2.0**30
 
 
 def total_draws(mechanism) -> int:
-    return round(footprint(mechanism).draws_per_round * mechanism.rounds)
+    """How many different draws there are: some are made again."""
+    return noise_matrix(mechanism).shape[1]
 
 
 def test_the_stream_is_the_matrix_of_the_program(mechanism):
@@ -34,8 +35,8 @@ def test_the_stream_is_the_matrix_of_the_program(mechanism):
     source, dim = unit_vectors(), total_draws(mechanism)
     stream = NoiseStream(mechanism, dim=dim, stddev=FINE, source=source)
     matrix = np.stack([stream.next().numpy() / FINE for _ in range(mechanism.rounds)])
-    # each draw once, in order, and no more than claimed
-    assert source.asked == [(0, index) for index in range(dim)]
+    # each draw in order, and no more than claimed
+    assert list(dict.fromkeys(source.asked)) == [(0, index) for index in range(dim)]
     np.testing.assert_allclose(matrix, noise_matrix(mechanism), atol=1e-7)
 
 
@@ -44,12 +45,12 @@ def test_every_round_has_a_draw_of_its_own_and_none_of_later_rounds(mechanism):
     source = unit_vectors()
     stream = NoiseStream(mechanism, dim=total_draws(mechanism), stddev=FINE, source=source)
     for _ in range(mechanism.rounds):
-        before = len(source.asked)
+        before = len(set(source.asked))
         noise = stream.next()
-        _, last = source.asked[-1]
+        _, last = max(source.asked)
         assert noise[last] > 0
-        assert len(source.asked) > before
-        assert not noise[len(source.asked) :].any()
+        assert len(set(source.asked)) > before
+        assert not noise[last + 1 :].any()
 
 
 @pytest.mark.parametrize(

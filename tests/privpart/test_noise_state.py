@@ -18,6 +18,7 @@ from accounting import (
     Scheduled,
     Toeplitz,
 )
+from accounting.mechanisms.mechanism import prefix_sums
 from privpart import NoiseStream, SecretSource, SeededSource
 from privpart.noise import stream as module
 from privpart.noise.stream import Executor
@@ -269,6 +270,24 @@ def test_the_draws_of_committed_rounds_are_still_those(mechanism):
     mixed = program.matrix() @ np.stack([draws[i] for i in range(len(draws))]) * 1000.25
     assert np.abs(noises - mixed).max() < 9  # roundings of a step, filtered
     assert 1000.25 > 100 * 9
+
+
+@pytest.mark.parametrize("mechanism", [BinaryTree(40), BinaryTree(80, 40)], ids=repr)
+def test_a_node_that_is_drawn_again_is_that_of_its_round(mechanism):
+    """After any number of attempts: else the old node would stay in the sum, and a new one join."""
+    one, committed = secret(mechanism), []
+    for t in range(mechanism.rounds):
+        if t % 5 == 3:
+            state = saved(one)
+            one.next()  # lost
+            one = secret(mechanism, state)
+        committed += run_on(one, 1)
+    nodes = np.zeros((mechanism.rounds, 6), np.int64)
+    for t, node in enumerate(nodes):
+        one.source.draws(0, one.salt_of(t)).rounded(t, 0, node, weight=1000.25)
+    sums = torch.stack(committed).long().numpy().cumsum(axis=0)
+    matrix = prefix_sums(mechanism.rounds) @ mechanism.noise_program().matrix()
+    np.testing.assert_array_equal(sums, matrix.astype(int) @ nodes)
 
 
 def test_salts_of_attempts_are_kept_and_of_lost_ones_are_not():
