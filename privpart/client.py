@@ -86,13 +86,10 @@ def client_update(
             loss or ``augment`` failed on a batch, or either is a name that was not replaced by its
             function.
     """
-    with unclipped_update(model, start, examples, **training) as update:
-        sent = update.cpu()
-        clipped, _ = clip_and_measure(sent, clip_norm)
-        return sent.clone() if clipped is sent else clipped
+    update = unclipped_update(model, start, examples, **training).cpu()
+    return clip_and_measure(update, clip_norm, out=update)[0]
 
 
-@contextmanager
 def unclipped_update(
     model: PartialModel,
     start: Tensor,
@@ -104,10 +101,11 @@ def unclipped_update(
     previous: Tensor | None = None,
     own: Tensor | None = None,
     after_step: Callable[[], None] | None = None,
-) -> Iterator[Tensor]:
-    """Train as ``client_update`` does; yield the update before clipping.
+    out: Tensor | None = None,
+) -> Tensor:
+    """Train as ``client_update`` does; return the update before clipping, shape (c,).
 
-    It is memory of the model, on its device, which is reset at the end of the context.
+    It is written into ``out``, if that is given, and is on the model's device.
     """
     # another seed than that of the order, so that dropout masks do not repeat its random numbers
     user_code = callable(local.loss) or local.augment is not None
@@ -123,10 +121,11 @@ def unclipped_update(
         for memory, now in ((previous, model.flat), (own, model.own)):
             if memory is not None:
                 memory.copy_(now)
-        # Written over the gradients, so that a client needs no memory beyond that for training.
-        update = torch.sub(model.flat, start, out=model.gradient)
-        parts = [update[span] for span in model.spans(active)]
-        yield parts[0] if len(parts) == 1 else torch.cat(parts)
+        update, end = torch.empty_like(model.flat) if out is None else out, 0
+        for span in model.spans(active):
+            first, end = end, end + span.stop - span.start
+            torch.sub(model.flat[span], start[span], out=update[first:end])
+    return update[:end]
 
 
 @contextmanager

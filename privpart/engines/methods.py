@@ -293,18 +293,18 @@ class LocalComputation:
             previous = own = None
             if self.memory is not None:
                 previous, own = self.memory.of(client, self.local, this.start)
-            training = unclipped_update(
-                self.model,
-                this.start,
-                examples,
-                local=self.local,
-                generator=generator,
-                active=this.task.active,
-                previous=previous,
-                own=own,
-            )
-            with rounded, naming(client), training as update:
-                out[place].copy_(update)
+            with rounded, naming(client):
+                unclipped_update(
+                    self.model,
+                    this.start,
+                    examples,
+                    local=self.local,
+                    generator=generator,
+                    active=this.task.active,
+                    previous=previous,
+                    own=own,
+                    out=out[place],
+                )
             yield place
 
     def _generators(self, this: "_Part") -> list[torch.Generator]:
