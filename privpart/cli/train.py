@@ -108,15 +108,16 @@ def train(
         ),
     ] = _DEFAULTS.batching,
     precision: Annotated[
-        Precision,
+        Precision | None,
         typer.Option(
             help="'bfloat16' rounds the factors of the clients' products to 8 bits. It is faster "
             "for large layers on processors with bfloat16 instructions, and slower for small "
             "networks. Updates and clipping stay float32. 'tf32' lets a CUDA device round them to "
-            "10 bits. It may change with --resume, which does not affect privacy.",
+            "10 bits. Default: float32, and with --resume what the run began with; it may change "
+            "there, which does not affect privacy, but not with noise from a seed.",
             rich_help_panel=_ENGINE,
         ),
-    ] = _DEFAULTS.precision,
+    ] = None,
     device: Annotated[
         str,
         typer.Option(
@@ -144,7 +145,8 @@ def train(
         _close(out, adopt=adopt, is_asked=not yes)
         return
     checks.count("evaluate_every", evaluate_every)
-    engine = EngineOptions(workers, batching, precision=precision, device=device)
+    engine: dict[str, Any] = {"workers": workers, "batching": batching, "device": device}
+    engine |= {} if precision is None else {"precision": precision}
 
     def about(chosen: "PlanFile") -> None:
         measured = chosen.data.task is not None or chosen.data.metric is not None
@@ -158,7 +160,7 @@ def train(
     with redirect_stdout(sys.stderr):
         from privpart.cli.budget.promise import Promise
         from privpart.training.plan_file import read
-        from privpart.training.train import begin, has_stopped, resume_run
+        from privpart.training.train import begin, engine_options, has_stopped, resume_run
 
         if resume:
             if not has_stopped(out, plan=plan, adopt=adopt):
@@ -181,7 +183,7 @@ def train(
                 seed=seed,
                 canaries=_canaries,
                 record_sums=record_sums,
-                options=engine,
+                options=engine_options(engine),
             )
             _train(*begun, evaluate_every)
     _tell(out, form)

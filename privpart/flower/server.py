@@ -236,9 +236,7 @@ def serve(
 
     objects = Own(remote=remote)
     if resumes:
-        run, setup = resume_run(
-            out, plan=chosen, objects=objects, canaries=canaries, options=EngineOptions()
-        )
+        run, setup = resume_run(out, plan=chosen, objects=objects, canaries=canaries, options={})
     else:
         run, setup = begin(
             chosen,

@@ -217,11 +217,7 @@ def _lines(folder: Path) -> list[bytes]:
 
 
 def compared(
-    folder: Path,
-    facts: Mapping[str, Any],
-    rows: Sequence[Row],
-    limits: Participation,
-    plan: str,
+    folder: Path, facts: Mapping[str, Any], rows: Sequence[Row], limits: Participation, plan: str
 ) -> tuple[bool, str]:
     """Compare rows with what nodes signed; return whether all of it is signed, and a sentence.
 

@@ -8,7 +8,7 @@ limit that was not kept did not bind anybody.
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from accounting import Participation, PrivacyReport, checks, footprint
 from accounting.checks import ConfigError, is_large_delta
@@ -16,6 +16,7 @@ from accounting.claims import earlier_runs
 from accounting.metrics import Metrics
 from accounting.report import Assumption, AssumptionStatus, up
 from accounting.selection import selected_of
+from privpart.engines.options import Precision
 from privpart.engines.protocol import OPTIMIZER, OWN_ENGINES
 from privpart.messages import ClientId
 from privpart.plan import PrivacyPlan
@@ -82,6 +83,7 @@ class RunCost:
     update_bytes: int | None
     state_vectors: int  # vectors as long as the trained part that the noise keeps
     draws_per_round: float  # Gaussian vectors drawn per round, on average
+    precision: str | None  # in which clients were computed when the run began; None: not known here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +367,8 @@ def _cost(plan: PrivacyPlan, facts: Mapping[str, Any]) -> RunCost:
     noise, sizes = footprint(plan.mechanism), parameter_sizes(facts)
     count = None if sizes is None else sum(sizes)
     size = None if count is None else 4 * count  # float32
-    return RunCost(count, size, noise.state_vectors, noise.draws_per_round)
+    precision = next((name for name in get_args(Precision) if name == facts.get("precision")), None)
+    return RunCost(count, size, noise.state_vectors, noise.draws_per_round, precision)
 
 
 def select_lines(

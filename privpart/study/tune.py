@@ -514,12 +514,12 @@ def _trained(tune: Tune, selection: Selection, trial: Trial) -> tuple[str, float
             "plan: the code that it names changed while the selection runs. Restore it, and give "
             "the same command again."
         )
-    beside: dict[str, Any] = {"objects": tune.objects, "options": tune.options}
+    path, objects, own = trial.path, tune.objects, {"selection": selection.fact}
     with _quiet(), selection.log():
-        if holds_a_run(trial.path):
-            run, setup = resume_run(trial.path, plan=plan, **beside)
+        if holds_a_run(path):
+            run, setup = resume_run(path, plan=plan, objects=objects, options=tune.file.engine)
         else:
-            run, setup = begin(plan, trial.path, own={"selection": selection.fact}, **beside)
+            run, setup = begin(plan, path, own=own, objects=objects, options=tune.options)
         with run:
             source = run.source()
             measured = setup.evaluators, setup.model, setup.whole
@@ -595,6 +595,6 @@ def tune(
         show(bill)
     path = select(chosen, Path(out), setup)
     with _quiet():
-        run, released = resume_run(path, objects=chosen.objects, options=chosen.options)
+        run, released = resume_run(path, objects=chosen.objects, options=chosen.file.engine)
         run.close()
     return Run(path, (), released)

@@ -162,7 +162,7 @@ def train(
             "canaries: the plan has no table [canaries]. Add it, with their count, or leave "
             "canaries out."
         )
-    beside: dict[str, Any] = {"objects": given, "canaries": canaries, "options": engine}
+    beside: dict[str, Any] = {"objects": given, "canaries": canaries}
     # A training runs on one thread; whoever calls this from Python keeps theirs.
     threads = torch.get_num_threads()
     try:
@@ -170,9 +170,9 @@ def train(
             if has_stopped(Path(out), plan=chosen):
                 _refuse_other_seed(Ledger(Path(out)).facts, out, seed)
                 return Run(Path(out), (), released_setup(Path(out), plan=chosen, objects=given))
-            run, setup = resume_run(Path(out), plan=chosen, **beside)
+            run, setup = resume_run(Path(out), plan=chosen, options=options, **beside)
         else:
-            run, setup = begin(chosen, Path(out), seed=seed, **beside)
+            run, setup = begin(chosen, Path(out), seed=seed, options=engine, **beside)
         with run:
             _refuse_other_seed(run.facts, run.path, seed)
             history = finish(run, setup, evaluate_every, callbacks=watchers, progress=progress)
@@ -263,7 +263,9 @@ def begin(
         sys.stderr.write(f"privpart: warning: {warning}\n")
     promised = setup.promise(code)
     setup.rehearse(promised)
-    facts = {**_facts(plan, setup, objects, code), "precision": options.precision, **own}
+    # nodes compute as they like
+    precision = {} if objects.remote is not None else {"precision": options.precision}
+    facts = {**_facts(plan, setup, objects, code), **precision, **own}
     key = new_canary_key(seed)
     if plan.canaries is not None:
         facts[FACT] = {**plan.canaries.model_dump(), "key": canary_key_hash(key)}
@@ -399,7 +401,7 @@ def resume_run(
     objects: Own | None = None,
     adopt: bool = False,
     canaries: CanaryMaker | None = None,
-    options: EngineOptions,
+    options: Mapping[str, Any],
     tell: Callable[[PlanFile], None] = lambda _: None,
 ) -> tuple[RunFolder, Training]:
     """Open a run and put together the plan that its ledger keeps; see ``train``.
@@ -410,15 +412,22 @@ def resume_run(
         objects: those that the run was begun with.
         adopt: see ``RunFolder.open``.
         canaries: see ``train``.
-        options: how the engine computes clients.
+        options: fields of ``EngineOptions``; without a precision, the run keeps its own.
         tell: called with the plan before the code that it names is imported.
     """
     run = RunFolder.open(out, adopt=adopt)
     try:
         # As in ``begin``: noise from a seed must meet the same updates again.
-        options = replace(options, deterministic=run.facts["seed"] is not None)
+        seeded = run.facts["seed"] is not None
+        kept = {"precision": run.facts.get("precision", EngineOptions().precision)}
+        if seeded and {**kept, **options}["precision"] != kept["precision"]:
+            raise ConfigError(
+                f"precision={options['precision']}: {out} takes its noise from a seed, so it must "
+                f"end as it would have undisturbed, in {kept['precision']}; leave precision out."
+            )
+        engine = engine_options({**kept, **options, "deterministic": seeded})
         recorded = kept_plan(run.facts, out, plan)
-        setup = _recorded_setup(run.facts, recorded, objects or Own(), out, tell, options=options)
+        setup = _recorded_setup(run.facts, recorded, objects or Own(), out, tell, options=engine)
         key = b"" if recorded.canaries is None else read_canary_key(out, run.facts)
         return run, _planted(setup, run.plan, canaries, key)
     except BaseException:

@@ -137,7 +137,7 @@ def test_a_private_run_says_what_holds_and_the_figures_are_those_of_the_json(pag
     for layer in ("Top: epsilon", "Middle: the algorithm", "Bottom: trust"):
         assert layer in text
     assert report["cost"] == {"parameters": 4, "update_bytes": 16, "state_vectors": 2,
-                              "draws_per_round": 1.0}  # fmt: skip
+                              "draws_per_round": 1.0, "precision": None}  # fmt: skip
     assert "16 bytes" in text
     assert report["plan"] in text
     assert report["head"] in text

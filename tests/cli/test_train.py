@@ -152,7 +152,10 @@ def test_interrupted_by_the_keyboard_and_resumed(privpart, tmp_path):
     assert stdout == ""
     assert f"Resume with: privpart train --resume --out {out}" in " ".join(stderr.split())
     again = [*command[3:], "--resume", "--out", str(out)]  # the README's: add --resume
-    resumed = privpart(*again, "--precision", "bfloat16", "--format", "json")
+    other = privpart(*again, "--precision", "bfloat16")
+    assert (other.returncode, other.stdout) == (2, "")
+    assert "takes its noise from a seed" in other.stderr
+    resumed = privpart(*again, "--format", "json")
     assert resumed.returncode == 0, resumed.stderr
     report = json.loads(resumed.stdout)
     assert (report["rounds"], report["guarantee"]["status"]) == (60, "not-private")

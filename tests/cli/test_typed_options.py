@@ -20,7 +20,7 @@ SAMPLES = {
     "noise_multiplier": "1.0", "delta": "1e-5", "log": "log.csv",
     "population": "1000", "max_epsilon": "20", "plot": "x.png",
     "max_participations": "1", "min_separation": "1",
-    "vouch": "choices",
+    "vouch": "choices", "precision": "bfloat16",
     "out": "out", "against": "run", "train": "dense1.*", "jobs": "1", "data_dir": "folder",
     "model": "lenet", "data": "digits", "view": "full", "weights": "w.safetensors",
     "gradient": "g.safetensors", "attack": "dlg", "clip": "1",

@@ -1,6 +1,7 @@
 """What a plan trains: its clients, the engine's options, and networks that fit the examples."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -12,9 +13,10 @@ from privpart.data.users import Users
 from privpart.engines.options import EngineOptions
 from privpart.messages import RoundTask
 from privpart.models import MODELS, build_network
+from privpart.run.report import run_report
 from privpart.training import rounding
 from privpart.training.plan_file import validated
-from privpart.training.train import begin
+from privpart.training.train import begin, resume_run
 from privpart.training.training import refuse_other_shapes, training
 
 
@@ -68,12 +70,19 @@ def test_options_reach_the_engine(options):
     assert (found.double().norm(dim=1) <= 1.0).all()
 
 
+@pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_ledger_names_the_precision_with_which_a_run_began(precision, tmp_path):
+def test_a_run_keeps_the_precision_with_which_it_began(precision, seed, tmp_path):
+    path, other = tmp_path / "run", "float32" if precision == "bfloat16" else "bfloat16"
     options = EngineOptions(precision=precision)
-    run, _ = begin(validated(PLAN | SMALL), tmp_path / "run", seed=1, options=options)
-    with run:
-        assert run.facts["precision"] == precision
+    begin(validated(PLAN | SMALL), path, seed=seed, options=options)[0].close()
+    assert run_report(path).cost.precision == precision
+    for given, expected in (({}, precision), ({"precision": other}, other)):
+        refused = seed is not None and given
+        with pytest.raises(ConfigError, match="in " + precision) if refused else nullcontext():
+            run, found = resume_run(path, options=given)
+            assert found.engine.options.precision == expected
+            run.close()
 
 
 def test_clients_of_a_plan_that_take_one_step_may_be_summed():

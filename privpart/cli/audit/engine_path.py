@@ -247,11 +247,7 @@ def _clipped(updates: Tensor, clip_norm: float) -> Tensor:
 
 
 def _row(
-    engine: EmbeddedEngine,
-    task: RoundTask,
-    start: Tensor,
-    expected: Tensor,
-    rounding: float,
+    engine: EmbeddedEngine, task: RoundTask, start: Tensor, expected: Tensor, rounding: float
 ) -> Check:
     with engine:
         sums = engine.sums(task, start)

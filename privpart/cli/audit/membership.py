@@ -40,8 +40,7 @@ VIOLATION = 4
 
 def membership(
     source: Annotated[
-        Path,
-        typer.Argument(help="Plan, or folder of a run, whose plan is trained and attacked."),
+        Path, typer.Argument(help="Plan, or folder of a run, whose plan is trained and attacked.")
     ],
     out: Annotated[Path, typer.Option(help="Folder for report.json and membership.png.")],
     runs: Annotated[

@@ -148,12 +148,7 @@ def _rounds_of(rounds: Sequence[Cohort]) -> dict[int, list[int]]:
 
 
 def sampled_bound(
-    plan: PrivacyPlan,
-    came: float,
-    expected: float,
-    replay: Replay,
-    delta: float,
-    confidence: float,
+    plan: PrivacyPlan, came: float, expected: float, replay: Replay, delta: float, confidence: float
 ) -> Bound:
     """Return the bound of a replay whose ``signal`` is the length that an update had."""
     error = error_of(confidence) / 2

@@ -41,12 +41,7 @@ from attacks.lower_bounds.repeats import gaussian, low_bits, missing, repeats
 from attacks.lower_bounds.replay import FALSE_ALARM, Replay, joined, paired, whitened
 from attacks.lower_bounds.replayed_clients import ReplayedClients, visible, worst_allocation
 from privpart.cli.audit.replica import audited_optimizer
-from privpart.cli.audit.sampled_path import (
-    fewer,
-    population_of,
-    sampled_bound,
-    sampler_check,
-)
+from privpart.cli.audit.sampled_path import fewer, population_of, sampled_bound, sampler_check
 from privpart.grid import noise_bits
 from privpart.loop import fit
 from privpart.messages import ClientId, ClientUpdate, RoundTask

@@ -12,14 +12,7 @@ from textwrap import shorten
 from accounting.checks import is_large_delta
 from accounting.report import STATUS_SENTENCES, up
 from privpart.cli.output import Table
-from privpart.cli.pages.decision import (
-    counts,
-    open_ends,
-    strength,
-    subject,
-    support,
-    words_of,
-)
+from privpart.cli.pages.decision import counts, open_ends, strength, subject, support, words_of
 from privpart.cli.pages.guarantee import (
     BADGES,
     assumptions_section,
@@ -247,5 +240,7 @@ def _identity(result: RunReport, broken: bool) -> Section:
             rows.append(("one update", f"{cost.update_bytes:,} bytes, and headers"))
         rows.append(("state of the noise", f"{cost.state_vectors:,} vectors of that length"))
         rows.append(("Gaussian vectors drawn per round", up(cost.draws_per_round)))
+        if cost.precision is not None:
+            rows.append(("clients computed in", f"{cost.precision}, when the run began"))
     mechanism = [] if broken else [mechanism_facts(result.guarantee)]
     return Section("Mechanism, cost and identity", [*mechanism, Block("facts", rows)])
