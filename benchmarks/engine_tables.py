@@ -90,6 +90,27 @@ def sweep() -> Rows:
             yield [name, f"{case['cells']}", jobs.split()[0], f"{case['alone']:.2f}", *cells]
 
 
+def server() -> Rows:
+    """Yield nanoseconds a parameter of a server's round and commit, and of its parts."""
+    for name, case in cases("server_round").items():
+        mechanism, _, momentum = name.rsplit(", ", 2)
+        least = {part: row["cpu_least"] for part, row in case["nanoseconds"].items()}
+        parts = [case["parts_mean"][part]["cpu"] for part in PARTS]
+        cells = [least["noise alone"], *parts, least["round and commit"]]
+        ratio = pair(case["ratio"], "cpu_{}")
+        yield [mechanism, momentum.split()[-1], *(f"{cell:.1f}" for cell in cells), ratio]
+
+
+def memory() -> Rows:
+    """Yield vectors of the peak of a late round."""
+    for name, own in frame.Result(frame.RESULTS / "server_round.json").old["memory"].items():
+        mechanism, dim = name.rsplit(", ", 1)
+        cells = [own["by_part"][part] for part in ("restored", "round", "written")]
+        power = f"10^{len(f'{float(dim.split()[0]):.0f}') - 1}"
+        yield [mechanism, power, *(f"{cell:.1f}" for cell in cells), f"{own['peak_gib']:.2f}"]
+
+
+PARTS = ("clip, round and add", "add noise, divide, move", "hash", "write")
 TABLES = {
     "Rounds": (["what", "aim", "a round", "5 rounds, 2 workers", "the same, 1 process"], rounds),
     "Bound": (["what", "of that rate", "share of products", "aim", "so at most"], bound),
@@ -99,6 +120,17 @@ TABLES = {
         precision,
     ),
     "Sweep": (["what", "cells", "jobs", "alone, CPU s", "another cell", "the whole"], sweep),
+    "Server": (
+        [
+            *("what", "momentum", "noise alone", "clip, round, add", "add noise, divide, step"),
+            *("hash", "write", "round and commit", "ratio"),
+        ],
+        server,
+    ),
+    "Memory": (
+        ["what", "parameters", "restoring", "a round", "writing its state", "peak, GiB"],
+        memory,
+    ),
 }
 
 

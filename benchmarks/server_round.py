@@ -1,9 +1,9 @@
 """Server round: what one update, its noise, the step and the commit cost, beside the noise alone.
 
 Run: ``python benchmarks/server_round.py``; writes benchmarks/results/server_round.json.
-``--largest`` runs a few rounds of 10^8 parameters instead, under a tree over 2,048 rounds. Figures
-that a run does not measure stay in the file; each has the commit, and the load of the machine, when
-it was measured.
+``--largest`` runs a few rounds of 10^8 parameters instead, under a tree over 2,048 rounds, and
+measures the memory of a late one. Figures that a run does not measure stay in the file; each has
+the commit, and the load of the machine, when it was measured.
 
 A round is ``Server.run_round`` with one well-formed update, and ``RunFolder.commit`` into a
 temporary folder. It takes turns with ``NoiseStream.next`` of the same mechanism, on one thread. The
@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -217,7 +218,8 @@ def memory(name: str, dim: int) -> dict[str, Any]:
         tensors, values = server.state_dict()
         tensors = {key: tensors[key] for key in tensors.keys() - set(server.registers)}
         peak("written", lambda: write_state(state, tensors, values))
-    return {"peak_vectors": max(peaks.values()), "by_part": peaks}
+    vectors = max(peaks.values())
+    return {"peak_vectors": vectors, "peak_gib": vectors * 4 * dim / 2**30, "by_part": peaks}
 
 
 def largest(dim: int) -> dict[str, Any]:
@@ -253,8 +255,13 @@ def measured(dims: list[int], only: str | None) -> Iterator[tuple[str, str, dict
                     title = f"{name}, {dim:.0e} parameters, momentum {momentum:g}"
                     yield "cases", title, frame.apart(case, name, dim, momentum)
     if only != "rounds":
-        for name in MECHANISMS:
-            yield "memory", name, frame.apart(memory, name, max(dims))
+        yield from memories(max(dims))
+
+
+def memories(dim: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Yield the memory of a late round of each mechanism, as ``measured`` does."""
+    for name in MECHANISMS:
+        yield "memory", f"{name}, {dim:.0e} parameters", frame.apart(memory, name, dim)
 
 
 def main() -> None:
@@ -270,7 +277,8 @@ def main() -> None:
     parts = {part: result.old.get(part, {}) for part in ("cases", "memory", "largest")}
     if given.largest:
         dim = given.dims[0] if given.quick else LARGEST
-        figures = iter([("largest", "tree", frame.apart(largest, dim))])
+        first = "largest", "tree", frame.apart(largest, dim)
+        figures = chain([first], memories(dim))
     else:
         figures = measured(given.dims, given.only)
     for part, name, figure in figures:
