@@ -22,7 +22,7 @@ from privpart.engines.methods import LocalComputation, Method
 from privpart.messages import ClientId, RoundTask
 
 _SMALL_STEP = 10**7  # products of a client's step up to which a CPU vectorizes clients
-_SMALL_PART = 250_000  # and parameters that train: more copies leave the processor's cache
+_SMALL_PART = 100_000  # and parameters that train: more copies leave the processor's cache
 _PART_OF_A_CLIENT = 10_000  # of them per client: few clients gain less than the copies cost
 _MANY_TENSORS = 8  # that train: their layers' calls outweigh what torch.func adds to each step
 _CHECKED_STEPS = 2

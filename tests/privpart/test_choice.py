@@ -43,6 +43,10 @@ def large():
     return nn.Sequential(nn.Conv2d(1, 64, 5, padding=2), nn.Conv2d(64, 64, 5), nn.Flatten())
 
 
+def small_mlp():
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 100), nn.Linear(100, 10))
+
+
 @pytest.mark.parametrize(
     ("network", "local", "task", "sums", "method"),
     [
@@ -61,8 +65,9 @@ def large():
         (dense, replace(STEPS, augment=lambda batch: batch), TASK, True, LOOP),
         (lambda: nn.Sequential(nn.EmbeddingBag(9, 4)), STEPS, TASK, True, LOOP),
         (lambda: nn.Linear(2048, 2048), BIG, TASK, True, LOOP),
-        (lambda: mcmahan_2nn(classes=10), STEPS, replace(TASK, clients=range(19)), True, LOOP),
-        (lambda: mcmahan_2nn(classes=10), STEPS, replace(TASK, clients=range(20)), True, TOGETHER),
+        (lambda: mcmahan_2nn(classes=10), STEPS, replace(TASK, clients=range(50)), True, LOOP),
+        (small_mlp, STEPS, replace(TASK, clients=range(7)), True, LOOP),
+        (small_mlp, STEPS, replace(TASK, clients=range(8)), True, TOGETHER),
     ],
 )
 def test_the_rule(network, local, task, sums, method):
