@@ -118,12 +118,12 @@ class Engine:
 
     def cpu(self) -> float:
         pool = self.engine._pool
-        return _cpu(pool.pids if pool else [])
+        return _cpu(pool.pool.pids if pool else [])
 
     def settled(self) -> bool:
         """Whether all processes compute."""
         pool = self.engine._pool
-        return pool is not None and pool.ready()
+        return pool is not None and pool.pool.ready()
 
     def close(self) -> None:
         self.engine.close()
