@@ -40,7 +40,7 @@ _ALONE = 3.0
 import torch, so a shorter job is faster without them."""
 _LARGE = 2**22
 """Parameters from which a round is expected to take that long, before one was timed."""
-_TURNS = 4  # chunks per worker that a round is cut into, where one client follows another
+_TURNS = 4  # chunks per worker that the rest of a round is worth, where one client follows another
 _ROWS = 2**10
 """Words of vectorized clients that are computed at once: more leave the processor's cache."""
 
@@ -352,15 +352,28 @@ class EmbeddedEngine:
     ) -> list[Sequence[ClientId]]:
         largest = self._chunk_size
         if self.method is None or not self.method.vectorized:
-            turns = _TURNS * self.workers if self.workers > 1 else 1
-            largest = min(largest, max(1, -(-len(clients) // turns)))
-        elif self._device.type == "cpu" and computation.words > 1:
+            return shrinking_chunks(clients, largest, self.workers)
+        if self._device.type == "cpu" and computation.words > 1:
             largest = min(largest, max(1, _ROWS // (computation.batch_rows * computation.words)))
         return equal_chunks(clients, largest, self.workers)
 
 
 def _to_stderr(sentence: str) -> None:
     sys.stderr.write(f"privpart: {sentence}\n")
+
+
+def shrinking_chunks(
+    clients: Sequence[ClientId], largest: int, workers: int
+) -> list[Sequence[ClientId]]:
+    """Return smaller and smaller chunks: no process waits long for the last one of another."""
+    chunks: list[Sequence[ClientId]] = []
+    first = 0
+    while (left := len(clients) - first) > 0:
+        share = left // (_TURNS * workers) if workers > 1 else left
+        size = max(1, min(largest, share))
+        chunks.append(clients[first : first + size])
+        first += size
+    return chunks
 
 
 def equal_chunks(

@@ -142,7 +142,7 @@ class Workers:
                     # what is wanted next is computed here, because it need not be put aside
                     own_chunk = todo.popleft() if here and number not in given else None
                     done |= self._answers(0.0)
-                    self._hand_out(work, todo, free, given)
+                    self._hand_out(work, todo, free, given, kept=1 if here else 0)
                     if own_chunk is None and number not in done:
                         aside = sum(isinstance(result, Result) for result in done.values())
                         own_chunk = todo.popleft() if here and todo and aside < _SLOTS else None
@@ -163,10 +163,20 @@ class Workers:
             raise
 
     def _hand_out(
-        self, work: Work, todo: deque[tuple[int, Chunk]], free: deque[int], given: set[int]
+        self,
+        work: Work,
+        todo: deque[tuple[int, Chunk]],
+        free: deque[int],
+        given: set[int],
+        kept: int,
     ) -> None:
-        """Give chunks to workers that have room, first to those that have none."""
+        """Give chunks to workers that have room, first to those that have none.
+
+        The last ``kept`` chunks wait for whoever has nothing to do, which may be this process.
+        """
         while todo and free and (worker := self.pool.idle(_QUEUED)):
+            if worker.jobs and len(todo) <= kept:
+                return
             number, chunk = todo.popleft()
             given.add(number)
             self.pool.give(worker, _Job(number, free.popleft(), chunk, work))

@@ -22,7 +22,7 @@ from privpart import (
     client_update,
     fit,
 )
-from privpart.engines.embedded import equal_chunks
+from privpart.engines.embedded import equal_chunks, shrinking_chunks
 from privpart.engines.methods import LocalComputation, Method, client_generator
 from privpart.models import mcmahan_2nn
 
@@ -459,10 +459,16 @@ def _resident(pid):
 
 
 @pytest.mark.parametrize(("clients", "workers"), [(0, 2), (1, 2), (20, 2), (7, 3), (1000, 2)])
-def test_chunks_are_the_cohort_in_order_and_of_one_size(clients, workers):
+def test_chunks_are_the_cohort_in_order_and_of_one_size_or_smaller_and_smaller(clients, workers):
     cohort = range(clients)
     chunks = [list(chunk) for chunk in equal_chunks(cohort, 128, workers)]
     assert [client for chunk in chunks for client in chunk] == list(cohort)
     sizes = [len(chunk) for chunk in chunks]
     assert all(0 < size <= 128 for size in sizes)
     assert max(sizes, default=0) - min(sizes, default=0) <= 1
+    chunks = shrinking_chunks(cohort, 9, workers)
+    assert [client for chunk in chunks for client in chunk] == list(cohort)
+    sizes = [len(chunk) for chunk in chunks]
+    assert sizes == sorted(sizes, reverse=True)
+    assert max(sizes, default=0) <= 9
+    assert sizes[-1:] in ([], [1])

@@ -43,8 +43,9 @@ def test_a_worker_that_was_stopped_is_taken_to_hang_by_the_pace_so_far(monkeypat
 
 
 @pytest.mark.usefixtures("quick_workers")
-def test_few_updates_are_put_aside_while_a_worker_computes_the_one_before():
-    """Those of a whole cohort may not fit into memory."""
+@pytest.mark.parametrize(("chunks", "here_too"), [(50, _SLOTS), (1, 1)])
+def test_few_updates_are_put_aside_while_a_worker_computes_the_one_before(chunks, here_too):
+    """Those of a whole cohort may not fit into memory; the last chunk waits for no busy worker."""
     workers, model = pool(1, timeout=1.0)
     one_round(workers, model, [0])
     computed = []
@@ -54,8 +55,8 @@ def test_few_updates_are_put_aside_while_a_worker_computes_the_one_before():
         return Result(chunk, torch.zeros(len(chunk), model.dim), ())
 
     with pytest.raises(WorkerError, match="sent nothing for 1 seconds"):
-        one_round(workers, model, [0, HANGS, *[1] * 50], here)
-    assert computed == [[0], *[[1]] * _SLOTS]
+        one_round(workers, model, [0, HANGS, *[1] * chunks], here)
+    assert computed == [[0], *[[1]] * here_too]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process that is stopped")
