@@ -177,7 +177,7 @@ def main() -> None:
         __doc__,
         "engine.json",
         quick={"turns": 1, "seconds": 1.0, "cases": SMALLEST},
-        turns=9,
+        turns=5,
         seconds=600.0,
         cases=frame.among(CASES, DEFAULT),
         resume=False,
