@@ -119,8 +119,7 @@ class EmbeddedEngine:
 
         Raises:
             WorkerError: a worker process died, with the cause.
-            ConfigError: an option cannot be used with the training that a schedule gives for this
-                round.
+            ConfigError: an option does not fit the training that a schedule gives for the round.
         """
         local = self.local_of(task.round)
         if local is not self.local:  # unknown when the engine was made
@@ -150,11 +149,9 @@ class EmbeddedEngine:
         if not largest and not computation.sums_each(task, method):
             return None
         self.method = method
-        chunks = (
-            equal_chunks(task.clients, largest, self.workers)
-            if largest
-            else self._chunks(computation, task.clients)
-        )
+        chunks = self._chunks(computation, task.clients)
+        if largest:
+            chunks = equal_chunks(task.clients, largest, self.workers)
         work = Work(task, local, method, summed=True)
         return self._sums(computation, work, start, chunks)
 
@@ -190,19 +187,12 @@ class EmbeddedEngine:
         return self.options.deterministic
 
     def refuse_unsendable(self, local: LocalTraining) -> None:
-        """Check that the processes of a training, if it has more than one, can be sent all of it.
-
-        Raises:
-            ConfigError: they cannot.
-        """
+        """Check that the processes of a training, if more than one, can be sent all of it."""
         if self.workers > 1:
             refuse_unsendable(self.workers, self.model, self.clients, local)
 
     def own_part(self, client: ClientId) -> Tensor | None:
-        """Return the local part that a client kept, shape (l,); None before its first round.
-
-        On a device it would never leave; here it serves to evaluate the client's own model.
-        """
+        """Return the local part that a client kept, shape (l,); None before its first round."""
         return self._memory.parts.get(client)
 
     def close(self) -> None:
@@ -366,14 +356,11 @@ def shrinking_chunks(
     clients: Sequence[ClientId], largest: int, workers: int
 ) -> list[Sequence[ClientId]]:
     """Return smaller and smaller chunks: no process waits long for the last one of another."""
-    chunks: list[Sequence[ClientId]] = []
-    first = 0
-    while (left := len(clients) - first) > 0:
+    ends = [0]
+    while left := len(clients) - ends[-1]:
         share = left // (_TURNS * workers) if workers > 1 else left
-        size = max(1, min(largest, share))
-        chunks.append(clients[first : first + size])
-        first += size
-    return chunks
+        ends.append(ends[-1] + max(1, min(largest, share)))
+    return [clients[i:j] for i, j in pairwise(ends)]
 
 
 def equal_chunks(
