@@ -590,7 +590,7 @@ _EXAMPLE_WORDS: dict[str, Any] = {
 _TEXTS_OF_EXAMPLES = {
     "clipping": "each example's gradient is clipped to clip_norm over all trained parameters "
     "jointly",
-    "divisor": "the noised sum is divided by a public constant, the batch size",
+    "divisor": "the noised sum is divided by a public constant: batch size, or 1 for a summed loss",
     "floating-point": "sums of gradients and noise are integers on a public grid, the noise is a "
     "Gaussian that was rounded exactly, and what floating point adds to a sum is taken from the "
     "clip norm",

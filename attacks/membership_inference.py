@@ -7,7 +7,7 @@ part". Four scores, from what a model says of a unit's own examples:
     gradient      -norm of the loss's gradient     white box (Nasr et al. 2019, in one number)
     LiRA          log N(s; in) - log N(s; out)     shadow models (Carlini et al. 2022)
     RMIA          how many public units z have     shadow models and public units
-                  (p_x / E p_x) / (p_z / E p_z) < 1  (Zarifzadeh et al. 2024)
+                  (p_x / E p_x) / (p_z / E p_z) >= 1 (Zarifzadeh et al. 2024)
 
 A shadow model is trained as the target was, on units that the auditor's coins chose; s is the logit
 of p = exp(-loss), which is nearly Gaussian, and E is the mean over shadow models.

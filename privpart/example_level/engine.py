@@ -52,7 +52,7 @@ class FTRLEngine:
 
     Args:
         accountant: "prv", Opacus's default; "gdp" is accepted of fixed passes, where it is exact.
-        secure_mode: noise is always from the system's random numbers, so False is as good as True.
+        secure_mode: without a seed, noise is from the system's random numbers whatever this says.
         seed: takes the noise from a seed, for simulations: the run is then not private. None draws
             a secret key from the operating system.
 
@@ -128,7 +128,7 @@ class FTRLEngine:
                 amplifies epsilon by that: DP-SGD, or a banded mechanism whose bands take turns.
                 The claim is that nobody learns which examples were drawn.
             grad_sample_mode: "hooks", or "functorch": of layers of your own.
-            loss_reduction: of the loss, over the batch.
+            loss_reduction: of the loss, over the batch; the divisor for a "sum" is 1.
             batch_first: whether the first dimension of the layers' inputs is the example, not the
                 second.
             order_seed: public seed of the order of fixed passes, >= 0, by default 0.

@@ -651,7 +651,7 @@ def _of_examples(plan: PrivacyPlan, evidence: Evidence) -> dict[str, _Words]:
             # in which step, could tell what a secret sample held
             names_step=plan.sampling is None,
         ),
-        "divisor": ("enforced", "the optimizer divides by the plan's report_goal, the batch size"),
+        "divisor": ("enforced", "the optimizer divides by the batch size, or 1 for a summed loss"),
         "clipping": ("enforced", "the optimizer clips the gradient of every example by its norm"),
         "floating-point": (
             "enforced",

@@ -390,15 +390,14 @@ def refuse_over_network(plan: PlanFile) -> None:
         "privacy.sampling: its epsilon needs that nobody learns who was drawn, and nodes and the "
         "network see whom the server asks. Leave it out.": plan.privacy.sampling,
         "select: which slices a client asks for follows from its examples, and a server that "
-        "is told learns it, which no epsilon covers. Train the plan with privpart train.": (
-            plan.select
-        ),
+        "is told learns it, which no epsilon covers. Use privpart train.": plan.select,
         "client.objective, model.local: a client's own models would have to stay on its node "
         "between rounds, and Flower may start a new process for each. Leave them out.": (
             plan.client.objective == "moon" or plan.model.local
         ),
     }
     checks.refuse_first(faults)
+    _refuse_place(plan, elsewhere=True)
 
 
 def _named_code(plan: PlanFile) -> Code:

@@ -118,6 +118,15 @@ def test_the_module_may_be_compiled_afterwards(undisturbed):
     assert torch.allclose(released(module), undisturbed[2], atol=1e-5)
 
 
+def test_a_summed_loss_has_the_divisor_1_and_the_report_says_so(undisturbed):
+    engine, module, optimizer, loader = private(loss_reduction="sum")
+    x, y = next(iter(loader))
+    nn.functional.cross_entropy(module(x), y, reduction="sum").backward()
+    optimizer.step()
+    assert torch.allclose(released(module) / BATCH, undisturbed[0])
+    assert "or 1 for a summed loss" in engine.report(1e-5).statement()
+
+
 def backward(made, x, y):
     nn.functional.cross_entropy(made.module(x), y).backward()
 

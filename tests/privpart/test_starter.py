@@ -186,7 +186,8 @@ def test_nothing_is_overwritten(write, name, tmp_path):
 
 @pytest.mark.parametrize(
     ("old", "new", "words"), [("[model]", "[mode]", "not a valid plan"),
-                              ("# local =", "local =", "stay on its node")]
+                              ("# local =", "local =", "stay on its node"),
+                              ("per_round = 25", "per_round = 25\nheld_out = 25", "elsewhere")]
 )  # fmt: skip
 def test_three_files_beside_a_plan_and_none_if_no_network_trains_it(tmp_path, old, new, words):
     plan, _ = write_starter(tmp_path / "mine")

@@ -261,7 +261,7 @@ def _row(
     sees = f"a client longer than the clip norm by {_LENGTH:g} of it"
     if sums is not None:
         name += ", sums"
-        sees = f"{rounding:g} clip norms per client of a sum"
+        sees = f"{rounding:g} clip norms per client of a sum, and for {_FLIPS} more"
     return Check(name, len(task.clients), 0.0, sees, tuple(faults[:3]))
 
 
