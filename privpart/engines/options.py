@@ -89,8 +89,8 @@ class EngineOptions:
             f"device={self.device}: does not give the same bits every time, which "
             "deterministic=True and noise from a seed require; use device='cpu'.",
             self.precision == "tf32" and not str(self.device).startswith("cuda"),
-            f"precision=tf32: only CUDA devices round so, and device={self.device}; leave it out, "
-            "or use bfloat16.",
+            f"precision=tf32: only CUDA devices round so, and device={self.device}; use "
+            "device='cuda', or another precision.",
             self.worker_timeout and self.workers == 1,
             f"worker_timeout={self.worker_timeout or 0:g}: one process has no workers to wait for; "
             "leave it out, or set workers.",

@@ -244,7 +244,7 @@ def test_products_are_rounded_only_if_asked_and_the_setting_comes_back(tf32):
     assert [kind.fp32_precision for kind in kinds] == before
     assert "ieee" not in before[:2]  # power: torch's default rounds
     assert EngineOptions(device="cuda:1", precision="tf32").precision == "tf32"
-    with pytest.raises(ConfigError, match=r"precision=tf32: only CUDA .* device=cpu; leave"):
+    with pytest.raises(ConfigError, match=r"tf32: only CUDA .* device=cpu; use device='cuda'"):
         updates(cnn(), precision="tf32")
 
 

@@ -85,6 +85,17 @@ def test_a_run_keeps_the_precision_with_which_it_began(precision, seed, tmp_path
             run.close()
 
 
+def test_a_run_in_tf32_is_resumed_with_a_device_or_another_precision(tmp_path):
+    """Nobody typed it again, so "leave it out" was no advice."""
+    path, tf32 = tmp_path / "run", {"precision": "tf32"}
+    begin(validated(PLAN | SMALL), path, own=tf32, options=EngineOptions())[0].close()
+    with pytest.raises(ConfigError, match="device=cpu; use device='cuda', or another precision"):
+        resume_run(path, options={})
+    run, found = resume_run(path, options={"precision": "float32"})
+    run.close()
+    assert found.engine.options.precision == "float32"
+
+
 def test_clients_of_a_plan_that_take_one_step_may_be_summed():
     """All that a plan trains is simulated: the engine's word is as good as the server's."""
     one_step = {"client": {"learning_rate": 0.1, "steps": 1, "batch_size": 4}}
