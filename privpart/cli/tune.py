@@ -30,7 +30,7 @@ def tune(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of the selection; without it, the bill is shown and nothing is trained."
+            help="Folder of the selection; without it, a few rounds are timed for the bill."
         ),
     ] = None,
     abandon: Annotated[

@@ -580,7 +580,7 @@ class RunFolder:
 
         Whoever had the noise key and the released models could compute what the noise hides.
         """
-        # A state of a round that was not committed holds noise that is drawn again.
+        # The model of a round that was not committed is not released; the round is drawn anew.
         keep = self._ledger.newest()[0] if self.rounds else ""
         files = list(self.path.iterdir())
         # Of the model after the last round, nothing is drawn any more.

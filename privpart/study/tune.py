@@ -47,7 +47,7 @@ from privpart.training.training import Own, Training, population_name, training
 _SHARE = 0.95
 _MOST_CANDIDATES = 1_000
 _REHEARSED = 6
-"""Rounds that are timed; the first two also try ways to compute clients."""
+"""Rounds that are timed; the first two also check the method of the clients."""
 _OTHER_WAYS = (
     "other ways    choose on public or proxy data, for free (privpart sweep, privpart frontier); "
     "or by noised metrics of users who never train, who pay a budget of their own"

@@ -251,8 +251,7 @@ def begin(
     if seed is not None and fork_of is not None:
         raise ConfigError(f"seed={seed}: a fork of a private run needs a secret key.")
     code = plan.code()
-    # A run with noise from a seed must be repeatable, so a probe of this machine's speed may not
-    # choose how its clients are computed.
+    # A run with noise from a seed must be repeatable to the last bit, whoever shares a chunk.
     setup = training(
         plan, objects=objects, options=replace(options, deterministic=seed is not None)
     )

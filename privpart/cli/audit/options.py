@@ -140,7 +140,7 @@ class LeakageOptions:
         typer.Option(
             help="Exit with 4 at this verdict or a more severe one: recovered, partial, ambiguous, "
             "'attack failed'. Or report.json of an earlier audit: exit with 4 if a view is worse "
-            "than there, or no longer audited."
+            "than there, or is in one of the two only."
         ),
     ] = None
     out: Annotated[Path, typer.Option(help="Folder for the report, pictures and trials/.")]
