@@ -5,6 +5,7 @@ Run: ``python benchmarks/engine_tables.py``, after the others; prints Markdown. 
 
 import frame
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,9 +26,9 @@ NAMES = {
 COHORTS = ("3", "6", "10", "25", "50")
 
 
-def cases(name: str) -> dict[str, Any]:
-    """Return the cases of a file of benchmarks/results."""
-    found: dict[str, Any] = frame.Result(frame.RESULTS / f"{name}.json").old["cases"]
+def cases(name: str, part: str = "cases") -> dict[str, Any]:
+    """Return the cases of a file of benchmarks/results, or another part of it."""
+    found: dict[str, Any] = frame.Result(frame.RESULTS / f"{name}.json").old[part]
     return found
 
 
@@ -100,10 +101,10 @@ def server() -> Rows:
 
 def memory() -> Rows:
     """Yield vectors of the peak of a late round."""
-    for name, own in frame.Result(frame.RESULTS / "server_round.json").old["memory"].items():
+    for name, own in cases("server_round", "memory").items():
         mechanism, dim = name.rsplit(", ", 1)
         cells = [own["by_part"][part] for part in ("restored", "round", "written")]
-        power = f"10^{len(f'{float(dim.split()[0]):.0f}') - 1}"
+        power = f"10^{math.log10(float(dim.split()[0])):.0f}"
         yield [mechanism, power, *(f"{cell:.1f}" for cell in cells), f"{own['peak_gib']:.2f}"]
 
 

@@ -222,7 +222,7 @@ def _push(tree: int, leaf: int, leaves: int, kept: int, *, online: bool) -> list
     first = tree * leaves + leaf
     if online:
         first += tree * (leaves - leaves.bit_count()) + leaf - leaf.bit_count()
-    if not merges and kept:
+    if not lefts:
         return [Op(OUT, draws=[(first, 1.0)]), Op(bottom, [(OUT, 1.0)])]
     ops = [Op(_NODE, draws=[(first, 1.0)])]
     for height, left in enumerate(lefts if online else (), start=1):

@@ -147,6 +147,7 @@ def train(
     checks.count("evaluate_every", evaluate_every)
     engine: dict[str, Any] = {"workers": workers, "batching": batching, "device": device}
     engine |= {} if precision is None else {"precision": precision}
+    of_a_new_run = EngineOptions(**engine)
 
     def about(chosen: "PlanFile") -> None:
         measured = chosen.data.task is not None or chosen.data.metric is not None
@@ -160,7 +161,7 @@ def train(
     with redirect_stdout(sys.stderr):
         from privpart.cli.budget.promise import Promise
         from privpart.training.plan_file import read
-        from privpart.training.train import begin, engine_options, has_stopped, resume_run
+        from privpart.training.train import begin, has_stopped, resume_run
 
         if resume:
             if not has_stopped(out, plan=plan, adopt=adopt):
@@ -183,7 +184,7 @@ def train(
                 seed=seed,
                 canaries=_canaries,
                 record_sums=record_sums,
-                options=engine_options(engine),
+                options=of_a_new_run,
             )
             _train(*begun, evaluate_every)
     _tell(out, form)

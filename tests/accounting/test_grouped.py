@@ -213,7 +213,7 @@ def test_sizes_weigh_the_noise_and_its_draws():
     mechanism = Grouped([(0,), (1,)], [Independent(1), Independent(1)], [1, 3])
     np.testing.assert_allclose(mechanism.prefix_variance(), [0.25, 1.0])
     assert footprint(mechanism).draws_per_round == 0.5
-    assert footprint(RUN).state_vectors == 3
+    assert footprint(RUN).state_vectors == 3 == footprint(BinaryTree(100)).state_vectors
     assert footprint(RUN).draws_per_round == pytest.approx(0.29)  # of 0.28 different ones
 
 

@@ -69,7 +69,8 @@ def test_a_stream_per_group_has_less_noise_at_the_same_epsilon(privpart):
         assert own["epsilon"] == pytest.approx(one["epsilon"], rel=1e-3)
         assert own["rmse"] < 0.94 * one["rmse"]
         assert own["max_error"] < 0.94 * one["max_error"]
-        assert own["draws_per_round"] == pytest.approx(0.5, rel=0.125)  # some of a tree's are again
+        again = 13 / 12 if kind == "tree" else 1.0  # three nodes of 36 rounds are drawn again
+        assert own["draws_per_round"] == pytest.approx(0.5 * again)
     assert rows["tree, one, pruned"]["max_error"] > rows["tree, per group"]["max_error"]
 
 

@@ -37,6 +37,7 @@ def test_the_stream_is_the_matrix_of_the_program(mechanism):
     matrix = np.stack([stream.next().numpy() / FINE for _ in range(mechanism.rounds)])
     # each draw in order, and no more than claimed
     assert list(dict.fromkeys(source.asked)) == [(0, index) for index in range(dim)]
+    assert len(source.asked) == round(footprint(mechanism).draws_per_round * mechanism.rounds)
     np.testing.assert_allclose(matrix, noise_matrix(mechanism), atol=1e-7)
 
 
